@@ -50,7 +50,7 @@ LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs test_threads bench_optimizer
+OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs test_threads test_amx bench_optimizer
 # tcc knows neither these nor tests/checked.h's builtins: tests/variant.sh takes both away.
 DEPENDS = -MMD -MP -MT $@ -MF $@.d
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
@@ -62,8 +62,12 @@ $(Q)$(CC) $(FLAGS) $(done) $(DEPENDS) $< $(LIB) $(LDFLAGS) $(LDLIBS) -lm -o $@
 endef
 
 # Those that need no speed and have a copy of all of mixprec.h.
-$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads: private CFLAGS += -O0
+$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads $(BUILD)/test_amx: private CFLAGS += -O0
 $(BUILD)/test_threads: private LDLIBS += -pthread
+
+# One that has a copy, too, with names of its own for malloc.
+OWN += test_block
+$(BUILD)/test_block: private CFLAGS += -O0
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
@@ -217,12 +221,12 @@ always:
 examples: $(EXAMPLES)    ## build the examples (the default)
 
 # Threads that wait asleep cost a quiet machine little, and spare a busy one much.
-run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute; saved in build/run
+run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, a minute or two; saved in BUILD/run
 	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
 	    --eval-every 300 --out $(BUILD)/run --overwrite --sample 500
 
 # A product that passes 65504 is planted in the middle of it.
-report: $(BUILD)/tiny_gpt   ## train for about two minutes with an overflow planted; BUILD/report/report.html shows it
+report: $(BUILD)/tiny_gpt   ## the same, longer, with an overflow planted; BUILD/report/report.html shows it
 	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --bias on --data mixprec.h --steps 3000 --log-every 20 \
 	    --eval-every 250 --weight-decay 0 --plant 1200 --out $(BUILD)/report --overwrite
 	@echo "open $(BUILD)/report/report.html"
@@ -250,29 +254,29 @@ SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
 BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeers.so)
 
 # Lines and branches of mixprec.h that the C tests reach, in a build of its own.
-coverage:   ## what of mixprec.h the C tests reach (needs gcov)
+coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
 # So that what runs side by side ends side by side.
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
 
-test-long: $(BUILD)/test_ranks $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, all of CUDA
+test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) tests/cuda_programs.sh 'ARCHS="75 80 90 120" tests/cuda_static.sh' \
-	    $(call CUDA_RUN,$(LONGEST_FIRST)) $(LONG) tests/ranks_mpi.sh tests/ranks_nccl.sh \
+	    $(call CUDA_RUN,$(LONGEST_FIRST)) $(LONG) 'tests/variant.sh arm' 'tests/variant.sh amx' tests/ranks_mpi.sh tests/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
 # Too long for CI on two cores. tests/variant.sh lists them.
-VARIANTS ?= ofast finite sanitizers threads clang O0 O3 lto trapv char m32 gcc-11 clang-13 clang-16 musl tcc mingw \
+VARIANTS ?= ofast gnu finite sanitizers threads clang O0 O3 lto trapv char m32 gcc-11 clang-13 clang-16 musl tcc mingw \
             aarch64 armhf riscv64 ppc64le s390x
 test-variants: $(GPU_TESTS) $(CUDA_FMA) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
 	    tests/cuda_static.sh tests/mutation.sh tests/mutation_c.sh \
 	    $(patsubst %,'tests/variant.sh %',$(VARIANTS))
 
-test-all: test test-long test-variants   ## all three
+test-all: test test-long test-variants   ## all three; an hour and more
 
-test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer
+test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'test-gpu: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
 	$(Q)$(EXPORT) tests/run.sh $(GPU_RUN)
 	$(Q)$(EXPORT) tests/gpu_sanitizer.sh $(GPU_TESTS)
@@ -286,17 +290,17 @@ cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can us
 bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the peers that are installed (takes minutes)
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh
 
-bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without peers
+bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without peers (takes minutes)
 	$(Q)for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
 
 bench-cuda:   ## measure the kernels and GPT-2 steps on a GPU (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'bench-cuda: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
 	$(Q)$(MAKE) --no-print-directory $(BUILD)/bench_cuda && $(BUILD)/bench_cuda $(BENCH_ARGS)
 
-ledger: $(BUILD)/bench/ledger   ## what GPTs' training steps move, compute and keep on a GPU, without one
+ledger: $(BUILD)/bench/ledger   ## what GPTs' steps would move, compute and keep on an H200: a model, no GPU needed
 	$(Q)$(BUILD)/bench/ledger
 
-install:   ## copy the header (and pkg-config file) below DESTDIR/PREFIX
+install:   ## copy header, companion and mixprec.pc below DESTDIR/PREFIX
 	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'
 	install -m 644 mixprec.h '$(DESTDIR)$(PREFIX)/include/'
 	@printf '%s\n' 'prefix=$(PREFIX)' 'includedir=$${prefix}/include' '' 'Name: mixprec' \

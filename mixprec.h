@@ -85,7 +85,9 @@
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
  *
  * Memory comes from the allocator in mixp_context_desc. The instruction set is chosen at run
- * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON; plain C); no -march is needed.
+ * time (AVX-512, on AMD with AVX512_BF16; AVX2 with F16C; NEON, with FMLAL and BFMLAL where
+ * Linux shows them; plain C); no -march is needed. What gives other bits is chosen by name alone
+ * (mixp_cpu_with): AMX and BFMMLA.
  * Several processes or machines train one model through mixp_ranks_desc.
  * With mixprec_cuda.cu beside this file the same programs run on a GPU: see mixp_cuda, and
  * mixp_capture_begin for graphs.
@@ -112,8 +114,31 @@
  * multiplies v by probabilities in f32. The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16),
  * which multiply bf16 by bf16, count a subnormal as 0: an element of a product in which a
  * subnormal input or sum is met, below 2^-126, may be another there than elsewhere, and never on
- * two machines with them. `close`: tests/test_cuda*.cpp have the bounds. A NaN is
+ * two machines with them. FMLAL and BFMLAL have the bits of FMA, subnormals included.
+ *
+ * Two sets are taken by name alone, for their products of bf16 by bf16 in gemm (MIXP_ISA_AMX_F16:
+ * of f16 by f16 too) have bits of their own, the same wherever they are had and at any number of
+ * threads. AMX: each 32 of k, counted from where a pass of at most 384 begins, have two chains of
+ * FMA from 0, of the even and of the odd ones; these are added to each other, then to the sum, all
+ * to nearest even; subnormals of bf16 and f32 are zeros (Intel's manual). BFMMLA: the products of a
+ * pair are added, then that to the sum, each rounded to odd, subnormals are zeros (Arm's manual,
+ * FPCR.EBF 0); its errors are up to twice FMA's. These two, AVX512_BF16, FMLAL and BFMLAL are each
+ * asked for a product with a known answer before they are used.
+ *
+ * `close`: tests/test_cuda*.cpp have the bounds. A NaN is
  * a NaN everywhere; which one arithmetic makes is the processor's. MIXPREC_CBLAS: the BLAS's.
+ *
+ * NOBODY CAN TELL, for it may be meant. All other mistakes that users were seen to make are errors,
+ * with a message that says what to do; these have signs:
+ *
+ *     mixp_zero_grad forgotten, without a scaler   gradients add up: the verdict's grad_norm grows
+ *       or with a scale that never moves             from step to step
+ *     a weight written without mixp_tensor_touch   under autocast nothing changes
+ *     host data of another dtype than was said     mixp_read gives other numbers than the data's
+ *     a parameter that nobody initialised          it is 0, and what lies before it gets gradients
+ *                                                    of 0
+ *     a loss scale asked for, and gradients of     grad_norm is too small, by the scale's factor
+ *       one's own not multiplied by it
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense),
  * train tokenizers, print, exit or abort. There is no double backward: a gradient is a constant
@@ -981,6 +1006,7 @@ typedef struct mixp_step_state {
     float   scale;              /* that it used                                            */
     int32_t skip;
     int32_t stopped;            /* 1: an index was out of range, and nobody was told yet   */
+    int32_t loss_bad;           /* 1: the loss was Inf or NaN                              */
     double  lr, factor;         /* of group 0; what the update multiplies gradients by     */
     int64_t steps, applied, skipped;
     mixp_agreement agreed;      /* of all ranks, where there are several                   */
@@ -1021,7 +1047,8 @@ MIXPREC_HD void mixpi_update_sgd(const mixp_param_group *g, double lr, int64_t t
 }
 
 /* Adam's, with the bias corrections of step t. torch divides the rate by bc1 and sqrt(v) by
- * sqrt(bc2); apex divides m and v themselves. */
+ * sqrt(bc2); apex divides m and v themselves. pow is the device's own: a unit or two in a double's
+ * last place, of which the roundings to f32 below left nothing in 3 million trials. */
 MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t t,
                                   mixp_step_scalars *u) {
     double n = (double)(t > 1 ? t : 1);
@@ -1220,6 +1247,7 @@ MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
     if (scaler && bad && !s->stopped) scaler->found_inf = 1;
     if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
     if (plan->look_only) return 0;
+    s->loss_bad = scaler && scaler->loss_bad;  /* plant: loss_told */
     mixpi_step_factor(plan, s, scaler);
     s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
     if (plan->spike.of) mixpi_step_spike(plan, s);
@@ -1324,6 +1352,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
         if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;  /* plant: agree_found */
         if (largest > s->stats.largest) s->stats.largest = largest;
         loss += row[MIXP_AGREE_LOSS];
+        /* plant: agree_forward */
         if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
         mixpi_agree_name(row, r, &s->agreed);
     }
@@ -1538,14 +1567,25 @@ typedef enum mixp_isa {
     MIXP_ISA_AVX512_BF16,       /* AVX512, but for the products of bf16 by bf16 in gemm and
                                    attention: twice as quick on Zen 4 and 5, where it is the
                                    default; half as quick on Intel's, where it is not         */
-    MIXP_ISA_NEON, MIXP_ISA_COUNT
+    MIXP_ISA_NEON,
+    MIXP_ISA_NEON_F16,          /* NEON with FMLAL: f16 by f16 is not widened; same bits       */
+    MIXP_ISA_NEON_BF16,         /* that, and BFMLAL: nor is bf16 by bf16; same bits            */
+    MIXP_ISA_NEON_BFMMLA,       /* that, but for gemm's bf16 by bf16: made for speed, with
+                                   other bits (SAME BITS above), so by name alone              */
+    MIXP_ISA_AMX,               /* AVX512, but for gemm's bf16 by bf16: Intel's tiles, other
+                                   bits, so by name alone. Asks Linux for the process's leave
+                                   to use them when it is first looked for                     */
+    MIXP_ISA_AMX_F16,           /* that, and for f16 by f16                                    */
+    MIXP_ISA_COUNT
 } mixp_isa;
 
 /* The CPU with the best instruction set this machine has. A constant; never NULL. */
 MIXPREC_API const mixp_device *mixp_cpu(void);
 
-/* The CPU held to one instruction set: NULL when this machine or build lacks it. All of
- * them give the same bits wherever this file promises bits. */
+/* The CPU held to one instruction set: NULL when this machine or build lacks it, the system
+ * refuses it, or it answers a small product with a known result otherwise than it should. The
+ * device's name says what is in use. All of them give the same bits wherever this file promises
+ * bits. */
 MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
 
 /* n elements of any dtype to any other, with this machine's best instruction set, in the
@@ -1727,7 +1767,9 @@ typedef struct mixp_softmax_backward_args {
 } mixp_softmax_backward_args;
 
 /* y = (a - mean) * rstd * gamma + beta for each row of a[rows, cols]. Variance is biased
- * (divides by cols). */
+ * (divides by cols).
+ * add_norm: sum = a + b first, as binary gives it, and then y of sum in place of a, as norm gives
+ * it: the same bits in one pass. sum may be a or b where that has its dtype. */
 typedef struct mixp_norm_args {
     int64_t  rows, cols;
     int      rms;               /* 1: mean is 0, and neither beta nor `mean` is looked at  */
@@ -1736,16 +1778,20 @@ typedef struct mixp_norm_args {
     mixp_in  gamma, beta;       /* cols values each; not there = 1 and 0                   */
     mixp_out y;
     float   *mean, *rstd;       /* rows values each, written for the backward pass         */
+    mixp_in  b;                 /* of add_norm alone: rows * cols values                   */
+    mixp_out sum;
 } mixp_norm_args;
 
 /* With h = (a - mean) * rstd and d = dy * gamma: da (+)= rstd * (d - mean(d) - h * mean(d h)),
- * without mean(d) when rms; dgamma (+)= the sum over rows of dy h, dbeta (+)= that of dy. */
+ * without mean(d) when rms; dgamma (+)= the sum over rows of dy h, dbeta (+)= that of dy. db = what
+ * da then holds: asked for where the table has add_norm, and da is there and f32. */
 typedef struct mixp_norm_backward_args {
     int64_t      rows, cols;
     int          rms;
     mixp_in      dy, a, gamma;
     const float *mean, *rstd;
     mixp_out     da, dgamma, dbeta;     /* any of them may be not there: not wanted        */
+    mixp_out     db;                    /* nor need it be                                  */
 } mixp_norm_backward_args;
 
 /* y[i] = table[ids[i]] for rows ids in device memory; table[vocab, cols].
@@ -1798,6 +1844,15 @@ typedef struct mixp_cross_entropy_backward_args {
     const float   *lse, *counted;
     mixp_out       dlogits;
 } mixp_cross_entropy_backward_args;
+
+/* Both in one pass: loss, lse and counted of `loss`, whose `before` must be 0, and then dlogits =
+ * what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be loss.logits. */
+typedef struct mixp_cross_entropy_both_args {
+    mixp_cross_entropy_args loss;
+    const float *scale;
+    float        share;
+    mixp_out     dlogits;       /* not (+)=                                                */
+} mixp_cross_entropy_both_args;
 
 /* y[0] = the sum over n of the loss of a against target, over `over`. */
 typedef struct mixp_loss_args {
@@ -2094,6 +2149,8 @@ typedef struct mixp_look {
     int64_t flushed;            /* not 0, and the nearest number of `low` is 0 */
     int64_t least;              /* the nearest is the smallest subnormal */
     int64_t subnormal;          /* the nearest is subnormal, that one included */
+    int64_t saturated;          /* finite, and rounded it passes the largest number of `low`: a cast
+                                   that saturates makes it that one */
 } mixp_look;
 
 /* What the kernel `advance` does: one function for every device. */
@@ -2105,15 +2162,20 @@ MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_sca
 }
 
 /* Bits of magnitudes, as f32, at which rounding to a format takes another course. */
-typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal; } mixpi_look_limits;
+typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal, past; } mixpi_look_limits;
 
 MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
     const mixp_format f = mixp_format_of(low);
     const double normal = ldexp(1.0, 1 - f.bias), tiny = ldexp(normal, -f.mantissa_bits);
+    const uint64_t top = mixpi_max_code(f);
+    const double most = mixp_decode(low, top), before = mixp_decode(low, top - 1u);
+    const double past = most + 0.5 * (most - before);
     mixpi_look_limits at;
     at.flushed = (uint32_t)mixp_encode(MIXP_F32, 0.5 * tiny, 0);    /* a tie goes to 0 */
     at.least = (uint32_t)mixp_encode(MIXP_F32, 1.5 * tiny, 0);      /* the first that is more */
     at.subnormal = (uint32_t)mixp_encode(MIXP_F32, normal - 0.5 * tiny, 0);
+    at.past = (uint32_t)mixp_encode(MIXP_F32, past, 0);
+    if (mixp_encode(low, past, 0) == top) at.past++;    /* a tie goes to the even one */
     return at;
 }
 
@@ -2258,6 +2320,11 @@ typedef struct mixp_kernels {
     mixp_result (*gather)(const mixp_exec *x, const mixp_gather_args *k);
     mixp_result (*gather_backward)(const mixp_exec *x, const mixp_gather_args *k);
     mixp_result (*rope)(const mixp_exec *x, const mixp_rope_args *k);
+
+    /* NULL: not there, and two others do its work. */
+    mixp_result (*add_norm)(const mixp_exec *x, const mixp_norm_args *k);
+    mixp_result (*cross_entropy_both)(const mixp_exec *x,
+                                      const mixp_cross_entropy_both_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -2304,9 +2371,9 @@ struct mixp_device {
 
 /* ==== 5. TENSORS ======================================================= >>tensors ====
  *
- * Whatever is made from a context lives until the context is freed; activations live until
- * the next mixp_step_begin. A context and all that is made from it belong to one thread at
- * a time; two contexts are independent.
+ * Whatever is made from a context lives until the context is freed (graphs, scalers and optimizers
+ * can be freed before); activations live until the next mixp_step_begin. A context and all that is
+ * made from it belong to one thread at a time; two contexts are independent.
  */
 typedef struct mixp_context mixp_context;
 typedef struct mixp_tensor  mixp_tensor;
@@ -2351,10 +2418,15 @@ struct mixp_tensor {
         mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
         int          borrowed;  /* 1: a gradient whose memory is another's                 */
         int          disposable;/* 1: the program reads its values no more                 */
+        int          spent;     /* 1: they are its gradient now                            */
         int          site;      /* of an activation: number of what made it, from 1; 0 = data */
         mixp_dtype   raised;    /* the low dtype that it would have without a guard; MIXP_F32:
                                    it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
+        int          optimizers;/* of a parameter: how many have it                        */
+        uint64_t     walks;     /* of a gradient: how often a walk back wrote to it; and at the */
+        uint64_t     walks_then;/* last update, when no optimizer had its parameter, with the */
+        uint64_t     others_then;   /* writes of others, plus 1; 0 = it was not there      */
     } own;
 };
 
@@ -2403,9 +2475,11 @@ typedef struct mixp_ranks_desc {
     int             apart;      /* 1: gradients of walks that mixp_ranks_hold keeps back are added
                                    as wholes, as those of ranks are: takes memory for another
                                    set. With size 1, parts N: the bits of N ranks          */
-    int             shard;      /* 1: ZeRO-1. Each rank updates tensors of its own, and has moments
-                                   and master weights of those alone; then all get the weights.
-                                   The bits are the same. Needs all_gather; see CHECKPOINT    */
+    int             shard;      /* 1: ZeRO-1. Each rank updates a piece of each tensor (of Muon's,
+                                   of small ones and of those with small states: whole tensors),
+                                   and has moments and master weights of that alone; then all get
+                                   the weights. The bits are the same. Needs all_gather; see
+                                   CHECKPOINT                                              */
 } mixp_ranks_desc;
 
 typedef struct mixp_context_desc {
@@ -2426,6 +2500,9 @@ typedef struct mixp_context_desc {
                                                     /* NULL, or told of the first error and,
                                                        once that is cleared, of the next   */
     const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
+    void     *memory;                               /* NULL, or a block of yours that all host
+                                                       memory comes from: see below        */
+    size_t    memory_bytes;
 } mixp_context_desc;
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
@@ -2437,6 +2514,11 @@ typedef struct mixp_context_desc {
  * threads < 0, or a device or stream that cannot be used.
  * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
  * once the parent has used them: fork before the first step, or give the child's context threads 1.
+ * memory: instead of an allocator, a static array, say. On a CPU everything of the context then
+ * lies in it, checkpoints' buffers included, and no malloc is called (but by libc, and by a
+ * compiler's OpenMP: leave -fopenmp out, or take threads 1). How much it must be: run once with
+ * a large one, and ask mixp_context_memory(ctx).block. Too small: MIXP_ERR_MEMORY, or no
+ * context. It is yours again after mixp_context_free.
  * device_allocator gives a GPU's memory, aligned to 256 bytes; it is called with that GPU current,
  * and takes back what nothing queued still uses. Pinned memory is cudaMallocHost's all the same. */
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
@@ -2465,13 +2547,17 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * steps go on as always, but nobody looks for MIXP_ERR_DIVERGED, and what is changed later is not
  * seen: a group, the scaler's rule, autocast; a parameter written between replays keeps its low
  * copy and its master weight of before. Kernels of your own belong on the stream in
- * mixp_context_exec(ctx), which is another one meanwhile. The graph lives as long as the context;
- * NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: something
- * in it allocated, waited, or multiplied shapes that no step had before. */
+ * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
+ * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
+ * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
+ * before. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
+/* Frees a graph, once the device has done its work. NULL is fine. MIXP_ERR_ORDER: a capture is
+ * under way. */
+MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph);
 /* 1: a site changed the dtype that it stores (see WATCH) since the graph was recorded, which
  * goes on as it was, safe as ever: record it again. A guard looks in no replay: when
  * mixp_guard_due says so, run a step by hand instead. */
@@ -2484,6 +2570,8 @@ typedef struct mixp_memory {
     size_t  used, peak;
     int64_t allocations;
     size_t  allocated;
+    size_t  block;              /* of the description's memory: how much was ever in use, from its
+                                   beginning, which is enough to do the same again; 0 = none */
 } mixp_memory;
 /* All zeros for NULL. */
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
@@ -2497,7 +2585,9 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
 
 /* A trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank 0..8,
  * every dimension >= 1. name is copied; no other parameter of the context has it, but for "".
- * NULL on error. */
+ * For before the loop: parameters or views made in four training steps one after the other
+ * are MIXP_ERR_ORDER. One that gets gradients belongs in an optimizer (see mixp_optimizer_add),
+ * or is frozen by mixp_tensor_set_requires_grad(t, 0). NULL on error. */
 MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
                                     int rank, const int64_t *shape);
 
@@ -2512,9 +2602,20 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
 MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
                                     const int64_t *shape, const void *host_data);
 
+/* The same without a copy: device memory of yours, which stays as it is until the next step.
+ * NULL on error. */
+MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                         const int64_t *shape, void *data);
+
 /* An activation with undefined content, until the next step. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
                                          const int64_t *shape);
+
+/* A product for programs with a backward pass of their own, of matrices in device memory, in any
+ * mix of f32, f16 and bf16, summed in f32: see mixp_gemm_args. On a GPU it is queued on the
+ * context's stream. MIXP_ERR_ARGUMENT: k is NULL, a size or a stride is negative, an array is
+ * missing, or c is a or b. MIXP_ERR_SHAPE: rows longer than their stride; MIXP_ERR_DTYPE. */
+MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 
 /* Lets gradients flow into a view or an input that is f32, f16 or bf16. */
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
@@ -2532,7 +2633,8 @@ MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype d
                                   int64_t count);
 MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
                                    int64_t count);
-/* The value of a one-element tensor; waits for the device. NaN when t is NULL or larger. */
+/* The value of a one-element tensor; waits for the device. NaN when t is NULL, or larger, which is
+ * MIXP_ERR_SHAPE. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
 /* The sum, the largest, over all ranks, of each element: in place, for numbers of yours, as the
@@ -2581,7 +2683,8 @@ typedef enum mixp_op_class {
  *   1  as PyTorch's autocast (Apex O1): results have the dtypes of the classes above
  *   2  every activation low, the residual stream included (Apex O2), over fp32 weights
  *   3  as 2, for parameters that are low themselves (Apex O3, "pure"): make the parameters
- *      with dtype f16 or bf16, and set the optimizer's no_master for no f32 copy at all */
+ *      with dtype f16 or bf16, and set the optimizer's no_master for no f32 copy at all. A product
+ *      of an f32 parameter is MIXP_ERR_DTYPE here: it would need a low copy, as at level 2 */
 typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = off in this region    */
     int        level;           /* 0..3; the block form uses the context's, 1 at first     */
@@ -2673,6 +2776,13 @@ private:
     int           opened;
 };
 #endif
+
+/* The f16 or bf16 copy of a weight, fresh: a permanent f32 tensor's, or t itself where it has that
+ * dtype. It is made at the first call; optimizers then write it in the pass that updates the
+ * weight, and its address stays: for products of your own. Ask again in every step, which costs
+ * nothing, or call mixp_tensor_touch when you wrote the weight yourself, and then ask. NULL on
+ * error. */
+MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype);
 
 typedef struct mixp_op mixp_op;
 
@@ -2819,6 +2929,8 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     softmax log_softmax         F32_OUT  x                    x
  *     layer_norm                  F32      x (, gamma, beta)    all
  *     rms_norm                    F32      x (, gamma)          both
+ *     add_layer_norm              both     a, b (, gamma, beta) all           add, then the norm
+ *     add_rms_norm                both     a, b (, gamma)       all           add, then the norm
  *     embedding                   KEEP     table, ids           table
  *     gather                      KEEP     x, ids               x
  *     where                       PROMOTE  mask, a, b           a, b          broadcasts
@@ -2946,6 +3058,16 @@ MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
                                          float eps);
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
                                        mixp_tensor *gamma, float eps);
+/* The norm of *sum = mixp_add(ctx, a, b), and *sum (NULL: not wanted): x = x + f, h = norm(x) of a
+ * residual block. They are those two operators, with their classes, names and bits; but where a and
+ * b are of one shape, the device reads them once and writes both. On an error both are NULL. */
+MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
+                                             mixp_tensor *b, mixp_tensor *gamma,
+                                             mixp_tensor *beta, float eps,
+                                             mixp_tensor **sum);
+MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
+                                           mixp_tensor *b, mixp_tensor *gamma, float eps,
+                                           mixp_tensor **sum);
 /* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). An id outside [0, vocab), here, or a target
  * outside below: MIXP_ERR_ARGUMENT and no step. A GPU tells later, with the verdict at the latest,
  * and applies no step until it has told: mixp_scaler_update then returns it. */
@@ -3067,7 +3189,8 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
  * gradient is unscaled by its own scale, though the scaler went on meanwhile (MIXP_PAST_SCALES
  * times at most). What cannot be unscaled is MIXP_ERR_ORDER: a gradient into which two scales were
  * added, one scaled by two scalers, one that a step has used before the last update. Gradients
- * in views of yours bear no mark: they count as scaled by the scale in force.
+ * in views of yours bear no mark: they count as scaled by the scale in force. Where nobody has
+ * asked for it, nor chosen it, they cannot be: MIXP_ERR_ORDER.
  */
 typedef enum mixp_scaler_preset {
     MIXP_RULE_TORCH,            /* torch.amp.GradScaler, bit for bit                       */
@@ -3093,7 +3216,15 @@ typedef enum mixp_scaler_preset {
  * and makes the scale the power of two that puts it `margin` binades below low_largest: every
  * growth_interval clean steps, at once when a gradient comes nearer than that, and never by more
  * than max_move binades a step. An overflow backs off as PyTorch's rule does, and counts as a
- * gradient of low_largest / scale. What was largest is forgotten by half in four intervals. */
+ * gradient of low_largest / scale. What was largest is forgotten by half in four intervals.
+ * What it promises: no step is skipped for a gradient up to 2^margin times the largest that it
+ * has in mind, which may be 2^10 times those of its last interval. A larger one that no step
+ * before it announced nobody foresees: it costs a skip, as under any rule. f16 has 40 binades,
+ * and what a wider margin takes is missing at the other end. In 1,000 steps, 2% of which had
+ * gradients 2^4 to 2^20 times as large, PyTorch's rule skipped 8, 10 and 7 (3 seeds), this one
+ * 6, 9 and 6; with a margin of 8 binades 3, 1 and 1; of 13 none, none and 1, where 17% of all
+ * gradients were subnormal and 0.01% flushed. Of spikes of 2^1 to 2^3 it skipped none, and
+ * PyTorch's, growing every 20, 32 and more. */
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
@@ -3134,11 +3265,23 @@ MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_de
  * without the scaler is MIXP_ERR_ORDER. So is a scaler that steps the gradients of a loss that was
  * not scaled (MIXP_RULE_STATIC may: it takes them as they are). */
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss);
+/* mixp_scaler_scale(scaler, mixp_scale(ctx, mixp_cross_entropy(ctx, logits, targets, ignore),
+ * share)), bit for bit, and *loss (NULL: not wanted) what is scaled there, to be looked at; share
+ * is 1, or 1/n of n micro-batches. Where logits are disposable (mixp_tensor_set_disposable), made
+ * by a product, and read by nobody else, the device has a kernel for it and no guard looks, loss
+ * and gradient are one pass over them, and the gradient lies where they were. Then the result is
+ * for mixp_backward alone, and no operator reads the logits afterwards: MIXP_ERR_ORDER. */
+MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
+                                                   mixp_tensor *targets, int32_t ignore,
+                                                   float share, mixp_tensor **loss);
 /* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker.
  * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* The scale; waits for the device. 1 when disabled. */
 MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler);
+/* Where the scale lies: one f32 in device memory, as long as the scaler. Kernels of yours that
+ * read it there, on the context's stream, never wait, also in a graph. NULL: scaler is. */
+MIXPREC_API const float *mixp_scaler_loss_scale_data(const mixp_scaler *scaler);
 
 /* Changes of a running scaler, as PyTorch's set_growth_factor and its kin: the desc's field
  * is replaced where the new one is not 0; the scale stays (mixp_scaler_update_to sets it).
@@ -3167,10 +3310,11 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
  * Without fast-math, steps give the same bits on every instruction set, at any number of threads.
  */
 /* How an optimizer stores what it remembers: a trade of memory, and of the time that it takes to
- * pass through it, for noise. Zeroed: all f32. 16-bit masters lose nothing; bf16 moments cost next
- * to nothing; 8-bit moments let an update differ by about a tenth.
- * Parameters of one axis (norms, biases), of fewer than MIXP_STATE_SMALL elements, and of groups
- * with f32_states keep f32. Parameters of f32 are their own masters. */
+ * pass through it, for noise. Zeroed: all f32; MIXP_MOMENT_BF16 or _8BIT, MIXP_MASTER_16BIT or
+ * _8BIT otherwise (ARITHMETIC has their layouts). 16-bit masters lose nothing; bf16 moments cost
+ * next to nothing; 8-bit moments let an update differ by about a tenth. Parameters of one axis
+ * (norms, biases), of fewer than MIXP_STATE_SMALL elements, and of groups with f32_states keep
+ * f32. Parameters of f32 are their own masters. */
 #define MIXP_STATE_SMALL 4096
 typedef struct mixp_optimizer_states {
     mixp_moment_kind m, v;      /* v: of Adam, AdamW and RMSprop                           */
@@ -3310,8 +3454,10 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
  * counts the steps of each parameter). Otherwise a view of yours with the same count, which
  * you fill, always taken as given. Master weights follow the parameter when you write it.
- * MIXP_ERR_ARGUMENT: added before. MIXP_ERR_DTYPE: f16 where masters are kept beside bf16.
- * MIXP_ERR_SHAPE: no matrix, for Muon. */
+ * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
+ * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
+ * MIXP_ERR_ARGUMENT: added before, or another view of the same memory. MIXP_ERR_DTYPE: f16 where
+ * masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
@@ -3329,6 +3475,19 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
+/* What the optimizer remembers of one of its parameters, as f32, whatever it is stored in: `count`
+ * elements, all that the parameter has. MASTER: where none is kept, the weight itself. Waits for
+ * the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
+ * keeps no such state; MIXP_ERR_SHAPE: another count. */
+typedef enum mixp_state_kind {
+    MIXP_STATE_M,               /* the first moment, or momentum                           */
+    MIXP_STATE_V,               /* the second                                              */
+    MIXP_STATE_MASTER           /* the master weight                                       */
+} mixp_state_kind;
+MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
+                                            const mixp_tensor *param, mixp_state_kind what,
+                                            float *host, int64_t count);
+
 /* Applied steps, and the learning rate of a group's next step. Both wait for the device. */
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
 MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
@@ -3342,7 +3501,9 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 /* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
+/* Here and in mixp_optimizer_step, MIXP_ERR_ORDER: operators were applied since opt's last update,
+ * and no mixp_step_begin; or a parameter that no optimizer has was walked back into twice.
+ * Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
  * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
  * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
  * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_scaler_verdict. */
@@ -3363,6 +3524,15 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
  * no gradient at all, or scaled ones that mixp_scaler_unscale has not seen. */
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt);
 
+/* Free what mixp_..._new made, before the context. NULL is fine. Verdicts' texts live on. Gradients
+ * that a freed scaler has scaled cannot be unscaled any more: whoever uses them before
+ * mixp_zero_grad gets MIXP_ERR_ORDER. Those that it unscaled are true ones. A freed optimizer's
+ * parameters and their gradients stay; one that is in the middle of a step, between unscale or step
+ * and the scaler's update, is MIXP_ERR_ORDER, as is any while the context has graphs, which may
+ * have recorded it (mixp_graph_free); nothing is freed then. Waits for the device. */
+MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler);
+MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt);
+
 /* NONE: there was no step yet. */
 typedef enum mixp_outcome {
     MIXP_STEP_NONE,
@@ -3379,7 +3549,7 @@ typedef enum mixp_skip_reason {
     MIXP_SKIP_STOPPED           /* an index was out of range on a device; the error tells  */
 } mixp_skip_reason;
 
-/* Where the first non-finite value of a skipped step arose. Only a guard tells; see WATCH. */
+/* Where the first non-finite value of a skipped step arose. A guard tells; see WATCH. */
 typedef enum mixp_origin {
     MIXP_ORIGIN_UNKNOWN,        /* no guard, or the step was not sampled: the next one is */
     MIXP_ORIGIN_FORWARD,        /* in what `site` stored, of finite inputs */
@@ -3388,6 +3558,8 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_LOSS,           /* in the loss, which `site` made of finite activations */
     MIXP_ORIGIN_WEIGHT,         /* a weight that `site` reads is not finite */
     MIXP_ORIGIN_INPUT,          /* the batch: an input tensor that `site` reads */
+    MIXP_ORIGIN_NO_GUARD,       /* in the forward pass, for the loss is not finite: a guard would
+                                   tell more */
     MIXP_ORIGIN_COUNT
 } mixp_origin;
 
@@ -3414,6 +3586,8 @@ typedef struct mixp_verdict {
     double       spike_mean, spike_sd;  /* higher; 0 while no spikes are looked for     */
     mixp_origin  origin;        /* of a skip: where it began */
     const char  *site;          /* its site's name, "" for none; as long as the context */
+    int          loss_bad;      /* 1: a loss that mixp_scaler_scale was given was Inf or NaN: not a
+                                   scaling problem; also where gradients were finite after all */
 } mixp_verdict;
 
 /* How the gradient of a parameter, or of all, lay in its low dtype when it was looked at last:
@@ -3459,7 +3633,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * the same parameters and on what the same sites made. Passes over other data in one step are the
  * same sites again; an `if` in the program changes only those behind it. Its name is that of its
  * parameter, else of its scope, else of the site that it reads: "h.3.mlp.proj.w: linear",
- * "h.3: add"; where several have one name, "h.3: add #2".
+ * "h.3: add"; where several have one name, "h.3: add #2"; "cast" alone is that of an input.
  *
  * In a sampled step, one in `every` and each that follows a skip, a kernel looks at what each site
  * stores and at its gradient; in no other step anything is looked at. On a GPU what was found stays
@@ -3479,8 +3653,8 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * What was flushed cannot be seen in an array that is low already: there it is told from how many
  * hold the smallest subnormal, or from a neighbour with tiny values where all are zeros.
  *
- * Of several ranks each guards itself, and there a skip backs off whatever its cause: a scale that
- * one rank alone kept would part them.
+ * Several ranks put together what they saw: their sites stay alike, and a skip that began in the
+ * forward pass of any lowers the loss scale of none.
  */
 
 /* Zero in any field = the default. */
@@ -3497,7 +3671,8 @@ typedef struct mixp_guard_desc {
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
  * defaults. Between steps: MIXP_ERR_ORDER when a region or a scope is open. MIXP_ERR_ARGUMENT: a
- * field is out of range, or max_sites another than at first. MIXP_ERR_DEVICE: the device has no
+ * field is out of range, or max_sites another than at first (4096 after a mixp_compare).
+ * MIXP_ERR_DEVICE: the device has no
  * kernel for it. Nothing changes then. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* Turns it off: every site stores what autocast says. Started again, it remembers. MIXP_ERR_ORDER
@@ -3532,7 +3707,7 @@ typedef struct mixp_event {
     int64_t         step;       /* of the context, that was looked at */
     mixp_event_kind kind;
     const char     *what;       /* the kind, in words: a constant string */
-    const char     *site;       /* its name, "" for none */
+    const char     *site;       /* its name, "" for none: a skip that no sample explains yet */
     mixp_dtype      dtype;      /* what the site stores from now on */
     float           largest;    /* what was seen */
     double          flushed;    /* share of the values that are not 0 */
@@ -3564,6 +3739,13 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
  * stored low already, as `least` tells), and which are subnormal there. */
 MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
 MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
+
+/* What a cast of t (f32, f16, bf16) to `low` would make of its elements: how many saturate, are
+ * flushed, become subnormal. low: f16, bf16, f32 or one of fp8. For programs that cast to fp8, by
+ * mixp_convert or kernels of their own, as it is now; no operator here does, and moments of 8 bits
+ * have units that nothing passes. Waits for the device; the first call takes memory for one row.
+ * MIXP_ERR_ARGUMENT: another dtype, no `out`, or a device without the kernel `look`. */
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out);
 
 /* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
  * 1: the newest update skipped its step, and it is worth another try with the same batch: at the
@@ -4242,11 +4424,22 @@ static int mixpi_axes_merge(const mixpi_axes *x, int k) {
     return inner == 0 && outer == 0;
 }
 
+/* Where the output is not dense along its last axis, as one of two columns is, rows are of one
+ * element: loops write what lies together. */
+static void mixpi_axes_part(mixpi_axes *x) {
+    int k, last = x->rank;
+    if (x->s[0][last - 1] <= 1 || last == MIXP_MAX_RANK) return;
+    x->n[last] = 1;
+    for (k = 0; k < x->arrays; k++) x->s[k][last] = 1;
+    x->rank++;  /* plant: axes_part */
+}
+
 /* Joins axes; then the short last axis with the one before it, if it can be. */
 static void mixpi_map_merge(mixpi_map *m) {
     mixpi_axes *x = &m->axes;
     int k, last;
     mixpi_axes_join(x);
+    mixpi_axes_part(x);
     m->width = MIXPI_BLOCK;
     last = x->rank - 1;
     if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0)
@@ -4438,6 +4631,13 @@ static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
     return -1;
 }
 
+/* Why norm refuses k, or MIXP_OK. */
+static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
+        !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
+    return k->y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
+}
+
 /* norm_backward: each task adds its rows' parts of dgamma and dbeta to sums of its own. */
 #define MIXPI_NORM_TASKS 256                /* at most                                       */
 typedef struct mixpi_norm_back_job {
@@ -4497,6 +4697,13 @@ typedef struct mixpi_entropy_job {
     double *losses;
 } mixpi_entropy_job;
 
+/* How many rows count. */
+static int64_t mixpi_entropy_count(const mixp_cross_entropy_args *k) {
+    int64_t i, count = 0;
+    for (i = 0; i < k->rows; i++) count += k->targets[i] != k->ignore;
+    return count;
+}
+
 static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
     const mixp_cross_entropy_args *k = job->k;
     double sum = 0.0;
@@ -4515,6 +4722,28 @@ typedef struct mixpi_entropy_back_job {
     const mixp_cross_entropy_backward_args *k;
     float factor;
 } mixpi_entropy_back_job;
+
+typedef struct mixpi_entropy_both_job {
+    mixpi_entropy_job      loss;
+    mixpi_entropy_back_job back;
+} mixpi_entropy_both_job;
+
+/* The backward pass of the loss that k finds. */
+static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
+        const mixp_cross_entropy_both_args *k) {
+    mixp_cross_entropy_backward_args back;
+    memset(&back, 0, sizeof back);
+    back.rows = k->loss.rows;
+    back.cols = k->loss.cols;
+    back.ignore = k->loss.ignore;
+    back.smoothing = k->loss.smoothing;
+    back.targets = k->loss.targets;
+    back.logits = k->loss.logits;
+    back.lse = k->loss.lse;
+    back.counted = k->loss.counted;
+    back.dlogits = k->dlogits;
+    return back;
+}
 
 /* --- the largest --- */
 
@@ -4608,6 +4837,64 @@ static void mixpi_rope_run(const void *args, int64_t run) {
 #  include <arm_neon.h>
 #else
 #  define MIXPI_ARM 0
+#endif
+/* FMLAL, BFMLAL and BFMMLA: where the assembler knows them and the system can be asked. */
+#define MIXPI_ARM_PAIRS 0
+#if MIXPI_ARM && defined(__linux__) && defined(__AARCH64EL__)
+#  if defined(__clang__) ? __clang_major__ >= 11 : __GNUC__ >= 10
+#    undef MIXPI_ARM_PAIRS
+#    define MIXPI_ARM_PAIRS 1
+#    include <sys/auxv.h>
+#  endif
+#endif
+/* AMX: its instructions are written as bytes, which every assembler takes. */
+#if MIXPI_BF16 && defined(__linux__) && defined(__LP64__)
+#  define MIXPI_AMX 1
+#else
+#  define MIXPI_AMX 0
+#endif
+/* Tiles are named by a digit, 0 to 7. tests/amxsim.h puts C in the place of these. */
+#if MIXPI_AMX && !defined(MIXPI_AMX_EMULATED)
+#  define MIXPI_AMX_BYTES(bytes) __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::: "memory")
+#  define MIXPI_AMX_MEMORY(bytes, p, stride)                                              \
+       __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::"a"(p), "d"(stride) : "memory")
+#  define MIXPI_AMX_CONFIGURE(p)        MIXPI_AMX_MEMORY("0x78, 0x49, 0x00", p, 0)
+#  define MIXPI_AMX_RELEASE()           MIXPI_AMX_BYTES("0x78, 0x49, 0xC0")
+#  define MIXPI_AMX_ZERO(tile)          MIXPI_AMX_BYTES("0x7B, 0x49, 0xC0 + 8 * " #tile)
+#  define MIXPI_AMX_LOAD(tile, p, stride)                                                 \
+       MIXPI_AMX_MEMORY("0x7B, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
+#  define MIXPI_AMX_STORE(tile, p, stride)                                                \
+       MIXPI_AMX_MEMORY("0x7A, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
+#  define MIXPI_AMX_DOT_BF16(sum, a, b)                                                   \
+       MIXPI_AMX_BYTES("0x7A - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
+#  define MIXPI_AMX_DOT_F16(sum, a, b)                                                    \
+       MIXPI_AMX_BYTES("0x7B - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
+#  define MIXPI_AMX_MACHINE(f16) mixpi_amx_machine(f16)
+
+static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
+    __asm__ volatile("cpuid"
+                     : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3])
+                     : "a"(leaf), "c"(part));
+}
+
+/* Has the processor tiles of bf16 (and f16), does the system save them (XCR0), and may this process
+ * use them? Linux wants to be asked, once a process: its answer to the next call is the same. For
+ * a machine that has AVX-512: so CPUID's leaf 7 and XGETBV are there. */
+static int mixpi_amx_machine(int f16) {
+    uint32_t id[4], more[4] = { 0, 0, 0, 0 }, low, high;
+    long     answer = 158;                              /* arch_prctl */
+    mixpi_cpuid(7, 0, id);
+    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0;   /* AMX-TILE, AMX-BF16 */
+    if (id[0] >= 1) mixpi_cpuid(7, 1, more);
+    if (f16 && !(more[0] & 1u << 21)) return 0;         /* AMX-FP16 */
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if ((low & 0x60000u) != 0x60000u) return 0;         /* tiles and their configuration */
+    __asm__ volatile("syscall"                          /* ARCH_REQ_XCOMP_PERM, of tiles */
+                     : "+a"(answer)
+                     : "D"(0x1023L), "S"(18L)
+                     : "rcx", "r11", "memory");
+    return answer == 0;
+}
 #endif
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -5992,13 +6279,20 @@ MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
 }
 
-/* (e^2x - 1) / (e^2x + 1), with an e^2x - 1 that does not cancel. At -0 that would be +0. */
+/* e^2|x| - 1 without cancellation; beyond 10 that of 10, whose tanh is 1. */
+MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
+    mixpi_v a = mixpi_vabs(x), n, s, m;
+    m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(a, a), 0.0f, 20.0f), &n);
+    s = mixpi_vldexp(mixpi_vset(1.0f), n);
+    return mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
+}
+
+/* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
+ * of its error. At -0 that would be +0. */
 MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
-    mixpi_v n, s,
-        m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
-    s = mixpi_vldexp(mixpi_vset(1.0f), mixpi_vmax(n, mixpi_vset(-30.0f)));
-    m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
+    mixpi_v m = MIXPI_P(vexpm1_twice)(x);
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
+    m = mixpi_vselect_gt(x, mixpi_vzero(), m, mixpi_vneg(m));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
 }
 
@@ -6065,33 +6359,42 @@ MIXPI_V mixpi_v mixpi_vsign(mixpi_v s, mixpi_v x) {
 /* As mixpi_vtanh, of 0.6 and more in absolute value; *rest: what the sum and the division round
  * off. */
 MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
-    mixpi_v one = mixpi_vset(1.0f), two = mixpi_vset(2.0f), n, s, m, q, t, low;
-    m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(x, x), -20.0f, 20.0f), &n);
-    s = mixpi_vldexp(one, mixpi_vmax(n, mixpi_vset(-30.0f)));
-    m = mixpi_vfma(m, s, mixpi_vsub(s, one));
+    mixpi_v two = mixpi_vset(2.0f), m = MIXPI_P(vexpm1_twice)(x), q, t, low;
     q = mixpi_vadd(m, two);
     t = mixpi_vdiv(m, q);
-    low = mixpi_vsub(m, mixpi_vsub(q, two));            /* q + low is m + 2 */
-    low = mixpi_vsub(mixpi_vfma(mixpi_vneg(t), q, m), mixpi_vmul(t, low));
-    *rest = mixpi_vdiv(low, q);
-    return t;
+    low = mixpi_vsub(two, mixpi_vsub(q, m));    /* q + low is m + 2: here m is more than 2 */
+    low = mixpi_vfma(mixpi_vneg(t), low, mixpi_vfma(mixpi_vneg(t), q, m));
+    low = mixpi_vdiv(low, q);
+    *rest = mixpi_vselect_gt(x, mixpi_vzero(), low, mixpi_vneg(low));
+    return mixpi_vselect_gt(x, mixpi_vzero(), t, mixpi_vneg(t));
 }
 
-/* tanh(x / p) is the result + *rest, for a logit is p times that: below 0.6 by a polynomial, and
- * with what the first division rounds off. */
-MIXPI_V mixpi_v mixpi_vtanh_of(mixpi_v x, float p, mixpi_v *rest) {
-    mixpi_v by = mixpi_vset(p), u = mixpi_vdiv(x, by), z = mixpi_vmul(u, u), low, far, t;
-    mixpi_v q = mixpi_vset(0.002231052844f), zero = mixpi_vzero();
+/* tanh x is the result + *rest: below 0.6 by a polynomial. */
+MIXPI_V mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+    mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
-    q = mixpi_vmul(mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z), u);
-    t = mixpi_vadd(u, q);
-    low = mixpi_vadd(mixpi_vsub(u, t), q);
-    far = MIXPI_P(tanh_far)(u, rest);
-    low = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
-    t = mixpi_vselect_gt(mixpi_vset(0.36f), z, t, far);
+    q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
+    near_0 = mixpi_vfma(q, x, x);
+    low = mixpi_vfma(q, x, mixpi_vsub(x, near_0));
+    far = MIXPI_P(tanh_far)(x, rest);
+    *rest = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
+    return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, far);
+}
+
+/* The nearest to it, or a neighbour of that. */
+MIXPI_V mixpi_v MIXPI_P(tanh_near)(mixpi_v x) {
+    mixpi_v rest, t = MIXPI_P(tanh_parts)(x, &rest);
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), mixpi_vadd(t, rest), x);
+}
+
+/* tanh(x / p) is the result + *rest, for a logit is p times that: with what the division rounds
+ * off. */
+MIXPI_V mixpi_v mixpi_vtanh_of(mixpi_v x, float p, mixpi_v *rest) {
+    mixpi_v by = mixpi_vset(p), u = mixpi_vdiv(x, by), low, q;
+    mixpi_v t = MIXPI_P(tanh_parts)(u, &low);
     q = mixpi_vdiv(mixpi_vfma(mixpi_vneg(u), by, x), by);       /* u + q is x / p */
     low = mixpi_vfma(q, mixpi_vfma(mixpi_vneg(t), t, mixpi_vset(1.0f)), low);
-    *rest = mixpi_vselect_gt(mixpi_vset(20.0f), mixpi_vabs(u), low, zero);
+    *rest = mixpi_vselect_gt(mixpi_vset(20.0f), mixpi_vabs(u), low, mixpi_vzero());
     return t;
 }
 
@@ -6119,7 +6422,7 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
     case MIXP_UNARY_SILU:
         return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
     case MIXP_UNARY_TANH:
-        return mixpi_vtanh(a);
+        return MIXPI_P(tanh_near)(a);
     case MIXP_UNARY_SIGMOID:
         return mixpi_vsigmoid(a, &t);
     case MIXP_UNARY_EXP:
@@ -7099,10 +7402,32 @@ MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
 }
 
 MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
-        !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    mixp_result r = mixpi_norm_check(k);
+    if (r != MIXP_OK) return r;
     return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(norm_row), k);
+}
+
+/* A row of sums, and its norm while it is at hand. */
+MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
+    const mixp_norm_args *k = (const mixp_norm_args *)args;
+    mixp_norm_args of_sum = *k;
+    float a_buf[MIXPI_BLOCK], b_buf[MIXPI_BLOCK], sum[MIXPI_BLOCK];
+    int64_t at = row * k->cols;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *a = MIXPI_P(read)(k->a, at + i, n, a_buf);
+        const float *b = MIXPI_P(read)(k->b, at + i, n, b_buf);
+        MIXPI_P(floats_add)(sum, a, b, n);
+        MIXPI_P(write)(k->sum, at + i, n, sum);
+    }
+    of_sum.a = mixpi_in(k->sum.data, k->sum.dtype);  /* plant: add_norm_sum */
+    MIXPI_P(norm_row)(&of_sum, row);
+}
+
+MIXPI_K mixp_result MIXPI_P(add_norm)(const mixp_exec *x, const mixp_norm_args *k) {
+    mixp_result r = mixpi_norm_check(k);
+    if (!mixpi_reads(k->b) || !mixpi_writes(k->sum)) return MIXP_ERR_DTYPE;
+    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
+    return mixpi_each_row(x, k->rows, mixpi_rows_of_task(k->cols), MIXPI_P(add_norm_row), k);
 }
 
 /* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row; returns dy. */
@@ -7146,6 +7471,16 @@ MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n,
     }
 }
 
+/* db = da, of the row at `at`. */
+MIXPI_K void MIXPI_P(norm_back_copy)(const mixp_norm_backward_args *k, int64_t at) {
+    float buf[MIXPI_BLOCK];
+    if (!k->db.data) return;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        memcpy(buf, (const float *)k->da.data + at + i, (size_t)n * sizeof *buf);
+        MIXPI_P(write)(k->db, at + i, n, buf);  /* plant: norm_db */
+    }
+}
+
 /* A row's da; before that, its part of the task's sums. */
 MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
@@ -7170,6 +7505,7 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
         MIXPI_P(norm_back_slope)(h, d, n, minus_mean, minus_dot, k->rstd[row]);
         MIXPI_P(write)(k->da, row * k->cols + i, n, d);
     }
+    MIXPI_P(norm_back_copy)(k, row * k->cols);
 }
 
 /* out (+)= the tasks' sums of columns [i, i+n), which begin at `sums`, in the order of tasks. */
@@ -7197,8 +7533,10 @@ MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x,
     mixpi_norm_back_job job = mixpi_norm_back_plan(k);
     if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
         !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
-        !mixpi_may_write(k->dbeta))
+        !mixpi_may_write(k->dbeta) || !mixpi_may_write(k->db))
         return MIXP_ERR_DTYPE;
+    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
+        return MIXP_ERR_ARGUMENT;
     if (k->dgamma.data || k->dbeta.data) {
         size_t count = (size_t)(job.tasks * 2 * job.wide);
         job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
@@ -7342,6 +7680,30 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
                           MIXPI_P(entropy_back_row), &job);
 }
 
+/* A row's loss, and its gradient while the row is at hand. */
+MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
+    const mixpi_entropy_both_job *job = (const mixpi_entropy_both_job *)args;
+    MIXPI_P(entropy_row)(&job->loss, row);
+    MIXPI_P(entropy_back_row)(&job->back, row);
+}
+
+MIXPI_K mixp_result MIXPI_P(cross_entropy_both)(const mixp_exec *x,
+                                                const mixp_cross_entropy_both_args *k) {
+    const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
+    mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
+    if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
+    if (back.dlogits.accumulate || k->loss.before ||
+        mixpi_bad_id(back.targets, back.rows, back.cols, back.ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.loss.losses = (double *)mixpi_scratch(x, (size_t)back.rows * sizeof(double));
+    if (!job.loss.losses) return MIXP_ERR_MEMORY;
+    job.back.factor = k->scale[0] * k->share / (float)mixpi_entropy_count(&k->loss);
+    mixpi_each_row(x, back.rows, mixpi_rows_of_task(back.cols), MIXPI_P(entropy_both_row),
+                   &job);
+    mixpi_entropy_mean(&job.loss);
+    return MIXP_OK;
+}
+
 MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
     mixpi_sum s;
     if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
@@ -7374,8 +7736,7 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x,
  * columns, f16 and bf16 widened on the way (a small f32 b stays where it lies), and runs tiles
  * of MIXPI_MR x MIXPI_NR accumulators over them. An element is one chain of multiply-adds in
  * increasing k, cut at places that depend on k alone: neither blocks nor threads change its bits.
- * A kernel for AMX, which none of the measured machines has, would be a MIXPI_PASS of its own
- * that keeps bf16 while packing and puts its tiles in the place of tile_body.
+ * BFMMLA and AMX add in orders of their own, cut likewise: see their tiles.
  */
 #if MIXPI_PASS == 0
 #  if defined(MIXPREC_CBLAS)
@@ -7439,6 +7800,10 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                                \
            if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                    \
        }
+#  define MIXPI_TILE_STEP_F16(i, a, at)                                                   \
+       if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
+       if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_ADD(i, a, at)                                                        \
        if (rows > i) {                                                                    \
            p##i = mixpi_vadd(mixpi_vfma(alpha, p##i, b0), mixpi_vload(c));                \
@@ -7453,7 +7818,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
            c += t->c_row;                                                                 \
        }
-#  define MIXPI_TILE_CODE(STEP)                                                           \
+#  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
        const int64_t row = t->a_row, step = t->a_step;                                    \
        const float  *b = t->b;                                                            \
        const float  *a0 = t->a;                                                           \
@@ -7466,8 +7831,8 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
        MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                  \
        for (p = t->depth; p > 0; p--) {                                                   \
-           b0 = mixpi_vload(b);                                                           \
-           if (nv > 1) b1 = mixpi_vload(b + 16);                                          \
+           b0 = LOAD(b);                                                                  \
+           if (nv > 1) b1 = LOAD(b + 16);                                                 \
            MIXPI_TILE_ROWS(STEP)                                                          \
            a0 += step;                                                                    \
            a3 += step;                                                                    \
@@ -7493,6 +7858,37 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
 #  define MIXPI_NB 512
 #  define MIXPI_PAD 16          /* keeps rows of packed A off each other's cache sets       */
 
+/* What a tile multiplies. In place of a float, a pair has k and k+1 of bf16 or f16, 0 beyond an
+ * odd end: k in its high half on x86, in its low half on Arm. From MIXPI_PAIRS_MMLA on, a lies in
+ * rows (a_step 1), whose number may be odd: one more is read. */
+enum {
+    MIXPI_FLOATS,
+    MIXPI_PAIRS_BF16,           /* vdpbf16ps, BFMLAL: the bits of floats                   */
+    MIXPI_PAIRS_F16,            /* FMLAL: the same                                         */
+    MIXPI_PAIRS_MMLA,           /* BFMMLA                                                  */
+    MIXPI_AMX_BF16,
+    MIXPI_AMX_F16
+};
+
+/* What a table multiplies bf16 by bf16 with, and f16 by f16. */
+typedef struct mixpi_pairs { int bf16, f16; } mixpi_pairs;
+static const mixpi_pairs mixpi_no_pairs = { MIXPI_FLOATS, MIXPI_FLOATS };
+
+static int mixpi_pairs_for(mixpi_pairs have, mixp_in a, mixp_in b) {
+    if (a.dtype != b.dtype) return MIXPI_FLOATS;
+    if (a.dtype == MIXP_BF16) return have.bf16;
+    return a.dtype == MIXP_F16 ? have.f16 : MIXPI_FLOATS;
+}
+
+/* Steps of a sum over `depth` elements: BFMMLA takes two pairs at a time, AMX sixteen. */
+static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
+    int64_t at_once = 1;
+    if (!pairs) return depth;
+    if (pairs == MIXPI_PAIRS_MMLA) at_once = 2;
+    if (pairs >= MIXPI_AMX_BF16) at_once = 16;  /* plant: amx_steps */
+    return mixpi_ceil_div(depth, 2 * at_once) * at_once;
+}
+
 /* c = alpha * a b + bias (+ c when add), all f32. b has whole vectors of columns to read;
  * cols <= MIXPI_NR of them count. Distances are in floats. */
 typedef struct mixpi_tile {
@@ -7506,26 +7902,58 @@ typedef struct mixpi_tile {
     const float *bias;          /* NULL = 0                                                */
     float        alpha;
     int          add, cols;
-    int          pairs;         /* a and b hold pairs of bf16 in the place of floats       */
+    int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
 } mixpi_tile;
 
-#  if MIXPI_BF16
-/* A small product with a known answer, for a tile of one row that multiplies pairs: does it add
- * k before k+1, in two steps, each rounded to nearest even? Column 1 tells the order, column 2
- * the rounding. */
-static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t)) {
-    static const uint32_t a[2] = { 0x3F803F80u, 0x3F803FC0u };      /* 1, 1; 1, 1.5 */
-    static const uint32_t b[2][4] = {
-        { 0x40403F00u, 0x3F804B80u, 0x4B804040u, 0x3F804B80u },     /* 3, 1/2; 1, 2^24; ... */
-        { 0xC0E04120u, 0x3F80CB80u, 0x00000000u, 0xBF804B80u }      /* -7, 10; 1, -2^24; ... */
-    };
-    static const float want[4] = { 11.5f, -8388608.0f, 16777220.0f, 41943040.0f };
+#  if MIXPI_BF16 || MIXPI_ARM_PAIRS
+/* Small products with known answers, of one row by four columns, k and k+1 in a word. */
+typedef struct mixpi_pairs_known {
+    uint32_t a[2], b[2][4];
+    float    want[4];
+} mixpi_pairs_known;
+
+/* A row of ones but for k = 3, 1.5. Is k added before k+1, in two steps, each rounded to nearest
+ * even? Column 1 tells the order, column 2 the rounding. */
+static const mixpi_pairs_known mixpi_known_bf16 = {
+    { 0x3F803F80u, 0x3F803FC0u },
+    { { 0x40403F00u, 0x3F804B80u, 0x4B804040u, 0x3F804B80u },   /* 3, 1/2; 1, 2^24; ...  */
+      { 0xC0E04120u, 0x3F80CB80u, 0x00000000u, 0xBF804B80u } }, /* -7, 10; 1, -2^24; ... */
+    { 11.5f, -8388608.0f, 16777220.0f, 41943040.0f }
+};
+
+/* 2^12, 1 + 2^-10, 1, 1. Column 1 tells order and rounding, column 2 subnormals of f16, column 3
+ * that a product is exact. */
+static const mixpi_pairs_known mixpi_known_f16 = {
+    { 0x6C003C01u, 0x3C003C00u },
+    { { 0x38000000u, 0x6C000000u, 0x00010000u, 0x00003C01u },   /* 1/2, 0; 2^12, 0; ...  */
+      { 0x4900C700u, 0x4200BC00u, 0x00000000u, 0x00000000u } }, /* 10, -7; 3, -1; ...    */
+    { 2051.0f, 16777220.0f, 0.000244140625f, 1.0019540786743164f }
+};
+
+/* Ones. 2^24 + 1 is rounded to odd, in the sum of two pairs and in that of products; 2^-127 is
+ * a zero. */
+static const mixpi_pairs_known mixpi_known_mmla = {
+    { 0x3F803F80u, 0x3F803F80u },
+    { { 0x40403F00u, 0x4B800000u, 0x4B803F80u, 0x00400000u },   /* 3, 1/2; 2^24, 0; ...  */
+      { 0xC0E04120u, 0x3F800000u, 0x00000000u, 0x00000000u } }, /* -7, 10; 1, 0; ...     */
+    { 6.5f, 16777218.0f, 16777218.0f, 0.0f }
+};
+
+/* As the machine has its pairs. */
+static float mixpi_known_pair(uint32_t pair)
+{ return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
+
+/* Does a tile of one row answer as it should? */
+static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
+    const mixpi_pairs_known *known = &mixpi_known_bf16;
     float      rows[2], columns[2 * 16], sums[16];
     mixpi_tile t;
     int        i, j;
+    if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
+    if (pairs == MIXPI_PAIRS_MMLA) known = &mixpi_known_mmla;
     for (i = 0; i < 2; i++) {
-        rows[i] = mixp_f32_of_bits(a[i]);
-        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixp_f32_of_bits(b[i][j % 4]);
+        rows[i] = mixpi_known_pair(known->a[i]);
+        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
     }
     memset(&t, 0, sizeof t);
     t.depth = 2;
@@ -7537,10 +7965,90 @@ static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t)) {
     t.c_row = 16;
     t.alpha = 1.0f;
     t.cols = 16;
-    t.pairs = 1;
+    t.pairs = pairs;
     tile(&t);
     for (j = 0; j < 16; j++)
-        if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(want[j % 4])) return 0;
+        if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(known->want[j % 4])) return 0;
+    return 1;
+}
+#  endif
+
+#  if MIXPI_AMX
+/* Eight tiles of 16 rows by 64 bytes: palette 1. */
+typedef struct mixpi_amx_config {
+    uint8_t  palette, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t  rows[16];
+} mixpi_amx_config;
+
+static const mixpi_amx_config mixpi_amx_tiles = {
+    1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 }
+};
+
+/* b(k, column) of a known answer, and the answer: a(k) is 1, but for a(0) = 2^12. Column 0 tells
+ * whether each k meets its like; column 1 that even and odd k have a sum each, rounded to nearest
+ * even; column 2 that the next 32 begin at 0; column 3 what becomes of subnormals. */
+static float mixpi_amx_known(int f16, int k, int column) {
+    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
+    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
+    if (column == 0) return (float)k;
+    if (column == 3) {
+        if (k == 2) return small;
+        return k == 32 ? least : 0.0f;
+    }
+    if (k == 0) return 4096.0f;
+    if (column == 1) return k < 4 ? 1.0f : 0.0f;
+    return k == 32 || k == 33 ? 1.0f : 0.0f;
+}
+static float mixpi_amx_wanted(int f16, int column) {
+    if (column == 0) return 2016.0f;
+    if (column < 3) return 16777218.0f;
+    return f16 ? 6.109476089477539e-05f
+               : 1.1754943508222875e-38f;
+}
+
+/* Element k of a row of pairs, of numbers that bf16 and f16 have exactly. */
+static void mixpi_amx_put(float *pair, int k, int f16, float x) {
+    uint32_t code = f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits;
+    if (k % 2) code |= mixp_bits_of_f32(*pair);
+    else code <<= 16;
+    *pair = mixp_f32_of_bits(code);
+}
+
+/* 32 rows, 1, 2, 4 and 8 times that row, by 32 columns: does the tile answer as it should? */
+static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
+    float      a[32][32], b[32][32], c[32][32];
+    mixpi_tile t;
+    int        i, j, k;
+    for (i = 0; i < 32; i++)
+        for (k = 0; k < 64; k++) {
+            float one = (float)(1 << i % 4);
+            if (k == 0) one *= 4096.0f;
+            mixpi_amx_put(&a[i][k / 2], k, f16, one);
+            mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
+        }
+    memset(&t, 0, sizeof t);
+    t.depth = 32;
+    t.a = a[0];
+    t.b = b[0];
+    t.c = c[0];
+    t.a_row = 32;
+    t.b_step = 32;
+    t.c_row = 32;
+    t.cols = 32;
+    t.a_step = 1;
+    t.alpha = 1.0f;
+    t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    tile(&t, 32);
+    MIXPI_AMX_RELEASE();
+    for (i = 0; i < 32; i++)
+        for (j = 0; j < 32; j++) {
+            float want = mixpi_amx_wanted(f16, j % 4);
+            want *= (float)(1 << i % 4);
+            /* plant: amx_answer */
+            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
+        }
     return 1;
 }
 #  endif
@@ -7591,7 +8099,8 @@ typedef struct mixpi_gemm_job {
     int64_t depth;              /* k of one pass                                           */
     int64_t cols;               /* of the widest block                                     */
     int     low;                /* c is f16 or bf16: sums wait in `part`                   */
-    int     pairs;              /* bf16 is packed in pairs, not widened                    */
+    int     pairs;              /* how a and b are packed: MIXPI_FLOATS, ...                */
+    int64_t tall, panels;       /* rows of a tile; tiles whose rows are packed at a time   */
     mixpi_slices slices;
 } mixpi_gemm_job;
 
@@ -7605,7 +8114,8 @@ typedef struct mixpi_gemm_block {
     int64_t a_at, b_at, c_at;   /* where the matrices of this batch element begin          */
     int64_t m0, m1, n0, n1, p0, depth;
     int64_t steps;              /* of a tile: depth, or so many pairs                      */
-    float  *a_pack;             /* MIXPI_PANELS panels of op(a)                            */
+    float  *a_pack;             /* job->panels panels of op(a)                             */
+    float  *turn;               /* 16 rows of pairs of a', for tiles that want a in rows   */
     float  *b_pack;             /* op(b) in panels of MIXPI_NR columns                     */
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: of the block's columns                         */
@@ -7614,7 +8124,7 @@ typedef struct mixpi_gemm_block {
 #endif
 
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
-{ MIXPI_TILE_CODE(MIXPI_TILE_STEP) }
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP, mixpi_vload) }
 
 /* One function a height: a block's rows are dealt out evenly, none computed in vain. */
 #define MIXPI_TILE(rows)                                                                  \
@@ -7640,7 +8150,7 @@ __attribute__((__always_inline__))
 #  endif
 static __inline__ MIXPI_TARGET_BF16 void MIXPI_P(pairs_body)(const mixpi_tile *t, const int rows,
                                                              const int nv)
-{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_PAIRS) }
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_PAIRS, mixpi_vload) }
 
 #  define MIXPI_TILE(rows)                                                                \
        static MIXPI_TARGET_BF16 void MIXPI_P(pairs##rows)(const mixpi_tile *t) {          \
@@ -7679,6 +8189,270 @@ MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_
 }
 #endif
 
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+/* The same on Arm. FMLAL and BFMLAL are multiply-adds as f32's are, of an element with one half of
+ * s: rounded once, subnormals kept. As text: compilers offer them under names that differ. */
+#  if defined(__clang__)
+#    define MIXPI_TARGET_LONG __attribute__((__target__("fullfp16,fp16fml,bf16")))
+#  else
+#    define MIXPI_TARGET_LONG                                                             \
+         __attribute__((__target__("arch=armv8.2-a+fp16+fp16fml+bf16")))
+#  endif
+#  if defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
+#    define MIXPI_V_LONG                                                                  \
+         static __inline__ MIXPI_TARGET_LONG __attribute__((__always_inline__, __unused__))
+#  else
+#    define MIXPI_V_LONG static __inline__ MIXPI_TARGET_LONG __attribute__((__unused__))
+#  endif
+/* For columns 0, 4, 8 and 12 on; b0 to b3: which register of b has theirs. */
+#  define MIXPI_LONG(name, form, half, i, from)                                           \
+       __asm__(name " %0.4s, %1." form ", %2.h[" half "]"                                 \
+               : "+w"(sum.q[i]) : "w"(b.q[from]), "x"(s))
+#  define MIXPI_LONGS(even, odd, form, half, b0, b1, b2, b3)                              \
+       MIXPI_LONG(even, form, half, 0, b0);                                               \
+       MIXPI_LONG(odd, form, half, 1, b1);                                                \
+       MIXPI_LONG(even, form, half, 2, b2);                                               \
+       MIXPI_LONG(odd, form, half, 3, b3)
+#  define MIXPI_MMLA(i)                                                                   \
+       __asm__("bfmmla %0.4s, %1.8h, %2.8h" : "+w"(sum.q[i]) : "w"(a), "w"(b.q[i]))
+
+/* 16 pairs: columns 0 to 7 of k, of k+1, then columns 8 to 15. */
+MIXPI_V_LONG mixpi_v MIXPI_P(load_apart)(const float *b) {
+    const uint16_t *p = (const uint16_t *)(const void *)b;
+    uint16x8x2_t    low = vld2q_u16(p);
+    uint16x8x2_t    high = vld2q_u16(p + 16);
+    mixpi_v         r;
+    r.q[0] = vreinterpretq_f32_u16(low.val[0]);
+    r.q[1] = vreinterpretq_f32_u16(low.val[1]);
+    r.q[2] = vreinterpretq_f32_u16(high.val[0]);
+    r.q[3] = vreinterpretq_f32_u16(high.val[1]);
+    return r;
+}
+MIXPI_V_LONG mixpi_v MIXPI_P(f16_step)(mixpi_v sum, float32x4_t s, mixpi_v b) {
+    MIXPI_LONGS("fmlal", "fmlal2", "4h", "0", 0, 0, 2, 2);
+    MIXPI_LONGS("fmlal", "fmlal2", "4h", "1", 1, 1, 3, 3);
+    return sum;
+}
+MIXPI_V_LONG mixpi_v MIXPI_P(bf16_step)(mixpi_v sum, float32x4_t s, mixpi_v b) {
+    MIXPI_LONGS("bfmlalb", "bfmlalb", "8h", "0", 0, 1, 2, 3);
+    MIXPI_LONGS("bfmlalt", "bfmlalt", "8h", "1", 0, 1, 2, 3);
+    return sum;
+}
+
+MIXPI_V_LONG void MIXPI_P(f16_body)(const mixpi_tile *t, const int rows, const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_F16, MIXPI_P(load_apart)) }
+MIXPI_V_LONG void MIXPI_P(bf16_body)(const mixpi_tile *t, const int rows, const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_BF16, mixpi_vload) }
+
+#  define MIXPI_TILE(rows)                                                                \
+       static MIXPI_TARGET_LONG void MIXPI_P(f16_##rows)(const mixpi_tile *t)             \
+       { MIXPI_P(f16_body)(t, rows, 1); }                                                 \
+       static MIXPI_TARGET_LONG void MIXPI_P(bf16_##rows)(const mixpi_tile *t)            \
+       { MIXPI_P(bf16_body)(t, rows, 1); }
+MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE(6)
+#  undef MIXPI_TILE
+
+MIXPI_K void MIXPI_P(tile_pairs)(const mixpi_tile *t, int64_t rows) {
+    static void (*const f16[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(f16_1), MIXPI_P(f16_2),
+        MIXPI_P(f16_3), MIXPI_P(f16_4),
+        MIXPI_P(f16_5), MIXPI_P(f16_6)
+    };
+    static void (*const bf16[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(bf16_1), MIXPI_P(bf16_2),
+        MIXPI_P(bf16_3), MIXPI_P(bf16_4),
+        MIXPI_P(bf16_5), MIXPI_P(bf16_6)
+    };
+    if (t->pairs == MIXPI_PAIRS_F16) f16[rows - 1](t);
+    else bf16[rows - 1](t);
+}
+
+/* 16 pairs of neighbours from p on; 0 beyond the first `left` elements. */
+MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
+    uint16_t some[32];
+    mixpi_v  r;
+    if (left < 32) {
+        memset(some, 0, sizeof some);
+        memcpy(some, p, (size_t)left * sizeof *p);
+        p = some;
+    }
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+/* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
+MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
+    uint16_t first[16], second[16];
+    size_t   bytes = sizeof first;
+    mixpi_v  r;
+    int      i;
+    if (left < 16) bytes = (size_t)left * sizeof *p;
+    memset(first, 0, sizeof first);
+    memset(second, 0, sizeof second);
+    memcpy(first, p, bytes);
+    if (q) memcpy(second, q, bytes);
+    for (i = 0; i < 2; i++) {
+        uint16x8_t x = vld1q_u16(first + 8 * i);
+        uint16x8_t y = vld1q_u16(second + 8 * i);
+        r.q[2 * i] = vreinterpretq_f32_u16(vzip1q_u16(x, y));
+        r.q[2 * i + 1] = vreinterpretq_f32_u16(vzip2q_u16(x, y));
+    }
+    return r;
+}
+#endif
+
+/* Tiles from MIXPI_PAIRS_MMLA on. */
+#define MIXPI_BY_SUMS ((MIXPI_PASS == 2 && MIXPI_AMX) || (MIXPI_PASS == 3 && MIXPI_ARM_PAIRS))
+
+#if MIXPI_BY_SUMS
+/* What becomes of sums in rows of MIXPI_NR: c = alpha * sum + bias (+ c). */
+MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *sums) {
+    mixpi_v alpha = mixpi_vset(t->alpha);
+    float  *c = t->c;
+    int     j;
+    for (; rows > 0; rows--) {
+        for (j = 0; j < t->cols; j += 16) {
+            int     n = (int)mixpi_min(16, t->cols - j);
+            mixpi_v y = mixpi_vzero();
+            if (t->bias) y = mixpi_vload(t->bias + j);  /* plant: sums_bias */
+            y = mixpi_vfma(alpha, mixpi_vload(sums + j), y);
+            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));  /* plant: sums_add */
+            mixpi_vstore_n(c + j, y, n);
+        }
+        c += t->c_row;
+        sums += MIXPI_NR;
+    }
+}
+#endif
+
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+/* BFMMLA: two rows by two columns, two pairs of each at a time. A pair's two products are rounded
+ * to odd, then their sum, then the sum's sum; subnormals are zeros (Arm ARM, BFDotAdd). */
+
+/* Two pairs of eight columns, from the rows b and next: a register for two columns. */
+MIXPI_V mixpi_v MIXPI_P(mmla_columns)(const float *b, const float *next) {
+    float32x4_t x = vld1q_f32(b);
+    float32x4_t y = vld1q_f32(next);
+    mixpi_v     r;
+    r.q[0] = vzip1q_f32(x, y);
+    r.q[1] = vzip2q_f32(x, y);
+    x = vld1q_f32(b + 4);
+    y = vld1q_f32(next + 4);
+    r.q[2] = vzip1q_f32(x, y);
+    r.q[3] = vzip2q_f32(x, y);
+    return r;
+}
+MIXPI_V float32x4_t MIXPI_P(mmla_rows)(const float *a, int64_t row)
+{ return vcombine_f32(vld1_f32(a), vld1_f32(a + row)); }
+
+MIXPI_V_LONG mixpi_v MIXPI_P(mmla_step)(mixpi_v sum, float32x4_t a, mixpi_v b) {
+    MIXPI_MMLA(0);
+    MIXPI_MMLA(1);
+    MIXPI_MMLA(2);
+    MIXPI_MMLA(3);
+    return sum;
+}
+#  undef MIXPI_LONG
+#  undef MIXPI_LONGS
+#  undef MIXPI_MMLA
+
+/* Sums of two rows by eight columns, as rows of MIXPI_NR. */
+MIXPI_V void MIXPI_P(mmla_put)(float *sums, mixpi_v two) {
+    float *next = sums + MIXPI_NR;
+    vst1_f32(sums, vget_low_f32(two.q[0]));
+    vst1_f32(next, vget_high_f32(two.q[0]));
+    vst1_f32(sums + 2, vget_low_f32(two.q[1]));
+    vst1_f32(next + 2, vget_high_f32(two.q[1]));
+    vst1_f32(sums + 4, vget_low_f32(two.q[2]));
+    vst1_f32(next + 4, vget_high_f32(two.q[2]));
+    vst1_f32(sums + 6, vget_low_f32(two.q[3]));
+    vst1_f32(next + 6, vget_high_f32(two.q[3]));
+}
+
+/* Sums of rows / 2 times two rows, rounded up. */
+MIXPI_V_LONG void MIXPI_P(mmla_body)(const mixpi_tile *t, const int rows, float *sums) {
+    const int64_t row = t->a_row, next = t->b_step;
+    const float  *a = t->a, *b = t->b;
+    mixpi_v l0 = mixpi_vzero(), l2 = l0, l4 = l0, h0 = l0, h2 = l0, h4 = l0;
+    int64_t p;
+    for (p = 0; p < t->depth; p += 2, a += 2, b += 2 * next) {
+        float32x4_t s0 = MIXPI_P(mmla_rows)(a, row), s2 = s0, s4 = s0;
+        mixpi_v     two = MIXPI_P(mmla_columns)(b, b + next);
+        if (rows > 2) s2 = MIXPI_P(mmla_rows)(a + 2 * row, row);
+        if (rows > 4) s4 = MIXPI_P(mmla_rows)(a + 4 * row, row);
+        l0 = MIXPI_P(mmla_step)(l0, s0, two);
+        if (rows > 2) l2 = MIXPI_P(mmla_step)(l2, s2, two);
+        if (rows > 4) l4 = MIXPI_P(mmla_step)(l4, s4, two);
+        two = MIXPI_P(mmla_columns)(b + 8, b + next + 8);
+        h0 = MIXPI_P(mmla_step)(h0, s0, two);
+        if (rows > 2) h2 = MIXPI_P(mmla_step)(h2, s2, two);
+        if (rows > 4) h4 = MIXPI_P(mmla_step)(h4, s4, two);
+    }
+    MIXPI_P(mmla_put)(sums, l0);
+    MIXPI_P(mmla_put)(sums + 8, h0);
+    MIXPI_P(mmla_put)(sums + 2 * MIXPI_NR, l2);
+    MIXPI_P(mmla_put)(sums + 2 * MIXPI_NR + 8, h2);
+    MIXPI_P(mmla_put)(sums + 4 * MIXPI_NR, l4);
+    MIXPI_P(mmla_put)(sums + 4 * MIXPI_NR + 8, h4);
+}
+
+static MIXPI_TARGET_LONG void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
+    float sums[6 * MIXPI_NR];
+    if (rows > 4) MIXPI_P(mmla_body)(t, 6, sums);
+    else if (rows > 2) MIXPI_P(mmla_body)(t, 4, sums);
+    else MIXPI_P(mmla_body)(t, 2, sums);
+    MIXPI_P(tile_end)(t, rows, sums);
+}
+static void MIXPI_P(mmla1)(const mixpi_tile *t) { MIXPI_P(tile_by_sums)(t, 1); }
+#endif
+
+#if MIXPI_PASS == 2 && MIXPI_AMX
+/* AMX: up to 32 rows by 32 columns. For 32 elements of k there are two chains of multiply-adds from
+ * 0, of the even ones and of the odd ones; then they are added, then their sum to the sum. Each
+ * step is rounded to nearest even. Subnormals of f32 and bf16 are zeros, those of f16 are not
+ * (Intel's manual, TDPBF16PS and TDPFP16PS). The tiles are configured: see gemm_task. */
+#  define MIXPI_AMX_SUMS(DOT)                                                             \
+       for (p = 0; p < t->depth; p += 16) {                                               \
+           const float *a = t->a + p, *b = t->b + p * t->b_step;                          \
+           MIXPI_AMX_LOAD(4, a, a_bytes);                                                 \
+           MIXPI_AMX_LOAD(6, b, b_bytes);                                                 \
+           DOT(0, 4, 6);                                                                  \
+           if (right) {                                                                   \
+               MIXPI_AMX_LOAD(7, b + 16, b_bytes);                                        \
+               DOT(1, 4, 7);                                                              \
+           }                                                                              \
+           if (!below) continue;                                                          \
+           MIXPI_AMX_LOAD(5, a + 16 * t->a_row, a_bytes);                                 \
+           DOT(2, 5, 6);                                                                  \
+           if (right) DOT(3, 5, 7);                                                       \
+       }
+
+MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
+    const int64_t a_bytes = t->a_row * 4, b_bytes = t->b_step * 4;
+    const int64_t c_bytes = MIXPI_NR * 4;
+    const int     right = t->cols > 16, below = rows > 16;
+    float         sums[32 * MIXPI_NR];
+    int64_t       p;
+    MIXPI_AMX_ZERO(0);
+    MIXPI_AMX_ZERO(1);
+    MIXPI_AMX_ZERO(2);
+    MIXPI_AMX_ZERO(3);
+    if (t->pairs == MIXPI_AMX_F16) {
+        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_F16)
+    } else {
+        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_BF16)
+    }
+    MIXPI_AMX_STORE(0, sums, c_bytes);
+    MIXPI_AMX_STORE(1, sums + 16, c_bytes);
+    MIXPI_AMX_STORE(2, sums + 16 * MIXPI_NR, c_bytes);
+    MIXPI_AMX_STORE(3, sums + 16 * MIXPI_NR + 16, c_bytes);
+    MIXPI_P(tile_end)(t, rows, sums);
+}
+#  undef MIXPI_AMX_SUMS
+#endif
+
+#define MIXPI_PAIRED ((MIXPI_PASS == 2 && MIXPI_BF16) || (MIXPI_PASS == 3 && MIXPI_ARM_PAIRS))
+
 /* The tile of so many rows, straight into c: cols is whole vectors. */
 MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
     static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
@@ -7689,7 +8463,7 @@ MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
         MIXPI_P(tile12), MIXPI_P(tile13), MIXPI_P(tile14),
 #endif
     };
-#if MIXPI_PASS == 2 && MIXPI_BF16
+#if MIXPI_PAIRED
     if (t->pairs) {
         MIXPI_P(tile_pairs)(t, rows);
         return;
@@ -7703,6 +8477,12 @@ MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
     float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
     mixpi_tile whole = *t;
     int64_t    i, j;
+#if MIXPI_BY_SUMS
+    if (t->pairs >= MIXPI_PAIRS_MMLA) {
+        MIXPI_P(tile_by_sums)(t, rows);
+        return;
+    }
+#endif
     if (t->cols % 16 == 0) {
         MIXPI_P(tile_whole)(t, rows);
         return;
@@ -7796,7 +8576,7 @@ MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixpi_source from, int
 /* Rows for a sum along each of them: of n floats, or of n / 2 pairs, rounded up. */
 MIXPI_K void MIXPI_P(load_along)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n,
                                  int pairs) {
-#if MIXPI_PASS == 2 && MIXPI_BF16
+#if MIXPI_PAIRED
     for (; pairs && rows > 0; rows--, dst += ldd, from.first += from.ld) {
         const uint16_t *row = (const uint16_t *)from.a.data + from.first;
         int j;
@@ -7813,7 +8593,7 @@ MIXPI_K void MIXPI_P(load_along)(float *dst, int64_t ldd, mixpi_source from, int
 /* Rows for a sum across them: of n floats, or half as many rows, rounded up, of n pairs. */
 MIXPI_K void MIXPI_P(load_across)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n,
                                   int pairs) {
-#if MIXPI_PASS == 2 && MIXPI_BF16
+#if MIXPI_PAIRED
     for (; pairs && rows > 0; rows -= 2, dst += ldd, from.first += 2 * from.ld) {
         const uint16_t *row = (const uint16_t *)from.a.data + from.first;
         const uint16_t *next = rows > 1 ? row + from.ld : NULL;
@@ -7850,6 +8630,8 @@ MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s) {
         if (!s->job->pairs) {
             row = MIXPI_P(read)(g->b, at, n, s->strip);
             MIXPI_P(ask)(g->b, at + 8 * g->ldb, n);
+        } else if (left <= 0) {  /* plant: pairs_beyond */
+            memset(s->strip, 0, (size_t)n * sizeof(float));
         } else {
             MIXPI_P(load_across)(s->strip, 0, mixpi_source_of(g->b, at, g->ldb),
                                  mixpi_min(each, left), (int)n, 1);
@@ -7888,14 +8670,38 @@ MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s) {
     }
 }
 
+/* Rows of pairs, `ld` apart, from a', whose column `at` is the first of them. */
+MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t rows,
+                                int64_t ld) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t wide = mixpi_ceil_div(rows, 16) * 16, p, i;
+    for (p = 0; p < s->steps; p += 16) {
+        mixpi_source from = mixpi_source_of(g->a, at, g->lda);
+        int64_t left = mixpi_min(s->depth - 2 * p, 32);
+        from.first += 2 * p * g->lda;  /* plant: pairs_turned */
+        memset(s->turn, 0, (size_t)(16 * wide) * sizeof(float));
+        MIXPI_P(load_across)(s->turn, wide, from, left, (int)rows, s->job->pairs);
+        for (i = 0; i < rows; i += 16) {
+            float *to = s->a_pack + i * ld + p;
+            MIXPI_P(transpose16)(to, ld, s->turn + i, wide);
+        }
+    }
+}
+
 /* op(a)[i .. i+rows, p0 .. p0+depth] for the tile: f32 rows in place, anything else packed. */
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
+    if (g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
+        t->a_step = 1;
+        t->a_row = s->job->depth + MIXPI_PAD;
+        MIXPI_P(turn_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
+        return s->a_pack;
+    }
     if (g->trans_a) {
         int64_t at = s->a_at + s->p0 * g->lda + i;
         t->a_row = 1;
-        t->a_step = MIXPI_PANELS * MIXPI_MR;
+        t->a_step = s->job->panels * s->job->tall;
         MIXPI_P(load_across)
         (s->a_pack, t->a_step, mixpi_source_of(g->a, at, g->lda), s->depth, (int)rows,
          s->job->pairs);
@@ -7933,7 +8739,7 @@ MIXPI_V void MIXPI_P(tile_b)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j
     t->b_step = MIXPI_P(panel_of)(j, s->n1 - s->n0).wide;
 }
 
-/* The tiles of rows [i, i+rows), rows <= MIXPI_MR. Sums of a c that is not f32 wait in `part`:
+/* The tiles of rows [i, i+rows), rows <= job->tall. Sums of a c that is not f32 wait in `part`:
  * all the block's where k takes several passes, else those of these rows. */
 MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
                                  int64_t rows) {
@@ -7957,9 +8763,10 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         MIXPI_P(write)(g->c, at, n, part);
 }
 
-/* MIXPI_PANELS panels of rows at a time, dealt out evenly. */
+/* job->panels panels of rows at a time, dealt out evenly. */
 MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
-    int64_t m = s->m1 - s->m0, panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
+    int64_t m = s->m1 - s->m0, at_once = s->job->panels, i, j;
+    int64_t panels = mixpi_ceil_div(m, s->job->tall);
     mixpi_tile t;
     t.depth = s->steps;
     t.pairs = s->job->pairs;
@@ -7968,8 +8775,8 @@ MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
         if (s->job->g->trans_b) MIXPI_P(pack_transposed)(s);
         else MIXPI_P(pack_straight)(s);
     }
-    for (i = 0; i < panels; i += MIXPI_PANELS) {
-        int64_t end = mixpi_min(i + MIXPI_PANELS, panels), first = m * i / panels;
+    for (i = 0; i < panels; i += at_once) {
+        int64_t end = mixpi_min(i + at_once, panels), first = m * i / panels;
         const float *a =
             MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
         for (j = i; j < end; j++) {
@@ -7986,12 +8793,20 @@ MIXPI_K int64_t MIXPI_P(gemm_carve)(mixpi_gemm_block *s, float *from) {
     int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
     int64_t spill = 15 * MIXPI_NR;      /* what pack_transposed writes beyond the last panel */
     int64_t rows =
-        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : MIXPI_MR;
+        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t packed = job->panels * job->tall, turned = 0;
+    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
     mixpi_carver c = { from, 0 };
-    s->a_pack = mixpi_carve(&c, MIXPI_PANELS * MIXPI_MR * ld);
+    if (job->pairs >= MIXPI_PAIRS_MMLA) {
+        turned = 16 * (packed + 15);
+        packed += job->tall;            /* tiles read rows beyond the last */
+    }
+    if (steps < job->depth) steps = job->depth;
+    s->a_pack = mixpi_carve(&c, packed * ld);
+    s->turn = mixpi_carve(&c, turned);
     s->strip = mixpi_carve(&c, strip);
     s->bias = mixpi_carve(&c, job->cols);
-    s->b_pack = mixpi_carve(&c, job->cols * job->depth + spill);
+    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
     s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
     return c.used;
 }
@@ -8023,11 +8838,18 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     if (g->bias.data)
         MIXPI_P(widen_rows)
         (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
+#if MIXPI_PASS == 2 && MIXPI_AMX
+    /* plant: amx_configure */
+    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+#endif
     for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
         s.depth = mixpi_min(job->depth, g->k - s.p0);
-        s.steps = job->pairs ? (s.depth + 1) / 2 : s.depth;
+        s.steps = mixpi_pair_steps(job->pairs, s.depth);
         MIXPI_P(gemm_pass)(&s);
     }
+#if MIXPI_PASS == 2 && MIXPI_AMX
+    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();  /* plant: amx_release */
+#endif
 }
 
 /* What a cut costs: elements packed twice, and most of all threads idle in the last round. */
@@ -8044,7 +8866,7 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
             least_n = mixpi_ceil_div(g->n, MIXPI_NB);
-    int64_t most_m = mixpi_ceil_div(g->m, MIXPI_MR),
+    int64_t most_m = mixpi_ceil_div(g->m, job->tall),
             most_n = mixpi_ceil_div(g->n, MIXPI_NR);
     double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
     int64_t m, n;
@@ -8067,9 +8889,9 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
         }
 }
 
-/* pairs: has the device them? */
+/* have: the pairs that the device multiplies. */
 MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *g,
-                                      int pairs) {
+                                      mixpi_pairs have) {
     mixpi_gemm_job   job;
     mixpi_gemm_block block;
     int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
@@ -8080,7 +8902,13 @@ MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *
 #endif
     job.g = g;
     job.low = g->c.dtype != MIXP_F32;
-    job.pairs = pairs && g->a.dtype == MIXP_BF16 && g->b.dtype == MIXP_BF16;
+    job.pairs = mixpi_pairs_for(have, g->a, g->b);
+    job.tall = MIXPI_MR;
+    job.panels = MIXPI_PANELS;
+    if (job.pairs >= MIXPI_AMX_BF16) {
+        job.tall = 32;
+        job.panels = 4;
+    }
     job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
     MIXPI_P(gemm_grid)(&job, x->threads > 1 ? x->threads : 1);
     job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.across) * MIXPI_NR;
@@ -8091,7 +8919,7 @@ MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *
 }
 
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, 0); }
+{ return MIXPI_P(gemm_run)(x, g, mixpi_no_pairs); }
 
 /* --- attention -------------------------------------------------------------------------- *
  *
@@ -8108,7 +8936,7 @@ static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
                                               8, 9, 10, 11, 12, 13, 14, 15 };
 
 /* The sizes of one problem; group: heads of q for one of k and v; wide: d in whole vectors, the
- * row length of copies. pairs: q and k, dy and v are multiplied in pairs of bf16. */
+ * row length of copies. pairs: what q and k, dy and v are multiplied in: MIXPI_FLOATS, ... */
 typedef struct mixpi_heads {
     int64_t t, keys, heads, group, d, wide;
     int     pairs;
@@ -8772,7 +9600,8 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) 
 }
 
 MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
-                                           const mixp_attention_args *k, int pairs) {
+                                           const mixp_attention_args *k,
+                                           mixpi_pairs have) {
     int64_t many = k->b * k->heads;
     mixpi_attention_job  job;
     mixpi_attention_room room;
@@ -8781,8 +9610,7 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
     r = mixpi_attention_check(k);
     if (r != MIXP_OK) return r;
     job.k = k;
-    job.heads = mixpi_heads_of(
-        k, pairs && k->q.dtype == MIXP_BF16 && k->k.dtype == MIXP_BF16);
+    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
     job.drops = mixpi_drops_of(k);
     job.chunks = 1;
     if (many < 2 * x->threads)  /* too few heads: cut them by queries */
@@ -8795,19 +9623,21 @@ MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
 
 MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
                                                     const mixp_attention_backward_args *k,
-                                                    int pairs) {
+                                                    mixpi_pairs have) {
     const mixp_attention_args *forward = &k->forward;
     mixpi_attention_grad_job  job;
     mixpi_attention_grad_room room;
     mixp_result r;
+    int pairs;
     if (mixpi_attention_empty(forward)) return MIXP_OK;
     r = mixpi_attention_check(forward);
     if (r != MIXP_OK) return r;
     if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
         !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
     job.k = k;
-    pairs = pairs && forward->q.dtype == MIXP_BF16 && forward->k.dtype == MIXP_BF16 &&
-            forward->v.dtype == MIXP_BF16 && k->dy.dtype == MIXP_BF16;
+    pairs = mixpi_pairs_for(have, forward->q, forward->k);
+    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
     job.heads = mixpi_heads_of(forward, pairs);
     job.drops = mixpi_drops_of(forward);
     return mixpi_run_sliced(x, forward->b * forward->kv_heads,
@@ -8816,25 +9646,43 @@ MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
 }
 
 MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k)
-{ return MIXPI_P(attention_run)(x, k, 0); }
+{ return MIXPI_P(attention_run)(x, k, mixpi_no_pairs); }
 MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
                                                 const mixp_attention_backward_args *k)
-{ return MIXPI_P(attention_backward_run)(x, k, 0); }
+{ return MIXPI_P(attention_backward_run)(x, k, mixpi_no_pairs); }
 
 /* The three with pairs, for a table of their own. */
+#define MIXPI_WITH_PAIRS(name)                                                            \
+    MIXPI_K mixp_result MIXPI_P(gemm_##name)(const mixp_exec *x, const mixp_gemm_args *g) \
+    { return MIXPI_P(gemm_run)(x, g, MIXPI_P(name)); }                                    \
+    MIXPI_K mixp_result MIXPI_P(attention_##name)(const mixp_exec *x,                     \
+                                                  const mixp_attention_args *k)           \
+    { return MIXPI_P(attention_run)(x, k, MIXPI_P(name)); }                               \
+    MIXPI_K mixp_result MIXPI_P(attention_backward_##name)(                               \
+        const mixp_exec *x, const mixp_attention_backward_args *k)                        \
+    { return MIXPI_P(attention_backward_run)(x, k, MIXPI_P(name)); }
 #if MIXPI_PASS == 2 && MIXPI_BF16
-MIXPI_K mixp_result MIXPI_P(gemm_bf16)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, 1); }
-MIXPI_K mixp_result MIXPI_P(attention_bf16)(const mixp_exec *x,
-                                            const mixp_attention_args *k) {
-    return MIXPI_P(attention_run)(x, k, 1);
-}
-MIXPI_K mixp_result MIXPI_P(attention_backward_bf16)(
-    const mixp_exec *x, const mixp_attention_backward_args *k) {
-    return MIXPI_P(attention_backward_run)(x, k, 1);
-}
-
+static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_FLOATS };
+MIXPI_WITH_PAIRS(bf16)
 #endif
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+static const mixpi_pairs MIXPI_P(f16) = { MIXPI_FLOATS, MIXPI_PAIRS_F16 };
+static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16 };
+static const mixpi_pairs MIXPI_P(mmla) = { MIXPI_PAIRS_MMLA, MIXPI_PAIRS_F16 };
+MIXPI_WITH_PAIRS(f16)
+MIXPI_WITH_PAIRS(bf16)
+MIXPI_K mixp_result MIXPI_P(gemm_mmla)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(mmla)); }
+#endif
+#if MIXPI_PASS == 2 && MIXPI_AMX
+static const mixpi_pairs MIXPI_P(amx) = { MIXPI_AMX_BF16, MIXPI_FLOATS };
+static const mixpi_pairs MIXPI_P(amx_f16) = { MIXPI_AMX_BF16, MIXPI_AMX_F16 };
+MIXPI_K mixp_result MIXPI_P(gemm_amx)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx)); }
+MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx_f16)); }
+#endif
+#undef MIXPI_WITH_PAIRS
 
 /* --- grad_stats, clip, prepare, update, advance ---------------------------------------- *
  *
@@ -9004,7 +9852,7 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixp_param_row *row = &job->rows[c->row];
     const mixp_out grad = mixpi_out_to(row->grad, row->grad_dtype, 0);
     int64_t i, end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
-    float buf[MIXPI_BLOCK], largest;
+    float buf[MIXPI_BLOCK], largest = 0.0f;
     (void)worker;
     for (i = c->first; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
@@ -9503,7 +10351,7 @@ MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *
 
 /* What one piece of an array holds: how many magnitudes lie below each limit. */
 typedef struct mixpi_look_piece {
-    int32_t top, nonfinite, zeros, flushed, least, subnormal;
+    int32_t top, nonfinite, zeros, flushed, least, subnormal, past;
     int32_t exponents[MIXPI_EXPONENTS];
 } mixpi_look_piece;
 
@@ -9522,6 +10370,7 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     to->flushed += p->flushed - p->zeros;
     to->least += p->least - p->flushed;  /* plant: look_least */
     to->subnormal += p->subnormal - p->flushed;
+    to->saturated += p->past;
 }
 #endif
 
@@ -9551,7 +10400,7 @@ MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
         smallest = low[j] < smallest ? low[j] : smallest;
         all += zeros[j];
     }
-    if (largest >= 0x7F800000u || smallest < at->subnormal) return 0;
+    if (largest >= at->past || smallest < at->subnormal) return 0;
     if ((int32_t)largest > p->top) p->top = (int32_t)largest;
     p->zeros += all;
     p->flushed += all;          /* counts are of all below a limit */
@@ -9565,7 +10414,8 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
                                  const mixpi_look_limits *at) {
     const int32_t inf = 0x7F800000, flushed = (int32_t)at->flushed;
     const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
-    int32_t a[MIXPI_LOOK_LANES], found[6][MIXPI_LOOK_LANES];
+    const int32_t past = (int32_t)at->past;
+    int32_t a[MIXPI_LOOK_LANES], found[7][MIXPI_LOOK_LANES];
     int i, j;
     memset(found, 0, sizeof found);
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
@@ -9581,6 +10431,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
             found[3][j] += v <= flushed;  /* plant: look_flushed */
             found[4][j] += v < least;
             found[5][j] += v < subnormal;
+            found[6][j] += finite >= past;  /* plant: look_past */
         }
     }
     for (j = 0; j < MIXPI_LOOK_LANES; j++) {
@@ -9590,6 +10441,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
         p->flushed += found[3][j];
         p->least += found[4][j];
         p->subnormal += found[5][j];
+        p->past += found[6][j];
     }
     p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
 }
@@ -9642,19 +10494,34 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
     MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
-    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope)                              \
+    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(add_norm),          \
+    MIXPI_P(cross_entropy_both)                                                           \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
-#if MIXPI_PASS == 2 && MIXPI_BF16
+#if MIXPI_PAIRED
 static const mixp_kernels MIXPI_P(kernels_bf16) =
     MIXPI_TABLE(MIXPI_P(attention_bf16), MIXPI_P(attention_backward_bf16), MIXPI_P(gemm_bf16));
+#endif
+#if MIXPI_PASS == 2 && MIXPI_AMX
+static const mixp_kernels MIXPI_P(kernels_amx) =
+    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx));
+static const mixp_kernels MIXPI_P(kernels_amx_f16) =
+    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx_f16));
+#endif
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+static const mixp_kernels MIXPI_P(kernels_f16) =
+    MIXPI_TABLE(MIXPI_P(attention_f16), MIXPI_P(attention_backward_f16), MIXPI_P(gemm_f16));
+static const mixp_kernels MIXPI_P(kernels_mmla) =
+    MIXPI_TABLE(MIXPI_P(attention_bf16), MIXPI_P(attention_backward_bf16), MIXPI_P(gemm_mmla));
 #endif
 #undef MIXPI_TABLE
 
 #if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
 #  pragma GCC diagnostic pop
 #endif
+#undef MIXPI_PAIRED
+#undef MIXPI_BY_SUMS
 #undef MIXPI_SUFFIX
 #undef MIXPI_TARGET
 #undef MIXPI_K
@@ -9704,10 +10571,38 @@ static int mixpi_has_avx512(void) {
 static int mixpi_has_avx512_bf16(void) {
 #  if MIXPI_BF16
     return mixpi_has_avx512() && __builtin_cpu_supports("avx512bf16") &&
-           mixpi_pairs_answer(mixpi_pairs1_avx512);
+           mixpi_pairs_answer(mixpi_pairs1_avx512, MIXPI_PAIRS_BF16);
 #  else
     return 0;
 #  endif
+}
+#  if MIXPI_AMX
+/* CPUID is asked, for compilers differ in what they know of AMX: no default comes here. */
+static int mixpi_has_amx(int f16) {
+    return mixpi_has_avx512() && MIXPI_AMX_MACHINE(f16) &&
+           mixpi_amx_answer(mixpi_tile_by_sums_avx512, 0) &&
+           (!f16 || mixpi_amx_answer(mixpi_tile_by_sums_avx512, 1));
+}
+#  endif
+#endif
+
+#if MIXPI_ARM_PAIRS
+/* What Linux says of the processor; with its known answers, likewise. BFMMLA's are those of
+ * FPCR.EBF 0, which is what a process starts with. */
+static int mixpi_has_neon_f16(void) {
+    const unsigned long fhm = 1ul << 23;        /* HWCAP_ASIMDFHM */
+    if (!(getauxval(AT_HWCAP) & fhm)) return 0;
+    return mixpi_pairs_answer(mixpi_f16_1_neon, MIXPI_PAIRS_F16);
+}
+static int mixpi_has_neon_bf16(void) {
+    const unsigned long bf16 = 1ul << 14;       /* HWCAP2_BF16 */
+    if (!mixpi_has_neon_f16()) return 0;
+    if (!(getauxval(AT_HWCAP2) & bf16)) return 0;
+    return mixpi_pairs_answer(mixpi_bf16_1_neon, MIXPI_PAIRS_BF16);
+}
+static int mixpi_has_neon_bfmmla(void) {
+    if (!mixpi_has_neon_bf16()) return 0;
+    return mixpi_pairs_answer(mixpi_mmla1_neon, MIXPI_PAIRS_MMLA);
 }
 #endif
 
@@ -9722,10 +10617,24 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
     MIXPI_CPU(avx512_bf16, mixpi_kernels_bf16_avx512, "cpu avx512 bf16");
     if (isa == MIXP_ISA_AVX512_BF16) return mixpi_has_avx512_bf16() ? &avx512_bf16 : NULL;
 #  endif
+#  if MIXPI_AMX
+    MIXPI_CPU(amx, mixpi_kernels_amx_avx512, "cpu avx512 amx");
+    MIXPI_CPU(amx_f16, mixpi_kernels_amx_f16_avx512, "cpu avx512 amx f16");
+    if (isa == MIXP_ISA_AMX) return mixpi_has_amx(0) ? &amx : NULL;
+    if (isa == MIXP_ISA_AMX_F16) return mixpi_has_amx(1) ? &amx_f16 : NULL;
+#  endif
 #endif
 #if MIXPI_ARM
     MIXPI_CPU(neon, mixpi_kernels_neon, "cpu neon");
     if (isa == MIXP_ISA_NEON) return &neon;
+#  if MIXPI_ARM_PAIRS
+    MIXPI_CPU(neon_f16, mixpi_kernels_f16_neon, "cpu neon f16");
+    MIXPI_CPU(neon_bf16, mixpi_kernels_bf16_neon, "cpu neon f16 bf16");
+    MIXPI_CPU(neon_bfmmla, mixpi_kernels_mmla_neon, "cpu neon f16 bfmmla");
+    if (isa == MIXP_ISA_NEON_F16) return mixpi_has_neon_f16() ? &neon_f16 : NULL;
+    if (isa == MIXP_ISA_NEON_BF16) return mixpi_has_neon_bf16() ? &neon_bf16 : NULL;
+    if (isa == MIXP_ISA_NEON_BFMMLA) return mixpi_has_neon_bfmmla() ? &neon_bfmmla : NULL;
+#  endif
 #endif
     return isa == MIXP_ISA_SCALAR ? &scalar : NULL;
 }
@@ -9733,13 +10642,15 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
 #undef MIXPI_CPU
 
 /* Where is it the best, and not only there? vdpbf16ps has twice the rate of f32's multiply-add
- * on AMD's processors that have it, Zen 4 and later, and half of it on Intel's. */
+ * on AMD's processors that have it, Zen 4 and later, and half of it on Intel's. BFMMLA and AMX
+ * would give one machine other bits than its neighbour. */
 static int mixpi_isa_pays(mixp_isa isa) {
 #if MIXPI_X86
     if (isa == MIXP_ISA_AVX512_BF16) return __builtin_cpu_is("amd");
 #endif
-    (void)isa;
-    return 1;
+    if (isa == MIXP_ISA_NEON_BFMMLA) return 0;
+    if (isa == MIXP_ISA_AMX) return 0;
+    return isa != MIXP_ISA_AMX_F16;
 }
 
 MIXPREC_API const mixp_device *mixp_cpu(void) {
@@ -9996,6 +10907,8 @@ typedef struct mixpi_piece {
     size_t  size;
     size_t  used;               /* handed out by an arena                                  */
     int     from_device;        /* 0: the record and the memory are one                    */
+    int     on_device;          /* 1: it counts as device memory                           */
+    const void *owner;          /* what it is freed with; NULL = the context               */
 } mixpi_piece;
 
 /* Memory that is handed out upwards and taken back all at once. The pieces stay, in the order they
@@ -10013,6 +10926,7 @@ typedef struct mixpi_free {
     void *data;
     size_t size;
 } mixpi_free;
+typedef struct mixpi_block mixpi_block;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
 typedef struct mixpi_exchange mixpi_exchange;
@@ -10095,6 +11009,7 @@ typedef struct mixpi_watch {
     uint64_t    posted_step, event_step, updated_step;
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
+    mixp_look  *row;            /* device memory, of mixp_look_at; made at its first use */
     double     *shared;         /* what all ranks have seen, each in its row of a table */
     int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
@@ -10121,6 +11036,8 @@ struct mixp_context {
     mixp_result  error;
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
+    void        *user;          /* of the description                                      */
+    mixpi_block *block;         /* where host memory comes from; NULL = an allocator       */
     uint64_t     seed, step, generation;
     uint64_t     capture_step;  /* the step count when a capture began                     */
     int64_t      tensors_made;  /* ids of permanent tensors                                */
@@ -10146,7 +11063,93 @@ struct mixp_context {
     int            capturing;
     int            scale_moved; /* since the newest mixp_capture_begin                      */
     const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
+    void          *scalers, *optimizers;    /* all of them, newest first                   */
+    uint64_t       made_in;     /* the generation in which a permanent tensor was made last */
+    uint64_t       updated_in;  /* that of the newest update of an optimizer               */
+    int            made_runs;   /* such generations in a row, before it                     */
+    int            scale_asked; /* 1: the program has asked for a loss scale, or set one    */
 };
+
+/* --- a block of the caller's ------------------------------------------------------------- *
+ *
+ * The context's whole host memory in one array: chunks one behind the other, the first that has
+ * room is taken, neighbours that are free are joined. Little is ever given back, so that is
+ * enough.
+ */
+enum { MIXPI_LINE = 64 };       /* alignment of chunks, and the room that a record takes   */
+
+typedef struct mixpi_block_part {
+    size_t size;                /* of its memory, which lies behind the record             */
+    int    used;
+} mixpi_block_part;
+
+struct mixpi_block {
+    char  *first;               /* the first record                                        */
+    size_t size;                /* of all chunks with their records                        */
+    size_t most;                /* of that, ever in use                                    */
+    size_t before;              /* bytes of the array that lie before it                   */
+};
+
+static mixpi_block_part *mixpi_block_at(const mixpi_block *b, size_t at)
+{ return (mixpi_block_part *)(void *)(b->first + at); }
+
+/* The array as a block, or NULL: it is too small. */
+static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
+    size_t skip = (MIXPI_LINE - (uintptr_t)memory % MIXPI_LINE) % MIXPI_LINE;
+    mixpi_block *b = (mixpi_block *)(void *)((char *)memory + skip);
+    if (bytes < skip + 3 * MIXPI_LINE) return NULL;
+    b->before = skip + MIXPI_LINE;
+    b->first = (char *)memory + b->before;
+    b->size = (bytes - b->before) / MIXPI_LINE * MIXPI_LINE;
+    b->most = 0;
+    mixpi_block_at(b, 0)->size = b->size - MIXPI_LINE;
+    mixpi_block_at(b, 0)->used = 0;
+    return b;
+}
+
+/* A free chunk at `at` with room is taken; what it has beyond that becomes a chunk of its own. */
+static void *mixpi_block_cut(mixpi_block *b, size_t at, size_t bytes) {
+    mixpi_block_part *c = mixpi_block_at(b, at);
+    size_t end = at + MIXPI_LINE + bytes;
+    if (c->size - bytes > MIXPI_LINE) {
+        mixpi_block_part *rest = mixpi_block_at(b, end);
+        rest->size = c->size - bytes - MIXPI_LINE;
+        rest->used = 0;
+        c->size = bytes;
+    }
+    c->used = 1;
+    end = at + MIXPI_LINE + c->size;
+    if (end > b->most) b->most = end;
+    return b->first + at + MIXPI_LINE;
+}
+
+static void *mixpi_block_allocate(size_t bytes, void *user) {
+    mixpi_block *b = (mixpi_block *)user;
+    size_t at = 0, need;
+    if (bytes > b->size) return NULL;
+    need = (bytes + MIXPI_LINE - 1) / MIXPI_LINE * MIXPI_LINE;
+    while (at < b->size) {
+        const mixpi_block_part *c = mixpi_block_at(b, at);
+        if (!c->used && c->size >= need) return mixpi_block_cut(b, at, need);
+        at += MIXPI_LINE + c->size;
+    }
+    return NULL;
+}
+
+static void mixpi_block_release(void *p, void *user) {
+    mixpi_block *b = (mixpi_block *)user;
+    size_t at = 0;
+    mixpi_block_part *before = NULL;
+    if (!p) return;
+    mixpi_block_at(b, (size_t)((char *)p - b->first) - MIXPI_LINE)->used = 0;
+    while (at < b->size) {
+        mixpi_block_part *c = mixpi_block_at(b, at);
+        at += MIXPI_LINE + c->size;
+        /* plant: block_join */
+        if (before && !before->used && !c->used) before->size += MIXPI_LINE + c->size;
+        else before = c;
+    }
+}
 
 /* --- errors ---------------------------------------------------------------------------- */
 
@@ -10158,7 +11161,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
     va_end(args);
-    if (ctx->on_error) ctx->on_error(code, ctx->message, ctx->exec.host.user);
+    if (ctx->on_error) ctx->on_error(code, ctx->message, ctx->user);
     return code;
 }
 
@@ -10227,6 +11230,8 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     p->size = bytes;
     p->used = 0;
     p->from_device = from_device;
+    p->on_device = on_device;
+    p->owner = NULL;
     p->data =
         from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
     if (!p->data) {
@@ -10299,12 +11304,45 @@ static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
 static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
     return mixpi_permanent(ctx, n, 0);
 }
+
+/* The same for what can be freed before the context: each piece knows its owner. */
+static void *mixpi_owned(mixp_context *ctx, const void *owner, size_t bytes, int on_device) {
+    void *p = mixpi_permanent(ctx, bytes, on_device);
+    if (p) ctx->pieces->owner = owner;
+    return p;
+}
+
+/* A record in host memory that owns itself. */
+static void *mixpi_owner_new(mixp_context *ctx, size_t bytes) {
+    void *p = mixpi_host_alloc(ctx, bytes);
+    if (p) ctx->pieces->owner = p;
+    return p;
+}
+
+/* Frees all that owner has, and the owner. */
+static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
+    mixpi_piece **at = &ctx->pieces, *gone = NULL, *p;
+    while ((p = *at) != NULL) {
+        if (p->owner != owner) {
+            at = &p->next;
+            continue;
+        }
+        *at = p->next;
+        p->next = gone;
+        gone = p;
+        if (!p->on_device) continue;
+        ctx->permanent -= p->size;
+        ctx->allocated -= p->size;
+    }
+    mixpi_piece_free(ctx, gone);
+}
+
 /* plant: round_up */
 static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
 
 /* A new piece for `bytes`: a quarter of all before it, so that little of the last lies unused. */
 static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
-    size_t total = 0, least = (size_t)1 << 16, most = (size_t)1 << 30;
+    size_t total = 0, least = (size_t)1 << (ctx->block ? 12 : 16), most = (size_t)1 << 30;
     mixpi_piece **at = &a->first;
     for (; *at; at = &(*at)->next) total += (*at)->size;
     total /= 4;
@@ -10753,6 +11791,7 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
 static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
+    if (d->memory && d->allocate) return "memory and allocate: give one of them";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
@@ -10788,6 +11827,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->seed = d->seed;
     ctx->on_error = d->on_error;
     ctx->generation = 1;
+    ctx->made_in = 1;
     ctx->allocations = 1;
     ctx->dev.on_device = 1;
     mixpi_exec_fill(ctx, d);
@@ -10804,15 +11844,24 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
     mixp_context *ctx = NULL;
+    mixpi_block *block = NULL;
     const char *wrong;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     wrong = mixpi_desc_wrong(&d);
-    if (!d.allocate) {
+    if (!wrong && d.memory) {
+        block = mixpi_block_new(d.memory, d.memory_bytes);
+        if (!block) wrong = "memory_bytes is too small";
+        d.allocate = mixpi_block_allocate;
+        d.release = mixpi_block_release;
+        d.user = block;
+    } else if (!d.allocate) {
         d.allocate = mixpi_default_allocate;
         d.release = mixpi_default_release;
     }
     if (!wrong) ctx = mixpi_context_make(&d, &wrong);
+    if (ctx) ctx->user = desc ? desc->user : NULL;
+    if (ctx) ctx->block = block;
     if (d.why) *d.why = wrong ? wrong : "";
     return ctx;
 }
@@ -10861,7 +11910,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
-    mixp_graph *g = ctx ? (mixp_graph *)mixpi_host_alloc(ctx, sizeof *g) : NULL;
+    mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
     if (ctx) ctx->capturing = 0;
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
@@ -10891,16 +11940,38 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
 }
 
+/* Before anything is freed: nothing may be recorded, and what is queued may still use it. */
+static mixp_result mixpi_free_begin(mixp_context *ctx, const char *who) {
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: a step is being captured; call mixp_capture_end first",
+                                 who);
+    return ctx->device->wait ? mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec)) : MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
+    mixp_context *ctx = graph ? graph->ctx : NULL;
+    mixp_graph **at = ctx ? &ctx->graphs : NULL;
+    mixp_result r = ctx ? mixpi_free_begin(ctx, "mixp_graph_free") : MIXP_OK;
+    if (!ctx || r != MIXP_OK) return r;
+    while (*at != graph) at = &(*at)->next;
+    *at = graph->next;
+    ctx->device->graph_free(&ctx->exec, graph->handle);
+    mixpi_owned_free(ctx, graph);
+    return MIXP_OK;
+}
+
 MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
 { return graph && graph->sites_moved != graph->ctx->sites_moved; }
 
 MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
-    mixp_memory m = { 0, 0, 0, 0 };
+    mixp_memory m = { 0, 0, 0, 0, 0 };
     if (!ctx) return m;
     m.used = ctx->permanent + ctx->dev.used;
     m.peak = ctx->peak;
     m.allocations = ctx->allocations;
     m.allocated = ctx->allocated;
+    if (ctx->block) m.block = ctx->block->before + ctx->block->most;
     return m;
 }
 
@@ -11053,6 +12124,21 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     return t;
 }
 
+/* Whoever makes what lasts in every step of a loop is told before memory runs out. */
+static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const char *name) {
+    int trained = ctx->generation == ctx->made_in + 1 && ctx->updated_in == ctx->made_in;
+    int runs = trained ? ctx->made_runs + 1 : 0;
+    if (ctx->generation == ctx->made_in) return MIXP_OK;
+    ctx->made_in = ctx->generation;
+    ctx->made_runs = runs;
+    if (runs < 3) return MIXP_OK;  /* plant: made_runs */
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER,
+        "%s '%s': the fourth training step in a row that makes one: parameters and views last as "
+        "long as the context; make them once, before the loop; a batch is mixp_input's",
+        who, name ? name : "");
+}
+
 /* Is there a parameter of this name? One without a name is like no other. */
 static int mixpi_param_exists(const mixp_context *ctx, const char *name) {
     const mixp_tensor *t = ctx && name && *name ? ctx->tensors : NULL;
@@ -11077,6 +12163,7 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
                           name);
         return NULL;
     }
+    if (ctx && mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
     t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
     if (t) t->requires_grad = t->own.is_param = 1;
     return t;
@@ -11097,6 +12184,7 @@ MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dty
                                    int rank, const int64_t *shape, void *data) {
     const char *wrong = mixpi_view_wrong(ctx, dtype, data);
     mixp_tensor *t = NULL;
+    if (ctx && mixpi_check_made(ctx, "mixp_view", name) != MIXP_OK) return NULL;
     if (wrong)
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_view '%s': %s", name ? name : "",
                           wrong);
@@ -11120,6 +12208,47 @@ MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int ran
     }
     t = mixp_activation(ctx, dtype, rank, shape);
     return t && mixpi_feed(ctx, t->data, host_data, mixpi_bytes(t)) == MIXP_OK ? t : NULL;
+}
+
+MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                         const int64_t *shape, void *data) {
+    const char *wrong = mixpi_view_wrong(ctx, dtype, data);
+    mixp_tensor *t = NULL;
+    if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_input_view: %s", wrong);
+    else t = mixpi_tensor_new(ctx, "", dtype, rank, shape, 0, 0);
+    if (t) t->data = data;
+    return t;
+}
+
+/* What is wrong with a product, or NULL. */
+static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
+    if (!k) return "its arguments are NULL";
+    if (k->m < 0 || k->n < 0 || k->k < 0 || k->batch < 0) return "a size is negative";
+    if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
+    if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
+        return "a, b or c has no data";
+    if (k->c.data == k->a.data || k->c.data == k->b.data) return "c is a or b";
+    return NULL;
+}
+
+/* Does a row, as stored, fit between one and the next? */
+static int mixpi_gemm_fits(const mixp_gemm_args *k) {
+    return k->lda >= (k->trans_a ? k->m : k->k) && k->ldb >= (k->trans_b ? k->k : k->n) &&
+           k->ldc >= k->n;
+}
+
+MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
+    const char *wrong = mixpi_gemm_wrong(k);
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_gemm: %s", wrong);
+    if (!mixpi_gemm_fits(k))
+        return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
+                                 "mixp_gemm: lda %.0f, ldb %.0f or ldc %.0f is shorter than a row "
+                                 "of its matrix: m %.0f, n %.0f, k %.0f%s%s",
+                                 (double)k->lda, (double)k->ldb, (double)k->ldc, (double)k->m,
+                                 (double)k->n, (double)k->k, k->trans_a ? ", a transposed" : "",
+                                 k->trans_b ? ", b transposed" : "");
+    return mixpi_noted(ctx, "mixp_gemm", ctx->device->kernels->gemm(&ctx->exec, k));
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
@@ -11202,7 +12331,15 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
     double value = 0.0;
-    if (t && t->count == 1 && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
+    char shape[224];
+    if (t && t->count != 1)
+        mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
+                          "mixp_item '%s': %s has %.0f elements, not one; take its mean or sum, "
+                          "or mixp_read",
+                          t->own.generation ? "" : t->name,
+                          mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
+                          (double)t->count);
+    else if (t && mixp_read(t, &value, MIXP_F64, 1) == MIXP_OK) return value;
     return (double)mixp_f32_of_bits(0x7FC00000u);   /* fast-math would fold 0/0 */
 }
 
@@ -11734,6 +12871,21 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     return r == MIXP_OK ? low : NULL;
 }
 
+MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
+    const char *wrong = NULL;
+    mixp_tensor *low;
+    if (!t) return NULL;
+    if (!mixpi_is_low(dtype)) wrong = "a low copy is f16 or bf16";
+    else if (t->dtype == dtype) return t;
+    else if (t->dtype != MIXP_F32) wrong = "only an f32 tensor has low copies";
+    else if (t->own.generation) wrong = "an activation has none; use mixp_cast";
+    if (wrong)
+        mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_low '%s': %s",
+                          t->own.generation ? "" : t->name, wrong);
+    low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
+    return low;
+}
+
 /* ==== 7. TAPE (implementation) ======================================================== */
 
 /* The call's inputs and attributes lie behind it. */
@@ -11743,11 +12895,15 @@ struct mixpi_tape_entry {
     int               fixed_dtype;  /* infer's dtype stands, whatever autocast says        */
     int               alias;    /* the result shares its input's memory                    */
     int               site;     /* its number; 0: nobody watches */
+    int               told;     /* gradients that the operator behind it has made: bit i */
 };
 
 static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
     return (mixpi_tape_entry *)(void *)c;
 }
+/* The one recorded before c, or NULL. */
+static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c)
+{ return ((const mixpi_tape_entry *)(const void *)c)->older; }
 
 /* A step begins: what earlier ones found is settled, and whether this one is sampled. */
 static mixp_result mixpi_watch_begin(mixp_context *ctx) {
@@ -11806,6 +12962,9 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))  /* plant: double_backward */
         wrong = "is a gradient, which is a constant here: there is no double backward; compute "
                 "with it under MIXP_NO_GRAD";
+    if (t && t->own.spent)
+        wrong = "was overwritten by its gradient: it was disposable, and "
+                "mixp_scaler_cross_entropy has read it; apply this operator before that";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
@@ -11986,26 +13145,35 @@ static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     return w->n_sites;
 }
 
-/* The site of an application, entered in the table; 0 without a guard. */
+/* The site of a visit, entered in the table, with its name and its pin. */
+static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
+    mixpi_site *site;
+    uint64_t hash;
+    int number = mixpi_site_visited(ctx->watch, v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    if (site->op) return number;
+    site->op = v->op->name;         /* met for the first time, or since a checkpoint was loaded */
+    mixpi_site_reads(site, v);
+    mixpi_site_name(ctx, v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* The site of an application, 0 without a guard; from here on this pass has been there. */
 static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
                             mixp_tensor **in) {
     mixpi_visit v;
     mixpi_site *site;
-    uint64_t hash;
     int number;
     if (!mixpi_guard_on(ctx)) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
-    number = mixpi_site_visited(ctx->watch, &v, &hash);
-    if (!number) number = mixpi_site_new(ctx, hash);
+    number = mixpi_site_of(ctx, &v);
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
-    if (site->op) return number;
-    site->op = op->name;            /* met for the first time, or since a checkpoint was loaded */
-    mixpi_site_reads(site, &v);
-    mixpi_site_name(ctx, &v, number);
-    mixpi_site_pin(ctx->watch, site);
     return number;
 }
 
@@ -12104,6 +13272,15 @@ static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dty
     return 1;
 }
 
+/* At level 3 parameters are low themselves: an f32 one would silently make it level 2. */
+static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *param) {
+    if (mixp_autocast_current(c->ctx).level < 3) return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                             "%s: level 3 is for parameters that are low themselves, and '%s' is "
+                             "f32: make it f16 or bf16, or choose level 2, which keeps f32 weights",
+                             c->op->name, param->name);
+}
+
 /* Brings the inputs of a LOW operator to the region's dtype. */
 static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
     mixp_result r = MIXP_OK;
@@ -12113,6 +13290,8 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
+        if (cached) r = mixpi_check_level(c, t);
+        if (r != MIXP_OK) return r;
         if (mixpi_stays_uncast(c, t, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
@@ -12159,7 +13338,9 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
                                  "it in a region of MIXP_F32",
                                  c->op->name,
                                  c->op->instead ? c->op->instead : "another operator");
-    if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
+    /* A cast casts its input itself, whatever its class was made. */
+    if (region.level && cls == MIXP_CLASS_LOW && !mixpi_is_cast(c->op))
+        r = mixpi_cast_inputs(c, region.dtype);
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r == MIXP_OK) r = mixpi_allocate_output(c, cls, region);
     if (r == MIXP_OK) r = c->op->forward(c);
@@ -12249,7 +13430,8 @@ enum {
     MIXPI_MARK_TRUE,            /* of a loss as it is                                      */
     MIXPI_MARK_SCALED,
     MIXPI_MARK_UNSCALED,        /* true again                                              */
-    MIXPI_MARK_MIXED            /* a sum over two scales: no factor makes it true          */
+    MIXPI_MARK_MIXED,           /* a sum over two scales: no factor makes it true          */
+    MIXPI_MARK_LOST             /* scaled by a scaler that was freed                       */
 };
 
 /* The mark of a gradient that another was written to, or added to. */
@@ -12258,6 +13440,23 @@ static void mixpi_mark_add(mixpi_mark *to, const mixpi_mark *from, int accumulat
     int both_true = to->kind == MIXPI_MARK_UNSCALED && from->kind == MIXPI_MARK_TRUE;
     if (!accumulate || to->kind == MIXPI_MARK_NONE || same) *to = *from;
     else if (!both_true) to->kind = MIXPI_MARK_MIXED;  /* plant: mark_mixed */
+}
+
+/* The scaler `by` is about to be freed: no mark names it any more. */
+static void mixpi_mark_lose(mixpi_mark *m, const void *by) {
+    if (m->by != by) return;
+    m->by = NULL;
+    m->seen = 0;
+    if (m->kind == MIXPI_MARK_SCALED) m->kind = MIXPI_MARK_LOST;  /* plant: mark_lost */
+    if (m->kind == MIXPI_MARK_UNSCALED) m->kind = MIXPI_MARK_TRUE;
+}
+
+/* Of a tensor, and of the gradients that it has. */
+static void mixpi_tensor_lose(mixp_tensor *t, const void *by) {
+    if (!t) return;
+    mixpi_mark_lose(&t->own.mark, by);
+    if (t->own.grad) mixpi_mark_lose(&t->own.grad->own.mark, by);
+    if (t->own.kept) mixpi_mark_lose(&t->own.kept->own.mark, by);
 }
 
 /* --- walking back ---------------------------------------------------------------------- *
@@ -12319,6 +13518,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     if (t->own.from_tape) return g;
     t->grad = g;
     g->version++;
+    g->own.walks++;
     return g;
 }
 
@@ -12469,7 +13669,7 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
     mixpi_tape_entry *e;
     int i;
     for (e = ctx->tape; e; e = e->older) {
-        e->call.out->own.pending = 0;
+        e->call.out->own.pending = e->told = 0;
         mixpi_forget_loan(e->call.out->own.grad);
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_grad_owner(&e->call, i);
@@ -13086,6 +14286,21 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     return r;
 }
 
+/* The scaler `by` is about to be freed: no gradient of the context, and none of this step, names
+ * it any more. */
+static void mixpi_context_lose(mixp_context *ctx, const void *by) {
+    mixpi_exchange *d = ctx->exchange;
+    mixpi_tape_entry *e;
+    mixp_tensor *t;
+    int64_t i;
+    for (t = ctx->tensors; t; t = t->own.next) mixpi_tensor_lose(t, by);
+    for (e = ctx->tape; e; e = e->older) {
+        mixpi_tensor_lose(e->call.out, by);
+        for (i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
+    }
+    for (i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
+}
+
 /* Why loss cannot be walked back, said; or MIXP_OK. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
@@ -13172,9 +14387,7 @@ static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
 /* The site that a cast of x would have; it counts as visited when it is then left out. */
 static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
     mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
-    uint64_t hash;
-    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x)
-                 : mixpi_site_visited(ctx->watch, &v, &hash);
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
 }
 
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
@@ -14094,11 +15307,15 @@ static mixp_result mixpi_binary_infer(mixp_call *c) {
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
 
+/* As `which` of a sum that is applied: the norm behind it computes it, too. */
+enum { MIXPI_SUM_LATER = -1 };
+
 static mixp_result mixpi_binary_forward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     k->a = mixpi_call_x(c, 0);
     k->b = mixpi_call_x(c, 1);
     k->y = mixpi_call_y(c);
+    if (k->which == MIXPI_SUM_LATER) return MIXP_OK;
     return MIXPI_RUN(c, binary, k);
 }
 
@@ -14107,8 +15324,10 @@ static mixp_result mixpi_binary_forward(mixp_call *c) {
 static mixp_result mixpi_binary_backward(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
+    int first = mixpi_entry(c)->told ? 0 : 1;
     mixp_result r = MIXP_OK;
-    for (k->which = 1; k->which >= 0 && r == MIXP_OK; k->which--) {
+    mixpi_entry(c)->told = 0;
+    for (k->which = first; k->which >= 0 && r == MIXP_OK; k->which--) {
         if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
         if (k->which && k->op == MIXP_BINARY_ADD && mixpi_call_lend_grad(c, 1, 0)) continue;
         k->dx = mixpi_call_dx(c, k->which);
@@ -14477,13 +15696,36 @@ static mixp_result mixpi_norm_forward(mixp_call *c) {
     k->cols = mixpi_last_dim(c->out);
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
         !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows)) return MIXP_ERR_MEMORY;
-    k->a = mixpi_call_x(c, 0);
     k->gamma = mixpi_call_x(c, 1);
     k->beta = mixpi_call_x(c, 2);
     k->y = mixpi_call_y(c);
     k->mean = mixpi_saved(c, 0);
     k->rstd = mixpi_saved(c, 1);
+    if (k->b.data) return MIXPI_RUN(c, add_norm, k);
+    k->a = mixpi_call_x(c, 0);
     return MIXPI_RUN(c, norm, k);
+}
+
+/* The sum that this norm computed, where its second term's gradient is still to be made from the
+ * sum's, which is complete, by a cast alone; or NULL. */
+static mixp_call *mixpi_norm_sum(const mixp_call *c) {
+    const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
+    mixpi_tape_entry *sum = k->b.data ? mixpi_entry_before(c) : NULL;
+    const mixp_tensor *b;
+    if (!sum || sum->call.out != c->in[0] || c->in[0]->dtype != MIXP_F32) return NULL;
+    b = sum->call.in[1];
+    /* plant: norm_sum_kept */
+    if (!b->own.from_tape || b->own.pending || b == sum->call.in[0]) return NULL;
+    return b->dtype == MIXP_F32 ? NULL : &sum->call;
+}
+
+/* da's other form, for the second term of that sum. */
+static mixp_out mixpi_norm_db(const mixp_call *c) {
+    mixp_call *sum = mixpi_norm_sum(c);
+    mixp_out db = mixpi_tensor_out(NULL, 0);
+    if (sum) db = mixpi_call_dx(sum, 1);
+    if (db.data) mixpi_entry(sum)->told = 1 << 1;  /* plant: norm_told */
+    return db;
 }
 
 static mixp_result mixpi_norm_backward(mixp_call *c) {
@@ -14494,32 +15736,95 @@ static mixp_result mixpi_norm_backward(mixp_call *c) {
     k.cols = forward->cols;
     k.rms = forward->rms;
     k.dy = mixpi_call_dy(c);
-    k.a = forward->a;
+    k.a = mixpi_call_x(c, 0);
     k.gamma = forward->gamma;
     k.mean = forward->mean;
     k.rstd = forward->rstd;
     k.da = mixpi_call_dx(c, 0);
+    k.db = mixpi_norm_db(c);
     k.dgamma = mixpi_call_dx(c, 1);
     k.dbeta = mixpi_call_dx(c, 2);
     return MIXPI_RUN(c, norm_backward, &k);
 }
 
+static mixp_norm_args mixpi_norm_of(int rms, float eps) {
+    mixp_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.rms = rms;
+    k.eps = eps;
+    return k;
+}
+
 MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
                                          mixp_tensor *gamma, mixp_tensor *beta,
                                          float eps) {
-    mixp_norm_args k;
-    memset(&k, 0, sizeof k);
-    k.eps = eps;
+    mixp_norm_args k = mixpi_norm_of(0, eps);
     return mixpi_apply_op(ctx, MIXP_OP_LAYER_NORM, 1, x, gamma, beta, &k);
 }
 
 MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
                                        mixp_tensor *gamma, float eps) {
-    mixp_norm_args k;
-    memset(&k, 0, sizeof k);
-    k.rms = 1;
-    k.eps = eps;
+    mixp_norm_args k = mixpi_norm_of(1, eps);
     return mixpi_apply_op(ctx, MIXP_OP_RMS_NORM, 1, x, gamma, NULL, &k);
+}
+
+/* --- a sum and its norm ---
+ *
+ * Two operators on the tape, whose kernels are one where that can be: the sum's forward is left to
+ * the norm's. Nobody may look at the sum between them, and no cast may read it: a guard's looks and
+ * comparisons, and inputs of class LOW, take them apart.
+ */
+static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
+                           mixp_op_id norm) {
+    const mixpi_watch *w = ctx->watch;
+    if (!ctx->device->kernels->add_norm || (w && (w->sampled || w->tap))) return 0;
+    if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
+        mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
+    if (!a || !b || a->rank != b->rank || a->rank < 1 || a->count < 1) return 0;
+    return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+}
+
+/* The sum, and what the norm behind it has to know. */
+static mixp_tensor *mixpi_sum_before(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                     mixp_norm_args *norm) {
+    mixp_tensor *sum;
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_BINARY_ADD;
+    k.which = MIXPI_SUM_LATER;
+    sum = mixpi_apply_op(ctx, MIXP_OP_ADD, 2, a, b, NULL, &k);
+    if (!sum) return NULL;
+    norm->a = mixpi_tensor_in(a);
+    norm->b = mixpi_tensor_in(b);
+    norm->sum = mixpi_tensor_out(sum, 0);
+    return sum;
+}
+
+static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,
+                                   mixp_tensor *const *in, mixp_tensor **sum) {
+    mixp_tensor *s, *y;
+    if (sum) *sum = NULL;
+    if (!ctx) return NULL;
+    s = mixpi_adds_norm(ctx, in[0], in[1], id) ? mixpi_sum_before(ctx, in[0], in[1], &k)
+                                               : mixp_add(ctx, in[0], in[1]);
+    y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
+    if (sum && y) *sum = s;
+    return y;
+}
+
+MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
+                                             mixp_tensor *b, mixp_tensor *gamma,
+                                             mixp_tensor *beta, float eps,
+                                             mixp_tensor **sum) {
+    mixp_tensor *in[4] = { a, b, gamma, beta };
+    return mixpi_add_norm(ctx, MIXP_OP_LAYER_NORM, mixpi_norm_of(0, eps), in, sum);
+}
+
+MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
+                                           mixp_tensor *b, mixp_tensor *gamma, float eps,
+                                           mixp_tensor **sum) {
+    mixp_tensor *in[4] = { a, b, gamma, NULL };
+    return mixpi_add_norm(ctx, MIXP_OP_RMS_NORM, mixpi_norm_of(1, eps), in, sum);
 }
 
 /* --- embedding ------------------------------------------------------------------------- */
@@ -14848,9 +16153,7 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
-static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
-    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
-    mixp_result r;
+static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_args *k) {
     k->rows = mixpi_rows_of(c->in[0]);
     k->cols = mixpi_last_dim(c->in[0]);
     if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
@@ -14861,13 +16164,19 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     k->loss = (float *)c->out->data;
     k->lse = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);
-    r = MIXPI_RUN(c, cross_entropy, k);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
+    mixp_cross_entropy_args *k = (mixp_cross_entropy_args *)c->attrs;   /* with `ignore` */
+    mixp_result r = mixpi_cross_entropy_fill(c, k);
+    if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
 }
 
-/* Is this call the only reader of its input i, which a product made? A product's backward pass does
- * not look at its result. */
-static int mixpi_call_reads_alone(const mixp_call *c, int i) {
+/* How many recorded operators read input i of this call, which a product made; -1: none made it. A
+ * product's backward pass does not look at its result. */
+static int mixpi_call_readers(const mixp_call *c, int i) {
     const mixp_op *makers[2];
     const mixpi_tape_entry *e;
     int readers = 0, made = 0, k;
@@ -14878,14 +16187,14 @@ static int mixpi_call_reads_alone(const mixp_call *c, int i) {
             made = e->call.op == makers[0] || e->call.op == makers[1];
         for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
     }
-    return made && readers == 1;
+    return made ? readers : -1;
 }
 
 /* Lays the gradient of input i over its values, where these are read no more. */
 static void mixpi_call_grad_over(mixp_call *c, int i) {
     mixp_tensor *t = c->in[i], *g;
     /* plant: grad_over */
-    if (!t->own.disposable || t->requires_grad || !mixpi_call_reads_alone(c, i)) return;
+    if (!t->own.disposable || t->requires_grad || mixpi_call_readers(c, i) != 1) return;
     g = t->own.pending ? NULL : mixpi_grad_record(t);
     if (g && !g->data) g->data = t->data;
 }
@@ -15361,7 +16670,7 @@ static mixp_result mixpi_slice_infer(mixp_call *c) {
     size = x->shape[axis];
     if (first < 0) first += size;
     /* plant: slice_inside */
-    if (first > size - p->count || first < 0 || p->count < 1)
+    if (first < 0 || p->count < 1 || first > size - p->count)
         return mixpi_bad_slice(c, size);
     p->dim = axis;
     p->first = first;
@@ -15522,6 +16831,8 @@ struct mixp_scaler {
     uint64_t           first;   /* that of the update before */
     uint64_t           retried; /* its epoch when a retry was asked for last */
     int                tries;   /* retries in a row */
+    int                scale_given; /* 1: the description has an init_scale                */
+    mixp_scaler       *next;    /* in the context's list                                   */
 };
 
 /* --- rules ------------------------------------------------------------------------------ */
@@ -15681,24 +16992,35 @@ static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *sta
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
                                          const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
-    mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_host_alloc(ctx, sizeof *s) : NULL;
+    mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s) : NULL;
     if (!s) return NULL;
     s->ctx = ctx;
     s->epoch = 1;
     if (mixpi_scaler_adopt(s, desc ? desc : &s->desc, NULL, "mixp_scaler_new") != MIXP_OK)
         return NULL;
     memset(&first, 0, sizeof first);
-    first.scale = s->rule.init_scale; first.hysteresis_left = s->rule.hysteresis;
-    s->state = (mixp_scaler_state *)mixpi_device_alloc(ctx, sizeof first);
+    s->scale_given = s->desc.init_scale != 0.0f;
+    first.scale = s->rule.init_scale;
+    first.hysteresis_left = s->rule.hysteresis;
+    s->state = (mixp_scaler_state *)mixpi_owned(ctx, s, sizeof first, 1);
     if (!s->state || mixpi_upload(ctx, s->state, &first, sizeof first) != MIXP_OK)
         return NULL;
+    s->next = (mixp_scaler *)ctx->scalers;
+    ctx->scalers = s;
     return s;
 }
 
 MIXPREC_API float mixp_scaler_loss_scale(const mixp_scaler *scaler) {
     mixp_scaler_state state;
     if (!scaler || scaler->desc.disabled) return 1.0f;
+    scaler->ctx->scale_asked = 1;
     return mixpi_scaler_get(scaler, &state) == MIXP_OK ? state.scale : 0.0f;
+}
+
+MIXPREC_API const float *mixp_scaler_loss_scale_data(const mixp_scaler *scaler) {
+    if (!scaler) return NULL;
+    scaler->ctx->scale_asked = 1;
+    return &scaler->state->scale;
 }
 
 /* The number of the scale in force. Replayed graphs update the state without the host: what was
@@ -15716,6 +17038,7 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     s->epoch++;
     s->scales++;
     s->ctx->scale_moved = 1;
+    s->ctx->scale_asked = 1;
     return MIXP_OK;
 }
 
@@ -15763,6 +17086,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     if (!scaler || !out) return MIXP_ERR_ARGUMENT;
     memset(out, 0, sizeof *out);
     if (scaler->desc.disabled) return MIXP_OK;
+    scaler->ctx->scale_asked = 1;
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
     out->growth_factor = scaler->rule.growth_factor; out->scale = state.scale;
@@ -15824,22 +17148,146 @@ static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
+    if (!scaler)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the scaler of this loss was freed since; run "
+                                 "forward again, with another");
     if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
     k.a = mixpi_call_from(c);
     k.y = mixpi_call_to(c);
-    if (!c->out->grad && mixpi_guard_on(c->ctx)) k.bad = &scaler->state->loss_bad;
+    if (!c->out->grad) k.bad = &scaler->state->loss_bad;
     return k.y.data ? MIXPI_RUN(c, scale_by, &k) : MIXP_OK;
 }
 
+static const mixp_op mixpi_scale_op =
+    MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
+
+/* The scaler is about to be freed: losses of this step that it has scaled cannot be walked back. */
+static void mixpi_scale_lose(const mixp_scaler *scaler) {
+    mixpi_tape_entry *e;
+    for (e = scaler->ctx->tape; e; e = e->older) {
+        mixp_scaler **by = (mixp_scaler **)e->call.attrs;
+        if (e->call.op == &mixpi_scale_op && *by == scaler) *by = NULL;  /* plant: scale_lose */
+    }
+}
+
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    static const mixp_op op =
-        MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
-    return mixp_apply(scaler->ctx, &op, 1, &loss, 1, &scaler);
+    return mixp_apply(scaler->ctx, &mixpi_scale_op, 1, &loss, 1, &scaler);
+}
+
+/* --- the loss, its scale and its gradient in one --- *
+ *
+ * The result is the scaled loss; the plain one is kept as a tensor that nothing was recorded for.
+ */
+typedef struct mixpi_scaled_entropy {
+    mixp_cross_entropy_both_args k;
+    mixp_scaler  *scaler;
+    mixp_tensor **plain;        /* where the wrapper wants to find it                      */
+} mixpi_scaled_entropy;
+
+static mixp_result mixpi_scaled_entropy_infer(mixp_call *c)
+{ return mixpi_cross_entropy_infer(c); }
+
+/* The plain loss gets its share, and the scaled one is made from it. */
+static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_entropy *a) {
+    mixp_scale_by_args s;
+    mixp_unary_args u;
+    const int parts = a->k.share != 1.0f;
+    mixp_result r = MIXP_OK;
+    c->ctx->calls_made += 1 + parts;    /* as if they had been apart: dropout is numbered by that */
+    memset(&u, 0, sizeof u);
+    u.op = MIXP_UNARY_SCALE;
+    u.p = a->k.share;
+    u.n = 1;
+    u.a = mixpi_tensor_in(c->saved[2]);
+    u.y = mixpi_tensor_out(c->saved[2], 0);
+    if (parts) r = MIXPI_RUN(c, unary, &u);
+    memset(&s, 0, sizeof s);
+    s.n = 1;
+    s.factor = a->k.scale;
+    s.a = u.a;
+    s.y = mixpi_call_y(c);
+    return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
+}
+
+static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
+    mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
+    mixp_cross_entropy_args *k = &a->k.loss;
+    mixp_result r = mixpi_cross_entropy_fill(c, k);
+    if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
+    if (r != MIXP_OK) return r;
+    k->loss = mixpi_saved(c, 2);
+    a->k.scale = &a->scaler->state->scale;
+    a->k.dlogits = mixpi_tensor_out(c->in[0], 0);
+    r = MIXPI_RUN(c, cross_entropy_both, &a->k);
+    if (r == MIXP_ERR_ARGUMENT) return mixpi_bad_index(c, "target", k->cols, k->ignore);
+    c->in[0]->own.spent = 1;  /* plant: entropy_spent */
+    *a->plain = c->saved[2];
+    return r == MIXP_OK ? mixpi_scaled_entropy_value(c, a) : r;
+}
+
+/* It is there already, for an incoming gradient of 1. */
+static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
+    const mixpi_scaled_entropy *a = (const mixpi_scaled_entropy *)c->attrs;
+    mixp_tensor *g;
+    int accumulate = 0;
+    int apart = !c->out->own.walked;  /* plant: entropy_walked */
+    if (apart)
+        return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                                 "the result of mixp_scaler_cross_entropy is for mixp_backward "
+                                 "alone: give a factor as share, or take mixp_cross_entropy and "
+                                 "mixp_scaler_scale");
+    mixpi_scale_mark(a->scaler, &c->out->grad->own.mark);
+    g = mixpi_grad_record(c->in[0]);
+    if (!g) return MIXP_ERR_MEMORY;
+    g->data = c->in[0]->data;
+    return mixp_call_grad(c, 0, &accumulate) && !accumulate ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* May the gradient be made at once, over the logits? */
+static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
+    const mixp_context *ctx = scaler->ctx;
+    const mixpi_watch *w = ctx->watch;
+    mixp_call reader;
+    if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
+    if (!logits || logits->ctx != ctx || (w && (w->on || w->tap))) return 0;
+    if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
+        !logits->own.from_tape || mixpi_no_grad_now(ctx)) return 0;
+    memset(&reader, 0, sizeof reader);
+    reader.ctx = scaler->ctx;
+    reader.in = &logits;
+    return mixpi_call_readers(&reader, 0) == 0;
+}
+
+MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
+                                                   mixp_tensor *targets, int32_t ignore,
+                                                   float share, mixp_tensor **loss) {
+    static const mixp_op op = MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy),
+                                       scaled_entropy, scaled_entropy);
+    mixp_tensor *in[2] = { logits, targets }, *plain = NULL, *scaled;
+    mixpi_scaled_entropy a;
+    if (loss) *loss = NULL;
+    if (!scaler) return NULL;
+    if (!mixpi_scales_entropy(scaler, logits)) {
+        plain = mixp_cross_entropy(scaler->ctx, logits, targets, ignore);
+        if (share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);
+        scaled = mixp_scaler_scale(scaler, plain);
+    } else {
+        memset(&a, 0, sizeof a);
+        a.k.loss.ignore = ignore;
+        a.k.share = share;
+        a.scaler = scaler;
+        a.plain = &plain;
+        if (!scaler->began) scaler->began = scaler->ctx->step;
+        scaled = mixp_apply(scaler->ctx, &op, 2, in, 2, &a);
+    }
+    if (loss && scaled) *loss = plain;
+    return scaled;
 }
 
 /* ==== 10. OPTIMIZERS (implementation) ================================================== */
@@ -15849,7 +17297,9 @@ typedef struct mixpi_slot {
     mixp_tensor *param;
     mixp_tensor *grad;          /* the caller's view, or NULL: param->grad                 */
     uint64_t     version;       /* of param, when its master weight last agreed with it    */
-    int          owner;         /* the rank that updates it, where states are sharded      */
+    int          owner;         /* the rank that updates it, where states are sharded; -1: each
+                                   rank does a piece of it                                 */
+    void        *piece;         /* the states of this rank's piece; device memory          */
 } mixpi_slot;
 
 /* How the gradient of one parameter lay in its low dtype. */
@@ -15911,7 +17361,17 @@ struct mixp_optimizer {
     int64_t         *owned;
     mixp_param_row  *own_rows, *device_own_rows;
     void            *slices;
+    uint64_t         stepped_in;    /* the context's generation at the newest update, and  */
+    int64_t          stepped_after; /* how many operators it had applied by then           */
+    mixp_optimizer  *next;      /* in the context's list                                   */
+    size_t           slice;     /* bytes of a slice that there is room for                 */
 };
+
+/* Zeroed memory that is freed with the optimizer; NULL with the error set. */
+static void *mixpi_opt_host(const mixp_optimizer *opt, size_t bytes)
+{ return mixpi_owned(opt->ctx, opt, bytes, 0); }
+static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes)
+{ return mixpi_owned(opt->ctx, opt, bytes, 1); }
 
 /* --- making, groups -------------------------------------------------------------------- */
 
@@ -16003,6 +17463,8 @@ static const char *mixpi_betas_wrong(mixp_optimizer_kind kind,
     if (!mixpi_is_beta(g->beta1)) return "beta1 must lie in [0,1)";
     if (!mixpi_is_beta(g->beta2)) return second;
     if (mixpi_group_zeroed(kind, g)) return "beta2 and eps are 0: start from the defaults";
+    if (kind == MIXP_OPTIMIZER_MUON && !(g->eps > 0.0))
+        return "Muon's eps must be above 0: start from mixp_optimizer_group(opt, 0, &g)";
     return mixpi_at_least_0(g->eps) ? NULL : "eps must be finite and at least 0";
 }
 
@@ -16079,7 +17541,7 @@ static int mixpi_spike_start(mixp_optimizer *opt) {
     size_t values = (size_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
     if (!opt->plan.spike.of) return 1;
     opt->plan.spike_window =
-        (double *)mixpi_device_alloc(opt->ctx, values * sizeof(double));
+        (double *)mixpi_opt_device(opt, values * sizeof(double));
     return opt->plan.spike_window != NULL;
 }
 
@@ -16096,7 +17558,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
         wrong = "order is none of mixp_adam_order";
     if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_host_alloc(ctx, sizeof *opt);
+    opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
     if (!opt) return NULL;
     opt->ctx = ctx;
     opt->plan.kind = d->kind;
@@ -16110,13 +17572,16 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->states = d->states;
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
-    opt->state = (mixp_step_state *)mixpi_device_alloc(ctx, sizeof *opt->state);
+    opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
     if (mixpi_is_sharded(ctx)) {
-        opt->owned = (int64_t *)mixpi_host_alloc(
-            ctx, (size_t)ctx->ranks.size * sizeof *opt->owned);
+        opt->owned =
+            (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *opt->owned);
         if (!opt->owned) return NULL;
     }
-    return opt->state && mixpi_spike_start(opt) ? opt : NULL;
+    if (!opt->state || !mixpi_spike_start(opt)) return NULL;
+    opt->next = (mixp_optimizer *)ctx->optimizers;
+    ctx->optimizers = opt;
+    return opt;
 }
 
 MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
@@ -16216,7 +17681,7 @@ static const char *mixpi_muon_wrong(const mixp_muon_desc *d) {
 
 /* Gives opt what Muon works with. NULL: out of memory. */
 static mixp_optimizer *mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_desc *d) {
-    mixpi_muon *m = opt ? (mixpi_muon *)mixpi_host_alloc(opt->ctx, sizeof *m) : NULL;
+    mixpi_muon *m = opt ? (mixpi_muon *)mixpi_opt_host(opt, sizeof *m) : NULL;
     if (!m) return NULL;
     m->a = d->a;
     m->b = d->b;
@@ -16224,7 +17689,7 @@ static mixp_optimizer *mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_des
     m->iterations = d->iterations;
     m->f32 = d->f32 != 0;
     m->rate = d->rate;
-    m->look = (mixp_step_state *)mixpi_device_alloc(opt->ctx, sizeof *m->look);
+    m->look = (mixp_step_state *)mixpi_opt_device(opt, sizeof *m->look);
     opt->muon = m;
     return m->look ? opt : NULL;
 }
@@ -16292,41 +17757,76 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 
 /* --- parameters -------------------------------------------------------------------------- */
 
-/* Is parameter i updated by this rank? */
+static int mixpi_row_is_small(const mixp_param_row *row) {
+    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
+           row->master_dtype != MIXP_F32;
+}
+
+/* Is all of parameter i updated by this rank? */
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
 { return !opt->owned || opt->slots[i].owner == opt->ctx->ranks.rank; }
 
-/* The rank that gets a parameter of so many elements: the lowest of those that have the fewest. */
-static int mixpi_owner_next(mixp_optimizer *opt, int64_t count) {
+/* Does each rank update a piece of it? */
+static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
+{ return opt->owned && opt->slots[i].owner < 0; }
+
+/* What rank r updates of parameter i: so many elements, from *first on. */
+static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
+                              int64_t *first) {
+    const int64_t count = opt->slots[i].param->count;
+    int64_t each;
+    *first = 0;
+    if (!mixpi_is_divided(opt, i))
+        return !opt->owned || opt->slots[i].owner == r ? count : 0;
+    each = mixpi_ceil_div(count, (int64_t)opt->ctx->ranks.size);
+    each = mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
+    *first = mixpi_min(r * each, count);
+    return mixpi_min(each, count - *first);
+}
+
+/* May ranks divide a parameter? Its states are f32, so that no random number tells of a place. */
+static int mixpi_divides(const mixp_optimizer *opt, const mixp_param_row *row) {
+    if (!opt->owned || opt->muon || mixpi_row_is_small(row)) return 0;
+    return row->count >= (int64_t)opt->ctx->ranks.size * MIXP_STATE_BLOCK;
+}
+
+/* The rank that gets a parameter: the lowest of those that have the fewest elements; -1: all. */
+static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
     int r, least = 0;
     if (!opt->owned) return 0;
+    if (mixpi_divides(opt, row)) return -1;
     for (r = 1; r < opt->ctx->ranks.size; r++)
         if (opt->owned[r] < opt->owned[least]) least = r;
-    opt->owned[least] += count;
+    opt->owned[least] += row->count;
     return least;
 }
 
 /* Room for the tables that a sharded optimizer has besides. */
 static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
+    mixp_param_row *rows, *device;
     if (!opt->owned) return MIXP_OK;
-    opt->own_rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->device_own_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
-    return opt->own_rows && opt->device_own_rows ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    opt->own_rows = rows;
+    opt->device_own_rows = device;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
     mixpi_slot *slots =
-        (mixpi_slot *)mixpi_host_alloc(opt->ctx, (size_t)n * sizeof *slots);
-    mixp_param_row *rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    mixp_param_row *device = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
+        (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
     if (mixpi_own_rows_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     /* plant: rows_grow */
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    opt->rows_changed = 1;      /* nothing was sent there yet */
     return MIXP_OK;
 }
 
@@ -16352,6 +17852,9 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
     for (i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
         if (slot->param == p) return "was added before";
+        if (slot->param->data == p->data)
+            return "is the memory of a parameter that was added before; make views once, before "
+                   "the loop";
         if (opt->zero_grad && g && slot->grad && slot->grad->data == g->data)
             return "shares its gradient, which the first of them to be updated would clear";
     }
@@ -16396,18 +17899,6 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                              wrong);
 }
 
-static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
-    const mixp_tensor *p = opt->slots[i].param;
-    const mixp_param_row *row = &opt->rows[i];
-    size_t size = mixp_dtype_size(row->master_dtype);
-    opt->slots[i].version = p->version;
-    if (!row->master) return MIXP_OK;
-    if (mixpi_row_is_split(row))        /* nothing beside the weight as it was written */
-        return mixpi_device_zero(opt->ctx, row->master, (size_t)p->count * size);
-    return mixpi_convert_to(opt->ctx, mixpi_out_to(row->master, MIXP_F32, 0),
-                            mixpi_tensor_in(p), p->count);
-}
-
 /* The dtypes of a parameter's states: how kernels know the kinds. */
 static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
                             mixp_param_row *row) {
@@ -16424,10 +17915,6 @@ static void mixpi_row_kinds(const mixp_optimizer *opt, const mixp_tensor *p,
     row->master_dtype = s->master == MIXP_MASTER_16BIT ? MIXP_BF16 : MIXP_U8;
 }
 
-static int mixpi_row_is_small(const mixp_param_row *row) {
-    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
-           row->master_dtype != MIXP_F32;
-}
 static int mixpi_is_8bit(mixp_dtype dtype)
 { return dtype == MIXP_F8_E4M3 || dtype == MIXP_U8; }
 static int64_t mixpi_state_blocks(const mixp_param_row *row)
@@ -16472,11 +17959,51 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
     mixpi_layout lay = { NULL, 0 };
     if (part > ((size_t)-1 - 4096) / 4) return mixpi_out_of_memory(opt->ctx, part);
     mixpi_row_layout(opt, row, &lay);
-    lay.memory = (char *)mixpi_device_alloc(opt->ctx, lay.used);
+    lay.memory = (char *)mixpi_opt_device(opt, lay.used);
     if (!lay.memory) return MIXP_ERR_MEMORY;
     mixpi_row_layout(opt, row, &lay);
     return joined_at ? mixpi_upload(opt->ctx, row->missed, &joined_at, sizeof joined_at)
                      : MIXP_OK;
+}
+
+/* The row of this rank's piece of parameter i, as update sees it. Autocast's copies are made
+ * anew of the whole weight. */
+static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
+    mixp_param_row piece = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    int64_t first;
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    lay.memory = (char *)opt->slots[i].piece;
+    mixpi_row_layout(opt, &piece, &lay);
+    piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
+    if (piece.grad)
+        piece.grad = mixpi_out_at(mixpi_out_to(piece.grad, piece.grad_dtype, 0), first).data;
+    piece.low_f16 = NULL;
+    piece.low_bf16 = NULL;
+    if (!piece.count) piece.active = 0;
+    return piece;
+}
+
+static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t joined_at) {
+    mixp_param_row piece = opt->rows[i];
+    int64_t first;
+    mixp_result r;
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    r = mixpi_row_memory(opt, &piece, joined_at);
+    opt->slots[i].piece = piece.missed;
+    return r;
+}
+
+static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
+    mixp_param_row row = opt->rows[i];
+    opt->slots[i].version = opt->slots[i].param->version;
+    if (mixpi_is_divided(opt, i)) row = mixpi_piece_row(opt, i);
+    if (!row.master || !row.count) return MIXP_OK;
+    if (mixpi_row_is_split(&row))       /* nothing beside the weight as it was written */
+        return mixpi_device_zero(opt->ctx, row.master,
+                                 (size_t)row.count * mixp_dtype_size(row.master_dtype));
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
+                            mixpi_in(row.weight, row.weight_dtype), row.count);
 }
 
 /* --- Muon's memory ----------------------------------------------------------------------- */
@@ -16488,28 +18015,30 @@ static int64_t mixpi_muon_side(const mixp_tensor *p)
 static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
     mixp_dtype dtype = opt->muon->f32 ? MIXP_F32 : MIXP_BF16;
     size_t bytes = (size_t)n * mixp_dtype_size(dtype);
-    return mixpi_out_to(mixpi_device_alloc(opt->ctx, bytes), dtype, 0);
+    return mixpi_out_to(mixpi_opt_device(opt, bytes), dtype, 0);
 }
 static float *mixpi_muon_floats(const mixp_optimizer *opt, int64_t n)
-{ return (float *)mixpi_device_alloc(opt->ctx, (size_t)n * sizeof(float)); }
+{ return (float *)mixpi_opt_device(opt, (size_t)n * sizeof(float)); }
 
-/* Room for matrix p. What was too small stays the context's. */
+/* Room for matrix p, or, without memory, what there was. What was too small stays the context's. */
 static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
-    mixpi_muon *m = opt->muon;
+    mixpi_muon more = *opt->muon;
     const int64_t side = mixpi_muon_side(p);
-    if (p->count > m->elements) {
-        m->x = mixpi_muon_array(opt, p->count);
-        m->x_sum = mixpi_muon_floats(opt, p->count);
-        m->elements = m->x.data && m->x_sum ? p->count : 0;
-        if (!m->elements) return MIXP_ERR_MEMORY;
+    if (p->count > more.elements) {
+        more.x = mixpi_muon_array(opt, p->count);
+        more.x_sum = mixpi_muon_floats(opt, p->count);
+        more.elements = p->count;
+        if (!more.x.data || !more.x_sum) return MIXP_ERR_MEMORY;
     }
-    if (side > m->side) {
-        m->gram = mixpi_muon_array(opt, side * side);
-        m->poly = mixpi_muon_array(opt, side * side);
-        m->poly_sum = mixpi_muon_floats(opt, side * side);
-        m->side = m->gram.data && m->poly.data && m->poly_sum ? side : 0;
-        if (!m->side) return MIXP_ERR_MEMORY;
+    if (side > more.side) {
+        more.gram = mixpi_muon_array(opt, side * side);
+        more.poly = mixpi_muon_array(opt, side * side);
+        more.poly_sum = mixpi_muon_floats(opt, side * side);
+        more.side = side;
+        if (!more.gram.data || !more.poly.data || !more.poly_sum) return MIXP_ERR_MEMORY;
     }
+    if (more.x.data != opt->muon->x.data) opt->rows_changed = 1;    /* passes point there */
+    *opt->muon = more;
     return MIXP_OK;
 }
 
@@ -16517,11 +18046,16 @@ static mixp_result mixpi_muon_room(mixp_optimizer *opt, const mixp_tensor *p) {
 static mixp_result mixpi_muon_rows_grow(mixp_optimizer *opt) {
     mixpi_muon *m = opt->muon;
     size_t bytes = (size_t)opt->capacity * MIXPI_MUON_PASSES * sizeof *m->rows;
+    mixp_param_row *rows, *device;
     if (m->room == opt->capacity) return MIXP_OK;
-    m->rows = (mixp_param_row *)mixpi_host_alloc(opt->ctx, bytes);
-    m->device_rows = (mixp_param_row *)mixpi_device_alloc(opt->ctx, bytes);
-    m->room = m->rows && m->device_rows ? opt->capacity : 0;
-    return m->room ? MIXP_OK : MIXP_ERR_MEMORY;
+    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    m->rows = rows;
+    m->device_rows = device;
+    m->room = opt->capacity;
+    opt->rows_changed = 1;
+    return MIXP_OK;
 }
 
 static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
@@ -16554,15 +18088,20 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     row->group = opt->plan.n_groups - 1;
     row->tensor = (uint64_t)param->own.id;
     mixpi_row_kinds(opt, param, row);
-    if (mixpi_row_is_small(row)) opt->plan.small = 1;
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
-    opt->slots[opt->count].owner = mixpi_owner_next(opt, param->count);
-    if (mixpi_is_own(opt, opt->count))
+    opt->slots[opt->count].owner = mixpi_owner_next(opt, row);
+    if (mixpi_is_divided(opt, opt->count))
+        r = mixpi_piece_memory(opt, opt->count, mixp_optimizer_applied(opt));
+    else if (mixpi_is_own(opt, opt->count))
         r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
+    else if (opt->owned && opt->slots[opt->count].owner >= 0)
+        opt->owned[opt->slots[opt->count].owner] -= param->count;
+    if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
+    param->own.optimizers += r == MIXP_OK;
     return r;
 }
 
@@ -16613,6 +18152,91 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 }
 
 /* --- asking --------------------------------------------------------------------------------- */
+
+/* Where one kind of state lies. */
+typedef struct mixpi_held_at {
+    const void    *data;
+    const uint8_t *scale;       /* of its blocks, or NULL                                  */
+    mixp_dtype     dtype;
+} mixpi_held_at;
+
+static mixpi_held_at mixpi_held_of(const mixp_param_row *row, mixp_state_kind what) {
+    mixpi_held_at at = { row->master, NULL, row->master_dtype };
+    if (what == MIXP_STATE_MASTER) return at;
+    at.data = what == MIXP_STATE_M ? row->m : row->v;
+    at.scale = what == MIXP_STATE_M ? row->m_scale : row->v_scale;
+    at.dtype = what == MIXP_STATE_M ? row->m_dtype : row->v_dtype;
+    return at;
+}
+
+/* The value of a code, which has the bytes of its dtype. weight: the bits of a split master's. */
+static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t code,
+                              uint32_t scale, uint32_t weight) {
+    if (dtype == MIXP_F32) return mixp_f32_of_bits(code);
+    if (what == MIXP_STATE_MASTER)
+        return dtype == MIXP_BF16 ? mixp_master_from_16(weight, code)
+                                  : mixp_master_from_8(weight, code);
+    if (dtype == MIXP_BF16) return mixp_f32_of_bits(code << 16);
+    return what == MIXP_STATE_M ? mixp_state_m_value(code, scale)
+                                : mixp_state_v_value(code, scale);
+}
+
+/* One block, of n elements from `first` on. */
+static mixp_result mixpi_held_block(const mixp_optimizer *opt, const mixp_param_row *row,
+                                     mixp_state_kind what, int64_t first, int64_t n,
+                                     float *out) {
+    const mixpi_held_at at = mixpi_held_of(row, what);
+    const size_t size = mixp_dtype_size(at.dtype), offset = (size_t)first * size;
+    const int split = what == MIXP_STATE_MASTER && at.dtype != MIXP_F32;
+    uint32_t words[MIXP_STATE_BLOCK];
+    uint16_t half, weights[MIXP_STATE_BLOCK];
+    uint8_t scale = 0, *bytes = (uint8_t *)words;
+    mixp_result r = mixpi_download(opt->ctx, words, (const char *)at.data + offset,
+                                   (size_t)n * size);
+    int64_t i;
+    if (r == MIXP_OK && at.scale)
+        r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
+    if (r == MIXP_OK && split)
+        r = mixpi_download(opt->ctx, weights, (const uint16_t *)row->weight + first,
+                           (size_t)n * sizeof *weights);
+    for (i = 0; i < n && r == MIXP_OK; i++) {
+        uint32_t code = size == 4 ? words[i] : bytes[i];
+        if (size == 2) {
+            memcpy(&half, bytes + 2 * i, sizeof half);
+            code = half;
+        }
+        out[i] = mixpi_held_value(what, at.dtype, code, scale, split ? weights[i] : 0u);
+    }
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
+                                            const mixp_tensor *param, mixp_state_kind what,
+                                            float *host, int64_t count) {
+    const char *wrong = NULL;
+    const mixp_param_row *row;
+    mixp_result r = MIXP_OK;
+    int64_t i = 0;
+    if (!opt || !param) return MIXP_ERR_ARGUMENT;
+    while (i < opt->count && opt->slots[i].param != param) i++;
+    row = &opt->rows[i];
+    if (i == opt->count) wrong = "this optimizer does not have it";
+    else if ((unsigned)what > MIXP_STATE_MASTER) wrong = "no such kind of state";
+    else if (!host) wrong = "the host memory is NULL";
+    else if (!mixpi_is_own(opt, i)) wrong = "another rank keeps its states";
+    else if (!mixpi_held_of(row, what).data && what != MIXP_STATE_MASTER)
+        wrong = "this kind of optimizer keeps no such state";
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
+                                 param->name, wrong);
+    if (count == param->count && !mixpi_held_of(row, what).data)
+        return mixp_read(param, host, MIXP_F32, count);
+    r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
+    for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
+        r = mixpi_held_block(opt, row, what, i, mixpi_min(MIXP_STATE_BLOCK, count - i),
+                              host + i);
+    return r;
+}
 
 MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt) {
     int64_t applied = 0;
@@ -16678,14 +18302,17 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
                         n * sizeof *opt->muon->rows);
 }
 
-/* The rows of parameters that another rank updates are inactive in the table that update sees. */
+/* In the table that update sees, the rows of parameters that another rank updates are inactive, and
+ * those of divided ones are of this rank's piece. */
 static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
     size_t bytes = (size_t)opt->count * sizeof *opt->rows;
     int64_t i;
     if (!opt->owned) return MIXP_OK;
     memcpy(opt->own_rows, opt->rows, bytes);
-    for (i = 0; i < opt->count; i++)
-        if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
+    for (i = 0; i < opt->count; i++) {
+        if (mixpi_is_divided(opt, i)) opt->own_rows[i] = mixpi_piece_row(opt, i);
+        else if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
+    }
     return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
 }
 
@@ -16957,8 +18584,8 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     if (opt->tallies >= opt->count) return MIXP_OK;
     opt->tallies = 0;
     opt->tally_step = opt->tally_here = 0;
-    opt->lost_copy = (mixp_lost *)mixpi_host_alloc(opt->ctx, bytes);
-    opt->lost = (mixp_lost *)mixpi_device_alloc(opt->ctx, bytes);
+    opt->lost_copy = (mixp_lost *)mixpi_opt_host(opt, bytes);
+    opt->lost = (mixp_lost *)mixpi_opt_device(opt, bytes);
     if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
     opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
@@ -17002,7 +18629,8 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (opt->ctx->watch && opt->ctx->watch->on) r = mixpi_tally_memory(opt);
+    /* Parameters may have come since it was asked for. */
+    if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     opt->tally_here = 0;
@@ -17048,6 +18676,7 @@ static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
     to->flushed += from->flushed;
     to->least += from->least;
     to->subnormal += from->subnormal;
+    to->saturated += from->saturated;
 }
 
 /* Adds a parameter's counts to out; of shares, what they are shares of comes later. */
@@ -17073,9 +18702,10 @@ static void mixpi_underflow_shares(mixp_underflow *out) {
 
 MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
                                          mixp_underflow *out) {
-    const int64_t first = i < 0 ? 0 : i, last = i < 0 ? opt ? opt->count : 0 : i + 1;
-    int64_t k;
-    if (!opt || !out || i < -1 || last > opt->count || !opt->count) return 0;
+    int64_t first, last, k;
+    if (!opt || !out || i < -1 || i >= opt->count || !opt->count) return 0;
+    first = i < 0 ? 0 : i;
+    last = i < 0 ? opt->count : i + 1;
     memset(out, 0, sizeof *out);
     out->name = i < 0 ? "" : opt->slots[i].param->name;
     out->low = mixpi_row_low(&opt->rows[first]);
@@ -17112,6 +18742,9 @@ static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark 
         return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
                "step before mixp_scaler_update, and call mixp_zero_grad after it; an optimizer "
                "that waits longer than another needs a scaler of its own";
+    if (m->kind == MIXPI_MARK_LOST)
+        return "was scaled by a scaler that was freed since; call mixp_zero_grad, and begin again "
+               "from the loss";
     if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
     if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
         return "was unscaled by another scaler, which works on it still; update that first";
@@ -17136,6 +18769,7 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
     mixpi_mark_count n = { 0, 0, 0 };
     const char *name = "", *wrong = NULL;
     int64_t i;
+    int known = scaler->ctx->scale_asked || scaler->rule.fixed || scaler->scale_given;
     out->at = now;
     for (i = 0; i < opt->count && !wrong; i++) {
         mixpi_mark m;
@@ -17143,6 +18777,9 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
         m = mixpi_mark_of(&opt->slots[i]);
         name = opt->slots[i].param->name;
         wrong = mixpi_mark_wrong(scaler, &m);
+        if (!known && m.kind == MIXPI_MARK_NONE && opt->slots[i].grad)  /* plant: scale_asked */
+            wrong = "is a view of yours, and nobody has asked for the loss scale: multiply your "
+                    "loss by mixp_scaler_loss_scale(scaler) before your backward pass";
         n.as_is += m.kind == MIXPI_MARK_TRUE;
         n.unscaled += m.kind == MIXPI_MARK_UNSCALED;
         if (wrong || m.kind == MIXPI_MARK_TRUE || m.kind == MIXPI_MARK_UNSCALED) continue;
@@ -17171,6 +18808,11 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
         mixpi_mark m;
         if (!mixpi_slot_grad(&opt->slots[i])) continue;
         m = mixpi_mark_of(&opt->slots[i]);
+        if (m.kind == MIXPI_MARK_LOST)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: the gradient of '%s' was scaled by a scaler that was "
+                                     "freed since; call mixp_zero_grad, and begin again",
+                                     who, opt->slots[i].param->name);
         /* plant: still_scaled */
         if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -17201,7 +18843,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     mixp_agree_args k;
     mixp_result r;
     if (!o->table)
-        o->table = (double *)mixpi_device_alloc(o->ctx, (size_t)n * sizeof *o->table);
+        o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
     if (!o->table) return MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
@@ -17307,11 +18949,14 @@ static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
     int64_t i;
     for (i = 0; i < o->count && r == MIXP_OK; i++) {
         const mixp_tensor *p = o->slots[i].param;
-        size_t bytes = mixpi_bytes(p), first = at > base ? at : base, end = base + length;
-        if (o->slots[i].owner != rank) continue;
+        const size_t size = mixp_dtype_size(p->dtype);
+        int64_t element;
+        size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
+        size_t first = at > base ? at : base, end = base + length;
         if (end > at + bytes) end = at + bytes;
         if (first < end) {
-            char *weight = (char *)p->data + (first - at), *there = slice + (first - base);
+            char *weight = (char *)p->data + (size_t)element * size + (first - at);
+            char *there = slice + (first - base);
             r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
                                  end - first);
         }
@@ -17326,13 +18971,25 @@ static size_t mixpi_slices_total(const mixp_optimizer *o) {
     int r;
     for (r = 0; r < o->ctx->ranks.size; r++) {
         size_t bytes = 0;
-        int64_t i;
-        for (i = 0; i < o->count; i++)
-            if (o->slots[i].owner == r)
-                bytes += mixpi_round_up(mixpi_bytes(o->slots[i].param));
+        int64_t i, first;
+        for (i = 0; i < o->count; i++) {
+            const size_t size = mixp_dtype_size(o->slots[i].param->dtype);
+            bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
+        }
         if (bytes > most) most = bytes;
     }
     return most;
+}
+
+/* Room for a slice of every rank: more, when parameters came since the last step. */
+static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
+    void *slices;
+    if (o->slice >= length) return MIXP_OK;  /* plant: slices_grow */
+    slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
+    if (!slices) return MIXP_ERR_MEMORY;
+    o->slices = slices;
+    o->slice = length;
+    return MIXP_OK;
 }
 
 /* After an update of which each rank did its part: all get all weights, a slice of every rank's at
@@ -17344,9 +19001,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     mixp_result r = MIXP_OK;
     int rank;
     if (length > total) length = total;
-    if (!o->slices)
-        o->slices = mixpi_device_alloc(o->ctx, (size_t)k->size * length);
-    if (!o->slices) return MIXP_ERR_MEMORY;
+    if (mixpi_slices_room(o, length) != MIXP_OK) return MIXP_ERR_MEMORY;
     for (base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
@@ -17391,6 +19046,62 @@ static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
                              who);
 }
 
+/* Without mixp_step_begin activations pile up. Programs with operators of their own alone need
+ * none. */
+static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) {
+    const mixp_context *ctx = opt->ctx;
+    if (opt->stepped_in != ctx->generation) return MIXP_OK;
+    if (opt->stepped_after == ctx->calls_made) return MIXP_OK;  /* plant: begin_forgotten */
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: operators were applied since the last update, and "
+                             "mixp_step_begin was not called: activations would pile up; call it "
+                             "first in every step",
+                             who);
+}
+
+/* The gradient of a parameter that gets one, though no optimizer has it; or NULL. */
+static mixp_tensor *mixpi_lone_grad(const mixp_tensor *t) {
+    if (!t->own.is_param || t->own.optimizers || !t->requires_grad) return NULL;
+    return t->grad;
+}
+
+/* A gradient that only walks back write to, and no optimizer uses, grows for ever. */
+static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) {
+    const mixp_tensor *t;
+    for (t = opt->ctx->tensors; t; t = t->own.next) {
+        const mixp_tensor *g = mixpi_lone_grad(t);
+        if (!g || g->own.walks == g->own.walks_then) continue;
+        /* plant: lone_grad */
+        if (g->version - g->own.walks + 1 != g->own.others_then) continue;
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: no optimizer has the parameter '%s', whose gradient grows "
+                                 "from step to step: mixp_optimizer_add it, or freeze it with "
+                                 "mixp_tensor_set_requires_grad(t, 0)",
+                                 who, t->name);
+    }
+    return MIXP_OK;
+}
+
+/* After an update: what the next one looks back at. */
+static void mixpi_stepped(mixp_optimizer *opt) {
+    const mixp_tensor *t;
+    opt->stepped_in = opt->ctx->updated_in = opt->ctx->generation;
+    opt->stepped_after = opt->ctx->calls_made;
+    for (t = opt->ctx->tensors; t; t = t->own.next) {
+        mixp_tensor *g = mixpi_lone_grad(t);
+        if (!g) continue;
+        g->own.walks_then = g->own.walks;
+        g->own.others_then = g->version - g->own.walks + 1;
+    }
+}
+
+/* What every step needs before anything is changed. */
+static mixp_result mixpi_need_all(const mixp_optimizer *opt, const char *who) {
+    mixp_result r = mixpi_need_begin(opt, who);
+    if (r == MIXP_OK) r = mixpi_need_owner(opt, who);
+    return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
+}
+
 /* One step, after mixpi_refresh. scaler NULL: apply whatever the gradients are. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                               const mixpi_scaling *is) {
@@ -17423,6 +19134,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
+    if (r == MIXP_OK) mixpi_stepped(opt);
     opt->clipped = 0;
     plan->loss = NULL;
     return r;
@@ -17455,7 +19167,7 @@ MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
-    if (r == MIXP_OK) r = mixpi_need_loss(opt, "mixp_optimizer_step");
+    if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     return r == MIXP_OK ? mixpi_step(opt, NULL, &as_they_are) : r;
 }
@@ -17529,7 +19241,8 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
                                  "mixp_scaler_unscale: mixp_scaler_unscale "
                                  "was called already; call mixp_scaler_update first");
-    r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
+    r = mixpi_need_begin(opt, "mixp_scaler_unscale");
+    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
     r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return r;
@@ -17548,7 +19261,7 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
     mixp_result r;
     if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled && opt->ctx == scaler->ctx) return mixp_optimizer_step(opt);
-    r = mixpi_need_loss(opt, "mixp_scaler_step");
+    r = mixpi_need_all(opt, "mixp_scaler_step");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
     if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
     if (r != MIXP_OK) return r;
@@ -17571,7 +19284,8 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "logs and divisions in the loss",
         "a weight is not finite: not a scaling problem; go back to a checkpoint, with a smaller "
         "learning rate",
-        "the batch holds Inf or NaN: not a scaling problem; look at the data"
+        "the batch holds Inf or NaN: not a scaling problem; look at the data",
+        "the loss is not finite: not a scaling problem; a guard would tell where it began"
     };
     MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
@@ -17580,7 +19294,9 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
 /* What a guard knows of where the newest skip began. */
 static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
     const mixpi_watch *w = ctx->watch;
-    if (!w || !w->on || v->outcome != MIXP_STEP_SKIPPED) return;
+    if (v->outcome != MIXP_STEP_SKIPPED) return;
+    if ((!w || !w->on) && v->loss_bad) v->origin = MIXP_ORIGIN_NO_GUARD;
+    if (!w || !w->on) return;
     v->origin = (mixp_origin)w->origin;
     if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
 }
@@ -17611,6 +19327,7 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.largest = s.stats.largest;
     v.clip = s.clip;
     v.lr = s.lr;
+    v.loss_bad = s.loss_bad != 0;
     mixpi_verdict_origin(opt->ctx, &v);
     v.reason = mixpi_skip_reason(&s);
     v.spike_z = s.spike.z;
@@ -17653,9 +19370,11 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     return mixp_context_fail(
         scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at scale %g, "
-        "which can go no lower: no loss scale cures this. First bad gradient: %s of "
+        "which can go no lower: no loss scale cures this. %sFirst bad gradient: %s of "
         "'%s' at element %.0f%s. Look at the loss, the data and the learning rate",
-        (int)state.floor_skips, (double)state.scale, bad.bad_is_nan ? "NaN" : "Inf",
+        (int)state.floor_skips, (double)state.scale,
+        bad.loss_bad ? "The loss itself is not finite. " : "",
+        bad.bad_is_nan ? "NaN" : "Inf",
         bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
         mixpi_on_rank(scaler->ctx, bad.bad_rank, on_rank, sizeof on_rank));
 }
@@ -17676,8 +19395,10 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    k.guarded = mixpi_guard_on(ctx) && mixpi_world(ctx) == 1;   /* else scales would part */
-    if (mixpi_context_sampled(ctx)) k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
+    k.guarded = mixpi_guard_on(ctx);
+    /* Of several ranks what one alone met would part their scales: `agree` told all of them. */
+    if (mixpi_context_sampled(ctx) && ctx->ranks.size < 2)
+        k.forward = &ctx->watch->rows[MIXPI_ROW_FORWARD];
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
@@ -17692,6 +19413,74 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     if (!mixpi_guard_on(ctx) || ctx->capturing) return r;
     watched = ctx->watch->updated(ctx, scaler);
     return r == MIXP_OK ? watched : r;
+}
+
+/* --- freeing -------------------------------------------------------------------------------- */
+
+static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
+    if (ctx->graphs)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: a graph of this context may have recorded it: free its "
+                                 "graphs first, by mixp_graph_free",
+                                 who);
+    return mixpi_free_begin(ctx, who);
+}
+
+/* No optimizer remembers the scaler any more. */
+static void mixpi_optimizers_lose(const mixp_scaler *scaler) {
+    mixp_optimizer *opt = (mixp_optimizer *)scaler->ctx->optimizers;
+    for (; opt; opt = opt->next) {
+        if (opt->scaler != scaler) continue;
+        opt->scaler = NULL;
+        opt->stage = MIXPI_READY;
+        opt->next_checked = NULL;
+    }
+}
+
+MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
+    mixp_context *ctx = scaler ? scaler->ctx : NULL;
+    mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
+    mixp_scaler *before = ctx ? (mixp_scaler *)ctx->scalers : NULL;
+    if (!ctx || r != MIXP_OK) return r;
+    if (before == scaler) ctx->scalers = scaler->next;
+    while (before != scaler && before->next != scaler) before = before->next;
+    before->next = scaler->next;
+    mixpi_context_lose(ctx, scaler);
+    mixpi_scale_lose(scaler);
+    mixpi_optimizers_lose(scaler);
+    if (ctx->watch && ctx->watch->posted_scaler == scaler) ctx->watch->posted_scaler = NULL;
+    mixpi_owned_free(ctx, scaler);
+    return MIXP_OK;
+}
+
+/* No scaler, and no other optimizer, remembers this one any more. */
+static void mixpi_checked_lose(const mixp_optimizer *gone) {
+    mixp_scaler *s = (mixp_scaler *)gone->ctx->scalers;
+    mixp_optimizer *opt = (mixp_optimizer *)gone->ctx->optimizers;
+    for (; s; s = s->next)
+        if (s->checked == gone) s->checked = gone->next_checked;  /* plant: checked_lose */
+    for (; opt; opt = opt->next)
+        if (opt->next_checked == gone) opt->next_checked = gone->next_checked;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
+    mixp_context *ctx = opt ? opt->ctx : NULL;
+    mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_optimizer_free") : MIXP_OK;
+    mixp_optimizer *before = ctx ? (mixp_optimizer *)ctx->optimizers : NULL;
+    int64_t i;
+    if (!ctx || r != MIXP_OK) return r;
+    if (mixpi_stage(opt) != MIXPI_READY)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_optimizer_free: it is in the middle of a step; call "
+                                 "mixp_scaler_update first");
+    if (before == opt) ctx->optimizers = opt->next;
+    while (before != opt && before->next != opt) before = before->next;
+    before->next = opt->next;
+    mixpi_checked_lose(opt);
+    for (i = 0; i < opt->count; i++) opt->slots[i].param->own.optimizers--;
+    if (ctx->tally_of == opt) ctx->tally_of = NULL;
+    mixpi_owned_free(ctx, opt);
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
@@ -17712,7 +19501,7 @@ struct mixpi_happening {
     mixp_origin     origin;
 };
 
-static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0 };
+static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
 
 /* --- shares ------------------------------------------------------------------------------ */
 
@@ -17811,7 +19600,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->pinned = site->pinned != 0;
     out->falls = site->falls;
     out->clean = site->clean;
-    out->clean_needed = (int)mixpi_clean_needed(w, site);
+    out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -17930,21 +19719,29 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
 }
 
+/* Looks at t now, by way of a row of device memory: waits. */
+static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
+                                  mixp_look *found) {
+    mixp_context *ctx = t->ctx;
+    mixp_look_args k;
+    mixp_result r;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = low;
+    k.row = row;
+    r = mixpi_device_zero(ctx, row, sizeof *row);
+    if (r == MIXP_OK) r = ctx->device->kernels->look(&ctx->exec, &k);
+    return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
+}
+
 /* Is a weight that the site reads not finite? Looks at it now: only after a failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    mixp_look_args k;
     int i;
     for (i = 0; i < 2 && site->read[i]; i++) {
         if (!mixpi_real(site->read[i]->dtype)) continue;
-        memset(&k, 0, sizeof k);
-        k.n = site->read[i]->count;
-        k.x = mixpi_tensor_in(site->read[i]);
-        k.low = MIXP_F16;
-        k.row = row;
-        if (mixpi_device_zero(ctx, row, sizeof *row) != MIXP_OK) return 0;
-        if (ctx->device->kernels->look(&ctx->exec, &k) != MIXP_OK) return 0;
-        if (mixpi_download(ctx, &found, row, sizeof found) != MIXP_OK) return 0;
+        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 0;
         if (found.nonfinite) return 1;  /* plant: guard_weight */
     }
     return 0;
@@ -18035,6 +19832,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample) {
 }
 
 /* A look as numbers that ranks can add, and back. */
+enum { MIXPI_LOOK_WORDS = 8 };
 static void mixpi_look_to_words(const mixp_look *look, double *words) {
     words[0] = (double)look->largest;
     words[1] = (double)look->count;
@@ -18043,6 +19841,7 @@ static void mixpi_look_to_words(const mixp_look *look, double *words) {
     words[4] = (double)look->flushed;
     words[5] = (double)look->least;
     words[6] = (double)look->subnormal;
+    words[7] = (double)look->saturated;
 }
 static void mixpi_look_join_words(mixp_look *look, const double *words) {
     if ((float)words[0] > look->largest) look->largest = (float)words[0];
@@ -18052,6 +19851,7 @@ static void mixpi_look_join_words(mixp_look *look, const double *words) {
     look->flushed += (int64_t)words[4];
     look->least += (int64_t)words[5];
     look->subnormal += (int64_t)words[6];
+    look->saturated += (int64_t)words[7];
 }
 
 /* Tells what is to be told once: pins that took hold, sites without room. */
@@ -18088,7 +19888,8 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
  * larger magnitude stays. Waits for the device, in a sampled step of many ranks. */
 static mixp_result mixpi_seen_share(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look)), words = 7 * rows;
+    const int64_t rows = (int64_t)(w->posted_bytes / sizeof(mixp_look));
+    const int64_t words = MIXPI_LOOK_WORDS * rows;
     const int64_t world = (int64_t)mixpi_world(ctx);
     double *own;
     mixp_result r;
@@ -18100,13 +19901,15 @@ static mixp_result mixpi_seen_share(mixp_context *ctx) {
     if (w->shared_words < words) w->shared_words = words;
     memset(w->shared, 0, (size_t)(world * words) * sizeof *own);
     own = w->shared + ctx->ranks.rank * words;
-    for (i = 0; i < rows; i++, own += 7) mixpi_look_to_words(&w->seen[i], own);
+    for (i = 0; i < rows; i++)
+        mixpi_look_to_words(&w->seen[i], own + MIXPI_LOOK_WORDS * i);
     r = mixpi_ranks_share(ctx, w->shared, words);
     if (r != MIXP_OK) return r;
     memset(w->seen, 0, (size_t)rows * sizeof *w->seen);
     for (k = 0; k < world; k++)
         for (i = 0; i < rows; i++)
-            mixpi_look_join_words(&w->seen[i], w->shared + k * words + 7 * i);
+            mixpi_look_join_words(&w->seen[i],
+                                  w->shared + k * words + MIXPI_LOOK_WORDS * i);
     return MIXP_OK;
 }
 
@@ -18191,7 +19994,7 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
     if (forward) w->barren = acted ? 0 : w->barren + 1;
-    if (w->patience < 0 || !forward || mixpi_world(ctx) > 1) return MIXP_OK;
+    if (w->patience < 0 || !forward) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
 }
@@ -18254,6 +20057,31 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
     return ctx->watch = w;
 }
 
+/* What is wrong with a look, or NULL. */
+static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
+    mixp_format f;
+    if (!out) return "there is nowhere to write what it finds";
+    if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
+    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is none of mixp_dtype";
+    f = mixp_format_of(low);
+    if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
+        return "low must be a floating-point dtype of 8 bits to 32";
+    return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
+}
+
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
+    const char *wrong;
+    mixpi_watch *w;
+    if (!t) return MIXP_ERR_ARGUMENT;
+    wrong = mixpi_look_wrong(t, low, out);
+    if (wrong)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
+    w = mixpi_watch_of(t->ctx);
+    if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
+    if (!w || !w->row) return MIXP_ERR_MEMORY;
+    return mixpi_noted(t->ctx, "mixp_look_at", mixpi_look_now(t, low, w->row, out));
+}
+
 /* Room for n sites; asked for once. */
 static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
@@ -18303,7 +20131,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: the room for them was taken when the guard was started";
+        return "max_sites cannot change: room for them was taken when the guard was started, or "
+               "4096 by a mixp_compare before it";
     return NULL;
 }
 
@@ -18459,6 +20288,10 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     return r;
 }
 
+/* A count of a file, far from where counting on would overflow. */
+static int mixpi_loaded_count(int32_t count)
+{ return count < 0 || count > 1 << 30 ? 0 : count; }
+
 /* After loading: the table is that of the file. Names come with the next step. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
@@ -18476,8 +20309,8 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         memcpy(&hash, &w->hashes[n], sizeof hash);
         number = mixpi_site_new(ctx, hash);
         w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
-        w->sites[number - 1].falls = state[1] < 0 ? 0 : state[1];
-        w->sites[number - 1].clean = state[2] < 0 ? 0 : state[2];
+        w->sites[number - 1].falls = mixpi_loaded_count(state[1]);
+        w->sites[number - 1].clean = mixpi_loaded_count(state[2]);
         w->sites[number - 1].for_grad = state[3] != 0;
     }
     ctx->sites_moved++;
@@ -18605,6 +20438,17 @@ static void mixpi_forget_grads(mixp_context *ctx) {
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
 }
 
+/* Leaves the region of a run, and whatever fn has left open in it. */
+static mixp_result mixpi_compare_close(mixp_context *ctx) {
+    const int open = mixpi_regions_open(ctx);
+    mixp_autocast_close(ctx, 0);
+    if (open == 1) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn has %s a region or a scope; it is to leave them "
+                             "as they are",
+                             open ? "opened" : "closed");
+}
+
 /* One run, forward and back. */
 static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
                                      const mixp_autocast *region) {
@@ -18614,9 +20458,10 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     mixp_result r = mixp_step_begin(ctx);
     mixpi_forget_grads(ctx);
     if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) ctx->step = step;
     if (r != MIXP_OK) return r;
     loss = d->fn(ctx, d->user);
-    r = mixp_autocast_pop(ctx);
+    r = mixpi_compare_close(ctx);
     if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
     if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
     mixpi_forget_grads(ctx);
@@ -20292,8 +22137,9 @@ static void mixpi_state_release(mixpi_state *s) {
 
 /* --- checkpoints: states that other ranks have --------------------------------------------------
  *
- * For the time of a save or a load the rows of parameters that another rank owns point to host
- * memory, laid out as their owner's states are. Before a save, their owners fill it.
+ * For the time of a save or a load the rows of parameters that another rank owns, or of which each
+ * has a piece, point to host memory, laid out as states of a whole tensor are. Before a save, their
+ * owners fill it; after a load each takes its pieces out of it.
  */
 static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row row = opt->rows[i];
@@ -20319,6 +22165,51 @@ static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory) {
     }
 }
 
+/* Between this rank's piece of the states of parameter i and all of them, which lie in device
+ * memory at `whole`: into them, or, out 0, out of them. Rank 0, whose piece is never empty,
+ * tells `missed`. */
+static mixp_result mixpi_piece_copy(mixp_optimizer *opt, int64_t i, void *whole, int out) {
+    const mixp_param_row piece = mixpi_piece_row(opt, i);
+    mixp_param_row all = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    void *own[3], *there[3];
+    mixp_result r = MIXP_OK;
+    int k;
+    lay.memory = (char *)whole;
+    mixpi_row_layout(opt, &all, &lay);
+    own[0] = piece.m;
+    own[1] = piece.v;
+    own[2] = piece.master;
+    there[0] = all.m;
+    there[1] = all.v;
+    there[2] = all.master;
+    for (k = 0; k < 3 && r == MIXP_OK; k++) {
+        float *at = (float *)there[k] + (own[k] ? first : 0);
+        if (!own[k] || !n) continue;
+        r = mixpi_copy_bytes(opt->ctx, out ? (void *)at : own[k], out ? own[k] : (void *)at,
+                             (size_t)n * sizeof(float));
+    }
+    if (r != MIXP_OK || (out && opt->ctx->ranks.rank)) return r;
+    return mixpi_copy_bytes(opt->ctx, out ? all.missed : piece.missed,
+                            out ? piece.missed : all.missed, sizeof *all.missed);
+}
+
+/* After a load: each takes its pieces of what was read. */
+static mixp_result mixpi_pieces_take(mixp_optimizer *opt) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        size_t bytes = mixpi_row_bytes(opt, i);
+        void *all = mixpi_is_divided(opt, i) ? mixpi_context_scratch(opt->ctx, bytes) : NULL;
+        if (!mixpi_is_divided(opt, i)) continue;
+        if (!all) return MIXP_ERR_MEMORY;
+        r = mixpi_upload(opt->ctx, all, opt->rows[i].missed, bytes);
+        if (r == MIXP_OK) r = mixpi_piece_copy(opt, i, all, 0);
+    }
+    return r;
+}
+
 /* Fills them: each owner sends its states, as whole numbers that all add to zeros of their own. */
 static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
@@ -20330,10 +22221,12 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
         if (!all) return MIXP_ERR_MEMORY;
         if (mixpi_is_own(opt, i)) r = mixpi_copy_bytes(ctx, all, opt->rows[i].missed, bytes);
         else r = mixpi_device_zero(ctx, all, bytes);
+        if (r == MIXP_OK && mixpi_is_divided(opt, i)) r = mixpi_piece_copy(opt, i, all, 1);
         if (r == MIXP_OK)
             r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
                                 mixpi_out_to(all, MIXP_I32, 0), (int64_t)(bytes / 4));
-        if (r == MIXP_OK && !mixpi_is_own(opt, i))
+        /* Without memory to borrow this rank goes along all the same: the others wait. */
+        if (r == MIXP_OK && !mixpi_is_own(opt, i) && opt->rows[i].missed)
             r = mixpi_download(ctx, opt->rows[i].missed, all, bytes);
     }
     return r;
@@ -20376,6 +22269,14 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     if (!mixpi_any_sharded(what)) return MIXP_OK;
     for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
         r = mixpi_rows_collect(what->optimizers[o]);
+    return r;
+}
+
+static mixp_result mixpi_states_take(const mixp_checkpoint *what) {
+    mixp_result r = MIXP_OK;
+    int o;
+    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
+        r = mixpi_pieces_take(what->optimizers[o]);
     return r;
 }
 
@@ -20756,6 +22657,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
+    if (r.result == MIXP_OK && borrowed) result = mixpi_states_take(what);
+    if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
     mixpi_states_return(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);

@@ -416,6 +416,13 @@ __device__ inline void plain_put8(void *data, int64_t i, const float *v) {
     }
 }
 
+/* Eight as they are once they were stored. */
+template <mixp_dtype D> __device__ inline void plain_rounded(float *v) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k += 2)
+        if constexpr (D != MIXP_F32) plain_two<D>(plain_code<D>(v[k], v[k + 1]), v + k);
+}
+
 /* n of them, wide or not; the others read as 0. */
 template <mixp_dtype D>
 __device__ inline void plain_get(const void *data, int64_t i, int n, bool wide, float *v) {
@@ -504,7 +511,7 @@ namespace {
 enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH, FAULT_GATHER_ID };
 const int64_t fault_rows = (int64_t)1 << 29;
 
-const int    ring_pieces = 8, mirror_count = 32, post_slots = 3;
+const int    ring_pieces = 8, mirror_count = 32, post_slots = 3, roomy_kernels = 32;
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
 const size_t workspace_bytes = (size_t)32 << 20, memory_alignment = 256;
 
@@ -584,6 +591,8 @@ struct State {
     void            *post[post_slots];  /* pinned copies of what was posted                          */
     size_t           post_bytes[post_slots];
     cudaEvent_t      post_sent[post_slots];
+    const void      *roomy[roomy_kernels];      /* kernels that may have more than 48 KB      */
+    size_t           roomy_bytes[roomy_kernels];
     char             message[384];
 };
 
@@ -3275,8 +3284,20 @@ norm_rows(const __grid_constant__ NormJob s) {
 }
 
 /* A row of up to 1,024 elements stays in the registers of its warp: it is read once, its dtype is
- * known, and so is gamma's, f32. The same sums in the same order, so the same bits. */
-template <mixp_dtype In, int parts>
+ * known, and so is gamma's, f32. The same sums in the same order, so the same bits. Where B is a
+ * dtype, b is added first, and the sum, which has the dtype of a, is normed as it is stored. */
+const mixp_dtype no_second = MIXP_DTYPE_COUNT;
+
+template <mixp_dtype B, mixp_dtype In>
+__device__ inline void add_second(const NormJob &s, int64_t at, float *v) {
+    float b[8];
+    plain_get8<B>(s.b.data, at, b);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] += b[k];
+    plain_put8<In>(s.sum.data, at, v);
+    plain_rounded<In>(v);  /* plant: add_rounded */
+}
+template <mixp_dtype B, mixp_dtype In, int parts>
 __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v[][8]) {
     MIXPI_UNROLL
     for (int q = 0; q < parts; q++) {
@@ -3284,6 +3305,8 @@ __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[q][k] = 0.0f;
         if (col < s.cols) plain_get8<In>(s.a.data, row + col, v[q]);
+        if constexpr (B != no_second)
+            if (col < s.cols) add_second<B, In>(s, row + col, v[q]);
     }
 }
 template <int parts>
@@ -3322,13 +3345,13 @@ __device__ inline void put_normed(const NormJob &s, int64_t row, int64_t col, fl
     plain_put8<Out>(s.y.data, row + col, v);
 }
 
-template <mixp_dtype In, mixp_dtype Out, int parts>
+template <mixp_dtype B, mixp_dtype In, mixp_dtype Out, int parts>
 __global__ void __launch_bounds__(team_threads, parts == 4 ? 2 : 3)
 norm_kept_rows(const __grid_constant__ NormJob s) {
     int lane = (int)threadIdx.x % warp_size;
     for (int64_t r = team_first<warp_size>(); r < s.rows; r += team_step<warp_size>()) {
         float v[parts][8], mean, rstd;
-        read_row<In, parts>(s, r * s.cols, lane, v);
+        read_row<B, In, parts>(s, r * s.cols, lane, v);
         mean = s.rms ? 0.0f : kept_mean<parts>(s, v);
         rstd = kept_rstd<parts>(s, lane, v, mean);
         if (lane == 0 && !s.rms) s.mean[r] = mean;
@@ -3343,23 +3366,39 @@ norm_kept_rows(const __grid_constant__ NormJob s) {
 
 typedef void (*NormKernel)(NormJob s);
 
-template <mixp_dtype In, mixp_dtype Out> inline NormKernel norm_kept(int64_t cols) {
-    return cols <= 512   ? norm_kept_rows<In, Out, 2>
-           : cols <= 768 ? norm_kept_rows<In, Out, 3>
-                         : norm_kept_rows<In, Out, 4>;
+template <mixp_dtype B, mixp_dtype In, mixp_dtype Out>
+inline NormKernel norm_kept(int64_t cols) {
+    return cols <= 512   ? norm_kept_rows<B, In, Out, 2>
+           : cols <= 768 ? norm_kept_rows<B, In, Out, 3>
+                         : norm_kept_rows<B, In, Out, 4>;
+}
+/* Does a row stay in registers? */
+inline bool norm_is_kept(const NormJob &s) {
+    if (!s.wide || s.cols % 8 || s.cols > warp_cols) return false;
+    if (!s.gamma.data || s.gamma.dtype != MIXP_F32) return false;
+    return !s.beta.data || s.beta.dtype == MIXP_F32;
 }
 /* The kernel for these dtypes and that length, or NULL. */
 inline NormKernel norm_kernel(const NormJob &s) {
     mixp_dtype in = s.a.dtype, out = s.y.dtype;
-    if (!s.wide || s.cols % 8 || s.cols > warp_cols) return NULL;
-    if (!s.gamma.data || s.gamma.dtype != MIXP_F32) return NULL;
-    if (s.beta.data && s.beta.dtype != MIXP_F32) return NULL;
-    if (in == MIXP_BF16 && out == in) return norm_kept<MIXP_BF16, MIXP_BF16>(s.cols);
-    if (in == MIXP_F16 && out == in) return norm_kept<MIXP_F16, MIXP_F16>(s.cols);
+    if (!norm_is_kept(s)) return NULL;
+    if (in == MIXP_BF16 && out == in) return norm_kept<no_second, MIXP_BF16, MIXP_BF16>(s.cols);
+    if (in == MIXP_F16 && out == in) return norm_kept<no_second, MIXP_F16, MIXP_F16>(s.cols);
     if (in != MIXP_F32) return NULL;
-    return out == MIXP_F32    ? norm_kept<MIXP_F32, MIXP_F32>(s.cols)
-           : out == MIXP_BF16 ? norm_kept<MIXP_F32, MIXP_BF16>(s.cols)
-                              : norm_kept<MIXP_F32, MIXP_F16>(s.cols);
+    return out == MIXP_F32    ? norm_kept<no_second, MIXP_F32, MIXP_F32>(s.cols)
+           : out == MIXP_BF16 ? norm_kept<no_second, MIXP_F32, MIXP_BF16>(s.cols)
+                              : norm_kept<no_second, MIXP_F32, MIXP_F16>(s.cols);
+}
+/* The same with a sum: what levels 0 to 2 store where norms write what products read. */
+inline NormKernel add_norm_kernel(const NormJob &s) {
+    mixp_dtype in = s.a.dtype, b = s.b.dtype;
+    if (!norm_is_kept(s) || s.sum.dtype != in || s.y.dtype != b) return NULL;
+    if (in == MIXP_BF16 && b == in) return norm_kept<MIXP_BF16, MIXP_BF16, MIXP_BF16>(s.cols);
+    if (in == MIXP_F16 && b == in) return norm_kept<MIXP_F16, MIXP_F16, MIXP_F16>(s.cols);
+    if (in != MIXP_F32) return NULL;
+    return b == MIXP_F32    ? norm_kept<MIXP_F32, MIXP_F32, MIXP_F32>(s.cols)
+           : b == MIXP_BF16 ? norm_kept<MIXP_BF16, MIXP_F32, MIXP_BF16>(s.cols)
+                            : norm_kept<MIXP_F16, MIXP_F32, MIXP_F16>(s.cols);
 }
 
 /* The backward pass: a block takes a slice of consecutive rows, so that its threads keep their
@@ -3422,6 +3461,7 @@ __device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p,
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
     add_part(s.da, r * s.cols, p, s.wide, v);
+    if (s.db.data) put_part(s.db, r * s.cols, p, s.wide, v);  /* plant: back_db */
 }
 
 __global__ void __launch_bounds__(back_threads)
@@ -3514,6 +3554,8 @@ norm_back_kept(const __grid_constant__ NormBackJob s) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * rstd;
         plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
+        if constexpr (A == MIXP_F32)    /* plant: kept_db */
+            if (s.db.data && col < s.cols) plain_put8<Dy>(s.db.data, r * s.cols + col, d);
     }
     if (s.partial) put_columns(s, p, dgamma, dbeta);
 }
@@ -3524,6 +3566,7 @@ inline NormBackKernel norm_back_kernel(const NormBackJob &s) {
     mixp_dtype a = s.a.dtype, dy = s.dy.dtype;
     bool fits = s.wide && s.cols % 8 == 0 && s.cols <= 8 * kept_threads;
     if (!fits || (s.da.data && s.da.dtype != a)) return norm_back_slices;
+    if (s.db.data && s.db.dtype != dy) return norm_back_slices;
     if (a == MIXP_BF16 && dy == a) return norm_back_kept<MIXP_BF16, MIXP_BF16>;
     if (a == MIXP_F16 && dy == a) return norm_back_kept<MIXP_F16, MIXP_F16>;
     if (a != MIXP_F32) return norm_back_slices;
@@ -3702,6 +3745,22 @@ embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
     }
 }
 
+/* Lets a kernel have so much dynamic shared memory. CUDA takes a lock for that, so it is asked once
+ * for each kernel; those beyond the table at every launch. */
+inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
+    int i = 0;
+    if (bytes <= 48 * 1024) return cudaSuccess;
+    while (i < roomy_kernels && s->roomy[i] && s->roomy[i] != kernel) i++;
+    if (i < roomy_kernels && s->roomy[i] == kernel && s->roomy_bytes[i] >= bytes)
+        return cudaSuccess;
+    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                         (int)bytes);
+    if (e != cudaSuccess || i == roomy_kernels) return e;
+    s->roomy[i] = kernel;
+    s->roomy_bytes[i] = bytes;
+    return e;
+}
+
 /* --- cross entropy --------------------------------------------------------------------- */
 
 struct EntropyJob : mixp_cross_entropy_args {
@@ -3728,27 +3787,36 @@ template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t 
     return team_sum<T>(sum) / (float)s.cols;
 }
 
+/* What the target's element is, before anybody writes over it. */
+__device__ inline float target_value(const EntropyJob &s, int64_t r) {
+    int32_t target = s.targets[r];
+    return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
+}
 /* The row's loss in double: lse alone would round it once more. */
+__device__ inline void put_loss(const EntropyJob &s, int64_t r, float top, float log_sum,
+                                float below, float at_target) {
+    int32_t target = s.targets[r];
+    s.lse[r] = top + log_sum;
+    s.losses[r] = 0.0;
+    if (target == s.ignore) return;
+    if (is_id(target, s.cols)) {
+        top -= at_target;
+        s.losses[r] = (double)top + (double)log_sum;
+        /* plant: entropy_smooth */
+        if (s.smoothing > 0.0f) s.losses[r] += s.smoothing * ((double)below - (double)top);
+    } else {
+        note_fault(s.fault, FAULT_TARGET, s.before + r, target);
+        s.losses[r] = (double)not_a_number();
+    }
+}
 template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
 entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
-        int32_t target = s.targets[r];
         float log_sum = logf(e.sum), below = 0.0f;
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
-        if (rank) continue;
-        s.lse[r] = e.top + log_sum;
-        if (target == s.ignore) { s.losses[r] = 0.0; continue; }
-        if (is_id(target, s.cols)) {
-            e.top -= get1(s.logits, r * s.cols + target);
-            s.losses[r] = (double)e.top + (double)log_sum;
-            /* plant: entropy_smooth */
-            if (s.smoothing > 0.0f) s.losses[r] += s.smoothing * ((double)below - (double)e.top);
-        } else {
-            note_fault(s.fault, FAULT_TARGET, s.before + r, target);
-            s.losses[r] = (double)not_a_number();
-        }
+        if (rank == 0) put_loss(s, r, e.top, log_sum, below, target_value(s, r));
     }
 }
 
@@ -3797,6 +3865,83 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
             }
             plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
+    }
+}
+
+/* Both in one pass. Where it has room, a row waits in shared memory for its second reading; each
+ * thread brings there what it reads itself, so nobody waits for others. */
+struct EntropyBothJob : EntropyJob {
+    mixp_out     dlogits;
+    const float *scale;
+    float        share;
+    int          kept;          /* bytes of a row there; 0: it is read twice               */
+};
+const int beside_row = 4096;
+
+/* How many rows count: what each gradient is divided by. */
+__global__ void __launch_bounds__(1024)
+entropy_count(const __grid_constant__ EntropyBothJob s) {
+    int64_t count = 0;
+    for (int64_t i = (int64_t)threadIdx.x; i < s.rows; i += (int64_t)blockDim.x)
+        count += s.targets[i] != s.ignore;
+    count = block_sum(count);
+    if (threadIdx.x == 0) *s.counted = (float)count;
+}
+
+template <mixp_dtype D>
+__device__ inline mixp_in fetch_row(const EntropyBothJob &s, int64_t row) {
+    MIXPI_DYNAMIC_SHARED(char, kept);
+    const char *from = (const char *)s.logits.data + row * dtype_bytes(D);
+    const int   step = 8 * dtype_bytes(D);
+    for (int64_t at = step * (int64_t)threadIdx.x; at < s.kept; at += step * team_threads) {
+        cp_async_16(kept + at, from + at, 16);
+        if (D == MIXP_F32) cp_async_16(kept + at + 16, from + at + 16, 16);
+    }
+    cp_async_commit();
+    cp_async_wait<0>();  /* plant: fetch_wait */
+    return mixpi_in(kept, D);
+}
+
+/* As entropy_back_rows: the row's gradient, from `a` at `from`. */
+template <int T, mixp_dtype D>
+__device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
+                                  int64_t from, float lse) {
+    int rank = (int)threadIdx.x % T;
+    int32_t target = s.targets[r];
+    bool ignored = target == s.ignore;
+    float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f, v[8];
+    float by = __fmul_rn(*s.scale, s.share) / *s.counted;
+    Part p;
+    if (!ignored && !is_id(target, s.cols)) by = not_a_number();
+    MIXPI_PARTS(p, s.cols, T, rank) {
+        int hot_at = (int)(target - p.col);
+        if (!ignored) plain_get_part<D>(a, from, p, s.wide, 0.0f, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
+            v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot - others) * by;
+        }
+        if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
+        else put_part(s.dlogits, r * s.cols, p, s.wide, v);
+    }
+}
+
+template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
+entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
+    int rank = (int)threadIdx.x % T;
+    for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
+        float at_target = target_value(s, r), log_sum, below = 0.0f;  /* plant: both_target */
+        mixp_in a = s.logits;
+        int64_t from = r * s.cols;
+        if (T == team_threads && s.kept) {
+            a = fetch_row<D>(s, from);
+            from = 0;
+        }
+        Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
+        log_sum = logf(e.sum);
+        if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
+        if (rank == 0) put_loss(s, r, e.top, log_sum, below, at_target);
+        put_slopes<T, D>(s, r, a, from, e.top + log_sum);
     }
 }
 
@@ -3962,21 +4107,62 @@ static mixp_result mixpi_cuda_softmax_backward(const mixp_exec *x,
     return on.launched("softmax_backward", MIXPI_ROWS(softmax_back_rows, on, job));
 }
 
-static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) {
-    Kernel on(x);
+static NormJob mixpi_cuda_norm_job(const mixp_norm_args *k) {
     NormJob job = mixpi_cuda_job<NormJob>(*k);
-    if (!on.state) return MIXP_ERR_ORDER;
     if (k->rms) job.beta.data = NULL;
     job.wide = is_wide(k->y) && is_wide(k->a) && is_wide(k->gamma) && is_wide(job.beta);
-    if (!is_real(k->y.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
+    return job;
+}
+static mixp_result mixpi_cuda_norm_check(const NormJob &job) {
+    if (!is_real(job.y.dtype) || !is_real(job.a.dtype) || !mixpi_cuda_may_be(job.gamma) ||
         !mixpi_cuda_may_be(job.beta)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    return job.y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
+}
+
+static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    Kernel on(x);
+    NormJob job = mixpi_cuda_norm_job(k);
+    mixp_result r = mixpi_cuda_norm_check(job);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (r != MIXP_OK) return r;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     NormKernel kept = norm_kernel(job);
     if (kept)
         return on.launched("norm", MIXPI_LAUNCH(kept, grid_for(k->rows * warp_size, team_threads),
                                                 team_threads, 0, on.stream, job));
     return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
+}
+
+/* The sum by a kernel of its own, and then its norm. */
+static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    mixp_norm_args norm = *k;
+    mixp_binary_args sum;
+    memset((void *)&sum, 0, sizeof sum);
+    sum.op = MIXP_BINARY_ADD;
+    sum.rank = 1;
+    sum.shape[0] = k->rows * k->cols;
+    sum.a_strides[0] = sum.b_strides[0] = 1;
+    sum.a = k->a;
+    sum.b = k->b;
+    sum.y = k->sum;
+    norm.a = as_in(k->sum);
+    mixp_result r = mixpi_cuda_binary(x, &sum);
+    return r == MIXP_OK ? mixpi_cuda_norm(x, &norm) : r;
+}
+
+static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    Kernel on(x);
+    NormJob job = mixpi_cuda_norm_job(k);
+    mixp_result r = mixpi_cuda_norm_check(job);
+    job.wide = job.wide && is_wide(k->b) && is_wide(k->sum);
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(k->b.dtype) || !is_real(k->sum.dtype)) return MIXP_ERR_DTYPE;
+    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
+    if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
+    NormKernel kept = add_norm_kernel(job);
+    if (!kept) return mixpi_cuda_add_then_norm(x, k);
+    return on.launched("add_norm", MIXPI_LAUNCH(kept,
+        grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
@@ -3996,8 +4182,11 @@ static mixp_result mixpi_cuda_norm_backward(const mixp_exec *x,
     if (!on.state) return MIXP_ERR_ORDER;
     if (!is_real(k->dy.dtype) || !is_real(k->a.dtype) || !mixpi_cuda_may_be(k->gamma) ||
         !mixpi_cuda_may_be(k->da) || !mixpi_cuda_may_be(k->dgamma) ||
-        !mixpi_cuda_may_be(k->dbeta)) return MIXP_ERR_DTYPE;
-    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma);
+        !mixpi_cuda_may_be(k->dbeta) || !mixpi_cuda_may_be(k->db)) return MIXP_ERR_DTYPE;
+    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
+        return MIXP_ERR_ARGUMENT;
+    job.wide = is_wide(k->da) && is_wide(k->dy) && is_wide(k->a) && is_wide(k->gamma) &&
+               is_wide(k->db);
     job.per = ceil_div(k->rows, most_slices);
     if (sums && job.per < 4) job.per = 4;
     slices = ceil_div(k->rows, job.per > 0 ? job.per : 1);
@@ -4115,6 +4304,56 @@ static mixp_result mixpi_cuda_cross_entropy_backward(const mixp_exec *x,
         return MIXP_ERR_DTYPE;
     if (k->rows <= 0 || k->cols <= 0) return MIXP_OK;
     return on.launched("cross_entropy_backward", mixpi_cuda_entropy_back(on, job));
+}
+
+template <mixp_dtype D>
+static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBothJob &job) {
+    auto kernel = job.cols <= warp_cols ? entropy_both_rows<warp_size, D>
+                                        : entropy_both_rows<team_threads, D>;
+    int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
+    size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
+    cudaError_t e = make_room(on.state, (const void *)kernel, room);
+    if (e != cudaSuccess) return e;
+    return MIXPI_LAUNCH(kernel, grid_for(job.rows * team, team_threads), team_threads,
+                        (size_t)job.kept, on.stream, job);
+}
+static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJob &job) {
+    switch (job.logits.dtype) {
+    case MIXP_F16:  return mixpi_cuda_entropy_both_of<MIXP_F16>(on, job);
+    case MIXP_BF16: return mixpi_cuda_entropy_both_of<MIXP_BF16>(on, job);
+    default:        return mixpi_cuda_entropy_both_of<MIXP_F32>(on, job);
+    }
+}
+
+/* The bytes of a row that stays in shared memory beside what sums of a block need there. */
+static int mixpi_cuda_kept_row(const EntropyBothJob &job, int most) {
+    int64_t bytes = job.cols * dtype_bytes(job.logits.dtype);
+    bool fits = job.wide && job.cols % 8 == 0 && bytes <= most - 2 * beside_row;
+    return fits && job.cols > warp_cols ? (int)bytes : 0;
+}
+
+static mixp_result mixpi_cuda_cross_entropy_both(const mixp_exec *x,
+                                                 const mixp_cross_entropy_both_args *k) {
+    Kernel on(x);
+    EntropyBothJob job = mixpi_cuda_job<EntropyBothJob>(k->loss);
+    mixp_result r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!is_real(job.logits.dtype) || !is_real(k->dlogits.dtype)) return MIXP_ERR_DTYPE;
+    if (k->dlogits.accumulate || job.before) return MIXP_ERR_ARGUMENT;
+    job.fault = fault_flag(on.state);
+    job.dlogits = k->dlogits;
+    job.scale = k->scale;
+    job.share = k->share;
+    job.wide = is_wide(job.logits) && is_wide(job.dlogits);
+    job.kept = mixpi_cuda_kept_row(job, on.state->most_shared);
+    job.losses = (double *)scratch_of(x, (size_t)job.rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    r = on.launched("cross_entropy", MIXPI_LAUNCH(entropy_count, 1, 1024, 0, on.stream, job));
+    if (r == MIXP_OK && job.rows > 0)
+        r = on.launched("cross_entropy", mixpi_cuda_entropy_both(on, job));
+    if (r != MIXP_OK) return r;
+    return on.launched("cross_entropy", MIXPI_LAUNCH(entropy_mean, 1, 1024, 0, on.stream,
+                                                     (const EntropyJob &)job));
 }
 
 static mixp_result mixpi_cuda_max(const mixp_exec *x, const mixp_max_args *k) {
@@ -4498,7 +4737,7 @@ clip_chunks(const mixp_clip_args job) {
 /* Of what a thread saw: magnitudes below each limit, as the CPU counts them. */
 struct Seen {
     uint32_t top;
-    int      nonfinite, zeros, flushed, least, subnormal;
+    int      nonfinite, zeros, flushed, least, subnormal, past;
 };
 
 __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_t v) {
@@ -4509,6 +4748,7 @@ __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_
     s.flushed += v <= at.flushed;
     s.least += v < at.least;  /* plant: look_least */
     s.subnormal += v < at.subnormal;
+    s.past += !bad && v >= at.past;
 }
 
 __device__ inline void add_count(int64_t *to, int64_t n)
@@ -4524,6 +4764,7 @@ __device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
     add_count(&to->flushed, s.flushed - s.zeros);
     add_count(&to->least, s.least - s.flushed);
     add_count(&to->subnormal, s.subnormal - s.flushed);
+    add_count(&to->saturated, s.past);
 }
 
 __device__ inline void look_at_some(Seen &s, const mixpi_look_limits &at, const float *v, int n,
@@ -4553,7 +4794,7 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
          first += gridDim.x * look_piece) {
         int64_t end = least(first + look_piece, k.n);
         bool wide = is_aligned(k.x.data);
-        Seen s = { 0, 0, 0, 0, 0, 0 };
+        Seen s = { 0, 0, 0, 0, 0, 0, 0 };
         for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
              i += 8 * (int64_t)blockDim.x) {
             float v[8];
@@ -4567,6 +4808,7 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
         s.flushed = warp_sum(s.flushed);
         s.least = warp_sum(s.least);
         s.subnormal = warp_sum(s.subnormal);
+        s.past = warp_sum(s.past);
         if (threadIdx.x % warp_size) continue;
         look_join(k.row, s, threadIdx.x ? 0 : end - first);
         look_join(k.total, s, threadIdx.x ? 0 : end - first);
@@ -5200,7 +5442,7 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
 
 /* --- plans ----------------------------------------------------------------------------- */
 
-const int plan_lists = 256, most_plans = 4096;
+const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
 /* Matrices that cuBLASLt takes in one call. */
 const int64_t most_batch = 65535;  /* plant: most_batch */
 
@@ -5214,8 +5456,8 @@ struct Plan {
     PlanKey                key;
     cublasLtMatmulDesc_t   product;
     cublasLtMatrixLayout_t a, b, c;
-    cublasLtMatmulAlgo_t   algo;
-    bool                   usable;      /* does cuBLASLt have an algorithm?                  */
+    cublasLtMatmulAlgo_t   algorithms[most_algorithms];
+    int                    count, at;   /* which of them; at = count: cuBLASLt has none      */
     Plan                  *next;
 };
 
@@ -5363,25 +5605,31 @@ inline mixp_result library_failed(State *s, cublasStatus_t e) {
     return say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
 }
 
-/* The first of cuBLASLt's list: what times were measured must not choose, or two runs differ. */
+inline bool plan_usable(const Plan *p) { return p->at < p->count; }
+
+/* Those of cuBLASLt's list that have room, in its order. The first that it then takes does every
+ * product of this kind: what times were measured must not choose, or two runs differ. */
+inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int found) {
+    for (int i = 0; i < found; i++)
+        if (list[i].state == CUBLAS_STATUS_SUCCESS && list[i].workspaceSize <= workspace_bytes)
+            p->algorithms[p->count++] = list[i].algo;
+}
+
 inline mixp_result plan_choose(State *s, Plan *p) {
     cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t best;
+    cublasLtMatmulHeuristicResult_t list[most_algorithms];
     cublasStatus_t e = cublasLtMatmulPreferenceCreate(&preference);
     int found = 0;
     if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
         e = CUBLAS_STATUS_ALLOC_FAILED;
     if (e == CUBLAS_STATUS_SUCCESS)
         e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c,
-                                           preference, 1, &best, &found);
+                                           preference, most_algorithms, list, &found);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
     if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))  /* plant: heuristic_failed */
         return library_failed(s, e);
-    p->usable = e == CUBLAS_STATUS_SUCCESS && found > 0 &&
-                best.state == CUBLAS_STATUS_SUCCESS &&
-                best.workspaceSize <= workspace_bytes;
-    if (p->usable) p->algo = best.algo;
-    else cudaGetLastError();
+    if (e == CUBLAS_STATUS_SUCCESS) plan_keep(p, list, found);
+    if (!plan_usable(p)) cudaGetLastError();
     return MIXP_OK;
 }
 
@@ -5450,7 +5698,8 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
     return r;
 }
 
-/* What cuBLASLt refuses now although it had an algorithm leaves the plan unusable. */
+/* What cuBLASLt refuses now although it offered it is not tried again: the next of its list is, and
+ * with none left the plan is unusable. */
 inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
     State *s = k->state;
     float beta = g.c.accumulate ? 1.0f : 0.0f;
@@ -5459,14 +5708,18 @@ inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
     if (bias)
         e = cublasLtMatmulDescSetAttribute(
             plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    if (e == CUBLAS_STATUS_SUCCESS)
+    for (; e == CUBLAS_STATUS_SUCCESS && plan_usable(plan); plan->at++) {
         e = cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data,
                            plan->a, &beta, g.c.data, plan->c, g.c.data, plan->c,
-                           &plan->algo, s->workspace, workspace_bytes, k->stream);
-    if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
-    if (!is_refusal(e)) return library_failed(s, e);
-    plan->usable = false;  /* plant: product_refused */
-    cudaGetLastError();
+                           &plan->algorithms[plan->at], s->workspace, workspace_bytes,
+                           k->stream);
+        if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
+        if (!is_refusal(e)) return library_failed(s, e);
+        cudaGetLastError();
+        e = CUBLAS_STATUS_SUCCESS;  /* plant: product_refused */
+    }
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
+    plan->at = plan->count;
     return MIXP_OK;
 }
 
@@ -5485,11 +5738,11 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
     Plan *plan = NULL;
     char *scratch = NULL;
     mixp_result r = plan_of(k->state, p, &plan);
-    if (r != MIXP_OK || !plan->usable) return r;
+    if (r != MIXP_OK || !plan_usable(plan)) return r;
     if (p.bytes && !(scratch = (char *)scratch_of(x, p.bytes))) return MIXP_ERR_MEMORY;
     r = product_pack(k, g, &p, scratch);
     if (r == MIXP_OK) r = product_run(k, p.g, plan);
-    *done = r == MIXP_OK && plan->usable;
+    *done = r == MIXP_OK && plan_usable(plan);
     return *done && p.finish ? product_finish(k, g, p) : r;
 }
 
@@ -6490,9 +6743,7 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
-    if (bytes > 48 * 1024)
-        e = cudaFuncSetAttribute((const void *)kernel,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    e = make_room(k->state, (const void *)kernel, bytes);
     if (e == cudaSuccess)
         e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream,
                          h);
@@ -6724,7 +6975,9 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_max_backward,
                                     mixpi_cuda_gather,
                                     mixpi_cuda_gather_backward,
-                                    mixpi_cuda_rope };
+                                    mixpi_cuda_rope,
+                                    mixpi_cuda_add_norm,
+                                    mixpi_cuda_cross_entropy_both };
 
 const int most_devices = 16;
 

@@ -4,7 +4,9 @@
  * Include it behind mixprec.h; call ddp_fork(4) before mixp_context_new, and before anything uses
  * OpenMP; give each context one thread. Sums are taken in the order of ranks: the bits of one.
  */
-#include "../mixprec.h"
+#ifndef MIXPREC_H_INCLUDED
+#  include "../mixprec.h"
+#endif
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>

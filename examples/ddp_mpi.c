@@ -9,7 +9,9 @@
  * which takes longer. For a GPU define DDP_MPI_CUDA and have an engine that was built to take its
  * memory: then the stream is waited for before each sum (ddp_nccl.c does without).
  */
-#include "../mixprec.h"
+#ifndef MIXPREC_H_INCLUDED
+#  include "../mixprec.h"
+#endif
 #include <mpi.h>
 #include <stdlib.h>
 #ifdef DDP_MPI_CUDA

@@ -10,7 +10,9 @@
  * those of a replay), it ends all; what is on the GPU then is worth nothing, and the next hook says
  * so. Ask ddp_nccl_failed before you save a checkpoint.
  */
-#include "../mixprec.h"
+#ifndef MIXPREC_H_INCLUDED
+#  include "../mixprec.h"
+#endif
 #include <cuda_runtime.h>
 #include <nccl.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* formats.c - level 1 of mixprec: numbers and arrays in f16, bf16 and fp8. No context.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     cc -O2 -I.. formats.c -o formats -lm && ./formats
+ *     cc -O2 -I. examples/formats.c -o formats -lm && ./formats
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"

@@ -1,15 +1,18 @@
 /* overflow.c - an activation that passes the largest number of fp16, with the guard and without
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     cc -O2 examples/overflow.c -o overflow -lm && ./overflow
+ *     cc -O2 examples/overflow.c -o overflow -lm && ./overflow [planted|growth|logits]
  *
- * A small GPT in which the second product of the middle feed-forward block is 66246, as it was met
- * in T5 (see plant.h). In f32 that does no harm. In fp16 it is Inf, in each step and at any loss
- * scale: the rule of PyTorch's GradScaler skips all steps and ends where its scale does. With a
+ * planted: a small GPT in which the second product of the middle feed-forward block is 66246, as it
+ * was met in T5 (see plant.h). In f32 that does no harm. In fp16 it is Inf, in each step and at any
+ * loss scale: the rule of PyTorch's GradScaler skips all steps and ends where its scale does. With a
  * guard the site is found at the first sampled step and stores f32 from then on.
+ * growth: the first product of that block has an element that is 1035 at first and grows in the middle
+ * of training, from step 200 to 340, to twice 66246. A guard sees it come near the end of the range.
+ * logits: q of the middle block grows like that, and with it the logits of attention, to 47,000.
  *
- *     overflow --export DIR       also writes DIR/weights.safetensors and DIR/batches.bin, for
- *                                 tests/bench/torch_overflow.py, which runs PyTorch on the same
+ *     overflow planted --export DIR   also writes DIR/weights.safetensors, batches.bin, grown.bin and
+ *                                     case.txt, for tests/bench/torch_overflow.py: PyTorch on the same
  *
  * Exit status: 0 when the guarded runs end within 0.01 of f32's loss and the other does not.
  */
@@ -26,9 +29,14 @@ typedef struct layer { mixp_tensor *w, *b; } layer;
 typedef struct block { layer norm1, qkv, out, norm2, up, down; } block;
 typedef struct gpt { mixp_context *ctx; mixp_tensor *tokens, *places; block blocks[LAYERS]; layer norm; } gpt;
 
+/* What overflows. */
+typedef enum plant { PLANTED, GROWTH, LOGITS, PLANTS } plant;
+static const char *const plant_names[PLANTS] = {"planted", "growth", "logits"};
+
 /* How a run is made, and what came of it. */
 typedef struct run {
     const char *name;
+    plant       what;
     mixp_dtype  dtype;
     int         level, guarded;
     double      loss;                   /* the mean of the last 50 steps' */
@@ -128,6 +136,62 @@ static void make_batch(int step, int32_t *ids, int32_t *next) {
     }
 }
 
+/* --- what is planted --- */
+
+/* What grows, as a multiple of what it is at first sight: of 66246. */
+static float grown(plant what, int step) {
+    int n = step < 200 ? 0 : step < 340 ? step - 200 : 140;
+    return what == PLANTED ? 1.0f : (float)exp2((n - 120) / 20.0);
+}
+
+/* Channel 0 of a norm's result is cut off from the rest, and is `bias` for every token. */
+static int plant_channel(layer norm, float bias)
+{ return plant_some(norm.w, 0, 1, 1, 0) && plant_some(norm.b, 0, 1, 1, bias); }
+
+/* Row `at` of a product reads that channel alone, multiplied by `weight`. */
+static int plant_row(layer l, int64_t at, float weight) {
+    return plant_some(l.w, at * WIDTH, 1, (at + 1) * WIDTH, 0) && plant_some(l.b, at, 1, at + 1, 0) &&
+           plant_some(l.w, at * WIDTH, 1, at * WIDTH + 1, weight);
+}
+
+/* Of gradients all is 0. Growth: the last hidden unit is the large one, and adds little to what all
+ * channels are. Logits: q's first element is large, and k's 181/128, for every token: each logit grows
+ * by as much as all others, which softmax does not see. */
+static int plant_block(const block *b, plant what, int weights, float f) {
+    const float bias = weights ? PLANT_BIAS : 0, large = weights ? PLANT_WEIGHT * f : 0;
+    if (what == PLANTED) return plant_three(b->up.w, b->up.b, b->down.w, bias, large);
+    if (what == GROWTH)
+        return plant_channel(b->norm2, bias) && plant_values(b->up.w, 0, WIDTH, 0) &&
+               plant_row(b->up, HIDDEN - 1, large) &&
+               plant_values(b->down.w, HIDDEN - 1, HIDDEN, weights ? 1.0f / 16384 : 0);
+    return plant_channel(b->norm1, bias) && plant_values(b->qkv.w, 0, WIDTH, 0) &&
+           plant_row(b->qkv, 0, large) && plant_row(b->qkv, WIDTH, weights ? 1.0f / 128 : 0);
+}
+
+/* The weights that this step is to see. */
+static int plant_step(const block *b, plant what, int step) {
+    const float f = grown(what, step), before = grown(what, step ? step - 1 : 0);
+    return (step > 0 && memcmp(&f, &before, sizeof f) == 0) || plant_block(b, what, 1, f);
+}
+
+static layer gradients(layer l) {
+    layer g;
+    g.w = l.w->grad;
+    g.b = l.b->grad;
+    return g;
+}
+
+/* What was planted is not trained. */
+static int plant_hold(const block *b, plant what) {
+    block g = *b;
+    g.norm1 = gradients(b->norm1);
+    g.norm2 = gradients(b->norm2);
+    g.qkv = gradients(b->qkv);
+    g.up = gradients(b->up);
+    g.down = gradients(b->down);
+    return plant_block(&g, what, 0, 0);
+}
+
 /* --- training --- */
 
 static mixp_optimizer *make_optimizer(gpt *m) {
@@ -160,13 +224,14 @@ static double train_step(gpt *m, const run *r, mixp_optimizer *opt, mixp_scaler 
     block       *b = &m->blocks[MIDDLE];
     mixp_tensor *loss = NULL;
     double       value;
+    plant_step(b, r->what, step);
     make_batch(step, ids, next);
     mixp_zero_grad(opt);
     mixp_step_begin(m->ctx);
     MIXP_AUTOCAST(m->ctx, r->dtype) { loss = gpt_loss(m, ids, next); }
     mixp_backward(m->ctx, mixp_scaler_scale(scaler, loss));
     value = mixp_item(loss);
-    plant_freeze(b->up.w, b->up.b, b->down.w);
+    plant_hold(b, r->what);
     mixp_scaler_step(scaler, opt);
     mixp_scaler_update(scaler);
     return value;
@@ -184,22 +249,34 @@ static void note_sites(run *r, mixp_context *ctx) {
     }
 }
 
+static FILE *open_in(const char *folder, const char *name) {
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return fopen(path, "wb");
+}
+
 /* What PyTorch needs to do the same. */
-static mixp_result export_run(mixp_context *ctx, const char *folder) {
+static mixp_result export_run(mixp_context *ctx, plant planted, const char *folder) {
     mixp_checkpoint what;
     char            path[1024];
     int32_t         ids[TOKENS], next[TOKENS];
     size_t          written = 0;
-    FILE           *f;
-    memset(&what, 0, sizeof what);
-    what.ctx = ctx;
-    snprintf(path, sizeof path, "%s/batches.bin", folder);
-    f = fopen(path, "wb");
+    FILE           *f = open_in(folder, "case.txt");
+    if (!f || fputs(plant_names[planted], f) < 0 || fclose(f) != 0) return MIXP_ERR_IO;
+    f = open_in(folder, "grown.bin");
+    for (int step = 0; f && step < STEPS; step++) {
+        float now = grown(planted, step);
+        written += fwrite(&now, sizeof now, 1, f);
+    }
+    if (!f || fclose(f) != 0 || written != STEPS) return MIXP_ERR_IO;
+    f = open_in(folder, "batches.bin");
     for (int step = 0; f && step < STEPS; step++) {
         make_batch(step, ids, next);
         written += fwrite(ids, sizeof ids, 1, f) + fwrite(next, sizeof next, 1, f);
     }
-    if (!f || fclose(f) != 0 || written != 2 * STEPS) return MIXP_ERR_IO;
+    if (!f || fclose(f) != 0 || written != 3 * STEPS) return MIXP_ERR_IO;
+    memset(&what, 0, sizeof what);
+    what.ctx = ctx;
     snprintf(path, sizeof path, "%s/weights.safetensors", folder);
     return mixp_checkpoint_save(path, &what);
 }
@@ -219,8 +296,11 @@ static int train(run *r, const char *folder) {
     mixp_autocast_set_level(ctx, r->level);
     if (r->guarded) mixp_guard_start(ctx, NULL);
     make_gpt(&m, ctx);
-    plant_overflow(m.blocks[MIDDLE].up.w, m.blocks[MIDDLE].up.b, m.blocks[MIDDLE].down.w);
-    if (folder && export_run(ctx, folder) != MIXP_OK) fprintf(stderr, "cannot write %s\n", folder);
+    plant_step(&m.blocks[MIDDLE], r->what, 0);
+    if (folder && export_run(ctx, r->what, folder) != MIXP_OK) {
+        fprintf(stderr, "cannot write into %s\n", folder);
+        return 0;
+    }
     opt = make_optimizer(&m);
     scaler = mixp_scaler_new(ctx, NULL);        /* PyTorch's rule */
     for (int step = 0; step < STEPS; step++) {
@@ -251,28 +331,39 @@ static void print_run(const run *r) {
         printf("    in f32: %s\n    which stores numbers up to %.0f\n", r->sites, r->largest);
 }
 
-int main(int argc, char **argv) {
+/* f32, GradScaler's rule, and a guard at two levels. 1: as it should be; 0: not; -1: an error. */
+static int show(plant what, const char *folder) {
     run runs[] = {
-        {"f32", MIXP_F32, 0, 0, 0, {0}, 0, "", 0},
-        {"fp16, GradScaler's rule", MIXP_F16, 1, 0, 0, {0}, 0, "", 0},
-        {"fp16, guarded, level 1", MIXP_F16, 1, 1, 0, {0}, 0, "", 0},
-        {"fp16, guarded, level 2", MIXP_F16, 2, 1, 0, {0}, 0, "", 0}};
-    const char *folder = argc == 3 && strcmp(argv[1], "--export") == 0 ? argv[2] : NULL;
-    int         good = 1;
-    if (argc > 1 && !folder) {
-        fprintf(stderr, "usage: overflow [--export DIR]\n");
-        return 2;
-    }
-    printf("%-30s %10s %8s %10s %12s\n", "", "loss", "applied", "skipped", "scale");
+        {"f32", what, MIXP_F32, 0, 0, 0, {0}, 0, "", 0},
+        {"fp16, GradScaler's rule", what, MIXP_F16, 1, 0, 0, {0}, 0, "", 0},
+        {"fp16, guarded, level 1", what, MIXP_F16, 1, 1, 0, {0}, 0, "", 0},
+        {"fp16, guarded, level 2", what, MIXP_F16, 2, 1, 0, {0}, 0, "", 0}};
+    int good = 1;
+    printf("%-30s %10s %8s %10s %12s\n", plant_names[what], "loss", "applied", "skipped", "scale");
     for (int i = 0; i < 4; i++) {
         double off;
-        if (!train(&runs[i], i ? NULL : folder)) return 1;
+        if (!train(&runs[i], i ? NULL : folder)) return -1;
         print_run(&runs[i]);
         off = fabs(runs[i].loss - runs[0].loss);
         if (runs[i].guarded) good = good && off <= 0.01;
         else if (i) good = good && !(off <= 0.01);
     }
-    printf(good ? "guarded fp16 ends within 0.01 of f32, and names what it needed\n"
-                : "NOT as it should be: see the table\n");
-    return !good;
+    printf(good ? "guarded fp16 ends within 0.01 of f32, and names what it needed\n\n"
+                : "NOT as it should be: see the table\n\n");
+    return good;
+}
+
+int main(int argc, char **argv) {
+    const char *folder = NULL;
+    int         which = PLANTED;
+    if (argc > 1 && argv[1][0] != '-') {
+        for (which = 0; which < PLANTS && strcmp(argv[1], plant_names[which]); which++) continue;
+        argc--, argv++;
+    }
+    if (argc == 3 && strcmp(argv[1], "--export") == 0) folder = argv[2];
+    if (which == PLANTS || (argc > 1 && !folder)) {
+        fprintf(stderr, "usage: overflow [planted|growth|logits] [--export DIR]\n");
+        return 2;
+    }
+    return show((plant)which, folder) != 1;
 }

@@ -18,15 +18,19 @@
 #define PLANT_BIAS   181.0f
 #define PLANT_WEIGHT 366.0f
 
-/* Writes `value` into the elements first, first + each, ... of t. 0: no memory, or a failure. */
-static int plant_values(mixp_tensor *t, int64_t first, int64_t each, float value) {
+/* Writes `value` into the elements first, first + each, ... of t, those below `end`. 0: no memory, or
+ * a failure. */
+static int plant_some(mixp_tensor *t, int64_t first, int64_t each, int64_t end, float value) {
     float *all = t ? (float *)malloc((size_t)t->count * sizeof *all) : NULL;
     int    good = all && mixp_read(t, all, MIXP_F32, t->count) == MIXP_OK;
-    for (int64_t i = first; good && i < t->count; i += each) all[i] = value;
+    for (int64_t i = first; good && i < end; i += each) all[i] = value;
     good = good && mixp_write(t, all, MIXP_F32, t->count) == MIXP_OK;
     free(all);
     return good;
 }
+
+static int plant_values(mixp_tensor *t, int64_t first, int64_t each, float value)
+{ return t && plant_some(t, first, each, t->count, value); }
 
 /* The last unit: what is added before it is not rounded as 66246 is. */
 static int plant_three(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down, float bias,
@@ -37,11 +41,11 @@ static int plant_three(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down,
 }
 
 /* up[hidden, width] with its bias, then down[width, hidden], stored as f32. 0: it failed. */
-static int plant_overflow(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down)
+static inline int plant_overflow(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down)
 { return plant_three(up, up_bias, down, PLANT_BIAS, PLANT_WEIGHT); }
 
 /* Between backward and step: what was planted is not trained. */
-static int plant_freeze(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down) {
+static inline int plant_freeze(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down) {
     if (!up->grad || !up_bias->grad || !down->grad) return 0;
     return plant_three(up->grad, up_bias->grad, down->grad, 0, 0);
 }

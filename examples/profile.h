@@ -91,6 +91,10 @@ typedef enum profile_group {
       (const mixp_exec *x, const mixp_gather_args *k), (x, k))                                    \
     X(ELEMENTWISE, rope, "rotary embeddings, both ways",                                          \
       (const mixp_exec *x, const mixp_rope_args *k), (x, k))                                      \
+    X(ELEMENTWISE, add_norm, "sums with their norms",                                             \
+      (const mixp_exec *x, const mixp_norm_args *k), (x, k))                                      \
+    X(ELEMENTWISE, cross_entropy_both, "cross-entropy, both ways in one",                         \
+      (const mixp_exec *x, const mixp_cross_entropy_both_args *k), (x, k))                        \
     X(OPTIMIZER, advance, "advance: the loss scale",                                              \
       (const mixp_exec *x, const mixp_advance_args *k), (x, k))                                   \
     X(OPTIMIZER, agree, "agree: what all ranks found",                                            \
@@ -134,7 +138,7 @@ static const mixp_device *profile_device(const mixp_device *device) {
     profile.device = *device;
     profile.kernels = *device->kernels;
 #define PROFILE_PUT(group, kernel, what, parameters, arguments) \
-    profile.kernels.kernel = profile_of_##kernel;
+    if (profile.kernels.kernel) profile.kernels.kernel = profile_of_##kernel;
     PROFILE_KERNELS(PROFILE_PUT)
     profile.device.kernels = &profile.kernels;
     return &profile.device;

@@ -12,6 +12,7 @@
  *         if (step % 50 == 0) mixp_optimizer_sample(opt);
  *         ...train...
  *         report_training(log, step, loss, REPORT_NONE, scaler);
+ *         report_guard(log, step, ctx);              what fell back, told in the step it is asked
  *         if (step % 50 == 0) report_watching(log, step, ctx, opt);
  *     }
  *     if (report_close(log)) fprintf(stderr, "the log is not whole\n");
@@ -45,6 +46,7 @@
 #define REPORT_VERSION 1
 #define REPORT_MESSAGE 400              /* room for any message */
 #define REPORT_NONE    (-1e300)         /* a number that is not there */
+#define REPORT_MOST_STEPS 9007199254740992.0    /* 2^53: beyond, a double is no count */
 
 typedef enum report_result {
     REPORT_OK,
@@ -394,6 +396,7 @@ static int report_parse(report_parser *r, char *line) {
         if (!key || *r->p++ != ':' || !report_parse_value(r, key)) return 0;
     } while (*r->p == ',');
     if (r->p[0] != '}' || r->p[1] != '\0') return 0;
+    if (!(r->point.step >= 0 && r->point.step <= REPORT_MOST_STEPS)) return 0;
     r->note.step = r->point.step;
     if (r->note.kind == REPORT_COST) r->note.amount = r->point.ms;
     return 1;
@@ -598,10 +601,15 @@ static void report_y_mark(const report_axes *a, double value, const char *text) 
 }
 
 static void report_y_marks(const report_axes *a, int marks) {
-    double each = report_mark_distance(a->high - a->low, marks), at;
+    double each = report_mark_distance(a->high - a->low, marks), first = ceil(a->low / each), at;
     char   text[24];
-    for (at = ceil(a->low / each) * each; at <= a->high + 1e-9 * each; at += each)
+    int    i;
+    /* By number: of huge values that lie close, the next mark may be the same double. */
+    for (i = 0; i <= 3 * marks; i++) {
+        at = (first + i) * each;
+        if (!(at <= a->high + 1e-9 * each)) break;
         report_y_mark(a, at, report_short(fabs(at) < each / 2 ? 0 : at, text));
+    }
 }
 
 /* Powers of two, or of ten, on an axis of logarithms. */

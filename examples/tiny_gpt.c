@@ -10,14 +10,16 @@
  *     nvcc -O2 -arch=native tiny_gpt.o mixprec_cuda.cu -lcublasLt -o tiny_gpt
  *
  * The model is nanoGPT's: pre-norm blocks, learned positions, the output head tied to the
- * token embedding. The vocabulary of a text is the set of its bytes; a FILE.bin holds tokens
- * made elsewhere, as nanoGPT and llm.c write them.
+ * token embedding; --preset modern has what came after. The vocabulary of a text is the set of
+ * its bytes; a FILE.bin holds tokens made elsewhere, as nanoGPT and llm.c write them.
  *
  * To see mixed precision at work, read train_batch and make_optimizer. What every trainer has
  * stands in the headers beside this file:
  *
  *     tiny_gpt_terminal.h   messages, the bar of progress, signals
  *     tiny_gpt_options.h    the command line, presets, config.json
+ *     tiny_gpt_model.h      the tensors and the layers of the model
+ *     tiny_gpt_gpt2.h       GPT-2's files, from transformers and to it
  *     tiny_gpt_data.h       texts, tokens, vocabulary, batches, prompts
  *     tiny_gpt_machine.h    the device, its memory, where a step went
  *     tiny_gpt_output.h     what is printed and logged
@@ -43,126 +45,49 @@
 #include "profile.h"
 #include "report.h"
 #include "plant.h"
+#include "tiny_gpt_model.h"
+#include "tiny_gpt_gpt2.h"
 #include "tiny_gpt_ranks.h"
 
 /* ==== Model ========================================================================= */
 
-typedef struct layer { mixp_tensor *w, *b; } layer;     /* weight; bias or NULL */
-
-typedef struct block {
-    layer norm1, qkv, attn_out, norm2, up, down;
-} block;
-
-typedef struct gpt {
-    mixp_context *ctx;
-    mixp_tensor  *tokens, *positions;
-    layer         norm;
-    block        *blocks;
-    int32_t      *ramp;                 /* 0, 1, 2 ...: the numbers of the positions */
-    mixp_dtype    dtype;                /* of the weights */
-    int           layers, heads, bias;
-    int           is_measured;          /* 1: nobody looks at its numbers */
-    float         dropout;
-    int64_t       n_parameters;
-} gpt;
-
-/* A tensor to train, all zeros. Names are nanoGPT's. */
-static mixp_tensor *make_tensor(gpt *m, int index, const char *name, const char *part,
-                                int64_t rows, int64_t cols) {
-    int64_t      shape[2] = {rows, cols};
-    char         full[64];
-    mixp_tensor *t;
-    if (index < 0) snprintf(full, sizeof full, "transformer.%s.%s", name, part);
-    else snprintf(full, sizeof full, "transformer.h.%d.%s.%s", index, name, part);
-    t = mixp_param(m->ctx, full, m->dtype, cols ? 2 : 1, shape);
-    if (t) m->n_parameters += t->count;
-    return t;
-}
-
-/* A weight drawn from N(0, std); std 0: a norm's gain, all ones. Biases begin as zeros. */
-static layer make_layer(gpt *m, int index, const char *name, int64_t rows, int64_t cols,
-                        double std) {
-    layer l = {NULL, NULL};
-    l.w = make_tensor(m, index, name, "weight", rows, cols);
-    if (std <= 0) mixp_fill(l.w, 1);
-    else if (!m->is_measured) mixp_init_normal(l.w, 0, std);
-    if (m->bias) l.b = make_tensor(m, index, name, "bias", rows, 0);
-    return l;
-}
-
-static mixp_tensor *make_table(gpt *m, const char *name, int64_t rows, int64_t cols) {
-    mixp_tensor *t = make_tensor(m, -1, name, "weight", rows, cols);
-    if (!m->is_measured) mixp_init_normal(t, 0, 0.02);
-    return t;
-}
-
-static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab) {
-    mixp_dtype low = c->dtype == DTYPE_FP16 ? MIXP_F16 : MIXP_BF16;
-    int64_t    w = c->width;
-    /* Each block adds twice to the residual stream: its variance must not grow with depth. */
-    double     out_std = 0.02 / sqrt(2.0 * (double)c->layers);
-    m->ctx = ctx;
-    /* Only products read what norms give, and would cast it: so it is stored low at once. */
-    mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
-    m->dtype = c->level == 3 && c->dtype != DTYPE_FP32 ? low : MIXP_F32;
-    m->layers = (int)c->layers;
-    m->heads = (int)c->heads;
-    m->bias = (int)c->bias;
-    m->dropout = (float)c->dropout;
-    m->blocks = (block *)calloc((size_t)c->layers, sizeof *m->blocks);
-    m->ramp = (int32_t *)malloc((size_t)c->block * sizeof *m->ramp);
-    if (!m->blocks || !m->ramp) die(1, "out of memory");
-    for (int64_t i = 0; i < c->block; i++) m->ramp[i] = (int32_t)i;
-    m->tokens = make_table(m, "wte", vocab, w);
-    m->positions = make_table(m, "wpe", c->block, w);
-    for (int i = 0; i < m->layers; i++) {
-        block *b = &m->blocks[i];
-        b->norm1 = make_layer(m, i, "ln_1", w, 0, 0);
-        b->qkv = make_layer(m, i, "attn.c_attn", 3 * w, w, 0.02);
-        b->attn_out = make_layer(m, i, "attn.c_proj", w, w, out_std);
-        b->norm2 = make_layer(m, i, "ln_2", w, 0, 0);
-        b->up = make_layer(m, i, "mlp.c_fc", 4 * w, w, 0.02);
-        b->down = make_layer(m, i, "mlp.c_proj", w, 4 * w, out_std);
-    }
-    m->norm = make_layer(m, -1, "ln_f", w, 0, 0);
-}
-
-static mixp_tensor *linear(const gpt *m, mixp_tensor *x, layer l)
-{ return mixp_linear(m->ctx, x, l.w, l.b); }
-
-static mixp_tensor *norm(const gpt *m, mixp_tensor *x, layer l)
-{ return mixp_layer_norm(m->ctx, x, l.w, l.b, 1e-5f); }
-
-/* x + attention(norm(x)), then x + mlp(norm(x)). */
-static mixp_tensor *block_forward(const gpt *m, const block *b, mixp_tensor *x, int training) {
+/* x += attention(h), then x += mlp(norm(x)), where h is norm(x); the next norm of x. */
+static mixp_tensor *block_forward(const gpt *m, const block *b, layer next, mixp_tensor **x,
+                                  mixp_tensor *h, int training) {
     mixp_context *ctx = m->ctx;
-    mixp_tensor  *h;
-    h = mixp_attention(ctx, linear(m, norm(m, x, b->norm1), b->qkv), m->heads, 1, 0);
-    h = linear(m, h, b->attn_out);
-    x = mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
+    h = linear(m, attention(m, linear(m, h, b->qkv)), b->attn_out);
+    h = add_norm(m, x, mixp_dropout(ctx, h, m->dropout, training), b->norm2);
 
-    h = mixp_gelu(ctx, linear(m, norm(m, x, b->norm2), b->up));
-    h = linear(m, h, b->down);
-    return mixp_add(ctx, x, mixp_dropout(ctx, h, m->dropout, training));
+    h = linear(m, activate(m, linear(m, h, b->up)), b->down);
+    return add_norm(m, x, mixp_dropout(ctx, h, m->dropout, training), next);
 }
 
-/* logits[batch, length, vocab] of the tokens ids[batch, length]; when `last`, of one sequence,
- * logits[1, vocab] of its last token alone. No line of it knows about precision: autocast
- * decides, operator by operator. */
-static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int last) {
+/* What the head reads, [batch, length, width], of the tokens ids[batch, length]; when `last`, of
+ * one sequence, [1, width] of its last token alone. No line of it knows about precision:
+ * autocast decides, operator by operator. */
+static mixp_tensor *gpt_hidden(const gpt *m, mixp_tensor *ids, int training, int last) {
     mixp_context *ctx = m->ctx;
     int64_t       length = ids ? ids->shape[1] : 1, one = 1;
-    int64_t       rows[2] = {length, m->positions->shape[1]};
-    mixp_tensor  *x;
-    x = mixp_add(ctx, mixp_embedding(ctx, m->tokens, ids),
-                 mixp_embedding(ctx, m->positions, mixp_input(ctx, MIXP_I32, 1, &length, m->ramp)));
+    int64_t       rows[2] = {length, m->tokens->shape[1]};
+    mixp_tensor  *x = mixp_embedding(ctx, m->tokens, ids), *h, *at;
+    if (m->positions) {
+        at = mixp_input(ctx, MIXP_I32, 1, &length, m->ramp);
+        x = mixp_add(ctx, x, mixp_embedding(ctx, m->positions, at));
+    }
     x = mixp_dropout(ctx, x, m->dropout, training);
-    for (int i = 0; i < m->layers; i++) x = block_forward(m, &m->blocks[i], x, training);
-    if (last)                           /* a row of x, as an embedding picks one of a table */
-        x = mixp_embedding(ctx, mixp_reshape(ctx, x, 2, rows),
-                           mixp_input(ctx, MIXP_I32, 1, &one, &m->ramp[length - 1]));
-    return mixp_linear(ctx, norm(m, x, m->norm), m->tokens, NULL);
+    h = norm(m, x, m->blocks[0].norm1);
+    for (int i = 0; i < m->layers; i++) {
+        layer next = i + 1 < m->layers ? m->blocks[i + 1].norm1 : m->norm;
+        h = block_forward(m, &m->blocks[i], next, &x, h, training);
+    }
+    if (!last) return h;
+    /* a row of h, as an embedding picks one of a table */
+    at = mixp_input(ctx, MIXP_I32, 1, &one, &m->ramp[length - 1]);
+    return mixp_embedding(ctx, mixp_reshape(ctx, h, 2, rows), at);
 }
+
+static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int last)
+{ return mixp_linear(m->ctx, gpt_hidden(m, ids, training, last), m->head, NULL); }
 
 /* ==== Optimizer ===================================================================== */
 
@@ -175,7 +100,7 @@ typedef struct trainer {
     corpus          data;
     mixp_context   *ctx;
     gpt             model;
-    mixp_optimizer *opt;
+    mixp_optimizer *opt, *muon;         /* muon NULL: opt has all */
     mixp_scaler    *scaler;
     mixp_dtype      dtype;              /* of the autocast region */
     int32_t        *x, *y;              /* a batch; replays read it where it was recorded */
@@ -211,6 +136,27 @@ static const mixp_dtype dtypes[] = {MIXP_F32, MIXP_F16, MIXP_BF16};
 #include "tiny_gpt_files.h"
 #include "tiny_gpt_sample.h"
 
+static void add_matrices(const gpt *m, mixp_optimizer *to) {
+    for (int i = 0; i < m->layers; i++) {
+        mixp_optimizer_add(to, m->blocks[i].qkv.w, NULL);
+        mixp_optimizer_add(to, m->blocks[i].attn_out.w, NULL);
+        mixp_optimizer_add(to, m->blocks[i].up.w, NULL);
+        mixp_optimizer_add(to, m->blocks[i].down.w, NULL);
+    }
+}
+
+/* Rate and decay are in AdamW's measure. No clipping: only a gradient's direction counts. */
+static void make_muon(trainer *t, const mixp_adamw_desc *adamw) {
+    mixp_muon_desc d = mixp_muon_defaults();
+    d.lr = t->c.muon_lr == AUTO ? adamw->lr : t->c.muon_lr;
+    d.rate = MIXP_MUON_RATE_MATCH_RMS_ADAMW;
+    d.weight_decay = adamw->weight_decay;
+    d.no_master = adamw->no_master;
+    d.states = adamw->states;
+    d.schedule = adamw->schedule;
+    t->muon = mixp_muon_new(t->ctx, &d);
+}
+
 /* Matrices decay, vectors do not. The optimizer clips by itself (max_norm): scaler_step then
  * unscales, clips and updates in one pass over the parameters. */
 static void make_optimizer(trainer *t) {
@@ -231,26 +177,24 @@ static void make_optimizer(trainer *t) {
     d.schedule.total = decay_steps(c);
     d.schedule.min_factor = c->min_lr == AUTO ? 0.1 : c->lr > 0 ? c->min_lr / c->lr : 0;
     t->opt = mixp_adamw_new(t->ctx, &d);
+    if (c->optimizer == OPTIMIZER_MUON) make_muon(t, &d);
     mixp_optimizer_add(t->opt, m->tokens, NULL);
-    mixp_optimizer_add(t->opt, m->positions, NULL);
-    for (int i = 0; i < m->layers; i++) {
-        mixp_optimizer_add(t->opt, m->blocks[i].qkv.w, NULL);
-        mixp_optimizer_add(t->opt, m->blocks[i].attn_out.w, NULL);
-        mixp_optimizer_add(t->opt, m->blocks[i].up.w, NULL);
-        mixp_optimizer_add(t->opt, m->blocks[i].down.w, NULL);
-    }
+    if (m->positions) mixp_optimizer_add(t->opt, m->positions, NULL);
+    if (m->head != m->tokens) mixp_optimizer_add(t->opt, m->head, NULL);
+    add_matrices(m, t->muon ? t->muon : t->opt);
     mixp_optimizer_group(t->opt, 0, &plain);
     plain.weight_decay = 0;
     mixp_optimizer_add_group(t->opt, &plain);
     for (int i = 0; i < m->layers; i++) {
-        const block *b = &m->blocks[i];
-        const layer  all[] = {b->norm1, b->qkv, b->attn_out, b->norm2, b->up, b->down};
-        mixp_optimizer_add(t->opt, b->norm1.w, NULL);
-        mixp_optimizer_add(t->opt, b->norm2.w, NULL);
-        for (int k = 0; m->bias && k < 6; k++) mixp_optimizer_add(t->opt, all[k].b, NULL);
+        layer all[BLOCK_LAYERS];
+        block_layers(&m->blocks[i], all);
+        mixp_optimizer_add(t->opt, m->blocks[i].norm1.w, NULL);
+        mixp_optimizer_add(t->opt, m->blocks[i].norm2.w, NULL);
+        for (int k = 0; k < BLOCK_LAYERS; k++)
+            if (all[k].b) mixp_optimizer_add(t->opt, all[k].b, NULL);
     }
     mixp_optimizer_add(t->opt, m->norm.w, NULL);
-    if (m->bias) mixp_optimizer_add(t->opt, m->norm.b, NULL);
+    if (m->norm.b) mixp_optimizer_add(t->opt, m->norm.b, NULL);
 }
 
 /* Only fp16 needs a moving loss scale: its smallest number is 6e-8. For the others the scale
@@ -294,16 +238,27 @@ static void make_trainer(trainer *t) {
 
 /* ==== Training ====================================================================== */
 
-/* The loss of the batch in t->x and t->y. */
-static mixp_tensor *batch_loss(trainer *t, int training) {
-    int64_t      shape[2] = {t->c.batch, t->c.block};
-    mixp_tensor *loss = NULL, *x, *y;
-    x = mixp_input(t->ctx, MIXP_I32, 2, shape, t->x);
-    y = mixp_input(t->ctx, MIXP_I32, 2, shape, t->y);
-    MIXP_AUTOCAST(t->ctx, t->dtype) {
-        mixp_tensor *logits = gpt_logits(&t->model, x, training, 0);
-        mixp_tensor_set_disposable(logits, 1);      /* their gradient may lie over them */
-        loss = mixp_cross_entropy(t->ctx, logits, y, MIXP_IGNORE);
+/* The loss of the batch in t->x and t->y, times share; training: in *scaled that times the loss scale,
+ * whose gradient is made in the same pass over the logits. Many logits need much memory: then they are
+ * made some rows at a time, and once more for their gradient. */
+static mixp_tensor *batch_loss(trainer *t, float share, mixp_tensor **scaled) {
+    mixp_context *ctx = t->ctx;
+    int64_t       shape[2] = {t->c.batch, t->c.block};
+    mixp_tensor  *loss = NULL, *x, *y, *h;
+    x = mixp_input(ctx, MIXP_I32, 2, shape, t->x);
+    y = mixp_input(ctx, MIXP_I32, 2, shape, t->y);
+    MIXP_AUTOCAST(ctx, t->dtype) {
+        h = gpt_hidden(&t->model, x, scaled != NULL, 0);
+        if (has_chunks(t)) {
+            loss = mixp_linear_cross_entropy(ctx, h, t->model.head, y, MIXP_IGNORE, 0);
+            if (share < 1) loss = mixp_scale(ctx, loss, share);
+            if (scaled) *scaled = mixp_scaler_scale(t->scaler, loss);
+        } else {
+            h = mixp_linear(ctx, h, t->model.head, NULL);
+            mixp_tensor_set_disposable(h, 1);   /* their gradient may lie over the logits */
+            if (!scaled) loss = mixp_cross_entropy(ctx, h, y, MIXP_IGNORE);
+            else *scaled = mixp_scaler_cross_entropy(t->scaler, h, y, MIXP_IGNORE, share, &loss);
+        }
     }
     return loss;
 }
@@ -312,15 +267,16 @@ static mixp_tensor *batch_loss(trainer *t, int training) {
  * the device. */
 static mixp_tensor *train_batch(trainer *t, int64_t i) {
     int64_t      n = t->c.accumulate;
-    mixp_tensor *loss;
+    mixp_tensor *loss, *scaled = NULL;
     if (i == 0) mixp_zero_grad(t->opt);
+    if (i == 0 && t->muon) mixp_zero_grad(t->muon);
     mixp_step_begin(t->ctx);
-    loss = batch_loss(t, 1);
-    if (n > 1) loss = mixp_scale(t->ctx, loss, 1.0f / (float)n);
+    loss = batch_loss(t, 1.0f / (float)n, &scaled);
     mixp_ranks_hold(t->ctx, i < n - 1);         /* only the last one's gradients leave the rank */
-    mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss));
+    mixp_backward(t->ctx, scaled);
     if (i < n - 1) return loss;
     if (t->c.plant && t->step + 1 >= t->c.plant) freeze_planted(t);
+    if (t->muon) mixp_scaler_step(t->scaler, t->muon);
     mixp_scaler_step(t->scaler, t->opt);        /* unscales, clips and updates, or skips */
     mixp_scaler_update(t->scaler);
     return loss;
@@ -340,9 +296,9 @@ static void replay_batch(trainer *t, int64_t i) {
     mixp_replay(*graph);
 }
 
-/* One step of training. Reading the loss waits for the device: only when it is wanted. Such a
- * step is not replayed: its loss can be read, and mixp_scaler_update sees how training goes. */
-static double train_step(trainer *t, int want_loss) {
+/* Reading the loss waits for the device: only when it is wanted. Such a step is not replayed: its
+ * loss can be read, and mixp_scaler_update sees how training goes. */
+static double try_step(trainer *t, int want_loss) {
     int64_t n = t->c.accumulate, ranks = t->ranks.size ? t->ranks.size : 1;
     double  mean = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -351,11 +307,22 @@ static double train_step(trainer *t, int want_loss) {
                    t->y);
         if (t->c.graph && t->warm && !want_loss && !mixp_guard_due(t->ctx)) replay_batch(t, i);
         else loss = train_batch(t, i);
-        if (want_loss) mixp_ranks_sum(loss);
-        if (want_loss) mean += mixp_item(loss) / (double)ranks;
+        if (!want_loss) continue;
+        mixp_ranks_sum(loss);
+        mean += mixp_item(loss) / (double)ranks;
     }
     t->warm = 1;
     return want_loss ? mean : ABSENT;
+}
+
+/* One step of training. One that was skipped is tried again, with the same batches. */
+static double train_step(trainer *t, int want_loss) {
+    double loss = try_step(t, want_loss);
+    while (t->c.retry && mixp_retry(t->scaler, (int)t->c.retry)) {
+        t->last_skip = t->step + 1;
+        loss = try_step(t, want_loss);
+    }
+    return loss;
 }
 
 /* The mean loss over --eval-batches of the validation text, the same ones each time. */
@@ -364,7 +331,7 @@ static double validate(trainer *t) {
     for (int64_t i = 0; i < t->c.eval_batches; i++) {
         fill_batch(&t->data, &t->c, STREAM_VAL, i, t->x, t->y);
         mixp_step_begin(t->ctx);
-        MIXP_NO_GRAD(t->ctx) { sum += mixp_item(batch_loss(t, 0)); }
+        MIXP_NO_GRAD(t->ctx) { sum += mixp_item(batch_loss(t, 1, NULL)); }
     }
     check(t, "validating");
     return sum / (double)t->c.eval_batches;
@@ -389,7 +356,7 @@ static void note_step(trainer *t, double began, double loss) {
     t->step++;
     t->timed_steps++;
     t->seconds += seconds_now() - began;
-    if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = v.step;
+    if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = t->c.retry ? t->step : v.step;
     report_verdict(t->metrics, (double)t->step, &v);
     tell_events(t);
     check(t, "training");
@@ -442,6 +409,7 @@ static int finish(trainer *t, int trained) {
         return report_stop(t);
     }
     if (c->sample > 0) sample_text(t);
+    if (c->export_to[0] && !t->ranks.rank) export_weights(t);
     if (trained && c->out[0] && !c->quiet && !t->save_failed)
         say_line("again", "%s --out %s --resume --steps 0 --sample 500", t->program, c->out);
     return t->save_failed || stop_signal;
@@ -451,6 +419,7 @@ static int finish(trainer *t, int trained) {
 static void prepare(trainer *t) {
     int32_t ids[sizeof t->c.prompt];
     check_options(&t->c);
+    check_export_path(&t->c);
     t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
     if (!read_vocabulary(&t->data, &t->c)) read_data(t);
     read_prompt(&t->c, &t->data, ids);

@@ -49,12 +49,14 @@ static void write_config(const trainer *t) {
 static mixp_result save_or_load(trainer *t, const char *file, int load) {
     char                  path[PATH_SPACE];
     mixp_result           result;
+    mixp_optimizer       *optimizers[2] = {t->opt, t->muon};
     mixp_checkpoint_value values[] = {
         {"step", MIXP_I64, 1, &t->step}, {"last_skip", MIXP_I64, 1, &t->last_skip},
         {"best_val", MIXP_F64, 1, &t->best_val}, {"best_step", MIXP_I64, 1, &t->best_step},
         {"text_hash", MIXP_I64, 1, &t->trained_hash}};
     mixp_checkpoint what = {
-        .ctx = t->ctx, .scaler = t->scaler, .optimizers = &t->opt, .n_optimizers = 1,
+        .ctx = t->ctx, .scaler = t->scaler, .optimizers = optimizers,
+        .n_optimizers = t->muon ? 2 : 1,
         .values = values, .n_values = (int)(sizeof values / sizeof values[0])};
     in_folder(&t->c, file, path);
     if (!load) return mixp_checkpoint_save(path, &what);
@@ -156,21 +158,37 @@ static int lock_folder(trainer *t, int create) {
     return 0;
 }
 
+/* Those of GPT-2, of `transformers` or of nanoGPT: 0 when they are ours. */
+static int load_others(trainer *t) {
+    char              error[MIXP_MESSAGE_SIZE], path[PATH_SPACE];
+    mixp_safetensors *file = NULL;
+    int               ours = config_beside(t->c.init, path) == CONFIG_OURS;
+    if (ours) return 0;
+    if (mixp_safetensors_read(t->c.init, &file, error, sizeof error) != MIXP_OK)
+        die(1, "while reading --init: %s", error);
+    ours = mixp_safetensors_metadata(file, "mixprec") != NULL;
+    if (!ours) load_gpt2(&t->model, file, t->c.init);
+    mixp_safetensors_free(file);
+    return !ours;
+}
+
 /* Of --init: weights of any floating-point dtype, by their names. */
 static void load_weights(trainer *t) {
     mixp_weights_desc desc = {.convert = 1};
-    mixp_checkpoint_load_weights(t->c.init, t->ctx, &desc);
+    if (!load_others(t)) mixp_checkpoint_load_weights(t->c.init, t->ctx, &desc);
     check(t, "reading --init");
 }
 
 static void resume(trainer *t) {
     const config    *c = &t->c;
-    mixp_param_group groups[2];
+    mixp_param_group groups[2], matrices;
     for (int g = 0; g < 2; g++) mixp_optimizer_group(t->opt, g, &groups[g]);
+    if (t->muon) mixp_optimizer_group(t->muon, 0, &matrices);
     t->locked_out = !lock_folder(t, 0);     /* to sample from a run that goes on is fine */
     load_checkpoint(t);
     /* It brought the learning rate it was saved with: the options have the last word. */
     for (int g = 0; g < 2; g++) mixp_optimizer_set_group(t->opt, g, &groups[g]);
+    if (t->muon) mixp_optimizer_set_group(t->muon, 0, &matrices);
     mixp_scaler_change(t->scaler, &(mixp_scaler_desc){
         .growth_interval = c->growth_interval == AUTO ? 0 : (int)c->growth_interval});
     check(t, "resuming");
@@ -204,14 +222,14 @@ static void read_data(trainer *t) {
 }
 
 /* Makes the folder, and those above it that are missing. */
-static void make_folders(const char *folder) {
+static void make_folders(const char *folder, const char *flag) {
     char        path[PATH_SPACE];
     struct stat info;
     for (size_t n = 1; n <= strlen(folder); n++) {
         if (folder[n] != '/' && folder[n] != '\0') continue;
         snprintf(path, sizeof path, "%.*s", (int)n, folder);
         if (stat(path, &info) != 0 && mkdir(path, 0777) != 0 && errno != EEXIST)
-            die(1, "cannot make the folder %s: %s. Choose another --out", path, strerror(errno));
+            die(1, "cannot make the folder %s: %s. Choose another %s", path, strerror(errno), flag);
     }
 }
 
@@ -231,7 +249,7 @@ static void open_folder(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE], header[HEADER_SPACE];
     if (!c->out[0] || !is_training(t)) return;          /* nothing will be written */
-    make_folders(c->out);
+    make_folders(c->out, "--out");
     if (t->locked_out || !lock_folder(t, 1))
         die(1, "another tiny_gpt is training in %s: wait until it is done, or choose another "
                "--out", c->out);
@@ -241,6 +259,26 @@ static void open_folder(trainer *t) {
     t->metrics = report_open(path, header, (int)c->resume);
     if (!t->metrics) die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
     write_config(t);
+}
+
+/* --export: weights that have their config.json beside them are whole. */
+static void export_weights(const trainer *t) {
+    char    path[PATH_SPACE], beside[PATH_SPACE], text[2048];
+    int64_t n = gpt2_config_text(&t->c, &t->data, text, sizeof text);
+    char   *slash;
+    export_path(&t->c, path);
+    config_beside(path, beside);
+    slash = strrchr(path, '/');
+    if (slash && slash > path) {
+        *slash = '\0';
+        make_folders(path, "--export");
+        *slash = '/';
+    }
+    gpt2_write_weights(&t->model, path);
+    check(t, "exporting");
+    if (!replace_file(beside, text, (size_t)n))
+        die(1, "cannot write %s: %s", beside, strerror(errno));
+    if (!t->c.quiet) say_line("export", "%s, for transformers to load", path);
 }
 
 /* The last words of a run that was stopped; its exit status. */

@@ -40,18 +40,26 @@ static char *read_file(const char *path, int64_t most, int64_t *size) {
 }
 
 enum { DTYPE_FP32, DTYPE_FP16, DTYPE_BF16 };
+enum { ACTIVATION_GELU, ACTIVATION_GELU_TANH, ACTIVATION_RELU2 };
+enum { NORM_LAYER, NORM_RMS };
+enum { POSITIONS_LEARNED, POSITIONS_ROPE };
+enum { HEAD_TIED, HEAD_OWN };
+enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
+enum { LOSS_AUTO, LOSS_WHOLE, LOSS_CHUNKS };
 
 typedef struct config {
     char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
-    char    device[16], ranks[16], guard[16], vocabulary[600], init[1024];
+    char    device[16], ranks[16], guard[16], vocabulary[600], init[1024], export_to[1024];
     int64_t vocab, layers, heads, width, block, bias;
+    int64_t activation, norm, positions, qk_norm, head, zero_init;
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
-    double  lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t schedule, dtype, level, no_master, moments, masters, rule, growth_interval;
+    double  lr, muon_lr, min_lr, weight_decay, beta1, beta2, clip;
+    int64_t optimizer, schedule, loss, retry, dtype, level, no_master, moments, masters, rule, growth_interval;
     double  init_scale;
     int64_t eval_every, eval_batches, log_every, plant;
-    int64_t resume, from, compare, eval_only, report, overwrite, quiet, threads, graph, profile, help, version;
+    int64_t resume, from, compare, eval_only, report, overwrite, quiet, threads, graph, profile;
+    int64_t help, version;
     int64_t sample, top_k;
     double  temperature;
 } config;
@@ -82,7 +90,7 @@ typedef struct option {
     {name, CHOICE, AT(field), initial, 0, 0, choices, help}
 #define FLAG_OPT(name, field, help)           {name, FLAG, AT(field), "0", 0, 1, NULL, help}
 
-#define PRESETS "char-cpu|char-gpu|gpt2"
+#define PRESETS "char-cpu|char-gpu|gpt2|modern"
 
 /* The groups up to "Running" describe the experiment: config.json holds them. */
 static const option options[] = {
@@ -98,13 +106,26 @@ static const option options[] = {
     WHOLE_OPT("width", width, "128", 1, 65536, "size of the residual stream"),
     WHOLE_OPT("block", block, "64", 1, 65536, "context length in tokens"),
     CHOICE_OPT("bias", bias, "off", "off|on", "of linear layers and norms, as GPT-2 has them"),
+    CHOICE_OPT("activation", activation, "gelu", "gelu|gelu-tanh|relu2",
+               "in feed-forward layers; gelu-tanh is GPT-2's own, relu2 is relu squared"),
+    CHOICE_OPT("norm", norm, "layer", "layer|rms", "layer norm, or RMSNorm (without biases)"),
+    CHOICE_OPT("positions", positions, "learned", "learned|rope",
+               "a table that is added, or rotary embeddings of queries and keys"),
+    CHOICE_OPT("qk-norm", qk_norm, "off", "off|on", "RMSNorm of each head's queries and keys"),
+    CHOICE_OPT("head", head, "tied", "tied|own", "the token table again, or weights of its own"),
+    CHOICE_OPT("zero-init", zero_init, "off", "off|on",
+               "what adds to the residual stream, and a head of its own, begin as zeros"),
     REAL_OPT("dropout", dropout, "0", 0, 0.99, "share of activations dropped in training"),
 
     GROUP("Training"),
     WHOLE_OPT("batch", batch, "12", 1, 65536, "sequences in a batch"),
     WHOLE_OPT("accumulate", accumulate, "1", 1, 65536, "batches in a step"),
     WHOLE_OPT("steps", steps, "600", 0, 1e12, "steps in all, those before --resume included"),
+    CHOICE_OPT("optimizer", optimizer, "adamw", "adamw|muon",
+               "muon: for the blocks' matrices; AdamW for the rest"),
     REAL_OPT("lr", lr, "1e-3", 0, 100, "learning rate"),
+    REAL_OPT("muon-lr", muon_lr, "auto", 0, 100,
+             "Muon's, in AdamW's measure; auto = lr. Its schedule is the same"),
     REAL_OPT("min-lr", min_lr, "auto", 0, 100, "where the schedule ends; auto = lr / 10"),
     WHOLE_OPT("warmup", warmup, "auto", 0, 1e12,
               "steps of linear warm-up; auto = 5% of all, 100 at most"),
@@ -116,6 +137,10 @@ static const option options[] = {
     REAL_OPT("beta1", beta1, "0.9", 0, 0.999999, "AdamW's first decay"),
     REAL_OPT("beta2", beta2, "0.99", 0, 0.999999, "AdamW's second decay"),
     REAL_OPT("clip", clip, "1", 0, 1e9, "largest gradient norm; 0 = no clipping"),
+    CHOICE_OPT("loss", loss, "auto", "auto|whole|chunks",
+               "logits of a batch at once, or never whole; auto = chunks where they save much"),
+    WHOLE_OPT("retry", retry, "0", 0, 1000,
+              "a skipped step is tried again so often with its batch; 0 = it is lost"),
     WHOLE_OPT("seed", seed, "1337", 0, 9e15, "of weights, batches, dropout and samples"),
 
     GROUP("Mixed precision"),
@@ -143,10 +168,11 @@ static const option options[] = {
     WHOLE_OPT("log-every", log_every, "20", 1, 1e12, "steps between log lines"),
 
     WHOLE_OPT("plant", plant, "0", 0, 1e12,
-              "at this step let a feed-forward product pass 65504, to see the guard; 0 = never"),
+              "at this step let a product pass 65504, to see the guard (with --bias on); 0 = never"),
 
     GROUP("Running"),
-    TEXT_OPT("preset", preset, "NAME", PRESETS ": nanoGPT's; other options win"),
+    TEXT_OPT("preset", preset, "NAME",
+             PRESETS "; or two, as in gpt2,modern; other options win"),
     TEXT_OPT("config", config, "FILE", "options from a config.json; other options win"),
     TEXT_OPT("out", out, "DIR",
              "folder for checkpoints, config.json, metrics.jsonl and report.html"),
@@ -156,7 +182,9 @@ static const option options[] = {
              "go on in --out with its options; decay-steps=auto stretches with --steps"),
     CHOICE_OPT("from", from, "last", "last|best", "the checkpoint that --resume takes"),
     TEXT_OPT("init", init, "FILE",
-             "begin with these weights; their sizes are in the config.json beside them"),
+             "begin with these weights, GPT-2's too; their config.json lies beside them"),
+    TEXT_OPT("export", export_to, "DIR",
+             "write the weights at the end as GPT-2's, for transformers to load"),
     FLAG_OPT("eval-only", eval_only, "validate, sample, and train nothing"),
     CHOICE_OPT("compare", compare, "no", "no|fp32|fp16|bf16",
                "train nothing, and tell how far each site is from this dtype's"),
@@ -182,6 +210,9 @@ static const option options[] = {
 enum { N_OPTIONS = (int)(sizeof options / sizeof options[0]) };
 
 static const char *const presets[][2] = {
+    /* What GPTs have now, of any size: goes with another, as in gpt2,modern. */
+    {"modern", "bias=off activation=relu2 norm=rms positions=rope qk-norm=on head=own "
+               "zero-init=on optimizer=muon"},
     {"char-cpu", "block=64 batch=12 layers=4 heads=4 width=128 dropout=0 steps=2000 lr=1e-3 "
                  "min-lr=1e-4 warmup=100 decay-steps=2000 schedule=cosine beta2=0.99 "
                  "eval-every=250 eval-batches=20"},
@@ -358,12 +389,13 @@ static void print_help(void) {
            "Ctrl-C finishes the step, saves, and exits with 130; a second one ends at once.\n");
 }
 
-static void apply_preset(config *c, const char *name) {
+static void apply_preset(config *c, const char *name, size_t length) {
     char        word[64];
     const char *p = NULL;
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++)
-        if (strcmp(presets[i][0], name) == 0) p = presets[i][1];
-    if (!p) die(2, "--preset: \"%s\" is not one of " PRESETS, name);
+        if (strlen(presets[i][0]) == length && strncmp(presets[i][0], name, length) == 0)
+            p = presets[i][1];
+    if (!p) die(2, "--preset: \"%.*s\" is not one of " PRESETS, (int)length, name);
     while (*p) {
         size_t n = strcspn(p, " "), key;
         snprintf(word, sizeof word, "%.*s", (int)n, p);
@@ -372,10 +404,41 @@ static void apply_preset(config *c, const char *name) {
         p += n + (p[n] == ' ');
     }
 }
+
+/* One, or more behind commas, each over those before it. */
+static void apply_presets(config *c, const char *names) {
+    for (const char *p = names; *p;) {
+        size_t n = strcspn(p, ",");
+        apply_preset(c, p, n);
+        p += n + (p[n] == ',');
+    }
+}
+
+/* The value of a key in a JSON text, without quotes; "" where there is none, and for null. */
+static const char *json_value(const char *json, const char *key, char *value, size_t space) {
+    char        quoted[64];
+    const char *p;
+    int         is_text;
+    size_t      n;
+    value[0] = '\0';
+    snprintf(quoted, sizeof quoted, "\"%s\"", key);
+    p = strstr(json, quoted);
+    if (!p) return value;
+    p += strlen(quoted);
+    p += strspn(p, " \t\r\n:");
+    is_text = *p == '"';
+    p += is_text;
+    n = strcspn(p, is_text ? "\"" : " \t\r\n,}");
+    if (n < space) snprintf(value, space, "%.*s", (int)n, p);
+    if (!is_text && strcmp(value, "null") == 0) value[0] = '\0';
+    return value;
+}
+
 /* What is taken from a config.json. A model's vocabulary is that of its own data. */
 typedef enum config_part { CONFIG_ALL, CONFIG_EXPERIMENT, CONFIG_MODEL } config_part;
 
-static const char *const sizes[] = {"layers", "heads", "width", "block", "bias"};
+static const char *const sizes[] = {"layers", "heads", "width", "block", "bias", "activation",
+                                    "norm", "positions", "qk-norm", "head"};
 enum { N_SIZES = (int)(sizeof sizes / sizeof sizes[0]) };
 
 static int is_wanted(config_part part, const char *name) {
@@ -388,9 +451,11 @@ static int is_wanted(config_part part, const char *name) {
 /* The option of a line `"name": "value"`, or -1; its value is left in `value`, 6 KiB. */
 static int read_config_line(const char *line, char *value) {
     char  name[64], *to = value;
-    int   i = -1;
+    int   i = -1, quotes = 0;
     value[0] = '\0';
-    if (sscanf(line, " \"%63[^\"]\" : \"%6143[^\"]", name, value) > 0)
+    for (const char *p = line; *p; p++) quotes += *p == '"';
+    if (quotes == 4 &&
+        sscanf(line, " \"%63[^\"]\" : \"%6143[^\"]", name, value) > 0)
         i = find_option(name, strlen(name));
     for (const char *from = value; *from; from++) {         /* \u00XX: a special character */
         unsigned code = (unsigned char)*from;
@@ -407,6 +472,10 @@ static void apply_config_file(config *c, const char *path, config_part part) {
     int64_t size = 0;
     char   *text = read_file(path, 1 << 20, &size);
     if (!text) die(1, "cannot read %s: %s", path, strerror(errno));
+    while (size > 0 && strchr(" \t\r\n", text[size - 1])) size--;
+    if (text[strspn(text, " \t\r\n")] != '{' || size < 2 || text[size - 1] != '}')
+        die(1, "%s is not whole: it does not begin with { and end with }. Take another, or make it "
+               "anew with --out", path);
     for (const char *line = strtok(text, "{},\r\n"); line; line = strtok(NULL, "{},\r\n")) {
         int i;
         if (line[strspn(line, " \t")] == '\0') continue;
@@ -417,17 +486,26 @@ static void apply_config_file(config *c, const char *path, config_part part) {
     free(text);
 }
 
-/* The config.json beside a file of weights; 0 when there is none of ours. */
-static int config_beside(const char *file, char *path) {
+/* Whose config.json lies beside a file of weights. */
+typedef enum config_kind { CONFIG_NONE, CONFIG_OURS, CONFIG_GPT2 } config_kind;
+
+static config_kind kind_of_config(const char *text) {
+    char type[16];
+    if (strstr(text, "\"layers\": \"")) return CONFIG_OURS;
+    return strcmp(json_value(text, "model_type", type, sizeof type), "gpt2") == 0 ? CONFIG_GPT2
+                                                                               : CONFIG_NONE;
+}
+
+static config_kind config_beside(const char *file, char *path) {
     const char *slash = strrchr(file, '/');
     int64_t     size = 0;
-    int         ours;
+    config_kind kind;
     char       *text;
     snprintf(path, PATH_SPACE, "%.*sconfig.json", slash ? (int)(slash - file + 1) : 0, file);
     text = read_file(path, 1 << 20, &size);
-    ours = text && strstr(text, "\"layers\": \"");
+    kind = text ? kind_of_config(text) : CONFIG_NONE;
     free(text);
-    return ours;
+    return kind;
 }
 
 static void die_unknown(const char *argument) {
@@ -489,6 +567,15 @@ static int64_t guard_every(const config *c) {
     return every;
 }
 
+/* What GPT-2 has no place for cannot be written as one. */
+static void check_export(const config *c) {
+    if (!c->export_to[0]) return;
+    if (c->norm == NORM_RMS || c->positions == POSITIONS_ROPE || c->qk_norm ||
+        c->activation == ACTIVATION_RELU2)
+        die(2, "--export writes GPT-2's, which has layer norms, learned positions and GELU: "
+               "this model is another");
+}
+
 /* What no single option can know to be wrong. */
 static void check_options(const config *c) {
     if (c->width % c->heads != 0)
@@ -501,8 +588,17 @@ static void check_options(const config *c) {
         die(2, "--init begins a run, --resume goes on with one: leave one of them out");
     if (c->from && !c->resume) die(2, "--from best is for --resume: add that, or leave it out");
     guard_every(c);
-    if (c->plant && (!c->bias || c->level == 3 || c->graph))
-        die(2, "--plant needs --bias on, weights in f32 (--level 2 or less) and no --graph");
+    if (c->plant && (!c->bias || c->level == 3 || c->graph || c->norm == NORM_RMS ||
+                     c->activation == ACTIVATION_RELU2))
+        die(2, "--plant needs --bias on, --norm layer, a --activation of gelu, weights in f32 "
+               "(--level 2 or less) and no --graph");
+    if (c->positions == POSITIONS_ROPE && c->width / c->heads % 2 != 0)
+        die(2, "--positions rope turns pairs: --width / --heads is %lld, and must be even",
+            (long long)(c->width / c->heads));
+    if (c->retry && c->graph)
+        die(2, "--retry asks after each step what became of it, --graph does not wait: leave one "
+               "out");
+    check_export(c);
     if (c->graph && c->profile)
         die(2, "--profile times kernel by kernel, --graph runs them all at once: leave one out");
     if (c->no_master && (c->level != 3 || c->dtype == DTYPE_FP32))
@@ -538,9 +634,91 @@ static void check_sizes(const config *c, const char *const *given, const char *p
     }
 }
 
+/* Sizes of which a config.json says nothing are those of a time when there was no choice. */
+static void forget_sizes(config *c) {
+    for (int k = 0; k < N_SIZES; k++) {
+        const option *o = &options[find_option(sizes[k], strlen(sizes[k]))];
+        set_option(c, o, o->initial);
+    }
+}
+
+static void set_by_name(config *c, const char *name, const char *text)
+{ set_option(c, &options[find_option(name, strlen(name))], text); }
+
+/* What tiny_gpt's GPT-2 cannot be: anything else but `must` for a key that is there. */
+static void need_gpt2(const char *path, const char *json, const char *key, const char *must) {
+    char value[64];
+    json_value(json, key, value, sizeof value);
+    if (!value[0] || strcmp(value, must) == 0) return;
+    if (atof(must) == 0 || atof(value) != atof(must))       /* 1e-05 is 1e-5 */
+        die(1, "%s: %s is %s, and tiny_gpt's GPT-2 has %s only", path, key, value, must);
+}
+
+static const char *gpt2_activation(const char *path, const char *json) {
+    char name[64];
+    json_value(json, "activation_function", name, sizeof name);
+    if (!name[0] || strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0)
+        return "gelu-tanh";
+    if (strcmp(name, "gelu") != 0)
+        die(1, "%s: activation_function is %s, and tiny_gpt has gelu and gelu_new", path, name);
+    return "gelu";
+}
+
+/* The sizes of a GPT-2, as `transformers` writes them down. */
+static void apply_gpt2_config(config *c, const char *path) {
+    static const char *const keys[][2] = {{"n_layer", "layers"}, {"n_head", "heads"},
+                                          {"n_embd", "width"}, {"n_positions", "block"},
+                                          {"vocab_size", "vocab"}};
+    char    value[600], tokens[32], tied[8];
+    int64_t size = 0;
+    char   *text = read_file(path, 1 << 20, &size);
+    if (!text) die(1, "cannot read %s: %s", path, strerror(errno));
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (!json_value(text, keys[i][0], value, sizeof value)[0])
+            die(1, "%s has no %s: take the one that belongs to the weights", path, keys[i][0]);
+        set_by_name(c, keys[i][1], value);
+    }
+    set_by_name(c, "bias", "on");
+    set_by_name(c, "activation", gpt2_activation(path, text));
+    json_value(text, "tie_word_embeddings", tied, sizeof tied);
+    if (strcmp(tied, "false") == 0) set_by_name(c, "head", "own");
+    need_gpt2(path, text, "layer_norm_epsilon", "1e-5");
+    need_gpt2(path, text, "scale_attn_weights", "true");
+    need_gpt2(path, text, "scale_attn_by_inverse_layer_idx", "false");
+    snprintf(tokens, sizeof tokens, "tokens %lld", (long long)c->vocab);
+    json_value(text, "vocabulary", value, sizeof value);        /* as tiny_gpt --export has it */
+    set_by_name(c, "vocabulary", value[0] ? value : tokens);
+    free(text);
+}
+
+/* Of the config.json at `path`, beside weights to begin with. */
+static void apply_model_config(config *c, const char *path, config_kind kind,
+                               const char *const *given) {
+    int    block = find_option("block", 5);
+    config shorter = *c;
+    forget_sizes(c);
+    if (kind == CONFIG_OURS) apply_config_file(c, path, CONFIG_MODEL);
+    else apply_gpt2_config(c, path);
+    if (kind == CONFIG_GPT2 && given[block]) {      /* of positions the first ones do */
+        set_option(&shorter, &options[block], given[block]);
+        if (shorter.block < c->block) c->block = shorter.block;
+    }
+    check_sizes(c, given, path);
+}
+
+/* --init of a folder is that of the file in it that transformers writes. */
+static void name_weights(config *c) {
+    struct stat info;
+    size_t      n = strlen(c->init);
+    if (!n || stat(c->init, &info) != 0 || !S_ISDIR(info.st_mode)) return;
+    if (n + 20 > sizeof c->init) die(2, "--init is too long");
+    strcpy(c->init + n, "/model.safetensors");
+}
+
 /* Defaults, then the preset, then config.json, then what the user typed. */
 static void read_options(config *c, int argc, char **argv) {
     const char *given[N_OPTIONS] = {NULL};
+    config_kind beside;
     char        path[PATH_SPACE];
     memset(c, 0, sizeof *c);
     parse_command_line(argc, argv, given);
@@ -549,15 +727,15 @@ static void read_options(config *c, int argc, char **argv) {
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < N_OPTIONS; i++)
             if (given[i]) set_option(c, &options[i], given[i]);
+        name_weights(c);
         if (pass == 1 || c->help || c->version) return;
-        if (c->preset[0]) apply_preset(c, c->preset);
+        apply_presets(c, c->preset);
         if (c->config[0]) apply_config_file(c, c->config, CONFIG_EXPERIMENT);
         if (c->resume && in_folder(c, "config.json", path)) {
             apply_config_file(c, path, CONFIG_ALL);
             check_sizes(c, given, path);
-        } else if (c->init[0] && config_beside(c->init, path)) {
-            apply_config_file(c, path, CONFIG_MODEL);
-            check_sizes(c, given, path);
+        } else if (c->init[0] && (beside = config_beside(c->init, path)) != CONFIG_NONE) {
+            apply_model_config(c, path, beside, given);
         }
     }
 }

@@ -15,6 +15,19 @@ static void precision_text(const config *c, char *text, size_t space) {
     else snprintf(text, space, "%s at level %d", dtype, (int)c->level);
 }
 
+/* What it has of its own, if it is not nanoGPT's. */
+static void print_form(const config *c) {
+    char text[128] = "";
+    if (c->activation == ACTIVATION_GELU_TANH) strcat(text, ", gelu-tanh");
+    if (c->activation == ACTIVATION_RELU2) strcat(text, ", relu2");
+    if (c->norm == NORM_RMS) strcat(text, ", rms norm");
+    if (c->positions == POSITIONS_ROPE) strcat(text, ", rope");
+    if (c->qk_norm) strcat(text, ", qk norm");
+    if (c->head == HEAD_OWN) strcat(text, ", own head");
+    if (c->optimizer == OPTIMIZER_MUON) strcat(text, ", Muon");
+    if (text[0]) say_line("form", "%s", text + 2);
+}
+
 static void print_model(const trainer *t) {
     const config *c = &t->c;
     char          padded[32] = "", need[32], have[32], of[96] = "";
@@ -24,6 +37,7 @@ static void print_model(const trainer *t) {
     say_line("model", "%lld layers, %lld heads, width %lld, block %lld, vocabulary %lld%s",
              (long long)c->layers, (long long)c->heads, (long long)c->width, (long long)c->block,
              (long long)t->data.vocab, padded);
+    print_form(c);
     machine = t->device == mixp_cpu() ? machine_memory() : 0;
     if (t->step_bytes > 0)
         snprintf(of, sizeof of, ", about %s", bytes_text(t->step_bytes + data, need, sizeof need));
@@ -200,8 +214,8 @@ static mixp_tensor *compared_loss(mixp_context *ctx, void *user) {
 }
 
 static void print_difference(const mixp_difference *d) {
-    say("%-38.38s %8.1e %9.1e %9.6f", d->site, d->relative, d->largest, d->cosine);
-    if (d->has_grad) say(" %9.1e", d->grad_relative);
+    say("%-42.42s %8.1e %8.1e %8.6f", d->site, d->relative, d->largest, d->cosine);
+    if (d->has_grad) say(" %8.1e", d->grad_relative);
     say("\n");
 }
 
@@ -225,7 +239,7 @@ static void compare(trainer *t) {
     fill_batch(&t->data, &t->c, STREAM_VAL, 0, t->x, t->y);
     mixp_compare(t->ctx, &d, rows, ROOM, &n);
     check(t, "comparing");
-    say("%-38s %8s %9s %9s %9s\n", "site", "differs", "at most", "cosine", "gradient");
+    say("%-42s %8s %8s %8s %8s\n", "site", "differs", "at most", "cosine", "gradient");
     for (int64_t i = 0; i < n && i < SHOWN; i++) print_difference(&rows[i]);
     if (n > SHOWN) say("and %lld more, which differ less\n", (long long)(n - SHOWN));
     free(rows);

@@ -230,6 +230,37 @@ static inline const mixp_norm_args *args_norm(int64_t rows, int64_t cols, int rm
     return &k;
 }
 
+/* norm is args_norm's, of the array that b is added to. */
+static inline const mixp_norm_args *args_add_norm(const mixp_norm_args *norm, test_array sum,
+                                                  test_array b) {
+    static mixp_norm_args k;
+    k = *norm;
+    k.b = args_in(b);
+    k.sum = args_out(sum, 0);
+    return &k;
+}
+
+/* back is args_norm_backward's, with da f32. */
+static inline const mixp_norm_backward_args *args_norm_db(const mixp_norm_backward_args *back,
+                                                          test_array db) {
+    static mixp_norm_backward_args k;
+    k = *back;
+    k.db = args_out(db, 0);
+    return &k;
+}
+
+/* loss is args_cross_entropy's. */
+static inline const mixp_cross_entropy_both_args *args_cross_entropy_both(
+        const mixp_cross_entropy_args *loss, test_array dlogits, const float *scale, float share) {
+    static mixp_cross_entropy_both_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.loss = *loss;
+    k.scale = scale;
+    k.share = share;
+    k.dlogits = args_out(dlogits, 0);
+    return &k;
+}
+
 static inline const mixp_norm_backward_args *args_norm_backward(int64_t rows, int64_t cols, int rms,
         mixp_out da, mixp_out dgamma, mixp_out dbeta, test_array dy, test_array a,
         test_array gamma, const float *mean, const float *rstd) {

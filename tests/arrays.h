@@ -105,5 +105,5 @@ NUMBERS_MAYBE int runner_end(runner *r) {
 }
 
 static const char *const isa_names[MIXP_ISA_COUNT] = 
-    { "scalar", "avx2", "avx512", "avx512 bf16", "neon" };
+    { "scalar", "avx2", "avx512", "avx512 bf16", "neon", "neon f16", "neon bf16", "neon bfmmla", "amx", "amx f16" };
 #endif

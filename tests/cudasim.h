@@ -18,12 +18,15 @@
  * nobody. A capture records the same work; what CUDA forbids in a capture fails with CUDA's error.
  * Calls leave the last error that CUDA's leave, cudaErrorNotReady included; a call that needs a
  * context makes one on the current GPU, and `contexts` knows which have one.
- * Device memory is filled with 0xFF; host pointers, and freed ones, are found when they are given
- * to a copy or a kernel. `count` says what was called, and so does a program at its end with
- * CUDASIM_COUNT in the environment; `fail_at` makes the n-th resource request from now on fail,
+ * Device memory is filled with 0xFF, and where host_sees_device is false the host may not touch what
+ * is then allocated: it is closed but while queued work is done, which takes time. Host pointers, and
+ * freed ones, are found when they are given to a copy or a kernel. `count` says what was called, and
+ * so does a program at its end with CUDASIM_COUNT in the environment; `fail_at` makes the n-th
+ * resource request from now on fail,
  * `fault_at` the n-th kernel from now on.
  *
- * Not seen: weak memory order, true concurrency, speed.
+ * Not seen: weak memory order, true concurrency, speed; and that a GPU's arithmetic makes one NaN,
+ * 0x7FFFFFFF, of all, for sums and products that are written as operators are the host's.
  */
 #ifndef CUDASIM_H
 #define CUDASIM_H
@@ -43,6 +46,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+#include <csignal>
+#include <sys/mman.h>
 #include <ucontext.h>
 #include <cuda_runtime.h>
 #include <cuda_fp16.h>
@@ -81,6 +86,7 @@ inline cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fails with this  */
 inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
 inline bool other_libm = false;             /* kernels' expf and its like are a unit off     */
+inline bool host_sees_device = true;        /* false: what is allocated is hidden from it    */
 
 struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products;
@@ -466,7 +472,7 @@ inline void cp_async_wait(int n) {
 
 /* ==== memory, streams, capture =========================================================== */
 
-struct Region { size_t bytes; bool pinned; int device; };
+struct Region { size_t bytes; bool pinned; int device; bool hidden; };
 
 }   /* namespace cudasim */
 
@@ -489,6 +495,84 @@ struct CUevent_st {
 
 namespace cudasim {
 
+/* Device memory that the host must not touch: one range of addresses, closed but while work is done.
+ * What was freed comes back for the next of its size. The sanitizer sees what lies between. */
+struct Hidden {
+    static const size_t range = (size_t)1 << 36;
+    char  *base = nullptr;
+    size_t top = 0;
+    int    opened = 0;
+    std::map<size_t, std::vector<char *>> spare;
+};
+inline Hidden hidden;
+
+inline void poison(void *p, size_t bytes, bool on) {
+#if defined(__SANITIZE_ADDRESS__)
+    if (on) __asan_poison_memory_region(p, bytes);
+    else __asan_unpoison_memory_region(p, bytes);
+#else
+    (void)p, (void)bytes, (void)on;
+#endif
+}
+
+inline void open_memory(bool on) {
+    hidden.opened += on ? 1 : -1;
+    if (!hidden.top || hidden.opened != (on ? 1 : 0)) return;
+    if (mprotect(hidden.base, hidden.top, on ? PROT_READ | PROT_WRITE : PROT_NONE))
+        fatal("mprotect of device memory failed");
+}
+struct Opened {
+    Opened() { open_memory(true); }
+    ~Opened() { open_memory(false); }
+};
+
+/* By what touched it: the host, or a kernel that passed the end. */
+inline void touched(int number, siginfo_t *info, void *) {
+    const char *p = (const char *)info->si_addr;
+    if (p >= hidden.base && p < hidden.base + Hidden::range)
+        fatal("the host touches device memory, or a kernel what is beyond it");
+    std::signal(number, SIG_DFL);
+}
+inline void reserve_hidden() {
+    struct sigaction action;
+    void *p = mmap(nullptr, Hidden::range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    if (p == MAP_FAILED) fatal("no addresses for device memory");
+    hidden.base = (char *)p;
+    std::memset((void *)&action, 0, sizeof action);
+    action.sa_sigaction = touched;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
+}
+
+inline size_t hidden_room(size_t bytes) { return (bytes + 64 + 255) / 256 * 256; }
+
+inline void *hidden_new(size_t bytes) {
+    size_t room = hidden_room(bytes), pages = 4096;
+    std::vector<char *> &spare = hidden.spare[room];
+    char *p;
+    if (!hidden.base) reserve_hidden();
+    if (!spare.empty()) {
+        p = spare.back();
+        spare.pop_back();
+    } else {
+        static size_t used;
+        if (used + room > Hidden::range) fatal("out of addresses for device memory");
+        p = hidden.base + used;
+        used += room;
+        hidden.top = (used + pages - 1) / pages * pages;
+    }
+    Opened now;
+    poison(p, room, true);
+    poison(p, bytes, false);
+    std::memset(p, 0xFF, bytes);
+    return p;
+}
+inline void hidden_back(void *p, size_t bytes) {
+    poison(p, hidden_room(bytes), true);
+    hidden.spare[hidden_room(bytes)].push_back((char *)p);
+}
+
 struct Machine {
     std::map<uintptr_t, Region> memory;
     std::map<uintptr_t, size_t> freed;
@@ -504,7 +588,7 @@ struct Machine {
     cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;   /* what captures forbid       */
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;
     ~Machine() {
-        for (auto &m : memory) std::free((void *)m.first);
+        for (auto &m : memory) if (!m.second.hidden) std::free((void *)m.first);
         if (std::getenv("CUDASIM_COUNT"))
             std::fprintf(stderr, "cudasim: %ld launches, %ld copies, %ld waits, %ld replays\n",
                          count.launches, count.copies, count.waits, count.replays);
@@ -591,17 +675,18 @@ inline bool breaks_implicitly(const CUstream_st *legacy) {
     return s != nullptr;
 }
 
-inline void open_memory(bool) {}
-
 inline void step(CUstream_st *s) {
     std::function<void()> work = std::move(s->queue.front());
     s->queue.pop_front();
-    open_memory(true);
+    Opened now;
     if (machine().sticky == cudaSuccess) work();
-    open_memory(false);
     s->done++;
 }
-inline void drain(CUstream_st *s) { while (!s->queue.empty()) step(s); }
+inline void drain(CUstream_st *s) {
+    if (s->queue.empty()) return;
+    Opened now;
+    while (!s->queue.empty()) step(s);
+}
 inline void drain_to(CUstream_st *s, long mark)
 { while (s->done < mark && !s->queue.empty()) step(s); }
 
@@ -647,8 +732,9 @@ inline cudaError_t enqueue(CUstream_st *s, std::function<void()> work) {
 
 inline void *allocate(size_t bytes, bool pinned) {
     Machine &m = machine();
-    void *p = aligned(bytes);
-    m.memory[(uintptr_t)p] = Region{ bytes ? bytes : 1, pinned, m.device };
+    bool hide = !pinned && !host_sees_device;
+    void *p = hide ? hidden_new(bytes ? bytes : 1) : aligned(bytes);
+    m.memory[(uintptr_t)p] = Region{ bytes ? bytes : 1, pinned, m.device, hide };
     for (auto it = m.freed.begin(); it != m.freed.end();)
         it = it->first < (uintptr_t)p + bytes && (uintptr_t)p < it->first + it->second
            ? m.freed.erase(it) : std::next(it);
@@ -661,9 +747,11 @@ inline cudaError_t release(void *p, bool pinned) {
     if (it == m.memory.end() || it->second.pinned != pinned) return result(cudaErrorInvalidValue);
     drain_all();
     void *own = (void *)it->first;      /* p itself: the compiler has seen callers' wrong ones */
-    m.freed[it->first] = it->second.bytes;
+    Region was = it->second;
+    m.freed[it->first] = was.bytes;
     m.memory.erase(it);
-    std::free(own);
+    if (was.hidden) hidden_back(own, was.bytes);
+    else std::free(own);
     count.released++;
     return cudaSuccess;
 }

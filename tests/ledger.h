@@ -273,13 +273,21 @@ LEDGER_KERNEL(norm) {
                         0.85);
 }
 
+static mixp_result ledger_add_norm(const mixp_exec *x, const mixp_norm_args *k) {
+    double rows = (double)k->rows, n = rows * (double)k->cols;
+    (void)x;
+    return ledger_moves("sum and norm", 1, ledger_in(k->a, n) + ledger_in(k->b, n),
+                        ledger_out(k->sum, n) + ledger_out(k->y, n) + 8 * rows, 0.85);
+}
+
 /* 1,024 slices of the rows keep their own sums for gamma and beta. */
 LEDGER_KERNEL(norm_backward) {
     double rows = (double)k->rows, cols = (double)k->cols, n = rows * cols;
     double slices = 1024 * 2 * 4 * cols;
     double read = ledger_in(k->dy, n) + ledger_in(k->a, n) + ledger_old(k->da, n) + 8 * rows;
     (void)x;
-    return ledger_moves("norm backward", 2, read + slices, ledger_out(k->da, n) + slices, 0.80);
+    return ledger_moves("norm backward", 2, read + slices,
+                        ledger_out(k->da, n) + ledger_out(k->db, n) + slices, 0.80);
 }
 LEDGER_KERNEL(embedding) {
     double n = (double)k->rows * (double)k->cols;
@@ -342,6 +350,12 @@ LEDGER_KERNEL(cross_entropy_backward) {
     return ledger_moves("cross-entropy backward", 1,
                         ledger_in(k->logits, n) + ledger_old(k->dlogits, n) + 8 * rows,
                         ledger_out(k->dlogits, n), 0.80);
+}
+LEDGER_KERNEL(cross_entropy_both) {
+    double rows = (double)k->loss.rows, n = rows * (double)k->loss.cols;
+    (void)x;
+    return ledger_moves("cross-entropy, both ways", 3, ledger_in(k->loss.logits, n) + 12 * rows,
+                        ledger_out(k->dlogits, n) + 8 * rows, 0.80);
 }
 LEDGER_KERNEL(loss) {
     double n = (double)k->n;
@@ -463,6 +477,8 @@ static const mixp_device *ledger_device(void) {
     kernels.prepare = ledger_prepare;
     kernels.update = ledger_update;
     kernels.advance = ledger_advance;
+    kernels.add_norm = ledger_add_norm;
+    kernels.cross_entropy_both = ledger_cross_entropy_both;
     device.name = "ledger";
     device.kernels = &kernels;
     device.allocate = ledger_allocate;
@@ -572,28 +588,39 @@ static mixp_tensor *ledger_linear(ledger_gpt *m, mixp_tensor *h, ledger_layer l)
 static mixp_tensor *ledger_normed(ledger_gpt *m, mixp_tensor *h, ledger_layer l)
 { return mixp_layer_norm(m->ctx, h, l.w, l.b, 1e-5f); }
 
-static mixp_tensor *ledger_part_of(ledger_gpt *m, const ledger_part *p, mixp_tensor *h) {
-    mixp_tensor *y = ledger_linear(m, ledger_normed(m, h, p->norm1), p->qkv);
-    y = mixp_attention(m->ctx, y, (int)m->c.heads, 1, 0);
-    h = mixp_add(m->ctx, h, ledger_linear(m, y, p->proj));
-    y = mixp_gelu(m->ctx, ledger_linear(m, ledger_normed(m, h, p->norm2), p->up));
-    return mixp_add(m->ctx, h, ledger_linear(m, y, p->down));
+static mixp_tensor *ledger_added(ledger_gpt *m, mixp_tensor **h, mixp_tensor *f, ledger_layer l)
+{ return mixp_add_layer_norm(m->ctx, *h, f, l.w, l.b, 1e-5f, h); }
+
+/* y: the norm of *h, before and after. */
+static mixp_tensor *ledger_part_of(ledger_gpt *m, const ledger_part *p, ledger_layer next,
+                                   mixp_tensor **h, mixp_tensor *y) {
+    y = mixp_attention(m->ctx, ledger_linear(m, y, p->qkv), (int)m->c.heads, 1, 0);
+    y = ledger_added(m, h, ledger_linear(m, y, p->proj), p->norm2);
+    y = mixp_gelu(m->ctx, ledger_linear(m, y, p->up));
+    return ledger_added(m, h, ledger_linear(m, y, p->down), next);
 }
 
+/* The scaled loss of a micro-batch. */
 static mixp_tensor *ledger_loss_of(ledger_gpt *m) {
+    float share = 1.0f / (float)m->c.accumulate;
     int64_t shape[2];
     mixp_context *c = m->ctx;
-    mixp_tensor *in, *h, *loss = NULL;
+    mixp_tensor *in, *h, *y, *loss = NULL;
     shape[0] = m->c.batch;
     shape[1] = m->c.length;
     in = mixp_input(c, MIXP_I32, 2, shape, m->ids);
     MIXP_AUTOCAST(c, m->c.dtype) {
         h = mixp_embedding(c, m->wpe, mixp_input(c, MIXP_I32, 1, &m->c.length, m->ids));
         h = mixp_add(c, mixp_embedding(c, m->wte, in), h);
-        for (int i = 0; i < m->c.layers; i++) h = ledger_part_of(m, &m->parts[i], h);
-        h = mixp_linear(c, ledger_normed(m, h, m->norm), m->wte, NULL);
+        y = ledger_normed(m, h, m->parts[0].norm1);
+        for (int i = 0; i < m->c.layers; i++) {
+            ledger_layer next = i + 1 < m->c.layers ? m->parts[i + 1].norm1 : m->norm;
+            y = ledger_part_of(m, &m->parts[i], next, &h, y);
+        }
+        h = mixp_linear(c, y, m->wte, NULL);
         mixp_tensor_set_disposable(h, 1);
-        loss = mixp_cross_entropy(c, h, mixp_input(c, MIXP_I32, 2, shape, m->ids), MIXP_IGNORE);
+        loss = mixp_scaler_cross_entropy(m->scaler, h, mixp_input(c, MIXP_I32, 2, shape, m->ids),
+                                         MIXP_IGNORE, share, NULL);
     }
     return loss;
 }
@@ -606,10 +633,9 @@ static void ledger_step(ledger_gpt *m, size_t *used) {
         mixp_step_begin(m->ctx);
         ledger.backward = 0;
         loss = ledger_loss_of(m);
-        if (m->c.accumulate > 1) loss = mixp_scale(m->ctx, loss, 1.0f / (float)m->c.accumulate);
         if (used && i == 0) *used = mixp_context_memory(m->ctx).used;
         ledger.backward = 1;
-        mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+        mixp_backward(m->ctx, loss);
     }
     mixp_scaler_step(m->scaler, m->opt);
     mixp_scaler_update(m->scaler);

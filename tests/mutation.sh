@@ -106,6 +106,16 @@ plant kept_rstd            'norm_kept_rows: what lies beyond the row counts' \
     cuda_rows kept_rows 's/if (.*) sum/sum/'
 plant back_next            'norm_back_kept: the last row twice' \
     cuda_rows kept_rows 's/r + 1, col/r, col/'
+plant add_rounded          'add_norm: the norm of what was not rounded' \
+    cuda_rows add_norm 's/plain_rounded.*;//'
+plant back_db              'norm_back_slices: no second gradient' \
+    cuda_rows norm_db 's/if (.*;//'
+plant kept_db              'norm_back_kept: no second gradient' \
+    cuda_rows norm_db 's/A == MIXP_F32/A == MIXP_F16/'
+plant fetch_wait           'cross_entropy_both: a row is not waited for' \
+    cuda_rows cross_entropy_both 's/cp_async_wait.*;//'
+plant both_target          'cross_entropy_both: the target is not told from the others' \
+    cuda_rows cross_entropy_both 's/target_value(s, r)/0.0f/'
 plant norm_join            'norm_back_join: no barrier' \
     cuda_rows norm_backward 's/__syncthreads();//'
 plant norm_join_end        'norm_back_join: one row of sums too many' \
@@ -119,7 +129,7 @@ plant entropy_hot          'cross_entropy: the target of another column' \
 plant entropy_ignored      'cross_entropy: ignored rows count' \
     cuda_rows cross_entropy 's/s.targets\[i\] != s.ignore;/s.ignore != s.targets[0] || i;/'
 plant entropy_smooth       'cross_entropy: smoothing takes the mean for the target' \
-    cuda_functions test_smooth 's/(double)below - (double)e.top/(double)e.top - (double)below/'
+    cuda_functions test_smooth 's/(double)below - (double)top/(double)top - (double)below/'
 plant max_first            'max: the last of equals' \
     cuda_functions test_max 's/a.index < b.index/a.index > b.index/'
 
@@ -157,7 +167,7 @@ plant gemm_bias            'gemm: a bias is promised to be aligned to more than 
 plant heuristic_failed     'gemm: a failure of the heuristic is taken for a refusal' \
     cuda_gemm test_failures 's/!is_refusal(e)/0/'
 plant product_refused      'gemm: what cuBLASLt takes back ends the run' \
-    cuda_gemm test_refused 's/plan->usable = false;/return MIXP_ERR_DEVICE;/'
+    cuda_gemm test_refused 's/e = CUBLAS_STATUS_SUCCESS;/return MIXP_ERR_DEVICE;/'
 plant most_batch           'gemm: more matrices than cuBLASLt takes' \
     cuda_gemm test_large_batch 's/65535/70000/'
 

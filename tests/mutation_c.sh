@@ -70,6 +70,7 @@ plant scaler_ceiling     drop    scaler      test_presets
 plant scaler_past        drop    step        test_scales_remembered
 plant scaler_delay       zero    scaler      test_presets
 plant axes_adjoin        turn    formats     copy_strided
+plant axes_part          drop    numerics    swiglu_of_two_columns
 plant unary_by_result    never   kernels     test_unary_backward
 plant binary_sign        logic   kernels     test_binary
 plant dropout_scale      factor  kernels     test_dropout_and_scale
@@ -80,6 +81,12 @@ plant norm_eps           sign    kernels     test_norm
 plant norm_mean          drop    kernels     test_norm
 plant norm_slope         factor  kernels     test_norm
 plant norm_beta          drop    kernels     test_norm
+plant add_norm_sum       drop    kernels     test_norm
+plant norm_db            drop    kernels     test_norm
+plant norm_told          drop    add_norm    gradients_are_those_of_two_operators
+plant norm_sum_kept      never   add_norm    gradients_are_those_of_two_operators
+plant entropy_walked     zero    scaled_entropy misuse_is_told
+plant entropy_spent      drop    scaled_entropy misuse_is_told
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
@@ -87,6 +94,7 @@ plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
 plant agree_lowest       logic   ranks       planted_inf
 plant agree_found        zero    ranks       planted_inf
+plant agree_forward      zero    ranks       guarded_skips
 plant ranks_awaited      drop    ranks       buckets
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention   any_size_and_mix
@@ -152,6 +160,7 @@ plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_
 plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
 plant slice_inside       bound   operators   test_bad_inputs_name_the_rule
+plant slices_grow        turn    bad_input   sharded_and_late
 plant usable_scale       yes     scaler      test_bad_descriptions
 plant one_multiplier     drop    scaler      test_one_factor_is_restored
 plant f32_factor         drop    scaler      test_preset_factors
@@ -164,6 +173,15 @@ plant low_fresh          drop    optimizers  test_low_copies
 plant still_scaled       logic   scaler      test_scale_on_tape
 plant clipped_once       drop    scaler      test_gradients_changed_after_clipping
 plant load_hysteresis    drop    scaler      test_hysteresis_is_restored
+plant loss_told          zero    mistakes    test_bad_loss_at_once
+plant made_runs          always  mistakes    test_told
+plant begin_forgotten    always  mistakes    test_told
+plant lone_grad          turn    mistakes    test_legal
+plant scale_asked        logic   mistakes    test_bad_loss_at_once
+plant mark_lost          never   free        test_a_scaler_goes
+plant scale_lose         never   free        test_a_scaler_goes
+plant checked_lose       never   free        test_a_verdict_without_it
+plant block_join         never   block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge
 plant utf8_overlong      drop    checkpoint  test_malformed_rows
 plant utf8_surrogate     swap    checkpoint  test_malformed_rows
@@ -176,6 +194,7 @@ plant same_shape         turn    checkpoint  test_load_refuses
 plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
 plant look_least         sign    guard       test_look
+plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look
 plant guard_pin          logic   guard       test_pins
 plant guard_carry        swap    guard       test_planted_overflow
@@ -197,14 +216,25 @@ plant spike_level        drop    watch_scale test_a_new_level
 plant spike_enters       drop    watch_scale test_spikes_of_losses
 plant update_lost        turn    watch_scale test_lost_updates
 
+# By an emulation of AMX, whose packing needs AVX-512.
+plant pairs_beyond       turn    amx         f16_in_the_stated_order
+plant pairs_turned       drop    amx         bf16_in_the_stated_order
+plant sums_bias          never   amx         bf16_in_the_stated_order
+plant sums_add           never   amx         bf16_in_the_stated_order
+plant amx_steps          never   amx         bf16_of_any_size
+plant amx_configure      never   amx         bf16_of_any_size
+plant amx_release        never   amx         bf16_of_any_size
+plant amx_answer         never   amx         wrong_answers_are_not_used
+
 # --- how a fault is judged -----------------------------------------------------------------
-flags='-std=c99 -D_GNU_SOURCE -O0 -w -DMIXPREC_NO_SIMD -include tests/checked.h -Itests -I.'
+flags='-std=c99 -D_GNU_SOURCE -O0 -w -include tests/checked.h -Itests -I.'
 
 # build DIR PROGRAM: DIR holds the header that is tested; it and the test are one piece of text.
 build() {
     case $2 in checkpoint) ;; *) echo '#define MIXPREC_IMPLEMENTATION' ;; esac >"$1/main.c"
     echo "#include \"tests/test_$2.c\"" >>"$1/main.c"
-    $CC "-I$1" $flags "$1/main.c" -lm -o "$1/$2"
+    case $2 in amx) simd= ;; *) simd=-DMIXPREC_NO_SIMD ;; esac
+    $CC "-I$1" $flags $simd "$1/main.c" -lm -o "$1/$2"
 }
 run() ( MIXPREC_TEST_ONLY=$3; export MIXPREC_TEST_ONLY; cd "$tmp" && $guard "$1/$2" )
 
@@ -231,9 +261,11 @@ work() {
 }
 
 # --- which, and the verdicts ---------------------------------------------------------------
-awk -v seed="$seed" -v share="$share" -v names="$names" '
+avx512=$(grep -c -m 1 avx512dq /proc/cpuinfo 2>/dev/null)
+awk -v seed="$seed" -v share="$share" -v names="$names" -v avx512="${avx512:-0}" '
     BEGIN { srand(seed) }
     { draw = rand() * share < 1
+      if ($3 == "amx" && !avx512) next
       if (names == "" ? draw : index(names, " " $1 " ")) print }' "$tmp/plants" >"$tmp/drawn"
 used() {
     plant_markers mixprec.h >"$tmp/marked"

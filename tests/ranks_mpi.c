@@ -58,6 +58,23 @@ static void by_the_engine(void) {
     CHECK(same_everywhere(got));
 }
 
+/* ZeRO-1: each rank updates tensors of its own, and gathers the others'. Muon's matrices, too. */
+static void in_shards(void) {
+    static result want;
+    plan p = plan_of(STEPS);
+    int way;
+    for (way = 0; way < 2; way++) {
+        result *got;
+        p.muon = way;
+        p.shard = 0;
+        want = *train(&p, &world);
+        p.shard = 1;
+        got = train(&p, &world);
+        CHECK(same_everywhere(got));
+        check_like(got, 1, &want);
+    }
+}
+
 static void inf_on_the_last(void) {
     plan p = plan_of(3);
     result *got;
@@ -90,6 +107,7 @@ int main(int argc, char **argv) {
     if (world.rank) freopen("/dev/null", "w", stdout);
     RUN(in_order);
     RUN(by_the_engine);
+    RUN(in_shards);
     RUN(inf_on_the_last);
     RUN(largest);
     bad = test_failed;

@@ -1,13 +1,14 @@
 #!/bin/sh
 # ranks_nccl.sh - examples/ddp_nccl.c is compiled and linked where NCCL and CUDA are; it needs two
-# GPUs to run, so that is all. NCCL=dir: with include/nccl.h and lib/libnccl.so.2.
+# GPUs to run, so that is all. NCCL=dir: with include/nccl.h and lib/libnccl.so.2, as PyPI's package
+# nvidia-nccl-cu13 has them (in site-packages/nvidia/nccl).
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 
 cuda=${CUDA:-/usr/local/cuda}
 header=$(ls ${NCCL:+"$NCCL/include/nccl.h"} "$cuda/include/nccl.h" /usr/include/nccl.h 2>/dev/null | head -n 1)
 if [ -z "$header" ] || [ ! -r "$cuda/include/cuda_runtime.h" ]; then
-    echo '0 passed, 0 failed, 2 skipped'
+    echo '0 passed, 0 failed, 3 skipped'
     exit 0
 fi
 library=$(ls ${NCCL:+"$NCCL"/lib/libnccl.so*} "$cuda"/lib64/libnccl.so* /usr/lib/*/libnccl.so* 2>/dev/null | head -n 1)
@@ -29,5 +30,12 @@ if [ -n "$library" ]; then
     check 'and linked' ${CC:-cc} "$tmp/nccl.o" "${BUILD:-build}/libmixprec.a" "$library" \
         -L"$cuda/lib64" -lcudart ${OPENMP-} -lpthread -lm -o "$tmp/nccl"
 else skip 'and linked'
+fi
+if [ -n "$library" ] && command -v mpicc >/dev/null; then
+    check 'and linked where MPI starts it' mpicc -std=gnu99 $warnings -DDDP_NCCL_MPI -I. \
+        -isystem "$cuda/include" -isystem "$(dirname "$header")" "$tmp/nccl.c" \
+        "${BUILD:-build}/libmixprec.a" "$library" -L"$cuda/lib64" -lcudart ${OPENMP-} -lpthread -lm \
+        -o "$tmp/nccl_mpi"
+else skip 'and linked where MPI starts it'
 fi
 report

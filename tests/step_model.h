@@ -95,8 +95,10 @@ static const char *world_check(step_world *m, int opt, mixp_result r, int with_s
 /* coefficient * (the sum of the optimizer's parameters), walked back; the scale of scaler, twice that
  * of both, or as it is. */
 static void world_backward(step_world *m, int opt, int how, double coefficient) {
-    mixp_tensor *loss = mixp_add(m->ctx, m->w[owned[opt][0]], m->w[owned[opt][1]]);
+    mixp_tensor *loss;
     int i;
+    mixp_step_begin(m->ctx);
+    loss = mixp_add(m->ctx, m->w[owned[opt][0]], m->w[owned[opt][1]]);
     loss = mixp_scale(m->ctx, mixp_sum(m->ctx, loss, MIXP_ALL, 0), (float)coefficient);
     if (how < SCALERS) loss = mixp_scaler_scale(m->scaler[how], loss);
     if (how == SCALERS) loss = mixp_scaler_scale(m->scaler[0], mixp_scaler_scale(m->scaler[1], loss));

@@ -17,6 +17,13 @@ static mixp_tensor *input(mixp_dtype dtype, int rank, const int64_t *shape) {
 }
 
 /* One operator on an input of dtype d. */
+/* Of w and b, which are f32: low parameters, for level 3. */
+static mixp_tensor *w_low[2], *b_low[2];
+static mixp_tensor *fitting(mixp_tensor *f32, mixp_tensor *const *low) {
+    mixp_autocast now = mixp_autocast_current(ctx);
+    return now.level == 3 ? low[now.dtype == MIXP_BF16] : f32;
+}
+
 static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     mixp_tensor *x = input(d, 2, mat), *y = input(d, 2, mat), *pair[2];
     mixp_tensor *n = mixp_input(ctx, MIXP_I32, 1, vec, index8);
@@ -28,7 +35,7 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     pair[0] = x;
     pair[1] = y;
     switch (id) {
-    case MIXP_OP_LINEAR:          return mixp_linear(ctx, x, w, b);
+    case MIXP_OP_LINEAR:          return mixp_linear(ctx, x, fitting(w, w_low), fitting(b, b_low));
     case MIXP_OP_MATMUL:          return mixp_matmul(ctx, x, y, 0, 0);
     case MIXP_OP_ATTENTION:       return mixp_attention(ctx, input(d, 3, qkv), 2, 1, 0.0f);
     case MIXP_OP_ADD:             return mixp_add(ctx, x, y);
@@ -78,7 +85,8 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_SMOOTH_L1:       return mixp_smooth_l1(ctx, x, y, 1.0f);
     case MIXP_OP_HUBER:           return mixp_huber(ctx, x, y, 1.0f);
     case MIXP_OP_KL_DIV:          return mixp_kl_div(ctx, x, y, 0);
-    case MIXP_OP_LINEAR_CROSS_ENTROPY: return mixp_linear_cross_entropy(ctx, x, w, n, MIXP_IGNORE, 0);
+    case MIXP_OP_LINEAR_CROSS_ENTROPY:
+        return mixp_linear_cross_entropy(ctx, x, fitting(w, w_low), n, MIXP_IGNORE, 0);
     case MIXP_OP_MAX:             return mixp_max(ctx, x, 0, 0);
     case MIXP_OP_ARGMAX:          return mixp_argmax(ctx, x, 0, 0);
     case MIXP_OP_GATHER:          return mixp_gather(ctx, x, 0, mask);
@@ -504,6 +512,10 @@ int main(void) {
     ctx = mixp_context_new(NULL);
     w = mixp_param(ctx, "w", MIXP_F32, 2, mat);
     b = mixp_param(ctx, "b", MIXP_F32, 1, vec);
+    w_low[0] = mixp_param(ctx, "w.f16", MIXP_F16, 2, mat);
+    b_low[0] = mixp_param(ctx, "b.f16", MIXP_F16, 1, vec);
+    w_low[1] = mixp_param(ctx, "w.bf16", MIXP_BF16, 2, mat);
+    b_low[1] = mixp_param(ctx, "b.bf16", MIXP_BF16, 1, vec);
     RUN(test_dtype_of_every_operator);
     RUN(test_outside_of_regions_nothing_changes);
     RUN(test_promotion_takes_the_widest);

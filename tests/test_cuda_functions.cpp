@@ -281,6 +281,29 @@ static void test_tape() {
     CHECK_NEAR(sum[0], sum[1], 1e-4);
 }
 
+/* Gates and ups of one element each: neighbours in x, but two steps apart from row to row. */
+static void test_two_columns() {
+    const int64_t shape[2] = { 3, 2 };
+    const float x[6] = { 1.0f, 2.0f, -3.0f, 4.0f, 0.5f, -6.0f };
+    const char *why = "";
+    float slope[6];
+    mixp_context_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.device = mixp_cuda(0, &why);
+    mixp_context *c = mixp_context_new(&desc);
+    mixp_tensor *w = mixp_param(c, "w", MIXP_F32, 2, shape);
+    mixp_write(w, x, MIXP_F32, 6);
+    mixp_step_begin(c);
+    CHECK_INT(mixp_backward(c, mixp_sum(c, mixp_swiglu_packed(c, w), MIXP_ALL, 0)), MIXP_OK);
+    mixp_read(w->grad, slope, MIXP_F32, 6);
+    for (int i = 0; i < 6; i += 2) {
+        double s = 1.0 / (1.0 + exp(-x[i]));
+        CHECK_NEAR(slope[i], x[i + 1] * (s + x[i] * s * (1.0 - s)), 1e-6);
+        CHECK_NEAR(slope[i + 1], x[i] * s, 1e-6);
+    }
+    mixp_context_free(c);
+}
+
 /* An id out of range is told with the next call that waits, and names the operator. */
 static void test_bad_id() {
     const int64_t shape[2] = { 2, 3 }, one[2] = { 2, 1 };
@@ -308,6 +331,7 @@ int main() {
     RUN(test_rope);
     RUN(test_smooth);
     RUN(test_tape);
+    RUN(test_two_columns);
     RUN(test_bad_id);
     return test_report();
 }

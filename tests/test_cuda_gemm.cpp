@@ -331,9 +331,11 @@ static void test_capture(void) { in_all_schedules(capture_body); }
 
 /* --- refusals ------------------------------------------------------------------------------ */
 
-/* What cuBLASLt takes back is done in the next way that there is, and remembered. */
+/* What cuBLASLt takes back is done by the next algorithm of its three, then in the next way that there
+ * is, and remembered. */
 static void refused_body(void) {
-    for (int refusals = 0; refusals < 3; refusals++) {
+    for (int refusals = 0; refusals < 8; refusals++) {
+        int way = refusals / 3;
         Operands o = operands_of(plain_case(8, 16, 24 + 8 * refusals, MIXP_BF16, MIXP_F32));
         mixp_gemm_count n = ways();
         for (int again = 0; again < 2; again++) {
@@ -344,8 +346,7 @@ static void refused_body(void) {
             CHECK_INT(cpu_kernels->gemm(X, on_side(o, 1)), MIXP_OK);
             close_to(o.c, 1e-4, 0.0);
         }
-        went(n.direct + 2 * (refusals == 0), n.packed + 2 * (refusals == 1),
-             n.plain + 2 * (refusals == 2));
+        went(n.direct + 2 * (way == 0), n.packed + 2 * (way == 1), n.plain + 2 * (way == 2));
         finish_operands(o);
     }
 }

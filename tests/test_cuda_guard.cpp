@@ -41,7 +41,7 @@ static void look_body(void) {
                     k[on_gpu].n = counts[c];
                     k[on_gpu].x.data = ON(x).data;
                     k[on_gpu].x.dtype = dtypes[d];
-                    k[on_gpu].low = c % 3 ? MIXP_F16 : MIXP_BF16;
+                    k[on_gpu].low = c == 1 ? MIXP_F8_E4M3 : c % 3 ? MIXP_F16 : MIXP_BF16;
                     k[on_gpu].row = AT(mixp_look, row);
                     k[on_gpu].total = twice ? AT(mixp_look, total) : NULL;
                     k[on_gpu].exponents = d == 2 ? NULL : AT(int64_t, bins);

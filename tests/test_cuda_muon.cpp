@@ -38,6 +38,7 @@ static Model model_on(const mixp_device *device, int f32) {
     m.ctx = mixp_context_new(&desc);
     m.opt = mixp_muon_new(m.ctx, &d);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
+    CHECK(mixp_scaler_loss_scale(m.scaler) > 0.0f);     /* whoever multiplies by it asks */
     random_state = 3;
     for (int k = 0; k < 2; k++) {
         float start[MOST];

@@ -109,22 +109,23 @@ __global__ void twice(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] *= 2;
 }
 /* The other rank's row is this one's, but that *bad says whether it met an Inf in leaf 1. */
-__global__ void other_row(double *table, int64_t words, const int32_t *bad) {
-    for (int64_t i = 0; i < words; i++) table[words + i] = table[i];
+__global__ void other_row(const double *own, double *other, int64_t words, const int32_t *bad) {
+    for (int64_t i = 0; i < words; i++) other[i] = own[i];
     if (words != MIXP_AGREE_WORDS || !*bad) return;
-    table[words + MIXP_AGREE_FOUND] = table[words + MIXP_AGREE_BAD] = 1;
-    table[words + MIXP_AGREE_LEAF] = 1;
-    table[words + MIXP_AGREE_ELEMENT] = 3;
+    other[MIXP_AGREE_FOUND] = other[MIXP_AGREE_BAD] = 1;
+    other[MIXP_AGREE_LEAF] = 1;
+    other[MIXP_AGREE_ELEMENT] = 3;
 }
 
-struct World { int32_t *bad; int sums; };
+struct World { int32_t *bad; int sums, rank; };
 
 static const char *world_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double) {
     World *w = (World *)user;
     cudaStream_t on = (cudaStream_t)stream;
     w->sums++;
+    double *own = (double *)data + w->rank * (count / 2), *other = (double *)data + (1 - w->rank) * (count / 2);
     if (dtype == MIXP_F64)
-        MIXPI_LAUNCH(other_row, 1, 1, 0, on, (double *)data, count / 2, (const int32_t *)w->bad);
+        MIXPI_LAUNCH(other_row, 1, 1, 0, on, (const double *)own, other, count / 2, (const int32_t *)w->bad);
     else
         MIXPI_LAUNCH(twice, 1, 1, 0, on, (float *)data, count);
     return cudaPeekAtLastError() == cudaSuccess ? NULL : "the kernel could not be launched";
@@ -214,7 +215,7 @@ static mixp_ranks_desc world_of_two(World *w) {
     d.bucket_bytes = 2048;
     CHECK_INT(cudaMalloc((void **)&w->bad, sizeof *w->bad), cudaSuccess);
     set_bad(w, 0);
-    w->sums = 0;
+    w->sums = w->rank = 0;
     return d;
 }
 
@@ -294,10 +295,53 @@ static void no_waits(void) {
     CHECK_INT(cudaFree(w.bad), cudaSuccess);
 }
 
+/* ZeRO-1: a rank updates its piece of a and of b, and rank 0 all of c, which is small, with the bits
+ * of one rank. Nobody sends the others: they are written after each step. */
+static const char *no_gather(void *, void *, int64_t, mixp_dtype, void *, double) { return NULL; }
+
+static void shards_of(mixp_dtype dtype, int rank, int steps) {
+    static float want[32 * 32], got[32 * 32];
+    World w;
+    mixp_ranks_desc ranks = world_of_two(&w);
+    Net a, b;
+    w.rank = ranks.rank = rank;
+    ranks.shard = 1;
+    ranks.all_gather = no_gather;
+    net_open(&a, NULL, dtype);
+    net_open(&b, &ranks, dtype);
+    for (int step = 0; step < steps; step++) {
+        net_batch(&a, step);
+        net_batch(&b, step);
+        net_train(&a);
+        net_train(&b);
+        for (int i = 0; i < 3; i++) {
+            int64_t n = a.w[i]->count, half = n / 2, first = i < 2 ? rank * half : 0;
+            int64_t own = i < 2 ? half : rank ? 0 : n;
+            CHECK_INT(mixp_read(a.w[i], want, MIXP_F32, n), MIXP_OK);
+            CHECK_INT(mixp_read(b.w[i], got, MIXP_F32, n), MIXP_OK);
+            CHECK(memcmp(want + first, got + first, (size_t)own * sizeof *got) == 0);
+            mixp_write(b.w[i], want, MIXP_F32, n);
+        }
+    }
+    net_fine(&a);
+    net_fine(&b);
+    mixp_context_free(a.ctx);
+    mixp_context_free(b.ctx);
+    cudaFree(w.bad);
+}
+
+static void shards(void) {
+    for (int rank = 0; rank < 2; rank++) {
+        shards_of(MIXP_F32, rank, 4);
+        shards_of(MIXP_BF16, rank, 1);  /* a master weight would be rounded by what is written */
+    }
+}
+
 int main(void) {
     RUN(kernel);
     RUN(steps);
     RUN(steps_of_low_gradients);
     RUN(no_waits);
+    RUN(shards);
     return test_report();
 }

@@ -176,6 +176,54 @@ static void kept_rows_body(void) {
 }
 static void kept_rows(void) { in_all_schedules(kept_rows_body); }
 
+/* A sum and its norm. Dtypes of a and the sum, of b and y: those that have a kernel, and others,
+ * which go through two. */
+static void add_norm_with(int i, int64_t cols) {
+    static const mixp_dtype of_sum[] = { MIXP_BF16, MIXP_F16, MIXP_F32, MIXP_F32, MIXP_F32, MIXP_F16 };
+    static const mixp_dtype of_b[] = { MIXP_BF16, MIXP_F16, MIXP_BF16, MIXP_F16, MIXP_F32, MIXP_F32 };
+    int64_t rows = 3 + cols % 7, n = rows * cols;
+    int rms = (int)(cols / 8 % 2), shifted = any(2);
+    Pair a = numbers(of_sum[i], n, 2.0, 0), b = numbers(of_b[i], n, 2.0, cols % 8 == 3);
+    Pair sum = output(of_sum[i], n, 0), y = output(of_b[i], n, 0);
+    Pair gamma = numbers(MIXP_F32, cols, 1.0, 0), beta = numbers(MIXP_F32, cols, 1.0, 0);
+    Pair mean = output(MIXP_F32, rows, 0), rstd = output(MIXP_F32, rows, 0);
+    BOTH(add_norm(X, args_add_norm(args_norm(rows, cols, rms, 1e-5f, ON(y), ON(a), ON(gamma),
+        shifted ? ON(beta) : no_array, AT(float, mean), AT(float, rstd)), ON(sum), ON(b))));
+    same_bits(sum);
+    close_to(rstd, 0.0, 5e-7);
+    if (!rms) close_to(mean, 1e-6, 0.0);
+    close_to(y, 2e-5, 2e-6);
+    finish(a); finish(b); finish(sum); finish(y); finish(gamma); finish(beta);
+    finish(mean); finish(rstd);
+}
+static void add_norm_body(void) {
+    static const int64_t lengths[] = { 3, 8, 256, 512, 520, 768, 776, 1024, 1032, 1283 };
+    for (int i = 0; i < 6; i++)
+        for (int64_t cols : lengths) add_norm_with(i, cols);
+}
+static void add_norm(void) { in_all_schedules(add_norm_body); }
+
+/* The gradient once more, as a cast would store it: by both kernels. */
+static void norm_db_body(void) {
+    static const int64_t lengths[] = { 8, 264, 1024, 1283 };
+    static const mixp_dtype low[] = { MIXP_BF16, MIXP_F16 };
+    for (int i = 0; i < 8; i++)
+        for (int64_t cols : lengths) {
+            Pair a = numbers(MIXP_F32, 5 * cols, 2.0, 0), dy = numbers(low[i & 1], 5 * cols, 1.0, 0);
+            Pair da = output(MIXP_F32, 5 * cols, i & 4), db = output(low[i >> 1 & 1], 5 * cols, 0);
+            Pair mean = numbers(MIXP_F32, 5, 0.1, 0), rstd = numbers(MIXP_F32, 5, 1.0, 0);
+            BOTH(norm_backward(X, args_norm_db(args_norm_backward(5, cols, 0,
+                args_out(ON(da), i >> 2 & 1), args_out(no_array, 0), args_out(no_array, 0), ON(dy),
+                ON(a), no_array, AT(const float, mean), AT(const float, rstd)), ON(db))));
+            close_to(da, 1e-5, 5e-6);
+            for (int64_t k = 0; k < db.n; k++)
+                CHECK(mixp_encode(db.dtype, value_at(da.gpu, MIXP_F32, k), 0) ==
+                      mixp_encode(db.dtype, value_at(db.gpu, db.dtype, k), 0));
+            finish(a); finish(dy); finish(da); finish(db); finish(mean); finish(rstd);
+        }
+}
+static void norm_db(void) { in_all_schedules(norm_db_body); }
+
 /* --- embedding --------------------------------------------------------------------------- */
 
 static void embedding_body(void) {
@@ -278,6 +326,51 @@ static void entropy_body(void) {
 }
 static void cross_entropy(void) { in_all_schedules(entropy_body); }
 
+/* In one pass, with rows that wait in shared memory and others. how: 1 = over the logits, 2 = smoothed,
+ * 4 = one target is bad. */
+static void entropy_both_with(mixp_dtype dtype, int64_t rows, int64_t cols, int how) {
+    Pair logits = numbers(dtype, rows * cols, 3.0, 0), targets = indexes(rows, cols);
+    Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, rows, 0);
+    Pair counted = output(MIXP_F32, 1, 0), d = output(cols % 3 ? dtype : MIXP_F32, rows * cols, 0);
+    Pair scale = numbers(MIXP_F32, 1, 0, 0);
+    mixp_cross_entropy_args k;
+    set_value(scale, 0, 4096.0);
+    for (int64_t i = 0; i < rows; i += 3) set_code(targets, i, (uint32_t)-100);
+#define LOSS() (k = *args_cross_entropy(rows, cols, -100, AT(float, loss), AT(float, lse), \
+        AT(float, counted), ON(logits), AT(const int32_t, targets)), \
+        k.smoothing = how & 2 ? 0.125f : 0.0f, &k)
+    if (how & 4) {
+        set_code(targets, 1, (uint64_t)cols);
+        GPU_SAYS(cross_entropy_both(X, args_cross_entropy_both(LOSS(), ON(d), AT(float, scale), 0.5f)),
+                 MIXP_OK);
+        CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
+        CHECK_TEXT(device_message(&gpu_exec), "cross_entropy: target");
+        CHECK(std::isnan(value_at(d.gpu, d.dtype, cols)) && std::isnan(value_at(loss.gpu, MIXP_F32, 0)));
+    } else {
+        BOTH(cross_entropy_both(X, args_cross_entropy_both(LOSS(), how & 1 ? ON(logits) : ON(d),
+                                                           AT(float, scale), 0.5f)));
+        same_bits(counted);
+        close_to(lse, 1e-6, 1e-6);
+        close_to(loss, 1e-6, 1e-6);
+        close_to(how & 1 ? logits : d, 1e-2, 4e-6);     /* of 2,048 / counted */
+    }
+#undef LOSS
+    finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
+    finish(d); finish(scale);
+}
+static void entropy_both_body(void) {
+    static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    static const int64_t lengths[] = { 2, 75, 1024, 1027, 1032, 2056, 4200 };
+    int how = 0;
+    for (mixp_dtype dtype : dtypes)
+        for (int64_t cols : lengths) entropy_both_with(dtype, 5, cols, how++ % 4);
+    entropy_both_with(MIXP_BF16, 4, 1032, 4);
+    if (!cudasim::simulated) return;
+    entropy_both_with(MIXP_F32, 3, 12800, 1);           /* 51 KB: asked for */
+    entropy_both_with(MIXP_F32, 3, 12800, 0);
+}
+static void cross_entropy_both(void) { in_all_schedules(entropy_both_body); }
+
 /* The same rows in three calls: one loss, of all of them; the second call has none that counts. */
 static const mixp_cross_entropy_args *entropy_after(const mixp_cross_entropy_args *k, int64_t before) {
     static mixp_cross_entropy_args part;
@@ -355,11 +448,14 @@ int main(void) {
     RUN(norm_offset);
     RUN(norm_backward);
     RUN(kept_rows);
+    RUN(add_norm);
+    RUN(norm_db);
     RUN(embedding);
     RUN(embedding_bad);
     RUN(embedding_backward);
     RUN(embedding_sorted);
     RUN(cross_entropy);
+    RUN(cross_entropy_both);
     RUN(cross_entropy_in_parts);
     RUN(cross_entropy_bad);
     RUN(refused);

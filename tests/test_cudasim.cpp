@@ -665,6 +665,30 @@ static void products(void) {
     cudaFree(c);
 }
 
+/* What cudaMalloc gives is the GPU's alone: kernels and copies see it, the host does not. */
+template <bool fault> void fill_out(float *out) { out[threadIdx.x + (fault ? 1 : 0)] = (float)threadIdx.x; }
+static void hidden_memory(void) {
+    float host[32];
+    cudasim::host_sees_device = false;
+    float *out = (float *)device(32 * sizeof(float)), *again;
+    cudasim::host_sees_device = true;
+    run(fill_out<false>, 1, 32, out);
+    CHECK_INT(cudaMemcpy(host, out, sizeof host, cudaMemcpyDeviceToHost), cudaSuccess);
+    CHECK(host[31] == 31.0f);
+    CHECK_INT(dies("the host touches device memory", [&] { host[0] = *(volatile float *)out; }), 1);
+    CHECK_INT(dies("the host touches device memory", [&] { *(volatile float *)out = 1.0f; }), 1);
+    CHECK_INT(dies("poison", [&] { run(fill_out<true>, 1, 32, out); }), 1);
+    cudaFree(out);
+    CHECK_INT(dies("host pointer", [&] { run(fill_out<false>, 1, 32, out); }), 1);
+    cudasim::host_sees_device = false;
+    again = (float *)device(32 * sizeof(float));
+    cudasim::host_sees_device = true;
+    CHECK(again == out);                    /* filled anew */
+    CHECK_INT(cudaMemcpy(host, again, sizeof host, cudaMemcpyDeviceToHost), cudaSuccess);
+    CHECK(std::isnan(host[0]) && std::isnan(host[31]));
+    cudaFree(again);
+}
+
 int main(void) {
     RUN(missing_barrier);
     RUN(double_buffer);
@@ -680,6 +704,7 @@ int main(void) {
     RUN(misaligned);
     RUN(float_atomics);
     RUN(bad_pointers);
+    RUN(hidden_memory);
     RUN(tensor_cores);
     RUN(asynchronous_copies);
     RUN(launch_limits);

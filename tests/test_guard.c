@@ -330,13 +330,27 @@ static double magnitude_of(const void *data, mixp_dtype dtype, int64_t i) {
     return fabs(x);
 }
 
-/* What rounding to f16 or bf16 makes of x, told by exact numbers: a tie goes to the even one. */
+/* Formats by their definitions: exponent of the smallest normal number, bits of mantissa, and the
+ * first magnitude that is past the largest: as the tie goes to the even one, that tie or, with
+ * `after`, what lies behind it. e4m3: 448 is even, 464 the tie; e5m2: 57344 is odd, 61440. */
+typedef struct looked_format { mixp_dtype low; int normal, bits, after; double past; } looked_format;
+static const looked_format looked[] = {
+    { MIXP_F16, -14, 10, 0, 65520.0 },     { MIXP_BF16, -126, 7, 0, 3.3961775292304601e+38 },
+    { MIXP_F8_E4M3, -6, 3, 1, 464.0 },     { MIXP_F8_E5M2, -14, 2, 0, 61440.0 },
+    { MIXP_F8_E4M3FNUZ, -7, 3, 0, 248.0 }, { MIXP_F8_E5M2FNUZ, -15, 2, 0, 61440.0 },
+};
+enum { LOOKED = sizeof looked / sizeof looked[0] };
+
+/* What rounding to a low format makes of x, told by exact numbers: a tie goes to the even one. */
 static mixp_look look_slowly(const void *data, mixp_dtype dtype, int64_t n, mixp_dtype low,
                              int64_t *exponents) {
-    const double normal = low == MIXP_F16 ? ldexp(1, -14) : ldexp(1, -126);
-    const double tiny = low == MIXP_F16 ? ldexp(1, -24) : ldexp(1, -133);
+    const looked_format *f = looked;
+    double normal, tiny;
     mixp_look l;
     int64_t i;
+    while (f->low != low) f++;
+    normal = ldexp(1, f->normal);
+    tiny = ldexp(1, f->normal - f->bits);
     memset(&l, 0, sizeof l);
     l.count = n;
     for (i = 0; i < n; i++) {
@@ -344,6 +358,7 @@ static mixp_look look_slowly(const void *data, mixp_dtype dtype, int64_t n, mixp
         int e = 0;
         if (!(x <= 3.5e38)) { l.nonfinite++; exponents[255]++; continue; }
         if (x > (double)l.largest) l.largest = (float)x;
+        l.saturated += f->after ? x > f->past : x >= f->past;
         if (x >= ldexp(1, -126)) { frexp(x, &e); exponents[e + 126]++; } else exponents[0]++;
         if (!(x > 0)) l.zeros++;
         else if (x <= tiny / 2) l.flushed++;
@@ -383,6 +398,7 @@ static void check_look(mixp_context *ctx, const void *data, mixp_dtype dtype, in
     CHECK_INT(row.flushed, want.flushed);
     CHECK_INT(row.least, want.least);
     CHECK_INT(row.subnormal, want.subnormal);
+    CHECK_INT(row.saturated, want.saturated);
     CHECK_INT(total.zeros, want.zeros + 3);
     CHECK_INT(total.subnormal, want.subnormal);
     CHECK_NEAR(total.largest, want.largest > 1e38f ? want.largest : 1e38f, 0);
@@ -392,7 +408,7 @@ static void check_look(mixp_context *ctx, const void *data, mixp_dtype dtype, in
 /* Every code of f16 and of bf16, and every magnitude near where rounding takes another course. */
 static void test_look(void) {
     static uint16_t codes[65536];
-    static float near[4096];
+    static float near[4096 + 512];
     static const double at[] = { -25, -24.415037499278846, -24, -14, -134, -133, -126, 127 };
     mixp_context_desc c;
     int isa, i;
@@ -402,6 +418,10 @@ static void test_look(void) {
         near[i] = mixp_f32_of_bits(mixp_bits_of_f32(x) + (uint32_t)(i % 512) - 256u);
         if (i % 3 == 1) near[i] = -near[i];
     }
+    for (i = 0; i < 512; i++) {         /* about where each format ends */
+        float x = (float)looked[i / 64 % LOOKED].past;
+        near[4096 + i] = mixp_f32_of_bits(mixp_bits_of_f32(x) + (uint32_t)(i % 64) - 32u);
+    }
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         mixp_context *ctx;
         int low;
@@ -409,15 +429,56 @@ static void test_look(void) {
         c.device = mixp_cpu_with((mixp_isa)isa);
         if (!c.device) continue;
         ctx = mixp_context_new(&c);
-        for (low = 0; low < 2; low++) {
-            mixp_dtype to = low ? MIXP_BF16 : MIXP_F16;
+        for (low = 0; low < LOOKED; low++) {
+            mixp_dtype to = looked[low].low;
             check_look(ctx, codes, MIXP_F16, 65536, to);
             check_look(ctx, codes, MIXP_BF16, 65536, to);
-            check_look(ctx, near, MIXP_F32, 4096, to);
+            check_look(ctx, near, MIXP_F32, 4096 + 512, to);
             for (i = 1; i < 40; i++) check_look(ctx, near + 7 * i, MIXP_F32, i, to);
         }
         mixp_context_free(ctx);
     }
+}
+
+/* Casts to fp8 that a program makes itself: what saturates is what the conversion cuts off. */
+static void test_look_at(void) {
+    static float x[5000];
+    static const int64_t shape[2] = { 100, 50 };
+    static const mixp_dtype to[] = { MIXP_F8_E4M3, MIXP_F8_E5M2, MIXP_F16 };
+    static const float most[] = { 448.0f, 57344.0f, 65504.0f };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *t;
+    const char *why;
+    int i, k;
+    for (i = 0; i < 5000; i++) x[i] = (float)ldexp(1.0 + i * 37 % 1000 / 1000.0, i * 7 % 40 - 20);
+    t = mixp_param(ctx, "x", MIXP_F32, 2, shape);
+    mixp_write(t, x, MIXP_F32, 5000);
+    for (k = 0; k < 3; k++) {
+        int64_t cut = 0, zeros = 0;
+        mixp_look look;
+        for (i = 0; i < 5000; i++) {
+            double wide = mixp_decode(to[k], mixp_encode(to[k], (double)x[i], 0));
+            cut += !(wide <= (double)most[k]);  /* Inf, or e4m3's NaN */
+            zeros += wide <= 0;
+        }
+        CHECK_INT(mixp_look_at(t, to[k], &look), MIXP_OK);
+        CHECK_INT(look.saturated, cut);
+        CHECK_INT(look.flushed, zeros);
+        CHECK_INT(look.count, 5000);
+        CHECK(cut > 50);
+    }
+    CHECK_INT(mixp_look_at(NULL, MIXP_F16, NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_look_at(t, MIXP_F16, NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(ctx);
+    for (i = 0; i < 3; i++) {
+        mixp_look look;
+        mixp_dtype low = i == 0 ? MIXP_U8 : i == 1 ? MIXP_F8_E8M0 : MIXP_DTYPE_COUNT;
+        CHECK_INT(mixp_look_at(t, low, &look), MIXP_ERR_ARGUMENT);
+        mixp_context_error(ctx, &why);
+        CHECK_TEXT(why, "mixp_look_at: low");
+        mixp_context_clear_error(ctx);
+    }
+    mixp_context_free(ctx);
 }
 
 /* --- growth in the middle of training: near the end of the range is soon enough --- */
@@ -1122,6 +1183,7 @@ static void test_compare(void) {
 
 int main(void) {
     RUN(test_look);
+    RUN(test_look_at);
     RUN(test_growth);
     RUN(test_relapse);
     RUN(test_pins);

@@ -850,6 +850,51 @@ static void check_norm_backward(int64_t rows, int64_t cols, int rms) {
     free(y);
 }
 
+/* The sum is rounded once, and its norm is that of what was stored. */
+static void check_add_norm(int64_t rows, int64_t cols, int rms) {
+    test_array none = array_of(NULL, MIXP_F32), a = values(random_dtype(), rows * cols, 1.0);
+    test_array b = values(random_dtype(), rows * cols, 1.0), sum = array_new(random_dtype(), rows * cols);
+    test_array gamma = values(MIXP_F32, cols, 1.5), beta = values(random_dtype(), cols, 1.0);
+    test_array y = array_new(random_dtype(), rows * cols), mean = array_new(MIXP_F32, rows);
+    test_array rstd = array_new(MIXP_F32, rows);
+    double *g = doubles(gamma, cols, 1), *shift = doubles(beta, cols, 1), *x, m, s;
+    double *want = doubles(none, cols, 0);
+    int64_t r, i;
+    CALL(add_norm(&X, args_add_norm(args_norm(rows, cols, rms, 1e-5f, y, a, gamma, beta,
+        (float *)mean.data, (float *)rstd.data), sum, b)));
+    for (i = 0; i < rows * cols; i++)
+        expect(sum, i, (double)((float)array_get(a, i) + (float)array_get(b, i)), 0.0);
+    x = doubles(sum, rows * cols, 1);
+    for (r = 0; r < rows; r++) {
+        norm_row(x + r * cols, g, rms ? NULL : shift, cols, rms, (double)1e-5f, want, &m, &s);
+        expect(rstd, r, s, EPS * s * (6.0 + 4.0 * s * fabs(m)));
+        for (i = 0; i < cols; i++)
+            expect(y, r * cols + i, want[i], EPS * (8.0 + 4.0 * s * fabs(m)) *
+                   (fabs(g[i]) + fabs(want[i]) + 1.0) * 2.0);
+    }
+    finish(sum, rows * cols);
+    finish(y, rows * cols);
+    finish(rstd, rows);
+    array_free(a); array_free(b); array_free(gamma); array_free(beta); array_free(mean);
+    free(g); free(shift); free(x); free(want);
+}
+
+/* db is da, cast: of one that was added to, too. */
+static void check_norm_db(int64_t rows, int64_t cols, int add) {
+    test_array none = array_of(NULL, MIXP_F32), a = values(MIXP_F32, rows * cols, 1.0);
+    test_array dy = values(random_dtype(), rows * cols, 1.0);
+    test_array da = output(MIXP_F32, rows * cols, add), db = array_new(random_dtype(), rows * cols);
+    test_array mean = values(MIXP_F32, rows, 0.1), rstd = values(MIXP_F32, rows, 1.0);
+    int64_t i;
+    CALL(norm_backward(&X, args_norm_db(args_norm_backward(rows, cols, 0, args_out(da, add),
+        args_out(none, 0), args_out(none, 0), dy, a, none, (const float *)mean.data,
+        (const float *)rstd.data), db)));
+    for (i = 0; i < rows * cols; i++) expect(db, i, array_get(da, i), 0.0);
+    finish(da, rows * cols);
+    finish(db, rows * cols);
+    array_free(a); array_free(dy); array_free(mean); array_free(rstd);
+}
+
 static void norm_body(void) {
     int c, rms;
     for (c = 0; c < COLUMNS; c++)
@@ -858,6 +903,8 @@ static void norm_body(void) {
             check_norm(rows, columns[c], rms, 0.0);
             if (columns[c] > 2) check_norm(rows, columns[c], rms, 100.0);
             check_norm_backward(rows, columns[c], rms);
+            if (columns[c] > 2) check_add_norm(rows, columns[c], rms);
+            check_norm_db(rows, columns[c], rms);
         }
 }
 static void test_norm(void) { everywhere(norm_body); }
@@ -990,6 +1037,43 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     free(t);
 }
 
+/* Loss and gradient in one pass, over the logits or beside them. */
+static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int place) {
+    test_array a = values(random_dtype(), rows * cols, 3.0), lse = array_new(MIXP_F32, rows);
+    test_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1);
+    test_array d = place ? a : array_new(random_dtype(), rows * cols);
+    double *x = doubles(a, rows * cols, 1), sum = 0.0, count = 0.0, f;
+    int32_t *t = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
+    float scale = 1024.0f;
+    int64_t r, j;
+    if (!t) exit(2);
+    for (r = 0; r < rows; r++) {
+        t[r] = random_to(100) < ignored ? -100 : (int32_t)random_to((int)cols);
+        count += t[r] != -100;
+    }
+    CALL(cross_entropy_both(&X, args_cross_entropy_both(args_cross_entropy(rows, cols, -100,
+        (float *)loss.data, (float *)lse.data, (float *)counted.data, a, t), d, &scale, 0.25f)));
+    f = 256.0 / count;
+    for (r = 0; r < rows; r++) {
+        double l = row_lse(x + r * cols, cols);
+        expect(lse, r, l, EPS * (4.0 + 2.0 * fabs(l)));
+        if (t[r] != -100) sum += l - x[r * cols + t[r]];
+        for (j = 0; j < cols; j++) {
+            double v = x[r * cols + j] - l, p = exp(v), want = f * (p - (j == t[r]));
+            if (t[r] == -100) want = 0.0;
+            expect(d, r * cols + j, want, EPS * (f * (8.0 + 8.0 * (fabs(v) + fabs(l))) * p +
+                f * (j == t[r]) + 2.0 * fabs(want)));
+        }
+    }
+    CHECK(array_get(counted, 0) == count);
+    if (count > 0.0) expect(loss, 0, sum / count, EPS * (4.0 + 2.0 * fabs(sum / count)));
+    finish(d, rows * cols);
+    if (!place) array_free(a);
+    array_free(lse); array_free(loss); array_free(counted);
+    free(x);
+    free(t);
+}
+
 static void entropy_body(void) {
     int c, bad;
     float logits[6] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f }, lse[2], loss = 7.0f, counted;
@@ -998,6 +1082,7 @@ static void entropy_body(void) {
         check_entropy(1 + random_to(7), columns[c], 0);
         check_entropy(9 + random_to(7), columns[c], 40);
         check_entropy(3, columns[c], 100);
+        check_entropy_both(2 + random_to(7), columns[c], 30, c % 2);
     }
     check_entropy(768, 65, 1);
     for (bad = 0; bad < 2; bad++) {
@@ -1005,6 +1090,10 @@ static void entropy_body(void) {
         CHECK_INT(K->cross_entropy(&X, args_cross_entropy(2, 3, -100, &loss, lse, &counted,
             array_of(logits, MIXP_F32), t)), MIXP_ERR_ARGUMENT);
         CHECK(loss == 7.0f);
+        CHECK_INT(K->cross_entropy_both(&X, args_cross_entropy_both(args_cross_entropy(2, 3, -100,
+            &loss, lse, &counted, array_of(logits, MIXP_F32), t), array_of(logits, MIXP_F32), lse,
+            1.0f)), MIXP_ERR_ARGUMENT);
+        CHECK(loss == 7.0f && logits[1] == 1.0f);
     }
     CHECK(one_request());
 }
@@ -1112,6 +1201,14 @@ static void test_no_sums(void) {
     mixp_softmax_args s = *args_softmax(2, 2, 0, to, from);
     mixp_norm_args n = *args_norm(2, 2, 0, 1e-5f, to, from, none, none, mean, rstd);
     mixp_embedding_args e = *args_embedding(2, 2, 2, to, from, ids);
+    mixp_norm_args sum = *args_add_norm(&n, to, from);
+    mixp_norm_backward_args d = *args_norm_backward(2, 2, 0, args_out(none, 0), args_out(none, 0),
+        args_out(none, 0), from, from, none, mean, rstd);
+    sum.sum.accumulate = 1;
+    CHECK_INT(K->add_norm(&X, &sum), MIXP_ERR_ARGUMENT);
+    sum.b.dtype = MIXP_F64;
+    CHECK_INT(K->add_norm(&X, &sum), MIXP_ERR_DTYPE);
+    CHECK_INT(K->norm_backward(&X, args_norm_db(&d, to)), MIXP_ERR_ARGUMENT);   /* of no da */
     s.y.accumulate = n.y.accumulate = e.y.accumulate = 1;
     CHECK_INT(K->softmax(&X, &s), MIXP_ERR_ARGUMENT);
     CHECK_INT(K->norm(&X, &n), MIXP_ERR_ARGUMENT);

@@ -175,6 +175,7 @@ static void train(model *m, int steps, float scale, int bad) {
             CHECK_INT(mixp_write(m->g[k], numbers, MIXP_F32, m->g[k]->count), MIXP_OK);
         }
         if (scale > 1.0f) {
+            CHECK(mixp_scaler_loss_scale(m->scaler) > 0.0f);    /* whoever multiplies by it asks */
             CHECK_INT(mixp_scaler_step(m->scaler, m->opt), MIXP_OK);
             CHECK_INT(mixp_scaler_update(m->scaler), MIXP_OK);
         } else CHECK_INT(mixp_optimizer_step(m->opt), MIXP_OK);

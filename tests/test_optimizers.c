@@ -8,6 +8,13 @@
 #include "test.h"
 #include "numbers.h"
 
+/* A scaler whose scale was asked for, as programs do that multiply by it. */
+static mixp_scaler *known_scaler(mixp_context *ctx) {
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    CHECK_NEAR(mixp_scaler_loss_scale(scaler), 65536.0, 0);
+    return scaler;
+}
+
 static float uniform(void) { return (float)random_value(); }
 
 static mixp_context *context_on(int isa) {
@@ -147,7 +154,7 @@ static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o
     static uint16_t g16[BIG];
     mixp_adamw_desc a = mixp_adamw_defaults();
     mixp_sgd_desc s = mixp_sgd_defaults();
-    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_scaler *scaler = known_scaler(ctx);
     mixp_optimizer *opt;
     mixp_tensor *w, *g;
     int i, t;
@@ -299,7 +306,7 @@ static void test_low_copies(void) {
         static float w[N], g[N];
         static uint16_t f16[N], bf16[N], before[N];
         mixp_tensor *p = view1(ctx, "w", MIXP_F32, N, w);
-        mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+        mixp_scaler *scaler = known_scaler(ctx);
         mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
         for (i = 0; i < N; i++) { w[i] = uniform(); g[i] = 65536.0f * uniform(); }
         p->own.low[0] = view1(ctx, "f16", MIXP_F16, N, f16);
@@ -390,7 +397,7 @@ static void test_skip_leaves_every_byte(void) {
         for (wd = 0; wd < 3; wd++) {
             static uint32_t w[N], w0[N];
             static float g[N], m0[N], v0[N], master0[N];
-            mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+            mixp_scaler *scaler = known_scaler(ctx);
             mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
             mixp_tensor *p = view1(ctx, "w", reals[wd], N, w);
             CHECK_INT(mixp_fill(p, 0.5), MIXP_OK);
@@ -422,7 +429,7 @@ static void test_skip_leaves_every_byte(void) {
 static void test_finds_the_bad_element(void) {
     static const int64_t size[3] = { 1, 61, 33000 };
     static const char *const name[3] = { "bias", "small", "large" };
-    static float w[33000];
+    static float w[3][33000];
     static uint32_t g[3][33000];
     mixp_context *ctx;
     int isa, dtype, at, k, value;
@@ -435,10 +442,11 @@ static void test_finds_the_bad_element(void) {
             memset(&d, 0, sizeof d);
             d.max_floor_skips = -1;
             scaler = mixp_scaler_new(ctx, &d);
+            CHECK(mixp_scaler_loss_scale(scaler) > 0.0f);   /* whoever multiplies by it asks */
             for (k = 0; k < 3; k++) {
                 grad[k] = view1(ctx, "g", reals[dtype], size[k], g[k]);
                 CHECK_INT(mixp_fill(grad[k], 1.0), MIXP_OK);
-                CHECK_INT(mixp_optimizer_add(opt, view1(ctx, name[k], MIXP_F32, size[k], w),
+                CHECK_INT(mixp_optimizer_add(opt, view1(ctx, name[k], MIXP_F32, size[k], w[k]),
                                              grad[k]), MIXP_OK);
             }
             for (k = 0; k < 3; k++)
@@ -517,7 +525,7 @@ static void test_clip(void) {
             static float w[N], grad[N], seen[N];
             static uint32_t gmem[N];
             mixp_sgd_desc d = mixp_sgd_defaults();
-            mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+            mixp_scaler *scaler = known_scaler(ctx);
             mixp_optimizer *opt;
             mixp_tensor *g = view1(ctx, "g", reals[dtype], N, gmem);
             double squares = 0, coefficient;
@@ -634,7 +642,7 @@ static void test_schedules(void) {
     int kind, t;
     for (kind = 0; kind < 3; kind++) {
         mixp_sgd_desc d = mixp_sgd_defaults();
-        mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+        mixp_scaler *scaler = known_scaler(ctx);
         mixp_optimizer *opt;
         int applied = 0;
         d.lr = 0.125;
@@ -789,7 +797,7 @@ static void cleared_make(cleared *c, mixp_context *ctx, int kind, int zero_grad,
     memset(c, 0, sizeof *c);
     random_state = 5;
     for (i = 0; i < CLEARED; i++) c->w[i] = uniform();
-    c->scaler = mixp_scaler_new(ctx, NULL);
+    c->scaler = known_scaler(ctx);
     c->opt = optimizer_of(ctx, kind, zero_grad);
     c->grad = view1(ctx, "g", dtype, CLEARED, c->g);
     CHECK_INT(mixp_optimizer_add(c->opt, view1(ctx, "w", MIXP_F32, CLEARED, c->w), c->grad),
@@ -904,7 +912,7 @@ static void test_no_parameter_was_added(void) {
     const char *why = "";
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
-    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_scaler *scaler = known_scaler(ctx);
     CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_ORDER);
     mixp_context_error(ctx, &why);
     CHECK_TEXT(why, "mixp_optimizer_step: no parameter was added to this optimizer: call mixp_optimizer_add");
@@ -1007,7 +1015,7 @@ static void test_convergence(void) {
         static const float truth[4] = { 0.5f, -1.0f, 2.0f, 0.25f };
         float w[4] = { 0, 0, 0, 0 }, g[4];
         mixp_context *ctx = mixp_context_new(NULL);
-        mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+        mixp_scaler *scaler = known_scaler(ctx);
         mixp_adamw_desc a = mixp_adamw_defaults();
         mixp_adam_desc adam;
         mixp_sgd_desc s = mixp_sgd_defaults();

@@ -5,13 +5,14 @@
 program=${BUILD:-build}/overflow
 [ -x "$program" ] || { echo "$program is not built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 
-ran()      { "$program" --export "$tmp" >"$tmp/out" 2>"$tmp/err"; }
+ran()      { "$program" "$@" --export "$tmp" >"$tmp/out" 2>"$tmp/err"; }
 has()      { grep -Eq -e "$1" "$tmp/out" || { cat "$tmp/out"; return 1; }; }
 # loss ROW: of the table
 loss()     { awk -v row="$1" 'index($0, row) == 1 { print $(NF - 3) }' "$tmp/out"; }
 learned()  { awk -v l="$(loss "$1")" 'BEGIN { exit !(l > 0.6931 && l < 0.75) }'; }   # ln 2 and a little
 near()     { awk -v a="$(loss f32)" -v b="$(loss "$1")" 'BEGIN { d = a - b; exit !(b > 0 && d <= 0.01 && d >= -0.01) }'; }
 one_site() { test "$(grep -c '^    in f32: h\.1\.mlp\.down\.w: linear$' "$tmp/out")" = 2; }
+in_f32()   { test "$(grep -c "^    in f32: $1\$" "$tmp/out")" = 2; }
 exported() { test "$(wc -c <"$tmp/batches.bin")" -eq $((600 * 2 * 16 * 16 * 4)) && test -s "$tmp/weights.safetensors"; }
 usage()    { ! "$program" --nosuch >"$tmp/o" 2>"$tmp/e" && grep -q '^usage: overflow' "$tmp/e"; }
 
@@ -23,5 +24,15 @@ check 'at level 2, too'                                     near 'fp16, guarded,
 check 'with one site in f32'                                one_site
 check 'which stores 66246 and a little'                     has '^    which stores numbers up to 662(4[6-9]|5[0-9])$'
 check 'its weights and batches are there for PyTorch'       exported
+check 'its case, and what grows'                            test "$(cat "$tmp/case.txt") $(wc -c <"$tmp/grown.bin")" = 'planted 2400'
+check 'a product that grows in the middle of training'      ran growth
+check "there GradScaler's rule skips what follows"          has "^fp16, GradScaler's rule +not finite +3[0-9][0-9] +[0-9]+ +1.17549e-38$"
+check 'the guarded runs end near f32'                       near 'fp16, guarded, level 1'
+check 'at level 2, too'                                     near 'fp16, guarded, level 2'
+check 'with that product and what reads it in f32'          in_f32 'h\.1\.mlp\.up\.w: linear, h\.1\.mlp\.up\.w: gelu'
+check 'logits of attention that grow'                       ran logits
+check 'the guarded runs end near f32'                       near 'fp16, guarded, level 1'
+check 'at level 2, too'                                     near 'fp16, guarded, level 2'
+check 'with q, k and v alone in f32'                        in_f32 'h\.1\.attn\.qkv\.w: linear'
 check 'a wrong call is told'                                usage
 report

@@ -27,7 +27,11 @@ typedef struct plan {
     const char     *checkpoint;         /* NULL = none */
     double          max_norm;
     int             spikes;             /* 1: of the loss are looked for */
-    int             shard, guard;
+    int             shard;
+    int             muon;               /* 1: it has the matrices, AdamW the rest */
+    int             guard;              /* one step in so many is sampled; 0 = no guard */
+    int             guard_pins;         /* 1: no site may fall back, and two skips are too many */
+    int             guard_backward;     /* 1: what is planted is in a gradient all the same */
     int64_t         bucket;             /* bytes */
     const char     *copy;               /* where a loaded checkpoint is saved again; NULL = nowhere */
 } plan;
@@ -45,6 +49,7 @@ typedef struct result {
     size_t       used;                  /* of memory */
     uint64_t     fallen;                /* sites, a bit each */
     volatile int step;
+    int          began;                 /* the first step: not 0 where a checkpoint was loaded */
     volatile pid_t pid;
     unsigned char weights[16384];
     size_t       bytes;
@@ -56,7 +61,7 @@ enum { ODD_NOT, ODD_SEED, ODD_VALUE, ODD_NAME, ODD_DTYPE, ODD_SHAPE, ODD_MEAN, O
 typedef struct model {
     mixp_context   *ctx;
     mixp_tensor    *p[PARAMS];
-    mixp_optimizer *opt;
+    mixp_optimizer *opt, *muon;         /* muon: NULL where there is none */
     mixp_scaler    *scaler;
     int             planted;            /* 1: the next walk has an Inf */
     float           factor;             /* of an activation, under a guard; 0 = there is none */
@@ -95,6 +100,7 @@ static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, in
     adamw.spike.of = p->spikes ? MIXP_SPIKE_LOSS : MIXP_SPIKE_OFF;
     m->ctx = mixp_context_new(&d);
     m->opt = mixp_adamw_new(m->ctx, &adamw);
+    if (p->muon) m->muon = mixp_muon_new(m->ctx, NULL);
     m->scaler = mixp_scaler_new(m->ctx, &s);
     for (i = 0; i < PARAMS; i++) {
         const char *name = i == 3 && odd == ODD_NAME ? "profit" : names[i];
@@ -158,9 +164,24 @@ static mixp_tensor *model_loss(model *m, int step, int first, int n) {
     return loss;
 }
 
+/* Which optimizer a parameter has: of the matrices inside of the model, and of the rest. */
+static mixp_optimizer *model_optimizer(const model *m, int i)
+{ return m->muon && (i == 1 || i == 5) ? m->muon : m->opt; }
+
 static void model_add(model *m) {
     int i;
-    for (i = 0; i < PARAMS; i++) mixp_optimizer_add(m->opt, m->p[i], NULL);
+    for (i = 0; i < PARAMS; i++) mixp_optimizer_add(model_optimizer(m, i), m->p[i], NULL);
+}
+
+static void model_zero_grad(model *m) {
+    mixp_zero_grad(m->opt);
+    if (m->muon) mixp_zero_grad(m->muon);
+}
+
+static mixp_result model_step(model *m) {
+    mixp_result r = mixp_scaler_step(m->scaler, m->opt);
+    if (r == MIXP_OK && m->muon) r = mixp_scaler_step(m->scaler, m->muon);
+    return r == MIXP_OK ? mixp_scaler_update(m->scaler) : r;
 }
 
 static void result_take(result *out, model *m) {
@@ -190,6 +211,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     const int parts = p->walks * ranks->size, rows = ROWS / parts;
     const int odd = ranks->rank == 1 ? p->odd : ODD_NOT;
     mixp_ranks_desc given = *ranks;
+    mixp_optimizer *both[2];
     mixp_checkpoint save;
     mixp_param_group group;
     mixp_guard_desc look;
@@ -207,17 +229,22 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     model_open(&m, p, &given, odd);
     model_add(&m);
     memset(&look, 0, sizeof look);
-    look.every = 1;
+    look.every = p->guard;
+    look.patience = p->guard_pins ? 2 : 0;
     if (p->guard) mixp_guard_start(m.ctx, &look);
+    if (p->guard_pins) mixp_guard_pin(m.ctx, "*", MIXP_F16);
     memset(&save, 0, sizeof save);
     save.ctx = m.ctx;
     save.scaler = m.scaler;
-    save.optimizers = &m.opt;
-    save.n_optimizers = 1;
+    both[0] = m.opt;
+    both[1] = m.muon;
+    save.optimizers = both;
+    save.n_optimizers = m.muon ? 2 : 1;
     if (p->checkpoint && access(p->checkpoint, R_OK) == 0) mixp_checkpoint_load(p->checkpoint, &save);
     if (p->copy && (p->shard || ranks->rank == 0)) mixp_checkpoint_save(p->copy, &save);
-    for (step = (int)mixp_context_steps(m.ctx) / parts; step < p->steps; step++) {
-        mixp_zero_grad(m.opt);
+    out->began = (int)mixp_context_steps(m.ctx) / parts;
+    for (step = out->began; step < p->steps; step++) {
+        model_zero_grad(&m);
         if (odd == ODD_LEAVES_EARLY && step == 2) break;
         if (odd == ODD_KILLED && step == 2) raise(SIGKILL);
         if (odd == ODD_SLEEPS && step == 2) poll(NULL, 0, 1500);
@@ -229,8 +256,10 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
             mixp_tensor *loss;
             mixp_step_begin(m.ctx);
             mixp_ranks_hold(m.ctx, walk < p->walks - 1);
-            m.planted = !p->guard && step == p->plant_step && ranks->rank == p->plant_rank;
-            if (p->guard) m.factor = step == p->plant_step && ranks->rank == p->plant_rank ? 3e6f : 1.0f;
+            m.planted = ranks->rank == p->plant_rank &&
+                        (step == p->plant_step || (p->guard_pins && step > p->plant_step));
+            if (p->guard) m.factor = m.planted && !p->guard_backward ? 3e6f : 1.0f;
+            if (p->guard && !p->guard_backward) m.planted = 0;
             if (odd == ODD_LEAVES) loss = mixp_sum(m.ctx, m.p[2], MIXP_ALL, 0);
             else loss = model_loss(&m, step, rows * (walk * ranks->size + ranks->rank), rows);
             if (odd == ODD_FAILS && step == 2) loss = NULL;
@@ -241,8 +270,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
             if (odd == ODD_LOSS && step == 2) mixp_fill(mean, NAN);
             mixp_optimizer_set_loss(m.opt, mean);
         }
-        if (mixp_scaler_step(m.scaler, m.opt) != MIXP_OK) break;
-        if (mixp_scaler_update(m.scaler) != MIXP_OK) break;
+        if (model_step(&m) != MIXP_OK) break;
         if (mean && mean->ctx == m.ctx && mixp_ranks_sum(mean) == MIXP_OK) out->loss = mixp_item(mean);
         out->step = step;
         if (++steps == 2) out->allocations[0] = mixp_context_memory(m.ctx).allocations;
@@ -299,7 +327,8 @@ static void reference(const plan *p, int size, result *out) {
     model_open(&m, p, NULL, ODD_NOT);
     forget = mixp_sgd_new(m.ctx, NULL);
     for (i = 0; i < PARAMS; i++) {
-        mixp_optimizer_add(m.opt, m.p[i], mixp_view(m.ctx, "", p->dtype, m.p[i]->rank, m.p[i]->shape, views[i]));
+        mixp_optimizer_add(model_optimizer(&m, i), m.p[i],
+                           mixp_view(m.ctx, "", p->dtype, m.p[i]->rank, m.p[i]->shape, views[i]));
         mixp_optimizer_add(forget, m.p[i], NULL);
     }
     for (step = 0; step < p->steps; step++) {
@@ -327,8 +356,7 @@ static void reference(const plan *p, int size, result *out) {
             for (k = 0; k < m.p[i]->count; k++) sum[i][k] *= after;
             mixp_convert(views[i], p->dtype, sum[i], MIXP_F32, m.p[i]->count);
         }
-        mixp_scaler_step(m.scaler, m.opt);
-        mixp_scaler_update(m.scaler);
+        model_step(&m);
     }
     memset(out, 0, sizeof *out);
     result_take(out, &m);
@@ -421,6 +449,7 @@ static void sharded(void) {
     p.bucket = 320;                     /* weights go in many slices */
     plain.bucket = 320;
     check_bits(p, 2);
+    check_bits(p, 3);                   /* pieces of another length, and an empty one */
     check_bits(p, 4);
     p.dtype = plain.dtype = MIXP_BF16;
     p.mean = MIXP_MEAN_AFTER;
@@ -432,6 +461,72 @@ static void sharded(void) {
     check_bits(p, 4);
 }
 
+static const char *no_hook(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                           double seconds) {
+    (void)user, (void)data, (void)count, (void)dtype, (void)stream, (void)seconds;
+    return "the cable is cut";
+}
+
+/* Bytes that AdamW's states take on this rank of 8, of a model whose first table is half of it. */
+static size_t states_of(int rank, mixp_moment_kind kind) {
+    static const int64_t shapes[4][2] = {{5025, 80}, {500, 301}, {301, 500}, {96, 96}};
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_ranks_desc ranks;
+    mixp_context_desc d;
+    mixp_optimizer *opt;
+    mixp_context *ctx;
+    mixp_tensor *t[4];
+    size_t used;
+    int i;
+    memset(&ranks, 0, sizeof ranks);
+    memset(&d, 0, sizeof d);
+    ranks.rank = rank;
+    ranks.size = 8;
+    ranks.sum = ranks.all_gather = no_hook;
+    ranks.shard = 1;
+    d.ranks = &ranks;
+    d.threads = 1;
+    ctx = mixp_context_new(&d);
+    adamw.states.m = kind;
+    opt = mixp_adamw_new(ctx, &adamw);
+    for (i = 0; i < 4; i++) t[i] = mixp_param(ctx, &"a\0b\0c\0d"[2 * i], MIXP_F32, 2, shapes[i]);
+    used = mixp_context_memory(ctx).used;
+    for (i = 0; i < 4; i++) mixp_optimizer_add(opt, t[i], NULL);
+    used = mixp_context_memory(ctx).used - used;
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+    return used;
+}
+
+/* It burdens no rank: each has an eighth of the moments, 8 bytes an element, but for the tables of
+ * rows, and what rounds up. States of fewer bytes are of whole tensors still. */
+static void sharded_evenly(void) {
+    const double each = 8.0 * (5025 * 80 + 2 * 500 * 301 + 96 * 96) / 8;
+    size_t most = 0;
+    int rank;
+    for (rank = 0; rank < 8; rank++) {
+        size_t small = states_of(rank, MIXP_MOMENT_BF16);
+        CHECK_NEAR((double)states_of(rank, MIXP_MOMENT_F32), each, 0.04 * each);
+        if (small > most) most = small;
+    }
+    CHECK(most >= 6u * 5025 * 80);
+}
+
+/* Muon looks at whole matrices: each is one rank's. A step that is skipped, a smaller world. */
+static void sharded_muon(void) {
+    plan p = plan_of(STEPS);
+    p.muon = 1;
+    p.shard = 1;
+    p.bucket = 320;
+    check_bits(p, 2);
+    check_bits(p, 4);
+    p.dtype = MIXP_BF16;
+    check_bits(p, 4);
+    p.plant_step = 2;
+    p.plant_rank = 1;
+    check_bits(p, 2);
+}
+
 static size_t file_bytes(const char *path, unsigned char *to, size_t most) {
     FILE *f = fopen(path, "rb");
     size_t n = f ? fread(to, 1, most, f) : 0;
@@ -440,7 +535,7 @@ static size_t file_bytes(const char *path, unsigned char *to, size_t most) {
 }
 
 /* The file is that of ranks that share everything, and loads on another number of them. */
-static void sharded_checkpoints(void) {
+static void sharded_checkpoints_of(int muon) {
     static unsigned char a[1 << 17], b[1 << 17];
     char path[3][64];
     plan p = plan_of(3);
@@ -451,6 +546,7 @@ static void sharded_checkpoints(void) {
         snprintf(path[i], sizeof path[i], "ranks%d.%d.tmp", i, (int)getpid());
         remove(path[i]);
     }
+    p.muon = muon;
     p.dtype = MIXP_BF16;
     p.bucket = 320;
     p.checkpoint = path[0];
@@ -480,6 +576,10 @@ static void sharded_checkpoints(void) {
     CHECK_INT(got[1].code, MIXP_ERR_IO);
     CHECK_TEXT(got[1].text, "rank 0 could not");
     for (i = 0; i < 3; i++) remove(path[i]);
+}
+static void sharded_checkpoints(void) {
+    sharded_checkpoints_of(0);
+    sharded_checkpoints_of(1);
 }
 
 /* --- one bad gradient ------------------------------------------------------------------------ */
@@ -561,6 +661,7 @@ static void own_gradients(void) {
             ctx = mixp_context_new(&d);
             opt = mixp_sgd_new(ctx, &sgd);
             scaler = mixp_scaler_new(ctx, NULL);
+            CHECK_NEAR(mixp_scaler_loss_scale(scaler), 65536.0, 0);
             mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
             for (k = 0; k < 4; k++) g[k] = (float)(ranks.rank ? 3 * k : k) * (i ? 65536.0f : 1.0f);
             if (i == 0) mixp_optimizer_step(opt);           /* nobody looks at the gradients */
@@ -599,6 +700,45 @@ static void guarded_sites(void) {
         CHECK_INT(got[r].fallen, got[0].fallen);
         CHECK_INT(got[r].verdict.skipped, 1);
         CHECK(memcmp(got[r].weights, got[0].weights, got[0].bytes) == 0);
+    }
+}
+
+/* A skip that began in the forward pass of one rank lowers the loss scale of none, sampled or not;
+ * one that began in a gradient lowers it on all. The scale of 1024 doubles after three clean steps. */
+static void guarded_skips(void) {
+    plan p = plan_of(4);
+    int way, r;
+    p.plant_step = 2;
+    p.plant_rank = 1;
+    for (way = 0; way < 4; way++) {
+        result *got;
+        p.guard = way % 2 ? 16 : 1;
+        p.guard_backward = way / 2;
+        got = run(&p, 4);
+        for (r = 0; r < 4; r++) {
+            CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
+            CHECK_INT(got[r].verdict.skipped, 1);
+            CHECK_NEAR(got[r].scale, p.guard_backward ? 512 : 2048, 0);
+            CHECK(memcmp(got[r].weights, got[0].weights, got[0].bytes) == 0);
+        }
+    }
+}
+
+/* What nothing cures ends all ranks, with the scale that they had. */
+static void guarded_to_the_end(void) {
+    plan p = plan_of(12);
+    result *got;
+    int r;
+    p.guard = 1;
+    p.guard_pins = 1;
+    p.plant_step = 1;
+    p.plant_rank = 3;
+    got = run(&p, 4);
+    for (r = 0; r < 4; r++) {
+        CHECK_INT(got[r].code, MIXP_ERR_DIVERGED);
+        CHECK_TEXT(got[r].text, "2 steps in a row were skipped for what their forward pass made");
+        CHECK_INT(got[r].verdict.skipped, 2);
+        CHECK_NEAR(got[r].scale, 1024, 0);
     }
 }
 
@@ -655,11 +795,6 @@ static void late_rank(void) {
 
 /* --- a description that is wrong --------------------------------------------------------------- */
 
-static const char *no_hook(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
-                           double seconds) {
-    (void)user, (void)data, (void)count, (void)dtype, (void)stream, (void)seconds;
-    return "the cable is cut";
-}
 static const char *no_wait(void *user, void *stream, double seconds)
 { (void)user, (void)stream, (void)seconds; return NULL; }
 
@@ -900,7 +1035,8 @@ static void sums_of_yours(void) {
 /* --- a rank that is killed ---------------------------------------------------------------------- */
 
 /* kill -9 of one of four ranks at some moment of a run of `steps`: the others end with an error, and
- * from the last checkpoint training ends with the bits of a run that nobody disturbed. */
+ * from the last checkpoint training ends with the bits of a run that nobody disturbed. Each other time
+ * states are sharded, and all ranks have a part in the file. */
 static void kill_once(int round, const result *want, const char *path) {
     plan p = plan_of(24);
     result *out = results();
@@ -908,14 +1044,15 @@ static void kill_once(int round, const result *want, const char *path) {
     pid_t root;
     int victim = round % 4, r, waited, ended = 0;
     p.checkpoint = path;
-    p.seconds = 10;
+    p.shard = round % 2;
+    p.seconds = 25;                     /* a busy machine may be slow */
     remove(path);
     root = start(&p, 4, out);
     for (waited = 0; waited < 5000 && out[0].step < 2 + round * 7 % 18 && !out[0].done; waited++) poll(NULL, 0, 1);
     poll(NULL, 0, round * 3 % 5);
     CHECK(out[victim].step >= 0);
     if (out[victim].pid) kill(out[victim].pid, SIGKILL);
-    for (waited = 0; waited < 12000 && ended < 3; waited++) {
+    for (waited = 0; waited < 30000 && ended < 3; waited++) {
         for (ended = 0, r = 0; r < 4; r++) ended += r != victim && out[r].done;
         poll(NULL, 0, 1);
     }
@@ -928,7 +1065,9 @@ static void kill_once(int round, const result *want, const char *path) {
     waitpid(root, NULL, 0);
     snprintf(torn, sizeof torn, ".%s.%d.0.tmp", path, (int)out[0].pid);
     remove(torn);                       /* of a save that was killed */
-    check_like(run(&p, 4), 4, want);
+    out = run(&p, 4);
+    check_like(out, 4, want);
+    for (r = 0; r < 4; r++) CHECK(out[r].began >= 2);   /* it is a resumed run, not one from the start */
     remove(path);
 }
 
@@ -954,11 +1093,15 @@ int main(void) {
     RUN(ways_to_sum);
     RUN(held_walks);
     RUN(sharded);
+    RUN(sharded_evenly);
+    RUN(sharded_muon);
     RUN(sharded_checkpoints);
     RUN(planted_inf);
     RUN(spikes);
     RUN(own_gradients);
     RUN(guarded_sites);
+    RUN(guarded_skips);
+    RUN(guarded_to_the_end);
     RUN(refused_at_the_start);
     RUN(refused_later);
     RUN(late_rank);

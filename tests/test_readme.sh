@@ -14,7 +14,12 @@ awk -v dir="$tmp" '/^```c$/ { n++; on = 1; next } /^```$/ { on = 0 } on { print 
 awk '/A complete program/ { on = 1; next } /^ \* CONTENTS/ { exit }
      on { sub(/^ \*( {1,5})?/, ""); print }' mixprec.h >"$tmp/manual.c"
 
-check 'README, formats' runs readme1 '^1 inf 0$'
+# What it prints is in the README, too: each line of it.
+prints_what_it_says() {
+    runs readme1 '^loss ' >/dev/null && awk '/^```/ { open = !open; on = open && $0 == "```"; next } on && /^(step|loss) /' README.md >"$tmp/said" &&
+        test -s "$tmp/said" && diff "$tmp/said" "$tmp/readme1.out"
+}
+check 'README, the whole loop' prints_what_it_says
 check 'README, your own gradients' runs readme2 '^w\[0\] = (0\.9|1\.0)'
 # The third is a piece of one, for a GPU: here on a machine that has none.
 { printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n#include <stdio.h>\n'

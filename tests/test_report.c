@@ -108,6 +108,20 @@ static void test_page(void) {
     CHECK(!strstr(text, "<script") && !strstr(text, "nan") && !strstr(text, "class=\"cut\""));
 }
 
+/* An axis ends, however large the numbers on it, and however near to each other. */
+static void test_huge_numbers(void) {
+    static const char near[] = "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"loss\":1e300}\n"
+                               "{\"step\":9007199254740992,\"loss\":1.0000000000000002e300}\n";
+    static const char far[] = "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"loss\":-1e308,"
+                              "\"norm\":5e-324}\n{\"step\":2,\"val\":1e308,\"norm\":1e308}\n";
+    put(near, sizeof near - 1);
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
+    CHECK_TEXT(slurp(PAGE), "</html>");
+    put(far, sizeof far - 1);
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
+    CHECK_TEXT(slurp(PAGE), "</html>");
+}
+
 /* At whatever byte a log ends, what is whole is shown, or it is said that nothing is. */
 static void test_cut(void) {
     static char whole[1 << 16];
@@ -136,6 +150,10 @@ static void test_damaged(void) {
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,}\n", REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1\n", REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":[1,\n", REPORT_ERR_FORMAT, "line 2" },
+        { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":null}\n", REPORT_ERR_FORMAT, "line 2" },
+        { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":-1}\n", REPORT_ERR_FORMAT, "line 2" },
+        { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":11e308,\"loss\":2.5}\n",
+          REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n\n", REPORT_ERR_FORMAT, "take that line out" } };
     size_t i;
     for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -169,6 +187,7 @@ int main(void) {
     RUN(test_read_back);
     RUN(test_layers);
     RUN(test_page);
+    RUN(test_huge_numbers);
     RUN(test_cut);
     RUN(test_damaged);
     RUN(test_summary);

@@ -535,7 +535,7 @@ static rig *rig_open(const mixp_scaler_desc *desc) {
     memset(&r, 0, sizeof r);
     r.ctx = mixp_context_new(NULL);
     r.scaler = mixp_scaler_new(r.ctx, desc);
-    CHECK(r.scaler != NULL);
+    CHECK(mixp_scaler_loss_scale(r.scaler) > 0.0f);     /* whoever multiplies by it asks */
     r.opt[0] = sgd_over(r.ctx, "a", r.w[0], r.g[0]);
     r.opt[1] = sgd_over(r.ctx, "b", r.w[1], r.g[1]);
     return &r;

@@ -676,6 +676,7 @@ static void train(model *m, int steps, int overflow) {
     int i;
     while (steps--) {
         for (i = 0; i < 3; i++) fill(m->grads[i], 65536.0);
+        CHECK(mixp_scaler_loss_scale(m->scaler) > 0.0f);    /* whoever multiplies by it asks */
         if (overflow) {
             numbers[9] = bits_f32(0x7F800000u);
             CHECK_INT(mixp_write(m->grads[2], numbers, MIXP_F32, 6400), MIXP_OK);

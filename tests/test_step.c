@@ -41,6 +41,12 @@ static mixp_tensor *loss_of(rig *r, int i) { return mixp_sum(r->ctx, r->w[i], MI
 static void scaled_backward(rig *r, int s, int i)
 { CHECK_INT(mixp_backward(r->ctx, mixp_scaler_scale(r->s[s], loss_of(r, i))), MIXP_OK); }
 
+/* Ends a step, and begins the next one: gradients of parameters stay. */
+static void update(rig *r, int s) {
+    CHECK_INT(mixp_scaler_update(r->s[s]), MIXP_OK);
+    CHECK_INT(mixp_step_begin(r->ctx), MIXP_OK);
+}
+
 static void refused(rig *r, mixp_result got, const char *part) {
     const char *why = "";
     CHECK_INT(got, MIXP_ERR_ORDER);
@@ -71,7 +77,7 @@ static void test_anothers_step_and_update(void) {
     scaled_backward(&r, 0, 0);
     scaled_backward(&r, 0, 1);
     CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
-    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    update(&r, 0);
     refused(&r, mixp_optimizer_step(r.opt[1]), "still multiplied");
     refused(&r, mixp_clip_grad_norm(r.opt[1], 1.0), "still multiplied");
     close_with(&r, 0.75, 1.0);
@@ -82,7 +88,7 @@ static void test_update_of_another_scaler(void) {
     scaled_backward(&r, 0, 0);
     scaled_backward(&r, 1, 1);
     CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
-    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    update(&r, 0);
     refused(&r, mixp_clip_grad_norm(r.opt[1], 1.0), "still multiplied");
     refused(&r, mixp_optimizer_step(r.opt[1]), "still multiplied");
     refused(&r, mixp_scaler_step(r.s[0], r.opt[1]), "was scaled by another scaler");
@@ -98,7 +104,7 @@ static void test_only_one_is_scaled(void) {
     CHECK_INT(mixp_clip_grad_norm(r.opt[0], 1e9), MIXP_OK);
     CHECK_INT(mixp_optimizer_step(r.opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_step(r.s[0], r.opt[1]), MIXP_OK);
-    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    update(&r, 0);
     close_with(&r, 0.75, 0.75);
 }
 
@@ -112,7 +118,7 @@ static void test_own_scale(void) {
         if (how == 0) {
             scaled_backward(&r, 0, 0);
             CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
-            CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+            update(&r, 0);
         }
         if (how == 1) CHECK_INT(mixp_scaler_update_to(r.s[0], 4.0f), MIXP_OK);
         if (how == 2) {
@@ -138,11 +144,11 @@ static void test_a_scaler_of_its_own(void) {
         CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
         scaled_backward(&r, 0, 0);
         CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
-        CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+        update(&r, 0);
         scaled_backward(&r, 1, 1);
         if (i % 2 == 0) continue;
         CHECK_INT(mixp_scaler_step(r.s[1], r.opt[1]), MIXP_OK);
-        CHECK_INT(mixp_scaler_update(r.s[1]), MIXP_OK);
+        update(&r, 1);
         CHECK_INT(mixp_zero_grad(r.opt[1]), MIXP_OK);
     }
     close_with(&r, 0.0, 0.0);
@@ -157,7 +163,7 @@ static void test_two_scales_in_one_sum(void) {
         scaled_backward(&r, 0, 0);
         scaled_backward(&r, 0, 1);
         CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
-        CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+        update(&r, 0);
     }
     refused(&r, mixp_scaler_step(r.s[0], r.opt[1]), "'b' is a sum over two loss scales");
     refused(&r, mixp_scaler_unscale(r.s[0], r.opt[1]), "needs a scaler of its own");
@@ -183,7 +189,7 @@ static void test_one_scale_in_a_sum(void) {
         scaled_backward(&r, 1, 1);
         if (i == 19) CHECK_INT(mixp_scaler_step(r.s[1], r.opt[1]), MIXP_OK);
         CHECK_INT(mixp_scaler_step(r.s[1], r.opt[0]), MIXP_OK);
-        CHECK_INT(mixp_scaler_update(r.s[1]), MIXP_OK);
+        update(&r, 1);
     }
     close_with(&r, 1.0 - 0.25 * 20, 1.0 - 0.25 * 20);
 }
@@ -216,7 +222,7 @@ static void test_a_sum_across_a_skip(void) {
     CHECK_INT(mixp_backward(r.ctx, mixp_scaler_scale(r.s[0], loss)), MIXP_OK);
     CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
     CHECK_INT(mixp_optimizer_verdict(r.opt[0]).outcome, MIXP_STEP_SKIPPED);
-    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    update(&r, 0);
     refused(&r, mixp_scaler_step(r.s[0], r.opt[0]), "was used by the step before");
     scaled_backward(&r, 0, 0);
     refused(&r, mixp_scaler_step(r.s[0], r.opt[0]), "a sum over two loss scales");
@@ -259,7 +265,7 @@ static void test_true_joins_unscaled(void) {
     CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
     CHECK_INT(mixp_backward(r.ctx, loss_of(&r, 0)), MIXP_OK);
     CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
-    CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+    update(&r, 0);
     CHECK_INT(mixp_zero_grad(r.opt[0]), MIXP_OK);
     scaled_backward(&r, 0, 0);
     CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
@@ -295,7 +301,7 @@ static void test_static_takes_true_gradients(void) {
         CHECK_INT(mixp_backward(r.ctx, loss_of(&r, 0)), MIXP_OK);
         if (unscale) CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
         CHECK_INT(mixp_scaler_step(r.s[0], r.opt[0]), MIXP_OK);
-        CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+        update(&r, 0);
         CHECK_INT(mixp_backward(r.ctx, mixp_scale(r.ctx, loss_of(&r, 1), HUGE_VALF)), MIXP_OK);
         CHECK_INT(mixp_scaler_step(r.s[0], r.opt[1]), MIXP_OK);
         CHECK_INT(mixp_optimizer_verdict(r.opt[1]).outcome, MIXP_STEP_SKIPPED);
@@ -337,7 +343,7 @@ static void test_views(void) {
         scaled_backward(&r, 1, 1);      /* others do as they like */
         CHECK_INT(mixp_scaler_step(r.s[0], opt), MIXP_OK);
         refused(&r, mixp_scaler_step(r.s[0], opt), "mixp_scaler_step was called already");
-        CHECK_INT(mixp_scaler_update(r.s[0]), MIXP_OK);
+        update(&r, 0);
     }
     g = 1.0f;
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);

@@ -84,6 +84,12 @@ refuses "device without its number"          2 "auto|cpu|cuda|cuda:1"        --d
 refuses "device with a tail"                 2 "auto|cpu|cuda|cuda:1"        --device cuda:1x
 refuses "device below zero"                  2 "auto|cpu|cuda|cuda:1"        --device cuda:-1
 refuses "a graph on the CPU"                 2 "--graph needs a GPU"         $small --device cpu --graph
+refuses "one preset of two unknown"          2 "\"big\" is not one of"  --preset gpt2,big
+refuses "tries without end"                  2 "leave one out"               --retry 3 --graph
+refuses "tries that are no number"           2 "out of range"                --retry=-1
+refuses "pairs of an odd head"               2 "turns pairs: --width / --heads is 3" $small --width 6 --positions rope
+refuses "GPT-2's file of another model"      2 "this model is another"       $small --preset modern --export x
+refuses "a plant without layer norms"        2 "--plant needs --bias on, --norm layer" $small --bias on --norm rms --plant 5
 refuses "a profile of a graph"               2 "leave one out"               --profile --graph
 refuses "a guard that looks now and then" 2 "is not one of on|off|auto" $small --guard often
 refuses "a guard that looks at no step"  2 "is not one of on|off|auto" $small --guard -3
@@ -154,7 +160,7 @@ else skip "unwritable folder" "no /proc"; fi
 gpt 0 --help; check "--help exits with 0" test $got -eq 0
 cp out help; gpt 0 -h; check "-h is --help" cmp -s out help
 missing=
-for o in data val-data vocab bias dtype level layers heads width vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
+for o in data val-data vocab bias dtype level layers heads width activation norm positions qk-norm head zero-init optimizer muon-lr loss retry export vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
          temperature top-k prompt threads quiet preset config device ranks graph profile no-master help version; do
@@ -269,6 +275,73 @@ gpt 0 --preset gpt2 --data raw.bin --layers 1 --width 24 --block 16 --batch 2 --
 check "--preset gpt2 trains, cut down" grep -q "1 layers, 12 heads, width 24, block 16, vocabulary 26 padded to 50304$" out
 check "its weights are GPT-2's" sh -c 'grep -q "\"transformer.wte.weight\":{\"dtype\":\"F32\",\"shape\":\[50304,24\]" gpt2/checkpoint.safetensors && grep -q "transformer.h.0.attn.c_attn.bias" gpt2/checkpoint.safetensors'
 
+# --- the modern preset ---
+gpt 0 $small --preset modern --steps 60 --lr 1e-2 --log-every 60 --eval-every 60
+modern=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+gpt 0 $small --steps 60 --lr 1e-2 --log-every 60 --eval-every 60; last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+check "--preset modern learns faster ($modern, $last)" awk "BEGIN { exit !(${modern:-9} < 0.8 * ${last:-0}) }"
+run="$small --preset modern --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 10 --eval-every 20"
+gpt 0 $run --steps 40 --out modern; check "it tells what it is" grep -q "^form     relu2, rms norm, rope, qk norm, own head, Muon$" out
+check "in 79 columns" awk '!/^again/ && length > 79 { exit 1 }' out
+gpt 0 $run --steps 20 --out modern2 && gpt 0 --out modern2 --resume --steps 40
+check "it is resumed, bit for bit" cmp -s modern/checkpoint.safetensors modern2/checkpoint.safetensors
+gpt 0 --init modern/best.safetensors --data text --steps 0 --sample 20 --quiet; check "its weights alone write" test $got -eq 0
+check "without a table of positions" sh -c '! head -c 20000 modern/checkpoint.safetensors | grep -q wpe && head -c 20000 modern/checkpoint.safetensors | grep -q "\"lm_head.weight\""'
+gpt 0 --preset gpt2,modern --data raw.bin --layers 1 --heads 2 --width 16 --block 8 --batch 2 --accumulate 1 --steps 2 --eval-batches 1
+check "--preset gpt2,modern is both" sh -c 'grep -q "padded to 50304$" out && grep -q "^form .*Muon$" out'
+for d in fp32 bf16; do for l in 1 2 3; do
+    gpt 0 $small --preset modern --steps 60 --lr 1e-2 --dtype $d --level $l --log-every 60 --eval-every 60
+    last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+    check "modern $d at level $l learns ($last)" awk "BEGIN { exit !(${last:-9} < 0.5 * $first) }"
+done; done
+for one in "--activation relu2" "--activation gelu-tanh" "--norm rms" "--norm rms --bias on" "--positions rope" "--qk-norm on" "--head own" "--zero-init on" "--optimizer muon" "--optimizer muon --muon-lr 1e-2"; do
+    gpt 0 $small --steps 60 --lr 1e-2 $one --log-every 60 --eval-every 60
+    last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
+    check "$one alone learns ($last)" awk "BEGIN { exit !(${last:-9} < 0.8 * $first) }"
+done
+
+# --- logits in chunks ---
+estimate() { sed -n 's/^size .* about \([0-9.]*\) MiB.*/\1/p' out; }
+run="--data raw.bin --vocab 20000 --layers 1 --heads 2 --width 16 --block 32 --batch 16 --eval-batches 1 --threads 1 --steps 3 --log-every 3 --lr 1e-2 --dtype fp32"
+gpt 0 $run --loss whole; whole=$(estimate); cp out a
+gpt 0 $run --loss chunks; chunks=$(estimate)
+near() { awk -v a="$(sed -n 's/^best val \([0-9.]*\).*/\1/p' a)" -v b="$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)" 'BEGIN { d = a - b; exit !(a > 0 && d < 0.001 && d > -0.001) }'; }
+check "logits in chunks learn the same" near
+check "of less memory ($chunks, $whole MiB)" awk "BEGIN { exit !(${chunks:-9999} < 0.7 * ${whole:-0}) }"
+gpt 0 $run; check "which many are given" test "$(estimate)" = "$chunks"
+gpt 0 $run --vocab 200; few=$(estimate); gpt 0 $run --vocab 200 --loss whole
+check "and few are not" test "$(estimate)" = "$few"
+
+gpt 0 $run --profile; estimate=$(estimate)
+taken=$(awk '/^(parameters|gradients|optimizer state|low copies|activations)/ { n += $NF } END { print n }' out)
+check "the estimate is what a step takes ($estimate, $taken MiB)" awk "BEGIN { d = ${estimate:-0} / ${taken:-1}; exit !(d > 0.97 && d < 1.03) }"
+gpt 0 $run --profile --level 3 --dtype bf16; estimate=$(estimate)
+taken=$(awk '/^(parameters|gradients|optimizer state|low copies|activations)/ { n += $NF } END { print n }' out)
+check "so where weights are low ($estimate, $taken MiB)" awk "BEGIN { d = ${estimate:-0} / ${taken:-1}; exit !(d > 0.97 && d < 1.03) }"
+
+# --- tries ---
+run="$small --dropout 0.1 --accumulate 2 --steps 20 --lr 1e-2 --log-every 1 --eval-every 20"
+gpt 0 $run --init-scale 16777216 --retry 30; losses() { awk '$1 ~ /^[0-9]+$/ && $1 > 0 { print $1, $2, $4 }' out; }
+losses >a; scale=$(awk '$1 == 20 { print $6 }' out)
+check "a skipped step is tried again" sh -c 'awk "\$1 == 1 { exit !(\$7 > 2 && \$8 == \"@1\") }" out'
+gpt 0 $run --init-scale "$scale"; losses >b
+check "with its own batch and dropout, and loses nothing" cmp -s a b
+gpt 0 $run --init-scale 16777216; losses >b
+check "as it does without" sh -c '! cmp -s a b'
+
+# --- GPT-2's files, of which test_gpt2 knows the numbers ---
+gpt 0 $small --bias on --steps 20 --lr 1e-2 --export hf
+check "--export says where" grep -q "^export   hf/model.safetensors, for transformers to load$" out
+check "with a config.json beside it" grep -q '"model_type": "gpt2"' hf/config.json
+refuses "what is there already" 1 "hf/model.safetensors is there already: name another --export" $small --steps 0 --export hf
+gpt 0 $small --steps 0 --export hf --overwrite; check "but with --overwrite" test $got -eq 0
+gpt 0 --init hf --steps 0 --sample 20 --quiet; check "a folder of GPT-2's writes" test $got -eq 0
+gpt 0 --init hf --data text --steps 3 --lr 1e-3 --batch 4 --eval-batches 2 --threads 1; check "and trains on" grep -q "^begun    with the weights of hf/model.safetensors$" out
+gpt 0 $small --steps 1 --out gpt2_run
+refuses "an export over a run" 1 "is the configuration of a run, which --export would replace" $small --steps 0 --export gpt2_run
+printf '{"model_type": "gpt2"}' >hf/config.json
+refuses "a config.json of nothing" 1 "has no n_layer" --init hf --steps 0
+
 # --- devices ---
 gpt 0 $small --steps 2 --device cpu --out on_cpu; cpu=$(sed -n 's/.*"device":"\(cpu[a-z0-9 ]*\)".*/\1/p' on_cpu/metrics.jsonl)
 check "the metrics begin with the device" sh -c 'head -n 1 on_cpu/metrics.jsonl | grep -q "^{\"metrics\":\"mixprec\",\"version\":1,\"device\":\"cpu.*\"}$"'
@@ -379,6 +452,12 @@ refuses "resume with another text"   1 "is not the text" --out straight --resume
 gpt 0 $small --data train.bin --val-data val.bin --vocab 32 --steps 5 --out tokens && gpt 0 --out tokens --resume --steps 9
 check "a run on tokens is resumed" grep -q "^resumed  at step 5 of 9" out
 refuses "resume with other tokens"   1 "name that one with --data and --val-data" --out tokens --resume --steps 11 --data raw.bin
+mkdir torn; cp straight/checkpoint.safetensors torn; head -c 200 straight/config.json >torn/config.json
+refuses "a config.json that was cut" 1 "torn/config.json is not whole" --out torn --resume --steps 50 --data text
+sed 's/"seed": "1.*/"seed": "1/' straight/config.json >torn/config.json
+refuses "a line of it that was cut"  1 "is not the line of an option" --out torn --resume --steps 50 --data text
+: >torn/config.json
+refuses "an empty config.json"       1 "torn/config.json is not whole" --out torn --resume --steps 50 --data text
 head -c 1000 straight/checkpoint.safetensors >cut; mkdir damaged; mv cut damaged/checkpoint.safetensors; cp straight/config.json damaged
 refuses "resume from a cut checkpoint" 1 "while resuming: .* Start over with --overwrite" --out damaged --resume --steps 50
 cp straight/best.safetensors damaged

@@ -483,6 +483,7 @@ static void underflow_with(int unscale) {
     counts all, c[COUNTED];
     int64_t k;
     int i, step;
+    CHECK(mixp_scaler_loss_scale(scaler) > 0.0f);       /* whoever multiplies by it asks */
     CHECK_INT(mixp_optimizer_underflow(opt, -1, &u), 0);
     for (i = 0; i < COUNTED; i++) {
         mixp_tensor *w = mixp_param(ctx, names[i], i == 1 ? MIXP_BF16 : MIXP_F32, 1, &counted_n[i]);

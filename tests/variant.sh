@@ -5,9 +5,10 @@
 #   tests/variant.sh NAME
 #
 #   sanitizers threads clang                    other builds of everything
-#   O0 O3 lto trapv char m32 ofast finite       gcc's flags; the last two: what is promised there
+#   O0 O3 lto trapv char m32 gnu ofast finite   gcc's flags; the last three: what is promised there
 #   gcc-VERSION clang-VERSION musl tcc mingw    other compilers and libraries
 #   aarch64 armhf riscv64 ppc64le s390x         other processors, by an emulator
+#   arm amx                                     instructions that few processors have, emulated
 
 # need FILE-PRODUCING COMMAND...: leaves, as one skip, when the tool cannot link a program.
 need() {
@@ -40,7 +41,7 @@ bits='formats scaler optimizers autocast tensors'
 emulated() {
     cc=$1-gcc ar=$1-ar emulator=$2
     shift 2
-    command -v "$emulator" >/dev/null 2>&1 || need false
+    command -v ${emulator%% *} >/dev/null 2>&1 || need false
     need "$cc" -static
     tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" "$@"
 }
@@ -71,6 +72,8 @@ m32)
     tests CC="$CC" OPENMP= CFLAGS='-O1 -m32 -msse2 -mfpmath=sse' ;;
 ofast)
     tests CC="$CC" CFLAGS=-Ofast TESTS="$(set_of $bits)" ;;
+gnu)        # gcc's own C joins a product with a sum where it can: the same bits all the same
+    tests CC="$CC" STD=gnu17 CFLAGS=-O2 TESTS="$(set_of numerics functions bits optimizers states)" ;;
 finite)
     tests CC="$CC" CFLAGS='-O2 -ffinite-math-only' TESTS="$(set_of $bits)" ;;
 clang)      # another compiler, GNU C (products may be fused), everything the processor has
@@ -85,7 +88,7 @@ musl)
 tcc)        # no vectors, few warnings; not the tests whose sources it cannot read (NAN is no constant to it)
     need tcc
     able=$(ls tests/test_*.c | sed 's,tests/test_\(.*\)\.c,\1,' |
-        grep -v -x -e 'attention.*' -e ranks -e threads)
+        grep -v -x -e 'attention.*' -e ranks -e threads -e amx -e arm)
     tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" ;;
 mingw)      # Windows, by wine
     wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
@@ -95,6 +98,12 @@ mingw)      # Windows, by wine
         RUNNER="env WINEDEBUG=-all $wine" ;;
 aarch64)
     emulated aarch64-linux-gnu qemu-aarch64 ;;
+arm)        # of that, the instructions that a processor may have
+    emulated aarch64-linux-gnu 'qemu-aarch64 -cpu max' CFLAGS=-O1 TESTS="$(set_of arm pairs bits)" ;;
+amx)        # its emulation, under the sanitizers
+    sanitize='-fsanitize=address,undefined -fno-sanitize-recover=all'
+    need $CC $sanitize
+    tests CC="$CC" CFLAGS="-O0 -g1 $sanitize" TESTS="$(set_of amx)" ;;
 armhf)
     emulated arm-linux-gnueabihf qemu-arm ;;
 riscv64)

@@ -356,6 +356,9 @@ static void norms(int64_t rows) {
     by_bytes("layer norm", s.c_str(), 4 * e, [=] {
         return table->norm(&x, args_norm(rows, width, 0, 1e-5f, y, a, gamma, beta, mean,
             rstd)); });
+    by_bytes("sum and layer norm", s.c_str(), 8 * e, [=] {
+        return table->add_norm(&x, args_add_norm(args_norm(rows, width, 0, 1e-5f, y, a, gamma,
+            beta, mean, rstd), da, y)); });
     by_bytes("layer norm backward, adds", s.c_str(), 8 * e, [=] {
         return table->norm_backward(&x, args_norm_backward(rows, width, 0, args_out(da, 1),
             args_out(dgamma, 0), args_out(dbeta, 0), y, a, gamma, mean, rstd)); });
@@ -625,39 +628,46 @@ static void next_batch(Model &m, uint64_t step) {
     }
 }
 
-static mixp_tensor *block_of(Model &m, const Block &b, mixp_tensor *in) {
+/* h: the norm of *x, before and after. */
+static mixp_tensor *block_of(Model &m, const Block &b, const Layer &next, mixp_tensor **x,
+                             mixp_tensor *h) {
     mixp_context *c = m.ctx;
-    mixp_tensor *h = mixp_layer_norm(c, in, b.norm1.w, b.norm1.b, 1e-5f);
     h = mixp_attention(c, mixp_linear(c, h, b.qkv.w, b.qkv.b), (int)heads, 1, 0);
-    in = mixp_add(c, in, mixp_linear(c, h, b.proj.w, b.proj.b));
-    h = mixp_layer_norm(c, in, b.norm2.w, b.norm2.b, 1e-5f);
+    h = mixp_linear(c, h, b.proj.w, b.proj.b);
+    h = mixp_add_layer_norm(c, *x, h, b.norm2.w, b.norm2.b, 1e-5f, x);
     h = mixp_gelu_tanh(c, mixp_linear(c, h, b.up.w, b.up.b));
-    return mixp_add(c, in, mixp_linear(c, h, b.down.w, b.down.b));
+    h = mixp_linear(c, h, b.down.w, b.down.b);
+    return mixp_add_layer_norm(c, *x, h, next.w, next.b, 1e-5f, x);
 }
 
-static mixp_tensor *loss_of(Model &m) {
+/* The scaled loss, and in *plain the loss itself. */
+static mixp_tensor *loss_of(Model &m, mixp_tensor **plain) {
     int64_t shape[2] = { batch, length };
     mixp_context *c = m.ctx;
-    mixp_tensor *h, *loss = NULL;
+    mixp_tensor *x, *h, *loss = NULL;
     MIXP_AUTOCAST(c, m.dtype) {
-        h = mixp_add(c, mixp_embedding(c, m.wte, mixp_input(c, MIXP_I32, 2, shape, m.in.data())),
+        x = mixp_add(c, mixp_embedding(c, m.wte, mixp_input(c, MIXP_I32, 2, shape, m.in.data())),
                      mixp_embedding(c, m.wpe, mixp_input(c, MIXP_I32, 1, &length,
                                                          m.places.data())));
-        for (const Block &b : m.blocks) h = block_of(m, b, h);
-        h = mixp_linear(c, mixp_layer_norm(c, h, m.norm.w, m.norm.b, 1e-5f), m.wte, NULL);
+        h = mixp_layer_norm(c, x, m.blocks[0].norm1.w, m.blocks[0].norm1.b, 1e-5f);
+        for (size_t i = 0; i < m.blocks.size(); i++)
+            h = block_of(m, m.blocks[i], i + 1 < m.blocks.size() ? m.blocks[i + 1].norm1 : m.norm,
+                         &x, h);
+        h = mixp_linear(c, h, m.wte, NULL);
         mixp_tensor_set_disposable(h, 1);
-        loss = mixp_cross_entropy(c, h, mixp_input(c, MIXP_I32, 2, shape, m.out.data()),
-                                  MIXP_IGNORE);
+        loss = mixp_scaler_cross_entropy(m.scaler, h, mixp_input(c, MIXP_I32, 2, shape,
+                                                                 m.out.data()),
+                                         MIXP_IGNORE, 1.0f, plain);
     }
     return loss;
 }
 
 static mixp_tensor *train_step(Model &m) {
-    mixp_tensor *loss;
+    mixp_tensor *loss, *scaled;
     mixp_step_begin(m.ctx);
     mixp_zero_grad(m.opt);
-    loss = loss_of(m);
-    mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss));
+    scaled = loss_of(m, &loss);
+    mixp_backward(m.ctx, scaled);
     mixp_scaler_step(m.scaler, m.opt);
     mixp_scaler_update(m.scaler);
     return loss;

@@ -112,10 +112,22 @@ static const shape shapes[] = {
 enum { F32, F16, BF16, WIDENED, BLAS, CONTESTANTS };
 static const char *const names[CONTESTANTS] = { "f32", "f16", "bf16", "bf16 widened", "OpenBLAS f32" };
 
-/* Where bf16 is widened to f32, to compare with AVX512_BF16; NULL when the device does so itself. */
+/* Where bf16 is widened to f32, to compare with what multiplies it as it is; NULL when the device
+ * widens itself. */
 static const mixp_device *widening(const mixp_device *d) {
-    const mixp_device *pairs = mixp_cpu_with(MIXP_ISA_AVX512_BF16);
-    return d == pairs ? mixp_cpu_with(MIXP_ISA_AVX512) : NULL;
+    static const mixp_isa pairs[][2] = {
+        { MIXP_ISA_AVX512_BF16, MIXP_ISA_AVX512 }, { MIXP_ISA_AMX, MIXP_ISA_AVX512 },
+        { MIXP_ISA_AMX_F16, MIXP_ISA_AVX512 }, { MIXP_ISA_NEON_BF16, MIXP_ISA_NEON },
+        { MIXP_ISA_NEON_BFMMLA, MIXP_ISA_NEON }
+    };
+    static const mixp_device *last, *wide;      /* asked once: not in what is timed */
+    size_t i;
+    if (last == d) return wide;
+    last = d;
+    wide = NULL;
+    for (i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+        if (mixp_cpu_with(pairs[i][0]) == d) wide = mixp_cpu_with(pairs[i][1]);
+    return wide;
 }
 
 static double now(void) {

@@ -1,11 +1,14 @@
 /* bench_guard.c - what a guard costs: one GPT with it and without, in turns.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     bench_guard [off|on|every N] [ROUNDS]     both in turns unless told which; N = 16 by default
+ *     bench_guard [--gpt2] [off|on|every N] [ROUNDS]   both in turns unless told which; N = 16 by default
  *
  * nanoGPT's CPU configuration: 4 layers of width 128, 4 heads, 64 tokens by 12, vocabulary 65, f16.
- * Figures are for a quiet machine: each round times 16 steps of each, one after the other, and the
- * median of the rounds' ratios is printed. One side alone, for valgrind --tool=callgrind.
+ * --gpt2: GPT-2 124M, 12 layers of width 768, 256 tokens, vocabulary 50257; 5 rounds unless told, which
+ * take some minutes, and 3 GB.
+ * Figures are for a quiet machine: each round times N steps of one model without a guard, then N with
+ * it, one of which is sampled; the median of the rounds' ratios is printed. With a guard off again no
+ * memory is taken. One side alone, for valgrind --tool=callgrind.
  */
 #define _POSIX_C_SOURCE 199309L
 #define MIXPREC_IMPLEMENTATION
@@ -14,76 +17,85 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { LAYERS = 4, WIDTH = 128, HEADS = 4, VOCAB = 65, TIME = 64, BATCH = 12, WEIGHTS = 6 };
+enum { MOST_LAYERS = 12, MOST_TOKENS = 768, WEIGHTS = 6 };
+
+typedef struct shape { int layers, width, heads, vocab, time, batch; } shape;
+static const shape nano = { 4, 128, 4, 65, 64, 12 }, gpt2 = { 12, 768, 12, 50257, 256, 1 };
 
 typedef struct model {
+    shape           is;
     mixp_context   *ctx;
     mixp_scaler    *scaler;
     mixp_optimizer *opt;
-    mixp_tensor    *wte, *wpe, *w[LAYERS][WEIGHTS], *ln_f;
-    int32_t         in[BATCH * TIME], out[BATCH * TIME], place[TIME];
+    mixp_tensor    *wte, *wpe, *w[MOST_LAYERS][WEIGHTS], *ln_f;
+    int32_t         in[MOST_TOKENS], out[MOST_TOKENS], place[MOST_TOKENS];
 } model;
 
 static mixp_tensor *weight(model *m, const char *name, int rows, int cols) {
-    int64_t shape[2];
+    int64_t size[2];
     mixp_tensor *t;
-    shape[0] = rows;
-    shape[1] = cols;
-    t = mixp_param(m->ctx, name, MIXP_F32, cols ? 2 : 1, shape);
+    size[0] = rows;
+    size[1] = cols;
+    t = mixp_param(m->ctx, name, MIXP_F32, cols ? 2 : 1, size);
     if (cols) mixp_init_normal(t, 0.0, 0.02);
     else mixp_fill(t, 1.0);
     mixp_optimizer_add(m->opt, t, NULL);
     return t;
 }
 
-static void model_open(model *m) {
-    static const int rows[WEIGHTS] = { WIDTH, 3 * WIDTH, WIDTH, WIDTH, 4 * WIDTH, WIDTH };
-    static const int cols[WEIGHTS] = { 0, WIDTH, WIDTH, 0, WIDTH, 4 * WIDTH };
+static void model_open(model *m, shape is) {
+    static const int rows[WEIGHTS] = { 1, 3, 1, 1, 4, 1 }, cols[WEIGHTS] = { 0, 1, 1, 0, 1, 4 };
     static const char *const names[WEIGHTS] = { "ln_1", "qkv", "out", "ln_2", "fc", "proj" };
     mixp_adamw_desc adam = mixp_adamw_defaults();
     int l, k;
     memset(m, 0, sizeof *m);
+    m->is = is;
     m->ctx = mixp_context_new(NULL);
     m->scaler = mixp_scaler_new(m->ctx, NULL);
     m->opt = mixp_adamw_new(m->ctx, &adam);
-    m->wte = weight(m, "wte", VOCAB, WIDTH);
-    m->wpe = weight(m, "wpe", TIME, WIDTH);
-    for (l = 0; l < LAYERS; l++)
+    m->wte = weight(m, "wte", is.vocab, is.width);
+    m->wpe = weight(m, "wpe", is.time, is.width);
+    for (l = 0; l < is.layers; l++)
         for (k = 0; k < WEIGHTS; k++) {
             char name[32];
             snprintf(name, sizeof name, "h.%d.%s", l, names[k]);
-            m->w[l][k] = weight(m, name, rows[k], cols[k]);
+            m->w[l][k] = weight(m, name, rows[k] * is.width, cols[k] * is.width);
         }
-    m->ln_f = weight(m, "ln_f", WIDTH, 0);
-    for (k = 0; k < BATCH * TIME; k++) m->in[k] = k * 31 % VOCAB;
-    for (k = 0; k < BATCH * TIME; k++) m->out[k] = (k + 1) * 31 % VOCAB;
-    for (k = 0; k < TIME; k++) m->place[k] = k;
+    m->ln_f = weight(m, "ln_f", is.width, 0);
+    for (k = 0; k < is.batch * is.time; k++) m->in[k] = k * 31 % is.vocab;
+    for (k = 0; k < is.batch * is.time; k++) m->out[k] = (k + 1) * 31 % is.vocab;
+    for (k = 0; k < is.time; k++) m->place[k] = k;
 }
 
 static mixp_tensor *model_loss(model *m) {
-    static const int64_t shape[2] = { BATCH, TIME }, places[1] = { TIME };
+    int64_t tokens[2];
     mixp_context *ctx = m->ctx;
-    mixp_tensor *x, *y, *ids = mixp_input(ctx, MIXP_I32, 2, shape, m->in);
+    mixp_tensor *x, *y, *ids;
     int l;
+    tokens[0] = m->is.batch;
+    tokens[1] = m->is.time;
+    ids = mixp_input(ctx, MIXP_I32, 2, tokens, m->in);
     x = mixp_add(ctx, mixp_embedding(ctx, m->wte, ids),
-                 mixp_embedding(ctx, m->wpe, mixp_input(ctx, MIXP_I32, 1, places, m->place)));
-    for (l = 0; l < LAYERS; l++) {
+                 mixp_embedding(ctx, m->wpe, mixp_input(ctx, MIXP_I32, 1, tokens + 1, m->place)));
+    for (l = 0; l < m->is.layers; l++) {
         mixp_tensor *const *w = m->w[l];
         y = mixp_linear(ctx, mixp_layer_norm(ctx, x, w[0], NULL, 1e-5f), w[1], NULL);
-        x = mixp_add(ctx, x, mixp_linear(ctx, mixp_attention(ctx, y, HEADS, 1, 0.0f), w[2], NULL));
+        x = mixp_add(ctx, x, mixp_linear(ctx, mixp_attention(ctx, y, m->is.heads, 1, 0.0f), w[2], NULL));
         y = mixp_linear(ctx, mixp_layer_norm(ctx, x, w[3], NULL, 1e-5f), w[4], NULL);
         x = mixp_add(ctx, x, mixp_linear(ctx, mixp_gelu_tanh(ctx, y), w[5], NULL));
     }
     x = mixp_linear(ctx, mixp_layer_norm(ctx, x, m->ln_f, NULL, 1e-5f), m->wte, NULL);
-    return mixp_cross_entropy(ctx, x, mixp_input(ctx, MIXP_I32, 2, shape, m->out), -100);
+    return mixp_cross_entropy(ctx, x, mixp_input(ctx, MIXP_I32, 2, tokens, m->out), -100);
 }
 
-/* Milliseconds of 16 steps. */
-static double run(model *m) {
+/* Milliseconds of n steps, with a guard or without. */
+static double run(model *m, int n, const mixp_guard_desc *guard) {
     struct timespec a, b;
     int i;
+    if (guard) mixp_guard_start(m->ctx, guard);
+    else mixp_guard_stop(m->ctx);
     clock_gettime(CLOCK_MONOTONIC, &a);
-    for (i = 0; i < 16; i++) {
+    for (i = 0; i < n; i++) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(m->ctx);
         mixp_zero_grad(m->opt);
@@ -101,36 +113,45 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-int main(int argc, char **argv) {
-    static model off, on;
-    mixp_guard_desc guard;
-    const char *which = argc > 1 ? argv[1] : "both", *why;
-    int rounds = argc > 2 ? atoi(argv[2]) : 21, i;
+/* Both in turns, `rounds` times: how much longer the second takes. */
+static void compare(model *m, int rounds, const mixp_guard_desc *guard) {
     double ratio[1000], least = 1e30;
-    memset(&guard, 0, sizeof guard);
-    if (strcmp(which, "every") == 0) guard.every = rounds;
-    if (strcmp(which, "every") == 0) rounds = 21;
-    if (rounds < 1 || rounds > 1000) rounds = 21;
-    model_open(&off);
-    model_open(&on);
-    if (mixp_guard_start(on.ctx, &guard) != MIXP_OK) return 2;
-    if (strcmp(which, "off") == 0 || strcmp(which, "on") == 0) {
-        for (i = 0; i < rounds; i++) run(strcmp(which, "on") == 0 ? &on : &off);
-        return 0;
-    }
-    run(&off);
-    run(&on);
+    int64_t before;
+    int i;
+    run(m, 2, NULL);
+    run(m, 2, guard);
+    before = mixp_context_memory(m->ctx).allocations;
     for (i = 0; i < rounds; i++) {
-        double first = run(&off), second = run(&on);
+        double first = run(m, guard->every, NULL), second = run(m, guard->every, guard);
         ratio[i] = second / first;
         if (first < least) least = first;
     }
     qsort(ratio, (size_t)rounds, sizeof *ratio, by_size);
     printf("a step %.2f ms without; with a guard %+.2f%% (median of %d rounds, from %+.2f%% to "
-           "%+.2f%%)\n", least / 16, 100 * (ratio[rounds / 2] - 1), rounds,
-           100 * (ratio[0] - 1), 100 * (ratio[rounds - 1] - 1));
-    if (mixp_context_error(on.ctx, &why) != MIXP_OK) printf("%s\n", why);
-    mixp_context_free(off.ctx);
-    mixp_context_free(on.ctx);
+           "%+.2f%%); %d allocations\n", least / guard->every, 100 * (ratio[rounds / 2] - 1), rounds,
+           100 * (ratio[0] - 1), 100 * (ratio[rounds - 1] - 1),
+           (int)(mixp_context_memory(m->ctx).allocations - before));
+}
+
+int main(int argc, char **argv) {
+    static model m;
+    mixp_guard_desc guard;
+    const int large = argc > 1 && strcmp(argv[1], "--gpt2") == 0;
+    const char *which = argc > 1 + large ? argv[1 + large] : "both", *why;
+    int rounds = argc > 2 + large ? atoi(argv[2 + large]) : 0, i;
+    memset(&guard, 0, sizeof guard);
+    guard.every = 16;
+    if (strcmp(which, "every") == 0) {
+        guard.every = rounds;
+        rounds = argc > 3 + large ? atoi(argv[3 + large]) : 0;
+    }
+    if (rounds < 1 || rounds > 1000) rounds = large ? 5 : 21;
+    model_open(&m, large ? gpt2 : nano);
+    if (mixp_guard_start(m.ctx, &guard) != MIXP_OK) return 2;
+    if (strcmp(which, "off") == 0 || strcmp(which, "on") == 0) {
+        for (i = 0; i < rounds; i++) run(&m, guard.every, strcmp(which, "on") == 0 ? &guard : NULL);
+    } else compare(&m, rounds, &guard);
+    if (mixp_context_error(m.ctx, &why) != MIXP_OK) printf("%s\n", why);
+    mixp_context_free(m.ctx);
     return 0;
 }

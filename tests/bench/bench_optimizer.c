@@ -129,6 +129,7 @@ int main(int argc, char **argv) {
     if (rounds < 1 || rounds > ROUNDS || r.n < TENSORS) return 2;
     r.ctx = mixp_context_new(&d);
     r.scaler = mixp_scaler_new(r.ctx, NULL);
+    (void)mixp_scaler_loss_scale(r.scaler);     /* whoever multiplies by it asks */
     r.from = mixpi_host_alloc(r.ctx, (size_t)r.n * 4);
     r.to = mixpi_host_alloc(r.ctx, (size_t)r.n * 4);
     r.f32 = make(&r, MIXP_F32, 0, 0.0);

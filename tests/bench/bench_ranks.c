@@ -1,12 +1,14 @@
 /* bench_ranks.c - what summing gradients over ranks costs, and what each way of it loses
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *   bench_ranks [width, 384] [layers, 8] [rounds, 5]
+ *   bench_ranks [width, 384] [layers, 8] [rounds, 5]     all of it
+ *   bench_ranks none|one [STEPS]                         steps of one side of 4, for callgrind
  *
  * 1. Loss: the mean of 8 ranks' gradients by each setting, against double.
  * 2. Overlap: training steps with an engine that carries nothing, but takes as long as a ring of 8
  *    over a line of a given bandwidth and latency would: how much of that does backward hide?
  * 3. Prediction: the same line of events for GPT-2 on machines that are not here.
+ * 4. One rank: steps without ranks, and with a world of one whose hooks are not there, in turns.
  */
 #define _POSIX_C_SOURCE 199309L
 #include "mixprec.h"
@@ -117,17 +119,45 @@ static const char *wait_for(void *user, void *stream, double seconds) {
     return NULL;
 }
 
-static double overlap(int width, int layers, int rounds, int64_t bucket_bytes, const line *l) {
-    const int64_t shape[2] = {width, width}, batch[2] = {64, width};
-    float *x = calloc((size_t)(64 * width), sizeof *x);
+typedef struct net { mixp_context *ctx; mixp_optimizer *opt; mixp_tensor *w[64]; int width, layers; } net;
+
+static net net_open(int width, int layers, const mixp_ranks_desc *ranks) {
+    const int64_t shape[2] = {width, width};
     mixp_context_desc d;
+    net n;
+    memset(&d, 0, sizeof d);
+    d.ranks = ranks;
+    n.ctx = mixp_context_new(&d);
+    n.opt = mixp_adamw_new(n.ctx, NULL);
+    n.width = width;
+    n.layers = layers;
+    for (int i = 0; i < layers; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        n.w[i] = mixp_param(n.ctx, name, MIXP_F32, 2, shape);
+        mixp_init_normal(n.w[i], 0, 0.05);
+        mixp_optimizer_add(n.opt, n.w[i], NULL);
+    }
+    return n;
+}
+
+static void net_step(const net *n, const float *x) {
+    const int64_t batch[2] = {64, n->width};
+    mixp_tensor *h;
+    mixp_step_begin(n->ctx);
+    mixp_zero_grad(n->opt);
+    h = mixp_input(n->ctx, MIXP_F32, 2, batch, x);
+    for (int i = 0; i < n->layers; i++) h = mixp_relu(n->ctx, mixp_linear(n->ctx, h, n->w[i], NULL));
+    mixp_backward(n->ctx, mixp_mean(n->ctx, h, MIXP_ALL, 0));
+    mixp_optimizer_step(n->opt);
+}
+
+static double overlap(int width, int layers, int rounds, int64_t bucket_bytes, const line *l) {
+    float *x = calloc((size_t)(64 * width), sizeof *x);
     mixp_ranks_desc ranks;
-    mixp_context *ctx;
-    mixp_optimizer *opt;
-    mixp_tensor *w[64];
+    net n;
     engine e;
     double began, all;
-    memset(&d, 0, sizeof d);
     memset(&ranks, 0, sizeof ranks);
     memset(&e, 0, sizeof e);
     e.l = *l;
@@ -138,38 +168,23 @@ static double overlap(int width, int layers, int rounds, int64_t bucket_bytes, c
     ranks.user = &e;
     ranks.mean = MIXP_MEAN_NONE;
     ranks.bucket_bytes = bucket_bytes;
-    d.ranks = &ranks;
-    ctx = mixp_context_new(&d);
-    opt = mixp_adamw_new(ctx, NULL);
-    for (int i = 0; i < layers; i++) {
-        char name[16];
-        snprintf(name, sizeof name, "w%d", i);
-        w[i] = mixp_param(ctx, name, MIXP_F32, 2, shape);
-        mixp_init_normal(w[i], 0, 0.05);
-        mixp_optimizer_add(opt, w[i], NULL);
-    }
+    n = net_open(width, layers, &ranks);
     for (int i = 0; i < 64 * width; i++) x[i] = (float)gradient(0.1);
     began = now();
     for (int round = -1; round < rounds; round++) {     /* one to warm up */
-        mixp_tensor *h;
         if (round == 0) {
             began = now();
             e.carried = e.waited = 0;
             e.buckets = 0;
         }
-        mixp_step_begin(ctx);
-        mixp_zero_grad(opt);
-        h = mixp_input(ctx, MIXP_F32, 2, batch, x);
-        for (int i = 0; i < layers; i++) h = mixp_relu(ctx, mixp_linear(ctx, h, w[i], NULL));
-        mixp_backward(ctx, mixp_mean(ctx, h, MIXP_ALL, 0));
-        mixp_optimizer_step(opt);
+        net_step(&n, x);
     }
     all = (now() - began) / rounds;
-    if (mixp_context_error(ctx, NULL) != MIXP_OK) printf("an error: the figures mean nothing\n");
+    if (mixp_context_error(n.ctx, NULL) != MIXP_OK) printf("an error: the figures mean nothing\n");
     printf("%9.2f GB/s %6.0f us %8.2f MB %4d %9.2f ms %9.2f ms %9.2f ms %8.1f%%\n",
            l->bytes_per_second * 1e-9, l->latency * 1e6, (double)bucket_bytes * 1e-6, e.buckets / rounds, 1e3 * all,
            1e3 * e.carried / rounds, 1e3 * e.waited / rounds, 100 * (1 - e.waited / e.carried));
-    mixp_context_free(ctx);
+    mixp_context_free(n.ctx);
     free(x);
     return all;
 }
@@ -221,9 +236,54 @@ static void predictions(void) {
     }
 }
 
+/* --- 4. one rank ---------------------------------------------------------------------------- */
+
+static double seconds_of(const net *n, const float *x, int steps) {
+    double began = now();
+    for (int i = 0; i < steps; i++) net_step(n, x);
+    return now() - began;
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+enum { TURNS = 41, TURN_STEPS = 10 };
+
+/* which NULL: both in turns. A small model: what does not depend on its size shows most. */
+static void one_rank(const char *which, int steps) {
+    static float x[64 * 64];
+    mixp_ranks_desc ranks;
+    net without, with;
+    double ratio[TURNS], least = 1e9;
+    memset(&ranks, 0, sizeof ranks);
+    ranks.size = 1;
+    without = net_open(64, 4, NULL);
+    with = net_open(64, 4, &ranks);
+    for (int i = 0; i < 64 * 64; i++) x[i] = (float)gradient(0.1);
+    if (which) seconds_of(strcmp(which, "one") ? &without : &with, x, steps);
+    for (int i = -2; i < TURNS && !which; i++) {        /* two to warm up */
+        double a = seconds_of(&without, x, TURN_STEPS), b = seconds_of(&with, x, TURN_STEPS);
+        if (i >= 0) ratio[i] = b / a;
+        if (a < least) least = a;
+    }
+    if (!which) qsort(ratio, TURNS, sizeof *ratio, by_size);
+    if (!which)
+        printf("\none rank: a step of 4 layers of 64 x 64 takes %.1f us; with a world of one %+.2f%% (median "
+               "of %d turns, from %+.2f%% to %+.2f%%)\n", 1e6 * least / TURN_STEPS,
+               100 * (ratio[TURNS / 2] - 1), TURNS, 100 * (ratio[0] - 1), 100 * (ratio[TURNS - 1] - 1));
+    mixp_context_free(without.ctx);
+    mixp_context_free(with.ctx);
+}
+
 int main(int argc, char **argv) {
     int width = argc > 1 ? atoi(argv[1]) : 384, layers = argc > 2 ? atoi(argv[2]) : 8;
     int rounds = argc > 3 ? atoi(argv[3]) : 5;
+    if (argc > 1 && (strcmp(argv[1], "none") == 0 || strcmp(argv[1], "one") == 0)) {
+        one_rank(argv[1], argc > 2 ? layers : 10);
+        return 0;
+    }
     if (width < 16 || layers < 1 || layers > 64 || rounds < 1) {
         fprintf(stderr, "usage: bench_ranks [width >= 16] [layers, 1 to 64] [rounds >= 1]\n");
         return 2;
@@ -231,5 +291,6 @@ int main(int argc, char **argv) {
     losses();
     overlaps(width, layers, rounds);
     predictions();
+    one_rank(NULL, 0);
     return 0;
 }

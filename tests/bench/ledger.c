@@ -76,7 +76,10 @@ static int show_one(const char *model, const char *dtype, int level, FILE *calls
 }
 
 int main(int argc, char **argv) {
-    if (argc == 1) return show_all();
+    if (argc == 1) {
+        printf("Steps on an H200; the times are a model's, which no hardware has confirmed.\n");
+        return show_all();
+    }
     if (argc < 4) {
         fprintf(stderr, "usage: ledger [gpt2|char f32|f16|bf16 LEVEL [calls]]\n");
         return 2;

@@ -138,6 +138,7 @@ void *peer_phase_new(int64_t n, int tensors, int grad, int low, int threads) {
     phase *p = (phase *)calloc(1, sizeof *p);
     p->ctx = mixp_context_new(&c);
     p->scaler = mixp_scaler_new(p->ctx, NULL);
+    (void)mixp_scaler_loss_scale(p->scaler);    // whoever multiplies by it asks
     d.max_norm = 1e30;
     p->opt = mixp_adamw_new(p->ctx, &d);
     n /= tensors;

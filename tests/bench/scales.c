@@ -2,11 +2,13 @@
  * for f16. Tables; every number is the same on every run.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     build/bench/scales
+ *     build/bench/scales                          all tables
+ *     build/bench/scales INTERVAL LEAST MOST      of spikes of 2^LEAST to 2^MOST alone
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "../scale_runs.h"
+#include <stdlib.h>
 
 static void show(const char *name, const scale_setup *s) {
     scale_result r = scale_run(s);
@@ -20,9 +22,11 @@ static void head(const char *title) {
            "loss", "flushed", "subnormal", "zeros", "scale");
 }
 
-static void spikes(int interval, int least, int most) {
+/* wide: also with margins that leave room for larger spikes. */
+static void spikes(int interval, int least, int most, int wide) {
+    static const int margins[3] = { 8, 13, 20 };
     char title[160];
-    int seed;
+    int seed, i;
     snprintf(title, sizeof title,
              "Spikes of 2^%d to 2^%d in about 2%% of 1,000 steps; PyTorch's rule grows every %d",
              least, most, interval);
@@ -40,6 +44,12 @@ static void spikes(int interval, int least, int most) {
         other.guarded = 1;
         show("predictive, with the guard", &other);
         other.guarded = 0;
+        for (i = 0; wide && i < 3; i++) {
+            snprintf(title, sizeof title, "predictive, a margin of %d", margins[i]);
+            other.scaler.margin = margins[i];
+            show(title, &other);
+        }
+        other.scaler.margin = 0;
         other.scaler.rule = MIXP_RULE_STATIC;
         other.scaler.init_scale = 1024.0f;
         show("static, 1024", &other);
@@ -64,12 +74,16 @@ static void underflow(void) {
     }
 }
 
-int main(void) {
-    spikes(20, 1, 3);
-    spikes(20, 4, 8);
-    spikes(50, 1, 3);
-    spikes(2000, 1, 3);
-    spikes(2000, 4, 20);
+int main(int argc, char **argv) {
+    if (argc == 4) {
+        spikes(atoi(argv[1]), atoi(argv[2]), atoi(argv[3]), 1);
+        return 0;
+    }
+    spikes(20, 1, 3, 0);
+    spikes(20, 4, 8, 0);
+    spikes(50, 1, 3, 0);
+    spikes(2000, 1, 3, 0);
+    spikes(2000, 4, 20, 1);
     underflow();
     return 0;
 }

@@ -1,6 +1,6 @@
 """PyTorch's fp16 autocast and GradScaler on the weights and batches of examples/overflow.c.
 
-    build/overflow --export DIR && python3 tests/bench/torch_overflow.py DIR
+    build/overflow growth --export DIR && python3 tests/bench/torch_overflow.py DIR
 
 Says that PyTorch is missing, and ends well, where it is. Trains in f32, in fp16 and in bf16 under
 autocast on the CPU, whose rules for these operators are those of CUDA but for layer norm and
@@ -20,7 +20,8 @@ except ImportError:
     sys.exit(0)
 
 LAYERS, WIDTH, HEADS, VOCAB, LENGTH, BATCH, STEPS, LAST = 3, 32, 2, 32, 16, 16, 600, 50
-MIDDLE = LAYERS // 2
+MIDDLE = f"h.{LAYERS // 2}."
+LARGE = 366.0
 
 
 def read_weights(path):
@@ -69,27 +70,55 @@ def loss_of(w, ids, targets):
     return F.cross_entropy(logits.float().view(-1, VOCAB), targets.reshape(-1))
 
 
-def freeze_planted(w):
-    h = f"h.{MIDDLE}.mlp."
-    w[h + "up.w"].grad[-1] = 0
-    w[h + "up.b"].grad[-1] = 0
-    w[h + "down.w"].grad[:, -1] = 0
+def read_grown(path):
+    with open(path, "rb") as f:
+        return torch.frombuffer(bytearray(f.read()), dtype=torch.float32)
 
 
-def train(folder, dtype):
+def grow(w, case, factor):
+    """What was planted is in the weights that were read; this is what changes of it."""
+    with torch.no_grad():
+        if case == "growth":
+            w[MIDDLE + "mlp.up.w"][-1, 0] = LARGE * factor
+        if case == "logits":
+            w[MIDDLE + "attn.qkv.w"][0, 0] = LARGE * factor
+
+
+def freeze_planted(w, case):
+    mlp, attention = MIDDLE + "mlp.", MIDDLE + "attn.qkv"
+    if case != "logits":
+        w[mlp + "up.w"].grad[-1] = 0
+        w[mlp + "up.b"].grad[-1] = 0
+        w[mlp + "down.w"].grad[:, -1] = 0
+    if case == "growth":
+        w[mlp + "up.w"].grad[:, 0] = 0
+    if case == "logits":
+        w[attention + ".w"].grad[:, 0] = 0
+        for row in (0, WIDTH):
+            w[attention + ".w"].grad[row] = 0
+            w[attention + ".b"].grad[row] = 0
+    if case != "planted":
+        norm = MIDDLE + ("norm1" if case == "logits" else "norm2")
+        w[norm + ".w"].grad[0] = 0
+        w[norm + ".b"].grad[0] = 0
+
+
+def train(folder, case, dtype):
     w = read_weights(folder + "/weights.safetensors")
     batches = read_batches(folder + "/batches.bin")
+    grown = read_grown(folder + "/grown.bin")
     opt = torch.optim.AdamW(w.values(), lr=3e-3, weight_decay=0)
     scaler = torch.amp.GradScaler("cpu", enabled=dtype is torch.float16)
     losses, applied = [], 0
     for step in range(STEPS):
         for group in opt.param_groups:
             group["lr"] = 3e-3 * max(0.01, 1 - 0.99 * applied / STEPS)
+        grow(w, case, grown[step])
         opt.zero_grad()
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
             loss = loss_of(w, batches[step, 0], batches[step, 1])
         scaler.scale(loss).backward()
-        freeze_planted(w)
+        freeze_planted(w, case)
         scaler.unscale_(opt)
         torch.nn.utils.clip_grad_norm_(w.values(), 1.0)
         before = scaler.get_scale()
@@ -104,9 +133,11 @@ def main():
     if len(sys.argv) != 2:
         sys.exit("usage: torch_overflow.py DIR, the one of overflow --export DIR")
     torch.manual_seed(0)
-    print(f"PyTorch {torch.__version__:<22} {'loss':>10} {'applied':>8} {'skipped':>10} {'scale':>12}")
+    with open(sys.argv[1] + "/case.txt") as f:
+        case = f.read().strip()
+    print(f"{case + ', PyTorch ' + torch.__version__:<30} {'loss':>10} {'applied':>8} {'skipped':>10} {'scale':>12}")
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        loss, applied, scale = train(sys.argv[1], dtype)
+        loss, applied, scale = train(sys.argv[1], case, dtype)
         text = f"{loss:.4f}" if math.isfinite(loss) else "not finite"
         print(f"{str(dtype):<30} {text:>10} {applied:>8} {STEPS - applied:>10} {scale:>12g}")
 

@@ -1,0 +1,128 @@
+/* by_hand_scaled.c - by_hand.c with mixprec's loss scaling, clipping and AdamW: the arrays and the
+ * backward pass stay the program's own. The next step is by_hand_fp16.c.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *   cc -O2 examples/by_hand_scaled.c -I. -lm && ./a.out
+ * A network of two layers learns which letter follows four others. */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SEEN = 4, VOCAB = 32, EMBED = 16, INPUT = SEEN * EMBED, HIDDEN = 64, ROWS = 32, STEPS = 400 };
+static const char text[] = "the quick brown fox jumps over the lazy dog while the slow red hen looks "
+                           "at the old grey wolf, and both of them wait for the rain to stop.";
+
+/* All parameters in one array, one behind the other; their gradients lie alike. */
+enum { TABLE, W1, B1, W2, B2, PARAMS };
+static const char *const name[PARAMS] = { "table", "w1", "b1", "w2", "b2" };
+static const int64_t size[PARAMS] = { VOCAB * EMBED, HIDDEN * INPUT, HIDDEN, VOCAB * HIDDEN, VOCAB };
+static float *param[PARAMS], *grad[PARAMS];
+static long   total;
+
+static int   seen[ROWS * SEEN], next[ROWS];
+static float x[ROWS * INPUT], h[ROWS * HIDDEN], logits[ROWS * VOCAB];
+static float dx[ROWS * INPUT], dh[ROWS * HIDDEN], dlogits[ROWS * VOCAB];
+
+static float *arrays(float **at) {
+    float *all = (float *)calloc((size_t)total, sizeof *all);
+    for (int i = 0; i < PARAMS; i++) at[i] = i ? at[i - 1] + size[i - 1] : all;
+    return all;
+}
+
+static void matmul_forward(float *out, const float *in, int w, int n, int m) {
+    for (int r = 0; r < ROWS; r++)
+        for (int o = 0; o < m; o++) {
+            float sum = param[w + 1][o];
+            for (int i = 0; i < n; i++) sum += in[r * n + i] * param[w][o * n + i];
+            out[r * m + o] = sum;
+        }
+}
+
+static void matmul_backward(float *din, const float *dout, const float *in, int w, int n, int m) {
+    memset(din, 0, sizeof(float) * ROWS * (size_t)n);
+    for (int r = 0; r < ROWS; r++)
+        for (int o = 0; o < m; o++) {
+            const float d = dout[r * m + o];
+            for (int i = 0; i < n; i++) din[r * n + i] += d * param[w][o * n + i];
+            for (int i = 0; i < n; i++) grad[w][o * n + i] += d * in[r * n + i];
+            grad[w + 1][o] += d;
+        }
+}
+
+static float forward(void) {
+    float loss = 0.0f;
+    for (int i = 0; i < ROWS * SEEN; i++)
+        memcpy(x + i * EMBED, param[TABLE] + seen[i] * EMBED, sizeof(float) * EMBED);
+    matmul_forward(h, x, W1, INPUT, HIDDEN);
+    for (int i = 0; i < ROWS * HIDDEN; i++) h[i] = tanhf(h[i]);
+    matmul_forward(logits, h, W2, HIDDEN, VOCAB);
+    for (int r = 0; r < ROWS; r++) {
+        const float *z = logits + r * VOCAB;
+        float top = z[0], sum = 0.0f;
+        for (int i = 1; i < VOCAB; i++) top = z[i] > top ? z[i] : top;
+        for (int i = 0; i < VOCAB; i++) sum += expf(z[i] - top);
+        for (int i = 0; i < VOCAB; i++) dlogits[r * VOCAB + i] = expf(z[i] - top) / sum;
+        loss += (logf(sum) + top - z[next[r]]) / ROWS;
+    }
+    return loss;
+}
+
+static void backward(float loss_scale) {
+    for (int r = 0; r < ROWS; r++) dlogits[r * VOCAB + next[r]] -= 1.0f;
+    for (int i = 0; i < ROWS * VOCAB; i++) dlogits[i] *= loss_scale / ROWS;
+    matmul_backward(dh, dlogits, h, W2, HIDDEN, VOCAB);
+    for (int i = 0; i < ROWS * HIDDEN; i++) dh[i] *= 1.0f - h[i] * h[i];
+    matmul_backward(dx, dh, x, W1, INPUT, HIDDEN);
+    for (int i = 0; i < ROWS * SEEN; i++)
+        for (int j = 0; j < EMBED; j++) grad[TABLE][seen[i] * EMBED + j] += dx[i * EMBED + j];
+}
+
+static unsigned random_state = 1;
+static int below(int n) {
+    random_state = random_state * 1664525u + 1013904223u;
+    return (int)((random_state >> 8) % (unsigned)n);
+}
+static void load_batch(void) {
+    for (int r = 0; r < ROWS; r++) {
+        const int at = below((int)sizeof text - 1 - SEEN);
+        for (int i = 0; i < SEEN; i++) seen[r * SEEN + i] = text[at + i] & 31;
+        next[r] = text[at + SEEN] & 31;
+    }
+}
+
+int main(void) {
+    float *params, *grads, loss = 0.0f;
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer *opt;
+    const char *why;
+    for (int i = 0; i < PARAMS; i++) total += size[i];
+    params = arrays(param);
+    grads = arrays(grad);
+    adamw.lr = 1e-2;
+    adamw.max_norm = 1.0;
+    opt = mixp_adamw_new(ctx, &adamw);
+    for (int i = 0; i < PARAMS; i++)
+        mixp_optimizer_add(opt, mixp_view(ctx, name[i], MIXP_F32, 1, &size[i], param[i]),
+                           mixp_view(ctx, name[i], MIXP_F32, 1, &size[i], grad[i]));
+    for (long i = 0; i < size[TABLE] + size[W1]; i++) params[i] = 0.2f * (float)(below(2001) - 1000) / 1000.0f;
+    for (long i = 0; i < size[W2]; i++) param[W2][i] = 0.2f * (float)(below(2001) - 1000) / 1000.0f;
+
+    for (int step = 1; step <= STEPS; step++) {
+        load_batch();
+        loss = forward();
+        memset(grads, 0, (size_t)total * sizeof *grads);
+        backward(mixp_scaler_loss_scale(scaler));
+        mixp_scaler_step(scaler, opt);
+        mixp_scaler_update(scaler);
+        if (mixp_context_error(ctx, &why)) return fprintf(stderr, "%s\n", why), 1;
+        if (step % 80 == 0) printf("step %3d | loss %.4f\n", step, (double)loss);
+    }
+    free(params);
+    free(grads);
+    mixp_context_free(ctx);
+    return !(loss < 0.3f);
+}

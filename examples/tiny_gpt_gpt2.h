@@ -1,0 +1,250 @@
+/* tiny_gpt_gpt2.h - weights from GPT-2's files, and to them: a part of tiny_gpt.c
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * `transformers` names GPT-2's tensors as nanoGPT does, with or without "transformer." in front,
+ * and keeps the matrices of its blocks with rows and columns exchanged: [in, out], which shows in
+ * the first of them, [width, 3 width]. Its old files also hold the causal masks of attention, which
+ * are no weights. A head that is tied to the token table may be there once more.
+ */
+#ifndef TINY_GPT_GPT2_H
+#define TINY_GPT_GPT2_H
+
+#include "tiny_gpt_model.h"
+
+#define PREFIX "transformer."
+enum { PREFIX_LENGTH = (int)sizeof PREFIX - 1, NAME_SPACE = 96 };
+
+/* A matrix within a block: all of these belong to linear layers. */
+static int is_linear(const mixp_tensor *t) { return t->rank == 2 && strstr(t->name, ".h."); }
+
+/* to[cols, rows] = from[rows, cols]' */
+static void turn(float *to, const float *from, int64_t rows, int64_t cols) {
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) to[j * rows + i] = from[i * cols + j];
+}
+
+/* ==== Reading ======================================================================= */
+
+typedef struct gpt2_file {
+    mixp_safetensors *tensors;
+    const char       *path;
+    int               has_prefix, is_turned;
+} gpt2_file;
+
+/* Our tensor as the file has it, or NULL. */
+static const mixp_st_entry *gpt2_find(const gpt2_file *f, const mixp_tensor *t) {
+    const char *name = t->name;
+    if (!f->has_prefix && strncmp(name, PREFIX, PREFIX_LENGTH) == 0) name += PREFIX_LENGTH;
+    return mixp_safetensors_find(f->tensors, name);
+}
+
+/* A table of positions may be longer than ours: its first rows do. */
+static int gpt2_fits(const gpt2_file *f, const gpt *m, const mixp_tensor *t,
+                     const mixp_st_entry *e) {
+    int turned = f->is_turned && is_linear(t);
+    if (e->rank != t->rank) return 0;
+    if (t == m->positions) return e->shape[0] >= t->shape[0] && e->shape[1] == t->shape[1];
+    if (t->rank == 1) return e->shape[0] == t->shape[0];
+    return e->shape[turned] == t->shape[0] && e->shape[!turned] == t->shape[1];
+}
+
+static int is_float(mixp_dtype d)
+{ return d == MIXP_F32 || d == MIXP_F16 || d == MIXP_BF16 || d == MIXP_F64; }
+
+static void gpt2_check(const gpt2_file *f, const gpt *m, const mixp_tensor *t) {
+    const mixp_st_entry *e = gpt2_find(f, t);
+    if (!e)
+        die(1, "%s lacks %s, which this model has: check --layers and --bias", f->path, t->name);
+    if (!is_float(e->dtype))
+        die(1, "%s: %s is of dtype %s, and weights are F32, F16, BF16 or F64", f->path, e->name,
+            e->type);
+    if (gpt2_fits(f, m, t, e)) return;
+    die(1, "%s: %s is [%lld, %lld], which does not fit this model's [%lld, %lld]: check --width, "
+           "--block and --vocab", f->path, e->name, (long long)e->shape[0],
+        e->rank > 1 ? (long long)e->shape[1] : 1LL, (long long)t->shape[0],
+        t->rank > 1 ? (long long)t->shape[1] : 1LL);
+}
+
+/* Masks that older versions saved. */
+static int is_mask(const char *name) {
+    size_t n = strlen(name);
+    return (n > 10 && strcmp(name + n - 10, ".attn.bias") == 0) ||
+           (n > 17 && strcmp(name + n - 17, ".attn.masked_bias") == 0);
+}
+
+/* A second copy of the token table, which a head that is tied to it may leave. */
+static int is_copy_of_tokens(const gpt2_file *f, const gpt *m, const mixp_st_entry *e) {
+    const mixp_st_entry *tokens = gpt2_find(f, m->tokens);
+    return strcmp(e->name, "lm_head.weight") == 0 && e->bytes == tokens->bytes &&
+           memcmp(e->data, tokens->data, e->bytes) == 0;
+}
+
+/* A tensor of the file that no tensor of the model takes is told: a layer too many, say. */
+static void gpt2_check_extra(const gpt2_file *f, const gpt *m, mixp_tensor *const *all, int64_t n) {
+    for (int64_t i = 0; i < mixp_safetensors_count(f->tensors); i++) {
+        const mixp_st_entry *e = mixp_safetensors_at(f->tensors, i);
+        int64_t              k = 0;
+        while (k < n && gpt2_find(f, all[k]) != e) k++;
+        if (k < n || is_mask(e->name) || is_copy_of_tokens(f, m, e)) continue;
+        die(1, "%s: %s has no place in this model: check --layers, --bias and --head", f->path,
+            e->name);
+    }
+}
+
+/* Rounded to the dtype of the model's weights, once. */
+static void gpt2_load(const gpt2_file *f, mixp_tensor *t, const char **wrong) {
+    const mixp_st_entry *e = gpt2_find(f, t);
+    float *values = (float *)malloc((size_t)t->count * 2 * sizeof *values), *from = values;
+    if (!values) { *wrong = "out of memory"; return; }
+    mixp_convert(values, MIXP_F32, e->data, e->dtype, t->count);
+    if (f->is_turned && is_linear(t)) {
+        from = values + t->count;
+        turn(from, values, t->shape[1], t->shape[0]);
+    }
+    mixp_write(t, from, MIXP_F32, t->count);
+    free(values);
+}
+
+/* All of a file is checked before any of it is taken. */
+static void load_gpt2(const gpt *m, mixp_safetensors *tensors, const char *path) {
+    mixp_tensor **all = (mixp_tensor **)malloc((size_t)most_tensors(m) * sizeof(mixp_tensor *));
+    gpt2_file     f = {tensors, path, 0, 0};
+    const mixp_st_entry *first;
+    const char   *wrong = NULL;
+    int64_t       n;
+    if (!all) die(1, "out of memory");
+    n = model_tensors(m, all);
+    f.has_prefix = mixp_safetensors_find(tensors, PREFIX "wte.weight") != NULL;
+    first = gpt2_find(&f, m->blocks[0].qkv.w);
+    f.is_turned = first && first->rank == 2 && first->shape[1] == 3 * first->shape[0];
+    for (int64_t i = 0; i < n; i++) gpt2_check(&f, m, all[i]);
+    gpt2_check_extra(&f, m, all, n);
+    for (int64_t i = 0; i < n && !wrong; i++) gpt2_load(&f, all[i], &wrong);
+    free(all);
+    if (wrong) die(1, "while reading --init: %s", wrong);
+}
+
+/* ==== Writing ======================================================================= */
+
+typedef struct gpt2_writer {
+    mixp_st_entry *entries;
+    float         *values, *spare;      /* of all tensors, one behind the other; of one */
+    int64_t        n;
+    char         (*names)[NAME_SPACE];
+} gpt2_writer;
+
+static mixp_st_entry *gpt2_entry(gpt2_writer *w, const char *name, int64_t rows, int64_t cols) {
+    mixp_st_entry *e = &w->entries[w->n];
+    snprintf(w->names[w->n], NAME_SPACE, "%s", name);
+    e->name = w->names[w->n++];
+    e->dtype = MIXP_F32;
+    e->rank = cols ? 2 : 1;
+    e->shape[0] = rows;
+    e->shape[1] = cols;
+    e->data = w->values;
+    e->bytes = (size_t)(rows * (cols ? cols : 1)) * sizeof(float);
+    w->values += e->bytes / sizeof(float);
+    return e;
+}
+
+/* A bias of zeros beside a weight that has none: GPT-2 has it. */
+static void gpt2_put_no_bias(gpt2_writer *w, const mixp_tensor *t) {
+    char name[NAME_SPACE];
+    snprintf(name, sizeof name, "%.*sbias", (int)(strlen(t->name) - strlen("weight")), t->name);
+    memset(w->values, 0, (size_t)t->shape[0] * sizeof(float));
+    gpt2_entry(w, name, t->shape[0], 0);
+}
+
+static void gpt2_put(gpt2_writer *w, const mixp_tensor *t) {
+    float *to = w->values;
+    int    turned = is_linear(t);
+    int64_t rows = t->shape[0], cols = t->rank == 2 ? t->shape[1] : 0;
+    mixp_read(t, turned ? w->spare : to, MIXP_F32, t->count);
+    if (turned) turn(to, w->spare, rows, cols);
+    gpt2_entry(w, t->name, turned ? cols : rows, turned ? rows : cols);
+}
+
+static void gpt2_put_layer(gpt2_writer *w, layer l) {
+    gpt2_put(w, l.w);
+    if (l.b) gpt2_put(w, l.b);
+    else gpt2_put_no_bias(w, l.w);
+}
+
+static void gpt2_put_all(gpt2_writer *w, const gpt *m) {
+    gpt2_put(w, m->tokens);
+    gpt2_put(w, m->positions);
+    for (int i = 0; i < m->layers; i++) {
+        layer six[BLOCK_LAYERS];
+        block_layers(&m->blocks[i], six);
+        for (int k = 0; k < BLOCK_LAYERS; k++) gpt2_put_layer(w, six[k]);
+    }
+    gpt2_put_layer(w, m->norm);
+    if (m->head != m->tokens) gpt2_put(w, m->head);
+}
+
+/* The floats of all tensors with biases everywhere: 3, 1, 1, 4, 1 and 1 widths of them a block. */
+static int64_t gpt2_floats(const gpt *m) {
+    int64_t width = m->tokens->shape[1];
+    return m->n_parameters + (m->bias ? 0 : (11 * (int64_t)m->layers + 1) * width);
+}
+
+static void gpt2_write_weights(const gpt *m, const char *path) {
+    static const char *const pairs[][2] = {{"format", "pt"}};
+    int64_t     most = most_tensors(m), floats = gpt2_floats(m);
+    char        error[MIXP_MESSAGE_SIZE];
+    gpt2_writer w = {NULL, NULL, NULL, 0, NULL};
+    float      *values = (float *)malloc((size_t)floats * sizeof *values);
+    w.entries = (mixp_st_entry *)calloc((size_t)most, sizeof *w.entries);
+    w.names = (char (*)[NAME_SPACE])malloc((size_t)most * NAME_SPACE);
+    w.spare = (float *)malloc((size_t)m->blocks[0].up.w->count * sizeof *w.spare);
+    if (!values || !w.entries || !w.names || !w.spare) die(1, "out of memory for --export");
+    w.values = values;
+    gpt2_put_all(&w, m);
+    if (mixp_safetensors_write(path, w.entries, w.n, pairs, 1, error, sizeof error) != MIXP_OK)
+        die(1, "while exporting: %s", error);
+    free(values);
+    free(w.entries);
+    free(w.names);
+    free(w.spare);
+}
+
+/* The keys that `transformers` wants, and the vocabulary of a text for --init. */
+static int64_t gpt2_config_text(const config *c, const corpus *d, char *text, size_t space) {
+    enum { END_OF_TEXT = 50256 };
+    static const char *const activations[] = {"gelu", "gelu_new"};
+    char vocabulary[600] = "", end[16] = "null";
+    if (d->is_text) vocabulary_text(d, vocabulary, sizeof vocabulary);
+    if (d->rows > END_OF_TEXT) snprintf(end, sizeof end, "%d", END_OF_TEXT);
+    return snprintf(text, space,
+        "{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n"
+        "  \"n_layer\": %lld,\n  \"n_head\": %lld,\n  \"n_embd\": %lld,\n  \"n_positions\": %lld,\n"
+        "  \"n_ctx\": %lld,\n  \"vocab_size\": %lld,\n  \"activation_function\": \"%s\",\n"
+        "  \"layer_norm_epsilon\": 1e-05,\n  \"embd_pdrop\": %g,\n  \"resid_pdrop\": %g,\n"
+        "  \"attn_pdrop\": 0,\n  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"float32\",\n"
+        "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"vocabulary\": \"%s\"\n}\n",
+        (long long)c->layers, (long long)c->heads, (long long)c->width, (long long)c->block,
+        (long long)c->block, (long long)d->rows, activations[c->activation], c->dropout, c->dropout,
+        c->head == HEAD_OWN ? "false" : "true", end, end, vocabulary);
+}
+
+/* Where --export writes: FILE.safetensors, or a folder's model.safetensors. */
+static void export_path(const config *c, char *path) {
+    size_t n = strlen(c->export_to);
+    int    is_file = n > 12 && strcmp(c->export_to + n - 12, ".safetensors") == 0;
+    snprintf(path, PATH_SPACE, is_file ? "%s" : "%s/model.safetensors", c->export_to);
+}
+
+/* Before training: what would be lost is told now. */
+static void check_export_path(const config *c) {
+    char        path[PATH_SPACE], beside[PATH_SPACE];
+    struct stat info;
+    if (!c->export_to[0]) return;
+    export_path(c, path);
+    if (config_beside(path, beside) == CONFIG_OURS)
+        die(1, "%s is the configuration of a run, which --export would replace: name another "
+               "folder", beside);
+    if (stat(path, &info) == 0 && !c->overwrite)
+        die(1, "%s is there already: name another --export, or replace it with --overwrite", path);
+}
+
+#endif

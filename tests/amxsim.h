@@ -1,0 +1,157 @@
+/* amxsim.h - the instructions of AMX that mixprec.h uses, in C, by Intel's manual: included before
+ * mixprec.h, it runs that kernel on processors without tiles. What the hardware would fault at
+ * (tiles that are not configured, or of another shape) counts in amxsim_faults.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#ifndef AMXSIM_H
+#define AMXSIM_H
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MIXPI_AMX_EMULATED
+#define MIXPI_AMX_MACHINE(f16)             amxsim_machine(f16)
+#define MIXPI_AMX_CONFIGURE(p)             amxsim_configure(p)
+#define MIXPI_AMX_RELEASE()                amxsim_release()
+#define MIXPI_AMX_ZERO(tile)               amxsim_zero(tile)
+#define MIXPI_AMX_LOAD(tile, p, stride)    amxsim_load(tile, p, stride)
+#define MIXPI_AMX_STORE(tile, p, stride)   amxsim_store(tile, p, stride)
+#define MIXPI_AMX_DOT_BF16(sum, a, b)      amxsim_dot(sum, a, b, 0)
+#define MIXPI_AMX_DOT_F16(sum, a, b)       amxsim_dot(sum, a, b, 1)
+
+/* The machine: what it has, and how it may be wrong. */
+typedef enum amxsim_wrong {
+    AMXSIM_RIGHT,
+    AMXSIM_ONE_CHAIN,           /* even and odd elements in one sum                        */
+    AMXSIM_FROM_SUM,            /* chains that begin at the sum                            */
+    AMXSIM_SUBNORMALS,          /* flushed where they should be kept, kept where flushed   */
+    AMXSIM_CUT,                 /* one unit too near to zero                               */
+    AMXSIM_WRONGS
+} amxsim_wrong;
+static struct { int bf16, f16; amxsim_wrong wrong; } amxsim = { 1, 1, AMXSIM_RIGHT };
+static int amxsim_machine(int f16) { return amxsim.bf16 && (!f16 || amxsim.f16); }
+
+/* Each thread has tiles of its own. */
+static __thread struct {
+    int     configured, rows[8], bytes[8];
+    uint8_t tile[8][16][64];
+} amxsim_cpu;
+static __thread int64_t amxsim_dots, amxsim_loads;
+static int amxsim_faults;
+static void amxsim_fault(int faults) { (void)__sync_fetch_and_add(&amxsim_faults, faults != 0); }
+
+static int amxsim_good(int tile) {
+    int good = amxsim_cpu.configured && tile >= 0 && tile < 8;
+    amxsim_fault(!good);
+    return good;
+}
+
+static void amxsim_configure(const void *p) {
+    uint8_t  c[64];
+    uint16_t bytes[16];
+    int      i;
+    memcpy(c, p, sizeof c);
+    memcpy(bytes, c + 16, sizeof bytes);
+    amxsim_fault(c[0] != 1);
+    for (i = 0; i < 16; i++) {
+        amxsim_fault((i < 14 && c[2 + i]) || (i >= 8 && (bytes[i] || c[48 + i])));
+        amxsim_fault(bytes[i] > 64 || c[48 + i] > 16 || !bytes[i] != !c[48 + i]);
+        if (i >= 8) continue;
+        amxsim_cpu.rows[i] = c[48 + i];
+        amxsim_cpu.bytes[i] = bytes[i];
+    }
+    memset(amxsim_cpu.tile, 0, sizeof amxsim_cpu.tile);
+    amxsim_cpu.configured = 1;
+}
+static void amxsim_release(void) {
+    amxsim_fault(!amxsim_cpu.configured);
+    memset(&amxsim_cpu, 0, sizeof amxsim_cpu);
+}
+static void amxsim_zero(int tile) {
+    if (amxsim_good(tile)) memset(amxsim_cpu.tile[tile], 0, sizeof amxsim_cpu.tile[tile]);
+}
+static void amxsim_load(int tile, const void *p, int64_t stride) {
+    int i;
+    if (!amxsim_good(tile)) return;
+    amxsim_loads++;
+    memset(amxsim_cpu.tile[tile], 0, sizeof amxsim_cpu.tile[tile]);
+    for (i = 0; i < amxsim_cpu.rows[tile]; i++)
+        memcpy(amxsim_cpu.tile[tile][i], (const char *)p + i * stride, (size_t)amxsim_cpu.bytes[tile]);
+}
+static void amxsim_store(int tile, void *p, int64_t stride) {
+    int i;
+    if (!amxsim_good(tile)) return;
+    for (i = 0; i < amxsim_cpu.rows[tile]; i++)
+        memcpy((char *)p + i * stride, amxsim_cpu.tile[tile][i], (size_t)amxsim_cpu.bytes[tile]);
+}
+
+/* --- arithmetic: subnormals of f32 are zeros, before and after; always to nearest even --- */
+
+static float amxsim_float(uint32_t u) {
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+static uint32_t amxsim_bits(float x) {
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return u;
+}
+static float amxsim_flush(float x) {
+    uint32_t u = amxsim_bits(x);
+    if (u & 0x7F800000u || amxsim.wrong == AMXSIM_SUBNORMALS) return x;
+    return amxsim_float(u & 0x80000000u);
+}
+static float amxsim_fma(float a, float b, float c)
+{ return amxsim_flush(fmaf(amxsim_flush(a), amxsim_flush(b), amxsim_flush(c))); }
+static float amxsim_add(float a, float b)
+{ return amxsim_flush(amxsim_flush(a) + amxsim_flush(b)); }
+
+/* Element k of a row of bf16 or f16. */
+static float amxsim_widen(const uint8_t *row, int k, int f16) {
+    uint16_t h;
+    int      exponent;
+    float    x;
+    memcpy(&h, row + 2 * k, sizeof h);
+    if (!f16) return amxsim_float((uint32_t)h << 16);
+    exponent = h >> 10 & 31;
+    if (exponent == 31) return amxsim_float((h & 0x8000u) << 16 | 0x7F800000u | (h & 0x3FFu) << 13);
+    if (exponent == 0 && amxsim.wrong == AMXSIM_SUBNORMALS) return 0.0f;
+    x = exponent ? ldexpf((float)(1024 + (h & 0x3FF)), exponent - 25) : ldexpf((float)(h & 0x3FF), -24);
+    return h & 0x8000u ? -x : x;
+}
+
+static float amxsim_element(float sum, const uint8_t *a, int b, int n, int f16, int pairs) {
+    float even = amxsim.wrong == AMXSIM_FROM_SUM ? sum : 0.0f, odd = 0.0f, y;
+    int   k;
+    for (k = 0; k < pairs; k++) {
+        const uint8_t *row = amxsim_cpu.tile[b][k];
+        float *second = amxsim.wrong == AMXSIM_ONE_CHAIN ? &even : &odd;
+        even = amxsim_fma(amxsim_widen(a, 2 * k, f16), amxsim_widen(row, 2 * n, f16), even);
+        *second = amxsim_fma(amxsim_widen(a, 2 * k + 1, f16), amxsim_widen(row, 2 * n + 1, f16),
+                             *second);
+    }
+    y = amxsim_add(even, odd);
+    if (amxsim.wrong == AMXSIM_FROM_SUM) return y;
+    if (amxsim.wrong == AMXSIM_CUT && y != 0.0f) return nextafterf(amxsim_add(sum, y), 0.0f);
+    return amxsim_add(sum, y);
+}
+
+/* sum += a b: a has rows of pairs, b a row for each pair of a's. */
+static void amxsim_dot(int sum, int a, int b, int f16) {
+    int   m, n;
+    float x;
+    if (!amxsim_good(sum) || !amxsim_good(a) || !amxsim_good(b)) return;
+    amxsim_dots++;
+    amxsim_fault(sum == a || sum == b || a == b || amxsim_cpu.rows[sum] != amxsim_cpu.rows[a] ||
+                 amxsim_cpu.bytes[sum] != amxsim_cpu.bytes[b] ||
+                 amxsim_cpu.bytes[a] / 4 != amxsim_cpu.rows[b]);
+    for (m = 0; m < amxsim_cpu.rows[sum]; m++)
+        for (n = 0; n < amxsim_cpu.bytes[sum] / 4; n++) {
+            memcpy(&x, amxsim_cpu.tile[sum][m] + 4 * n, sizeof x);
+            x = amxsim_element(x, amxsim_cpu.tile[a][m], b, n, f16, amxsim_cpu.bytes[a] / 4);
+            memcpy(amxsim_cpu.tile[sum][m] + 4 * n, &x, sizeof x);
+        }
+}
+
+#endif

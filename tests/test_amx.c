@@ -1,0 +1,296 @@
+/* test_amx.c - products by AMX, run on the emulation in amxsim.h: against double loops, against the
+ * order of sums that mixprec.h states, and what must hold before the instructions are used.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#include "amxsim.h"
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+#include "arrays.h"
+#include "products.h"
+
+#if MIXPI_AMX
+/* The device, or a skip where AVX-512, which packs for it, is missing. */
+static const mixp_device *device_of(mixp_isa isa) {
+    const mixp_device *d;
+    amxsim.bf16 = amxsim.f16 = 1;
+    amxsim.wrong = AMXSIM_RIGHT;
+    d = mixp_cpu_with(isa);
+    CHECK(d || !mixp_cpu_with(MIXP_ISA_AVX512));
+    return d;
+}
+
+/* --- against double loops --- */
+
+static void try_sizes(const mixp_device *d, mixp_dtype dtype, int m, int n, int k, int batch) {
+    problem p = problem_new(m, n, k, batch, 0);
+    size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.c.dtype);
+    char   *first = (char *)malloc(bytes + 1);
+    int64_t dots = amxsim_dots;
+    problem_to(&p, dtype);
+    run(d, &p, 0);
+    CHECK(k == 0 || amxsim_dots > dots);
+    problem_check(&p, 0, d->name);
+    memcpy(first, p.c.data, bytes);
+    run(d, &p, 2 + m % 4);
+    CHECK(memcmp(first, p.c.data, bytes) == 0);
+    CHECK_INT(amxsim_faults, 0);
+    CHECK(!amxsim_cpu.configured);
+    free(first);
+    problem_free(&p);
+}
+static void any_size(mixp_isa isa, mixp_dtype dtype) {
+    static const int edges[6] = { 1, 15, 16, 17, 32, 33 };
+    const mixp_device *d = device_of(isa);
+    int i, j;
+    if (!d) SKIP("no AVX-512");
+    for (i = 0; i < 6; i++)
+        for (j = 0; j < 6; j++) try_sizes(d, dtype, edges[i], edges[j], 1 + random_to(70), 1);
+    for (i = 0; i < 40; i++)
+        try_sizes(d, dtype, 1 + random_to(70), 1 + random_to(70), random_to(70), 1 + random_to(2));
+    try_sizes(d, dtype, 150, 40, 61, 1);
+    try_sizes(d, dtype, 5, 40, 385, 1);
+    try_sizes(d, dtype, 40, 5, 900, 1);
+}
+static void bf16_of_any_size(void)          { any_size(MIXP_ISA_AMX, MIXP_BF16); }
+static void bf16_of_the_larger_table(void)  { any_size(MIXP_ISA_AMX_F16, MIXP_BF16); }
+static void f16_of_any_size(void)           { any_size(MIXP_ISA_AMX_F16, MIXP_F16); }
+
+/* What tiles do not multiply goes as ever: not a bit differs. */
+static void other_products_are_avx512s(void) {
+    const mixp_device *d = device_of(MIXP_ISA_AMX), *avx = mixp_cpu_with(MIXP_ISA_AVX512);
+    int i;
+    if (!d) SKIP("no AVX-512");
+    for (i = 0; i < 60; i++) {
+        problem p = problem_new(1 + random_to(70), 1 + random_to(70), random_to(70), 1, 0);
+        size_t  bytes = (size_t)p.c_size * mixp_dtype_size(p.c.dtype);
+        char   *first = (char *)malloc(bytes + 1);
+        int64_t dots = amxsim_dots;
+        if (i % 2) problem_to(&p, MIXP_F16);
+        if (p.a.dtype != MIXP_BF16 || p.b.dtype != MIXP_BF16) {
+            run(avx, &p, 2);
+            memcpy(first, p.c.data, bytes);
+            run(d, &p, 2);
+            CHECK(memcmp(first, p.c.data, bytes) == 0);
+            CHECK_INT(amxsim_dots, dots);
+        }
+        free(first);
+        problem_free(&p);
+    }
+}
+
+/* --- against the stated order, to the bit --- */
+
+static float flushed(float x)
+{ return mixp_bits_of_f32(x) & 0x7F800000u ? x : mixp_f32_of_bits(mixp_bits_of_f32(x) & 0x80000000u); }
+
+static float code_at(mixp_dtype dtype, const void *codes, int64_t i) {
+    if (dtype == MIXP_F16) return mixp_f32_from_f16(((const mixp_f16 *)codes)[i]);
+    return flushed(mixp_f32_from_bf16(((const mixp_bf16 *)codes)[i]));
+}
+
+/* The sum over [from, end) of k: 32 at a time, even and odd apart. */
+static float model_sum(const problem *p, int64_t i, int64_t j, int64_t from, int64_t end) {
+    const mixp_gemm_args *g = &p->g;
+    float   sum = 0.0f;
+    int64_t block, q;
+    for (block = from; block < end; block += 32) {
+        float chain[2] = { 0.0f, 0.0f };
+        for (q = block; q < end && q < block + 32; q++) {
+            float *c = &chain[(q - block) % 2];
+            float  a = code_at(p->a.dtype, p->a.data, g->trans_a ? q * g->lda + i : i * g->lda + q);
+            float  b = code_at(p->b.dtype, p->b.data, g->trans_b ? j * g->ldb + q : q * g->ldb + j);
+            *c = flushed(fmaf(a, b, *c));
+        }
+        sum = flushed(sum + flushed(chain[0] + chain[1]));
+    }
+    return sum;
+}
+
+/* k of more than 384 in passes of one size; then c = alpha * sum + bias, + c. */
+static float model_element(const problem *p, int64_t i, int64_t j) {
+    const mixp_gemm_args *g = &p->g;
+    int64_t passes = (g->k + 383) / 384, depth = passes ? (g->k + passes - 1) / passes : 1, from;
+    float   c = g->c.accumulate ? ((const float *)p->old.data)[i * g->ldc + j] : 0.0f;
+    float   bias = p->bias.data ? ((const float *)p->bias.data)[j] : 0.0f;
+    for (from = 0; from == 0 || from < g->k; from += depth) {
+        float sum = model_sum(p, i, j, from, from + depth < g->k ? from + depth : g->k);
+        float y = fmaf(g->alpha, sum, from ? 0.0f : bias);
+        c = from || g->c.accumulate ? y + c : y;
+    }
+    return c;
+}
+
+/* Codes about the smallest normal number of their format, above and below. */
+static void problem_small(problem *p) {
+    static const float unit[2] = { 1.1754943508222875e-38f, 6.103515625e-5f };
+    float   small = unit[p->a.dtype == MIXP_F16];
+    int64_t i;
+    for (i = 0; i < p->a_size; i++) array_set(p->a, i, (double)small * random_value() * 4);
+    for (i = 0; i < p->b_size; i++) array_set(p->b, i, random_value());
+}
+
+static void floats_of(test_array *a, int64_t n) {
+    int64_t i;
+    test_array f = array_new(MIXP_F32, n);
+    for (i = 0; i < n; i++) array_set(f, i, array_get(*a, i));
+    array_free(*a);
+    *a = f;
+}
+
+static int64_t differ(const mixp_device *d, mixp_dtype dtype, int m, int n, int k, int small) {
+    problem p = problem_new(m, n, k, 1, 0);
+    int64_t bad = 0, i, j;
+    problem_to(&p, dtype);
+    if (small) problem_small(&p);
+    floats_of(&p.c, p.c_size);
+    floats_of(&p.old, p.c_size);
+    if (p.bias.data) floats_of(&p.bias, n);
+    p.g.bias = args_in(p.bias);
+    p.g.c = args_out(p.c, p.g.c.accumulate);
+    run(d, &p, 1 + m % 3);
+    for (i = 0; i < m; i++)
+        for (j = 0; j < n; j++) {
+            float c = ((const float *)p.c.data)[i * p.g.ldc + j];
+            bad += mixp_bits_of_f32(c) != mixp_bits_of_f32(model_element(&p, i, j));
+        }
+    problem_free(&p);
+    return bad;
+}
+static void stated_order(mixp_isa isa, mixp_dtype dtype) {
+    const mixp_device *d = device_of(isa);
+    int i;
+    if (!d) SKIP("no AVX-512");
+    for (i = 0; i < 30; i++)
+        CHECK_INT(differ(d, dtype, 1 + random_to(50), 1 + random_to(50), random_to(120), i % 3 == 2), 0);
+    CHECK_INT(differ(d, dtype, 20, 9, 700, 0), 0);
+    CHECK_INT(differ(d, dtype, 9, 20, 1000, 0), 0);
+}
+static void bf16_in_the_stated_order(void) { stated_order(MIXP_ISA_AMX, MIXP_BF16); }
+static void f16_in_the_stated_order(void)  { stated_order(MIXP_ISA_AMX_F16, MIXP_F16); }
+
+/* --- whole programs, on threads --- */
+
+/* A linear layer forward and backward at level 1: y and both gradients go to `out`. */
+enum { ROWS = 70, IN = 96, OUT = 50, RESULTS = ROWS * OUT + ROWS * IN + OUT * IN };
+
+static void layer(const mixp_device *d, int threads, float *out) {
+    static const int64_t w_shape[2] = { OUT, IN }, x_shape[2] = { ROWS, IN };
+    static float values[ROWS * IN];
+    mixp_context_desc desc;
+    mixp_context *ctx;
+    mixp_tensor  *w, *x, *y = NULL;
+    int i;
+    memset(&desc, 0, sizeof desc);
+    desc.device = d;
+    desc.threads = threads;
+    ctx = mixp_context_new(&desc);
+    for (i = 0; i < ROWS * IN; i++) values[i] = (float)(i * 37 % 101) / 50.0f - 1.0f;
+    mixp_step_begin(ctx);
+    w = mixp_input(ctx, MIXP_F32, 2, w_shape, values);
+    x = mixp_input(ctx, MIXP_F32, 2, x_shape, values);
+    mixp_tensor_set_requires_grad(w, 1);
+    mixp_tensor_set_requires_grad(x, 1);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) y = mixp_linear(ctx, x, w, NULL);
+    CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(y, out, MIXP_F32, ROWS * OUT), MIXP_OK);
+    out += ROWS * OUT;
+    CHECK_INT(mixp_read(x->grad, out, MIXP_F32, ROWS * IN), MIXP_OK);
+    out += ROWS * IN;
+    CHECK_INT(mixp_read(w->grad, out, MIXP_F32, OUT * IN), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+static void every_thread_configures_its_tiles(void) {
+    static float one[RESULTS], many[RESULTS], avx[RESULTS];
+    const mixp_device *d = device_of(MIXP_ISA_AMX);
+    double most = 0, off = 0;
+    int i;
+    if (!d) SKIP("no AVX-512");
+    layer(d, 1, one);
+    layer(d, 4, many);
+    layer(mixp_cpu_with(MIXP_ISA_AVX512), 1, avx);
+    CHECK(memcmp(one, many, sizeof one) == 0);
+    CHECK_INT(amxsim_faults, 0);
+    for (i = 0; i < RESULTS; i++) {         /* bf16 rounds y: two units of its last place */
+        off = fabs((double)one[i] - (double)avx[i]) - ldexp(fabs((double)avx[i]), -7) - 1e-4;
+        most = off > most ? off : most;
+    }
+    CHECK(most <= 0);
+}
+
+/* --- what must hold before it is used --- */
+
+static void wrong_answers_are_not_used(void) {
+    int wrong;
+    if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
+    for (wrong = AMXSIM_RIGHT + 1; wrong < AMXSIM_WRONGS; wrong++) {
+        amxsim.wrong = (amxsim_wrong)wrong;
+        CHECK(!mixp_cpu_with(MIXP_ISA_AMX));
+        CHECK(!mixp_cpu_with(MIXP_ISA_AMX_F16));
+    }
+    amxsim.wrong = AMXSIM_RIGHT;
+    CHECK(mixp_cpu_with(MIXP_ISA_AMX) && mixp_cpu_with(MIXP_ISA_AMX_F16));
+    CHECK_INT(amxsim_faults, 0);
+}
+
+static void what_the_machine_refuses_is_not_used(void) {
+    if (!device_of(MIXP_ISA_AMX)) SKIP("no AVX-512");
+    CHECK(strcmp(mixp_cpu_with(MIXP_ISA_AMX)->name, "cpu avx512 amx") == 0);
+    CHECK(strcmp(mixp_cpu_with(MIXP_ISA_AMX_F16)->name, "cpu avx512 amx f16") == 0);
+    amxsim.f16 = 0;
+    CHECK(mixp_cpu_with(MIXP_ISA_AMX) && !mixp_cpu_with(MIXP_ISA_AMX_F16));
+    amxsim.bf16 = 0;
+    CHECK(!mixp_cpu_with(MIXP_ISA_AMX) && !mixp_cpu_with(MIXP_ISA_AMX_F16));
+}
+
+static void by_name_alone(void) {
+    const mixp_device *d = device_of(MIXP_ISA_AMX_F16);
+    if (!d) SKIP("no AVX-512");
+    CHECK(mixp_cpu() != d && mixp_cpu() != mixp_cpu_with(MIXP_ISA_AMX));
+}
+
+/* The emulation itself, on one product that can be counted by hand: 1 * 1 + 2 * 3 + 5. */
+static void emulation_is_as_counted_by_hand(void) {
+    static const uint16_t a[32] = { 0x3F80, 0x4000 }, b[32] = { 0x3F80, 0x4040 };
+    uint8_t config[64] = { 1 };
+    float   c[16] = { 5.0f };
+    config[16] = config[18] = config[20] = 64;
+    config[48] = config[49] = 1;
+    config[50] = 16;
+    memset(&amxsim_cpu, 0, sizeof amxsim_cpu);
+    amxsim_zero(0);
+    CHECK_INT(amxsim_faults, 1);            /* not configured */
+    amxsim_faults = 0;
+    amxsim_configure(config);
+    amxsim_load(0, c, 64);
+    amxsim_load(1, a, 64);
+    amxsim_load(2, b, 0);                   /* the same row for all k: those of a are 0 */
+    amxsim_dot(0, 1, 2, 0);
+    amxsim_store(0, c, 64);
+    amxsim_release();
+    CHECK_INT(amxsim_faults, 0);
+    CHECK(mixp_bits_of_f32(c[0]) == mixp_bits_of_f32(12.0f));
+}
+
+int main(void) {
+    RUN(emulation_is_as_counted_by_hand);
+    RUN(bf16_of_any_size);
+    RUN(bf16_of_the_larger_table);
+    RUN(f16_of_any_size);
+    RUN(other_products_are_avx512s);
+    RUN(bf16_in_the_stated_order);
+    RUN(f16_in_the_stated_order);
+    RUN(every_thread_configures_its_tiles);
+    RUN(wrong_answers_are_not_used);
+    RUN(what_the_machine_refuses_is_not_used);
+    RUN(by_name_alone);
+    return test_report();
+}
+#else
+static void products_by_amx(void) { SKIP("not a machine, system or compiler for AMX"); }
+int main(void) {
+    RUN(products_by_amx);
+    return test_report();
+}
+#endif

@@ -1,0 +1,470 @@
+/* test_bad_input.c - rare and hostile calls: parameters that come late, memory that fails in the
+ * middle of a call, numbers at the ends of their types, files that no save has written.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * Memory comes from an allocator that watches the bytes behind each piece, fails on demand, and
+ * counts what is not given back.
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+#include <limits.h>
+#include <unistd.h>
+
+/* --- memory ------------------------------------------------------------------------------- */
+
+enum { BEHIND = 1 << 16, BEFORE = 64 };     /* watched bytes behind a piece; its size, before it */
+
+static long requests_left = -1;         /* until one fails; -1: none does */
+static long pieces, overruns;
+
+static void *watched_allocate(size_t bytes, void *user) {
+    unsigned char *p;
+    (void)user;
+    if (requests_left == 0) {
+        requests_left = -1;
+        return NULL;
+    }
+    if (requests_left > 0) requests_left--;
+    p = malloc(BEFORE + bytes + BEHIND);
+    if (!p) return NULL;
+    memcpy(p, &bytes, sizeof bytes);
+    memset(p + BEFORE + bytes, 0xA5, BEHIND);
+    pieces++;
+    return p + BEFORE;
+}
+
+static void watched_release(void *memory, void *user) {
+    unsigned char *p = memory;
+    size_t bytes, i;
+    (void)user;
+    if (!p) return;
+    p -= BEFORE;
+    memcpy(&bytes, p, sizeof bytes);
+    for (i = 0; i < BEHIND && p[BEFORE + bytes + i] == 0xA5; i++) { }
+    overruns += i < BEHIND;
+    pieces--;
+    free(p);
+}
+
+static mixp_context *context_of(const mixp_ranks_desc *ranks) {
+    mixp_context_desc d;
+    memset(&d, 0, sizeof d);
+    d.allocate = watched_allocate;
+    d.release = watched_release;
+    d.threads = 1;
+    d.ranks = ranks;
+    return mixp_context_new(&d);
+}
+
+/* Frees it, and sees that nothing was written behind its memory, or kept. */
+static void context_close(mixp_context *ctx) {
+    overruns = 0;
+    requests_left = -1;
+    mixp_context_free(ctx);
+    CHECK_INT(overruns, 0);
+    CHECK_INT(pieces, 0);
+}
+
+/* --- steps -------------------------------------------------------------------------------- */
+
+static mixp_tensor *matrix(mixp_context *ctx, const char *name, int64_t rows, int64_t cols) {
+    int64_t shape[2];
+    mixp_tensor *t;
+    shape[0] = rows;
+    shape[1] = cols;
+    t = mixp_param(ctx, name, MIXP_F32, 2, shape);
+    mixp_init_normal(t, 0, 0.1);
+    return t;
+}
+
+/* A step whose loss is the sum of the squares of n parameters. */
+static mixp_result step(mixp_context *ctx, mixp_optimizer *opt, mixp_tensor **p, int n) {
+    mixp_tensor *loss = NULL;
+    int i;
+    mixp_step_begin(ctx);
+    mixp_zero_grad(opt);
+    for (i = 0; i < n; i++) {
+        mixp_tensor *sum = mixp_sum(ctx, mixp_mul(ctx, p[i], p[i]), MIXP_ALL, 0);
+        loss = loss ? mixp_add(ctx, loss, sum) : sum;
+    }
+    if (mixp_backward(ctx, loss) != MIXP_OK) return mixp_context_error(ctx, NULL);
+    return mixp_optimizer_step(opt);
+}
+
+/* --- ranks: this process is rank 0 of two, and the other does what it does ----------------- */
+
+static const char *same_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                            double seconds) {
+    double *table = data;
+    (void)user; (void)stream; (void)seconds;
+    if (dtype == MIXP_F64) memcpy(table + count / 2, table, (size_t)(count / 2) * sizeof *table);
+    return NULL;
+}
+
+static const char *same_gather(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                               double seconds) {
+    size_t bytes = (size_t)count * mixp_dtype_size(dtype);
+    (void)user; (void)stream; (void)seconds;
+    memcpy((char *)data + bytes, data, bytes);
+    return NULL;
+}
+
+static mixp_ranks_desc two_ranks(void) {
+    mixp_ranks_desc r;
+    memset(&r, 0, sizeof r);
+    r.size = 2;
+    r.sum = same_sum;
+    r.all_gather = same_gather;
+    r.shard = 1;
+    return r;
+}
+
+/* A parameter that comes after a step makes the slices longer. */
+static void sharded_and_late(void) {
+    mixp_ranks_desc ranks = two_ranks();
+    mixp_context *ctx = context_of(&ranks);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_tensor *p[2];
+    p[0] = matrix(ctx, "a", 8, 8);
+    CHECK_INT(mixp_optimizer_add(opt, p[0], NULL), MIXP_OK);
+    CHECK_INT(step(ctx, opt, p, 1), MIXP_OK);
+    p[1] = matrix(ctx, "b", 70, 90);
+    CHECK_INT(mixp_optimizer_add(opt, p[1], NULL), MIXP_OK);
+    CHECK_INT(step(ctx, opt, p, 2), MIXP_OK);
+    context_close(ctx);
+}
+
+/* A parameter that could not be added has no owner: added again, it has the one that it would have
+ * had, whose states take memory here. */
+static void sharded_and_failed(void) {
+    mixp_ranks_desc ranks = two_ranks();
+    mixp_context *ctx = context_of(&ranks);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_tensor *a = matrix(ctx, "a", 64, 64);
+    size_t before;
+    mixp_result r;
+    long k;
+    for (k = 0, r = MIXP_ERR_MEMORY; r == MIXP_ERR_MEMORY && k < 50; k++) {
+        before = mixp_context_memory(ctx).used;
+        requests_left = k;
+        r = mixp_optimizer_add(opt, a, NULL);
+        requests_left = -1;
+        mixp_context_clear_error(ctx);
+    }
+    CHECK_INT(r, MIXP_OK);
+    CHECK(k > 3);
+    CHECK(mixp_context_memory(ctx).used >= before + 64 * 64 * sizeof(float));   /* half of two */
+    context_close(ctx);
+}
+
+/* A save without the memory for what the other rank has is an error, and no crash. */
+static void sharded_save_without_memory(void) {
+    mixp_ranks_desc ranks = two_ranks();
+    mixp_context *ctx = context_of(&ranks);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_checkpoint what;
+    mixp_tensor *p[2];
+    char path[64];
+    long k, failed = 0;
+    snprintf(path, sizeof path, "/tmp/mixprec_bad_%ld.st", (long)getpid());
+    p[0] = matrix(ctx, "a", 8, 8);
+    p[1] = matrix(ctx, "b", 8, 8);
+    mixp_optimizer_add(opt, p[0], NULL);
+    mixp_optimizer_add(opt, p[1], NULL);
+    CHECK_INT(step(ctx, opt, p, 2), MIXP_OK);
+    memset(&what, 0, sizeof what);
+    what.ctx = ctx;
+    what.optimizers = &opt;
+    what.n_optimizers = 1;
+    for (k = 0; k < 20; k++) {
+        requests_left = k;
+        failed += mixp_checkpoint_save(path, &what) == MIXP_ERR_MEMORY;
+        requests_left = -1;
+        mixp_context_clear_error(ctx);
+    }
+    CHECK(failed > 2);
+    CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_OK);
+    remove(path);
+    context_close(ctx);
+}
+
+/* --- parameters and memory ------------------------------------------------------------------ */
+
+/* More parameters than there was room to count when a sample was asked for. */
+static void sample_then_add(void) {
+    enum { N = 40 };
+    mixp_context *ctx = context_of(NULL);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_tensor *p[N];
+    mixp_underflow u;
+    char name[16];
+    int i;
+    for (i = 0; i < N; i++) {
+        snprintf(name, sizeof name, "p%d", i);
+        p[i] = matrix(ctx, name, 2, 2);
+        mixp_optimizer_add(opt, p[i], NULL);
+        if (i == 0) CHECK_INT(mixp_optimizer_sample(opt), MIXP_OK);
+    }
+    CHECK_INT(step(ctx, opt, p, N), MIXP_OK);
+    CHECK_INT(mixp_optimizer_underflow(opt, -1, &u), 1);
+    CHECK_INT(u.look.count, 4 * N);
+    CHECK_INT(mixp_optimizer_underflow(opt, N, &u), 0);
+    CHECK_INT(mixp_optimizer_underflow(opt, -2, &u), 0);
+    CHECK_INT(mixp_optimizer_underflow(opt, INT64_MAX, &u), 0);
+    CHECK_INT(mixp_optimizer_underflow(opt, INT64_MIN, &u), 0);
+    context_close(ctx);
+}
+
+static mixp_optimizer *optimizer_of(mixp_context *ctx, int muon)
+{ return muon ? mixp_muon_new(ctx, NULL) : mixp_adamw_new(ctx, NULL); }
+
+/* The first weights after two steps; between them the request number `fails` for the parameter
+ * number `n` fails (-1: nobody adds one). Returns whether it failed. */
+static int add_fails(int muon, int n, int64_t side, long fails, float *weights) {
+    mixp_context *ctx = context_of(NULL);
+    mixp_optimizer *opt = optimizer_of(ctx, muon);
+    mixp_tensor *p[40];
+    mixp_result r = MIXP_OK;
+    char name[16];
+    int i;
+    for (i = 0; i <= n; i++) {
+        snprintf(name, sizeof name, "p%d", i);
+        p[i] = matrix(ctx, name, i == n ? side : 3, 4);
+        if (i < n) mixp_optimizer_add(opt, p[i], NULL);
+    }
+    CHECK_INT(step(ctx, opt, p, n), MIXP_OK);
+    requests_left = fails;
+    if (fails >= 0) r = mixp_optimizer_add(opt, p[n], NULL);
+    requests_left = -1;
+    mixp_context_clear_error(ctx);
+    if (r != MIXP_OK || fails < 0) CHECK_INT(step(ctx, opt, p, n), MIXP_OK);
+    for (i = 0; i < n; i++) mixp_read(p[i], weights + 12 * i, MIXP_F32, 12);
+    if (r != MIXP_OK) {
+        CHECK_INT(r, MIXP_ERR_MEMORY);
+        CHECK_INT(mixp_optimizer_add(opt, p[n], NULL), MIXP_OK);
+        CHECK_INT(step(ctx, opt, p, n + 1), MIXP_OK);
+    }
+    context_close(ctx);
+    return r != MIXP_OK;
+}
+
+/* Whatever request fails: the optimizer goes on as if nobody had tried. */
+static void adding_fails(int muon, int n, int64_t side) {
+    static float expected[12 * 40], got[12 * 40];
+    long k = 0;
+    add_fails(muon, n, side, -1, expected);
+    while (add_fails(muon, n, side, k, got)) {
+        CHECK(memcmp(expected, got, sizeof(float) * 12 * (size_t)n) == 0);
+        k++;
+    }
+    CHECK(k > 0);
+}
+static void adding_fails_in_a_full_table(void) {
+    adding_fails(0, 32, 300);
+    adding_fails(1, 32, 300);
+}
+static void adding_fails_for_a_larger_matrix(void) { adding_fails(1, 1, 200); }
+
+/* --- numbers at the ends ------------------------------------------------------------------- */
+
+/* An eps of 0 would make NaN of a gradient of zeros. */
+static void muon_without_eps(void) {
+    mixp_context *ctx = context_of(NULL);
+    mixp_optimizer *opt = mixp_muon_new(ctx, NULL);
+    mixp_param_group group;
+    const char *why;
+    CHECK_INT(mixp_optimizer_group(opt, 0, &group), MIXP_OK);
+    group.eps = 0.0;
+    CHECK_INT(mixp_optimizer_add_group(opt, &group), -1);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(why, "eps must be above 0");
+    CHECK_INT(mixp_optimizer_set_group(opt, 0, &group), MIXP_ERR_ARGUMENT);
+    context_close(ctx);
+}
+
+static void slice_of_any_number(void) {
+    static const int64_t ends[4] = { INT64_MIN, INT64_MAX, -INT64_MAX, 0 };
+    mixp_context *ctx = context_of(NULL);
+    mixp_tensor *x = matrix(ctx, "x", 4, 4);
+    int i, k;
+    for (i = 0; i < 4; i++)
+        for (k = 0; k < 4; k++) {
+            CHECK(mixp_slice(ctx, x, 0, ends[i], ends[k]) == NULL);
+            CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_SHAPE);
+            mixp_context_clear_error(ctx);
+        }
+    context_close(ctx);
+}
+
+/* A cast that is made LOW is no reason to cast its input, by a cast, and so on. */
+static void cast_of_another_class(void) {
+    mixp_context *ctx = context_of(NULL);
+    mixp_tensor *x = matrix(ctx, "x", 4, 4), *y = NULL;
+    int cls;
+    for (cls = 0; cls < MIXP_CLASS_COUNT; cls++) {
+        if (cls == MIXP_CLASS_BANNED) continue;
+        mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_CAST), (mixp_op_class)cls);
+        mixp_step_begin(ctx);
+        MIXP_AUTOCAST(ctx, MIXP_F16) {
+            y = mixp_linear(ctx, mixp_mul(ctx, x, x), x, NULL);
+        }
+        CHECK(y && y->dtype == MIXP_F16);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    context_close(ctx);
+}
+
+/* --- the guard ------------------------------------------------------------------------------ */
+
+static mixp_tensor *left_by_return(mixp_context *ctx, void *user) {
+    mixp_tensor **p = user;
+    MIXP_AUTOCAST(ctx, MIXP_F16) return mixp_sum(ctx, p[0], MIXP_ALL, 0);
+    return NULL;
+}
+
+/* Nothing stays open, and the step count as it was, whatever fn does. */
+static void compare_of_a_bad_function(void) {
+    mixp_context *ctx = context_of(NULL);
+    mixp_tensor *p = matrix(ctx, "p", 4, 4);
+    mixp_compare_desc d;
+    mixp_difference rows[4];
+    mixp_guard_desc guard;
+    const char *why;
+    int64_t n;
+    memset(&d, 0, sizeof d);
+    memset(&guard, 0, sizeof guard);
+    d.a.dtype = MIXP_F16;
+    d.a.level = 1;
+    d.b.dtype = MIXP_F32;
+    d.fn = left_by_return;
+    d.user = &p;
+    CHECK_INT(mixp_compare(ctx, &d, rows, 4, &n), MIXP_ERR_ORDER);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "fn has opened a region");
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_context_steps(ctx), 0);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    guard.max_sites = 100;
+    CHECK_INT(mixp_guard_start(ctx, &guard), MIXP_ERR_ARGUMENT);
+    mixp_context_error(ctx, &why);
+    CHECK_TEXT(why, "mixp_compare");
+    context_close(ctx);
+}
+
+/* What a pinned cast stores in the first step, and in the first after a resume, is what it stores
+ * in all others. */
+static void pinned_cast_of_the_first_step(void) {
+    mixp_context *ctx = context_of(NULL);
+    mixp_autocast region = { MIXP_F16, 1 };
+    int64_t shape[2] = { 4, 4 };
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_BF16, 2, shape);
+    mixp_dtype stored[3];
+    mixp_site_info site;
+    int i, k;
+    mixp_init_normal(w, 0, 0.1);
+    mixp_guard_start(ctx, NULL);
+    CHECK_INT(mixp_guard_pin(ctx, "w: cast", MIXP_F32), MIXP_OK);
+    for (i = 0; i < 3; i++) {
+        mixp_tensor *x;
+        mixp_step_begin(ctx);
+        mixp_autocast_push(ctx, &region);
+        x = mixp_activation(ctx, MIXP_F16, 2, shape);
+        mixp_fill(x, 1);
+        CHECK(mixp_linear(ctx, x, w, NULL) != NULL);
+        mixp_autocast_pop(ctx);
+        stored[i] = MIXP_DTYPE_COUNT;
+        for (k = 0; mixp_site(ctx, k, &site); k++)
+            if (strcmp(site.name, "w: cast") == 0) stored[i] = site.dtype;
+    }
+    CHECK_INT(stored[0], MIXP_BF16);
+    CHECK_INT(stored[1], MIXP_BF16);
+    CHECK_INT(stored[2], MIXP_BF16);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    context_close(ctx);
+}
+
+/* Copies a checkpoint, with the largest number there is for each count of the guard's sites. */
+static void save_with_large_counts(const char *path, int32_t count) {
+    static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
+    mixp_safetensors *file;
+    mixp_st_entry *all;
+    int32_t *states;
+    char error[MIXP_MESSAGE_SIZE];
+    int64_t i, k, n;
+    CHECK_INT(mixp_safetensors_read(path, &file, error, sizeof error), MIXP_OK);
+    n = mixp_safetensors_count(file);
+    all = calloc((size_t)n, sizeof *all);
+    states = NULL;
+    for (i = 0; i < n; i++) {
+        all[i] = *mixp_safetensors_at(file, i);
+        if (strcmp(all[i].name, "mixprec.guard.states") != 0) continue;
+        states = malloc(all[i].bytes);
+        memcpy(states, all[i].data, all[i].bytes);
+        for (k = 0; k < all[i].shape[0]; k++)
+            states[k * all[i].shape[1] + 1] = states[k * all[i].shape[1] + 2] = count;
+        all[i].data = states;
+    }
+    CHECK(states != NULL);
+    CHECK_INT(mixp_safetensors_write(path, all, n, metadata, 2, error, sizeof error), MIXP_OK);
+    mixp_safetensors_free(file);
+    free(states);
+    free(all);
+}
+
+/* A site falls once more after such a file: its count stays a count. */
+static void guard_counts_of_a_file(void) {
+    mixp_context *ctx = context_of(NULL);
+    mixp_tensor *w = matrix(ctx, "w", 4, 4);
+    mixp_autocast region = { MIXP_F16, 1 };
+    int64_t shape[2] = { 4, 4 };
+    mixp_guard_desc guard;
+    mixp_checkpoint what;
+    mixp_site_info site;
+    char path[64];
+    int i;
+    snprintf(path, sizeof path, "/tmp/mixprec_bad_%ld.st", (long)getpid());
+    memset(&guard, 0, sizeof guard);
+    memset(&what, 0, sizeof what);
+    guard.every = 1;
+    what.ctx = ctx;
+    mixp_guard_start(ctx, &guard);
+    for (i = 0; i < 5; i++) {
+        mixp_tensor *x;
+        mixp_step_begin(ctx);
+        if (i == 2) {
+            CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_OK);
+            save_with_large_counts(path, INT32_MAX);
+            CHECK_INT(mixp_checkpoint_load(path, &what), MIXP_OK);
+            mixp_step_begin(ctx);
+        }
+        mixp_autocast_push(ctx, &region);
+        x = mixp_activation(ctx, MIXP_F16, 2, shape);
+        mixp_fill(x, i < 2 ? 1 : 6e4);
+        mixp_fill(w, i < 2 ? 0.1 : 10);
+        mixp_linear(ctx, x, w, NULL);
+        mixp_autocast_pop(ctx);
+    }
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_site(ctx, 0, &site), 1);
+    CHECK_INT(site.falls, 1);
+    CHECK(site.clean >= 0 && site.clean <= 5);
+    remove(path);
+    context_close(ctx);
+}
+
+int main(void) {
+    RUN(sharded_and_late);
+    RUN(sharded_and_failed);
+    RUN(sharded_save_without_memory);
+    RUN(sample_then_add);
+    RUN(adding_fails_in_a_full_table);
+    RUN(adding_fails_for_a_larger_matrix);
+    RUN(muon_without_eps);
+    RUN(slice_of_any_number);
+    RUN(cast_of_another_class);
+    RUN(compare_of_a_bad_function);
+    RUN(pinned_cast_of_the_first_step);
+    RUN(guard_counts_of_a_file);
+    return test_report();
+}

@@ -1,0 +1,653 @@
+/* test_mistakes.c - what a first user does wrong: each mistake is told at once, with its code, what
+ * it was about, and what to do. Those that nobody can tell have a sign, and it is shown here.
+ * SPDX-License-Identifier: MIT OR Unlicense */
+#include "mixprec.h"
+#include "test.h"
+#include <unistd.h>
+
+/* A layer of 4 inputs and 2 outputs, with all that trains it. */
+typedef struct model {
+    mixp_context   *ctx;
+    mixp_tensor    *w, *b;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+} model;
+
+static const int64_t weights[2] = { 2, 4 }, two[1] = { 2 }, batch[2] = { 8, 4 }, eight[1] = { 8 };
+static float   numbers[64];
+static int32_t classes[8];
+static int64_t wide_classes[8];
+
+static model model_open(void) {
+    model m;
+    int i;
+    for (i = 0; i < 64; i++) numbers[i] = 0.25f * (float)(i % 7 - 3);
+    for (i = 0; i < 8; i++) classes[i] = i % 2;
+    m.ctx = mixp_context_new(NULL);
+    m.w = mixp_param(m.ctx, "fc.w", MIXP_F32, 2, weights);
+    m.b = mixp_param(m.ctx, "fc.b", MIXP_F32, 1, two);
+    mixp_write(m.w, numbers, MIXP_F32, 8);
+    m.opt = mixp_sgd_new(m.ctx, NULL);
+    mixp_optimizer_add(m.opt, m.w, NULL);
+    mixp_optimizer_add(m.opt, m.b, NULL);
+    m.scaler = mixp_scaler_new(m.ctx, NULL);
+    mixp_step_begin(m.ctx);
+    return m;
+}
+
+static mixp_tensor *input(const model *m) {
+    return mixp_input(m->ctx, MIXP_F32, 2, batch, numbers);
+}
+static mixp_tensor *targets(const model *m) {
+    return mixp_input(m->ctx, MIXP_I32, 1, eight, classes);
+}
+static mixp_tensor *logits_of(const model *m) {
+    return mixp_linear(m->ctx, input(m), m->w, m->b);
+}
+static mixp_tensor *loss_of(const model *m) {
+    return mixp_cross_entropy(m->ctx, logits_of(m), targets(m), MIXP_IGNORE);
+}
+static void backward(const model *m) {
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss_of(m)));
+}
+static void step(const model *m) {
+    mixp_scaler_step(m->scaler, m->opt);
+    mixp_scaler_update(m->scaler);
+}
+
+/* --- shapes, dtypes, numbers ------------------------------------------------------------- */
+
+static void transposed_weight(model *m) {
+    static const int64_t turned[2] = { 4, 2 };
+    mixp_linear(m->ctx, input(m), mixp_param(m->ctx, "turned", MIXP_F32, 2, turned), NULL);
+}
+static void target_of_other_shape(model *m) { mixp_mse(m->ctx, logits_of(m), input(m)); }
+static void matrices_that_do_not_fit(model *m) {
+    mixp_matmul(m->ctx, input(m), input(m), 0, 0);
+}
+static void parts_that_do_not_join(model *m) {
+    mixp_tensor *part[2];
+    part[0] = input(m);
+    part[1] = logits_of(m);
+    mixp_concat(m->ctx, 2, part, 0);
+}
+static void reshape_to_another_count(model *m) { mixp_reshape(m->ctx, input(m), 1, eight); }
+static void transpose_of_no_axis(model *m) { mixp_transpose(m->ctx, input(m), 0, 5); }
+static void heads_that_do_not_divide(model *m) {
+    static const int64_t shape[3] = { 1, 4, 12 };
+    mixp_attention(m->ctx, mixp_input(m->ctx, MIXP_F32, 3, shape, numbers), 3, 1, 0.0f);
+}
+static void int64_targets(model *m) {
+    mixp_tensor *t = mixp_input(m->ctx, MIXP_I64, 1, eight, wide_classes);
+    mixp_cross_entropy(m->ctx, logits_of(m), t, MIXP_IGNORE);
+}
+static void class_out_of_range(model *m) {
+    classes[5] = 7;
+    loss_of(m);
+}
+static void id_out_of_range(model *m) {
+    classes[3] = 9;
+    mixp_embedding(m->ctx, m->w, targets(m));
+}
+static void float_ids(model *m) { mixp_embedding(m->ctx, m->w, input(m)); }
+static void softmax_of_integers(model *m) { mixp_softmax(m->ctx, targets(m)); }
+static void dropout_of_all(model *m) { mixp_dropout(m->ctx, input(m), 1.0f, 1); }
+static void norm_without_eps(model *m) { mixp_layer_norm(m->ctx, input(m), NULL, NULL, -1.0f); }
+static void bce_in_fp16(model *m) {
+    MIXP_AUTOCAST(m->ctx, MIXP_F16) { mixp_bce(m->ctx, input(m), input(m)); }
+}
+
+/* --- tensors ------------------------------------------------------------------------------ */
+
+static void null_batch(model *m) { mixp_input(m->ctx, MIXP_F32, 2, batch, NULL); }
+static void dimension_of_zero(model *m) {
+    static const int64_t empty[2] = { 3, 0 };
+    mixp_param(m->ctx, "empty", MIXP_F32, 2, empty);
+}
+static void integer_parameter(model *m) { mixp_param(m->ctx, "ids", MIXP_I32, 1, two); }
+static void one_name_twice(model *m) { mixp_param(m->ctx, "fc.w", MIXP_F32, 2, weights); }
+static void param_in_every_step(model *m) {
+    int i;
+    for (i = 0; i < 6; i++) {
+        mixp_step_begin(m->ctx);
+        mixp_zero_grad(m->opt);
+        mixp_param(m->ctx, NULL, MIXP_F32, 1, two);
+        backward(m);
+        step(m);
+    }
+}
+static void view_in_every_step(model *m) {
+    int i;
+    for (i = 0; i < 6; i++) {
+        mixp_step_begin(m->ctx);
+        mixp_zero_grad(m->opt);
+        mixp_view(m->ctx, "batch", MIXP_F32, 2, batch, numbers);
+        backward(m);
+        step(m);
+    }
+}
+static void view_of_nothing(model *m) { mixp_view(m->ctx, "v", MIXP_F32, 1, two, NULL); }
+static void view_of_odd_bytes(model *m) {
+    mixp_view(m->ctx, "v", MIXP_F32, 1, two, (char *)numbers + 1);
+}
+static void gradient_of_integers(model *m) { mixp_tensor_set_requires_grad(targets(m), 1); }
+static void small_read(model *m) {
+    float few[4];
+    mixp_read(m->w, few, MIXP_F32, 4);
+}
+static void item_of_a_matrix(model *m) { mixp_item(logits_of(m)); }
+static void tensor_of_the_last_step(model *m) {
+    mixp_tensor *x = input(m);
+    mixp_step_begin(m->ctx);
+    mixp_linear(m->ctx, x, m->w, m->b);
+}
+static void two_contexts(model *m) {
+    static mixp_context *other;
+    mixp_context_free(other);
+    other = mixp_context_new(NULL);
+    mixp_linear(m->ctx, mixp_input(other, MIXP_F32, 2, batch, numbers), m->w, m->b);
+    mixp_context_free(other);
+    other = NULL;
+}
+
+/* --- walking back --------------------------------------------------------------------------- */
+
+static void backward_of_nothing(model *m) { mixp_backward(m->ctx, NULL); }
+static void backward_of_a_matrix(model *m) { mixp_backward(m->ctx, logits_of(m)); }
+static void backward_twice(model *m) {
+    mixp_tensor *loss = mixp_scaler_scale(m->scaler, loss_of(m));
+    mixp_backward(m->ctx, loss);
+    mixp_backward(m->ctx, loss);
+}
+static void backward_without_record(model *m) {
+    mixp_tensor *loss = NULL;
+    MIXP_NO_GRAD(m->ctx) { loss = loss_of(m); }
+    mixp_backward(m->ctx, loss);
+}
+static void loss_of_a_gradient(model *m) {
+    backward(m);
+    mixp_sum(m->ctx, m->w->grad, MIXP_ALL, 0);
+}
+
+/* --- regions -------------------------------------------------------------------------------- */
+
+static void break_out_of_autocast(model *m) {
+    int i;
+    for (i = 0; i < 1; i++) {
+        mixp_autocast_enter(m->ctx, MIXP_F16);      /* what MIXP_AUTOCAST does, left by break */
+    }
+    mixp_step_begin(m->ctx);
+}
+static void autocast_in_fp8(model *m) {
+    MIXP_AUTOCAST(m->ctx, MIXP_F8_E4M3) { input(m); }
+}
+static void level_that_is_none(model *m) { mixp_autocast_set_level(m->ctx, 7); }
+static void level_3_of_f32(model *m) {
+    mixp_autocast_set_level(m->ctx, 3);
+    MIXP_AUTOCAST(m->ctx, MIXP_F16) { logits_of(m); }
+}
+static void pop_without_push(model *m) { mixp_autocast_pop(m->ctx); }
+
+/* --- optimizers ------------------------------------------------------------------------------ */
+
+static void zeroed_description(model *m) {
+    mixp_adamw_desc d;
+    memset(&d, 0, sizeof d);
+    d.lr = 1e-3;
+    mixp_adamw_new(m->ctx, &d);
+}
+static void negative_rate(model *m) {
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    d.lr = -1.0;
+    mixp_sgd_new(m->ctx, &d);
+}
+static void schedule_without_an_end(model *m) {
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    d.schedule.kind = MIXP_SCHEDULE_COSINE;
+    mixp_sgd_new(m->ctx, &d);
+}
+static void nesterov_without_momentum(model *m) {
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    d.nesterov = 1;
+    mixp_sgd_new(m->ctx, &d);
+}
+static void group_with_a_rate_alone(model *m) {
+    mixp_param_group g;
+    memset(&g, 0, sizeof g);
+    g.lr = 1e-3;
+    mixp_optimizer_add_group(mixp_adamw_new(m->ctx, NULL), &g);
+}
+static void added_twice(model *m) { mixp_optimizer_add(m->opt, m->w, NULL); }
+static void added_as_another_view(model *m) {
+    mixp_tensor *again = mixp_view(m->ctx, "again", MIXP_F32, 2, weights, m->w->data);
+    mixp_optimizer_add(m->opt, again, mixp_view(m->ctx, "g", MIXP_F32, 2, weights, numbers));
+}
+static void adds_an_activation(model *m) { mixp_optimizer_add(m->opt, input(m), NULL); }
+static void view_without_gradient(model *m) {
+    mixp_optimizer_add(m->opt, mixp_view(m->ctx, "v", MIXP_F32, 1, two, numbers), NULL);
+}
+static void gradient_of_another_size(model *m) {
+    mixp_tensor *v = mixp_view(m->ctx, "v", MIXP_F32, 1, two, numbers);
+    mixp_optimizer_add(m->opt, v, mixp_view(m->ctx, "g", MIXP_F32, 1, eight, numbers + 8));
+}
+static void nothing_added(model *m) {
+    backward(m);
+    mixp_scaler_step(m->scaler, mixp_sgd_new(m->ctx, NULL));
+}
+static void parameter_in_no_optimizer(model *m) {
+    mixp_optimizer *half = mixp_sgd_new(m->ctx, NULL);
+    int i;
+    mixp_optimizer_free(m->opt);
+    mixp_optimizer_add(half, m->w, NULL);
+    for (i = 0; i < 3; i++) {
+        mixp_step_begin(m->ctx);
+        mixp_zero_grad(half);
+        backward(m);
+        mixp_scaler_step(m->scaler, half);
+        mixp_scaler_update(m->scaler);
+    }
+}
+static void spike_without_a_loss(model *m) {
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer *opt;
+    d.spike.of = MIXP_SPIKE_LOSS;
+    opt = mixp_sgd_new(m->ctx, &d);
+    mixp_optimizer_add(opt, m->w, NULL);
+    backward(m);
+    mixp_scaler_step(m->scaler, opt);
+}
+
+/* --- the order of a step ---------------------------------------------------------------------- */
+
+static void forgotten_step_begin(model *m) {
+    int i;
+    for (i = 0; i < 2; i++) {
+        mixp_zero_grad(m->opt);
+        backward(m);
+        step(m);
+    }
+}
+static void forgotten_backward(model *m) {
+    loss_of(m);
+    step(m);
+}
+static void forgotten_update(model *m) {
+    backward(m);
+    mixp_scaler_step(m->scaler, m->opt);
+    mixp_scaler_step(m->scaler, m->opt);
+}
+static void update_without_step(model *m) { mixp_scaler_update(m->scaler); }
+static void unscaled_loss(model *m) {
+    mixp_backward(m->ctx, loss_of(m));
+    step(m);
+}
+static void loss_scaled_twice(model *m) {
+    mixp_tensor *loss = mixp_scaler_scale(m->scaler, mixp_scaler_scale(m->scaler, loss_of(m)));
+    mixp_backward(m->ctx, loss);
+    step(m);
+}
+static void step_without_the_scaler(model *m) {
+    backward(m);
+    mixp_optimizer_step(m->opt);
+}
+static void clip_before_unscale(model *m) {
+    backward(m);
+    mixp_clip_grad_norm(m->opt, 1.0);
+}
+static void unscaled_twice(model *m) {
+    backward(m);
+    mixp_scaler_unscale(m->scaler, m->opt);
+    mixp_scaler_unscale(m->scaler, m->opt);
+}
+static void anothers_scaler(model *m) {
+    backward(m);
+    mixp_scaler_step(mixp_scaler_new(m->ctx, NULL), m->opt);
+}
+static void gradients_used_again(model *m) {
+    backward(m);
+    step(m);
+    step(m);
+}
+static void own_gradients_as_they_are(model *m) {
+    static float w[8], g[8];
+    mixp_optimizer *opt = mixp_sgd_new(m->ctx, NULL);
+    mixp_optimizer_add(opt, mixp_view(m->ctx, "mine", MIXP_F32, 1, eight, w),
+                       mixp_view(m->ctx, "mine.grad", MIXP_F32, 1, eight, g));
+    g[0] = 1.0f;
+    mixp_scaler_step(m->scaler, opt);
+}
+
+/* --- scalers, freeing, the rest ----------------------------------------------------------------- */
+
+static void growth_that_shrinks(model *m) {
+    mixp_scaler_desc d;
+    memset(&d, 0, sizeof d);
+    d.growth_factor = 0.5;
+    mixp_scaler_new(m->ctx, &d);
+}
+static void scale_of_infinity(model *m) {
+    mixp_scaler_desc d;
+    memset(&d, 0, sizeof d);
+    d.init_scale = HUGE_VALF;
+    mixp_scaler_new(m->ctx, &d);
+}
+static void gradients_of_a_freed_scaler(model *m) {
+    backward(m);
+    mixp_scaler_free(m->scaler);
+    mixp_scaler_step(mixp_scaler_new(m->ctx, NULL), m->opt);
+}
+static void loss_of_a_freed_scaler(model *m) {
+    mixp_tensor *loss = mixp_scaler_scale(m->scaler, loss_of(m));
+    mixp_scaler_free(m->scaler);
+    mixp_backward(m->ctx, loss);
+}
+static void optimizer_freed_too_soon(model *m) {
+    backward(m);
+    mixp_scaler_step(m->scaler, m->opt);
+    mixp_optimizer_free(m->opt);
+}
+static void graph_on_a_cpu(model *m) { mixp_capture_begin(m->ctx); }
+static void moment_that_is_not_kept(model *m) {
+    float few[8];
+    mixp_optimizer_read(m->opt, m->w, MIXP_STATE_V, few, 8);
+}
+static void weights_of_a_c_file(model *m) {
+    char path[64];
+    FILE *file;
+    snprintf(path, sizeof path, "/tmp/mixprec_mistake_%ld.c", (long)getpid());
+    file = fopen(path, "w");
+    if (file) fprintf(file, "/* a program */\nint main(void) { return 0; }\n");
+    if (file) fclose(file);
+    mixp_checkpoint_load_weights(path, m->ctx, NULL);
+    remove(path);
+}
+static void weights_that_are_not_there(model *m) {
+    mixp_checkpoint_load_weights("no/such/file.safetensors", m->ctx, NULL);
+}
+static void checkpoint_without_a_name(model *m) {
+    mixp_checkpoint what;
+    memset(&what, 0, sizeof what);
+    what.ctx = m->ctx;
+    mixp_param(m->ctx, "", MIXP_F32, 1, two);
+    mixp_checkpoint_save("/tmp/no_name.safetensors", &what);
+}
+
+typedef struct mistake {
+    const char *name;
+    void      (*make)(model *m);
+    mixp_result code;
+    const char *part;           /* of the message: what it is about, or what to do */
+} mistake;
+
+#define MISTAKE(name, code, part) { #name, name, MIXP_ERR_##code, part }
+static const mistake mistakes[] = {
+    MISTAKE(transposed_weight, SHAPE, "'turned' [4, 2] do not fit"),
+    MISTAKE(target_of_other_shape, SHAPE, "[8, 2]"),
+    MISTAKE(matrices_that_do_not_fit, SHAPE, "[8, 4]"),
+    MISTAKE(parts_that_do_not_join, SHAPE, "concat"),
+    MISTAKE(reshape_to_another_count, SHAPE, "reshape"),
+    MISTAKE(transpose_of_no_axis, SHAPE, "transpose"),
+    MISTAKE(heads_that_do_not_divide, SHAPE, "heads"),
+    MISTAKE(int64_targets, DTYPE, "i32"),
+    MISTAKE(class_out_of_range, ARGUMENT, "7"),
+    MISTAKE(id_out_of_range, ARGUMENT, "9"),
+    MISTAKE(float_ids, DTYPE, "i32"),
+    MISTAKE(softmax_of_integers, DTYPE, "i32"),
+    MISTAKE(dropout_of_all, ARGUMENT, "dropout"),
+    MISTAKE(norm_without_eps, ARGUMENT, "eps"),
+    MISTAKE(bce_in_fp16, BANNED, "use mixp_bce_with_logits"),
+    MISTAKE(null_batch, ARGUMENT, "host_data is NULL"),
+    MISTAKE(dimension_of_zero, SHAPE, "dimension 1 is 0"),
+    MISTAKE(integer_parameter, DTYPE, "'ids'"),
+    MISTAKE(one_name_twice, ARGUMENT, "'fc.w': there is one of this name"),
+    MISTAKE(param_in_every_step, ORDER, "once, before the loop"),
+    MISTAKE(view_in_every_step, ORDER, "'batch'"),
+    MISTAKE(view_of_nothing, ARGUMENT, "data is NULL"),
+    MISTAKE(view_of_odd_bytes, ARGUMENT, "not aligned"),
+    MISTAKE(gradient_of_integers, DTYPE, "not i32"),
+    MISTAKE(small_read, SHAPE, "count is 4"),
+    MISTAKE(item_of_a_matrix, SHAPE, "16 elements"),
+    MISTAKE(tensor_of_the_last_step, ORDER, "mixp_step_begin has recycled it"),
+    MISTAKE(two_contexts, ARGUMENT, "another context"),
+    MISTAKE(backward_of_nothing, ARGUMENT, "NULL"),
+    MISTAKE(backward_of_a_matrix, SHAPE, "mean or sum"),
+    MISTAKE(backward_twice, ORDER, "walked already"),
+    MISTAKE(backward_without_record, ORDER, "MIXP_NO_GRAD"),
+    MISTAKE(loss_of_a_gradient, ORDER, "no double backward"),
+    MISTAKE(break_out_of_autocast, ORDER, "goto or break"),
+    MISTAKE(autocast_in_fp8, ARGUMENT, "autocast"),
+    MISTAKE(level_that_is_none, ARGUMENT, "level"),
+    MISTAKE(level_3_of_f32, DTYPE, "'fc.w' is f32"),
+    MISTAKE(pop_without_push, ORDER, "push"),
+    MISTAKE(zeroed_description, ARGUMENT, "start from the defaults"),
+    MISTAKE(negative_rate, ARGUMENT, "lr must"),
+    MISTAKE(schedule_without_an_end, ARGUMENT, "schedule.total"),
+    MISTAKE(nesterov_without_momentum, ARGUMENT, "momentum"),
+    MISTAKE(group_with_a_rate_alone, ARGUMENT, "mixp_optimizer_group(opt, 0, &g)"),
+    MISTAKE(added_twice, ARGUMENT, "'fc.w' was added before"),
+    MISTAKE(added_as_another_view, ARGUMENT, "'again' is the memory of a parameter"),
+    MISTAKE(adds_an_activation, ARGUMENT, "one step only"),
+    MISTAKE(view_without_gradient, ARGUMENT, "mixp_tensor_set_requires_grad"),
+    MISTAKE(gradient_of_another_size, SHAPE, "number of elements"),
+    MISTAKE(nothing_added, ORDER, "mixp_optimizer_add for each"),
+    MISTAKE(parameter_in_no_optimizer, ORDER, "the parameter 'fc.b'"),
+    MISTAKE(spike_without_a_loss, ORDER, "mixp_optimizer_set_loss"),
+    MISTAKE(forgotten_step_begin, ORDER, "mixp_step_begin was not called"),
+    MISTAKE(forgotten_backward, ORDER, "call mixp_backward first"),
+    MISTAKE(forgotten_update, ORDER, "call mixp_scaler_update first"),
+    MISTAKE(update_without_step, ORDER, "call mixp_scaler_step first"),
+    MISTAKE(unscaled_loss, ORDER, "mixp_scaler_scale(scaler, loss)"),
+    MISTAKE(loss_scaled_twice, ORDER, "two loss scales"),
+    MISTAKE(step_without_the_scaler, ORDER, "call mixp_scaler_step instead"),
+    MISTAKE(clip_before_unscale, ORDER, "call mixp_scaler_unscale first"),
+    MISTAKE(unscaled_twice, ORDER, "already"),
+    MISTAKE(anothers_scaler, ORDER, "another scaler"),
+    MISTAKE(gradients_used_again, ORDER, "was used by the step before"),
+    MISTAKE(own_gradients_as_they_are, ORDER, "mixp_scaler_loss_scale(scaler)"),
+    MISTAKE(growth_that_shrinks, ARGUMENT, "growth_factor"),
+    MISTAKE(scale_of_infinity, ARGUMENT, "Inf or NaN"),
+    MISTAKE(gradients_of_a_freed_scaler, ORDER, "a scaler that was freed"),
+    MISTAKE(loss_of_a_freed_scaler, ORDER, "freed"),
+    MISTAKE(optimizer_freed_too_soon, ORDER, "mixp_scaler_update first"),
+    MISTAKE(graph_on_a_cpu, DEVICE, "no graphs"),
+    MISTAKE(moment_that_is_not_kept, ARGUMENT, "keeps no such state"),
+    MISTAKE(weights_of_a_c_file, FORMAT, "not a safetensors file"),
+    MISTAKE(weights_that_are_not_there, IO, "no/such/file"),
+    MISTAKE(checkpoint_without_a_name, ARGUMENT, "name")
+};
+
+/* Each in a context of its own; and the error callback hears what the context keeps. */
+static void test_told(void) {
+    const size_t n = sizeof mistakes / sizeof mistakes[0];
+    size_t i;
+    CHECK(n >= 63);
+    for (i = 0; i < n; i++) {
+        model m = model_open();
+        const char *text = "";
+        mixp_result got;
+        mistakes[i].make(&m);
+        got = mixp_context_error(m.ctx, &text);
+        if (got != mistakes[i].code || !strstr(text, mistakes[i].part)) {
+            test_bad++;
+            TEST_SHOW("%s: %d '%s', not %d '...%s...'", mistakes[i].name, (int)got, text,
+                      (int)mistakes[i].code, mistakes[i].part);
+        }
+        mixp_context_free(m.ctx);
+    }
+}
+
+static void test_told_without_a_context(void) {
+    mixp_context_desc d;
+    const char *why = "";
+    memset(&d, 0, sizeof d);
+    d.why = &why;
+    d.threads = -1;
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "threads is negative");
+    CHECK(mixp_param(NULL, "w", MIXP_F32, 1, two) == NULL);
+    CHECK_INT(mixp_context_error(NULL, &why), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(why, "the context is NULL");
+}
+
+/* --- what is no mistake ----------------------------------------------------------------------- */
+
+/* Several optimizers, and several updates of one, in a step that begins once; a parameter whose
+ * gradient the program looks after itself; one that is frozen; gradients over a scale of its own. */
+static void test_legal(void) {
+    model m = model_open();
+    mixp_optimizer *second = mixp_sgd_new(m.ctx, NULL);
+    mixp_tensor *mine = mixp_param(m.ctx, "mine", MIXP_F32, 1, two);
+    mixp_tensor *frozen = mixp_param(m.ctx, "frozen", MIXP_F32, 1, two);
+    mixp_tensor *other = mixp_param(m.ctx, "other", MIXP_F32, 1, two);
+    const char *why = "";
+    int i;
+    CHECK_INT(mixp_tensor_set_requires_grad(frozen, 0), MIXP_OK);
+    CHECK_INT(mixp_optimizer_add(second, other, NULL), MIXP_OK);
+    for (i = 0; i < 4; i++) {
+        mixp_tensor *y;
+        mixp_step_begin(m.ctx);
+        mixp_zero_grad(m.opt);
+        mixp_zero_grad(second);
+        if (mine->grad) mixp_fill(mine->grad, 0.0);
+        y = mixp_add(m.ctx, mixp_add(m.ctx, logits_of(&m), mine), mixp_mul(m.ctx, frozen, other));
+        mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, mixp_mean(m.ctx, y, MIXP_ALL, 0)));
+        CHECK_INT(mixp_scaler_step(m.scaler, m.opt), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(m.scaler, second), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(m.scaler), MIXP_OK);
+    }
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_OK);
+    CHECK_TEXT(why, "");
+    CHECK(frozen->grad == NULL);
+    mixp_context_free(m.ctx);
+}
+
+/* --- a loss that is not finite is in the verdict of its first step -------------------------------- */
+
+static void test_bad_loss_at_once(void) {
+    model m = model_open();
+    mixp_tensor *huge = mixp_scale(m.ctx, loss_of(&m), HUGE_VALF);
+    mixp_verdict v;
+    mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, huge));
+    step(&m);
+    v = mixp_scaler_verdict(m.scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(v.loss_bad, 1);
+    CHECK_INT(v.origin, MIXP_ORIGIN_NO_GUARD);
+    CHECK_TEXT(mixp_origin_text(v.origin), "the loss is not finite");
+
+    mixp_step_begin(m.ctx);             /* and it is forgotten with the next step */
+    mixp_zero_grad(m.opt);
+    backward(&m);
+    step(&m);
+    v = mixp_scaler_verdict(m.scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
+    CHECK_INT(v.loss_bad, 0);
+
+    mixp_step_begin(m.ctx);             /* gradients that overflow in a finite loss are not its */
+    mixp_zero_grad(m.opt);
+    huge = mixp_scale(m.ctx, mixp_sum(m.ctx, m.b, MIXP_ALL, 0), 3e38f);
+    mixp_fill(m.b, 0.0);
+    mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, huge));
+    step(&m);
+    v = mixp_scaler_verdict(m.scaler);
+    CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(v.loss_bad, 0);
+    CHECK_INT(v.origin, MIXP_ORIGIN_UNKNOWN);
+    mixp_context_free(m.ctx);
+}
+
+/* --- what nobody can tell, and its sign: the list in the manual ------------------------------------ */
+
+static double norm_of_step(const model *m) {
+    mixp_step_begin(m->ctx);
+    backward(m);
+    step(m);
+    return mixp_scaler_verdict(m->scaler).grad_norm;
+}
+
+/* Forgotten zero_grad, after an update that clears no marks: told; with a fixed scale gradients are
+ * summed, which is legal, and the norm grows from step to step. */
+static void test_sign_of_a_forgotten_zero_grad(void) {
+    model m = model_open();
+    mixp_scaler_desc d;
+    double norm[3];
+    int i;
+    memset(&d, 0, sizeof d);
+    d.rule = MIXP_RULE_STATIC;
+    m.scaler = mixp_scaler_new(m.ctx, &d);
+    for (i = 0; i < 3; i++) norm[i] = norm_of_step(&m);
+    CHECK(norm[1] > 1.5 * norm[0] && norm[2] > 1.2 * norm[1]);
+    CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
+    mixp_context_free(m.ctx);
+}
+
+/* Data written behind the library's back: its low copy stays until mixp_tensor_touch. */
+static void test_sign_of_a_missing_touch(void) {
+    model m = model_open();
+    double before = 0.0, after = 0.0, touched = 0.0;
+    MIXP_AUTOCAST(m.ctx, MIXP_F16) { before = mixp_item(loss_of(&m)); }
+    ((float *)m.w->data)[0] += 4.0f;
+    MIXP_AUTOCAST(m.ctx, MIXP_F16) { after = mixp_item(loss_of(&m)); }
+    mixp_tensor_touch(m.w);
+    MIXP_AUTOCAST(m.ctx, MIXP_F16) { touched = mixp_item(loss_of(&m)); }
+    CHECK_NEAR(after, before, 0.0);
+    CHECK(fabs(touched - before) > 0.1);
+    mixp_context_free(m.ctx);
+}
+
+/* Host data of another dtype than was said: numbers that are none of the data. */
+static void test_sign_of_a_wrong_host_dtype(void) {
+    model m = model_open();
+    float seen[32];
+    mixp_tensor *x = mixp_input(m.ctx, MIXP_F16, 2, batch, numbers);
+    CHECK_INT(mixp_read(x, seen, MIXP_F32, 32), MIXP_OK);
+    CHECK_NEAR(seen[0], 0.0, 0.0);              /* the lower half of -0.75f, and its upper half */
+    CHECK(seen[1] < -1.5f);
+    mixp_context_free(m.ctx);
+}
+
+/* Forgotten initialisation: weights of 0, so the first loss of a classifier is log(classes), as it
+ * should be, and the layers below get no gradient. */
+static void test_sign_of_a_forgotten_init(void) {
+    model m = model_open();
+    mixp_tensor *h = mixp_param(m.ctx, "h", MIXP_F32, 2, weights), *loss;
+    mixp_tensor *head = mixp_param(m.ctx, "head", MIXP_F32, 1, two);
+    float grad[8];
+    int i;
+    mixp_write(h, numbers, MIXP_F32, 8);
+    loss = mixp_mul(m.ctx, mixp_linear(m.ctx, input(&m), h, NULL), head);
+    loss = mixp_cross_entropy(m.ctx, loss, targets(&m), MIXP_IGNORE);
+    CHECK_NEAR(mixp_item(loss), log(2.0), 1e-6);
+    mixp_backward(m.ctx, loss);
+    CHECK_INT(mixp_read(h->grad, grad, MIXP_F32, 8), MIXP_OK);
+    for (i = 0; i < 8; i++) CHECK_NEAR(grad[i], 0.0, 0.0);
+    mixp_context_free(m.ctx);
+}
+
+/* The scale was asked for, and gradients were not multiplied by it all the same: their norm is
+ * smaller than it should be by that factor. */
+static void test_sign_of_gradients_without_the_scale(void) {
+    static float w[8], g[8];
+    model m = model_open();
+    mixp_optimizer *opt = mixp_sgd_new(m.ctx, NULL);
+    mixp_optimizer_add(opt, mixp_view(m.ctx, "mine", MIXP_F32, 1, eight, w),
+                       mixp_view(m.ctx, "mine.grad", MIXP_F32, 1, eight, g));
+    g[0] = 2.0f;
+    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 65536.0, 0.0);
+    CHECK_INT(mixp_scaler_step(m.scaler, opt), MIXP_OK);
+    CHECK_NEAR(mixp_optimizer_verdict(opt).grad_norm, 2.0 / 65536.0, 0.0);
+    mixp_context_free(m.ctx);
+}
+
+int main(void) {
+    RUN(test_told);
+    RUN(test_told_without_a_context);
+    RUN(test_legal);
+    RUN(test_bad_loss_at_once);
+    RUN(test_sign_of_a_forgotten_zero_grad);
+    RUN(test_sign_of_a_missing_touch);
+    RUN(test_sign_of_a_wrong_host_dtype);
+    RUN(test_sign_of_a_forgotten_init);
+    RUN(test_sign_of_gradients_without_the_scale);
+    return test_report();
+}
