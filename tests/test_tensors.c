@@ -94,13 +94,13 @@ static mixp_result no_attach(mixp_exec *x) {
 }
 
 static void test_a_context_says_why_there_is_none(void) {
-    const mixp_context_desc plain = { NULL, NULL, NULL, NULL, 0, 0, NULL, { NULL, NULL, NULL }, NULL,
-                                      NULL, NULL };
     mixp_device broken = *mixp_cpu();
-    mixp_context_desc d = plain;
+    mixp_context_desc plain, d;
     mixp_context *ctx;
     const char *why = NULL;
     counting c;
+    memset(&plain, 0, sizeof plain);
+    d = plain;
     d.allocate = count_allocate;
     CHECK(mixp_context_new(&d) == NULL);        /* nobody asks why */
     d.why = &why;
