@@ -1461,7 +1461,7 @@ MIXPREC_HD uint32_t mixp_state_bf16(float x, uint32_t random) {
 /* What x says about its block's largest magnitude: Inf and NaN say nothing. */
 MIXPREC_HD uint32_t mixpi_state_size(float x) {
     uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
-    return a < 0x7F800000u ? a : 0u;  /* plant: state_size */
+    return a < 0x7F800000u ? a : 0u;
 }
 
 /* The scale of a block of first moments, an f8_e8m0, from the bits of the largest: it becomes at

@@ -97,8 +97,8 @@ plant agree_found        zero    ranks       planted_inf
 plant agree_forward      zero    ranks       guarded_skips
 plant ranks_awaited      drop    ranks       buckets
 plant attention_last     swap    attention   any_size_and_mix
-plant attention_reach    sign    attention   any_size_and_mix
-plant attention_first    sign    attention   any_size_and_mix
+plant attention_reach    sign    attention_apart odd_sizes
+plant attention_first    sign    attention_apart odd_sizes
 plant attention_met      factor  attention_apart any_mix
 plant attention_padding  swap    attention_apart any_mix
 plant attention_past     sign    attention_apart any_mix
@@ -119,12 +119,11 @@ plant rope_back          turn    functions   test_against_torch
 plant fan_in             factor  functions   test_initialisers
 plant missed             drop    optimizers  test_missing_gradients
 plant state_floor        swap    states      test_codes_of_v
-plant state_size         swap    states      test_kinds_follow
-plant master_nan         swap    states      test_masters_of_16_bits
+plant master_nan         sign    states      test_masters_of_16_bits
 plant cautious           logic   states      test_cautious
 plant muon_unit          swap    muon        test_f32_as_pytorch
 plant muon_tall          turn    muon        test_f32_as_pytorch
-plant arena_again        drop    reference   test_gpt_f32
+plant arena_again        turn    ledger      memory_is_not_scattered
 plant round_up           sign    tensors     test_activation_of_last_step_is_refused
 plant shape_limit        turn    tensors     test_a_name_is_used_once
 plant shape_one          bound   autocast    test_dtype_of_every_operator
@@ -155,7 +154,7 @@ plant concat_first       drop    operators   test_gradients
 plant kept_grad          logic   operators   test_a_kept_gradient_is_not_handed_on
 plant lent_kept          logic   gradient_memory sums_of_all_kinds_share_their_gradients
 plant settle_own         zero    gradient_memory sums_of_all_kinds_share_their_gradients
-plant settle_inputs      zero    gradient_memory residual_blocks_have_the_gradients_of_differences
+plant settle_inputs      zero    gradient_memory a_users_operator_never_reads_where_it_writes
 plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_nobody_reads
 plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
@@ -189,7 +188,7 @@ plant json_zero          logic   checkpoint  test_malformed_rows
 plant json_twice         drop    checkpoint  test_malformed_rows
 plant st_bits            drop    checkpoint  test_malformed_rows
 plant st_order           swap    checkpoint  test_golden_bytes
-plant merge_missing      turn    checkpoint  test_load_refuses
+plant merge_missing      turn    watch_scale test_other_files
 plant same_shape         turn    checkpoint  test_load_refuses
 plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses

@@ -228,7 +228,41 @@ static void norms_that_write_low_give_the_same_bits(void) {
     CHECK_INT(memcmp(grads[0], grads[1], sizeof grads[0]), 0);
 }
 
+/* An operator of a user's that reads y's gradient from another place than it writes x's, and asks for
+ * the former first: y[i] = x[N-1-i]. */
+static mixp_result turned_infer(mixp_call *c)
+{ return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape); }
+static mixp_result turn(mixp_in from, mixp_out to) {
+    for (int64_t i = 0; i < N; i++) mixp_put(to, i, mixp_get(from, N - 1 - i));
+    return MIXP_OK;
+}
+static mixp_result turned_forward(mixp_call *c) { return turn(mixp_call_x(c, 0), mixp_call_y(c)); }
+static mixp_result turned_backward(mixp_call *c) {
+    mixp_in dy = mixp_call_dy(c);
+    return turn(dy, mixp_call_dx(c, 0));
+}
+static const mixp_op turned = { "turned", MIXP_CLASS_KEEP, 0, turned_infer, turned_forward, turned_backward, NULL };
+
+/* The sum of w (x + turned x): the gradient is w[i] + w[N-1-i]. */
+static void a_users_operator_never_reads_where_it_writes(void) {
+    int64_t shape[1] = { N };
+    float weights[N], got[N];
+    mixp_context *c = mixp_context_new(NULL);
+    mixp_tensor *p = mixp_param(c, "p", MIXP_F32, 1, shape), *x, *y;
+    for (int i = 0; i < N; i++) weights[i] = (float)(i * i + 1);
+    mixp_init_normal(p, 0, 1);
+    mixp_step_begin(c);
+    x = mixp_scale(c, p, 1.0f);
+    y = mixp_add(c, x, mixp_apply(c, &turned, 1, &x, 0, NULL));
+    y = mixp_mul(c, y, mixp_input(c, MIXP_F32, 1, shape, weights));
+    CHECK_INT(mixp_backward(c, mixp_sum(c, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(p->grad, got, MIXP_F32, N), MIXP_OK);
+    for (int i = 0; i < N; i++) CHECK_NEAR(got[i], weights[i] + weights[N - 1 - i], 0);
+    mixp_context_free(c);
+}
+
 int main(void) {
+    RUN(a_users_operator_never_reads_where_it_writes);
     RUN(sums_of_all_kinds_share_their_gradients);
     RUN(residual_blocks_have_the_gradients_of_differences);
     RUN(a_loss_writes_over_logits_that_nobody_reads);

@@ -22,6 +22,7 @@ typedef struct plan {
     mixp_ranks_mean mean;
     int             low_sums, apart, parts;
     int             plant_rank, plant_step;     /* where an Inf is put into a gradient; -1 = nowhere */
+    int             plant_more;                 /* 1: into those of all ranks after it, too          */
     int             odd;                /* what rank 1 does differently */
     double          seconds;
     const char     *checkpoint;         /* NULL = none */
@@ -256,7 +257,8 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
             mixp_tensor *loss;
             mixp_step_begin(m.ctx);
             mixp_ranks_hold(m.ctx, walk < p->walks - 1);
-            m.planted = ranks->rank == p->plant_rank &&
+            m.planted = (ranks->rank == p->plant_rank ||
+                         (p->plant_more && ranks->rank > p->plant_rank)) &&
                         (step == p->plant_step || (p->guard_pins && step > p->plant_step));
             if (p->guard) m.factor = m.planted && !p->guard_backward ? 3e6f : 1.0f;
             if (p->guard && !p->guard_backward) m.planted = 0;
@@ -608,6 +610,10 @@ static void planted_inf(void) {
             CHECK(memcmp(got[r].weights, kept.weights, kept.bytes) == 0);
         }
     }
+    /* Of several the lowest is named. */
+    p.plant_rank = 1;
+    p.plant_more = 1;
+    CHECK_INT(run(&p, 4)[0].verdict.bad_rank, 1);
     /* And training goes on as that of one rank does. */
     p = plan_of(5);
     p.plant_step = 2;
