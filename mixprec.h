@@ -1230,7 +1230,7 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_settle(plan, s);
     if (s->of) {
         step->skip = 1;
-        s->in_a_row += mixpi_f64_is_finite(s->z);
+        if (mixpi_f64_is_finite(s->z) && s->in_a_row < INT32_MAX) s->in_a_row++;
         return;
     }
     if (!mixpi_f64_is_finite(s->z)) s->z = 0.0;
@@ -11934,7 +11934,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
-    if (ctx->watch) ctx->watch->since++;
+    if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
@@ -12915,7 +12915,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
     r = w->settle(ctx);
     if (r != MIXP_OK) return r;
-    w->since++;
+    if (w->since < INT32_MAX) w->since++;
     w->sampled = w->force || w->since >= w->every;  /* plant: guard_every */
     if (!w->sampled) return MIXP_OK;
     w->since = w->turns = 0;
@@ -17042,10 +17042,13 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     return MIXP_OK;
 }
 
-/* No gradient made before can be unscaled any more: the state was loaded. */
+/* No gradient made before can be unscaled any more, no step tried again: the state was loaded. */
 static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
+    s->began = s->first = 0;
+    s->retried = s->epoch + s->ctx->replays;
+    s->ctx->replayed = 0;
 }
 
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
@@ -19993,7 +19996,8 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
                     (mixp_origin)w->origin);
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
-    if (forward) w->barren = acted ? 0 : w->barren + 1;
+    if (forward && acted) w->barren = 0;
+    else if (forward && w->barren < INT32_MAX) w->barren++;
     if (w->patience < 0 || !forward) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
@@ -20185,7 +20189,7 @@ MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
 
 MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    return w && w->on && (w->force || w->since + 1 >= w->every);
+    return w && w->on && (w->force || w->since >= w->every - 1);
 }
 
 /* What is wrong with a pattern, or NULL. */
@@ -21807,7 +21811,8 @@ typedef enum mixpi_must {
     MIXPI_AT_LEAST_0,           /* and finite                                              */
     MIXPI_BETA,                 /* in [0, 1)                                               */
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
-    MIXPI_COUNTER,              /* at least 0, and far from where counting would overflow  */
+    MIXPI_COUNTER,              /* at least 0; of 64 bits, far from where counting would
+                                   overflow; of 32, any: these stop at their largest       */
     MIXPI_FLAG                  /* 0 or 1                                                  */
 } mixpi_must;
 
@@ -22031,6 +22036,7 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
     item = mixpi_state_value(&window);
     item.on_device = 1;
     item.optional = 1;
+    item.must = MIXPI_FINITE;
     mixpi_state_add(s, item, "optimizer.%d.spike.window", number);
     mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
 }
@@ -22516,15 +22522,10 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff_tell(&diff, s->report);
 }
 
-/* Is the number one that a save can have written? */
-static int mixpi_number_is_good(const mixpi_state_item *item) {
-    double most = item->e.dtype == MIXP_I32 ? 1073741824.0 : 9007199254740992.0;   /* 2^30, 2^53 */
-    uint64_t bits = 0;
-    double x = 0.0;
-    if (item->must == MIXPI_ANY) return 1;
-    memcpy(&bits, item->e.data, item->e.bytes);
-    mixp_convert(&x, MIXP_F64, &bits, item->e.dtype, 1);
-    switch (item->must) {
+/* Is x one that a save can have written? */
+static int mixpi_number_is_good(mixpi_must must, double x) {
+    const double most = 4611686018427387904.0;  /* 2^62 */
+    switch (must) {
     case MIXPI_FINITE:     return mixpi_finite(x);
     case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
     case MIXPI_BETA:       return mixpi_is_beta(x);
@@ -22533,6 +22534,20 @@ static int mixpi_number_is_good(const mixpi_state_item *item) {
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;  /* plant: flag_range */
     default:               return 0;
     }
+}
+
+/* Is each number of the item? */
+static int mixpi_item_is_good(const mixpi_state_item *item) {
+    const size_t size = mixp_dtype_size(item->e.dtype);
+    const char *data = (const char *)item->e.data;
+    double x = 0.0;
+    size_t at;
+    if (item->must == MIXPI_ANY) return 1;
+    for (at = 0; at < item->e.bytes; at += size) {
+        mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
+        if (!mixpi_number_is_good(item->must, x)) return 0;
+    }
+    return 1;
 }
 
 /* A group as the file would make it; its numbers must go together, too. */
@@ -22574,7 +22589,7 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
         if (s->items[i].absent) continue;
         while (!file->items[k].wanted) k++;
         s->items[i].e.data = file->items[k++].e.data;
-        if (!mixpi_number_is_good(&s->items[i]))
+        if (!mixpi_item_is_good(&s->items[i]))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
                               s->items[i].e.name);
     }
