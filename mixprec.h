@@ -11293,13 +11293,18 @@ static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
+    mixp_result r;
     if (!p) return NULL;
     p->next = ctx->pieces;
     ctx->pieces = p;
     if (!on_device) return memset(p->data, 0, bytes);
     ctx->permanent += bytes;
     mixpi_note_peak(ctx);
-    return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
+    r = mixpi_device_zero(ctx, p->data, bytes);
+    if (r == MIXP_OK) return p->data;
+    mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s",
+                      (double)bytes, mixp_result_text(r));
+    return NULL;
 }
 
 static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
