@@ -3689,7 +3689,8 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 /* Holds the sites whose name, or the part of it before ": ", fits the pattern (* stands for any
  * characters, ? for one; a copy is kept). MIXP_F32: they store f32. MIXP_F16 or MIXP_BF16: they
  * store what autocast says and never fall back. MIXP_DTYPE_COUNT: they are free again. The newest
- * pattern that fits counts; at most 64. Before or during training, on or off.
+ * pattern that fits counts; one given again is replaced, "*" replaces all, and at most 64 are
+ * kept. Before or during training, on or off.
  * MIXP_ERR_ARGUMENT: another dtype, too long (95 characters), too many, or no site has such a name:
  * told here when sites are known, else, as the context's error, after the first sampled step.
  * MIXP_ERR_ORDER: a region or a scope is open. */
@@ -3711,7 +3712,7 @@ typedef struct mixp_event {
     int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
     int64_t         step;       /* of the context, that was looked at */
     mixp_event_kind kind;
-    const char     *what;       /* the kind, in words: a constant string */
+    const char     *what;       /* the kind, in words: a constant string. See mixp_event_text */
     const char     *site;       /* its name, "" for none: a skip that no sample explains yet */
     mixp_dtype      dtype;      /* what the site stores from now on */
     float           largest;    /* what was seen */
@@ -3723,6 +3724,11 @@ typedef struct mixp_event {
 /* Event i of those still kept, oldest first, until it returns 0: the newest 1024. Like all that
  * reads what the guard knows, it does not wait for the device. */
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
+
+/* The event as a sentence for a person, at most 400 characters: what happened where, what it means,
+ * and what to do, or that nothing is. Returns text, which is cut where `space` does not suffice;
+ * "" for no event, NULL for no text or space 0. Pure. */
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space);
 
 typedef struct mixp_site_info {
     const char *name, *op;
@@ -19642,14 +19648,70 @@ static void mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
     e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
 }
 
-static const char *mixpi_event_text(mixp_event_kind kind) {
+static const char *mixpi_event_what(const mixp_event *e) {
     static const char *const texts[] = {
         "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
         "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
-        "pinned", "skipped", "no room for more sites: they are not watched"
+        "pinned: a pattern holds it", "made what a step was skipped for",
+        "no room for more sites: they are not watched"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
-    return texts[kind];
+    if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
+        return "a step was skipped, and nobody looked; the next one is looked at";
+    return texts[e->kind];
+}
+
+/* What a user is to do about an event. */
+static const char *mixpi_event_advice(const mixp_event *e) {
+    switch (e->kind) {
+    case MIXP_EVENT_OVERFLOW:
+    case MIXP_EVENT_HIGH:
+    case MIXP_EVENT_FLUSHED:
+        return "Nothing is to be done: it comes back when it is well again";
+    case MIXP_EVENT_BACK:
+        return "Nothing is to be done: should it fall again, it takes twice as long to come back";
+    case MIXP_EVENT_PINNED:
+        return "You asked for it; MIXP_DTYPE_COUNT in place of a dtype frees it";
+    case MIXP_EVENT_FULL:
+        return "Start the guard of a new context with more max_sites";
+    default: break;
+    }
+    if (e->origin == MIXP_ORIGIN_UNKNOWN)
+        return "A gradient was not finite. Nothing is to be done, unless step after step is "
+               "skipped: the next one is looked at, and tells where it begins";
+    return e->origin == MIXP_ORIGIN_BACKWARD || e->origin == MIXP_ORIGIN_FORWARD
+         ? "Nothing is to be done" : "No loss scale cures it";
+}
+
+/* The number that an event is about, in brackets; "" where it is about none. */
+static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
+    *text = 0;
+    if (e->kind == MIXP_EVENT_FLUSHED)
+        snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
+    if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK)
+        snprintf(text, space, " (largest %g)", (double)e->largest);
+    if (e->kind == MIXP_EVENT_OVERFLOW)
+        snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
+}
+
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
+    char number[64];
+    if (!text || !space) return NULL;
+    *text = 0;
+    if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
+    mixpi_event_number(event, number, sizeof number);
+    if (event->kind != MIXP_EVENT_SKIP)
+        snprintf(text, space, "step %.0f: %.95s%s%s%s. %s.", (double)event->step, event->site,
+                 *event->site ? " " : "", mixpi_event_what(event), number,
+                 mixpi_event_advice(event));
+    else if (event->origin == MIXP_ORIGIN_UNKNOWN)
+        snprintf(text, space, "step %.0f: skipped. %s.", (double)event->step,
+                 mixpi_event_advice(event));
+    else
+        snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)event->step,
+                 *event->site ? "It began at " : "", event->site, *event->site ? ": " : "",
+                 mixp_origin_text(event->origin), mixpi_event_advice(event));
+    return text;
 }
 
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
@@ -19663,13 +19725,13 @@ MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out
     out->number = number;
     out->step = e->step;
     out->kind = e->kind;
-    out->what = mixpi_event_text(e->kind);
     out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
     out->dtype = e->dtype;
     out->largest = e->look.largest;
     out->flushed = e->flushed;
     out->nonfinite = e->look.nonfinite;
     out->origin = e->origin;
+    out->what = mixpi_event_what(out);
     return 1;
 }
 
@@ -20285,17 +20347,38 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
     return w && w->on && (w->force || w->since >= w->every - 1);
 }
 
+/* Does a newer pattern make this one void? The same does, and that of all; `first`: so is one that
+ * only frees what no older one holds. */
+static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
+    if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;
+}
+
+/* How many patterns stay beside a newer one; `forget` 1: the others go. */
+static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
+    int i, n = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        if (mixpi_pin_is_void(&w->pins[i], newer, !n)) continue;
+        if (forget && n < i) w->pins[n] = w->pins[i];
+        n++;
+    }
+    if (forget) w->n_pins = n;
+    return n;
+}
+
 /* What is wrong with a pattern, or NULL. */
 static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
                                    mixp_dtype dtype) {
-    const mixpi_watch *w = ctx->watch;
+    mixpi_watch *w = ctx->watch;
     mixpi_pin pin;
     int n = 0;
     if (!pattern || !*pattern) return "the pattern is empty";
     if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
     if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
         return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
-    if (w && w->n_pins == MIXPI_MAX_PINS) return "there are 64 patterns already";
+    if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
+        return "there are 64 patterns already; one of them given again is replaced, and '*' with "
+               "MIXP_DTYPE_COUNT frees all";
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
     while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
@@ -20316,6 +20399,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
                                  pattern ? pattern : "NULL", wrong);
     w = mixpi_watch_of(ctx);
     if (!w) return MIXP_ERR_MEMORY;
+    mixpi_pins_beside(w, pattern, 1);
     pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
