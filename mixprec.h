@@ -803,13 +803,13 @@ MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return ldexp((double)r->low_largest, -r->margin); }
 
 /* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
- * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for,
- * but not what is more than 2^10 above all that came since. */
+ * peak is forgotten by a sixteenth of a binade each time: what comes now and then is waited for,
+ * but not what is more than 2^12 above all that came since. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
-    s->peak *= 0.840896415f;  /* 2^(-1/4) */
-    if (s->largest > 0.0f && s->peak > s->largest * 1024.0f)
-        s->peak = s->largest * 1024.0f;
+    s->peak *= 0.957603281f;  /* 2^(-1/16) */
+    if (s->largest > 0.0f && s->peak > s->largest * 4096.0f)
+        s->peak = s->largest * 4096.0f;
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
@@ -2123,7 +2123,7 @@ MIXPREC_HD float mixpi_through_low(mixp_dtype low, float x) {
 MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
     float held = mixpi_through_low(low, was);
     float moved = mixpi_through_low(low, held + (now - was));
-    return moved == held;  /* plant: update_lost */
+    return moved == held;
 }
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
@@ -3218,15 +3218,18 @@ typedef enum mixp_scaler_preset {
  * and makes the scale the power of two that puts it `margin` binades below low_largest: every
  * growth_interval clean steps, at once when a gradient comes nearer than that, and never by more
  * than max_move binades a step. An overflow backs off as PyTorch's rule does, and counts as a
- * gradient of low_largest / scale. What was largest is forgotten by half in four intervals.
+ * gradient of low_largest / scale. What was largest is forgotten by half in 16 intervals.
  * What it promises: no step is skipped for a gradient up to 2^margin times the largest that it
- * has in mind, which may be 2^10 times those of its last interval. A larger one that no step
- * before it announced nobody foresees: it costs a skip, as under any rule. f16 has 40 binades,
- * and what a wider margin takes is missing at the other end. In 1,000 steps, 2% of which had
- * gradients 2^4 to 2^20 times as large, PyTorch's rule skipped 8, 10 and 7 (3 seeds), this one
- * 6, 9 and 6; with a margin of 8 binades 3, 1 and 1; of 13 none, none and 1, where 17% of all
- * gradients were subnormal and 0.01% flushed. Of spikes of 2^1 to 2^3 it skipped none, and
- * PyTorch's, growing every 20, 32 and more. */
+ * has in mind, which may be 2^12 times those of its last interval. A larger one that no step
+ * before it announced nobody foresees: it costs a skip, as under any rule, and an overflow does
+ * not tell how large it was, so that the next may cost another. In 1,000 steps, 2% of which had
+ * gradients 2^4 to 2^8 times as large, PyTorch's rule skipped 2, 3 and 1 (3 seeds; growing every
+ * 20 steps 32, 29 and 32), this one none. Of 2^4 to 2^20 PyTorch's skipped 8, 10 and 7, this one
+ * 2, 2 and 2, and 1, 1 and 1 with a guard. f16 has 40 binades, and room at one end is missing
+ * at the other: no fixed scale skips none of those at which less than 0.001 to 0.003% of all
+ * gradients are flushed and 2.6 to 5.8% subnormal. PyTorch's rule flushed 0.0001% at most, this
+ * one 0.0005%; with the guard, which sees larger gradients on the way back, 0.03%, and half were
+ * subnormal in one run. The loss ended alike under all of them. */
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
@@ -3245,7 +3248,7 @@ typedef struct mixp_scaler_desc {
     int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
     float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
     /* Of MIXP_RULE_PREDICTIVE alone. */
-    int       margin;           /* 0 = 3 binades; at most 30                            */
+    int       margin;           /* 0 = 6 binades; at most 30. Of fp8's few take 1 to 3  */
     int       max_move;         /* 0 = 4 binades a step; at most 252                    */
     float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
@@ -3686,7 +3689,8 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 /* Holds the sites whose name, or the part of it before ": ", fits the pattern (* stands for any
  * characters, ? for one; a copy is kept). MIXP_F32: they store f32. MIXP_F16 or MIXP_BF16: they
  * store what autocast says and never fall back. MIXP_DTYPE_COUNT: they are free again. The newest
- * pattern that fits counts; at most 64. Before or during training, on or off.
+ * pattern that fits counts; one given again is replaced, "*" replaces all, and at most 64 are
+ * kept. Before or during training, on or off.
  * MIXP_ERR_ARGUMENT: another dtype, too long (95 characters), too many, or no site has such a name:
  * told here when sites are known, else, as the context's error, after the first sampled step.
  * MIXP_ERR_ORDER: a region or a scope is open. */
@@ -3708,7 +3712,7 @@ typedef struct mixp_event {
     int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
     int64_t         step;       /* of the context, that was looked at */
     mixp_event_kind kind;
-    const char     *what;       /* the kind, in words: a constant string */
+    const char     *what;       /* the kind, in words: a constant string. See mixp_event_text */
     const char     *site;       /* its name, "" for none: a skip that no sample explains yet */
     mixp_dtype      dtype;      /* what the site stores from now on */
     float           largest;    /* what was seen */
@@ -3720,6 +3724,11 @@ typedef struct mixp_event {
 /* Event i of those still kept, oldest first, until it returns 0: the newest 1024. Like all that
  * reads what the guard knows, it does not wait for the device. */
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
+
+/* The event as a sentence for a person, at most 400 characters: what happened where, what it means,
+ * and what to do, or that nothing is. Returns text, which is cut where `space` does not suffice;
+ * "" for no event, NULL for no text or space 0. Pure. */
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space);
 
 typedef struct mixp_site_info {
     const char *name, *op;
@@ -9783,17 +9792,6 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
         memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
 }
 
-/* What of n updates is lost. */
-static void mixpi_count_lost(mixpi_chunk *c, mixp_dtype low, const float *was,
-                             const float *now, int n) {
-    int i;
-    for (i = 0; i < n; i++) {
-        if (mixp_bits_of_f32(was[i]) == mixp_bits_of_f32(now[i])) continue;
-        c->updates++;
-        c->lost += mixpi_update_is_lost(low, was[i], now[i]);
-    }
-}
-
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     mixp_grad_stats *s = &step->stats;
     double squares = 0.0;
@@ -10289,6 +10287,44 @@ MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_
     MIXPI_P(placed)(mixpi_out_to(low, dtype, 0), at + i, n - i, p + i);
 }
 
+/* Which of 16 elements were changed, and which of those would not have been in a low dtype, where
+ * `held` would have become `moved`: added to what was counted in each lane. */
+MIXPI_V void MIXPI_P(count_16)(int32_t *updates, int32_t *lost, const float *was,
+                               const float *now, const float *held, const float *moved) {
+    int i;
+    for (i = 0; i < 16; i++) {
+        const int32_t differs = mixp_bits_of_f32(was[i]) != mixp_bits_of_f32(now[i]);
+        updates[i] += differs;
+        lost[i] += differs & (moved[i] == held[i]);  /* plant: update_lost */
+    }
+}
+
+/* What of n updates is lost: mixpi_update_is_lost of all at a time. `was` has room for a block, and
+ * is 0 behind the n elements afterwards. */
+MIXPI_K void MIXPI_P(count_lost)(mixpi_chunk *c, mixp_dtype low, float *was,
+                                 const float *now, int n) {
+    float to[MIXPI_BLOCK], held[MIXPI_BLOCK], moved[MIXPI_BLOCK];
+    uint16_t stored[MIXPI_BLOCK];
+    int32_t updates[16] = { 0 }, lost[16] = { 0 };
+    int i, whole = n;
+    memcpy(to, now, (size_t)n * sizeof *to);
+    for (; whole % 16; whole++) was[whole] = to[whole] = 0.0f;
+    MIXPI_P(narrow_run)(low, stored, was, whole);
+    MIXPI_P(widen_run)(low, held, stored, whole);
+    for (i = 0; i < whole; i += 16) {
+        mixpi_v step = mixpi_vsub(mixpi_vload(to + i), mixpi_vload(was + i));
+        mixpi_vstore(moved + i, mixpi_vadd(mixpi_vload(held + i), step));
+    }
+    MIXPI_P(narrow_run)(low, stored, moved, whole);
+    MIXPI_P(widen_run)(low, moved, stored, whole);
+    for (i = 0; i < whole; i += 16)
+        MIXPI_P(count_16)(updates, lost, was + i, to + i, held + i, moved + i);
+    for (i = 0; i < 16; i++) {
+        c->updates += updates[i];
+        c->lost += lost[i];
+    }
+}
+
 MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
@@ -10315,7 +10351,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
         MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
         if (job->counting)
-            mixpi_count_lost(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
+            MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
@@ -16891,7 +16927,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
                    recovery_scale, fixed, delay, divides, f32_factors)                     \
     { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
-      recovery_scale, fixed, delay, divides, f32_factors, 0, 3, 4, 65504.0f },
+      recovery_scale, fixed, delay, divides, f32_factors, 0, 6, 4, 65504.0f },
 #define MIXPI_CLEAN  MIXP_REFILL_CLEAN
 #define MIXPI_GROWTH MIXP_REFILL_GROWTH
 #define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
@@ -19617,14 +19653,70 @@ static void mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
     e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
 }
 
-static const char *mixpi_event_text(mixp_event_kind kind) {
+static const char *mixpi_event_what(const mixp_event *e) {
     static const char *const texts[] = {
         "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
         "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
-        "pinned", "skipped", "no room for more sites: they are not watched"
+        "pinned: a pattern holds it", "made what a step was skipped for",
+        "no room for more sites: they are not watched"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
-    return texts[kind];
+    if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
+        return "a step was skipped, and nobody looked; the next one is looked at";
+    return texts[e->kind];
+}
+
+/* What a user is to do about an event. */
+static const char *mixpi_event_advice(const mixp_event *e) {
+    switch (e->kind) {
+    case MIXP_EVENT_OVERFLOW:
+    case MIXP_EVENT_HIGH:
+    case MIXP_EVENT_FLUSHED:
+        return "Nothing is to be done: it comes back when it is well again";
+    case MIXP_EVENT_BACK:
+        return "Nothing is to be done: should it fall again, it takes twice as long to come back";
+    case MIXP_EVENT_PINNED:
+        return "You asked for it; MIXP_DTYPE_COUNT in place of a dtype frees it";
+    case MIXP_EVENT_FULL:
+        return "Start the guard of a new context with more max_sites";
+    default: break;
+    }
+    if (e->origin == MIXP_ORIGIN_UNKNOWN)
+        return "A gradient was not finite. Nothing is to be done, unless step after step is "
+               "skipped: the next one is looked at, and tells where it begins";
+    return e->origin == MIXP_ORIGIN_BACKWARD || e->origin == MIXP_ORIGIN_FORWARD
+         ? "Nothing is to be done" : "No loss scale cures it";
+}
+
+/* The number that an event is about, in brackets; "" where it is about none. */
+static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
+    *text = 0;
+    if (e->kind == MIXP_EVENT_FLUSHED)
+        snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
+    if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK)
+        snprintf(text, space, " (largest %g)", (double)e->largest);
+    if (e->kind == MIXP_EVENT_OVERFLOW)
+        snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
+}
+
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
+    char number[64];
+    if (!text || !space) return NULL;
+    *text = 0;
+    if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
+    mixpi_event_number(event, number, sizeof number);
+    if (event->kind != MIXP_EVENT_SKIP)
+        snprintf(text, space, "step %.0f: %.95s%s%s%s. %s.", (double)event->step, event->site,
+                 *event->site ? " " : "", mixpi_event_what(event), number,
+                 mixpi_event_advice(event));
+    else if (event->origin == MIXP_ORIGIN_UNKNOWN)
+        snprintf(text, space, "step %.0f: skipped. %s.", (double)event->step,
+                 mixpi_event_advice(event));
+    else
+        snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)event->step,
+                 *event->site ? "It began at " : "", event->site, *event->site ? ": " : "",
+                 mixp_origin_text(event->origin), mixpi_event_advice(event));
+    return text;
 }
 
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
@@ -19638,13 +19730,13 @@ MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out
     out->number = number;
     out->step = e->step;
     out->kind = e->kind;
-    out->what = mixpi_event_text(e->kind);
     out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
     out->dtype = e->dtype;
     out->largest = e->look.largest;
     out->flushed = e->flushed;
     out->nonfinite = e->look.nonfinite;
     out->origin = e->origin;
+    out->what = mixpi_event_what(out);
     return 1;
 }
 
@@ -20260,17 +20352,38 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
     return w && w->on && (w->force || w->since >= w->every - 1);
 }
 
+/* Does a newer pattern make this one void? The same does, and that of all; `first`: so is one that
+ * only frees what no older one holds. */
+static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
+    if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;
+}
+
+/* How many patterns stay beside a newer one; `forget` 1: the others go. */
+static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
+    int i, n = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        if (mixpi_pin_is_void(&w->pins[i], newer, !n)) continue;
+        if (forget && n < i) w->pins[n] = w->pins[i];
+        n++;
+    }
+    if (forget) w->n_pins = n;
+    return n;
+}
+
 /* What is wrong with a pattern, or NULL. */
 static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
                                    mixp_dtype dtype) {
-    const mixpi_watch *w = ctx->watch;
+    mixpi_watch *w = ctx->watch;
     mixpi_pin pin;
     int n = 0;
     if (!pattern || !*pattern) return "the pattern is empty";
     if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
     if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
         return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
-    if (w && w->n_pins == MIXPI_MAX_PINS) return "there are 64 patterns already";
+    if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
+        return "there are 64 patterns already; one of them given again is replaced, and '*' with "
+               "MIXP_DTYPE_COUNT frees all";
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
     while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
@@ -20291,6 +20404,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
                                  pattern ? pattern : "NULL", wrong);
     w = mixpi_watch_of(ctx);
     if (!w) return MIXP_ERR_MEMORY;
+    mixpi_pins_beside(w, pattern, 1);
     pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
