@@ -207,7 +207,7 @@ static void training_run(training *t, int steps) {
         for (o = 0; o < 3; o++) mixp_scaler_step(t->scaler, t->opt[o]);
         mixp_scaler_update(t->scaler);
         for (o = 0; o < 3; o++) mixp_zero_grad(t->opt[o]);
-        t->cursor[0]++;
+        if (t->cursor[0] < INT64_MAX) t->cursor[0]++;
     }
 }
 
