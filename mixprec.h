@@ -995,6 +995,8 @@ typedef struct mixp_agreement {
     double  here, there;        /* what rank 0 has there, and what that rank has           */
     int32_t ranks;              /* how many told; 0: nobody was asked                      */
     float   loss;               /* the mean of theirs, where spikes of it are looked for   */
+    int32_t part_rank;          /* scattered sums: the rank in whose part the first bad one
+                                   is, plus 1; its element is counted from there           */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1273,7 +1275,8 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
-    MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
+    MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part of the
+                                   sums alone, so that norms and what is bad are its own   */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1282,6 +1285,8 @@ enum {
     MIXP_AGREE_FORWARD,         /* 1: its forward pass made Inf or NaN                     */
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
+    MIXP_AGREE_PART_ROW, MIXP_AGREE_PART_ELEMENT, MIXP_AGREE_PART_NAN,
+                                /* the first bad one in this rank's part of the sums       */
     MIXP_AGREE_WORDS
 };
 
@@ -1315,15 +1320,49 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
 }
 
+/* The same, where sums are scattered: what this rank has looked at is its part of them. */
+MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
+    row[MIXP_AGREE_HERE] = 2.0;
+    row[MIXP_AGREE_NORM] = s->stats.norm;   /* Inf and NaN, too: others add zeros to it */
+    row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
+    row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
+    row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
+}
+
+MIXPREC_HD int mixpi_agree_in_parts(const double *table)
+{ return table[MIXP_AGREE_HERE] > 1.0; }
+
+/* The norm of all parts, in the order of ranks: the same on each, and on each run of as many. And
+ * the first bad one: of the first row, and there of the lowest rank, which has its beginning. */
+MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state *s) {
+    double squares = 0.0;
+    int r;
+    s->stats.bad_row = s->stats.bad_element = -1;
+    s->stats.bad_is_nan = 0;
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
+        squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
+        if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
+        if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;  /* plant: part_first */
+        s->agreed.part_rank = r + 1;
+        s->stats.bad_row = bad;
+        s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
+        s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
+    }
+    s->stats.norm = sqrt(squares);  /* plant: part_norm */
+}
+
 /* Is rank r unlike rank 0? Then that is noted. */
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_RATE : MIXP_AGREE_NORM;
     int word = MIXP_AGREE_HERE;
-    while (word <= MIXP_AGREE_NORM &&
+    while (word <= last &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_NORM) return;
+    if (word > last) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
@@ -1358,6 +1397,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     }
     s->agreed.ranks = size;
     s->agreed.loss = (float)(loss / (double)size);
+    if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -2199,7 +2239,8 @@ typedef struct mixp_look_args {
  * between them: fills this rank's row of table (and zeros the others), or, with `reads`, takes from
  * the whole table what all have found. See mixp_agree_fill and mixp_agree_read. looks: what
  * grad_stats found in each bucket of gradients before it was summed, first_leaf the place of its
- * first gradient. All but plan: device memory. */
+ * first gradient. in_parts: step is of a look at this rank's part of scattered sums alone. All but
+ * plan: device memory. */
 typedef struct mixp_agree_args {
     const mixp_step_plan    *plan;      /* host memory                                     */
     const mixp_step_state   *looks;
@@ -2210,6 +2251,7 @@ typedef struct mixp_agree_args {
     mixp_step_state         *step;
     double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
     int                      rank, size, reads;
+    int                      in_parts;
 } mixp_agree_args;
 
 /* where: y (+)= mask ? a : b over shape (rank 0..8), y dense; a stride of 0 repeats an element.
@@ -2424,6 +2466,8 @@ struct mixp_tensor {
                                    it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
         int          optimizers;/* of a parameter: how many have it                        */
+        int          divided;   /* of a parameter: 1: ranks divide its states              */
+        int          in_pieces; /* of a gradient: 1: this rank has its piece of it alone   */
         uint64_t     walks;     /* of a gradient: how often a walk back wrote to it; and at the */
         uint64_t     walks_then;/* last update, when no optimizer had its parameter, with the */
         uint64_t     others_then;   /* writes of others, plus 1; 0 = it was not there      */
@@ -2480,7 +2524,25 @@ typedef struct mixp_ranks_desc {
                                    and has moments and master weights of that alone; then all get
                                    the weights. The bits are the same. Needs all_gather; see
                                    CHECKPOINT                                              */
+    mixp_ranks_hook reduce_scatter; /* data is size * count elements; those at data + rank *
+                                   count become the sum over all ranks, each in the order that
+                                   sum has; the others are worth nothing after it. NULL = none */
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter that grad_wait ends. NULL =
+                                   reduce_scatter, at once                                 */
+    int             scatter;    /* 1: with shard, a rank gets the sums of what it updates alone:
+                                   see SCATTERED SUMS. Needs reduce_scatter                */
 } mixp_ranks_desc;
+
+/* SCATTERED SUMS. Of N ranks each sends and receives (N-1)/N of the gradients' bytes in place of
+ * 2 (N-1)/N, and looks at an N-th of them. A tensor that ranks divide, of at least 1/100 of
+ * bucket_bytes, is summed by a reduce_scatter of its own; all others as without `scatter`. What is
+ * true of a gradient after mixp_backward is then this rank's piece: mixp_read of it is
+ * MIXP_ERR_ORDER, and operators must not be given it. A parameter has one optimizer.
+ *
+ * Sums, and weights where nothing is clipped, have the bits that they have without. The norm is
+ * put together from the ranks' parts, in double and in their order: the same on all ranks, and on
+ * each run of as many, but its last bits may be others, and so may a clip coefficient's. Counts of
+ * what a low dtype loses (mixp_optimizer_sample) are of this rank's pieces. */
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -9939,6 +10001,7 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     memset(k->table, 0, bytes);
     mixp_agree_fill(row, k->plan, k->step, k->scaler);
     mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->in_parts) mixpi_agree_part(row, k->step);
     if (k->forward && k->forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     return MIXP_OK;
 }
@@ -11699,6 +11762,26 @@ static uint64_t mixpi_random_step(const mixp_context *ctx) {
 static int mixpi_is_sharded(const mixp_context *ctx)
 { return ctx->ranks.shard && ctx->ranks.size > 1; }
 
+/* Does each rank get the sums of its pieces alone? */
+static int mixpi_is_scattered(const mixp_context *ctx)
+{ return ctx->ranks.scatter && mixpi_is_sharded(ctx); }
+
+/* Elements of a piece of a tensor that ranks divide: the last pieces may have fewer. */
+static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
+    int64_t each = mixpi_ceil_div(count, (int64_t)mixpi_world(ctx));
+    return mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
+}
+
+/* What is wrong with a description of scattered sums; NULL: nothing. */
+static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
+    if (k->scatter_ready && !k->grad_wait)
+        return "ranks: scatter_ready needs grad_wait, which ends what it began";
+    if (!k->scatter) return NULL;
+    if (!k->shard) return "ranks: scatter needs shard: ranks that update all need all sums";
+    if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
+    return NULL;
+}
+
 /* What is wrong with a description; NULL: nothing. */
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
@@ -11715,7 +11798,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, by which weights go to the other ranks";
-    return NULL;
+    return mixpi_scatter_wrong(k);
 }
 
 static void mixpi_ranks_take(mixp_context *ctx, const mixp_ranks_desc *given) {
@@ -11738,8 +11821,8 @@ static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
 static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
                                      const char *why) {
     if (!why) return MIXP_OK;
-    mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s, rank %d of %d: %s", what, ctx->ranks.rank,
-                      ctx->ranks.size, why);
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
+                      ctx->ranks.size, what, why);
     return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
 }
 
@@ -12289,6 +12372,11 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
                                  "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
                                  (int)dtype);
+    if (t->own.in_pieces)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                                 "%s: the gradient of '%s' is scattered over the ranks, and no rank "
+                                 "has it whole: set `scatter` of mixp_ranks_desc to 0 to look at it",
+                                 who, t->name);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                              "%s '%s': count is %.0f, but the tensor %s has %.0f "
@@ -13693,12 +13781,14 @@ typedef struct mixpi_leaf {
     int64_t      last;          /* the entry, as the walk counts, that ends it; -1 = none   */
     int64_t      bucket;
     int          summed;        /* since it was last made from nothing                      */
+    int64_t      each;          /* elements of a rank's piece; 0: all ranks get all of it   */
     mixpi_mark   mark;          /* of what is held of it                                    */
 } mixpi_leaf;
 
 typedef struct mixpi_bucket {
     int64_t  first, end;        /* its leaves                                               */
     int64_t  count;             /* of elements, with the gaps between tensors, which are 0  */
+    int64_t  each;              /* of which each rank gets so many; 0: all get all          */
     mixp_out grads;             /* its range of the arena                                   */
     mixp_out wire;              /* what is summed: the same, or a copy in f32               */
     void    *held;              /* of the wire's dtype: the sum of earlier walks, or NULL   */
@@ -13799,23 +13889,35 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
         }
 }
 
-/* By dtype, then in the order in which they end. */
+/* By dtype, those of which each rank gets a piece first, then in the order in which they end. */
 static int mixpi_leaf_order(const void *a, const void *b) {
     const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
     if (x->tensor->dtype != y->tensor->dtype)
         return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    if (!x->each != !y->each) return x->each ? -1 : 1;
     if (x->last != y->last) return x->last < y->last ? -1 : 1;
     return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
 }
 
-static size_t mixpi_leaf_bytes(const mixpi_leaf *l)
-{ return mixpi_round_up(mixpi_bytes(l->tensor)); }
+/* With zeros behind it, where the last pieces are shorter than the others. */
+static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
+    const size_t size = mixp_dtype_size(l->tensor->dtype);
+    if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
+    return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
+}
+
+/* A small tensor would cost a message of its own, and saves few bytes. */
+static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
+    const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
+    if (!mixpi_is_scattered(ctx) || !t->own.divided || mixpi_bytes(t) < least) return 0;
+    return mixpi_piece_size(ctx, t->count);
+}
 
 /* Does leaf i begin another bucket than the one that has `bytes` already? */
 static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
                                size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes ||
-           l[-1].tensor->dtype != l->tensor->dtype;
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
+           l[-1].each || l[-1].tensor->dtype != l->tensor->dtype;
 }
 
 /* Cuts the leaves from `from` on into buckets. */
@@ -13830,17 +13932,32 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
         if (mixpi_bucket_begins(ctx, l, bytes)) {
             b = &d->buckets[d->n_buckets++];
             b->first = i;
+            b->each = l->each;
             b->grads = mixpi_out_to(arena, t->dtype, 0);
             b->wire = b->grads;
             bytes = 0;
         }
         t->own.grad->data = arena;
         l->bucket = d->n_buckets - 1;
-        arena += mixpi_leaf_bytes(l);
-        bytes += mixpi_leaf_bytes(l);
+        arena += mixpi_leaf_bytes(ctx, l);
+        bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
         b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
     }
+}
+
+/* In the order in which they end, which is that of the arena but where sums are scattered. */
+static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
+    int64_t i, k;
+    for (i = from + 1; i < d->n_buckets; i++) {
+        const mixpi_bucket moved = d->buckets[i];
+        const int64_t last = d->leaves[moved.end - 1].last;
+        for (k = i; k > from && d->leaves[d->buckets[k - 1].end - 1].last > last; k--)
+            d->buckets[k] = d->buckets[k - 1];  /* plant: buckets_order */
+        d->buckets[k] = moved;
+    }
+    for (i = from; i < d->n_buckets; i++)
+        for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
 }
 
 /* Memory for the sums in f32 of what is narrower. */
@@ -13888,18 +14005,21 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
     mixp_result r = MIXP_OK;
     size_t bytes = 0;
     char *arena;
+    for (i = from; i < d->n_leaves; i++)
+        d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
     qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves, mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.leaf = i + 1;
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
-        bytes += mixpi_leaf_bytes(l);
+        bytes += mixpi_leaf_bytes(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
     d->buckets = (mixpi_bucket *)mixpi_longer(
         ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
     if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
     mixpi_buckets_cut(ctx, d, from, arena);
+    if (mixpi_is_scattered(ctx)) mixpi_buckets_order(d, old_buckets);
     for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
         r = mixpi_bucket_stage(ctx, &d->buckets[i]);
     return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
@@ -13953,7 +14073,7 @@ static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
 }
 
 /* What must be alike before anything else is compared. */
-enum { MIXPI_START_WORDS = 12 };
+enum { MIXPI_START_WORDS = 13 };
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
                              double *row) {
@@ -13970,13 +14090,15 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
     row[8] = (double)k->apart;
     row[9] = (double)k->bucket_bytes;
     row[10] = (double)k->shard;
-    row[11] = (double)d->n_leaves;
+    row[11] = (double)k->scatter;
+    row[12] = (double)d->n_leaves;
 }
 
 static const char *mixpi_start_name(int64_t word) {
     static const char *const names[MIXPI_START_WORDS] = {
         "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "shard", "the number of gradients"
+        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter",
+        "the number of gradients"
     };
     return names[word];
 }
@@ -14079,6 +14201,7 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
     for (i = 0; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         if (!l->tensor->grad) l->summed = 0;
+        if (!l->tensor->grad) l->tensor->own.grad->own.in_pieces = 0;
         if (!l->summed || !d->buckets[l->bucket].due) continue;
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the gradient of '%s' was summed over the ranks "
@@ -14183,18 +14306,27 @@ static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
     return r == MIXP_OK && divide ? mixpi_divide_by_parts(ctx, b->wire, b->count) : r;
 }
 
+/* The sum of what ranks have of it, for all, or of its pieces, for their owners. */
+static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (b->each)
+        return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
+                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
+                               b->wire, b->each);
+    return mixpi_ranks_run(ctx, "the sum of gradients",
+                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+}
+
 /* Its walk has ended it: it goes out. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
     mixp_out sum = b->wire;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, sum.dtype), b->count);
     if (r != MIXP_OK) return mixpi_noted(ctx, "a sum over ranks", r);
-    return mixpi_ranks_run(ctx, "the sum of gradients",
-                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+    return mixpi_bucket_sum(ctx, b);
 }
 
 /* Sends what is final, in order. all: nothing else will come. */
@@ -14248,18 +14380,19 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
 static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
     const mixp_ranks_desc *k = &ctx->ranks;
+    const int64_t first = b->each * k->rank, n = b->each ? b->each : b->count;
+    const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
-        r = mixpi_divide_by_parts(ctx, b->wire, b->count);
-    if (r == MIXP_OK && b->wire.data != b->grads.data)
-        r = mixpi_convert_to(ctx, b->grads, mixpi_in(b->wire.data, b->wire.dtype),
-                             b->count);
+    if (k->mean == MIXP_MEAN_AFTER && k->parts > 1) r = mixpi_divide_by_parts(ctx, sum, n);
+    if (r == MIXP_OK && sum.data != to.data)
+        r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
     for (i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixp_tensor *g = l->tensor->own.grad;
         if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
         l->summed = 1;
+        g->own.in_pieces = b->each > 0;
         g->version++;
     }
     b->holds = b->due = 0;
@@ -17774,12 +17907,10 @@ static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
 static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
                               int64_t *first) {
     const int64_t count = opt->slots[i].param->count;
-    int64_t each;
+    const int64_t each = mixpi_piece_size(opt->ctx, count);
     *first = 0;
     if (!mixpi_is_divided(opt, i))
         return !opt->owned || opt->slots[i].owner == r ? count : 0;
-    each = mixpi_ceil_div(count, (int64_t)opt->ctx->ranks.size);
-    each = mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
     *first = mixpi_min(r * each, count);
     return mixpi_min(each, count - *first);
 }
@@ -17882,6 +18013,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
+    else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
+        wrong = "has, or had, an optimizer: where sums are scattered, each parameter has one";
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
@@ -18102,6 +18235,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
         opt->owned[opt->slots[opt->count].owner] -= param->count;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     param->own.optimizers += r == MIXP_OK;
+    param->own.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
     return r;
 }
 
@@ -18384,11 +18518,16 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     return sum;
 }
 
+/* The table by which gradients are looked at, as kernels see it: where sums are scattered, that of
+ * what this rank updates, for it has no others. */
+static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
+{ return mixpi_is_scattered(o->ctx) ? o->device_own_rows : o->device_rows; }
+
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.scale = scale;
     k.unscale = unscale;
@@ -18563,7 +18702,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     mixp_clip_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
@@ -18612,7 +18751,8 @@ static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
-    const mixp_param_row *row = &opt->rows[i];
+    const int apart = mixpi_is_scattered(opt->ctx);
+    const mixp_param_row *row = apart ? &opt->own_rows[i] : &opt->rows[i];
     mixp_look_args k;
     if (!row->active) return MIXP_OK;
     memset(&k, 0, sizeof k);
@@ -18836,7 +18976,7 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
  * After the look and before the decision one small table is summed over the ranks, on the device;
  * the host is not asked. What is in it: see mixp_agree_fill.
  */
-static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
@@ -18856,6 +18996,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     k.table = o->table;
     k.rank = ranks->rank;
     k.size = ranks->size;
+    k.in_parts = in_parts;
     r = MIXPI_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
@@ -18864,33 +19005,56 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
 }
 
+/* Two numbers that differ, with as many digits as it takes to see that. */
+static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t room) {
+    int digits = 6;
+    do {
+        snprintf(here, room, "%.*g", digits, a);
+        snprintf(there, room, "%.*g", digits, b);
+    } while (strcmp(here, there) == 0 && (digits += 3) < 18);
+}
+
 /* Ranks that went apart, by a learning rate that one of them changed, say: told here; on a GPU
  * perhaps a step late, but that step was skipped by all. */
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = { "a rank is missing:", "the loss scale",
+    static const char *const words[] = { "", "the loss scale",
                                          "the number of applied steps",
                                          "the learning rate",
                                          "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
+    const int other = (int)a->differs - 1;
+    char here[32], there[32];
     if (r != MIXP_OK || !a->differs) return r;
+    if (a->word == MIXP_AGREE_HERE)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "rank %d took another kind of step than rank 0, or none; the "
+                                 "step was skipped: do the hooks carry f64?",
+                                 other);
+    mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %.17g on rank 0 and %.17g on rank %d; "
+                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
                              "the step was skipped",
-                             words[a->word], a->here, a->there, (int)a->differs - 1);
+                             words[a->word], here, there, other);
+}
+
+/* The ranks tell each other what they found. in_parts: each has looked at its own part of it. */
+static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                     int in_parts) {
+    if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
+    return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                             "ranks: the device %s has no kernel `agree`; its table "
+                             "is older than this header",
+                             o->ctx->device->name);
 }
 
 /* After a look, or what stands for one: the ranks agree, and prepare follows. */
-static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
+                                       int in_parts) {
     mixp_result r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
-    if (!o->ctx->device->kernels->agree)
-        return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                                 "ranks: the device %s has no kernel `agree`; its table "
-                                 "is older than this header",
-                                 o->ctx->device->name);
-    r = mixpi_opt_agree(o, s);
+    r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_ranks_stop(o->ctx, r);
@@ -18919,11 +19083,14 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
 /* A look at all gradients, and what the ranks make of it together. */
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
                                     const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const int in_parts = mixpi_is_scattered(o->ctx);
     mixp_result r = mixpi_ranks_views(o);
     if (r != MIXP_OK) return r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
+    if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
+    if (r == MIXP_OK && in_parts) r = mixpi_ranks_agree(o, s, 1);   /* for the norm to clip by */
+    return r;
 }
 
 /* Copies bytes of device memory. */
@@ -19128,7 +19295,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                              s);
     else {
         r = mixpi_ranks_views(opt);
-        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
@@ -19311,6 +19478,7 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
+    int64_t first;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
     v.site = "";
@@ -19338,6 +19506,10 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
+    if (s.agreed.part_rank) {
+        mixpi_piece_of(opt, s.stats.bad_row, (int)s.agreed.part_rank - 1, &first);
+        v.bad_element += first;  /* plant: part_element */
+    }
     v.bad_is_nan = s.stats.bad_is_nan;
     return v;
 }
@@ -19477,7 +19649,11 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
     mixpi_checked_lose(opt);
-    for (i = 0; i < opt->count; i++) opt->slots[i].param->own.optimizers--;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *p = opt->slots[i].param;
+        p->own.optimizers--;
+        if (!p->own.leaf) p->own.divided = 0;   /* else its gradients stay in pieces */
+    }
     if (ctx->tally_of == opt) ctx->tally_of = NULL;
     mixpi_owned_free(ctx, opt);
     return MIXP_OK;
