@@ -1232,7 +1232,7 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_settle(plan, s);
     if (s->of) {
         step->skip = 1;
-        s->in_a_row += mixpi_f64_is_finite(s->z);
+        if (mixpi_f64_is_finite(s->z) && s->in_a_row < INT32_MAX) s->in_a_row++;
         return;
     }
     if (!mixpi_f64_is_finite(s->z)) s->z = 0.0;
@@ -2573,7 +2573,7 @@ typedef struct mixp_context_desc {
  * --default-stream per-thread passes cudaStreamPerThread.
  *
  * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
- * threads < 0, or a device or stream that cannot be used.
+ * threads below 0 or above 4096, or a device or stream that cannot be used.
  * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
  * once the parent has used them: fork before the first step, or give the child's context threads 1.
  * memory: instead of an allocator, a static array, say. On a CPU everything of the context then
@@ -2877,14 +2877,16 @@ MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "
 /* Begins a step: recycles the activations, gradients of activations and the tape of the
  * step before, whose tensors must not be used again. Call it first in every training or
  * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
- * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same). */
+ * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same); or an
+ * operator of yours calls this from its own functions: then nothing changes. */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
  * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
  * mixp_tensor_set_requires_grad was asked for. Runs once per recorded tape and loss; several losses
  * of one step may each be walked. A walk that fails forgets the gradients that it touched.
- * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; or an
+ * operator's own function calls this. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* With ranks, mixp_backward sums the gradients over them, and divides them. Where several walks
@@ -2897,7 +2899,7 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
- * *worst. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
+ * *worst, NaN where one is. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
  * and must be deterministic (no dropout). Inputs keep their values. */
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
                                              mixp_tensor *(*fn)(mixp_context *, void *),
@@ -2950,7 +2952,7 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
 /* For forward: a tensor kept for backward in c->saved[slot]. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
                                         int rank, const int64_t *shape);
-/* For backward: the gradient of input i, to be filled. NULL: not wanted. *accumulate 1: add
+/* For backward alone: the gradient of input i, to be filled. NULL: not wanted. *accumulate 1: add
  * to what it holds; 0: overwrite (it holds garbage). Writing to it is a promise: after this
  * call the gradient counts as written. */
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
@@ -3518,8 +3520,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * you fill, always taken as given. Master weights follow the parameter when you write it.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
- * MIXP_ERR_ARGUMENT: added before, or another view of the same memory. MIXP_ERR_DTYPE: f16 where
- * masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
+ * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it.
+ * MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
@@ -3538,8 +3540,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
 /* What the optimizer remembers of one of its parameters, as f32, whatever it is stored in: `count`
- * elements, all that the parameter has. MASTER: where none is kept, the weight itself. Waits for
- * the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
+ * elements, all that the parameter has. MASTER: where none is kept, or the weight was written since
+ * the last step, the weight itself. Waits for the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
  * keeps no such state; MIXP_ERR_SHAPE: another count. */
 typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* the first moment, or momentum                           */
@@ -11062,6 +11064,7 @@ typedef struct mixpi_watch {
     int         settled;        /* 1: one ever was */
     int         acted;          /* 1: a site fell back since the last skip */
     void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
+    int         dropped;        /* 1: attention has drawn random numbers since it began */
     int         turns;          /* sites that this step has stored to */
     int32_t     force;          /* 1: the next step is to be a sampled one */
     int32_t     since;          /* steps since the last sampled one */
@@ -11124,6 +11127,7 @@ struct mixp_context {
     uint64_t       replayed;    /* the step count after the newest replay */
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
+    int            inside;      /* operators at work: their functions begin no step        */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
     const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
     void          *scalers, *optimizers;    /* all of them, newest first                   */
@@ -11878,6 +11882,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
+    if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -12017,7 +12022,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
-    if (ctx->watch) ctx->watch->since++;
+    if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
@@ -13003,7 +13008,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
     r = w->settle(ctx);
     if (r != MIXP_OK) return r;
-    w->since++;
+    if (w->since < INT32_MAX) w->since++;
     w->sampled = w->force || w->since >= w->every;  /* plant: guard_every */
     if (!w->sampled) return MIXP_OK;
     w->since = w->turns = 0;
@@ -13012,9 +13017,19 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
 }
 
+/* What an operator's own functions must not call, for it works on what that would recycle. */
+static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
+    if (!ctx->inside) return MIXP_OK;  /* plant: inside_operator */
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: an operator is at work: its infer, forward and backward begin "
+                             "no step, and walk nothing back",
+                             who);
+}
+
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     mixp_result r, watched;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_check_outside(ctx, "mixp_step_begin") != MIXP_OK) return MIXP_ERR_ORDER;
     r = mixpi_regions_check(ctx);
     watched = mixpi_watch_begin(ctx);
     if (r == MIXP_OK) r = watched;
@@ -13458,6 +13473,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs) {
     mixpi_tape_entry *e;
+    mixp_result r;
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
         return NULL;
@@ -13465,7 +13481,10 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     if (!e) return NULL;
     ctx->calls_made++;
     e->site = mixpi_site_enter(ctx, op, n_in, e->call.in);
-    if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
+    ctx->inside++;
+    r = mixpi_run_forward(&e->call);
+    ctx->inside--;
+    if (mixpi_noted(ctx, op->name, r) != MIXP_OK) return NULL;
     if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
     if (grad && op->backward && !mixpi_no_grad_now(ctx) &&
@@ -13597,8 +13616,15 @@ static mixp_result mixpi_grad_settle(mixp_tensor *g) {
 }
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
-    mixp_tensor *t = mixpi_grad_owner(c, i);
-    mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
+    if (!c->out || !c->out->own.grad) {
+        mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                          "%s: gradients are there in backward alone, for mixp_call_grad and "
+                          "mixp_call_dx",
+                          c->op->name);
+        return NULL;
+    }
+    g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
     if (!g || mixpi_grad_settle(g) != MIXP_OK) return NULL;
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
@@ -13737,7 +13763,9 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
     if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
+    ctx->inside++;
     if (r == MIXP_OK) r = c->op->backward(c);
+    ctx->inside--;
     if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK)
@@ -14442,6 +14470,7 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
             "mixp_backward: the loss must be one element of this context%s; take its "
             "mean or sum first",
             loss ? "" : ", not NULL");
+    if (mixpi_check_outside(ctx, "mixp_backward") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!loss->own.from_tape || loss->own.generation != ctx->generation)
         return mixp_context_fail(
             ctx, MIXP_ERR_ORDER,
@@ -14556,7 +14585,8 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
         numeric = (above - below) / ((double)up - (double)down);
         off = fabs((double)analytic[i] - numeric) /
               (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
-        if (!(off <= *worst)) *worst = off;  /* plant: checker_worst */
+        /* plant: checker_worst */
+        if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off;  /* a NaN stays */
     }
     t->grad = NULL;
     return r;
@@ -15155,6 +15185,7 @@ static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k)
         return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
     if (k->past < 0)
         return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
+    k->past = mixpi_min(k->past, k->keys);      /* more than all are all */
     return MIXP_OK;
 }
 
@@ -15398,8 +15429,9 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.softcap = desc->softcap;
     a.dropout = desc->dropout;
     a.seed = ctx->seed;
-    a.step = ctx->step;
+    a.step = mixpi_random_step(ctx);  /* plant: attention_rank */
     a.tensor = (uint64_t)ctx->calls_made;   /* as mixp_dropout's */
+    if (ctx->watch && mixp_bits_of_f32(a.dropout) << 1) ctx->watch->dropped = 1;
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
     in[MIXPI_ATTENTION_V] = v;
@@ -16492,8 +16524,7 @@ static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, 
 
 /* The sum over chunks is f32; a dw of fewer bits is rounded once, at the end. */
 static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp_tensor *logits,
-                                   mixp_out dw) {
-    mixp_out dx = mixpi_call_dx(c, 0);
+                                      mixp_out dx, mixp_out dw) {
     mixp_result r = MIXP_OK;
     int64_t first;
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
@@ -16509,16 +16540,18 @@ static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp
 static mixp_result mixpi_chunked_backward(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
     mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
-    mixp_out dw = mixpi_call_dx(c, 1);
+    mixp_out dx = mixpi_call_dx(c, 0), dw = mixpi_call_dx(c, 1);
+    int at_once = dw.dtype == MIXP_F32 || h->chunk == h->k.rows;
     int64_t count = h->k.cols * h->width;
     mixp_result r;
+    if (dx.data == dw.data) at_once = 0;    /* x is w: dx stands there before dw is added */
     if (!logits) return MIXP_ERR_MEMORY;
-    if (!dw.data || dw.dtype == MIXP_F32 || h->chunk == h->k.rows) {
-        r = mixpi_chunked_walk(c, h, logits, dw);
+    if (!dw.data || at_once) {
+        r = mixpi_chunked_walk(c, h, logits, dx, dw);
     } else {
         sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
         if (!sums) return MIXP_ERR_MEMORY;
-        r = mixpi_chunked_walk(c, h, logits, mixpi_tensor_out(sums, 0));
+        r = mixpi_chunked_walk(c, h, logits, dx, mixpi_tensor_out(sums, 0));
         if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
         mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
     }
@@ -16739,6 +16772,8 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
             /* plant: concat_others */
             if (j != *axis && c->in[i]->shape[j] != x->shape[j])
                 return mixpi_concat_misfit(c, i, "all other dimensions must be equal");
+        if (c->in[i]->shape[*axis] > INT64_MAX - shape[*axis])
+            return mixpi_concat_misfit(c, i, "together they are longer than 2^63 - 1");
         shape[*axis] += c->in[i]->shape[*axis];
     }
     return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
@@ -17164,6 +17199,14 @@ static uint64_t mixpi_scale_now(mixp_scaler *s) {
     return s->scales;
 }
 
+/* A new scale, and nothing of the steps since the last update, which none will be for. */
+static void mixpi_scaler_renew(mixp_scaler_state *state, float scale) {
+    mixpi_scaler_remember(state);
+    state->scale = scale;
+    state->found_inf = 0;  /* plant: renew_found */
+    state->loss_bad = 0;
+}
+
 /* Another state, whose scale is a new one: as after an update. */
 static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state *state) {
     mixp_result r = mixpi_upload(s->ctx, s->state, state, sizeof *state);
@@ -17175,10 +17218,13 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     return MIXP_OK;
 }
 
-/* No gradient made before can be unscaled any more: the state was loaded. */
+/* No gradient made before can be unscaled any more, no step tried again: the state was loaded. */
 static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
+    s->began = s->first = 0;
+    s->retried = s->epoch + s->ctx->replays;
+    s->ctx->replayed = 0;
 }
 
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
@@ -17193,9 +17239,7 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
             (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
-    mixpi_scaler_remember(&state);
-    state.scale = new_scale;
-    state.found_inf = 0;
+    mixpi_scaler_renew(&state, new_scale);
     return mixpi_scaler_replace(scaler, &state);
 }
 
@@ -17248,13 +17292,15 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     d.init_scale = 0.0f;
     if (in->growth_tracker < 0 || in->hysteresis_left < 0)
         wrong = "a counter is negative";
+    /* In a description these would be the rule's own. */
+    if (!(in->growth_factor > 1.0) || !(in->backoff_factor > 0.0) || in->growth_interval < 1)
+        wrong = "a factor or the interval is out of range";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
     if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
     r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
     if (r != MIXP_OK) return r;
-    mixpi_scaler_remember(&state);
-    state.scale = in->scale;
+    mixpi_scaler_renew(&state, in->scale);
     state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;  /* plant: load_hysteresis */
     return mixpi_scaler_replace(scaler, &state);
@@ -17278,13 +17324,16 @@ static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
     m->at = mixpi_scale_now(s);  /* plant: scaled_at */
 }
 
+static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_backward: the scaler of this loss was freed since; run forward "
+                             "again, with another");
+}
+
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
-    if (!scaler)
-        return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the scaler of this loss was freed since; run "
-                                 "forward again, with another");
+    if (!scaler) return mixpi_scaler_gone(c->ctx);
     if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
@@ -17298,15 +17347,6 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 static const mixp_op mixpi_scale_op =
     MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
 
-/* The scaler is about to be freed: losses of this step that it has scaled cannot be walked back. */
-static void mixpi_scale_lose(const mixp_scaler *scaler) {
-    mixpi_tape_entry *e;
-    for (e = scaler->ctx->tape; e; e = e->older) {
-        mixp_scaler **by = (mixp_scaler **)e->call.attrs;
-        if (e->call.op == &mixpi_scale_op && *by == scaler) *by = NULL;  /* plant: scale_lose */
-    }
-}
-
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
@@ -17318,8 +17358,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
  * The result is the scaled loss; the plain one is kept as a tensor that nothing was recorded for.
  */
 typedef struct mixpi_scaled_entropy {
+    mixp_scaler  *scaler;       /* first, as the attributes of mixpi_scale_op              */
     mixp_cross_entropy_both_args k;
-    mixp_scaler  *scaler;
     mixp_tensor **plain;        /* where the wrapper wants to find it                      */
 } mixpi_scaled_entropy;
 
@@ -17343,6 +17383,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     memset(&s, 0, sizeof s);
     s.n = 1;
     s.factor = a->k.scale;
+    s.bad = &a->scaler->state->loss_bad;  /* plant: entropy_bad */
     s.a = u.a;
     s.y = mixpi_call_y(c);
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
@@ -17370,6 +17411,7 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     mixp_tensor *g;
     int accumulate = 0;
     int apart = !c->out->own.walked;  /* plant: entropy_walked */
+    if (!a->scaler) return mixpi_scaler_gone(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                                  "the result of mixp_scaler_cross_entropy is for mixp_backward "
@@ -17382,11 +17424,28 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     return mixp_call_grad(c, 0, &accumulate) && !accumulate ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
+static const mixp_op mixpi_scaled_entropy_op =
+    MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy), scaled_entropy,
+             scaled_entropy);
+
+/* The scaler is about to be freed: losses of this step that it has scaled cannot be walked back. */
+static void mixpi_scale_lose(const mixp_scaler *scaler) {
+    mixpi_tape_entry *e;
+    for (e = scaler->ctx->tape; e; e = e->older) {
+        const mixp_op *op = e->call.op;
+        mixp_scaler **by = (mixp_scaler **)e->call.attrs;
+        if (op != &mixpi_scale_op && op != &mixpi_scaled_entropy_op) continue;
+        if (*by == scaler) *by = NULL;  /* plant: scale_lose */
+    }
+}
+
 /* May the gradient be made at once, over the logits? */
 static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     const mixp_context *ctx = scaler->ctx;
+    const mixp_op *plain = mixp_op_builtin(MIXP_OP_CROSS_ENTROPY);
     const mixpi_watch *w = ctx->watch;
     mixp_call reader;
+    if (mixpi_class_of(ctx, plain) != plain->cls) return 0;     /* it was overridden */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
     if (!logits || logits->ctx != ctx || (w && (w->on || w->tap))) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
@@ -17400,8 +17459,6 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
 MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float share, mixp_tensor **loss) {
-    static const mixp_op op = MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy),
-                                       scaled_entropy, scaled_entropy);
     mixp_tensor *in[2] = { logits, targets }, *plain = NULL, *scaled;
     mixpi_scaled_entropy a;
     if (loss) *loss = NULL;
@@ -17417,7 +17474,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
         a.scaler = scaler;
         a.plain = &plain;
         if (!scaler->began) scaler->began = scaler->ctx->step;
-        scaled = mixp_apply(scaler->ctx, &op, 2, in, 2, &a);
+        scaled = mixp_apply(scaler->ctx, &mixpi_scaled_entropy_op, 2, in, 2, &a);
     }
     if (loss && scaled) *loss = plain;
     return scaled;
@@ -17976,6 +18033,12 @@ static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p
            !mixpi_keeps_f32(opt, p);
 }
 
+/* Do two tensors have an element in common? */
+static int mixpi_overlap(const mixp_tensor *a, const mixp_tensor *b) {
+    const uintptr_t at = (uintptr_t)a->data, to = (uintptr_t)b->data;
+    return at <= to ? to - at < mixpi_bytes(a) : at - to < mixpi_bytes(b);  /* plant: overlap */
+}
+
 /* Why p, with gradient g or NULL, cannot join the parameters that are there; or NULL. */
 static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
@@ -17983,9 +18046,9 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
     for (i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
         if (slot->param == p) return "was added before";
-        if (slot->param->data == p->data)
-            return "is the memory of a parameter that was added before; make views once, before "
-                   "the loop";
+        if (mixpi_overlap(slot->param, p))
+            return "is the memory of a parameter that was added before, or a part of it; make "
+                   "views once, before the loop";
         if (opt->zero_grad && g && slot->grad && slot->grad->data == g->data)
             return "shares its gradient, which the first of them to be updated would clear";
     }
@@ -18351,6 +18414,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     const mixp_param_row *row;
     mixp_result r = MIXP_OK;
     int64_t i = 0;
+    int written;
     if (!opt || !param) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = &opt->rows[i];
@@ -18363,7 +18427,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
                                  param->name, wrong);
-    if (count == param->count && !mixpi_held_of(row, what).data)
+    /* None is kept, or the weight was written by hand, which the next step takes over. */
+    written = what == MIXP_STATE_MASTER && opt->slots[i].version != param->version;
+    if (count == param->count && (written || !mixpi_held_of(row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
     for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
@@ -20169,7 +20235,8 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
                     (mixp_origin)w->origin);
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
-    if (forward) w->barren = acted ? 0 : w->barren + 1;
+    if (forward && acted) w->barren = 0;
+    else if (forward && w->barren < INT32_MAX) w->barren++;
     if (w->patience < 0 || !forward) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
@@ -20361,7 +20428,7 @@ MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
 
 MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    return w && w->on && (w->force || w->since + 1 >= w->every);
+    return w && w->on && (w->force || w->since >= w->every - 1);
 }
 
 /* What is wrong with a pattern, or NULL. */
@@ -20636,7 +20703,9 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
     if (r != MIXP_OK) ctx->step = step;
     if (r != MIXP_OK) return r;
+    ctx->watch->dropped = 0;
     loss = d->fn(ctx, d->user);
+    m->dropped |= ctx->watch->dropped;
     r = mixpi_compare_close(ctx);
     if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
     if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
@@ -20646,7 +20715,7 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     if (!m->dropped) return r;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_compare: fn drops out, and the runs would draw other numbers; "
-                             "pass training 0 to mixp_dropout");
+                             "pass training 0 to mixp_dropout, and attention no dropout");
 }
 
 static int mixpi_difference_order(const void *a, const void *b) {
@@ -21983,7 +22052,8 @@ typedef enum mixpi_must {
     MIXPI_AT_LEAST_0,           /* and finite                                              */
     MIXPI_BETA,                 /* in [0, 1)                                               */
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
-    MIXPI_COUNTER,              /* at least 0, and far from where counting would overflow  */
+    MIXPI_COUNTER,              /* at least 0; of 64 bits, far from where counting would
+                                   overflow; of 32, any: these stop at their largest       */
     MIXPI_FLAG                  /* 0 or 1                                                  */
 } mixpi_must;
 
@@ -22207,6 +22277,7 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
     item = mixpi_state_value(&window);
     item.on_device = 1;
     item.optional = 1;
+    item.must = MIXPI_FINITE;
     mixpi_state_add(s, item, "optimizer.%d.spike.window", number);
     mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
 }
@@ -22692,15 +22763,10 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff_tell(&diff, s->report);
 }
 
-/* Is the number one that a save can have written? */
-static int mixpi_number_is_good(const mixpi_state_item *item) {
-    double most = item->e.dtype == MIXP_I32 ? 1073741824.0 : 9007199254740992.0;   /* 2^30, 2^53 */
-    uint64_t bits = 0;
-    double x = 0.0;
-    if (item->must == MIXPI_ANY) return 1;
-    memcpy(&bits, item->e.data, item->e.bytes);
-    mixp_convert(&x, MIXP_F64, &bits, item->e.dtype, 1);
-    switch (item->must) {
+/* Is x one that a save can have written? */
+static int mixpi_number_is_good(mixpi_must must, double x) {
+    const double most = 4611686018427387904.0;  /* 2^62 */
+    switch (must) {
     case MIXPI_FINITE:     return mixpi_finite(x);
     case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
     case MIXPI_BETA:       return mixpi_is_beta(x);
@@ -22709,6 +22775,20 @@ static int mixpi_number_is_good(const mixpi_state_item *item) {
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;  /* plant: flag_range */
     default:               return 0;
     }
+}
+
+/* Is each number of the item? */
+static int mixpi_item_is_good(const mixpi_state_item *item) {
+    const size_t size = mixp_dtype_size(item->e.dtype);
+    const char *data = (const char *)item->e.data;
+    double x = 0.0;
+    size_t at;
+    if (item->must == MIXPI_ANY) return 1;
+    for (at = 0; at < item->e.bytes; at += size) {
+        mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
+        if (!mixpi_number_is_good(item->must, x)) return 0;
+    }
+    return 1;
 }
 
 /* A group as the file would make it; its numbers must go together, too. */
@@ -22750,7 +22830,7 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
         if (s->items[i].absent) continue;
         while (!file->items[k].wanted) k++;
         s->items[i].e.data = file->items[k++].e.data;
-        if (!mixpi_number_is_good(&s->items[i]))
+        if (!mixpi_item_is_good(&s->items[i]))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
                               s->items[i].e.name);
     }
