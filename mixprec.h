@@ -2498,7 +2498,8 @@ typedef struct mixp_context_desc {
                                                        a constant string, or ""            */
     void (*on_error)(mixp_result code, const char *message, void *user);
                                                     /* NULL, or told of the first error and,
-                                                       once that is cleared, of the next   */
+                                                       once that is cleared, of the next; it may
+                                                       ask and clear, and begins no step   */
     const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
     void     *memory;                               /* NULL, or a block of yours that all host
                                                        memory comes from: see below        */
@@ -2550,7 +2551,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
- * before. */
+ * before; or a capture is under way already. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -3506,12 +3507,12 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 /* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Here and in mixp_optimizer_step, MIXP_ERR_ORDER: operators were applied since opt's last update,
- * and no mixp_step_begin; or a parameter that no optimizer has was walked back into twice.
- * Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
+/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
  * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
- * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
- * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_scaler_verdict. */
+ * looked at again. A skipped step is MIXP_OK: see mixp_scaler_verdict. MIXP_ERR_ORDER: called
+ * twice before an update, or no gradient at all; here and in mixp_optimizer_step, also when
+ * operators were applied since opt's last update and no mixp_step_begin, or a parameter that no
+ * optimizer has was walked back into twice. A call that fails changes nothing. */
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Advances the scale once for all optimizers stepped or unscaled since the last update, and
  * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
@@ -3520,8 +3521,9 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
 
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
  * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
- * them alone when one is non-finite. MIXP_ERR_ORDER: no gradient, or the loss was scaled and
- * mixp_scaler_unscale has not been called. */
+ * them alone when one is non-finite. MIXP_ERR_ARGUMENT: max_norm is below 0 or not finite.
+ * MIXP_ERR_ORDER: no gradient, or the loss was scaled and mixp_scaler_unscale has not been
+ * called. */
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
 
 /* A step without a scaler. Applies whatever the gradients are, as PyTorch does; for a finite
@@ -3845,7 +3847,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
- * no memory was taken for its tensors); nothing is changed then. */
+ * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
+ * changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -11211,6 +11214,10 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
     ctx->message[0] = '\0';
 }
 
+/* Of a call that has failed: an error, also where on_error has cleared it. */
+static mixp_result mixpi_failed(const mixp_context *ctx)
+{ return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
+
 /* --- memory ---------------------------------------------------------------------------- */
 
 static void *mixpi_default_allocate(size_t bytes, void *user) {
@@ -11826,6 +11833,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (d->memory && d->allocate) return "memory and allocate: give one of them";
+    if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
@@ -11935,6 +11943,10 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: %s has no graphs; run the step "
                                  "each time",
                                  ctx->device->name);
+    if (ctx->capturing)  /* plant: capture_twice */
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_capture_begin: a step is being captured already; call "
+                                 "mixp_capture_end first");
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
@@ -11950,7 +11962,10 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
-    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
+    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
+        if (g) mixpi_owned_free(ctx, g);
+        return NULL;
+    }
     g->ctx = ctx;
     g->next = ctx->graphs;
     g->handle = handle;
@@ -11966,6 +11981,10 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: a step is being captured; call mixp_capture_end "
+                                 "first");
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
@@ -13440,7 +13459,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape) {
     c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0, 0);
-    return c->out ? MIXP_OK : mixp_context_error(c->ctx, NULL);
+    return c->out ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* As mixp_call_output, for a dtype that autocast must not change. */
@@ -16810,7 +16829,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
         done++;
     if (done == n) return MIXP_OK;
     for (i = 0; i < n; i++) parts[i] = NULL;
-    return mixp_context_error(ctx, NULL);
+    return mixpi_failed(ctx);
 }
 
 /* --- the table ------------------------------------------------------------------------- */
