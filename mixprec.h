@@ -803,13 +803,13 @@ MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return ldexp((double)r->low_largest, -r->margin); }
 
 /* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
- * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for,
- * but not what is more than 2^10 above all that came since. */
+ * peak is forgotten by a sixteenth of a binade each time: what comes now and then is waited for,
+ * but not what is more than 2^12 above all that came since. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
-    s->peak *= 0.840896415f;  /* 2^(-1/4) */
-    if (s->largest > 0.0f && s->peak > s->largest * 1024.0f)
-        s->peak = s->largest * 1024.0f;
+    s->peak *= 0.957603281f;  /* 2^(-1/16) */
+    if (s->largest > 0.0f && s->peak > s->largest * 4096.0f)
+        s->peak = s->largest * 4096.0f;
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
@@ -1230,7 +1230,7 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_settle(plan, s);
     if (s->of) {
         step->skip = 1;
-        s->in_a_row += mixpi_f64_is_finite(s->z);
+        if (mixpi_f64_is_finite(s->z) && s->in_a_row < INT32_MAX) s->in_a_row++;
         return;
     }
     if (!mixpi_f64_is_finite(s->z)) s->z = 0.0;
@@ -2147,7 +2147,7 @@ MIXPREC_HD float mixpi_through_low(mixp_dtype low, float x) {
 MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
     float held = mixpi_through_low(low, was);
     float moved = mixpi_through_low(low, held + (now - was));
-    return moved == held;  /* plant: update_lost */
+    return moved == held;
 }
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
@@ -2549,7 +2549,7 @@ enum {
  * --default-stream per-thread passes cudaStreamPerThread.
  *
  * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
- * threads < 0, or a device or stream that cannot be used.
+ * threads below 0 or above 4096, or a device or stream that cannot be used.
  * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
  * once the parent has used them: fork before the first step, or give the child's context threads 1.
  * memory: instead of an allocator, a static array, say. On a CPU everything of the context then
@@ -2862,14 +2862,16 @@ MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "
 /* Begins a step: recycles the activations, gradients of activations and the tape of the
  * step before, whose tensors must not be used again. Call it first in every training or
  * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
- * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same). */
+ * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same); or an
+ * operator of yours calls this from its own functions: then nothing changes. */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
  * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
  * mixp_tensor_set_requires_grad was asked for. Runs once per recorded tape and loss; several losses
  * of one step may each be walked. A walk that fails forgets the gradients that it touched.
- * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; or an
+ * operator's own function calls this. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* With ranks, mixp_backward sums the gradients over them, and divides them. Where several walks
@@ -2882,7 +2884,7 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
- * *worst. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
+ * *worst, NaN where one is. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
  * and must be deterministic (no dropout). Inputs keep their values. */
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
                                              mixp_tensor *(*fn)(mixp_context *, void *),
@@ -2935,7 +2937,7 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
 /* For forward: a tensor kept for backward in c->saved[slot]. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
                                         int rank, const int64_t *shape);
-/* For backward: the gradient of input i, to be filled. NULL: not wanted. *accumulate 1: add
+/* For backward alone: the gradient of input i, to be filled. NULL: not wanted. *accumulate 1: add
  * to what it holds; 0: overwrite (it holds garbage). Writing to it is a promise: after this
  * call the gradient counts as written. */
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
@@ -3271,15 +3273,18 @@ typedef enum mixp_scaler_preset {
  * and makes the scale the power of two that puts it `margin` binades below low_largest: every
  * growth_interval clean steps, at once when a gradient comes nearer than that, and never by more
  * than max_move binades a step. An overflow backs off as PyTorch's rule does, and counts as a
- * gradient of low_largest / scale. What was largest is forgotten by half in four intervals.
+ * gradient of low_largest / scale. What was largest is forgotten by half in 16 intervals.
  * What it promises: no step is skipped for a gradient up to 2^margin times the largest that it
- * has in mind, which may be 2^10 times those of its last interval. A larger one that no step
- * before it announced nobody foresees: it costs a skip, as under any rule. f16 has 40 binades,
- * and what a wider margin takes is missing at the other end. In 1,000 steps, 2% of which had
- * gradients 2^4 to 2^20 times as large, PyTorch's rule skipped 8, 10 and 7 (3 seeds), this one
- * 6, 9 and 6; with a margin of 8 binades 3, 1 and 1; of 13 none, none and 1, where 17% of all
- * gradients were subnormal and 0.01% flushed. Of spikes of 2^1 to 2^3 it skipped none, and
- * PyTorch's, growing every 20, 32 and more. */
+ * has in mind, which may be 2^12 times those of its last interval. A larger one that no step
+ * before it announced nobody foresees: it costs a skip, as under any rule, and an overflow does
+ * not tell how large it was, so that the next may cost another. In 1,000 steps, 2% of which had
+ * gradients 2^4 to 2^8 times as large, PyTorch's rule skipped 2, 3 and 1 (3 seeds; growing every
+ * 20 steps 32, 29 and 32), this one none. Of 2^4 to 2^20 PyTorch's skipped 8, 10 and 7, this one
+ * 2, 2 and 2, and 1, 1 and 1 with a guard. f16 has 40 binades, and room at one end is missing
+ * at the other: no fixed scale skips none of those at which less than 0.001 to 0.003% of all
+ * gradients are flushed and 2.6 to 5.8% subnormal. PyTorch's rule flushed 0.0001% at most, this
+ * one 0.0005%; with the guard, which sees larger gradients on the way back, 0.03%, and half were
+ * subnormal in one run. The loss ended alike under all of them. */
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
@@ -3298,7 +3303,7 @@ typedef struct mixp_scaler_desc {
     int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
     float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
     /* Of MIXP_RULE_PREDICTIVE alone. */
-    int       margin;           /* 0 = 3 binades; at most 30                            */
+    int       margin;           /* 0 = 6 binades; at most 30. Of fp8's few take 1 to 3  */
     int       max_move;         /* 0 = 4 binades a step; at most 252                    */
     float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
@@ -3511,8 +3516,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * you fill, always taken as given. Master weights follow the parameter when you write it.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
- * MIXP_ERR_ARGUMENT: added before, or another view of the same memory. MIXP_ERR_DTYPE: f16 where
- * masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
+ * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it.
+ * MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
@@ -3531,8 +3536,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
 /* What the optimizer remembers of one of its parameters, as f32, whatever it is stored in: `count`
- * elements, all that the parameter has. MASTER: where none is kept, the weight itself. Waits for
- * the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
+ * elements, all that the parameter has. MASTER: where none is kept, or the weight was written since
+ * the last step, the weight itself. Waits for the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
  * keeps no such state; MIXP_ERR_SHAPE: another count. */
 typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* the first moment, or momentum                           */
@@ -3739,7 +3744,8 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 /* Holds the sites whose name, or the part of it before ": ", fits the pattern (* stands for any
  * characters, ? for one; a copy is kept). MIXP_F32: they store f32. MIXP_F16 or MIXP_BF16: they
  * store what autocast says and never fall back. MIXP_DTYPE_COUNT: they are free again. The newest
- * pattern that fits counts; at most 64. Before or during training, on or off.
+ * pattern that fits counts; one given again is replaced, "*" replaces all, and at most 64 are
+ * kept. Before or during training, on or off.
  * MIXP_ERR_ARGUMENT: another dtype, too long (95 characters), too many, or no site has such a name:
  * told here when sites are known, else, as the context's error, after the first sampled step.
  * MIXP_ERR_ORDER: a region or a scope is open. */
@@ -3761,7 +3767,7 @@ typedef struct mixp_event {
     int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
     int64_t         step;       /* of the context, that was looked at */
     mixp_event_kind kind;
-    const char     *what;       /* the kind, in words: a constant string */
+    const char     *what;       /* the kind, in words: a constant string. See mixp_event_text */
     const char     *site;       /* its name, "" for none: a skip that no sample explains yet */
     mixp_dtype      dtype;      /* what the site stores from now on */
     float           largest;    /* what was seen */
@@ -3773,6 +3779,11 @@ typedef struct mixp_event {
 /* Event i of those still kept, oldest first, until it returns 0: the newest 1024. Like all that
  * reads what the guard knows, it does not wait for the device. */
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
+
+/* The event as a sentence for a person, at most 400 characters: what happened where, what it means,
+ * and what to do, or that nothing is. Returns text, which is cut where `space` does not suffice;
+ * "" for no event, NULL for no text or space 0. Pure. */
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space);
 
 typedef struct mixp_site_info {
     const char *name, *op;
@@ -9836,17 +9847,6 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
         memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
 }
 
-/* What of n updates is lost. */
-static void mixpi_count_lost(mixpi_chunk *c, mixp_dtype low, const float *was,
-                             const float *now, int n) {
-    int i;
-    for (i = 0; i < n; i++) {
-        if (mixp_bits_of_f32(was[i]) == mixp_bits_of_f32(now[i])) continue;
-        c->updates++;
-        c->lost += mixpi_update_is_lost(low, was[i], now[i]);
-    }
-}
-
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     mixp_grad_stats *s = &step->stats;
     double squares = 0.0;
@@ -10342,6 +10342,44 @@ MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_
     MIXPI_P(placed)(mixpi_out_to(low, dtype, 0), at + i, n - i, p + i);
 }
 
+/* Which of 16 elements were changed, and which of those would not have been in a low dtype, where
+ * `held` would have become `moved`: added to what was counted in each lane. */
+MIXPI_V void MIXPI_P(count_16)(int32_t *updates, int32_t *lost, const float *was,
+                               const float *now, const float *held, const float *moved) {
+    int i;
+    for (i = 0; i < 16; i++) {
+        const int32_t differs = mixp_bits_of_f32(was[i]) != mixp_bits_of_f32(now[i]);
+        updates[i] += differs;
+        lost[i] += differs & (moved[i] == held[i]);  /* plant: update_lost */
+    }
+}
+
+/* What of n updates is lost: mixpi_update_is_lost of all at a time. `was` has room for a block, and
+ * is 0 behind the n elements afterwards. */
+MIXPI_K void MIXPI_P(count_lost)(mixpi_chunk *c, mixp_dtype low, float *was,
+                                 const float *now, int n) {
+    float to[MIXPI_BLOCK], held[MIXPI_BLOCK], moved[MIXPI_BLOCK];
+    uint16_t stored[MIXPI_BLOCK];
+    int32_t updates[16] = { 0 }, lost[16] = { 0 };
+    int i, whole = n;
+    memcpy(to, now, (size_t)n * sizeof *to);
+    for (; whole % 16; whole++) was[whole] = to[whole] = 0.0f;
+    MIXPI_P(narrow_run)(low, stored, was, whole);
+    MIXPI_P(widen_run)(low, held, stored, whole);
+    for (i = 0; i < whole; i += 16) {
+        mixpi_v step = mixpi_vsub(mixpi_vload(to + i), mixpi_vload(was + i));
+        mixpi_vstore(moved + i, mixpi_vadd(mixpi_vload(held + i), step));
+    }
+    MIXPI_P(narrow_run)(low, stored, moved, whole);
+    MIXPI_P(widen_run)(low, moved, stored, whole);
+    for (i = 0; i < whole; i += 16)
+        MIXPI_P(count_16)(updates, lost, was + i, to + i, held + i, moved + i);
+    for (i = 0; i < 16; i++) {
+        c->updates += updates[i];
+        c->lost += lost[i];
+    }
+}
+
 MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
@@ -10368,7 +10406,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
         MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
         if (job->counting)
-            mixpi_count_lost(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
+            MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
@@ -11054,6 +11092,7 @@ typedef struct mixpi_watch {
     int         settled;        /* 1: one ever was */
     int         acted;          /* 1: a site fell back since the last skip */
     void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
+    int         dropped;        /* 1: attention has drawn random numbers since it began */
     int         turns;          /* sites that this step has stored to */
     int32_t     force;          /* 1: the next step is to be a sampled one */
     int32_t     since;          /* steps since the last sampled one */
@@ -11116,6 +11155,7 @@ struct mixp_context {
     uint64_t       replayed;    /* the step count after the newest replay */
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
+    int            inside;      /* operators at work: their functions begin no step        */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
     const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
     void          *scalers, *optimizers;    /* all of them, newest first                   */
@@ -11345,13 +11385,18 @@ static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
+    mixp_result r;
     if (!p) return NULL;
     p->next = ctx->pieces;
     ctx->pieces = p;
     if (!on_device) return memset(p->data, 0, bytes);
     ctx->permanent += bytes;
     mixpi_note_peak(ctx);
-    return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
+    r = mixpi_device_zero(ctx, p->data, bytes);
+    if (r == MIXP_OK) return p->data;
+    mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s",
+                      (double)bytes, mixp_result_text(r));
+    return NULL;
 }
 
 static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
@@ -11851,6 +11896,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
+    if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -11997,7 +12043,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
-    if (ctx->watch) ctx->watch->since++;
+    if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
@@ -12984,7 +13030,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
     r = w->settle(ctx);
     if (r != MIXP_OK) return r;
-    w->since++;
+    if (w->since < INT32_MAX) w->since++;
     w->sampled = w->force || w->since >= w->every;  /* plant: guard_every */
     if (!w->sampled) return MIXP_OK;
     w->since = w->turns = 0;
@@ -12993,9 +13039,19 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
 }
 
+/* What an operator's own functions must not call, for it works on what that would recycle. */
+static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
+    if (!ctx->inside) return MIXP_OK;  /* plant: inside_operator */
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: an operator is at work: its infer, forward and backward begin "
+                             "no step, and walk nothing back",
+                             who);
+}
+
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     mixp_result r, watched;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_check_outside(ctx, "mixp_step_begin") != MIXP_OK) return MIXP_ERR_ORDER;
     r = mixpi_regions_check(ctx);
     watched = mixpi_watch_begin(ctx);
     if (r == MIXP_OK) r = watched;
@@ -13439,6 +13495,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs) {
     mixpi_tape_entry *e;
+    mixp_result r;
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
         return NULL;
@@ -13446,7 +13503,10 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     if (!e) return NULL;
     ctx->calls_made++;
     e->site = mixpi_site_enter(ctx, op, n_in, e->call.in);
-    if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
+    ctx->inside++;
+    r = mixpi_run_forward(&e->call);
+    ctx->inside--;
+    if (mixpi_noted(ctx, op->name, r) != MIXP_OK) return NULL;
     if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
     if (grad && op->backward && !mixpi_no_grad_now(ctx) &&
@@ -13578,8 +13638,15 @@ static mixp_result mixpi_grad_settle(mixp_tensor *g) {
 }
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
-    mixp_tensor *t = mixpi_grad_owner(c, i);
-    mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
+    if (!c->out || !c->out->own.grad) {
+        mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                          "%s: gradients are there in backward alone, for mixp_call_grad and "
+                          "mixp_call_dx",
+                          c->op->name);
+        return NULL;
+    }
+    g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
     if (!g || mixpi_grad_settle(g) != MIXP_OK) return NULL;
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
@@ -13718,7 +13785,9 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
     if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
+    ctx->inside++;
     if (r == MIXP_OK) r = c->op->backward(c);
+    ctx->inside--;
     if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK)
@@ -14378,6 +14447,7 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
             "mixp_backward: the loss must be one element of this context%s; take its "
             "mean or sum first",
             loss ? "" : ", not NULL");
+    if (mixpi_check_outside(ctx, "mixp_backward") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!loss->own.from_tape || loss->own.generation != ctx->generation)
         return mixp_context_fail(
             ctx, MIXP_ERR_ORDER,
@@ -14492,7 +14562,8 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
         numeric = (above - below) / ((double)up - (double)down);
         off = fabs((double)analytic[i] - numeric) /
               (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
-        if (!(off <= *worst)) *worst = off;  /* plant: checker_worst */
+        /* plant: checker_worst */
+        if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off;  /* a NaN stays */
     }
     t->grad = NULL;
     return r;
@@ -15261,6 +15332,7 @@ static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k)
         return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
     if (k->past < 0)
         return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
+    k->past = mixpi_min(k->past, k->keys);      /* more than all are all */
     return MIXP_OK;
 }
 
@@ -15504,8 +15576,9 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.softcap = desc->softcap;
     a.dropout = desc->dropout;
     a.seed = ctx->seed;
-    a.step = ctx->step;
+    a.step = mixpi_random_step(ctx);  /* plant: attention_rank */
     a.tensor = (uint64_t)ctx->calls_made;   /* as mixp_dropout's */
+    if (ctx->watch && mixp_bits_of_f32(a.dropout) << 1) ctx->watch->dropped = 1;
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
     in[MIXPI_ATTENTION_V] = v;
@@ -16598,8 +16671,7 @@ static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, 
 
 /* The sum over chunks is f32; a dw of fewer bits is rounded once, at the end. */
 static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp_tensor *logits,
-                                   mixp_out dw) {
-    mixp_out dx = mixpi_call_dx(c, 0);
+                                      mixp_out dx, mixp_out dw) {
     mixp_result r = MIXP_OK;
     int64_t first;
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
@@ -16615,16 +16687,18 @@ static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp
 static mixp_result mixpi_chunked_backward(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
     mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
-    mixp_out dw = mixpi_call_dx(c, 1);
+    mixp_out dx = mixpi_call_dx(c, 0), dw = mixpi_call_dx(c, 1);
+    int at_once = dw.dtype == MIXP_F32 || h->chunk == h->k.rows;
     int64_t count = h->k.cols * h->width;
     mixp_result r;
+    if (dx.data == dw.data) at_once = 0;    /* x is w: dx stands there before dw is added */
     if (!logits) return MIXP_ERR_MEMORY;
-    if (!dw.data || dw.dtype == MIXP_F32 || h->chunk == h->k.rows) {
-        r = mixpi_chunked_walk(c, h, logits, dw);
+    if (!dw.data || at_once) {
+        r = mixpi_chunked_walk(c, h, logits, dx, dw);
     } else {
         sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
         if (!sums) return MIXP_ERR_MEMORY;
-        r = mixpi_chunked_walk(c, h, logits, mixpi_tensor_out(sums, 0));
+        r = mixpi_chunked_walk(c, h, logits, dx, mixpi_tensor_out(sums, 0));
         if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
         mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
     }
@@ -16845,6 +16919,8 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
             /* plant: concat_others */
             if (j != *axis && c->in[i]->shape[j] != x->shape[j])
                 return mixpi_concat_misfit(c, i, "all other dimensions must be equal");
+        if (c->in[i]->shape[*axis] > INT64_MAX - shape[*axis])
+            return mixpi_concat_misfit(c, i, "together they are longer than 2^63 - 1");
         shape[*axis] += c->in[i]->shape[*axis];
     }
     return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
@@ -17090,7 +17166,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
                    recovery_scale, fixed, delay, divides, f32_factors)                     \
     { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
-      recovery_scale, fixed, delay, divides, f32_factors, 0, 3, 4, 65504.0f },
+      recovery_scale, fixed, delay, divides, f32_factors, 0, 6, 4, 65504.0f },
 #define MIXPI_CLEAN  MIXP_REFILL_CLEAN
 #define MIXPI_GROWTH MIXP_REFILL_GROWTH
 #define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
@@ -17270,6 +17346,14 @@ static uint64_t mixpi_scale_now(mixp_scaler *s) {
     return s->scales;
 }
 
+/* A new scale, and nothing of the steps since the last update, which none will be for. */
+static void mixpi_scaler_renew(mixp_scaler_state *state, float scale) {
+    mixpi_scaler_remember(state);
+    state->scale = scale;
+    state->found_inf = 0;  /* plant: renew_found */
+    state->loss_bad = 0;
+}
+
 /* Another state, whose scale is a new one: as after an update. */
 static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state *state) {
     mixp_result r = mixpi_upload(s->ctx, s->state, state, sizeof *state);
@@ -17281,10 +17365,13 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     return MIXP_OK;
 }
 
-/* No gradient made before can be unscaled any more: the state was loaded. */
+/* No gradient made before can be unscaled any more, no step tried again: the state was loaded. */
 static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
+    s->began = s->first = 0;
+    s->retried = s->epoch + s->ctx->replays;
+    s->ctx->replayed = 0;
 }
 
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
@@ -17299,9 +17386,7 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
             (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
-    mixpi_scaler_remember(&state);
-    state.scale = new_scale;
-    state.found_inf = 0;
+    mixpi_scaler_renew(&state, new_scale);
     return mixpi_scaler_replace(scaler, &state);
 }
 
@@ -17354,13 +17439,15 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     d.init_scale = 0.0f;
     if (in->growth_tracker < 0 || in->hysteresis_left < 0)
         wrong = "a counter is negative";
+    /* In a description these would be the rule's own. */
+    if (!(in->growth_factor > 1.0) || !(in->backoff_factor > 0.0) || in->growth_interval < 1)
+        wrong = "a factor or the interval is out of range";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
     if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
     r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
     if (r != MIXP_OK) return r;
-    mixpi_scaler_remember(&state);
-    state.scale = in->scale;
+    mixpi_scaler_renew(&state, in->scale);
     state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;  /* plant: load_hysteresis */
     return mixpi_scaler_replace(scaler, &state);
@@ -17384,13 +17471,16 @@ static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
     m->at = mixpi_scale_now(s);  /* plant: scaled_at */
 }
 
+static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_backward: the scaler of this loss was freed since; run forward "
+                             "again, with another");
+}
+
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
-    if (!scaler)
-        return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the scaler of this loss was freed since; run "
-                                 "forward again, with another");
+    if (!scaler) return mixpi_scaler_gone(c->ctx);
     if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
@@ -17404,15 +17494,6 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 static const mixp_op mixpi_scale_op =
     MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
 
-/* The scaler is about to be freed: losses of this step that it has scaled cannot be walked back. */
-static void mixpi_scale_lose(const mixp_scaler *scaler) {
-    mixpi_tape_entry *e;
-    for (e = scaler->ctx->tape; e; e = e->older) {
-        mixp_scaler **by = (mixp_scaler **)e->call.attrs;
-        if (e->call.op == &mixpi_scale_op && *by == scaler) *by = NULL;  /* plant: scale_lose */
-    }
-}
-
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
@@ -17424,8 +17505,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
  * The result is the scaled loss; the plain one is kept as a tensor that nothing was recorded for.
  */
 typedef struct mixpi_scaled_entropy {
+    mixp_scaler  *scaler;       /* first, as the attributes of mixpi_scale_op              */
     mixp_cross_entropy_both_args k;
-    mixp_scaler  *scaler;
     mixp_tensor **plain;        /* where the wrapper wants to find it                      */
 } mixpi_scaled_entropy;
 
@@ -17449,6 +17530,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     memset(&s, 0, sizeof s);
     s.n = 1;
     s.factor = a->k.scale;
+    s.bad = &a->scaler->state->loss_bad;  /* plant: entropy_bad */
     s.a = u.a;
     s.y = mixpi_call_y(c);
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
@@ -17476,6 +17558,7 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     mixp_tensor *g;
     int accumulate = 0;
     int apart = !c->out->own.walked;  /* plant: entropy_walked */
+    if (!a->scaler) return mixpi_scaler_gone(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                                  "the result of mixp_scaler_cross_entropy is for mixp_backward "
@@ -17488,11 +17571,28 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     return mixp_call_grad(c, 0, &accumulate) && !accumulate ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
+static const mixp_op mixpi_scaled_entropy_op =
+    MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy), scaled_entropy,
+             scaled_entropy);
+
+/* The scaler is about to be freed: losses of this step that it has scaled cannot be walked back. */
+static void mixpi_scale_lose(const mixp_scaler *scaler) {
+    mixpi_tape_entry *e;
+    for (e = scaler->ctx->tape; e; e = e->older) {
+        const mixp_op *op = e->call.op;
+        mixp_scaler **by = (mixp_scaler **)e->call.attrs;
+        if (op != &mixpi_scale_op && op != &mixpi_scaled_entropy_op) continue;
+        if (*by == scaler) *by = NULL;  /* plant: scale_lose */
+    }
+}
+
 /* May the gradient be made at once, over the logits? */
 static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     const mixp_context *ctx = scaler->ctx;
+    const mixp_op *plain = mixp_op_builtin(MIXP_OP_CROSS_ENTROPY);
     const mixpi_watch *w = ctx->watch;
     mixp_call reader;
+    if (mixpi_class_of(ctx, plain) != plain->cls) return 0;     /* it was overridden */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
     if (!logits || logits->ctx != ctx || (w && (w->on || w->tap))) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
@@ -17506,8 +17606,6 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
 MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float share, mixp_tensor **loss) {
-    static const mixp_op op = MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy),
-                                       scaled_entropy, scaled_entropy);
     mixp_tensor *in[2] = { logits, targets }, *plain = NULL, *scaled;
     mixpi_scaled_entropy a;
     if (loss) *loss = NULL;
@@ -17523,7 +17621,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
         a.scaler = scaler;
         a.plain = &plain;
         if (!scaler->began) scaler->began = scaler->ctx->step;
-        scaled = mixp_apply(scaler->ctx, &op, 2, in, 2, &a);
+        scaled = mixp_apply(scaler->ctx, &mixpi_scaled_entropy_op, 2, in, 2, &a);
     }
     if (loss && scaled) *loss = plain;
     return scaled;
@@ -18084,6 +18182,12 @@ static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p
            !mixpi_keeps_f32(opt, p);
 }
 
+/* Do two tensors have an element in common? */
+static int mixpi_overlap(const mixp_tensor *a, const mixp_tensor *b) {
+    const uintptr_t at = (uintptr_t)a->data, to = (uintptr_t)b->data;
+    return at <= to ? to - at < mixpi_bytes(a) : at - to < mixpi_bytes(b);  /* plant: overlap */
+}
+
 /* Why p, with gradient g or NULL, cannot join the parameters that are there; or NULL. */
 static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
@@ -18091,9 +18195,9 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
     for (i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
         if (slot->param == p) return "was added before";
-        if (slot->param->data == p->data)
-            return "is the memory of a parameter that was added before; make views once, before "
-                   "the loop";
+        if (mixpi_overlap(slot->param, p))
+            return "is the memory of a parameter that was added before, or a part of it; make "
+                   "views once, before the loop";
         if (opt->zero_grad && g && slot->grad && slot->grad->data == g->data)
             return "shares its gradient, which the first of them to be updated would clear";
     }
@@ -18456,6 +18560,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     const mixp_param_row *row;
     mixp_result r = MIXP_OK;
     int64_t i = 0;
+    int written;
     if (!opt || !param) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = &opt->rows[i];
@@ -18468,7 +18573,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
                                  param->name, wrong);
-    if (count == param->count && !mixpi_held_of(row, what).data)
+    /* None is kept, or the weight was written by hand, which the next step takes over. */
+    written = what == MIXP_STATE_MASTER && opt->slots[i].version != param->version;
+    if (count == param->count && (written || !mixpi_held_of(row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
     for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
@@ -19785,14 +19892,70 @@ static void mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
     e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
 }
 
-static const char *mixpi_event_text(mixp_event_kind kind) {
+static const char *mixpi_event_what(const mixp_event *e) {
     static const char *const texts[] = {
         "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
         "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
-        "pinned", "skipped", "no room for more sites: they are not watched"
+        "pinned: a pattern holds it", "made what a step was skipped for",
+        "no room for more sites: they are not watched"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
-    return texts[kind];
+    if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
+        return "a step was skipped, and nobody looked; the next one is looked at";
+    return texts[e->kind];
+}
+
+/* What a user is to do about an event. */
+static const char *mixpi_event_advice(const mixp_event *e) {
+    switch (e->kind) {
+    case MIXP_EVENT_OVERFLOW:
+    case MIXP_EVENT_HIGH:
+    case MIXP_EVENT_FLUSHED:
+        return "Nothing is to be done: it comes back when it is well again";
+    case MIXP_EVENT_BACK:
+        return "Nothing is to be done: should it fall again, it takes twice as long to come back";
+    case MIXP_EVENT_PINNED:
+        return "You asked for it; MIXP_DTYPE_COUNT in place of a dtype frees it";
+    case MIXP_EVENT_FULL:
+        return "Start the guard of a new context with more max_sites";
+    default: break;
+    }
+    if (e->origin == MIXP_ORIGIN_UNKNOWN)
+        return "A gradient was not finite. Nothing is to be done, unless step after step is "
+               "skipped: the next one is looked at, and tells where it begins";
+    return e->origin == MIXP_ORIGIN_BACKWARD || e->origin == MIXP_ORIGIN_FORWARD
+         ? "Nothing is to be done" : "No loss scale cures it";
+}
+
+/* The number that an event is about, in brackets; "" where it is about none. */
+static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
+    *text = 0;
+    if (e->kind == MIXP_EVENT_FLUSHED)
+        snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
+    if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK)
+        snprintf(text, space, " (largest %g)", (double)e->largest);
+    if (e->kind == MIXP_EVENT_OVERFLOW)
+        snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
+}
+
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
+    char number[64];
+    if (!text || !space) return NULL;
+    *text = 0;
+    if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
+    mixpi_event_number(event, number, sizeof number);
+    if (event->kind != MIXP_EVENT_SKIP)
+        snprintf(text, space, "step %.0f: %.95s%s%s%s. %s.", (double)event->step, event->site,
+                 *event->site ? " " : "", mixpi_event_what(event), number,
+                 mixpi_event_advice(event));
+    else if (event->origin == MIXP_ORIGIN_UNKNOWN)
+        snprintf(text, space, "step %.0f: skipped. %s.", (double)event->step,
+                 mixpi_event_advice(event));
+    else
+        snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)event->step,
+                 *event->site ? "It began at " : "", event->site, *event->site ? ": " : "",
+                 mixp_origin_text(event->origin), mixpi_event_advice(event));
+    return text;
 }
 
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
@@ -19806,13 +19969,13 @@ MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out
     out->number = number;
     out->step = e->step;
     out->kind = e->kind;
-    out->what = mixpi_event_text(e->kind);
     out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
     out->dtype = e->dtype;
     out->largest = e->look.largest;
     out->flushed = e->flushed;
     out->nonfinite = e->look.nonfinite;
     out->origin = e->origin;
+    out->what = mixpi_event_what(out);
     return 1;
 }
 
@@ -20232,7 +20395,8 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
                     (mixp_origin)w->origin);
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
-    if (forward) w->barren = acted ? 0 : w->barren + 1;
+    if (forward && acted) w->barren = 0;
+    else if (forward && w->barren < INT32_MAX) w->barren++;
     if (w->patience < 0 || !forward) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
@@ -20424,20 +20588,41 @@ MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
 
 MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    return w && w->on && (w->force || w->since + 1 >= w->every);
+    return w && w->on && (w->force || w->since >= w->every - 1);
+}
+
+/* Does a newer pattern make this one void? The same does, and that of all; `first`: so is one that
+ * only frees what no older one holds. */
+static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
+    if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;
+}
+
+/* How many patterns stay beside a newer one; `forget` 1: the others go. */
+static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
+    int i, n = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        if (mixpi_pin_is_void(&w->pins[i], newer, !n)) continue;
+        if (forget && n < i) w->pins[n] = w->pins[i];
+        n++;
+    }
+    if (forget) w->n_pins = n;
+    return n;
 }
 
 /* What is wrong with a pattern, or NULL. */
 static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
                                    mixp_dtype dtype) {
-    const mixpi_watch *w = ctx->watch;
+    mixpi_watch *w = ctx->watch;
     mixpi_pin pin;
     int n = 0;
     if (!pattern || !*pattern) return "the pattern is empty";
     if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
     if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
         return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
-    if (w && w->n_pins == MIXPI_MAX_PINS) return "there are 64 patterns already";
+    if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
+        return "there are 64 patterns already; one of them given again is replaced, and '*' with "
+               "MIXP_DTYPE_COUNT frees all";
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
     while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
@@ -20458,6 +20643,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
                                  pattern ? pattern : "NULL", wrong);
     w = mixpi_watch_of(ctx);
     if (!w) return MIXP_ERR_MEMORY;
+    mixpi_pins_beside(w, pattern, 1);
     pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
@@ -20699,7 +20885,9 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
     if (r != MIXP_OK) ctx->step = step;
     if (r != MIXP_OK) return r;
+    ctx->watch->dropped = 0;
     loss = d->fn(ctx, d->user);
+    m->dropped |= ctx->watch->dropped;
     r = mixpi_compare_close(ctx);
     if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
     if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
@@ -20709,7 +20897,7 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     if (!m->dropped) return r;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_compare: fn drops out, and the runs would draw other numbers; "
-                             "pass training 0 to mixp_dropout");
+                             "pass training 0 to mixp_dropout, and attention no dropout");
 }
 
 static int mixpi_difference_order(const void *a, const void *b) {
@@ -22046,7 +22234,8 @@ typedef enum mixpi_must {
     MIXPI_AT_LEAST_0,           /* and finite                                              */
     MIXPI_BETA,                 /* in [0, 1)                                               */
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
-    MIXPI_COUNTER,              /* at least 0, and far from where counting would overflow  */
+    MIXPI_COUNTER,              /* at least 0; of 64 bits, far from where counting would
+                                   overflow; of 32, any: these stop at their largest       */
     MIXPI_FLAG                  /* 0 or 1                                                  */
 } mixpi_must;
 
@@ -22270,6 +22459,7 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
     item = mixpi_state_value(&window);
     item.on_device = 1;
     item.optional = 1;
+    item.must = MIXPI_FINITE;
     mixpi_state_add(s, item, "optimizer.%d.spike.window", number);
     mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
 }
@@ -22755,15 +22945,10 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff_tell(&diff, s->report);
 }
 
-/* Is the number one that a save can have written? */
-static int mixpi_number_is_good(const mixpi_state_item *item) {
-    double most = item->e.dtype == MIXP_I32 ? 1073741824.0 : 9007199254740992.0;   /* 2^30, 2^53 */
-    uint64_t bits = 0;
-    double x = 0.0;
-    if (item->must == MIXPI_ANY) return 1;
-    memcpy(&bits, item->e.data, item->e.bytes);
-    mixp_convert(&x, MIXP_F64, &bits, item->e.dtype, 1);
-    switch (item->must) {
+/* Is x one that a save can have written? */
+static int mixpi_number_is_good(mixpi_must must, double x) {
+    const double most = 4611686018427387904.0;  /* 2^62 */
+    switch (must) {
     case MIXPI_FINITE:     return mixpi_finite(x);
     case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
     case MIXPI_BETA:       return mixpi_is_beta(x);
@@ -22772,6 +22957,20 @@ static int mixpi_number_is_good(const mixpi_state_item *item) {
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;  /* plant: flag_range */
     default:               return 0;
     }
+}
+
+/* Is each number of the item? */
+static int mixpi_item_is_good(const mixpi_state_item *item) {
+    const size_t size = mixp_dtype_size(item->e.dtype);
+    const char *data = (const char *)item->e.data;
+    double x = 0.0;
+    size_t at;
+    if (item->must == MIXPI_ANY) return 1;
+    for (at = 0; at < item->e.bytes; at += size) {
+        mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
+        if (!mixpi_number_is_good(item->must, x)) return 0;
+    }
+    return 1;
 }
 
 /* A group as the file would make it; its numbers must go together, too. */
@@ -22813,7 +23012,7 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
         if (s->items[i].absent) continue;
         while (!file->items[k].wanted) k++;
         s->items[i].e.data = file->items[k++].e.data;
-        if (!mixpi_number_is_good(&s->items[i]))
+        if (!mixpi_item_is_good(&s->items[i]))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
                               s->items[i].e.name);
     }

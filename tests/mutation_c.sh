@@ -179,6 +179,11 @@ plant lone_grad          turn    mistakes    test_legal
 plant scale_asked        logic   mistakes    test_bad_loss_at_once
 plant mark_lost          never   free        test_a_scaler_goes
 plant scale_lose         never   free        test_a_scaler_goes
+plant entropy_bad        drop    hostile     bad_loss_is_told
+plant renew_found        drop    hostile     new_scale_forgets
+plant inside_operator    always  hostile     operator_calls_what_it_must_not
+plant attention_rank     zero    hostile     ranks_drop_as_steps_do
+plant overlap            turn    hostile     views_that_overlap
 plant checked_lose       never   free        test_a_verdict_without_it
 plant block_join         never   block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge
