@@ -995,8 +995,8 @@ typedef struct mixp_agreement {
     double  here, there;        /* what rank 0 has there, and what that rank has           */
     int32_t ranks;              /* how many told; 0: nobody was asked                      */
     float   loss;               /* the mean of theirs, where spikes of it are looked for   */
-    int32_t part_rank;          /* scattered sums: the rank in whose part the first bad one
-                                   is, plus 1; its element is counted from there           */
+    int32_t part_rank;          /* scattered sums: the rank that has the first bad one,
+                                   plus 1; its element is counted from that piece on */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1275,8 +1275,8 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
-    MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part of the
-                                   sums alone, so that norms and what is bad are its own   */
+    MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
+                                   of the sums alone: norm and bad ones are its own */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1286,7 +1286,7 @@ enum {
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
     MIXP_AGREE_PART_ROW, MIXP_AGREE_PART_ELEMENT, MIXP_AGREE_PART_NAN,
-                                /* the first bad one in this rank's part of the sums       */
+                                /* the first bad one in this rank's part of the sums */
     MIXP_AGREE_WORDS
 };
 
@@ -1344,7 +1344,8 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
         const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
         squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
         if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
-        if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;  /* plant: part_first */
+        /* plant: part_first */
+        if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
         s->agreed.part_rank = r + 1;
         s->stats.bad_row = bad;
         s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
@@ -2493,8 +2494,8 @@ struct mixp_tensor {
                                    it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
         int          optimizers;/* of a parameter: how many have it                        */
-        int          divided;   /* of a parameter: 1: ranks divide its states              */
-        int          in_pieces; /* of a gradient: 1: this rank has its piece of it alone   */
+        int          divided;   /* of a parameter: 1: ranks divide its states */
+        int          in_pieces; /* of a gradient: 1: a rank has its piece alone */
         uint64_t     walks;     /* of a gradient: how often a walk back wrote to it; and at the */
         uint64_t     walks_then;/* last update, when no optimizer had its parameter, with the */
         uint64_t     others_then;   /* writes of others, plus 1; 0 = it was not there      */
@@ -2551,13 +2552,13 @@ typedef struct mixp_ranks_desc {
                                    and has moments and master weights of that alone; then all get
                                    the weights. The bits are the same. Needs all_gather; see
                                    CHECKPOINT                                              */
-    mixp_ranks_hook reduce_scatter; /* data is size * count elements; those at data + rank *
-                                   count become the sum over all ranks, each in the order that
-                                   sum has; the others are worth nothing after it. NULL = none */
-    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter that grad_wait ends. NULL =
-                                   reduce_scatter, at once                                 */
-    int             scatter;    /* 1: with shard, a rank gets the sums of what it updates alone:
-                                   see SCATTERED SUMS. Needs reduce_scatter                */
+    mixp_ranks_hook reduce_scatter; /* data is size * count elements; those at
+                                   data + rank * count become the sum over all ranks, the
+                                   others are worth nothing after it. NULL = none */
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter that grad_wait ends.
+                                   NULL = reduce_scatter, at once */
+    int             scatter;    /* 1: with shard, a rank gets the sums of what it updates
+                                   alone: see SCATTERED SUMS. Needs reduce_scatter */
 } mixp_ranks_desc;
 
 /* SCATTERED SUMS. Of N ranks each sends and receives (N-1)/N of the gradients' bytes in place of
@@ -11898,7 +11899,7 @@ static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
     if (k->scatter_ready && !k->grad_wait)
         return "ranks: scatter_ready needs grad_wait, which ends what it began";
     if (!k->scatter) return NULL;
-    if (!k->shard) return "ranks: scatter needs shard: ranks that update all need all sums";
+    if (!k->shard) return "ranks: scatter needs shard: who updates all needs all sums";
     if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
     return NULL;
 }
@@ -12521,9 +12522,9 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
                                  (int)dtype);
     if (t->own.in_pieces)
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                                 "%s: the gradient of '%s' is scattered over the ranks, "
-                                 "and none has it whole: set `scatter` of mixp_ranks_desc "
-                                 "to 0 to look at it",
+                                 "%s: the gradient of '%s' is scattered over the "
+                                 "ranks, and none has it whole: set `scatter` of "
+                                 "mixp_ranks_desc to 0 to look at it",
                                  who, t->name);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
@@ -13952,14 +13953,14 @@ typedef struct mixpi_leaf {
     int64_t      last;          /* the entry, as the walk counts, that ends it; -1 = none   */
     int64_t      bucket;
     int          summed;        /* since it was last made from nothing                      */
-    int64_t      each;          /* elements of a rank's piece; 0: all ranks get all of it   */
+    int64_t      each;          /* elements of a rank's piece; 0: all ranks get all */
     mixpi_mark   mark;          /* of what is held of it                                    */
 } mixpi_leaf;
 
 typedef struct mixpi_bucket {
     int64_t  first, end;        /* its leaves                                               */
     int64_t  count;             /* of elements, with the gaps between tensors, which are 0  */
-    int64_t  each;              /* of which each rank gets so many; 0: all get all          */
+    int64_t  each;              /* of which each rank gets so many; 0: all get all */
     mixp_out grads;             /* its range of the arena                                   */
     mixp_out wire;              /* what is summed: the same, or a copy in f32               */
     void    *held;              /* of the wire's dtype: the sum of earlier walks, or NULL   */
@@ -14555,7 +14556,8 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
     const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (k->mean == MIXP_MEAN_AFTER && k->parts > 1) r = mixpi_divide_by_parts(ctx, sum, n);
+    if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
+        r = mixpi_divide_by_parts(ctx, sum, n);
     if (r == MIXP_OK && sum.data != to.data)
         r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
     for (i = b->first; i < b->end; i++) {
@@ -18390,7 +18392,7 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
     else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
-        wrong = "has, or had, an optimizer: where sums are scattered, each parameter has one";
+        wrong = "has, or had, an optimizer: where sums are scattered, each has one";
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
@@ -19355,7 +19357,8 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
  * After the look and before the decision one small table is summed over the ranks, on the device;
  * the host is not asked. What is in it: see mixp_agree_fill.
  */
-static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s, int in_parts) {
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                   int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
@@ -19408,8 +19411,8 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     if (r != MIXP_OK || !a->differs) return r;
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "rank %d took another kind of step than rank 0, or none; the "
-                                 "step was skipped: do the hooks carry f64?",
+                                 "rank %d took another kind of step than rank 0, or "
+                                 "none; the step was skipped: do the hooks carry f64?",
                                  other);
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
@@ -19468,7 +19471,8 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
     if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
-    if (r == MIXP_OK && in_parts) r = mixpi_ranks_agree(o, s, 1);   /* for the norm to clip by */
+    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
+        r = mixpi_ranks_agree(o, s, 1);
     return r;
 }
 
