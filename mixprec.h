@@ -803,13 +803,13 @@ MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return ldexp((double)r->low_largest, -r->margin); }
 
 /* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
- * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for,
- * but not what is more than 2^10 above all that came since. */
+ * peak is forgotten by a sixteenth of a binade each time: what comes now and then is waited for,
+ * but not what is more than 2^12 above all that came since. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
-    s->peak *= 0.840896415f;  /* 2^(-1/4) */
-    if (s->largest > 0.0f && s->peak > s->largest * 1024.0f)
-        s->peak = s->largest * 1024.0f;
+    s->peak *= 0.957603281f;  /* 2^(-1/16) */
+    if (s->largest > 0.0f && s->peak > s->largest * 4096.0f)
+        s->peak = s->largest * 4096.0f;
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
@@ -1687,6 +1687,7 @@ typedef struct mixp_exec {
      * NULL = out of memory. At most one such request in a kernel. */
     void *(*scratch)(void *user, size_t bytes);
     mixp_allocator host, device;    /* the context's; unset = malloc, the device's own     */
+    const char *gemm_choices;   /* of the description; NULL = none. For attach             */
 } mixp_exec;
 
 typedef enum mixp_unary {
@@ -1888,6 +1889,29 @@ typedef struct mixp_gemm_args {
     int64_t  lda, ldb, ldc;
     int64_t  stride_a, stride_b, stride_c;
 } mixp_gemm_args;
+
+/* A product that does in its own pass what would be another kernel's, where the vendor's
+ * library can; where it cannot, two kernels do the same.
+ *
+ * ROW_SUMS: c as gemm gives it, and sums[m] (+)= the sums of op(a)'s rows: a bias's gradient
+ * beside its weight's. a is dense.
+ * GELU: before = what gemm gives, and c = its GELU by tanh. c and before: of one dtype, dense,
+ * not accumulating. c may come from before's values before they were rounded.
+ * GELU_BACK: c = what gemm gives, without a bias, times GELU's slope at before, which is only
+ * read.
+ *
+ * batch 1; before, sums: real. MIXP_ERR_ARGUMENT: what the kind needs is missing, or there is
+ * no such kind. */
+typedef enum mixp_epilogue {
+    MIXP_EPILOGUE_ROW_SUMS, MIXP_EPILOGUE_GELU, MIXP_EPILOGUE_GELU_BACK, MIXP_EPILOGUE_COUNT
+} mixp_epilogue;
+
+typedef struct mixp_gemm_epilogue_args {
+    mixp_gemm_args gemm;
+    mixp_epilogue  kind;
+    mixp_out       sums;        /* of ROW_SUMS                                             */
+    mixp_out       before;      /* m * n values, of the other two                          */
+} mixp_gemm_epilogue_args;
 
 /* Where the rows of heads lie: row i of head h of sequence s begins s * sequence + h * head +
  * i * row elements behind the first. A stride of 0: all share one. */
@@ -2123,7 +2147,7 @@ MIXPREC_HD float mixpi_through_low(mixp_dtype low, float x) {
 MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
     float held = mixpi_through_low(low, was);
     float moved = mixpi_through_low(low, held + (now - was));
-    return moved == held;  /* plant: update_lost */
+    return moved == held;
 }
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
@@ -2325,6 +2349,7 @@ typedef struct mixp_kernels {
     mixp_result (*add_norm)(const mixp_exec *x, const mixp_norm_args *k);
     mixp_result (*cross_entropy_both)(const mixp_exec *x,
                                       const mixp_cross_entropy_both_args *k);
+    mixp_result (*gemm_epilogue)(const mixp_exec *x, const mixp_gemm_epilogue_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -2367,6 +2392,8 @@ struct mixp_device {
      * newest of that slot has arrived, and for nothing queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
+    /* What mixp_context_gemm_choices gives. NULL = there is nothing to choose. */
+    size_t      (*gemm_choices)(const mixp_exec *x, char *text, size_t size);
 };
 
 /* ==== 5. TENSORS ======================================================= >>tensors ====
@@ -2498,12 +2525,24 @@ typedef struct mixp_context_desc {
                                                        a constant string, or ""            */
     void (*on_error)(mixp_result code, const char *message, void *user);
                                                     /* NULL, or told of the first error and,
-                                                       once that is cleared, of the next   */
+                                                       once that is cleared, of the next; it may
+                                                       ask and clear, and begins no step   */
     const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
     void     *memory;                               /* NULL, or a block of yours that all host
                                                        memory comes from: see below        */
     size_t    memory_bytes;
+    int       epilogues;                            /* of a GPU: MIXP_EPILOGUES_, or 0      */
+    const char *gemm_choices;                       /* of a GPU: what
+                                                       mixp_context_gemm_choices gave, or
+                                                       NULL; copied                        */
 } mixp_context_desc;
+
+/* What products on a GPU do in their own pass; each flag is off until it was measured on that GPU
+ * (tests/bench/bench_cuda), and a CPU knows none. */
+enum {
+    MIXP_EPILOGUES_BIAS = 1,    /* a bias's gradient in the product of its weight's         */
+    MIXP_EPILOGUES_GELU = 2     /* GELU by tanh, and its slope, in mixp_mlp                 */
+};
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
  * they are on that stream, or, where it is the context's own, on the legacy default stream (plain
@@ -2550,7 +2589,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
- * before. */
+ * before; or a capture is under way already. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -2579,6 +2618,15 @@ MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
+/* Which of the library's algorithms the context's products use, as text, a line for each shape:
+ * for the gemm_choices of the next context, here or on another GPU of the same kind with the
+ * same libraries. Shapes that it names then get the same algorithm, so the same bits, and
+ * nobody is asked; others are chosen as ever. Returns how many bytes it takes with its end, and
+ * writes as many as fit in size; "" on a CPU. Ask after a step.
+ * A text that does not fit is no context, and desc->why says: it is cut or no such text, or of
+ * another GPU or library. A choice that the library then refuses is MIXP_ERR_DEVICE at its
+ * product. */
+MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
 /* What execution the context hands to kernels; for your own operators. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
@@ -2913,6 +2961,7 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
  *     matmul                      LOW      a, b                 both          broadcasts
+ *     mlp                         LOW      x, w, b, w, b        all           two linear, GELU
  *     attention (_apply)          LOW      qkv, or q, k, v      those         fused
  *     add sub mul div             PROMOTE  a, b                 both          broadcast
  *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
@@ -2952,6 +3001,13 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b);
+
+/* mixp_linear(gelu_tanh(mixp_linear(x, up, up_bias)), down, down_bias); biases may be NULL. With
+ * MIXP_EPILOGUES_GELU a GPU's products make GELU and its slope in their own pass: the same but
+ * for one rounding, before GELU. While a guard is on they stay apart. Errors: the three's. */
+MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
+                                  mixp_tensor *up_bias, mixp_tensor *down,
+                                  mixp_tensor *down_bias);
 /* LOW. y = op(a) op(b) on the last two dimensions; op transposes when asked. Leading dimensions
  * broadcast, as NumPy's do: equal, or 1, or not there. A vector a is one row, a vector b one
  * column, never transposed, and the result lacks that dimension: of two vectors it is a scalar. */
@@ -3218,15 +3274,18 @@ typedef enum mixp_scaler_preset {
  * and makes the scale the power of two that puts it `margin` binades below low_largest: every
  * growth_interval clean steps, at once when a gradient comes nearer than that, and never by more
  * than max_move binades a step. An overflow backs off as PyTorch's rule does, and counts as a
- * gradient of low_largest / scale. What was largest is forgotten by half in four intervals.
+ * gradient of low_largest / scale. What was largest is forgotten by half in 16 intervals.
  * What it promises: no step is skipped for a gradient up to 2^margin times the largest that it
- * has in mind, which may be 2^10 times those of its last interval. A larger one that no step
- * before it announced nobody foresees: it costs a skip, as under any rule. f16 has 40 binades,
- * and what a wider margin takes is missing at the other end. In 1,000 steps, 2% of which had
- * gradients 2^4 to 2^20 times as large, PyTorch's rule skipped 8, 10 and 7 (3 seeds), this one
- * 6, 9 and 6; with a margin of 8 binades 3, 1 and 1; of 13 none, none and 1, where 17% of all
- * gradients were subnormal and 0.01% flushed. Of spikes of 2^1 to 2^3 it skipped none, and
- * PyTorch's, growing every 20, 32 and more. */
+ * has in mind, which may be 2^12 times those of its last interval. A larger one that no step
+ * before it announced nobody foresees: it costs a skip, as under any rule, and an overflow does
+ * not tell how large it was, so that the next may cost another. In 1,000 steps, 2% of which had
+ * gradients 2^4 to 2^8 times as large, PyTorch's rule skipped 2, 3 and 1 (3 seeds; growing every
+ * 20 steps 32, 29 and 32), this one none. Of 2^4 to 2^20 PyTorch's skipped 8, 10 and 7, this one
+ * 2, 2 and 2, and 1, 1 and 1 with a guard. f16 has 40 binades, and room at one end is missing
+ * at the other: no fixed scale skips none of those at which less than 0.001 to 0.003% of all
+ * gradients are flushed and 2.6 to 5.8% subnormal. PyTorch's rule flushed 0.0001% at most, this
+ * one 0.0005%; with the guard, which sees larger gradients on the way back, 0.03%, and half were
+ * subnormal in one run. The loss ended alike under all of them. */
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
@@ -3245,7 +3304,7 @@ typedef struct mixp_scaler_desc {
     int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
     float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
     /* Of MIXP_RULE_PREDICTIVE alone. */
-    int       margin;           /* 0 = 3 binades; at most 30                            */
+    int       margin;           /* 0 = 6 binades; at most 30. Of fp8's few take 1 to 3  */
     int       max_move;         /* 0 = 4 binades a step; at most 252                    */
     float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
@@ -3503,12 +3562,12 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 /* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Here and in mixp_optimizer_step, MIXP_ERR_ORDER: operators were applied since opt's last update,
- * and no mixp_step_begin; or a parameter that no optimizer has was walked back into twice.
- * Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
+/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
  * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
- * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
- * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_scaler_verdict. */
+ * looked at again. A skipped step is MIXP_OK: see mixp_scaler_verdict. MIXP_ERR_ORDER: called
+ * twice before an update, or no gradient at all; here and in mixp_optimizer_step, also when
+ * operators were applied since opt's last update and no mixp_step_begin, or a parameter that no
+ * optimizer has was walked back into twice. A call that fails changes nothing. */
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Advances the scale once for all optimizers stepped or unscaled since the last update, and
  * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
@@ -3517,8 +3576,9 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
 
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
  * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
- * them alone when one is non-finite. MIXP_ERR_ORDER: no gradient, or the loss was scaled and
- * mixp_scaler_unscale has not been called. */
+ * them alone when one is non-finite. MIXP_ERR_ARGUMENT: max_norm is below 0 or not finite.
+ * MIXP_ERR_ORDER: no gradient, or the loss was scaled and mixp_scaler_unscale has not been
+ * called. */
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
 
 /* A step without a scaler. Applies whatever the gradients are, as PyTorch does; for a finite
@@ -3686,7 +3746,8 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 /* Holds the sites whose name, or the part of it before ": ", fits the pattern (* stands for any
  * characters, ? for one; a copy is kept). MIXP_F32: they store f32. MIXP_F16 or MIXP_BF16: they
  * store what autocast says and never fall back. MIXP_DTYPE_COUNT: they are free again. The newest
- * pattern that fits counts; at most 64. Before or during training, on or off.
+ * pattern that fits counts; one given again is replaced, "*" replaces all, and at most 64 are
+ * kept. Before or during training, on or off.
  * MIXP_ERR_ARGUMENT: another dtype, too long (95 characters), too many, or no site has such a name:
  * told here when sites are known, else, as the context's error, after the first sampled step.
  * MIXP_ERR_ORDER: a region or a scope is open. */
@@ -3708,7 +3769,7 @@ typedef struct mixp_event {
     int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
     int64_t         step;       /* of the context, that was looked at */
     mixp_event_kind kind;
-    const char     *what;       /* the kind, in words: a constant string */
+    const char     *what;       /* the kind, in words: a constant string. See mixp_event_text */
     const char     *site;       /* its name, "" for none: a skip that no sample explains yet */
     mixp_dtype      dtype;      /* what the site stores from now on */
     float           largest;    /* what was seen */
@@ -3720,6 +3781,11 @@ typedef struct mixp_event {
 /* Event i of those still kept, oldest first, until it returns 0: the newest 1024. Like all that
  * reads what the guard knows, it does not wait for the device. */
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
+
+/* The event as a sentence for a person, at most 400 characters: what happened where, what it means,
+ * and what to do, or that nothing is. Returns text, which is cut where `space` does not suffice;
+ * "" for no event, NULL for no text or space 0. Pure. */
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space);
 
 typedef struct mixp_site_info {
     const char *name, *op;
@@ -3842,7 +3908,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
- * no memory was taken for its tensors); nothing is changed then. */
+ * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
+ * changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -9798,17 +9865,6 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
         memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
 }
 
-/* What of n updates is lost. */
-static void mixpi_count_lost(mixpi_chunk *c, mixp_dtype low, const float *was,
-                             const float *now, int n) {
-    int i;
-    for (i = 0; i < n; i++) {
-        if (mixp_bits_of_f32(was[i]) == mixp_bits_of_f32(now[i])) continue;
-        c->updates++;
-        c->lost += mixpi_update_is_lost(low, was[i], now[i]);
-    }
-}
-
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     mixp_grad_stats *s = &step->stats;
     double squares = 0.0;
@@ -10304,6 +10360,44 @@ MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_
     MIXPI_P(placed)(mixpi_out_to(low, dtype, 0), at + i, n - i, p + i);
 }
 
+/* Which of 16 elements were changed, and which of those would not have been in a low dtype, where
+ * `held` would have become `moved`: added to what was counted in each lane. */
+MIXPI_V void MIXPI_P(count_16)(int32_t *updates, int32_t *lost, const float *was,
+                               const float *now, const float *held, const float *moved) {
+    int i;
+    for (i = 0; i < 16; i++) {
+        const int32_t differs = mixp_bits_of_f32(was[i]) != mixp_bits_of_f32(now[i]);
+        updates[i] += differs;
+        lost[i] += differs & (moved[i] == held[i]);  /* plant: update_lost */
+    }
+}
+
+/* What of n updates is lost: mixpi_update_is_lost of all at a time. `was` has room for a block, and
+ * is 0 behind the n elements afterwards. */
+MIXPI_K void MIXPI_P(count_lost)(mixpi_chunk *c, mixp_dtype low, float *was,
+                                 const float *now, int n) {
+    float to[MIXPI_BLOCK], held[MIXPI_BLOCK], moved[MIXPI_BLOCK];
+    uint16_t stored[MIXPI_BLOCK];
+    int32_t updates[16] = { 0 }, lost[16] = { 0 };
+    int i, whole = n;
+    memcpy(to, now, (size_t)n * sizeof *to);
+    for (; whole % 16; whole++) was[whole] = to[whole] = 0.0f;
+    MIXPI_P(narrow_run)(low, stored, was, whole);
+    MIXPI_P(widen_run)(low, held, stored, whole);
+    for (i = 0; i < whole; i += 16) {
+        mixpi_v step = mixpi_vsub(mixpi_vload(to + i), mixpi_vload(was + i));
+        mixpi_vstore(moved + i, mixpi_vadd(mixpi_vload(held + i), step));
+    }
+    MIXPI_P(narrow_run)(low, stored, moved, whole);
+    MIXPI_P(widen_run)(low, moved, stored, whole);
+    for (i = 0; i < whole; i += 16)
+        MIXPI_P(count_16)(updates, lost, was + i, to + i, held + i, moved + i);
+    for (i = 0; i < 16; i++) {
+        c->updates += updates[i];
+        c->lost += lost[i];
+    }
+}
+
 MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
@@ -10330,7 +10424,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
         if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
         MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
         if (job->counting)
-            mixpi_count_lost(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
+            MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
@@ -10512,7 +10606,7 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(add_norm),          \
-    MIXPI_P(cross_entropy_both)                                                           \
+    MIXPI_P(cross_entropy_both), NULL                                                     \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -10575,7 +10669,7 @@ extern "C" {
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
         { name, &kernels, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,   \
-          NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
 /* The compiler's cached answers: a CPUID of our own would trap under a hypervisor. */
@@ -11089,6 +11183,7 @@ struct mixp_context {
     uint64_t       updated_in;  /* that of the newest update of an optimizer               */
     int            made_runs;   /* such generations in a row, before it                     */
     int            scale_asked; /* 1: the program has asked for a loss scale, or set one    */
+    int            epilogues;   /* of the description                                       */
 };
 
 /* --- a block of the caller's ------------------------------------------------------------- *
@@ -11197,6 +11292,10 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
     ctx->error = MIXP_OK;
     ctx->message[0] = '\0';
 }
+
+/* Of a call that has failed: an error, also where on_error has cleared it. */
+static mixp_result mixpi_failed(const mixp_context *ctx)
+{ return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -11310,13 +11409,18 @@ static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
+    mixp_result r;
     if (!p) return NULL;
     p->next = ctx->pieces;
     ctx->pieces = p;
     if (!on_device) return memset(p->data, 0, bytes);
     ctx->permanent += bytes;
     mixpi_note_peak(ctx);
-    return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
+    r = mixpi_device_zero(ctx, p->data, bytes);
+    if (r == MIXP_OK) return p->data;
+    mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s",
+                      (double)bytes, mixp_result_text(r));
+    return NULL;
 }
 
 static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
@@ -11813,6 +11917,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (d->memory && d->allocate) return "memory and allocate: give one of them";
+    if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
@@ -11827,6 +11932,7 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->host.user = d->user;
     x->device = d->device_allocator;
     x->stream = d->stream;
+    x->gemm_choices = d->gemm_choices;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
     x->threads = 1;             /* without threads nothing here could use more */
@@ -11848,6 +11954,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
     ctx->on_error = d->on_error;
+    ctx->epilogues = d->epilogues;
     ctx->generation = 1;
     ctx->made_in = 1;
     ctx->allocations = 1;
@@ -11859,6 +11966,11 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     mixpi_host_put(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream is none of this device's"
            : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
+           : r == MIXP_ERR_FORMAT
+               ? "gemm_choices is cut, or no text of mixp_context_gemm_choices"
+           : r == MIXP_ERR_SHAPE
+               ? "gemm_choices is of another GPU, or of another version of its libraries: leave it "
+                 "out, and save it again after a step"
            : "the device cannot be used; is another program holding it?";
     return NULL;
 }
@@ -11922,6 +12034,10 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: %s has no graphs; run the step "
                                  "each time",
                                  ctx->device->name);
+    if (ctx->capturing)  /* plant: capture_twice */
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_capture_begin: a step is being captured already; call "
+                                 "mixp_capture_end first");
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
@@ -11937,7 +12053,10 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
-    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
+    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
+        if (g) mixpi_owned_free(ctx, g);
+        return NULL;
+    }
     g->ctx = ctx;
     g->next = ctx->graphs;
     g->handle = handle;
@@ -11953,6 +12072,10 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: a step is being captured; call mixp_capture_end "
+                                 "first");
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
@@ -12004,6 +12127,12 @@ MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) {
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
     mixp_gemm_count none = { 0, 0, 0 };
     return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
+}
+
+MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size) {
+    if (text && size) text[0] = 0;
+    if (!ctx || !ctx->device->gemm_choices) return 1;
+    return ctx->device->gemm_choices(&ctx->exec, text, text ? size : 0);
 }
 
 MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
@@ -13427,7 +13556,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape) {
     c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0, 0);
-    return c->out ? MIXP_OK : mixp_context_error(c->ctx, NULL);
+    return c->out ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* As mixp_call_output, for a dtype that autocast must not change. */
@@ -14986,22 +15115,46 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
 }
 
 /* A bias is added to every row, so its gradient is their sum. */
-static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g) {
+static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
+                                       int bias) {
     mixp_reduce_args k;
     memset(&k, 0, sizeof k);
     k.outer = 1;
     k.n = g->m;
     k.inner = g->n;
     k.factor = 1.0f;
-    k.a = mixpi_call_dy(c);
-    k.y = mixpi_call_dx(c, 2);
+    k.a = dy;
+    k.y = mixpi_call_dx(c, bias);
     return k.y.data ? MIXPI_RUN(c, reduce, &k) : MIXP_OK;
 }
 
+/* Are the gradients of weight and bias both asked for, of a device that makes them in one pass? */
+static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
+    return (c->ctx->epilogues & MIXP_EPILOGUES_BIAS) &&
+           c->ctx->device->kernels->gemm_epilogue && c->in[bias] &&
+           mixp_call_wants(c, weight) && mixp_call_wants(c, bias);
+}
+
+/* The gradients of a linear layer's weight and of its bias; g is its forward product. */
+static mixp_result mixpi_product_joined(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
+                                        int weight, int bias) {
+    mixp_gemm_epilogue_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = MIXP_EPILOGUE_ROW_SUMS;
+    k.gemm = mixpi_product_db(g, dy);
+    k.gemm.c = mixpi_call_dx(c, weight);
+    k.sums = mixpi_call_dx(c, bias);
+    return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
+}
+
 static mixp_result mixpi_product_backward(mixp_call *c) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_result r = mixpi_product_grad(c, 0);
-    if (r == MIXP_OK) r = mixpi_product_grad(c, 1);
-    return r == MIXP_OK ? mixpi_product_dbias(c, &((const mixpi_product *)c->attrs)->g) : r;
+    if (r != MIXP_OK) return r;
+    if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
+        return mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
+    r = mixpi_product_grad(c, 1);
+    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
@@ -15020,6 +15173,152 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
     p.g.trans_a = trans_a != 0;
     p.g.trans_b = trans_b != 0;
     return mixpi_apply_op(ctx, MIXP_OP_MATMUL, 2, a, b, NULL, &p);
+}
+
+/* --- two linear layers with GELU between them ------------------------------------------- *
+ *
+ * One operator where the description asks for it and the device can; else it is three. Nobody may
+ * look at what lies between them, so a guard takes them apart.
+ */
+enum {
+    MIXPI_MLP_X, MIXPI_MLP_UP, MIXPI_MLP_DOWN, MIXPI_MLP_UP_BIAS, MIXPI_MLP_DOWN_BIAS,
+    MIXPI_MLP_INPUTS,
+    MIXPI_MLP_BEFORE = 0, MIXPI_MLP_AFTER       /* GELU: what is kept                      */
+};
+
+/* c = a w': a layer without its bias. */
+static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w, int64_t rows) {
+    return mixpi_gemm_of(rows, w->shape[0], w->shape[1], mixpi_stored(mixpi_tensor_in(a), 0),
+                         mixpi_turned(mixpi_tensor_in(w), 0));
+}
+
+static int64_t mixpi_mlp_rows(const mixp_call *c)
+{ return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
+
+static mixp_result mixpi_mlp_infer(mixp_call *c) {
+    const mixp_tensor *x = c->in[MIXPI_MLP_X];
+    int64_t shape[MIXP_MAX_RANK];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->rank - 1] = c->in[MIXPI_MLP_DOWN]->shape[0];
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+static mixp_result mixpi_mlp_up(mixp_call *c, mixp_tensor *before, mixp_tensor *after) {
+    mixp_gemm_epilogue_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = MIXP_EPILOGUE_GELU;
+    k.gemm = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP], mixpi_mlp_rows(c));
+    k.gemm.bias = mixpi_call_x(c, MIXPI_MLP_UP_BIAS);
+    k.gemm.c = mixpi_tensor_out(after, 0);
+    k.before = mixpi_tensor_out(before, 0);
+    return MIXPI_RUN(c, gemm_epilogue, &k);
+}
+
+static mixp_result mixpi_mlp_forward(mixp_call *c) {
+    mixp_tensor *before, *after;
+    mixp_gemm_args down;
+    int64_t shape[2];
+    mixp_result r;
+    shape[0] = mixpi_mlp_rows(c);
+    shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
+    c->ctx->calls_made += 2;    /* as if they had been apart: dropout is numbered by that */
+    before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
+    after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
+    if (!before || !after) return MIXP_ERR_MEMORY;
+    r = mixpi_mlp_up(c, before, after);
+    if (r != MIXP_OK) return r;
+    down = mixpi_layer_of(after, c->in[MIXPI_MLP_DOWN], shape[0]);
+    down.bias = mixpi_call_x(c, MIXPI_MLP_DOWN_BIAS);
+    down.c = mixpi_call_y(c);
+    return MIXPI_RUN(c, gemm, &down);
+}
+
+/* The gradients of a layer's weight and bias. */
+static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
+                                     int weight, int bias) {
+    mixp_gemm_args k;
+    mixp_result r = MIXP_OK;
+    if (mixpi_product_joins(c, weight, bias))
+        return mixpi_product_joined(c, g, dy, weight, bias);
+    k = mixpi_product_db(g, dy);
+    k.c = mixpi_call_dx(c, weight);
+    if (k.c.data) r = MIXPI_RUN(c, gemm, &k);
+    return r == MIXP_OK && c->in[bias] ? mixpi_product_dbias(c, g, dy, bias) : r;
+}
+
+/* dz: the gradient of what was before GELU. */
+static mixp_result mixpi_mlp_dz(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
+    mixp_gemm_epilogue_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = MIXP_EPILOGUE_GELU_BACK;
+    k.gemm = mixpi_product_da(down, mixpi_call_dy(c));
+    k.gemm.c = mixpi_tensor_out(dz, 0);
+    k.before = mixpi_tensor_out(c->saved[MIXPI_MLP_BEFORE], 0);
+    return MIXPI_RUN(c, gemm_epilogue, &k);
+}
+
+static mixp_result mixpi_mlp_walk(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
+    mixp_gemm_args up = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP],
+                                       mixpi_mlp_rows(c)), dx;
+    mixp_result r = mixpi_mlp_dz(c, down, dz);
+    if (r != MIXP_OK) return r;
+    dx = mixpi_product_da(&up, mixpi_tensor_in(dz));
+    dx.c = mixpi_call_dx(c, MIXPI_MLP_X);
+    if (dx.c.data) r = MIXPI_RUN(c, gemm, &dx);
+    return r == MIXP_OK ? mixpi_mlp_weights(c, &up, mixpi_tensor_in(dz), MIXPI_MLP_UP,
+                                            MIXPI_MLP_UP_BIAS) : r;
+}
+
+static mixp_result mixpi_mlp_backward(mixp_call *c) {
+    mixp_tensor *before = c->saved[MIXPI_MLP_BEFORE], *dz;
+    mixp_gemm_args down = mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN],
+                                         mixpi_mlp_rows(c));
+    mixp_result r = mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN,
+                                      MIXPI_MLP_DOWN_BIAS);
+    if (r != MIXP_OK) return r;
+    dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
+    if (!dz) return MIXP_ERR_MEMORY;
+    r = mixpi_mlp_walk(c, &down, dz);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, dz->data, mixpi_bytes(dz));
+    return r;
+}
+
+static const mixp_op mixpi_mlp_op = {
+    "mlp", MIXP_CLASS_LOW, 0, mixpi_mlp_infer, mixpi_mlp_forward, mixpi_mlp_backward, NULL
+};
+
+static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t width) {
+    return w && w->rank == 2 && mixpi_real(w->dtype) && w->shape[1] == width &&
+           (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_real(b->dtype)));
+}
+
+/* May the three be one? What does not fit is told by the one that it does not fit. */
+static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
+    const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
+    const mixpi_watch *w;
+    if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
+    w = ctx->watch;
+    if (!ctx->device->kernels->gemm_epilogue || (w && (w->on || w->tap))) return 0;
+    if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
+        mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
+    return x && x->rank >= 1 && mixpi_real(x->dtype) &&
+           mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
+           mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]);
+}
+
+MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
+                                  mixp_tensor *up_bias, mixp_tensor *down,
+                                  mixp_tensor *down_bias) {
+    mixp_tensor *in[MIXPI_MLP_INPUTS];
+    in[MIXPI_MLP_X] = x;
+    in[MIXPI_MLP_UP] = up;
+    in[MIXPI_MLP_DOWN] = down;
+    in[MIXPI_MLP_UP_BIAS] = up_bias;
+    in[MIXPI_MLP_DOWN_BIAS] = down_bias;
+    if (mixpi_mlp_joins(ctx, in))
+        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
+    x = mixp_gelu_tanh(ctx, mixp_linear(ctx, x, up, up_bias));
+    return mixp_linear(ctx, x, down, down_bias);
 }
 
 /* --- attention ------------------------------------------------------------------------- */
@@ -16797,7 +17096,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
         done++;
     if (done == n) return MIXP_OK;
     for (i = 0; i < n; i++) parts[i] = NULL;
-    return mixp_context_error(ctx, NULL);
+    return mixpi_failed(ctx);
 }
 
 /* --- the table ------------------------------------------------------------------------- */
@@ -16903,7 +17202,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
                    recovery_scale, fixed, delay, divides, f32_factors)                     \
     { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
-      recovery_scale, fixed, delay, divides, f32_factors, 0, 3, 4, 65504.0f },
+      recovery_scale, fixed, delay, divides, f32_factors, 0, 6, 4, 65504.0f },
 #define MIXPI_CLEAN  MIXP_REFILL_CLEAN
 #define MIXPI_GROWTH MIXP_REFILL_GROWTH
 #define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
@@ -19629,14 +19928,70 @@ static void mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
     e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
 }
 
-static const char *mixpi_event_text(mixp_event_kind kind) {
+static const char *mixpi_event_what(const mixp_event *e) {
     static const char *const texts[] = {
         "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
         "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
-        "pinned", "skipped", "no room for more sites: they are not watched"
+        "pinned: a pattern holds it", "made what a step was skipped for",
+        "no room for more sites: they are not watched"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
-    return texts[kind];
+    if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
+        return "a step was skipped, and nobody looked; the next one is looked at";
+    return texts[e->kind];
+}
+
+/* What a user is to do about an event. */
+static const char *mixpi_event_advice(const mixp_event *e) {
+    switch (e->kind) {
+    case MIXP_EVENT_OVERFLOW:
+    case MIXP_EVENT_HIGH:
+    case MIXP_EVENT_FLUSHED:
+        return "Nothing is to be done: it comes back when it is well again";
+    case MIXP_EVENT_BACK:
+        return "Nothing is to be done: should it fall again, it takes twice as long to come back";
+    case MIXP_EVENT_PINNED:
+        return "You asked for it; MIXP_DTYPE_COUNT in place of a dtype frees it";
+    case MIXP_EVENT_FULL:
+        return "Start the guard of a new context with more max_sites";
+    default: break;
+    }
+    if (e->origin == MIXP_ORIGIN_UNKNOWN)
+        return "A gradient was not finite. Nothing is to be done, unless step after step is "
+               "skipped: the next one is looked at, and tells where it begins";
+    return e->origin == MIXP_ORIGIN_BACKWARD || e->origin == MIXP_ORIGIN_FORWARD
+         ? "Nothing is to be done" : "No loss scale cures it";
+}
+
+/* The number that an event is about, in brackets; "" where it is about none. */
+static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
+    *text = 0;
+    if (e->kind == MIXP_EVENT_FLUSHED)
+        snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
+    if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK)
+        snprintf(text, space, " (largest %g)", (double)e->largest);
+    if (e->kind == MIXP_EVENT_OVERFLOW)
+        snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
+}
+
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
+    char number[64];
+    if (!text || !space) return NULL;
+    *text = 0;
+    if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
+    mixpi_event_number(event, number, sizeof number);
+    if (event->kind != MIXP_EVENT_SKIP)
+        snprintf(text, space, "step %.0f: %.95s%s%s%s. %s.", (double)event->step, event->site,
+                 *event->site ? " " : "", mixpi_event_what(event), number,
+                 mixpi_event_advice(event));
+    else if (event->origin == MIXP_ORIGIN_UNKNOWN)
+        snprintf(text, space, "step %.0f: skipped. %s.", (double)event->step,
+                 mixpi_event_advice(event));
+    else
+        snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)event->step,
+                 *event->site ? "It began at " : "", event->site, *event->site ? ": " : "",
+                 mixp_origin_text(event->origin), mixpi_event_advice(event));
+    return text;
 }
 
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
@@ -19650,13 +20005,13 @@ MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out
     out->number = number;
     out->step = e->step;
     out->kind = e->kind;
-    out->what = mixpi_event_text(e->kind);
     out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
     out->dtype = e->dtype;
     out->largest = e->look.largest;
     out->flushed = e->flushed;
     out->nonfinite = e->look.nonfinite;
     out->origin = e->origin;
+    out->what = mixpi_event_what(out);
     return 1;
 }
 
@@ -20272,17 +20627,38 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
     return w && w->on && (w->force || w->since >= w->every - 1);
 }
 
+/* Does a newer pattern make this one void? The same does, and that of all; `first`: so is one that
+ * only frees what no older one holds. */
+static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
+    if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;
+}
+
+/* How many patterns stay beside a newer one; `forget` 1: the others go. */
+static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
+    int i, n = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        if (mixpi_pin_is_void(&w->pins[i], newer, !n)) continue;
+        if (forget && n < i) w->pins[n] = w->pins[i];
+        n++;
+    }
+    if (forget) w->n_pins = n;
+    return n;
+}
+
 /* What is wrong with a pattern, or NULL. */
 static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
                                    mixp_dtype dtype) {
-    const mixpi_watch *w = ctx->watch;
+    mixpi_watch *w = ctx->watch;
     mixpi_pin pin;
     int n = 0;
     if (!pattern || !*pattern) return "the pattern is empty";
     if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
     if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
         return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
-    if (w && w->n_pins == MIXPI_MAX_PINS) return "there are 64 patterns already";
+    if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
+        return "there are 64 patterns already; one of them given again is replaced, and '*' with "
+               "MIXP_DTYPE_COUNT frees all";
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
     while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
@@ -20303,6 +20679,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
                                  pattern ? pattern : "NULL", wrong);
     w = mixpi_watch_of(ctx);
     if (!w) return MIXP_ERR_MEMORY;
+    mixpi_pins_beside(w, pattern, 1);
     pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
