@@ -4488,23 +4488,11 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* All of them, for the loops that are written once for each. A new one needs a case in
- * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and
- * loss_slope. */
-#define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
-                          X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED) X(ABS) X(SIN)         \
-                          X(COS) X(SOFT_CAP) X(CLAMP)
-#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
-#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)        \
-                          X(KL_LOG)
-
-#define MIXPI_ONE(name) + 1
-MIXPI_STATIC_ASSERT(every_unary_has_a_case,
-                    0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
-MIXPI_STATIC_ASSERT(every_binary_has_a_case,
-                    0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
-MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOSS_COUNT);
-#undef MIXPI_ONE
+/* A new one needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in loss_value
+ * and loss_slope. Then the number here is one more. */
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 17);
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
+MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
 typedef struct mixpi_map {
     int        fn, sources;
@@ -5076,6 +5064,18 @@ static int mixpi_amx_machine(int f16) {
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__unused__))
 #else
 #  define MIXPI_V static inline
+#endif
+/* Compiled once a set, and called: for what is large, and seldom the most of a step. Inlined where
+ * it is used, it would cost the compiler seconds. MIXPI_F: so in plain C only. */
+#if defined(__GNUC__)
+#  define MIXPI_RARE static MIXPI_TARGET __attribute__((__noinline__, __unused__))
+#else
+#  define MIXPI_RARE static
+#endif
+#if MIXPI_PASS != 0
+#  define MIXPI_F MIXPI_V
+#else
+#  define MIXPI_F MIXPI_RARE
 #endif
 
 #if defined(__GNUC__)
@@ -6362,13 +6362,13 @@ MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
 { return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
-MIXPI_V mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
+MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
     p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
-MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
+MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
@@ -6380,7 +6380,7 @@ MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
 
 /* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
  * two goes on in two halves, so that only the last step can round or overflow. */
-MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
     mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
     half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
     p = mixpi_vadd(p, mixpi_vset(1.0f));
@@ -6388,7 +6388,7 @@ MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
 }
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
-MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
+MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
     mixpi_v f, e, q, bad;
@@ -6418,7 +6418,7 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
 }
 
 /* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
-MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
+MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
@@ -6434,7 +6434,7 @@ MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
 
 /* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
  * of its error. At -0 that would be +0. */
-MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
     mixpi_v m = MIXPI_P(vexpm1_twice)(x);
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
     m = mixpi_vselect_gt(x, mixpi_vzero(), m, mixpi_vneg(m));
@@ -6442,7 +6442,7 @@ MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
 }
 
 /* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
-MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
+MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
     mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
     mixpi_v t = mixpi_vmul(e, q);
@@ -6452,7 +6452,7 @@ MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
 
 /* The normal distribution up to x, and its *density at x. The tail beyond |x| is
  * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
-MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
+MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a),
             low = mixpi_vfma(a, a, mixpi_vneg(h));
     mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
@@ -6466,7 +6466,7 @@ MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
+MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
     int i;
     if (p == 1.0f) return x;
@@ -6480,7 +6480,7 @@ MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
 }
 
 /* sin x, or cos x: libm's, on every instruction set. */
-MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
+MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     float t[16];
     int i;
     mixpi_vstore(t, x);
@@ -6490,9 +6490,9 @@ MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
 
 /* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
  * a product with 0. */
-MIXPI_V mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
-MIXPI_V mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmin(a, b)); }
 
 /* x with the sign of s; 0 where s is 0. */
@@ -6515,7 +6515,7 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
 }
 
 /* tanh x is the result + *rest: below 0.6 by a polynomial. */
-MIXPI_V mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
     q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
@@ -6553,19 +6553,31 @@ MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
 }
 
-MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
+MIXPI_V mixpi_v MIXPI_P(relu)(mixpi_v a) { return mixpi_vmax(mixpi_vzero(), a); }
+MIXPI_V mixpi_v MIXPI_P(relu_squared)(mixpi_v a) {
+    a = MIXPI_P(relu)(a);
+    return mixpi_vmul(a, a);
+}
+
+/* a (1 + tanh u) / 2 = a sigmoid(2u) */
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh)(mixpi_v a) {
+    mixpi_v t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
+    return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(gelu_erf)(mixpi_v a) {
+    mixpi_v t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    return mixpi_vmul(a, mixpi_vnormal(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
+    mixpi_v rest;
+    return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
+}
+
+MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
     mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:
-        return mixpi_vmax(mixpi_vzero(), a);
-    case MIXP_UNARY_GELU_TANH:          /* a (1 + tanh u) / 2 = a sigmoid(2u) */
-        t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
-        return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
-    case MIXP_UNARY_GELU_ERF:
-        t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-        return mixpi_vmul(a, mixpi_vnormal(t, &t));
-    case MIXP_UNARY_SILU:
-        return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
     case MIXP_UNARY_TANH:
         return MIXPI_P(tanh_near)(a);
     case MIXP_UNARY_SIGMOID:
@@ -6578,11 +6590,6 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vsqrt(a);
     case MIXP_UNARY_POW:
         return mixpi_vpow(a, p);
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(a, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(mixpi_vzero(), a);
-        return mixpi_vmul(t, t);
     case MIXP_UNARY_ABS:
         return mixpi_vabs(a);
     case MIXP_UNARY_SIN:
@@ -6594,14 +6601,31 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vfma(mixpi_vset(p), a, mixpi_vmul(mixpi_vset(p), t));
     case MIXP_UNARY_CLAMP:
         return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return a;
 }
 
+/* x <= 0 ? 0 : dy: NaN lets dy pass. */
+MIXPI_V mixpi_v MIXPI_P(relu_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    return mixpi_vselect_gt(mixpi_vmin(x, one), zero, dy, zero);
+}
+
+MIXPI_V mixpi_v MIXPI_P(relu_squared_slope)(mixpi_v dy, mixpi_v x) {
+    x = MIXPI_P(relu)(x);
+    return mixpi_vmul(dy, mixpi_vadd(x, x));
+}
+
 /* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
-MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
                   cubic = mixpi_vset(MIXPI_GELU_SLOPE);
     mixpi_v square, s, rest, t;
@@ -6612,14 +6636,14 @@ MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
 }
 
-MIXPI_V mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v up_to, density;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
     up_to = mixpi_vnormal(x, &density);
     return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
 }
 
-MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v s, rest;
     x = mixpi_vclamp(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
     s = mixpi_vsigmoid(x, &rest);
@@ -6640,21 +6664,11 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
 }
 
 /* dy times the slope; b: x, or y for those that are told by their result. */
-MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
+MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                      float q) {
-    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
-    mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:               /* x <= 0 ? 0 : dy: NaN lets dy pass */
-        return mixpi_vselect_gt(mixpi_vmin(b, one), zero, dy, zero);
-    case MIXP_UNARY_GELU_TANH:
-        return MIXPI_P(gelu_tanh_slope)(dy, b);
-    case MIXP_UNARY_GELU_ERF:
-        return MIXPI_P(gelu_erf_slope)(dy, b);
-    case MIXP_UNARY_SILU:
-        return MIXPI_P(silu_slope)(dy, b);
     case MIXP_UNARY_TANH:               /* 1 - y^2 */
-        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, one));
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f)));
     case MIXP_UNARY_SIGMOID:            /* y - y^2 */
         return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b));
     case MIXP_UNARY_EXP:
@@ -6664,13 +6678,8 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
     case MIXP_UNARY_SQRT:
         return mixpi_vdiv(dy, mixpi_vadd(b, b));
     case MIXP_UNARY_POW:
-        if (p == 0.0f) return zero;
+        if (p == 0.0f) return mixpi_vzero();
         return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(dy, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(zero, b);
-        return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
         return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
@@ -6681,27 +6690,16 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         return MIXPI_P(soft_cap_slope)(dy, b, p);
     case MIXP_UNARY_CLAMP:
         return MIXPI_P(clamp_slope)(dy, b, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return dy;
-}
-
-MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
-    mixpi_v t;
-    switch (op) {
-    case MIXP_BINARY_ADD: return mixpi_vadd(a, b);
-    case MIXP_BINARY_SUB: return mixpi_vsub(a, b);
-    case MIXP_BINARY_MUL: return mixpi_vmul(a, b);
-    case MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
-    case MIXP_BINARY_MAXIMUM: return mixpi_vlarger(a, b);
-    case MIXP_BINARY_MINIMUM: return mixpi_vsmaller(a, b);
-    case MIXP_BINARY_SWIGLU:
-        a = mixpi_vmul(a, mixpi_vsigmoid(a, &t));
-        return mixpi_vmul(a, b);
-    case MIXP_BINARY_COUNT: break;
-    }
-    return a;
 }
 
 /* The gradient of b in a / b: -dy a / b^2. */
@@ -6734,7 +6732,7 @@ MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
 }
 
 /* Of x against its target. */
-MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
@@ -6769,7 +6767,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 }
 
 /* p times its slope. */
-MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float p, float delta) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
@@ -6802,7 +6800,22 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
     return x;
 }
 
-/* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
+/* fn of 16 floats at each of s, for those without a loop in MIXPI_P(values). */
+MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *const *s,
+                               int64_t j) {
+    mixpi_v a = mixpi_vload(s[0] + j), b = mixpi_vload(s[1] + j);
+    if (fn < MIXPI_FN_UNARY_D)
+        a = MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), a, p, q);
+    else if (fn < MIXPI_FN_BINARY)
+        a = MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), a, b, p, q);
+    else if (fn < MIXPI_FN_LOSS_D)
+        a = MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), a, b, q);
+    else a = MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), a, b, p, q);
+    mixpi_vstore(y + j, a);
+}
+
+/* y = fn over n floats: one loop for each fn that is most of a step somewhere, or short; what is
+ * left beyond 16s goes by way of t. */
 #define MIXPI_CASE(fn, value)                                                             \
     case fn:                                                                              \
         for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
@@ -6810,19 +6823,9 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 #define MIXPI_A mixpi_vload(a + j)
 #define MIXPI_B mixpi_vload(b + j)
 #define MIXPI_C mixpi_vload(c + j)
-#define MIXPI_UNARY_CASE(op)                                                              \
-    MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op,                                     \
-               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p, q))                      \
-    MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op,                                   \
-               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p, q))
-#define MIXPI_BINARY_CASE(op)                                                             \
-    MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op,                                   \
-               MIXPI_P(binary_value)(MIXP_BINARY_##op, MIXPI_A, MIXPI_B))
-#define MIXPI_LOSS_CASE(kind)                                                             \
-    MIXPI_CASE(MIXPI_FN_LOSS + (int)MIXP_LOSS_##kind,                                     \
-               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, q))                \
-    MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
-               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p, q))
+#define MIXPI_CASE_UNARY(op, value)   MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_UNARY_D(op, value) MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_BINARY(op, value)  MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op, value)
 MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *const *s,
                              int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
@@ -6830,8 +6833,25 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     int64_t j, full = n & ~(int64_t)15;
     size_t left = (size_t)(n - full) * sizeof(float);
     switch (fn) {
-    MIXPI_UNARIES(MIXPI_UNARY_CASE)
-    MIXPI_BINARIES(MIXPI_BINARY_CASE)
+    MIXPI_CASE_UNARY(RELU, MIXPI_P(relu)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_TANH, MIXPI_P(gelu_tanh)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_ERF, MIXPI_P(gelu_erf)(MIXPI_A))
+    MIXPI_CASE_UNARY(SILU, MIXPI_P(silu)(MIXPI_A))
+    MIXPI_CASE_UNARY(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY(RELU_SQUARED, MIXPI_P(relu_squared)(MIXPI_A))
+    MIXPI_CASE_UNARY_D(RELU, MIXPI_P(relu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_TANH, MIXPI_P(gelu_tanh_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_ERF, MIXPI_P(gelu_erf_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SILU, MIXPI_P(silu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY_D(RELU_SQUARED, MIXPI_P(relu_squared_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(ADD, mixpi_vadd(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SUB, mixpi_vsub(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MUL, mixpi_vmul(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(DIV, mixpi_vdiv(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MAXIMUM, mixpi_vlarger(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MINIMUM, mixpi_vsmaller(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SWIGLU, mixpi_vmul(MIXPI_P(silu)(MIXPI_A), MIXPI_B))
     MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_LARGER_D, MIXPI_P(larger_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_GATE_D,
@@ -6839,8 +6859,9 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     MIXPI_CASE(MIXPI_FN_WHERE, mixpi_vwhere(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_KEPT, mixpi_vwhere(MIXPI_A, MIXPI_B, mixpi_vset(q)))
     MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
-    MIXPI_LOSSES(MIXPI_LOSS_CASE)
-    default: break;
+    default:
+        for (j = 0; j < full; j += 16) MIXPI_P(value)(fn, p, q, y, s, j);
+        break;
     }
     if (left == 0) return;
     memset(t, 0, sizeof t);
@@ -7949,18 +7970,16 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
        if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_ADD(i, a, at)                                                        \
-       if (rows > i) {                                                                    \
-           p##i = mixpi_vadd(mixpi_vfma(alpha, p##i, b0), mixpi_vload(c));                \
-           if (nv > 1) q##i = mixpi_vadd(mixpi_vfma(alpha, q##i, b1), mixpi_vload(c + 16)); \
-           mixpi_vstore(c, p##i);                                                         \
-           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
-           c += t->c_row;                                                                 \
-       }
 #  define MIXPI_TILE_PUT(i, a, at)                                                        \
        if (rows > i) {                                                                    \
-           mixpi_vstore(c, mixpi_vfma(alpha, p##i, b0));                                  \
-           if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
+           p##i = mixpi_vfma(alpha, p##i, b0);                                            \
+           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                                \
+           if (t->add) {                                                                  \
+               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                   \
+               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                  \
+           }                                                                              \
+           mixpi_vstore(c, p##i);                                                         \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
            c += t->c_row;                                                                 \
        }
 #  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
@@ -7988,11 +8007,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        }                                                                                  \
        b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                               \
        if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();              \
-       if (t->add) {                                                                      \
-           MIXPI_TILE_ROWS(MIXPI_TILE_ADD)                                                \
-       } else {                                                                           \
-           MIXPI_TILE_ROWS(MIXPI_TILE_PUT)                                                \
-       }
+       MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
 #  define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
@@ -10699,6 +10714,8 @@ static const mixp_kernels MIXPI_P(kernels_mmla) =
 #undef MIXPI_TARGET
 #undef MIXPI_K
 #undef MIXPI_V
+#undef MIXPI_F
+#undef MIXPI_RARE
 #undef MIXPI_PREFETCH
 #endif  /* MIXPI_PASS */
 
