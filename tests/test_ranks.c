@@ -1114,6 +1114,30 @@ static void failing_hook(void) {
     mixp_context_free(m.ctx);
 }
 
+/* The same of gradients that are the program's: the weights are as they were. */
+static void failing_view(void) {
+    const int64_t shape[1] = {2};
+    float w[2] = {1, 2}, g[2] = {3, 4};
+    mixp_ranks_desc ranks;
+    mixp_context_desc d;
+    mixp_optimizer *opt;
+    mixp_context *ctx;
+    const char *text;
+    memset(&ranks, 0, sizeof ranks);
+    memset(&d, 0, sizeof d);
+    ranks.size = 2;
+    ranks.sum = no_hook;
+    d.ranks = &ranks;
+    ctx = mixp_context_new(&d);
+    opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_RANKS);
+    CHECK_INT(mixp_context_error(ctx, &text), MIXP_ERR_RANKS);
+    CHECK_TEXT(text, "rank 0 of 2, the sum of a view: the cable is cut");
+    CHECK(w[0] == 1 && w[1] == 2);
+    mixp_context_free(ctx);
+}
+
 /* --- a world of two in one process: the other rank has the same gradients ------------------------ */
 
 typedef struct mirror {
@@ -1435,6 +1459,7 @@ int main(void) {
     RUN(late_rank);
     RUN(descriptions);
     RUN(failing_hook);
+    RUN(failing_view);
     RUN(buckets);
     RUN(wide_sums);
     RUN(other_version);
