@@ -9230,6 +9230,7 @@ MIXPI_K void MIXPI_P(columns_of)(const mixpi_heads *h, const float *rows, float 
 
 /* x in the lanes j + lane < n, y in the others. */
 MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y) {
+    if (j + 16 <= n) return x;
     return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers),
                             x, y);
 }
@@ -9241,18 +9242,23 @@ MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
         mixpi_vstore(row + j, mixpi_vmul(mixpi_vload(row + j), factor));
 }
 
-/* Turns one row of n scores into exp(score - max), and 0 from `seen` on. top: the largest
- * score so far; sum and o, which belong to the old top, move to the new one. It starts at
- * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
-MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *top,
-                                    float *sum, float *o, int64_t wide) {
-    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(),
-            lowest = mixpi_vset(MIXPI_LOWEST);
-    float   max;
+/* The largest of `most` and of s[from .. n) below `seen`. */
+MIXPI_V mixpi_v MIXPI_P(most_of)(const float *s, int64_t from, int64_t n, int64_t seen,
+                                 mixpi_v most) {
+    mixpi_v lowest = mixpi_vset(MIXPI_LOWEST);
     int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (j = from; j < n; j += 16)
         most = mixpi_vmax(MIXPI_P(below)(seen, j, mixpi_vload(s + j), lowest), most);
-    max = mixpi_vmaxof(most);
+    return most;
+}
+
+/* Turns one row of n scores, whose largest is max, into exp(score - max), and 0 from `seen` on.
+ * top: the largest score so far; sum and o, which belong to the old top, move to the new one. It
+ * starts at MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
+MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float max, float *top,
+                                    float *sum, float *o, int64_t wide) {
+    mixpi_v add = mixpi_vzero();
+    int64_t j;
     if (max > *top && *sum > 0.0f) {
         mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
@@ -9289,33 +9295,48 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
-/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
- * next rows are, ld elements apart: the eighth is asked for now. */
-MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
-                               int64_t n) {
-    int64_t size = MIXPI_P(size)(mask.dtype), j;
-    const char *at = (const char *)mask.data + first * size;
-    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
-    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
-        MIXPI_PREFETCH((const char *)ahead);
-        mixpi_vstore(s + j,
-                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+/* s[0 .. n) += a row of a mask, which begins at `at`, whole vectors; most becomes the largest of it
+ * and of these scores. The processor does not guess where the next rows are, each so many bytes
+ * apart: the eighth is asked for now. dtype is a constant where this is called. */
+MIXPI_V mixpi_v MIXPI_P(add_mask_of)(mixp_dtype dtype, float *s, const char *at, int64_t row,
+                                     int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(dtype), j;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * row);
+    for (j = 0; j < n; j += 16) {
+        mixpi_v x = mixpi_vadd(mixpi_vload(s + j), mixpi_vget(dtype, at + j * size));
+        MIXPI_PREFETCH((const char *)(ahead + (uintptr_t)(j * size)));
+        mixpi_vstore(s + j, x);
+        most = mixpi_vmax(x, most);
     }
-    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+    return most;
 }
 
-MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
+/* The same of a mask of any dtype. */
+MIXPI_K mixpi_v MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                                  int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(mask.dtype), row = ld * size;
+    const char *at = (const char *)mask.data + first * size;
+    if (mask.dtype == MIXP_F32) return MIXPI_P(add_mask_of)(MIXP_F32, s, at, row, n, most);
+    if (mask.dtype == MIXP_F16) return MIXPI_P(add_mask_of)(MIXP_F16, s, at, row, n, most);
+    return MIXPI_P(add_mask_of)(MIXP_BF16, s, at, row, n, most);
+}
+
+/* Adds the mask to these scores. *most, which begins as the largest so far, becomes that of it and
+ * of the first scores, as many as are returned: whole vectors below `seen`. */
+MIXPI_V int64_t MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                     const mixpi_some_scores *at, int64_t seen, float *s,
+                                     mixpi_v *most) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
-    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    float   one;
+    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j = 0;
+    int64_t whole = mixpi_min(seen, at->n) & ~(int64_t)15;
     if (k->mask_key) {
-        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
-        return;
+        *most = MIXPI_P(add_mask)(s, k->mask, first, head.ld, whole, *most);
+        for (j = whole; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first + j);
+        return whole;
     }
-    one = MIXPI_P(read_one)(k->mask, first);
-    for (j = 0; j < at->n; j++) s[j] += one;
+    for (j = 0; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first);
+    return 0;
 }
 
 /* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
@@ -9350,13 +9371,6 @@ MIXPI_K void MIXPI_P(drop)(const mixpi_drops *drops, const uint32_t *random, int
     for (j = 0; j < n; j++) p[j] = random[j] >= drops->limit ? p[j] * drops->scale : 0.0f;
 }
 
-/* Caps and masks, where that is wanted. */
-MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
-    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
-    if (k->mask.data) MIXPI_P(mask_scores)(k, h, at, s);
-}
-
 /* --- forward --- */
 
 /* A row of results, and lse, from its sums. A query that saw nothing has zeros where that may
@@ -9375,10 +9389,14 @@ MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int
 MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
                                     const mixpi_some_scores *at, int64_t seen, float *s,
                                     float *top, float *sum, float *o) {
-    int64_t  n = (at->n + 15) / 16 * 16;
+    const mixp_attention_args *k = job->k;
+    int64_t  n = (at->n + 15) / 16 * 16, done = 0;
+    mixpi_v  most = mixpi_vset(*top);
     uint32_t random[MIXPI_KEYS];
-    MIXPI_P(bend_scores)(job->k, &job->heads, at, s);
-    MIXPI_P(softmax_block)(s, n, seen, top, sum, o, job->heads.wide);
+    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
+    if (k->mask.data) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
+    most = MIXPI_P(most_of)(s, done, n, seen, most);
+    MIXPI_P(softmax_block)(s, n, seen, mixpi_vmaxof(most), top, sum, o, job->heads.wide);
     if (!job->drops.limit) return;
     MIXPI_P(draw)(&job->drops, &job->heads, at, random);
     MIXPI_P(drop)(&job->drops, random, at->n, s);
@@ -9488,12 +9506,13 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     int64_t  n = (at->n + 15) / 16 * 16, j;
     uint32_t random[MIXPI_KEYS];
     float    slopes[MIXPI_KEYS];
+    mixpi_v  most = mixpi_vzero();      /* of nobody's interest here */
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
         /* plant: attention_slope */
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
-    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
+    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
         MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
