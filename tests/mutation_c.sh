@@ -97,6 +97,10 @@ plant agree_lowest       logic   ranks       planted_inf
 plant agree_found        zero    ranks       planted_inf
 plant agree_forward      zero    ranks       guarded_skips
 plant ranks_awaited      drop    ranks       buckets
+plant part_first         logic   ranks       scattered_inf
+plant part_norm          zero    ranks       scattered
+plant part_element       sign    ranks       scattered_inf
+plant buckets_order      drop    ranks       scattered
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention_apart odd_sizes
 plant attention_first    sign    attention_apart odd_sizes
@@ -180,6 +184,13 @@ plant lone_grad          turn    mistakes    test_legal
 plant scale_asked        logic   mistakes    test_bad_loss_at_once
 plant mark_lost          never   free        test_a_scaler_goes
 plant scale_lose         never   free        test_a_scaler_goes
+plant entropy_bad        drop    hostile     bad_loss_is_told
+plant renew_found        drop    hostile     new_scale_forgets
+plant inside_operator    always  hostile     operator_calls_what_it_must_not
+plant attention_rank     zero    hostile     ranks_drop_as_steps_do
+plant overlap            turn    hostile     views_that_overlap
+plant failed             turn    hostile     errors_cleared_at_once
+plant capture_twice      never   hostile     capture_within_a_capture
 plant checked_lose       never   free        test_a_verdict_without_it
 plant block_join         never   block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge

@@ -1437,9 +1437,6 @@ static void test_load_refuses(void) {
     REJECTS("mixprec.step", &minus, MIXP_I64, 0, 0, MIXP_ERR_FORMAT, "'mixprec.step' is out of range");
     REJECTS("optimizer.1.applied", &minus, MIXP_I64, 0, 0, MIXP_ERR_FORMAT, "'optimizer.1.applied'");
     REJECTS("scaler.growth_tracker", &minus32, MIXP_I32, 0, 0, MIXP_ERR_FORMAT, "'scaler.growth_tracker'");
-    REJECTS("scaler.growth_tracker", &most32, MIXP_I32, 0, 0, MIXP_ERR_FORMAT, "'scaler.growth_tracker'");
-    REJECTS("scaler.hysteresis_left", &most32, MIXP_I32, 0, 0, MIXP_ERR_FORMAT, "'scaler.hysteresis_left'");
-    REJECTS("scaler.floor_skips", &most32, MIXP_I32, 0, 0, MIXP_ERR_FORMAT, "'scaler.floor_skips'");
     REJECTS("scaler.updates", &most64, MIXP_I64, 0, 0, MIXP_ERR_FORMAT, "'scaler.updates'");
     REJECTS("scaler.skips", &most64, MIXP_I64, 0, 0, MIXP_ERR_FORMAT, "'scaler.skips'");
     REJECTS("mixprec.step", &most64, MIXP_I64, 0, 0, MIXP_ERR_FORMAT, "'mixprec.step'");

@@ -224,6 +224,32 @@ static void edges_body(void) {
 }
 static void test_edges(void) { in_all_schedules(edges_body); }
 
+/* NaNs of many payloads: moved and cast, they are the CPU's to the bit; computed with, they are NaNs,
+ * and a GPU makes 0x7FFFFFFF of all. */
+static void payloads_body(void) {
+    static const uint32_t bits[] = { 0x7FC00123u, 0xFFC00001u, 0x7FFFFFFFu, 0xFFFFE000u, 0x7FC02000u,
+                                     0x7F812345u, 0xFFA0F000u, 0x7FD55555u, 0x7FC70000u };
+    const int n = sizeof bits / sizeof *bits;
+    int64_t shape[1] = { n }, one_step[1] = { 1 };
+    for (int d = 0; d < 3; d++) {
+        Pair a = empty(MIXP_F32, n, 0), low = empty(real_of(d), n, 0), wide = empty(MIXP_F32, n, 0);
+        Pair copy = empty(MIXP_F32, n, 0), sum = empty(MIXP_F32, n, 0);
+        for (int i = 0; i < n; i++) set_code(a, i, bits[i]);
+        BOTH(convert(X, args_convert(ON(low), ON(a), n, NULL)));
+        same_bits(low);
+        BOTH(convert(X, args_convert(ON(wide), ON(low), n, NULL)));
+        same_bits(wide);
+        BOTH(copy(X, args_copy(1, shape, ON(copy), one_step, ON(a), one_step, 0)));
+        same_bits(copy);
+        BOTH(unary(X, args_unary(MIXP_UNARY_SCALE, n, ON(sum), ON(a), 3.0f)));
+        close_to(sum, 0.0, 0.0);
+        for (int i = 0; cudasim::one_nan && i < n; i++)
+            CHECK_INT(((const uint32_t *)sum.gpu)[i], 0x7FFFFFFF);
+        finish(a); finish(low); finish(wide); finish(copy); finish(sum);
+    }
+}
+static void test_payloads(void) { in_all_schedules(payloads_body); }
+
 /* What gelu, its tanh form and silu are, and their slopes, in double. */
 static double function_of(mixp_unary op, double x, double *slope) {
     double inner = x, d = 1.0, s;
@@ -928,6 +954,7 @@ int main(void) {
     RUN(test_unary);
     RUN(test_unary_special);
     RUN(test_edges);
+    RUN(test_payloads);
     RUN(low_functions);
     RUN(another_libm);
     RUN(test_in_place);

@@ -25,7 +25,7 @@ need() {
 name=$1
 tests() {
     unset MAKEFLAGS MAKEOVERRIDES MFLAGS OPENMP
-    make=${MAKE:-make} jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+    make=${MAKE:-make} jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}
     unset MAKE
     exec "$make" -s -j"$jobs" --no-print-directory BUILD="${BUILD:-build}/$name" "$@" test-programs
 }
