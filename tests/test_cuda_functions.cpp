@@ -11,8 +11,8 @@ static mixp_dtype real_of(int i) {
 
 /* --- where ------------------------------------------------------------------------------------ */
 
-struct Choice { int rank; int64_t shape[3], mask[3], a[3], b[3]; };
-static const Choice choices[] = {
+struct Select { int rank; int64_t shape[3], mask[3], a[3], b[3]; };
+static const Select choices[] = {
     { 1, { 1000 }, { 1 }, { 1 }, { 1 } },
     { 2, { 70, 64 }, { 0, 1 }, { 64, 1 }, { 1, 0 } },
     { 2, { 33, 40 }, { 40, 1 }, { 0, 1 }, { 0, 0 } },
@@ -20,14 +20,14 @@ static const Choice choices[] = {
     { 0, { 0 }, { 0 }, { 0 }, { 0 } },
 };
 
-static int64_t reach(const Choice &c, const int64_t *strides) {
+static int64_t reach(const Select &c, const int64_t *strides) {
     int64_t n = 1;
     for (int i = 0; i < c.rank; i++) n += (c.shape[i] - 1) * strides[i];
     return n;
 }
 
 /* constant: 1: a is the value, 2: b is. */
-static mixp_where_args where_of(const Choice &c, const Pair &mask, const Pair &a, const Pair &b,
+static mixp_where_args where_of(const Select &c, const Pair &mask, const Pair &a, const Pair &b,
                                 int constant) {
     mixp_where_args k;
     memset((void *)&k, 0, sizeof k);
@@ -47,7 +47,7 @@ static mixp_where_args where_of(const Choice &c, const Pair &mask, const Pair &a
 
 static void where_body() {
     int turn = 0;
-    for (const Choice &c : choices)
+    for (const Select &c : choices)
         for (int constant = 0; constant < 3; constant++, turn++) {
             int64_t n = 1;
             for (int i = 0; i < c.rank; i++) n *= c.shape[i];
