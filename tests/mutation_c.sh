@@ -89,6 +89,7 @@ plant entropy_walked     zero    scaled_entropy misuse_is_told
 plant entropy_spent      drop    scaled_entropy misuse_is_told
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
+plant entropy_rsum       drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
 plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
