@@ -995,6 +995,8 @@ typedef struct mixp_agreement {
     double  here, there;        /* what rank 0 has there, and what that rank has           */
     int32_t ranks;              /* how many told; 0: nobody was asked                      */
     float   loss;               /* the mean of theirs, where spikes of it are looked for   */
+    int32_t part_rank;          /* scattered sums: the rank that has the first bad one,
+                                   plus 1; its element is counted from that piece on */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1273,7 +1275,8 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
-    MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
+    MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
+                                   of the sums alone: norm and bad ones are its own */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1282,6 +1285,8 @@ enum {
     MIXP_AGREE_FORWARD,         /* 1: its forward pass made Inf or NaN                     */
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
+    MIXP_AGREE_PART_ROW, MIXP_AGREE_PART_ELEMENT, MIXP_AGREE_PART_NAN,
+                                /* the first bad one in this rank's part of the sums */
     MIXP_AGREE_WORDS
 };
 
@@ -1315,15 +1320,50 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
 }
 
+/* The same, where sums are scattered: what this rank has looked at is its part of them. */
+MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
+    row[MIXP_AGREE_HERE] = 2.0;
+    row[MIXP_AGREE_NORM] = s->stats.norm;   /* Inf and NaN, too: others add zeros to it */
+    row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
+    row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
+    row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
+}
+
+MIXPREC_HD int mixpi_agree_in_parts(const double *table)
+{ return table[MIXP_AGREE_HERE] > 1.0; }
+
+/* The norm of all parts, in the order of ranks: the same on each, and on each run of as many. And
+ * the first bad one: of the first row, and there of the lowest rank, which has its beginning. */
+MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state *s) {
+    double squares = 0.0;
+    int r;
+    s->stats.bad_row = s->stats.bad_element = -1;
+    s->stats.bad_is_nan = 0;
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
+        squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
+        if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
+        /* plant: part_first */
+        if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
+        s->agreed.part_rank = r + 1;
+        s->stats.bad_row = bad;
+        s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
+        s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
+    }
+    s->stats.norm = sqrt(squares);  /* plant: part_norm */
+}
+
 /* Is rank r unlike rank 0? Then that is noted. */
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_RATE : MIXP_AGREE_NORM;
     int word = MIXP_AGREE_HERE;
-    while (word <= MIXP_AGREE_NORM &&
+    while (word <= last &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_NORM) return;
+    if (word > last) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
@@ -1358,6 +1398,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     }
     s->agreed.ranks = size;
     s->agreed.loss = (float)(loss / (double)size);
+    if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -1687,6 +1728,7 @@ typedef struct mixp_exec {
      * NULL = out of memory. At most one such request in a kernel. */
     void *(*scratch)(void *user, size_t bytes);
     mixp_allocator host, device;    /* the context's; unset = malloc, the device's own     */
+    const char *gemm_choices;   /* of the description; NULL = none. For attach             */
 } mixp_exec;
 
 typedef enum mixp_unary {
@@ -1722,7 +1764,7 @@ typedef enum mixp_loss_kind {
     MIXP_LOSS_L1,               /* |x - t|, of slope 0 at 0                                */
     MIXP_LOSS_HUBER,            /* d^2 / 2 where d = |x - t| < delta, else delta (d - delta/2) */
     MIXP_LOSS_SMOOTH_L1,        /* d^2 / (2 delta) there, else d - delta/2                 */
-    MIXP_LOSS_KL,               /* t (log t - x), 0 at t = 0: x are log-probabilities      */
+    MIXP_LOSS_KL,               /* t (log t - x), at t = 0 0 x: x are log-probabilities    */
     MIXP_LOSS_KL_LOG,           /* e^t (t - x): the target's are, too                      */
     MIXP_LOSS_COUNT
 } mixp_loss_kind;
@@ -1827,7 +1869,9 @@ typedef struct mixp_cross_entropy_args {
     const int32_t *targets;
     mixp_in        logits;
     float         *loss;
-    float         *lse;         /* rows values, and                                        */
+    float         *top_rsum;    /* [rows, 2]: a row's largest, top, and 1 / the sum of
+                                   exp(x - top); apart, for a logarithm of all would lose
+                                   the digits that a large top takes                       */
     float         *counted;     /* how many rows count: both for the backward pass         */
     int64_t        before;      /* rows of earlier calls whose mean and count loss and
                                    counted hold: both go on. 0: these rows are the first   */
@@ -1841,12 +1885,13 @@ typedef struct mixp_cross_entropy_backward_args {
     float          smoothing;
     const int32_t *targets;
     mixp_in        dloss, logits;
-    const float   *lse, *counted;
+    const float   *top_rsum, *counted;
     mixp_out       dlogits;
 } mixp_cross_entropy_backward_args;
 
-/* Both in one pass: loss, lse and counted of `loss`, whose `before` must be 0, and then dlogits =
- * what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be loss.logits. */
+/* Both in one pass: loss, top_rsum and counted of `loss`, whose `before` must be 0, and then
+ * dlogits = what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be
+ * loss.logits. */
 typedef struct mixp_cross_entropy_both_args {
     mixp_cross_entropy_args loss;
     const float *scale;
@@ -1888,6 +1933,29 @@ typedef struct mixp_gemm_args {
     int64_t  lda, ldb, ldc;
     int64_t  stride_a, stride_b, stride_c;
 } mixp_gemm_args;
+
+/* A product that does in its own pass what would be another kernel's, where the vendor's
+ * library can; where it cannot, two kernels do the same.
+ *
+ * ROW_SUMS: c as gemm gives it, and sums[m] (+)= the sums of op(a)'s rows: a bias's gradient
+ * beside its weight's. a is dense.
+ * GELU: before = what gemm gives, and c = its GELU by tanh. c and before: of one dtype, dense,
+ * not accumulating. c may come from before's values before they were rounded.
+ * GELU_BACK: c = what gemm gives, without a bias, times GELU's slope at before, which is only
+ * read.
+ *
+ * batch 1; before, sums: real. MIXP_ERR_ARGUMENT: what the kind needs is missing, or there is
+ * no such kind. */
+typedef enum mixp_epilogue {
+    MIXP_EPILOGUE_ROW_SUMS, MIXP_EPILOGUE_GELU, MIXP_EPILOGUE_GELU_BACK, MIXP_EPILOGUE_COUNT
+} mixp_epilogue;
+
+typedef struct mixp_gemm_epilogue_args {
+    mixp_gemm_args gemm;
+    mixp_epilogue  kind;
+    mixp_out       sums;        /* of ROW_SUMS                                             */
+    mixp_out       before;      /* m * n values, of the other two                          */
+} mixp_gemm_epilogue_args;
 
 /* Where the rows of heads lie: row i of head h of sequence s begins s * sequence + h * head +
  * i * row elements behind the first. A stride of 0: all share one. */
@@ -2199,7 +2267,8 @@ typedef struct mixp_look_args {
  * between them: fills this rank's row of table (and zeros the others), or, with `reads`, takes from
  * the whole table what all have found. See mixp_agree_fill and mixp_agree_read. looks: what
  * grad_stats found in each bucket of gradients before it was summed, first_leaf the place of its
- * first gradient. All but plan: device memory. */
+ * first gradient. in_parts: step is of a look at this rank's part of scattered sums alone. All but
+ * plan: device memory. */
 typedef struct mixp_agree_args {
     const mixp_step_plan    *plan;      /* host memory                                     */
     const mixp_step_state   *looks;
@@ -2210,6 +2279,7 @@ typedef struct mixp_agree_args {
     mixp_step_state         *step;
     double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
     int                      rank, size, reads;
+    int                      in_parts;
 } mixp_agree_args;
 
 /* where: y (+)= mask ? a : b over shape (rank 0..8), y dense; a stride of 0 repeats an element.
@@ -2325,6 +2395,7 @@ typedef struct mixp_kernels {
     mixp_result (*add_norm)(const mixp_exec *x, const mixp_norm_args *k);
     mixp_result (*cross_entropy_both)(const mixp_exec *x,
                                       const mixp_cross_entropy_both_args *k);
+    mixp_result (*gemm_epilogue)(const mixp_exec *x, const mixp_gemm_epilogue_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -2367,6 +2438,8 @@ struct mixp_device {
      * newest of that slot has arrived, and for nothing queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
+    /* What mixp_context_gemm_choices gives. NULL = there is nothing to choose. */
+    size_t      (*gemm_choices)(const mixp_exec *x, char *text, size_t size);
 };
 
 /* ==== 5. TENSORS ======================================================= >>tensors ====
@@ -2424,6 +2497,8 @@ struct mixp_tensor {
                                    it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
         int          optimizers;/* of a parameter: how many have it                        */
+        int          divided;   /* of a parameter: 1: ranks divide its states */
+        int          in_pieces; /* of a gradient: 1: a rank has its piece alone */
         uint64_t     walks;     /* of a gradient: how often a walk back wrote to it; and at the */
         uint64_t     walks_then;/* last update, when no optimizer had its parameter, with the */
         uint64_t     others_then;   /* writes of others, plus 1; 0 = it was not there      */
@@ -2480,7 +2555,38 @@ typedef struct mixp_ranks_desc {
                                    and has moments and master weights of that alone; then all get
                                    the weights. The bits are the same. Needs all_gather; see
                                    CHECKPOINT                                              */
+    mixp_ranks_hook reduce_scatter; /* data is size * count elements; those at
+                                   data + rank * count become the sum over all ranks, the
+                                   others are worth nothing after it. NULL = none */
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter that grad_wait ends.
+                                   NULL = reduce_scatter, at once */
+    int             scatter;    /* 1: with shard, a rank gets the sums of what it updates
+                                   alone: see SCATTERED SUMS. Needs reduce_scatter */
 } mixp_ranks_desc;
+
+/* SCATTERED SUMS. Of N ranks each sends and receives (N-1)/N of the gradients' bytes in place of
+ * 2 (N-1)/N, and looks at an N-th of them. A tensor that ranks divide, of at least 1/100 of
+ * bucket_bytes, is summed by a reduce_scatter of its own; all others as without `scatter`. What is
+ * true of a gradient after mixp_backward is then this rank's piece: mixp_read of it is
+ * MIXP_ERR_ORDER, and operators must not be given it. A parameter has one optimizer.
+ *
+ * Where the engine takes both sums in one order, sums, and weights where nothing is clipped, have
+ * the bits that they have without. The norm is put together from the ranks' parts, in double and
+ * in their order: the same on all ranks, and on each run of as many, and within 2^-22 of the other
+ * one, so that what is clipped has other last bits. Counts of what a low dtype loses
+ * (mixp_optimizer_sample) are of this rank's pieces.
+ *
+ * WHAT SUMS LOSE: the mean of 8 ranks' gradients beside double's, its relative error (rms), as
+ * build/bench/bench_ranks losses measures it, which has 2 and 4 ranks, too:
+ *
+ *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
+ *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
+ *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
+ *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
+ *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
+ *
+ * In f32 that is the last rounding alone, BEFORE or AFTER. In 14.6 % of the last row a rank's own
+ * gradient is Inf already. */
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -2498,12 +2604,24 @@ typedef struct mixp_context_desc {
                                                        a constant string, or ""            */
     void (*on_error)(mixp_result code, const char *message, void *user);
                                                     /* NULL, or told of the first error and,
-                                                       once that is cleared, of the next   */
+                                                       once that is cleared, of the next; it may
+                                                       ask and clear, and begins no step   */
     const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
     void     *memory;                               /* NULL, or a block of yours that all host
                                                        memory comes from: see below        */
     size_t    memory_bytes;
+    int       epilogues;                            /* of a GPU: MIXP_EPILOGUES_, or 0      */
+    const char *gemm_choices;                       /* of a GPU: what
+                                                       mixp_context_gemm_choices gave, or
+                                                       NULL; copied                        */
 } mixp_context_desc;
+
+/* What products on a GPU do in their own pass; each flag is off until it was measured on that GPU
+ * (tests/bench/bench_cuda), and a CPU knows none. */
+enum {
+    MIXP_EPILOGUES_BIAS = 1,    /* a bias's gradient in the product of its weight's         */
+    MIXP_EPILOGUES_GELU = 2     /* GELU by tanh, and its slope, in mixp_mlp                 */
+};
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
  * they are on that stream, or, where it is the context's own, on the legacy default stream (plain
@@ -2550,7 +2668,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
- * before. */
+ * before; or a capture is under way already. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -2579,6 +2697,15 @@ MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
+/* Which of the library's algorithms the context's products use, as text, a line for each shape:
+ * for the gemm_choices of the next context, here or on another GPU of the same kind with the
+ * same libraries. Shapes that it names then get the same algorithm, so the same bits, and
+ * nobody is asked; others are chosen as ever. Returns how many bytes it takes with its end, and
+ * writes as many as fit in size; "" on a CPU. Ask after a step.
+ * A text that does not fit is no context, and desc->why says: it is cut or no such text, or of
+ * another GPU or library. A choice that the library then refuses is MIXP_ERR_DEVICE at its
+ * product. */
+MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
 /* What execution the context hands to kernels; for your own operators. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
@@ -2913,6 +3040,7 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
  *     matmul                      LOW      a, b                 both          broadcasts
+ *     mlp                         LOW      x, w, b, w, b        all           two linear, GELU
  *     attention (_apply)          LOW      qkv, or q, k, v      those         fused
  *     add sub mul div             PROMOTE  a, b                 both          broadcast
  *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
@@ -2952,6 +3080,13 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b);
+
+/* mixp_linear(gelu_tanh(mixp_linear(x, up, up_bias)), down, down_bias); biases may be NULL. With
+ * MIXP_EPILOGUES_GELU a GPU's products make GELU and its slope in their own pass: the same but
+ * for one rounding, before GELU. While a guard is on they stay apart. Errors: the three's. */
+MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
+                                  mixp_tensor *up_bias, mixp_tensor *down,
+                                  mixp_tensor *down_bias);
 /* LOW. y = op(a) op(b) on the last two dimensions; op transposes when asked. Leading dimensions
  * broadcast, as NumPy's do: equal, or 1, or not there. A vector a is one row, a vector b one
  * column, never transposed, and the result lacks that dimension: of two vectors it is a scalar. */
@@ -3006,7 +3141,8 @@ MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor
 MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* NaN where either is. Equal operands get half of the gradient each, as in PyTorch. */
+/* NaN where either is, and then both get the gradient; equal operands get half each: as in
+ * PyTorch. */
 MIXPREC_API mixp_tensor *mixp_maximum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 /* silu(gate) up, rounded once; packed (KEEP): of x[..., 2c], whose first half is the gate, to
@@ -3027,8 +3163,9 @@ MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_abs(mixp_context *ctx, mixp_tensor *x);       /* slope 0 at 0 */
 MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
-/* At least low and at most high, either of which may be infinite; the gradient passes at the
- * bounds. MIXP_ERR_ARGUMENT: low > high, or NaN. */
+/* At least low and at most high; an infinite bound is none. The gradient passes between them,
+ * not at them nor of a NaN: as in PyTorch since 2.15, which passed it at the bounds before.
+ * MIXP_ERR_ARGUMENT: low > high, or NaN. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
 /* relu(x)^2 (So et al., Primer, 2021). In f16 it is Inf from 256 on. */
@@ -3134,7 +3271,7 @@ MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tens
                                     float delta);
 /* KL(target || x) over the last dimension, x log-probabilities (mixp_log_softmax) and target
  * probabilities, or with log_target 1 their logarithms; the mean over rows, which for a matrix is
- * PyTorch's "batchmean". */
+ * PyTorch's "batchmean". A target of 0 counts nothing, but NaN where x is NaN or infinite. */
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
@@ -3506,12 +3643,12 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 /* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Here and in mixp_optimizer_step, MIXP_ERR_ORDER: operators were applied since opt's last update,
- * and no mixp_step_begin; or a parameter that no optimizer has was walked back into twice.
- * Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
+/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
  * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
- * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
- * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_scaler_verdict. */
+ * looked at again. A skipped step is MIXP_OK: see mixp_scaler_verdict. MIXP_ERR_ORDER: called
+ * twice before an update, or no gradient at all; here and in mixp_optimizer_step, also when
+ * operators were applied since opt's last update and no mixp_step_begin, or a parameter that no
+ * optimizer has was walked back into twice. A call that fails changes nothing. */
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Advances the scale once for all optimizers stepped or unscaled since the last update, and
  * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
@@ -3520,8 +3657,9 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
 
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
  * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
- * them alone when one is non-finite. MIXP_ERR_ORDER: no gradient, or the loss was scaled and
- * mixp_scaler_unscale has not been called. */
+ * them alone when one is non-finite. MIXP_ERR_ARGUMENT: max_norm is below 0 or not finite.
+ * MIXP_ERR_ORDER: no gradient, or the loss was scaled and mixp_scaler_unscale has not been
+ * called. */
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
 
 /* A step without a scaler. Applies whatever the gradients are, as PyTorch does; for a finite
@@ -3672,6 +3810,8 @@ typedef struct mixp_guard_desc {
     int     patience;           /* 0 = 20 skips in a row that began forward, with nothing left to
                                    fall back: MIXP_ERR_DIVERGED; negative = never */
     int     max_sites;          /* 0 = 4096; more are not watched, and an event says so */
+    int     exponents;          /* 1: what sites store is also counted by exponent, see
+                                   mixp_site_exponents; takes 2 KiB for each of max_sites */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
@@ -3745,6 +3885,13 @@ typedef struct mixp_site_info {
 
 /* Site i, in the order of their first application, until it returns 0. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
+
+/* counts[e + 127]: how many of the values that site i stored in the newest sampled step have the
+ * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1. Counted
+ * under a guard with `exponents`, which takes about as long as the look itself once more; of several
+ * ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL. Waits for
+ * the device. */
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
 
 /* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
  * stored low already, as `least` tells), and which are subnormal there. */
@@ -3851,7 +3998,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
- * no memory was taken for its tensors); nothing is changed then. */
+ * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
+ * changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -4354,23 +4502,11 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* All of them, for the loops that are written once for each. A new one needs a case in
- * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and
- * loss_slope. */
-#define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
-                          X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED) X(ABS) X(SIN)         \
-                          X(COS) X(SOFT_CAP) X(CLAMP)
-#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
-#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)        \
-                          X(KL_LOG)
-
-#define MIXPI_ONE(name) + 1
-MIXPI_STATIC_ASSERT(every_unary_has_a_case,
-                    0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
-MIXPI_STATIC_ASSERT(every_binary_has_a_case,
-                    0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
-MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOSS_COUNT);
-#undef MIXPI_ONE
+/* A new one needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in loss_value
+ * and loss_slope. Then the number here is one more. */
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 17);
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
+MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
 typedef struct mixpi_map {
     int        fn, sources;
@@ -4750,7 +4886,7 @@ static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
     back.smoothing = k->loss.smoothing;
     back.targets = k->loss.targets;
     back.logits = k->loss.logits;
-    back.lse = k->loss.lse;
+    back.top_rsum = k->loss.top_rsum;
     back.counted = k->loss.counted;
     back.dlogits = k->dlogits;
     return back;
@@ -4942,6 +5078,18 @@ static int mixpi_amx_machine(int f16) {
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__unused__))
 #else
 #  define MIXPI_V static inline
+#endif
+/* Compiled once a set, and called: for what is large, and seldom the most of a step. Inlined where
+ * it is used, it would cost the compiler seconds. MIXPI_F: so in plain C only. */
+#if defined(__GNUC__)
+#  define MIXPI_RARE static MIXPI_TARGET __attribute__((__noinline__, __unused__))
+#else
+#  define MIXPI_RARE static
+#endif
+#if MIXPI_PASS != 0
+#  define MIXPI_F MIXPI_V
+#else
+#  define MIXPI_F MIXPI_RARE
 #endif
 
 #if defined(__GNUC__)
@@ -6228,13 +6376,13 @@ MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
 { return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
-MIXPI_V mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
+MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
     p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
-MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
+MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
@@ -6246,7 +6394,7 @@ MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
 
 /* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
  * two goes on in two halves, so that only the last step can round or overflow. */
-MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
     mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
     half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
     p = mixpi_vadd(p, mixpi_vset(1.0f));
@@ -6254,7 +6402,7 @@ MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
 }
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
-MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
+MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
     mixpi_v f, e, q, bad;
@@ -6284,7 +6432,7 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
 }
 
 /* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
-MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
+MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
@@ -6300,7 +6448,7 @@ MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
 
 /* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
  * of its error. At -0 that would be +0. */
-MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
     mixpi_v m = MIXPI_P(vexpm1_twice)(x);
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
     m = mixpi_vselect_gt(x, mixpi_vzero(), m, mixpi_vneg(m));
@@ -6308,7 +6456,7 @@ MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
 }
 
 /* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
-MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
+MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
     mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
     mixpi_v t = mixpi_vmul(e, q);
@@ -6318,7 +6466,7 @@ MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
 
 /* The normal distribution up to x, and its *density at x. The tail beyond |x| is
  * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
-MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
+MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a),
             low = mixpi_vfma(a, a, mixpi_vneg(h));
     mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
@@ -6332,7 +6480,7 @@ MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
+MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
     int i;
     if (p == 1.0f) return x;
@@ -6346,7 +6494,7 @@ MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
 }
 
 /* sin x, or cos x: libm's, on every instruction set. */
-MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
+MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     float t[16];
     int i;
     mixpi_vstore(t, x);
@@ -6356,9 +6504,9 @@ MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
 
 /* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
  * a product with 0. */
-MIXPI_V mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
-MIXPI_V mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmin(a, b)); }
 
 /* x with the sign of s; 0 where s is 0. */
@@ -6381,7 +6529,7 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
 }
 
 /* tanh x is the result + *rest: below 0.6 by a polynomial. */
-MIXPI_V mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
     q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
@@ -6419,19 +6567,31 @@ MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
 }
 
-MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
+MIXPI_V mixpi_v MIXPI_P(relu)(mixpi_v a) { return mixpi_vmax(mixpi_vzero(), a); }
+MIXPI_V mixpi_v MIXPI_P(relu_squared)(mixpi_v a) {
+    a = MIXPI_P(relu)(a);
+    return mixpi_vmul(a, a);
+}
+
+/* a (1 + tanh u) / 2 = a sigmoid(2u) */
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh)(mixpi_v a) {
+    mixpi_v t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
+    return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(gelu_erf)(mixpi_v a) {
+    mixpi_v t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    return mixpi_vmul(a, mixpi_vnormal(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
+    mixpi_v rest;
+    return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
+}
+
+MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
     mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:
-        return mixpi_vmax(mixpi_vzero(), a);
-    case MIXP_UNARY_GELU_TANH:          /* a (1 + tanh u) / 2 = a sigmoid(2u) */
-        t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
-        return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
-    case MIXP_UNARY_GELU_ERF:
-        t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-        return mixpi_vmul(a, mixpi_vnormal(t, &t));
-    case MIXP_UNARY_SILU:
-        return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
     case MIXP_UNARY_TANH:
         return MIXPI_P(tanh_near)(a);
     case MIXP_UNARY_SIGMOID:
@@ -6444,11 +6604,6 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vsqrt(a);
     case MIXP_UNARY_POW:
         return mixpi_vpow(a, p);
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(a, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(mixpi_vzero(), a);
-        return mixpi_vmul(t, t);
     case MIXP_UNARY_ABS:
         return mixpi_vabs(a);
     case MIXP_UNARY_SIN:
@@ -6460,14 +6615,31 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vfma(mixpi_vset(p), a, mixpi_vmul(mixpi_vset(p), t));
     case MIXP_UNARY_CLAMP:
         return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return a;
 }
 
+/* x <= 0 ? 0 : dy: NaN lets dy pass. */
+MIXPI_V mixpi_v MIXPI_P(relu_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    return mixpi_vselect_gt(mixpi_vmin(x, one), zero, dy, zero);
+}
+
+MIXPI_V mixpi_v MIXPI_P(relu_squared_slope)(mixpi_v dy, mixpi_v x) {
+    x = MIXPI_P(relu)(x);
+    return mixpi_vmul(dy, mixpi_vadd(x, x));
+}
+
 /* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
-MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
                   cubic = mixpi_vset(MIXPI_GELU_SLOPE);
     mixpi_v square, s, rest, t;
@@ -6478,14 +6650,14 @@ MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
 }
 
-MIXPI_V mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v up_to, density;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
     up_to = mixpi_vnormal(x, &density);
     return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
 }
 
-MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v s, rest;
     x = mixpi_vclamp(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
     s = mixpi_vsigmoid(x, &rest);
@@ -6499,28 +6671,21 @@ MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(mixpi_vset(-2.0f), t), rest, s));
 }
 
-/* 0 where x lies outside [p, q]: at the bounds dy passes, and of a NaN. */
+/* dy where x lies between p and q, else 0, at a bound too; an infinite bound is none. */
 MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
-    dy = mixpi_vselect_gt(mixpi_vset(p), x, mixpi_vzero(), dy);
-    return mixpi_vselect_gt(x, mixpi_vset(q), mixpi_vzero(), dy);
+    if (mixp_bits_of_f32(p) != 0xFF800000u)
+        dy = mixpi_vselect_gt(x, mixpi_vset(p), dy, mixpi_vzero());  /* plant: clamp_low */
+    if (mixp_bits_of_f32(q) != 0x7F800000u)
+        dy = mixpi_vselect_gt(mixpi_vset(q), x, dy, mixpi_vzero());
+    return dy;
 }
 
 /* dy times the slope; b: x, or y for those that are told by their result. */
-MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
+MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                      float q) {
-    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
-    mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:               /* x <= 0 ? 0 : dy: NaN lets dy pass */
-        return mixpi_vselect_gt(mixpi_vmin(b, one), zero, dy, zero);
-    case MIXP_UNARY_GELU_TANH:
-        return MIXPI_P(gelu_tanh_slope)(dy, b);
-    case MIXP_UNARY_GELU_ERF:
-        return MIXPI_P(gelu_erf_slope)(dy, b);
-    case MIXP_UNARY_SILU:
-        return MIXPI_P(silu_slope)(dy, b);
     case MIXP_UNARY_TANH:               /* 1 - y^2 */
-        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, one));
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f)));
     case MIXP_UNARY_SIGMOID:            /* y - y^2 */
         return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b));
     case MIXP_UNARY_EXP:
@@ -6530,13 +6695,8 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
     case MIXP_UNARY_SQRT:
         return mixpi_vdiv(dy, mixpi_vadd(b, b));
     case MIXP_UNARY_POW:
-        if (p == 0.0f) return zero;
+        if (p == 0.0f) return mixpi_vzero();
         return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(dy, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(zero, b);
-        return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
         return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
@@ -6547,36 +6707,27 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         return MIXPI_P(soft_cap_slope)(dy, b, p);
     case MIXP_UNARY_CLAMP:
         return MIXPI_P(clamp_slope)(dy, b, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return dy;
 }
 
-MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
-    mixpi_v t;
-    switch (op) {
-    case MIXP_BINARY_ADD: return mixpi_vadd(a, b);
-    case MIXP_BINARY_SUB: return mixpi_vsub(a, b);
-    case MIXP_BINARY_MUL: return mixpi_vmul(a, b);
-    case MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
-    case MIXP_BINARY_MAXIMUM: return mixpi_vlarger(a, b);
-    case MIXP_BINARY_MINIMUM: return mixpi_vsmaller(a, b);
-    case MIXP_BINARY_SWIGLU:
-        a = mixpi_vmul(a, mixpi_vsigmoid(a, &t));
-        return mixpi_vmul(a, b);
-    case MIXP_BINARY_COUNT: break;
-    }
-    return a;
-}
-
 /* The gradient of b in a / b: -dy a / b^2. */
 MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
-/* The gradient of x in the larger of x and y: of equal ones, half. */
+/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
+    half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
+    half = mixpi_vselect_gt(mixpi_vabs(y), below, half, dy);
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }
@@ -6593,14 +6744,16 @@ MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
     return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), far);
 }
 
-/* Of x against its target; a probability of 0 counts nothing. */
+/* Of x against its target; a probability of 0 counts nothing, but lets a NaN and an Inf of x be
+ * seen, as PyTorch's does. */
 MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
     mixpi_v t = mixpi_vmul(target, mixpi_vsub(mixpi_vlog(target), x));
-    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, mixpi_vmul(target, target));
+    mixpi_v none = mixpi_vmul(target, mixpi_vsub(target, x));
+    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, none);
 }
 
 /* Of x against its target. */
-MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
@@ -6635,7 +6788,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 }
 
 /* p times its slope. */
-MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float p, float delta) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
@@ -6668,7 +6821,22 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
     return x;
 }
 
-/* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
+/* fn of 16 floats at each of s, for those without a loop in MIXPI_P(values). */
+MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *const *s,
+                               int64_t j) {
+    mixpi_v a = mixpi_vload(s[0] + j), b = mixpi_vload(s[1] + j);
+    if (fn < MIXPI_FN_UNARY_D)
+        a = MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), a, p, q);
+    else if (fn < MIXPI_FN_BINARY)
+        a = MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), a, b, p, q);
+    else if (fn < MIXPI_FN_LOSS_D)
+        a = MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), a, b, q);
+    else a = MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), a, b, p, q);
+    mixpi_vstore(y + j, a);
+}
+
+/* y = fn over n floats: one loop for each fn that is most of a step somewhere, or short; what is
+ * left beyond 16s goes by way of t. */
 #define MIXPI_CASE(fn, value)                                                             \
     case fn:                                                                              \
         for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
@@ -6676,19 +6844,9 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 #define MIXPI_A mixpi_vload(a + j)
 #define MIXPI_B mixpi_vload(b + j)
 #define MIXPI_C mixpi_vload(c + j)
-#define MIXPI_UNARY_CASE(op)                                                              \
-    MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op,                                     \
-               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p, q))                      \
-    MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op,                                   \
-               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p, q))
-#define MIXPI_BINARY_CASE(op)                                                             \
-    MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op,                                   \
-               MIXPI_P(binary_value)(MIXP_BINARY_##op, MIXPI_A, MIXPI_B))
-#define MIXPI_LOSS_CASE(kind)                                                             \
-    MIXPI_CASE(MIXPI_FN_LOSS + (int)MIXP_LOSS_##kind,                                     \
-               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, q))                \
-    MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
-               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p, q))
+#define MIXPI_CASE_UNARY(op, value)   MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_UNARY_D(op, value) MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_BINARY(op, value)  MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op, value)
 MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *const *s,
                              int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
@@ -6696,8 +6854,25 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     int64_t j, full = n & ~(int64_t)15;
     size_t left = (size_t)(n - full) * sizeof(float);
     switch (fn) {
-    MIXPI_UNARIES(MIXPI_UNARY_CASE)
-    MIXPI_BINARIES(MIXPI_BINARY_CASE)
+    MIXPI_CASE_UNARY(RELU, MIXPI_P(relu)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_TANH, MIXPI_P(gelu_tanh)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_ERF, MIXPI_P(gelu_erf)(MIXPI_A))
+    MIXPI_CASE_UNARY(SILU, MIXPI_P(silu)(MIXPI_A))
+    MIXPI_CASE_UNARY(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY(RELU_SQUARED, MIXPI_P(relu_squared)(MIXPI_A))
+    MIXPI_CASE_UNARY_D(RELU, MIXPI_P(relu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_TANH, MIXPI_P(gelu_tanh_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_ERF, MIXPI_P(gelu_erf_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SILU, MIXPI_P(silu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY_D(RELU_SQUARED, MIXPI_P(relu_squared_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(ADD, mixpi_vadd(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SUB, mixpi_vsub(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MUL, mixpi_vmul(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(DIV, mixpi_vdiv(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MAXIMUM, mixpi_vlarger(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MINIMUM, mixpi_vsmaller(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SWIGLU, mixpi_vmul(MIXPI_P(silu)(MIXPI_A), MIXPI_B))
     MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_LARGER_D, MIXPI_P(larger_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_GATE_D,
@@ -6705,8 +6880,9 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     MIXPI_CASE(MIXPI_FN_WHERE, mixpi_vwhere(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_KEPT, mixpi_vwhere(MIXPI_A, MIXPI_B, mixpi_vset(q)))
     MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
-    MIXPI_LOSSES(MIXPI_LOSS_CASE)
-    default: break;
+    default:
+        for (j = 0; j < full; j += 16) MIXPI_P(value)(fn, p, q, y, s, j);
+        break;
     }
     if (left == 0) return;
     memset(t, 0, sizeof t);
@@ -7254,15 +7430,15 @@ MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
 }
 
 /* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
-MIXPI_K float MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
-                                  float *e) {
+MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
+                                   float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
     MIXPI_BLOCKS(i, n, cols) {
         MIXPI_P(floats_exp)(e, MIXPI_P(read)(a, at + i, n, buf), -max, n);
         sum += (double)MIXPI_P(floats_sum)(e, n);
     }
-    return (float)sum;
+    return sum;
 }
 
 /* --- softmax --- */
@@ -7284,7 +7460,7 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     int64_t at = row * k->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
     float max = MIXPI_P(row_max)(k->a, at, k->cols);
-    float sum = MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
+    float sum = (float)MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
     if (k->log_of) {
         MIXPI_P(log_softmax_row)(k, at, max, sum);
         return;
@@ -7623,16 +7799,18 @@ MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
     return sum / (double)cols;
 }
 
-/* The row's loss in double: lse alone would round it once more. */
+/* The row's loss in double, its parts added there. */
 MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
     const mixp_cross_entropy_args *k = job->k;
     int64_t at = row * k->cols;
     int32_t target = k->targets[row];
     float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
-    float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
+    double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
     double smooth = (double)k->smoothing;
-    k->lse[row] = max + log_sum;
+    float log_sum = logf((float)sum);
+    k->top_rsum[2 * row] = max;
+    k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
     if (target == k->ignore) return;
     job->losses[row] =
         (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
@@ -7662,6 +7840,7 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     int64_t at = row * k->cols, target = k->targets[row];
     int ignored = target == k->ignore;
     float hot = 1.0f - k->smoothing, others = 0.0f;
+    float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
     float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
     if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
     if (ignored && k->dlogits.accumulate) return;
@@ -7670,7 +7849,8 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
             memset(d, 0, sizeof d);
         } else {
             const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
-            MIXPI_P(floats_exp)(d, a, -k->lse[row], n);
+            MIXPI_P(floats_exp)(d, a, -top, n);
+            MIXPI_P(floats_affine)(d, d, 0.0f, rsum, n);  /* plant: entropy_rsum */
             /* plant: entropy_hot */
             if (target >= i && target < i + n) d[target - i] -= hot;
             MIXPI_P(floats_affine)(d, d, others, job->factor, n);
@@ -7815,18 +7995,16 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
        if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_ADD(i, a, at)                                                        \
-       if (rows > i) {                                                                    \
-           p##i = mixpi_vadd(mixpi_vfma(alpha, p##i, b0), mixpi_vload(c));                \
-           if (nv > 1) q##i = mixpi_vadd(mixpi_vfma(alpha, q##i, b1), mixpi_vload(c + 16)); \
-           mixpi_vstore(c, p##i);                                                         \
-           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
-           c += t->c_row;                                                                 \
-       }
 #  define MIXPI_TILE_PUT(i, a, at)                                                        \
        if (rows > i) {                                                                    \
-           mixpi_vstore(c, mixpi_vfma(alpha, p##i, b0));                                  \
-           if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
+           p##i = mixpi_vfma(alpha, p##i, b0);                                            \
+           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                                \
+           if (t->add) {                                                                  \
+               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                   \
+               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                  \
+           }                                                                              \
+           mixpi_vstore(c, p##i);                                                         \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
            c += t->c_row;                                                                 \
        }
 #  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
@@ -7854,11 +8032,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        }                                                                                  \
        b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                               \
        if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();              \
-       if (t->add) {                                                                      \
-           MIXPI_TILE_ROWS(MIXPI_TILE_ADD)                                                \
-       } else {                                                                           \
-           MIXPI_TILE_ROWS(MIXPI_TILE_PUT)                                                \
-       }
+       MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
 #  define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
@@ -9225,6 +9399,7 @@ MIXPI_K void MIXPI_P(columns_of)(const mixpi_heads *h, const float *rows, float 
 
 /* x in the lanes j + lane < n, y in the others. */
 MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y) {
+    if (j + 16 <= n) return x;
     return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers),
                             x, y);
 }
@@ -9236,18 +9411,23 @@ MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
         mixpi_vstore(row + j, mixpi_vmul(mixpi_vload(row + j), factor));
 }
 
-/* Turns one row of n scores into exp(score - max), and 0 from `seen` on. top: the largest
- * score so far; sum and o, which belong to the old top, move to the new one. It starts at
- * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
-MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *top,
-                                    float *sum, float *o, int64_t wide) {
-    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(),
-            lowest = mixpi_vset(MIXPI_LOWEST);
-    float   max;
+/* The largest of `most` and of s[from .. n) below `seen`. */
+MIXPI_V mixpi_v MIXPI_P(most_of)(const float *s, int64_t from, int64_t n, int64_t seen,
+                                 mixpi_v most) {
+    mixpi_v lowest = mixpi_vset(MIXPI_LOWEST);
     int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (j = from; j < n; j += 16)
         most = mixpi_vmax(MIXPI_P(below)(seen, j, mixpi_vload(s + j), lowest), most);
-    max = mixpi_vmaxof(most);
+    return most;
+}
+
+/* Turns one row of n scores, whose largest is max, into exp(score - max), and 0 from `seen` on.
+ * top: the largest score so far; sum and o, which belong to the old top, move to the new one. It
+ * starts at MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
+MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float max, float *top,
+                                    float *sum, float *o, int64_t wide) {
+    mixpi_v add = mixpi_vzero();
+    int64_t j;
     if (max > *top && *sum > 0.0f) {
         mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
@@ -9284,33 +9464,48 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
-/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
- * next rows are, ld elements apart: the eighth is asked for now. */
-MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
-                               int64_t n) {
-    int64_t size = MIXPI_P(size)(mask.dtype), j;
-    const char *at = (const char *)mask.data + first * size;
-    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
-    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
-        MIXPI_PREFETCH((const char *)ahead);
-        mixpi_vstore(s + j,
-                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+/* s[0 .. n) += a row of a mask, which begins at `at`, whole vectors; most becomes the largest of it
+ * and of these scores. The processor does not guess where the next rows are, each so many bytes
+ * apart: the eighth is asked for now. dtype is a constant where this is called. */
+MIXPI_V mixpi_v MIXPI_P(add_mask_of)(mixp_dtype dtype, float *s, const char *at, int64_t row,
+                                     int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(dtype), j;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * row);
+    for (j = 0; j < n; j += 16) {
+        mixpi_v x = mixpi_vadd(mixpi_vload(s + j), mixpi_vget(dtype, at + j * size));
+        MIXPI_PREFETCH((const char *)(ahead + (uintptr_t)(j * size)));
+        mixpi_vstore(s + j, x);
+        most = mixpi_vmax(x, most);
     }
-    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+    return most;
 }
 
-MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
+/* The same of a mask of any dtype. */
+MIXPI_K mixpi_v MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                                  int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(mask.dtype), row = ld * size;
+    const char *at = (const char *)mask.data + first * size;
+    if (mask.dtype == MIXP_F32) return MIXPI_P(add_mask_of)(MIXP_F32, s, at, row, n, most);
+    if (mask.dtype == MIXP_F16) return MIXPI_P(add_mask_of)(MIXP_F16, s, at, row, n, most);
+    return MIXPI_P(add_mask_of)(MIXP_BF16, s, at, row, n, most);
+}
+
+/* Adds the mask to these scores. *most, which begins as the largest so far, becomes that of it and
+ * of the first scores, as many as are returned: whole vectors below `seen`. */
+MIXPI_V int64_t MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                     const mixpi_some_scores *at, int64_t seen, float *s,
+                                     mixpi_v *most) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
-    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    float   one;
+    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j = 0;
+    int64_t whole = mixpi_min(seen, at->n) & ~(int64_t)15;
     if (k->mask_key) {
-        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
-        return;
+        *most = MIXPI_P(add_mask)(s, k->mask, first, head.ld, whole, *most);
+        for (j = whole; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first + j);
+        return whole;
     }
-    one = MIXPI_P(read_one)(k->mask, first);
-    for (j = 0; j < at->n; j++) s[j] += one;
+    for (j = 0; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first);
+    return 0;
 }
 
 /* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
@@ -9345,13 +9540,6 @@ MIXPI_K void MIXPI_P(drop)(const mixpi_drops *drops, const uint32_t *random, int
     for (j = 0; j < n; j++) p[j] = random[j] >= drops->limit ? p[j] * drops->scale : 0.0f;
 }
 
-/* Caps and masks, where that is wanted. */
-MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
-    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
-    if (k->mask.data) MIXPI_P(mask_scores)(k, h, at, s);
-}
-
 /* --- forward --- */
 
 /* A row of results, and lse, from its sums. A query that saw nothing has zeros where that may
@@ -9370,10 +9558,14 @@ MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int
 MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
                                     const mixpi_some_scores *at, int64_t seen, float *s,
                                     float *top, float *sum, float *o) {
-    int64_t  n = (at->n + 15) / 16 * 16;
+    const mixp_attention_args *k = job->k;
+    int64_t  n = (at->n + 15) / 16 * 16, done = 0;
+    mixpi_v  most = mixpi_vset(*top);
     uint32_t random[MIXPI_KEYS];
-    MIXPI_P(bend_scores)(job->k, &job->heads, at, s);
-    MIXPI_P(softmax_block)(s, n, seen, top, sum, o, job->heads.wide);
+    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
+    if (k->mask.data) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
+    most = MIXPI_P(most_of)(s, done, n, seen, most);
+    MIXPI_P(softmax_block)(s, n, seen, mixpi_vmaxof(most), top, sum, o, job->heads.wide);
     if (!job->drops.limit) return;
     MIXPI_P(draw)(&job->drops, &job->heads, at, random);
     MIXPI_P(drop)(&job->drops, random, at->n, s);
@@ -9483,12 +9675,13 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     int64_t  n = (at->n + 15) / 16 * 16, j;
     uint32_t random[MIXPI_KEYS];
     float    slopes[MIXPI_KEYS];
+    mixpi_v  most = mixpi_vzero();      /* of nobody's interest here */
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
         /* plant: attention_slope */
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
-    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
+    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
         MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
@@ -9939,6 +10132,7 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     memset(k->table, 0, bytes);
     mixp_agree_fill(row, k->plan, k->step, k->scaler);
     mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->in_parts) mixpi_agree_part(row, k->step);
     if (k->forward && k->forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     return MIXP_OK;
 }
@@ -10533,7 +10727,7 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(add_norm),          \
-    MIXPI_P(cross_entropy_both)                                                           \
+    MIXPI_P(cross_entropy_both), NULL                                                     \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -10564,6 +10758,8 @@ static const mixp_kernels MIXPI_P(kernels_mmla) =
 #undef MIXPI_TARGET
 #undef MIXPI_K
 #undef MIXPI_V
+#undef MIXPI_F
+#undef MIXPI_RARE
 #undef MIXPI_PREFETCH
 #endif  /* MIXPI_PASS */
 
@@ -10594,7 +10790,7 @@ extern "C" {
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
         { name, &kernels, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,   \
-          NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
 /* The compiler's cached answers: a CPUID of our own would trap under a hypervisor. */
@@ -11049,6 +11245,8 @@ typedef struct mixpi_watch {
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
     mixp_look  *row;            /* device memory, of mixp_look_at; made at its first use */
+    int64_t    *bins;           /* device memory: what each site stored, by exponent; or NULL */
+    int         counting;       /* 1: sampled steps count there */
     double     *shared;         /* what all ranks have seen, each in its row of a table */
     int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
@@ -11108,6 +11306,7 @@ struct mixp_context {
     uint64_t       updated_in;  /* that of the newest update of an optimizer               */
     int            made_runs;   /* such generations in a row, before it                     */
     int            scale_asked; /* 1: the program has asked for a loss scale, or set one    */
+    int            epilogues;   /* of the description                                       */
 };
 
 /* --- a block of the caller's ------------------------------------------------------------- *
@@ -11216,6 +11415,10 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
     ctx->error = MIXP_OK;
     ctx->message[0] = '\0';
 }
+
+/* Of a call that has failed: an error, also where on_error has cleared it. */
+static mixp_result mixpi_failed(const mixp_context *ctx)
+{ return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -11744,6 +11947,26 @@ static uint64_t mixpi_random_step(const mixp_context *ctx) {
 static int mixpi_is_sharded(const mixp_context *ctx)
 { return ctx->ranks.shard && ctx->ranks.size > 1; }
 
+/* Does each rank get the sums of its pieces alone? */
+static int mixpi_is_scattered(const mixp_context *ctx)
+{ return ctx->ranks.scatter && mixpi_is_sharded(ctx); }
+
+/* Elements of a piece of a tensor that ranks divide: the last pieces may have fewer. */
+static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
+    int64_t each = mixpi_ceil_div(count, (int64_t)mixpi_world(ctx));
+    return mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
+}
+
+/* What is wrong with a description of scattered sums; NULL: nothing. */
+static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
+    if (k->scatter_ready && !k->grad_wait)
+        return "ranks: scatter_ready needs grad_wait, which ends what it began";
+    if (!k->scatter) return NULL;
+    if (!k->shard) return "ranks: scatter needs shard: who updates all needs all sums";
+    if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
+    return NULL;
+}
+
 /* What is wrong with a description; NULL: nothing. */
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
@@ -11760,7 +11983,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, by which weights go to the other ranks";
-    return NULL;
+    return mixpi_scatter_wrong(k);
 }
 
 static void mixpi_ranks_take(mixp_context *ctx, const mixp_ranks_desc *given) {
@@ -11783,8 +12006,8 @@ static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
 static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
                                      const char *why) {
     if (!why) return MIXP_OK;
-    mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s, rank %d of %d: %s", what, ctx->ranks.rank,
-                      ctx->ranks.size, why);
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
+                      ctx->ranks.size, what, why);
     return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
 }
 
@@ -11837,6 +12060,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (d->memory && d->allocate) return "memory and allocate: give one of them";
+    if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
@@ -11851,6 +12075,7 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->host.user = d->user;
     x->device = d->device_allocator;
     x->stream = d->stream;
+    x->gemm_choices = d->gemm_choices;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
     x->threads = 1;             /* without threads nothing here could use more */
@@ -11872,6 +12097,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
     ctx->on_error = d->on_error;
+    ctx->epilogues = d->epilogues;
     ctx->generation = 1;
     ctx->made_in = 1;
     ctx->allocations = 1;
@@ -11883,6 +12109,11 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     mixpi_host_put(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream is none of this device's"
            : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
+           : r == MIXP_ERR_FORMAT
+               ? "gemm_choices is cut, or no text of mixp_context_gemm_choices"
+           : r == MIXP_ERR_SHAPE
+               ? "gemm_choices is of another GPU, or of another version of its libraries: leave it "
+                 "out, and save it again after a step"
            : "the device cannot be used; is another program holding it?";
     return NULL;
 }
@@ -11946,6 +12177,10 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: %s has no graphs; run the step "
                                  "each time",
                                  ctx->device->name);
+    if (ctx->capturing)  /* plant: capture_twice */
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_capture_begin: a step is being captured already; call "
+                                 "mixp_capture_end first");
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
@@ -11961,7 +12196,10 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
-    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
+    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
+        if (g) mixpi_owned_free(ctx, g);
+        return NULL;
+    }
     g->ctx = ctx;
     g->next = ctx->graphs;
     g->handle = handle;
@@ -11977,6 +12215,10 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: a step is being captured; call mixp_capture_end "
+                                 "first");
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
@@ -12030,6 +12272,12 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
     return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
 }
 
+MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size) {
+    if (text && size) text[0] = 0;
+    if (!ctx || !ctx->device->gemm_choices) return 1;
+    return ctx->device->gemm_choices(&ctx->exec, text, text ? size : 0);
+}
+
 MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
     return ctx ? &ctx->exec : NULL;
 }
@@ -12039,6 +12287,8 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
 
 static size_t mixpi_rows_bytes(int sites)
 { return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+static size_t mixpi_bins_bytes(int sites)
+{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
 
 static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
@@ -12335,6 +12585,12 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
                                  "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
                                  (int)dtype);
+    if (t->own.in_pieces)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                                 "%s: the gradient of '%s' is scattered over the "
+                                 "ranks, and none has it whole: set `scatter` of "
+                                 "mixp_ranks_desc to 0 to look at it",
+                                 who, t->name);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                              "%s '%s': count is %.0f, but the tensor %s has %.0f "
@@ -12967,7 +13223,9 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->since = w->turns = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + mixpi_world(ctx);
-    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    if (r != MIXP_OK || !w->counting) return r;
+    return mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->capacity));
 }
 
 /* What an operator's own functions must not call, for it works on what that would recycle. */
@@ -13255,6 +13513,8 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = total;
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+        k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
@@ -13451,7 +13711,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape) {
     c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0, 0);
-    return c->out ? MIXP_OK : mixp_context_error(c->ctx, NULL);
+    return c->out ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* As mixp_call_output, for a dtype that autocast must not change. */
@@ -13762,12 +14022,14 @@ typedef struct mixpi_leaf {
     int64_t      last;          /* the entry, as the walk counts, that ends it; -1 = none   */
     int64_t      bucket;
     int          summed;        /* since it was last made from nothing                      */
+    int64_t      each;          /* elements of a rank's piece; 0: all ranks get all */
     mixpi_mark   mark;          /* of what is held of it                                    */
 } mixpi_leaf;
 
 typedef struct mixpi_bucket {
     int64_t  first, end;        /* its leaves                                               */
     int64_t  count;             /* of elements, with the gaps between tensors, which are 0  */
+    int64_t  each;              /* of which each rank gets so many; 0: all get all */
     mixp_out grads;             /* its range of the arena                                   */
     mixp_out wire;              /* what is summed: the same, or a copy in f32               */
     void    *held;              /* of the wire's dtype: the sum of earlier walks, or NULL   */
@@ -13868,23 +14130,35 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
         }
 }
 
-/* By dtype, then in the order in which they end. */
+/* By dtype, those of which each rank gets a piece first, then in the order in which they end. */
 static int mixpi_leaf_order(const void *a, const void *b) {
     const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
     if (x->tensor->dtype != y->tensor->dtype)
         return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    if (!x->each != !y->each) return x->each ? -1 : 1;
     if (x->last != y->last) return x->last < y->last ? -1 : 1;
     return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
 }
 
-static size_t mixpi_leaf_bytes(const mixpi_leaf *l)
-{ return mixpi_round_up(mixpi_bytes(l->tensor)); }
+/* With zeros behind it, where the last pieces are shorter than the others. */
+static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
+    const size_t size = mixp_dtype_size(l->tensor->dtype);
+    if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
+    return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
+}
+
+/* A small tensor would cost a message of its own, and saves few bytes. */
+static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
+    const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
+    if (!mixpi_is_scattered(ctx) || !t->own.divided || mixpi_bytes(t) < least) return 0;
+    return mixpi_piece_size(ctx, t->count);
+}
 
 /* Does leaf i begin another bucket than the one that has `bytes` already? */
 static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
                                size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes ||
-           l[-1].tensor->dtype != l->tensor->dtype;
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
+           l[-1].each || l[-1].tensor->dtype != l->tensor->dtype;
 }
 
 /* Cuts the leaves from `from` on into buckets. */
@@ -13899,17 +14173,32 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
         if (mixpi_bucket_begins(ctx, l, bytes)) {
             b = &d->buckets[d->n_buckets++];
             b->first = i;
+            b->each = l->each;
             b->grads = mixpi_out_to(arena, t->dtype, 0);
             b->wire = b->grads;
             bytes = 0;
         }
         t->own.grad->data = arena;
         l->bucket = d->n_buckets - 1;
-        arena += mixpi_leaf_bytes(l);
-        bytes += mixpi_leaf_bytes(l);
+        arena += mixpi_leaf_bytes(ctx, l);
+        bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
         b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
     }
+}
+
+/* In the order in which they end, which is that of the arena but where sums are scattered. */
+static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
+    int64_t i, k;
+    for (i = from + 1; i < d->n_buckets; i++) {
+        const mixpi_bucket moved = d->buckets[i];
+        const int64_t last = d->leaves[moved.end - 1].last;
+        for (k = i; k > from && d->leaves[d->buckets[k - 1].end - 1].last > last; k--)
+            d->buckets[k] = d->buckets[k - 1];  /* plant: buckets_order */
+        d->buckets[k] = moved;
+    }
+    for (i = from; i < d->n_buckets; i++)
+        for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
 }
 
 /* Memory for the sums in f32 of what is narrower. */
@@ -13957,18 +14246,21 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
     mixp_result r = MIXP_OK;
     size_t bytes = 0;
     char *arena;
+    for (i = from; i < d->n_leaves; i++)
+        d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
     qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves, mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.leaf = i + 1;
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
-        bytes += mixpi_leaf_bytes(l);
+        bytes += mixpi_leaf_bytes(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
     d->buckets = (mixpi_bucket *)mixpi_longer(
         ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
     if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
     mixpi_buckets_cut(ctx, d, from, arena);
+    if (mixpi_is_scattered(ctx)) mixpi_buckets_order(d, old_buckets);
     for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
         r = mixpi_bucket_stage(ctx, &d->buckets[i]);
     return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
@@ -14022,7 +14314,7 @@ static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
 }
 
 /* What must be alike before anything else is compared. */
-enum { MIXPI_START_WORDS = 12 };
+enum { MIXPI_START_WORDS = 13 };
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
                              double *row) {
@@ -14039,13 +14331,15 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
     row[8] = (double)k->apart;
     row[9] = (double)k->bucket_bytes;
     row[10] = (double)k->shard;
-    row[11] = (double)d->n_leaves;
+    row[11] = (double)k->scatter;
+    row[12] = (double)d->n_leaves;
 }
 
 static const char *mixpi_start_name(int64_t word) {
     static const char *const names[MIXPI_START_WORDS] = {
         "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "shard", "the number of gradients"
+        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter",
+        "the number of gradients"
     };
     return names[word];
 }
@@ -14148,6 +14442,7 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
     for (i = 0; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         if (!l->tensor->grad) l->summed = 0;
+        if (!l->tensor->grad) l->tensor->own.grad->own.in_pieces = 0;
         if (!l->summed || !d->buckets[l->bucket].due) continue;
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the gradient of '%s' was summed over the ranks "
@@ -14252,18 +14547,27 @@ static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
     return r == MIXP_OK && divide ? mixpi_divide_by_parts(ctx, b->wire, b->count) : r;
 }
 
+/* The sum of what ranks have of it, for all, or of its pieces, for their owners. */
+static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (b->each)
+        return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
+                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
+                               b->wire, b->each);
+    return mixpi_ranks_run(ctx, "the sum of gradients",
+                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+}
+
 /* Its walk has ended it: it goes out. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
     mixp_out sum = b->wire;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, sum.dtype), b->count);
     if (r != MIXP_OK) return mixpi_noted(ctx, "a sum over ranks", r);
-    return mixpi_ranks_run(ctx, "the sum of gradients",
-                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+    return mixpi_bucket_sum(ctx, b);
 }
 
 /* Sends what is final, in order. all: nothing else will come. */
@@ -14317,18 +14621,20 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
 static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
     const mixp_ranks_desc *k = &ctx->ranks;
+    const int64_t first = b->each * k->rank, n = b->each ? b->each : b->count;
+    const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
     mixp_result r = MIXP_OK;
     int64_t i;
     if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
-        r = mixpi_divide_by_parts(ctx, b->wire, b->count);
-    if (r == MIXP_OK && b->wire.data != b->grads.data)
-        r = mixpi_convert_to(ctx, b->grads, mixpi_in(b->wire.data, b->wire.dtype),
-                             b->count);
+        r = mixpi_divide_by_parts(ctx, sum, n);
+    if (r == MIXP_OK && sum.data != to.data)
+        r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
     for (i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixp_tensor *g = l->tensor->own.grad;
         if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
         l->summed = 1;
+        g->own.in_pieces = b->each > 0;
         g->version++;
     }
     b->holds = b->due = 0;
@@ -15010,22 +15316,46 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
 }
 
 /* A bias is added to every row, so its gradient is their sum. */
-static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g) {
+static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
+                                       int bias) {
     mixp_reduce_args k;
     memset(&k, 0, sizeof k);
     k.outer = 1;
     k.n = g->m;
     k.inner = g->n;
     k.factor = 1.0f;
-    k.a = mixpi_call_dy(c);
-    k.y = mixpi_call_dx(c, 2);
+    k.a = dy;
+    k.y = mixpi_call_dx(c, bias);
     return k.y.data ? MIXPI_RUN(c, reduce, &k) : MIXP_OK;
 }
 
+/* Are the gradients of weight and bias both asked for, of a device that makes them in one pass? */
+static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
+    return (c->ctx->epilogues & MIXP_EPILOGUES_BIAS) &&
+           c->ctx->device->kernels->gemm_epilogue && c->in[bias] &&
+           mixp_call_wants(c, weight) && mixp_call_wants(c, bias);
+}
+
+/* The gradients of a linear layer's weight and of its bias; g is its forward product. */
+static mixp_result mixpi_product_joined(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
+                                        int weight, int bias) {
+    mixp_gemm_epilogue_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = MIXP_EPILOGUE_ROW_SUMS;
+    k.gemm = mixpi_product_db(g, dy);
+    k.gemm.c = mixpi_call_dx(c, weight);
+    k.sums = mixpi_call_dx(c, bias);
+    return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
+}
+
 static mixp_result mixpi_product_backward(mixp_call *c) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_result r = mixpi_product_grad(c, 0);
-    if (r == MIXP_OK) r = mixpi_product_grad(c, 1);
-    return r == MIXP_OK ? mixpi_product_dbias(c, &((const mixpi_product *)c->attrs)->g) : r;
+    if (r != MIXP_OK) return r;
+    if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
+        return mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
+    r = mixpi_product_grad(c, 1);
+    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
@@ -15044,6 +15374,152 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
     p.g.trans_a = trans_a != 0;
     p.g.trans_b = trans_b != 0;
     return mixpi_apply_op(ctx, MIXP_OP_MATMUL, 2, a, b, NULL, &p);
+}
+
+/* --- two linear layers with GELU between them ------------------------------------------- *
+ *
+ * One operator where the description asks for it and the device can; else it is three. Nobody may
+ * look at what lies between them, so a guard takes them apart.
+ */
+enum {
+    MIXPI_MLP_X, MIXPI_MLP_UP, MIXPI_MLP_DOWN, MIXPI_MLP_UP_BIAS, MIXPI_MLP_DOWN_BIAS,
+    MIXPI_MLP_INPUTS,
+    MIXPI_MLP_BEFORE = 0, MIXPI_MLP_AFTER       /* GELU: what is kept                      */
+};
+
+/* c = a w': a layer without its bias. */
+static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w, int64_t rows) {
+    return mixpi_gemm_of(rows, w->shape[0], w->shape[1], mixpi_stored(mixpi_tensor_in(a), 0),
+                         mixpi_turned(mixpi_tensor_in(w), 0));
+}
+
+static int64_t mixpi_mlp_rows(const mixp_call *c)
+{ return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
+
+static mixp_result mixpi_mlp_infer(mixp_call *c) {
+    const mixp_tensor *x = c->in[MIXPI_MLP_X];
+    int64_t shape[MIXP_MAX_RANK];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->rank - 1] = c->in[MIXPI_MLP_DOWN]->shape[0];
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+static mixp_result mixpi_mlp_up(mixp_call *c, mixp_tensor *before, mixp_tensor *after) {
+    mixp_gemm_epilogue_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = MIXP_EPILOGUE_GELU;
+    k.gemm = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP], mixpi_mlp_rows(c));
+    k.gemm.bias = mixpi_call_x(c, MIXPI_MLP_UP_BIAS);
+    k.gemm.c = mixpi_tensor_out(after, 0);
+    k.before = mixpi_tensor_out(before, 0);
+    return MIXPI_RUN(c, gemm_epilogue, &k);
+}
+
+static mixp_result mixpi_mlp_forward(mixp_call *c) {
+    mixp_tensor *before, *after;
+    mixp_gemm_args down;
+    int64_t shape[2];
+    mixp_result r;
+    shape[0] = mixpi_mlp_rows(c);
+    shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
+    c->ctx->calls_made += 2;    /* as if they had been apart: dropout is numbered by that */
+    before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
+    after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
+    if (!before || !after) return MIXP_ERR_MEMORY;
+    r = mixpi_mlp_up(c, before, after);
+    if (r != MIXP_OK) return r;
+    down = mixpi_layer_of(after, c->in[MIXPI_MLP_DOWN], shape[0]);
+    down.bias = mixpi_call_x(c, MIXPI_MLP_DOWN_BIAS);
+    down.c = mixpi_call_y(c);
+    return MIXPI_RUN(c, gemm, &down);
+}
+
+/* The gradients of a layer's weight and bias. */
+static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
+                                     int weight, int bias) {
+    mixp_gemm_args k;
+    mixp_result r = MIXP_OK;
+    if (mixpi_product_joins(c, weight, bias))
+        return mixpi_product_joined(c, g, dy, weight, bias);
+    k = mixpi_product_db(g, dy);
+    k.c = mixpi_call_dx(c, weight);
+    if (k.c.data) r = MIXPI_RUN(c, gemm, &k);
+    return r == MIXP_OK && c->in[bias] ? mixpi_product_dbias(c, g, dy, bias) : r;
+}
+
+/* dz: the gradient of what was before GELU. */
+static mixp_result mixpi_mlp_dz(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
+    mixp_gemm_epilogue_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = MIXP_EPILOGUE_GELU_BACK;
+    k.gemm = mixpi_product_da(down, mixpi_call_dy(c));
+    k.gemm.c = mixpi_tensor_out(dz, 0);
+    k.before = mixpi_tensor_out(c->saved[MIXPI_MLP_BEFORE], 0);
+    return MIXPI_RUN(c, gemm_epilogue, &k);
+}
+
+static mixp_result mixpi_mlp_walk(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
+    mixp_gemm_args up = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP],
+                                       mixpi_mlp_rows(c)), dx;
+    mixp_result r = mixpi_mlp_dz(c, down, dz);
+    if (r != MIXP_OK) return r;
+    dx = mixpi_product_da(&up, mixpi_tensor_in(dz));
+    dx.c = mixpi_call_dx(c, MIXPI_MLP_X);
+    if (dx.c.data) r = MIXPI_RUN(c, gemm, &dx);
+    return r == MIXP_OK ? mixpi_mlp_weights(c, &up, mixpi_tensor_in(dz), MIXPI_MLP_UP,
+                                            MIXPI_MLP_UP_BIAS) : r;
+}
+
+static mixp_result mixpi_mlp_backward(mixp_call *c) {
+    mixp_tensor *before = c->saved[MIXPI_MLP_BEFORE], *dz;
+    mixp_gemm_args down = mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN],
+                                         mixpi_mlp_rows(c));
+    mixp_result r = mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN,
+                                      MIXPI_MLP_DOWN_BIAS);
+    if (r != MIXP_OK) return r;
+    dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
+    if (!dz) return MIXP_ERR_MEMORY;
+    r = mixpi_mlp_walk(c, &down, dz);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, dz->data, mixpi_bytes(dz));
+    return r;
+}
+
+static const mixp_op mixpi_mlp_op = {
+    "mlp", MIXP_CLASS_LOW, 0, mixpi_mlp_infer, mixpi_mlp_forward, mixpi_mlp_backward, NULL
+};
+
+static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t width) {
+    return w && w->rank == 2 && mixpi_real(w->dtype) && w->shape[1] == width &&
+           (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_real(b->dtype)));
+}
+
+/* May the three be one? What does not fit is told by the one that it does not fit. */
+static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
+    const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
+    const mixpi_watch *w;
+    if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
+    w = ctx->watch;
+    if (!ctx->device->kernels->gemm_epilogue || (w && (w->on || w->tap))) return 0;
+    if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
+        mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
+    return x && x->rank >= 1 && mixpi_real(x->dtype) &&
+           mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
+           mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]);
+}
+
+MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
+                                  mixp_tensor *up_bias, mixp_tensor *down,
+                                  mixp_tensor *down_bias) {
+    mixp_tensor *in[MIXPI_MLP_INPUTS];
+    in[MIXPI_MLP_X] = x;
+    in[MIXPI_MLP_UP] = up;
+    in[MIXPI_MLP_DOWN] = down;
+    in[MIXPI_MLP_UP_BIAS] = up_bias;
+    in[MIXPI_MLP_DOWN_BIAS] = down_bias;
+    if (mixpi_mlp_joins(ctx, in))
+        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
+    x = mixp_gelu_tanh(ctx, mixp_linear(ctx, x, up, up_bias));
+    return mixp_linear(ctx, x, down, down_bias);
 }
 
 /* --- attention ------------------------------------------------------------------------- */
@@ -16226,16 +16702,23 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
+/* Room for what the backward pass wants: two numbers of each row, and how many rows count. */
+static mixp_result mixpi_entropy_save(mixp_call *c, int64_t rows) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = 2;
+    if (!mixp_call_save(c, 0, MIXP_F32, 2, shape)) return MIXP_ERR_MEMORY;
+    return mixp_call_save(c, 1, MIXP_F32, 0, NULL) ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
 static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_args *k) {
     k->rows = mixpi_rows_of(c->in[0]);
     k->cols = mixpi_last_dim(c->in[0]);
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
-        return MIXP_ERR_MEMORY;
+    if (mixpi_entropy_save(c, k->rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     k->targets = (const int32_t *)c->in[1]->data;
     k->logits = mixpi_call_x(c, 0);
     k->loss = (float *)c->out->data;
-    k->lse = mixpi_saved(c, 0);
+    k->top_rsum = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);
     return MIXP_OK;
 }
@@ -16283,7 +16766,7 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     k.targets = forward->targets;
     k.dloss = mixpi_call_dy(c);
     k.logits = forward->logits;
-    k.lse = forward->lse;
+    k.top_rsum = forward->top_rsum;
     k.counted = forward->counted;
     mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
@@ -16307,7 +16790,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
 /* --- a product and its cross entropy, some rows at a time --- */
 
 typedef struct mixpi_chunked {
-    mixp_cross_entropy_args k;  /* of the whole; logits and lse of the chunk at hand       */
+    mixp_cross_entropy_args k;  /* of the whole; logits and top_rsum of the chunk at hand  */
     int64_t chunk, width;       /* rows at a time; columns of x and w                      */
     mixp_in x, w;
 } mixpi_chunked;
@@ -16360,7 +16843,7 @@ static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int6
     mixp_cross_entropy_args k = h->k;
     k.rows = mixpi_min(h->chunk, h->k.rows - first);
     k.targets += first;
-    k.lse += first;
+    k.top_rsum += 2 * first;
     k.logits = mixpi_tensor_in(logits);
     k.before = first;
     return MIXPI_RUN(c, cross_entropy, &k);
@@ -16379,11 +16862,9 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->w = mixpi_call_x(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
     logits = mixpi_chunked_room(c, h);
-    if (!logits || !mixp_call_save(c, 0, MIXP_F32, 1, &h->k.rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
-        return MIXP_ERR_MEMORY;
+    if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     h->k.loss = (float *)c->out->data;
-    h->k.lse = mixpi_saved(c, 0);
+    h->k.top_rsum = mixpi_saved(c, 0);
     h->k.counted = mixpi_saved(c, 1);
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
@@ -16404,7 +16885,7 @@ static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, i
     k.targets = h->k.targets + first;
     k.dloss = mixpi_call_dy(c);
     k.logits = mixpi_tensor_in(logits);
-    k.lse = h->k.lse + first;
+    k.top_rsum = h->k.top_rsum + 2 * first;
     k.counted = h->k.counted;
     k.dlogits = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, cross_entropy_backward, &k);
@@ -16821,7 +17302,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
         done++;
     if (done == n) return MIXP_OK;
     for (i = 0; i < n; i++) parts[i] = NULL;
-    return mixp_context_error(ctx, NULL);
+    return mixpi_failed(ctx);
 }
 
 /* --- the table ------------------------------------------------------------------------- */
@@ -17872,12 +18353,10 @@ static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
 static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
                               int64_t *first) {
     const int64_t count = opt->slots[i].param->count;
-    int64_t each;
+    const int64_t each = mixpi_piece_size(opt->ctx, count);
     *first = 0;
     if (!mixpi_is_divided(opt, i))
         return !opt->owned || opt->slots[i].owner == r ? count : 0;
-    each = mixpi_ceil_div(count, (int64_t)opt->ctx->ranks.size);
-    each = mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
     *first = mixpi_min(r * each, count);
     return mixpi_min(each, count - *first);
 }
@@ -17986,6 +18465,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
+    else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
+        wrong = "has, or had, an optimizer: where sums are scattered, each has one";
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
@@ -18206,6 +18687,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
         opt->owned[opt->slots[opt->count].owner] -= param->count;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     param->own.optimizers += r == MIXP_OK;
+    param->own.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
     return r;
 }
 
@@ -18491,11 +18973,16 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     return sum;
 }
 
+/* The table by which gradients are looked at, as kernels see it: where sums are scattered, that of
+ * what this rank updates, for it has no others. */
+static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
+{ return mixpi_is_scattered(o->ctx) ? o->device_own_rows : o->device_rows; }
+
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.scale = scale;
     k.unscale = unscale;
@@ -18670,7 +19157,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     mixp_clip_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
@@ -18719,7 +19206,8 @@ static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
-    const mixp_param_row *row = &opt->rows[i];
+    const int apart = mixpi_is_scattered(opt->ctx);
+    const mixp_param_row *row = apart ? &opt->own_rows[i] : &opt->rows[i];
     mixp_look_args k;
     if (!row->active) return MIXP_OK;
     memset(&k, 0, sizeof k);
@@ -18943,7 +19431,8 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
  * After the look and before the decision one small table is summed over the ranks, on the device;
  * the host is not asked. What is in it: see mixp_agree_fill.
  */
-static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                   int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
@@ -18963,6 +19452,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     k.table = o->table;
     k.rank = ranks->rank;
     k.size = ranks->size;
+    k.in_parts = in_parts;
     r = MIXPI_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
@@ -18971,33 +19461,56 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
 }
 
+/* Two numbers that differ, with as many digits as it takes to see that. */
+static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t room) {
+    int digits = 6;
+    do {
+        snprintf(here, room, "%.*g", digits, a);
+        snprintf(there, room, "%.*g", digits, b);
+    } while (strcmp(here, there) == 0 && (digits += 3) < 18);
+}
+
 /* Ranks that went apart, by a learning rate that one of them changed, say: told here; on a GPU
  * perhaps a step late, but that step was skipped by all. */
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = { "a rank is missing:", "the loss scale",
+    static const char *const words[] = { "", "the loss scale",
                                          "the number of applied steps",
                                          "the learning rate",
                                          "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
+    const int other = (int)a->differs - 1;
+    char here[32], there[32];
     if (r != MIXP_OK || !a->differs) return r;
+    if (a->word == MIXP_AGREE_HERE)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "rank %d took another kind of step than rank 0, or "
+                                 "none; the step was skipped: do the hooks carry f64?",
+                                 other);
+    mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %.17g on rank 0 and %.17g on rank %d; "
+                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
                              "the step was skipped",
-                             words[a->word], a->here, a->there, (int)a->differs - 1);
+                             words[a->word], here, there, other);
+}
+
+/* The ranks tell each other what they found. in_parts: each has looked at its own part of it. */
+static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                     int in_parts) {
+    if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
+    return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                             "ranks: the device %s has no kernel `agree`; its table "
+                             "is older than this header",
+                             o->ctx->device->name);
 }
 
 /* After a look, or what stands for one: the ranks agree, and prepare follows. */
-static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
+                                       int in_parts) {
     mixp_result r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
-    if (!o->ctx->device->kernels->agree)
-        return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                                 "ranks: the device %s has no kernel `agree`; its table "
-                                 "is older than this header",
-                                 o->ctx->device->name);
-    r = mixpi_opt_agree(o, s);
+    r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_ranks_stop(o->ctx, r);
@@ -19026,11 +19539,15 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
 /* A look at all gradients, and what the ranks make of it together. */
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
                                     const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const int in_parts = mixpi_is_scattered(o->ctx);
     mixp_result r = mixpi_ranks_views(o);
     if (r != MIXP_OK) return r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
+    if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
+    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
+        r = mixpi_ranks_agree(o, s, 1);
+    return r;
 }
 
 /* Copies bytes of device memory. */
@@ -19235,7 +19752,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                              s);
     else {
         r = mixpi_ranks_views(opt);
-        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
@@ -19418,6 +19935,7 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
+    int64_t first;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
     v.site = "";
@@ -19445,6 +19963,10 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
+    if (s.agreed.part_rank) {
+        mixpi_piece_of(opt, s.stats.bad_row, (int)s.agreed.part_rank - 1, &first);
+        v.bad_element += first;  /* plant: part_element */
+    }
     v.bad_is_nan = s.stats.bad_is_nan;
     return v;
 }
@@ -19584,7 +20106,11 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
     mixpi_checked_lose(opt);
-    for (i = 0; i < opt->count; i++) opt->slots[i].param->own.optimizers--;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *p = opt->slots[i].param;
+        p->own.optimizers--;
+        if (!p->own.leaf) p->own.divided = 0;   /* else its gradients stay in pieces */
+    }
     if (ctx->tally_of == opt) ctx->tally_of = NULL;
     mixpi_owned_free(ctx, opt);
     return MIXP_OK;
@@ -19746,15 +20272,19 @@ static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) 
     return (int64_t)w->clean << (relapses < 20 ? relapses : 20);  /* plant: guard_doubles */
 }
 
+/* The number of the site that users call i; 0: there is none. */
+static int mixpi_site_listed(const mixpi_watch *w, int i) {
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
+    return i < 0 || at < i ? 0 : n;
+}
+
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const mixpi_site *site = NULL;
-    int n, at = -1;
-    for (n = 0; w && n < w->n_sites && at < i; n++) {
-        site = &w->sites[n];
-        at += site->stores;
-    }
-    if (!site || !out || i < 0 || at < i) return 0;
+    const int number = mixpi_site_listed(w, i);
+    const mixpi_site *site;
+    if (!number || !out) return 0;
+    site = mixpi_site_at(ctx, number);
     memset(out, 0, sizeof *out);
     out->name = site->name;
     out->op = site->op;
@@ -19768,6 +20298,30 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->value = site->value;
     out->grad = site->grad;
     return 1;
+}
+
+/* Adds what one site stored. */
+static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
+    int64_t found[MIXP_EXPONENTS];
+    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
+    mixp_result r = mixpi_noted(ctx, "mixp_site_exponents",
+                                mixpi_download(ctx, found, from, sizeof found));
+    int e;
+    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
+    return r;
+}
+
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const int number = mixpi_site_listed(w, i);
+    mixp_result r = MIXP_OK;
+    int n;
+    if (!counts || !w || !w->bins || (!number && i != -1)) return 0;
+    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
+    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
+    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
+        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
+    return r == MIXP_OK;
 }
 
 /* --- deciding ------------------------------------------------------------------------------ */
@@ -20294,6 +20848,7 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
         return "max_sites cannot change: room for them was taken when the guard was started, or "
                "4096 by a mixp_compare before it";
@@ -20324,6 +20879,10 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
         return MIXP_ERR_MEMORY;
     w = ctx->watch;
+    if (d.exponents && !w->bins)
+        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
+    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
+    w->counting = d.exponents;
     w->every = d.every;
     w->clean = d.clean;
     w->high = d.high;
