@@ -1276,7 +1276,7 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
     MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
-                                   of the sums alone: norm and bad ones are its own */
+                                   of the sums alone: its norm is squared */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1323,7 +1323,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
 /* The same, where sums are scattered: what this rank has looked at is its part of them. */
 MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
     row[MIXP_AGREE_HERE] = 2.0;
-    row[MIXP_AGREE_NORM] = s->stats.norm;   /* Inf and NaN, too: others add zeros to it */
+    row[MIXP_AGREE_NORM] = s->stats.norm * s->stats.norm;   /* others add zeros to it */
     row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
     row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
     row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
@@ -1342,7 +1342,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
-        squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
+        squares += row[MIXP_AGREE_NORM];
         if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
         /* plant: part_first */
         if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
