@@ -17612,7 +17612,7 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
     s->began = s->first = 0;
-    s->retried = s->epoch + s->ctx->replays;
+    s->retried = s->epoch + s->ctx->replays;  /* plant: retry_loaded */
     s->ctx->replayed = 0;
 }
 
@@ -23288,7 +23288,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     if (item->must == MIXPI_ANY) return 1;
     for (at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
-        if (!mixpi_number_is_good(item->must, x)) return 0;
+        if (!mixpi_number_is_good(item->must, x)) return 0;  /* plant: numbers_row */
     }
     return 1;
 }
