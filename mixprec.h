@@ -13513,7 +13513,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = total;
-    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)  /* plant: site_bins */
         k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
@@ -20915,7 +20915,7 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
  * only frees what no older one holds. */
 static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
     if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
-    return first && pin->dtype == MIXP_DTYPE_COUNT;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;  /* plant: pin_void */
 }
 
 /* How many patterns stay beside a newer one; `forget` 1: the others go. */
