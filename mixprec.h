@@ -3810,6 +3810,8 @@ typedef struct mixp_guard_desc {
     int     patience;           /* 0 = 20 skips in a row that began forward, with nothing left to
                                    fall back: MIXP_ERR_DIVERGED; negative = never */
     int     max_sites;          /* 0 = 4096; more are not watched, and an event says so */
+    int     exponents;          /* 1: what sites store is also counted by exponent, see
+                                   mixp_site_exponents; takes 2 KiB for each of max_sites */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
@@ -3883,6 +3885,13 @@ typedef struct mixp_site_info {
 
 /* Site i, in the order of their first application, until it returns 0. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
+
+/* counts[e + 127]: how many of the values that site i stored in the newest sampled step have the
+ * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1. Counted
+ * under a guard with `exponents`, which takes about as long as the look itself once more; of several
+ * ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL. Waits for
+ * the device. */
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
 
 /* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
  * stored low already, as `least` tells), and which are subnormal there. */
@@ -11236,6 +11245,8 @@ typedef struct mixpi_watch {
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
     mixp_look  *row;            /* device memory, of mixp_look_at; made at its first use */
+    int64_t    *bins;           /* device memory: what each site stored, by exponent; or NULL */
+    int         counting;       /* 1: sampled steps count there */
     double     *shared;         /* what all ranks have seen, each in its row of a table */
     int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
@@ -12276,6 +12287,8 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
 
 static size_t mixpi_rows_bytes(int sites)
 { return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+static size_t mixpi_bins_bytes(int sites)
+{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
 
 static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
@@ -13210,7 +13223,9 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->since = w->turns = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + mixpi_world(ctx);
-    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    if (r != MIXP_OK || !w->counting) return r;
+    return mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->capacity));
 }
 
 /* What an operator's own functions must not call, for it works on what that would recycle. */
@@ -13498,6 +13513,8 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = total;
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+        k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
@@ -17595,7 +17612,7 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
     s->began = s->first = 0;
-    s->retried = s->epoch + s->ctx->replays;
+    s->retried = s->epoch + s->ctx->replays;  /* plant: retry_loaded */
     s->ctx->replayed = 0;
 }
 
@@ -20255,15 +20272,19 @@ static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) 
     return (int64_t)w->clean << (relapses < 20 ? relapses : 20);  /* plant: guard_doubles */
 }
 
+/* The number of the site that users call i; 0: there is none. */
+static int mixpi_site_listed(const mixpi_watch *w, int i) {
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
+    return i < 0 || at < i ? 0 : n;
+}
+
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const mixpi_site *site = NULL;
-    int n, at = -1;
-    for (n = 0; w && n < w->n_sites && at < i; n++) {
-        site = &w->sites[n];
-        at += site->stores;
-    }
-    if (!site || !out || i < 0 || at < i) return 0;
+    const int number = mixpi_site_listed(w, i);
+    const mixpi_site *site;
+    if (!number || !out) return 0;
+    site = mixpi_site_at(ctx, number);
     memset(out, 0, sizeof *out);
     out->name = site->name;
     out->op = site->op;
@@ -20277,6 +20298,30 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->value = site->value;
     out->grad = site->grad;
     return 1;
+}
+
+/* Adds what one site stored. */
+static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
+    int64_t found[MIXP_EXPONENTS];
+    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
+    mixp_result r = mixpi_noted(ctx, "mixp_site_exponents",
+                                mixpi_download(ctx, found, from, sizeof found));
+    int e;
+    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
+    return r;
+}
+
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const int number = mixpi_site_listed(w, i);
+    mixp_result r = MIXP_OK;
+    int n;
+    if (!counts || !w || !w->bins || (!number && i != -1)) return 0;
+    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
+    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
+    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
+        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
+    return r == MIXP_OK;
 }
 
 /* --- deciding ------------------------------------------------------------------------------ */
@@ -20803,6 +20848,7 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
         return "max_sites cannot change: room for them was taken when the guard was started, or "
                "4096 by a mixp_compare before it";
@@ -20833,6 +20879,10 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
         return MIXP_ERR_MEMORY;
     w = ctx->watch;
+    if (d.exponents && !w->bins)
+        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
+    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
+    w->counting = d.exponents;
     w->every = d.every;
     w->clean = d.clean;
     w->high = d.high;
@@ -23238,7 +23288,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     if (item->must == MIXPI_ANY) return 1;
     for (at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
-        if (!mixpi_number_is_good(item->must, x)) return 0;
+        if (!mixpi_number_is_good(item->must, x)) return 0;  /* plant: numbers_row */
     }
     return 1;
 }

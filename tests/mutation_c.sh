@@ -204,6 +204,8 @@ plant merge_missing      turn    watch_scale test_other_files
 plant same_shape         turn    checkpoint  test_load_refuses
 plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
+plant numbers_row        never   counters    windows_without_numbers
+plant retry_loaded       drop    counters    a_load_ends_a_retry
 plant look_least         sign    guard       test_look
 plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look
