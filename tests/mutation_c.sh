@@ -87,6 +87,7 @@ plant norm_told          drop    add_norm    gradients_are_those_of_two_operator
 plant norm_sum_kept      never   add_norm    gradients_are_those_of_two_operators
 plant entropy_walked     zero    scaled_entropy misuse_is_told
 plant entropy_spent      drop    scaled_entropy misuse_is_told
+plant term_readers       drop    add_norm    a_disposable_term_is_given_back
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
