@@ -12017,14 +12017,14 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: %s has no graphs; run the step "
                                  "each time",
                                  ctx->device->name);
-    if (ctx->capturing)  /* plant: capture_twice */
+    if (ctx->capturing)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_capture_begin: a step is being captured already; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
-    ctx->capturing = r == MIXP_OK;
+    ctx->capturing = r == MIXP_OK;  /* plant: capture_twice */
     return r;
 }
 
