@@ -995,6 +995,8 @@ typedef struct mixp_agreement {
     double  here, there;        /* what rank 0 has there, and what that rank has           */
     int32_t ranks;              /* how many told; 0: nobody was asked                      */
     float   loss;               /* the mean of theirs, where spikes of it are looked for   */
+    int32_t part_rank;          /* scattered sums: the rank that has the first bad one,
+                                   plus 1; its element is counted from that piece on */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1273,7 +1275,8 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
-    MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
+    MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
+                                   of the sums alone: norm and bad ones are its own */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1282,6 +1285,8 @@ enum {
     MIXP_AGREE_FORWARD,         /* 1: its forward pass made Inf or NaN                     */
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
+    MIXP_AGREE_PART_ROW, MIXP_AGREE_PART_ELEMENT, MIXP_AGREE_PART_NAN,
+                                /* the first bad one in this rank's part of the sums */
     MIXP_AGREE_WORDS
 };
 
@@ -1315,15 +1320,50 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
 }
 
+/* The same, where sums are scattered: what this rank has looked at is its part of them. */
+MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
+    row[MIXP_AGREE_HERE] = 2.0;
+    row[MIXP_AGREE_NORM] = s->stats.norm;   /* Inf and NaN, too: others add zeros to it */
+    row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
+    row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
+    row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
+}
+
+MIXPREC_HD int mixpi_agree_in_parts(const double *table)
+{ return table[MIXP_AGREE_HERE] > 1.0; }
+
+/* The norm of all parts, in the order of ranks: the same on each, and on each run of as many. And
+ * the first bad one: of the first row, and there of the lowest rank, which has its beginning. */
+MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state *s) {
+    double squares = 0.0;
+    int r;
+    s->stats.bad_row = s->stats.bad_element = -1;
+    s->stats.bad_is_nan = 0;
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
+        squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
+        if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
+        /* plant: part_first */
+        if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
+        s->agreed.part_rank = r + 1;
+        s->stats.bad_row = bad;
+        s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
+        s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
+    }
+    s->stats.norm = sqrt(squares);  /* plant: part_norm */
+}
+
 /* Is rank r unlike rank 0? Then that is noted. */
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_RATE : MIXP_AGREE_NORM;
     int word = MIXP_AGREE_HERE;
-    while (word <= MIXP_AGREE_NORM &&
+    while (word <= last &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_NORM) return;
+    if (word > last) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
@@ -1358,6 +1398,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     }
     s->agreed.ranks = size;
     s->agreed.loss = (float)(loss / (double)size);
+    if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -2223,7 +2264,8 @@ typedef struct mixp_look_args {
  * between them: fills this rank's row of table (and zeros the others), or, with `reads`, takes from
  * the whole table what all have found. See mixp_agree_fill and mixp_agree_read. looks: what
  * grad_stats found in each bucket of gradients before it was summed, first_leaf the place of its
- * first gradient. All but plan: device memory. */
+ * first gradient. in_parts: step is of a look at this rank's part of scattered sums alone. All but
+ * plan: device memory. */
 typedef struct mixp_agree_args {
     const mixp_step_plan    *plan;      /* host memory                                     */
     const mixp_step_state   *looks;
@@ -2234,6 +2276,7 @@ typedef struct mixp_agree_args {
     mixp_step_state         *step;
     double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
     int                      rank, size, reads;
+    int                      in_parts;
 } mixp_agree_args;
 
 /* where: y (+)= mask ? a : b over shape (rank 0..8), y dense; a stride of 0 repeats an element.
@@ -2451,6 +2494,8 @@ struct mixp_tensor {
                                    it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
         int          optimizers;/* of a parameter: how many have it                        */
+        int          divided;   /* of a parameter: 1: ranks divide its states */
+        int          in_pieces; /* of a gradient: 1: a rank has its piece alone */
         uint64_t     walks;     /* of a gradient: how often a walk back wrote to it; and at the */
         uint64_t     walks_then;/* last update, when no optimizer had its parameter, with the */
         uint64_t     others_then;   /* writes of others, plus 1; 0 = it was not there      */
@@ -2507,7 +2552,38 @@ typedef struct mixp_ranks_desc {
                                    and has moments and master weights of that alone; then all get
                                    the weights. The bits are the same. Needs all_gather; see
                                    CHECKPOINT                                              */
+    mixp_ranks_hook reduce_scatter; /* data is size * count elements; those at
+                                   data + rank * count become the sum over all ranks, the
+                                   others are worth nothing after it. NULL = none */
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter that grad_wait ends.
+                                   NULL = reduce_scatter, at once */
+    int             scatter;    /* 1: with shard, a rank gets the sums of what it updates
+                                   alone: see SCATTERED SUMS. Needs reduce_scatter */
 } mixp_ranks_desc;
+
+/* SCATTERED SUMS. Of N ranks each sends and receives (N-1)/N of the gradients' bytes in place of
+ * 2 (N-1)/N, and looks at an N-th of them. A tensor that ranks divide, of at least 1/100 of
+ * bucket_bytes, is summed by a reduce_scatter of its own; all others as without `scatter`. What is
+ * true of a gradient after mixp_backward is then this rank's piece: mixp_read of it is
+ * MIXP_ERR_ORDER, and operators must not be given it. A parameter has one optimizer.
+ *
+ * Where the engine takes both sums in one order, sums, and weights where nothing is clipped, have
+ * the bits that they have without. The norm is put together from the ranks' parts, in double and
+ * in their order: the same on all ranks, and on each run of as many, and within 2^-22 of the other
+ * one, so that what is clipped has other last bits. Counts of what a low dtype loses
+ * (mixp_optimizer_sample) are of this rank's pieces.
+ *
+ * WHAT SUMS LOSE: the mean of 8 ranks' gradients beside double's, its relative error (rms), as
+ * build/bench/bench_ranks losses measures it, which has 2 and 4 ranks, too:
+ *
+ *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
+ *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
+ *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
+ *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
+ *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
+ *
+ * In f32 that is the last rounding alone, BEFORE or AFTER. In 14.6 % of the last row a rank's own
+ * gradient is Inf already. */
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -4412,23 +4488,11 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* All of them, for the loops that are written once for each. A new one needs a case in
- * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and
- * loss_slope. */
-#define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
-                          X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED) X(ABS) X(SIN)         \
-                          X(COS) X(SOFT_CAP) X(CLAMP)
-#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
-#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)        \
-                          X(KL_LOG)
-
-#define MIXPI_ONE(name) + 1
-MIXPI_STATIC_ASSERT(every_unary_has_a_case,
-                    0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
-MIXPI_STATIC_ASSERT(every_binary_has_a_case,
-                    0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
-MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOSS_COUNT);
-#undef MIXPI_ONE
+/* A new one needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in loss_value
+ * and loss_slope. Then the number here is one more. */
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 17);
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
+MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
 typedef struct mixpi_map {
     int        fn, sources;
@@ -5000,6 +5064,18 @@ static int mixpi_amx_machine(int f16) {
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__unused__))
 #else
 #  define MIXPI_V static inline
+#endif
+/* Compiled once a set, and called: for what is large, and seldom the most of a step. Inlined where
+ * it is used, it would cost the compiler seconds. MIXPI_F: so in plain C only. */
+#if defined(__GNUC__)
+#  define MIXPI_RARE static MIXPI_TARGET __attribute__((__noinline__, __unused__))
+#else
+#  define MIXPI_RARE static
+#endif
+#if MIXPI_PASS != 0
+#  define MIXPI_F MIXPI_V
+#else
+#  define MIXPI_F MIXPI_RARE
 #endif
 
 #if defined(__GNUC__)
@@ -6286,13 +6362,13 @@ MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
 { return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
-MIXPI_V mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
+MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
     p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
-MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
+MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
@@ -6304,7 +6380,7 @@ MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
 
 /* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
  * two goes on in two halves, so that only the last step can round or overflow. */
-MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
     mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
     half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
     p = mixpi_vadd(p, mixpi_vset(1.0f));
@@ -6312,7 +6388,7 @@ MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
 }
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
-MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
+MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
     mixpi_v f, e, q, bad;
@@ -6342,7 +6418,7 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
 }
 
 /* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
-MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
+MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
@@ -6358,7 +6434,7 @@ MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
 
 /* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
  * of its error. At -0 that would be +0. */
-MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
     mixpi_v m = MIXPI_P(vexpm1_twice)(x);
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
     m = mixpi_vselect_gt(x, mixpi_vzero(), m, mixpi_vneg(m));
@@ -6366,7 +6442,7 @@ MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
 }
 
 /* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
-MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
+MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
     mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
     mixpi_v t = mixpi_vmul(e, q);
@@ -6376,7 +6452,7 @@ MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
 
 /* The normal distribution up to x, and its *density at x. The tail beyond |x| is
  * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
-MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
+MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a),
             low = mixpi_vfma(a, a, mixpi_vneg(h));
     mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
@@ -6390,7 +6466,7 @@ MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
+MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
     int i;
     if (p == 1.0f) return x;
@@ -6404,7 +6480,7 @@ MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
 }
 
 /* sin x, or cos x: libm's, on every instruction set. */
-MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
+MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     float t[16];
     int i;
     mixpi_vstore(t, x);
@@ -6414,9 +6490,9 @@ MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
 
 /* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
  * a product with 0. */
-MIXPI_V mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
-MIXPI_V mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmin(a, b)); }
 
 /* x with the sign of s; 0 where s is 0. */
@@ -6439,7 +6515,7 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
 }
 
 /* tanh x is the result + *rest: below 0.6 by a polynomial. */
-MIXPI_V mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
     q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
@@ -6477,19 +6553,31 @@ MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
 }
 
-MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
+MIXPI_V mixpi_v MIXPI_P(relu)(mixpi_v a) { return mixpi_vmax(mixpi_vzero(), a); }
+MIXPI_V mixpi_v MIXPI_P(relu_squared)(mixpi_v a) {
+    a = MIXPI_P(relu)(a);
+    return mixpi_vmul(a, a);
+}
+
+/* a (1 + tanh u) / 2 = a sigmoid(2u) */
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh)(mixpi_v a) {
+    mixpi_v t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
+    return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(gelu_erf)(mixpi_v a) {
+    mixpi_v t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    return mixpi_vmul(a, mixpi_vnormal(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
+    mixpi_v rest;
+    return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
+}
+
+MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
     mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:
-        return mixpi_vmax(mixpi_vzero(), a);
-    case MIXP_UNARY_GELU_TANH:          /* a (1 + tanh u) / 2 = a sigmoid(2u) */
-        t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
-        return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
-    case MIXP_UNARY_GELU_ERF:
-        t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-        return mixpi_vmul(a, mixpi_vnormal(t, &t));
-    case MIXP_UNARY_SILU:
-        return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
     case MIXP_UNARY_TANH:
         return MIXPI_P(tanh_near)(a);
     case MIXP_UNARY_SIGMOID:
@@ -6502,11 +6590,6 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vsqrt(a);
     case MIXP_UNARY_POW:
         return mixpi_vpow(a, p);
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(a, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(mixpi_vzero(), a);
-        return mixpi_vmul(t, t);
     case MIXP_UNARY_ABS:
         return mixpi_vabs(a);
     case MIXP_UNARY_SIN:
@@ -6518,14 +6601,31 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vfma(mixpi_vset(p), a, mixpi_vmul(mixpi_vset(p), t));
     case MIXP_UNARY_CLAMP:
         return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return a;
 }
 
+/* x <= 0 ? 0 : dy: NaN lets dy pass. */
+MIXPI_V mixpi_v MIXPI_P(relu_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    return mixpi_vselect_gt(mixpi_vmin(x, one), zero, dy, zero);
+}
+
+MIXPI_V mixpi_v MIXPI_P(relu_squared_slope)(mixpi_v dy, mixpi_v x) {
+    x = MIXPI_P(relu)(x);
+    return mixpi_vmul(dy, mixpi_vadd(x, x));
+}
+
 /* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
-MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
                   cubic = mixpi_vset(MIXPI_GELU_SLOPE);
     mixpi_v square, s, rest, t;
@@ -6536,14 +6636,14 @@ MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
 }
 
-MIXPI_V mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v up_to, density;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
     up_to = mixpi_vnormal(x, &density);
     return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
 }
 
-MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v s, rest;
     x = mixpi_vclamp(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
     s = mixpi_vsigmoid(x, &rest);
@@ -6564,21 +6664,11 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
 }
 
 /* dy times the slope; b: x, or y for those that are told by their result. */
-MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
+MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                      float q) {
-    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
-    mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:               /* x <= 0 ? 0 : dy: NaN lets dy pass */
-        return mixpi_vselect_gt(mixpi_vmin(b, one), zero, dy, zero);
-    case MIXP_UNARY_GELU_TANH:
-        return MIXPI_P(gelu_tanh_slope)(dy, b);
-    case MIXP_UNARY_GELU_ERF:
-        return MIXPI_P(gelu_erf_slope)(dy, b);
-    case MIXP_UNARY_SILU:
-        return MIXPI_P(silu_slope)(dy, b);
     case MIXP_UNARY_TANH:               /* 1 - y^2 */
-        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, one));
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f)));
     case MIXP_UNARY_SIGMOID:            /* y - y^2 */
         return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b));
     case MIXP_UNARY_EXP:
@@ -6588,13 +6678,8 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
     case MIXP_UNARY_SQRT:
         return mixpi_vdiv(dy, mixpi_vadd(b, b));
     case MIXP_UNARY_POW:
-        if (p == 0.0f) return zero;
+        if (p == 0.0f) return mixpi_vzero();
         return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(dy, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(zero, b);
-        return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
         return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
@@ -6605,27 +6690,16 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         return MIXPI_P(soft_cap_slope)(dy, b, p);
     case MIXP_UNARY_CLAMP:
         return MIXPI_P(clamp_slope)(dy, b, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return dy;
-}
-
-MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
-    mixpi_v t;
-    switch (op) {
-    case MIXP_BINARY_ADD: return mixpi_vadd(a, b);
-    case MIXP_BINARY_SUB: return mixpi_vsub(a, b);
-    case MIXP_BINARY_MUL: return mixpi_vmul(a, b);
-    case MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
-    case MIXP_BINARY_MAXIMUM: return mixpi_vlarger(a, b);
-    case MIXP_BINARY_MINIMUM: return mixpi_vsmaller(a, b);
-    case MIXP_BINARY_SWIGLU:
-        a = mixpi_vmul(a, mixpi_vsigmoid(a, &t));
-        return mixpi_vmul(a, b);
-    case MIXP_BINARY_COUNT: break;
-    }
-    return a;
 }
 
 /* The gradient of b in a / b: -dy a / b^2. */
@@ -6658,7 +6732,7 @@ MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
 }
 
 /* Of x against its target. */
-MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
@@ -6693,7 +6767,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 }
 
 /* p times its slope. */
-MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float p, float delta) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
@@ -6726,7 +6800,22 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
     return x;
 }
 
-/* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
+/* fn of 16 floats at each of s, for those without a loop in MIXPI_P(values). */
+MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *const *s,
+                               int64_t j) {
+    mixpi_v a = mixpi_vload(s[0] + j), b = mixpi_vload(s[1] + j);
+    if (fn < MIXPI_FN_UNARY_D)
+        a = MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), a, p, q);
+    else if (fn < MIXPI_FN_BINARY)
+        a = MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), a, b, p, q);
+    else if (fn < MIXPI_FN_LOSS_D)
+        a = MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), a, b, q);
+    else a = MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), a, b, p, q);
+    mixpi_vstore(y + j, a);
+}
+
+/* y = fn over n floats: one loop for each fn that is most of a step somewhere, or short; what is
+ * left beyond 16s goes by way of t. */
 #define MIXPI_CASE(fn, value)                                                             \
     case fn:                                                                              \
         for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
@@ -6734,19 +6823,9 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 #define MIXPI_A mixpi_vload(a + j)
 #define MIXPI_B mixpi_vload(b + j)
 #define MIXPI_C mixpi_vload(c + j)
-#define MIXPI_UNARY_CASE(op)                                                              \
-    MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op,                                     \
-               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p, q))                      \
-    MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op,                                   \
-               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p, q))
-#define MIXPI_BINARY_CASE(op)                                                             \
-    MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op,                                   \
-               MIXPI_P(binary_value)(MIXP_BINARY_##op, MIXPI_A, MIXPI_B))
-#define MIXPI_LOSS_CASE(kind)                                                             \
-    MIXPI_CASE(MIXPI_FN_LOSS + (int)MIXP_LOSS_##kind,                                     \
-               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, q))                \
-    MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
-               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p, q))
+#define MIXPI_CASE_UNARY(op, value)   MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_UNARY_D(op, value) MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_BINARY(op, value)  MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op, value)
 MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *const *s,
                              int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
@@ -6754,8 +6833,25 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     int64_t j, full = n & ~(int64_t)15;
     size_t left = (size_t)(n - full) * sizeof(float);
     switch (fn) {
-    MIXPI_UNARIES(MIXPI_UNARY_CASE)
-    MIXPI_BINARIES(MIXPI_BINARY_CASE)
+    MIXPI_CASE_UNARY(RELU, MIXPI_P(relu)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_TANH, MIXPI_P(gelu_tanh)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_ERF, MIXPI_P(gelu_erf)(MIXPI_A))
+    MIXPI_CASE_UNARY(SILU, MIXPI_P(silu)(MIXPI_A))
+    MIXPI_CASE_UNARY(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY(RELU_SQUARED, MIXPI_P(relu_squared)(MIXPI_A))
+    MIXPI_CASE_UNARY_D(RELU, MIXPI_P(relu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_TANH, MIXPI_P(gelu_tanh_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_ERF, MIXPI_P(gelu_erf_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SILU, MIXPI_P(silu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY_D(RELU_SQUARED, MIXPI_P(relu_squared_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(ADD, mixpi_vadd(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SUB, mixpi_vsub(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MUL, mixpi_vmul(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(DIV, mixpi_vdiv(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MAXIMUM, mixpi_vlarger(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MINIMUM, mixpi_vsmaller(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SWIGLU, mixpi_vmul(MIXPI_P(silu)(MIXPI_A), MIXPI_B))
     MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_LARGER_D, MIXPI_P(larger_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_GATE_D,
@@ -6763,8 +6859,9 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     MIXPI_CASE(MIXPI_FN_WHERE, mixpi_vwhere(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_KEPT, mixpi_vwhere(MIXPI_A, MIXPI_B, mixpi_vset(q)))
     MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
-    MIXPI_LOSSES(MIXPI_LOSS_CASE)
-    default: break;
+    default:
+        for (j = 0; j < full; j += 16) MIXPI_P(value)(fn, p, q, y, s, j);
+        break;
     }
     if (left == 0) return;
     memset(t, 0, sizeof t);
@@ -7873,18 +7970,16 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
        if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_ADD(i, a, at)                                                        \
-       if (rows > i) {                                                                    \
-           p##i = mixpi_vadd(mixpi_vfma(alpha, p##i, b0), mixpi_vload(c));                \
-           if (nv > 1) q##i = mixpi_vadd(mixpi_vfma(alpha, q##i, b1), mixpi_vload(c + 16)); \
-           mixpi_vstore(c, p##i);                                                         \
-           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
-           c += t->c_row;                                                                 \
-       }
 #  define MIXPI_TILE_PUT(i, a, at)                                                        \
        if (rows > i) {                                                                    \
-           mixpi_vstore(c, mixpi_vfma(alpha, p##i, b0));                                  \
-           if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
+           p##i = mixpi_vfma(alpha, p##i, b0);                                            \
+           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                                \
+           if (t->add) {                                                                  \
+               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                   \
+               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                  \
+           }                                                                              \
+           mixpi_vstore(c, p##i);                                                         \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
            c += t->c_row;                                                                 \
        }
 #  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
@@ -7912,11 +8007,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        }                                                                                  \
        b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                               \
        if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();              \
-       if (t->add) {                                                                      \
-           MIXPI_TILE_ROWS(MIXPI_TILE_ADD)                                                \
-       } else {                                                                           \
-           MIXPI_TILE_ROWS(MIXPI_TILE_PUT)                                                \
-       }
+       MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
 #  define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
@@ -9997,6 +10088,7 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     memset(k->table, 0, bytes);
     mixp_agree_fill(row, k->plan, k->step, k->scaler);
     mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->in_parts) mixpi_agree_part(row, k->step);
     if (k->forward && k->forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     return MIXP_OK;
 }
@@ -10622,6 +10714,8 @@ static const mixp_kernels MIXPI_P(kernels_mmla) =
 #undef MIXPI_TARGET
 #undef MIXPI_K
 #undef MIXPI_V
+#undef MIXPI_F
+#undef MIXPI_RARE
 #undef MIXPI_PREFETCH
 #endif  /* MIXPI_PASS */
 
@@ -11807,6 +11901,26 @@ static uint64_t mixpi_random_step(const mixp_context *ctx) {
 static int mixpi_is_sharded(const mixp_context *ctx)
 { return ctx->ranks.shard && ctx->ranks.size > 1; }
 
+/* Does each rank get the sums of its pieces alone? */
+static int mixpi_is_scattered(const mixp_context *ctx)
+{ return ctx->ranks.scatter && mixpi_is_sharded(ctx); }
+
+/* Elements of a piece of a tensor that ranks divide: the last pieces may have fewer. */
+static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
+    int64_t each = mixpi_ceil_div(count, (int64_t)mixpi_world(ctx));
+    return mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
+}
+
+/* What is wrong with a description of scattered sums; NULL: nothing. */
+static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
+    if (k->scatter_ready && !k->grad_wait)
+        return "ranks: scatter_ready needs grad_wait, which ends what it began";
+    if (!k->scatter) return NULL;
+    if (!k->shard) return "ranks: scatter needs shard: who updates all needs all sums";
+    if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
+    return NULL;
+}
+
 /* What is wrong with a description; NULL: nothing. */
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
@@ -11823,7 +11937,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, by which weights go to the other ranks";
-    return NULL;
+    return mixpi_scatter_wrong(k);
 }
 
 static void mixpi_ranks_take(mixp_context *ctx, const mixp_ranks_desc *given) {
@@ -11846,8 +11960,8 @@ static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
 static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
                                      const char *why) {
     if (!why) return MIXP_OK;
-    mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s, rank %d of %d: %s", what, ctx->ranks.rank,
-                      ctx->ranks.size, why);
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
+                      ctx->ranks.size, what, why);
     return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
 }
 
@@ -12423,6 +12537,12 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
                                  "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
                                  (int)dtype);
+    if (t->own.in_pieces)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                                 "%s: the gradient of '%s' is scattered over the "
+                                 "ranks, and none has it whole: set `scatter` of "
+                                 "mixp_ranks_desc to 0 to look at it",
+                                 who, t->name);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                              "%s '%s': count is %.0f, but the tensor %s has %.0f "
@@ -13850,12 +13970,14 @@ typedef struct mixpi_leaf {
     int64_t      last;          /* the entry, as the walk counts, that ends it; -1 = none   */
     int64_t      bucket;
     int          summed;        /* since it was last made from nothing                      */
+    int64_t      each;          /* elements of a rank's piece; 0: all ranks get all */
     mixpi_mark   mark;          /* of what is held of it                                    */
 } mixpi_leaf;
 
 typedef struct mixpi_bucket {
     int64_t  first, end;        /* its leaves                                               */
     int64_t  count;             /* of elements, with the gaps between tensors, which are 0  */
+    int64_t  each;              /* of which each rank gets so many; 0: all get all */
     mixp_out grads;             /* its range of the arena                                   */
     mixp_out wire;              /* what is summed: the same, or a copy in f32               */
     void    *held;              /* of the wire's dtype: the sum of earlier walks, or NULL   */
@@ -13956,23 +14078,35 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
         }
 }
 
-/* By dtype, then in the order in which they end. */
+/* By dtype, those of which each rank gets a piece first, then in the order in which they end. */
 static int mixpi_leaf_order(const void *a, const void *b) {
     const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
     if (x->tensor->dtype != y->tensor->dtype)
         return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    if (!x->each != !y->each) return x->each ? -1 : 1;
     if (x->last != y->last) return x->last < y->last ? -1 : 1;
     return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
 }
 
-static size_t mixpi_leaf_bytes(const mixpi_leaf *l)
-{ return mixpi_round_up(mixpi_bytes(l->tensor)); }
+/* With zeros behind it, where the last pieces are shorter than the others. */
+static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
+    const size_t size = mixp_dtype_size(l->tensor->dtype);
+    if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
+    return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
+}
+
+/* A small tensor would cost a message of its own, and saves few bytes. */
+static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
+    const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
+    if (!mixpi_is_scattered(ctx) || !t->own.divided || mixpi_bytes(t) < least) return 0;
+    return mixpi_piece_size(ctx, t->count);
+}
 
 /* Does leaf i begin another bucket than the one that has `bytes` already? */
 static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
                                size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes ||
-           l[-1].tensor->dtype != l->tensor->dtype;
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
+           l[-1].each || l[-1].tensor->dtype != l->tensor->dtype;
 }
 
 /* Cuts the leaves from `from` on into buckets. */
@@ -13987,17 +14121,32 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
         if (mixpi_bucket_begins(ctx, l, bytes)) {
             b = &d->buckets[d->n_buckets++];
             b->first = i;
+            b->each = l->each;
             b->grads = mixpi_out_to(arena, t->dtype, 0);
             b->wire = b->grads;
             bytes = 0;
         }
         t->own.grad->data = arena;
         l->bucket = d->n_buckets - 1;
-        arena += mixpi_leaf_bytes(l);
-        bytes += mixpi_leaf_bytes(l);
+        arena += mixpi_leaf_bytes(ctx, l);
+        bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
         b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
     }
+}
+
+/* In the order in which they end, which is that of the arena but where sums are scattered. */
+static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
+    int64_t i, k;
+    for (i = from + 1; i < d->n_buckets; i++) {
+        const mixpi_bucket moved = d->buckets[i];
+        const int64_t last = d->leaves[moved.end - 1].last;
+        for (k = i; k > from && d->leaves[d->buckets[k - 1].end - 1].last > last; k--)
+            d->buckets[k] = d->buckets[k - 1];  /* plant: buckets_order */
+        d->buckets[k] = moved;
+    }
+    for (i = from; i < d->n_buckets; i++)
+        for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
 }
 
 /* Memory for the sums in f32 of what is narrower. */
@@ -14045,18 +14194,21 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
     mixp_result r = MIXP_OK;
     size_t bytes = 0;
     char *arena;
+    for (i = from; i < d->n_leaves; i++)
+        d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
     qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves, mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.leaf = i + 1;
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
-        bytes += mixpi_leaf_bytes(l);
+        bytes += mixpi_leaf_bytes(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
     d->buckets = (mixpi_bucket *)mixpi_longer(
         ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
     if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
     mixpi_buckets_cut(ctx, d, from, arena);
+    if (mixpi_is_scattered(ctx)) mixpi_buckets_order(d, old_buckets);
     for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
         r = mixpi_bucket_stage(ctx, &d->buckets[i]);
     return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
@@ -14110,7 +14262,7 @@ static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
 }
 
 /* What must be alike before anything else is compared. */
-enum { MIXPI_START_WORDS = 12 };
+enum { MIXPI_START_WORDS = 13 };
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
                              double *row) {
@@ -14127,13 +14279,15 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
     row[8] = (double)k->apart;
     row[9] = (double)k->bucket_bytes;
     row[10] = (double)k->shard;
-    row[11] = (double)d->n_leaves;
+    row[11] = (double)k->scatter;
+    row[12] = (double)d->n_leaves;
 }
 
 static const char *mixpi_start_name(int64_t word) {
     static const char *const names[MIXPI_START_WORDS] = {
         "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "shard", "the number of gradients"
+        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter",
+        "the number of gradients"
     };
     return names[word];
 }
@@ -14236,6 +14390,7 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
     for (i = 0; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         if (!l->tensor->grad) l->summed = 0;
+        if (!l->tensor->grad) l->tensor->own.grad->own.in_pieces = 0;
         if (!l->summed || !d->buckets[l->bucket].due) continue;
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the gradient of '%s' was summed over the ranks "
@@ -14340,18 +14495,27 @@ static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
     return r == MIXP_OK && divide ? mixpi_divide_by_parts(ctx, b->wire, b->count) : r;
 }
 
+/* The sum of what ranks have of it, for all, or of its pieces, for their owners. */
+static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (b->each)
+        return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
+                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
+                               b->wire, b->each);
+    return mixpi_ranks_run(ctx, "the sum of gradients",
+                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+}
+
 /* Its walk has ended it: it goes out. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
     mixp_out sum = b->wire;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, sum.dtype), b->count);
     if (r != MIXP_OK) return mixpi_noted(ctx, "a sum over ranks", r);
-    return mixpi_ranks_run(ctx, "the sum of gradients",
-                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+    return mixpi_bucket_sum(ctx, b);
 }
 
 /* Sends what is final, in order. all: nothing else will come. */
@@ -14405,18 +14569,20 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
 static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
     const mixp_ranks_desc *k = &ctx->ranks;
+    const int64_t first = b->each * k->rank, n = b->each ? b->each : b->count;
+    const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
     mixp_result r = MIXP_OK;
     int64_t i;
     if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
-        r = mixpi_divide_by_parts(ctx, b->wire, b->count);
-    if (r == MIXP_OK && b->wire.data != b->grads.data)
-        r = mixpi_convert_to(ctx, b->grads, mixpi_in(b->wire.data, b->wire.dtype),
-                             b->count);
+        r = mixpi_divide_by_parts(ctx, sum, n);
+    if (r == MIXP_OK && sum.data != to.data)
+        r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
     for (i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixp_tensor *g = l->tensor->own.grad;
         if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
         l->summed = 1;
+        g->own.in_pieces = b->each > 0;
         g->version++;
     }
     b->holds = b->due = 0;
@@ -18130,12 +18296,10 @@ static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
 static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
                               int64_t *first) {
     const int64_t count = opt->slots[i].param->count;
-    int64_t each;
+    const int64_t each = mixpi_piece_size(opt->ctx, count);
     *first = 0;
     if (!mixpi_is_divided(opt, i))
         return !opt->owned || opt->slots[i].owner == r ? count : 0;
-    each = mixpi_ceil_div(count, (int64_t)opt->ctx->ranks.size);
-    each = mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
     *first = mixpi_min(r * each, count);
     return mixpi_min(each, count - *first);
 }
@@ -18244,6 +18408,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
+    else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
+        wrong = "has, or had, an optimizer: where sums are scattered, each has one";
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
@@ -18464,6 +18630,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
         opt->owned[opt->slots[opt->count].owner] -= param->count;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     param->own.optimizers += r == MIXP_OK;
+    param->own.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
     return r;
 }
 
@@ -18749,11 +18916,16 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     return sum;
 }
 
+/* The table by which gradients are looked at, as kernels see it: where sums are scattered, that of
+ * what this rank updates, for it has no others. */
+static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
+{ return mixpi_is_scattered(o->ctx) ? o->device_own_rows : o->device_rows; }
+
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.scale = scale;
     k.unscale = unscale;
@@ -18928,7 +19100,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     mixp_clip_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
@@ -18977,7 +19149,8 @@ static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
-    const mixp_param_row *row = &opt->rows[i];
+    const int apart = mixpi_is_scattered(opt->ctx);
+    const mixp_param_row *row = apart ? &opt->own_rows[i] : &opt->rows[i];
     mixp_look_args k;
     if (!row->active) return MIXP_OK;
     memset(&k, 0, sizeof k);
@@ -19201,7 +19374,8 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
  * After the look and before the decision one small table is summed over the ranks, on the device;
  * the host is not asked. What is in it: see mixp_agree_fill.
  */
-static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                   int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
@@ -19221,6 +19395,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     k.table = o->table;
     k.rank = ranks->rank;
     k.size = ranks->size;
+    k.in_parts = in_parts;
     r = MIXPI_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
@@ -19229,33 +19404,56 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
 }
 
+/* Two numbers that differ, with as many digits as it takes to see that. */
+static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t room) {
+    int digits = 6;
+    do {
+        snprintf(here, room, "%.*g", digits, a);
+        snprintf(there, room, "%.*g", digits, b);
+    } while (strcmp(here, there) == 0 && (digits += 3) < 18);
+}
+
 /* Ranks that went apart, by a learning rate that one of them changed, say: told here; on a GPU
  * perhaps a step late, but that step was skipped by all. */
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = { "a rank is missing:", "the loss scale",
+    static const char *const words[] = { "", "the loss scale",
                                          "the number of applied steps",
                                          "the learning rate",
                                          "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
+    const int other = (int)a->differs - 1;
+    char here[32], there[32];
     if (r != MIXP_OK || !a->differs) return r;
+    if (a->word == MIXP_AGREE_HERE)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "rank %d took another kind of step than rank 0, or "
+                                 "none; the step was skipped: do the hooks carry f64?",
+                                 other);
+    mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %.17g on rank 0 and %.17g on rank %d; "
+                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
                              "the step was skipped",
-                             words[a->word], a->here, a->there, (int)a->differs - 1);
+                             words[a->word], here, there, other);
+}
+
+/* The ranks tell each other what they found. in_parts: each has looked at its own part of it. */
+static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                     int in_parts) {
+    if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
+    return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                             "ranks: the device %s has no kernel `agree`; its table "
+                             "is older than this header",
+                             o->ctx->device->name);
 }
 
 /* After a look, or what stands for one: the ranks agree, and prepare follows. */
-static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
+                                       int in_parts) {
     mixp_result r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
-    if (!o->ctx->device->kernels->agree)
-        return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                                 "ranks: the device %s has no kernel `agree`; its table "
-                                 "is older than this header",
-                                 o->ctx->device->name);
-    r = mixpi_opt_agree(o, s);
+    r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_ranks_stop(o->ctx, r);
@@ -19284,11 +19482,15 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
 /* A look at all gradients, and what the ranks make of it together. */
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
                                     const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const int in_parts = mixpi_is_scattered(o->ctx);
     mixp_result r = mixpi_ranks_views(o);
     if (r != MIXP_OK) return r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
+    if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
+    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
+        r = mixpi_ranks_agree(o, s, 1);
+    return r;
 }
 
 /* Copies bytes of device memory. */
@@ -19493,7 +19695,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                              s);
     else {
         r = mixpi_ranks_views(opt);
-        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
@@ -19676,6 +19878,7 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
+    int64_t first;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
     v.site = "";
@@ -19703,6 +19906,10 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
+    if (s.agreed.part_rank) {
+        mixpi_piece_of(opt, s.stats.bad_row, (int)s.agreed.part_rank - 1, &first);
+        v.bad_element += first;  /* plant: part_element */
+    }
     v.bad_is_nan = s.stats.bad_is_nan;
     return v;
 }
@@ -19842,7 +20049,11 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
     mixpi_checked_lose(opt);
-    for (i = 0; i < opt->count; i++) opt->slots[i].param->own.optimizers--;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *p = opt->slots[i].param;
+        p->own.optimizers--;
+        if (!p->own.leaf) p->own.divided = 0;   /* else its gradients stay in pieces */
+    }
     if (ctx->tally_of == opt) ctx->tally_of = NULL;
     mixpi_owned_free(ctx, opt);
     return MIXP_OK;

@@ -4562,6 +4562,7 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     if (threadIdx.x) return;
     mixp_agree_fill(row, &plan, k.step, k.scaler);
     mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
+    if (k.in_parts) mixpi_agree_part(row, k.step);
     if (k.forward && k.forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     if (*stop) row[MIXP_AGREE_FOUND] = 1.0;
 }

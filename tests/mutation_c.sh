@@ -96,6 +96,10 @@ plant agree_lowest       logic   ranks       planted_inf
 plant agree_found        zero    ranks       planted_inf
 plant agree_forward      zero    ranks       guarded_skips
 plant ranks_awaited      drop    ranks       buckets
+plant part_first         logic   ranks       scattered_inf
+plant part_norm          zero    ranks       scattered
+plant part_element       sign    ranks       scattered_inf
+plant buckets_order      drop    ranks       scattered
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention_apart odd_sizes
 plant attention_first    sign    attention_apart odd_sizes
