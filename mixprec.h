@@ -2470,6 +2470,7 @@ struct mixp_tensor {
     int           requires_grad;
     uint64_t      version;      /* goes up with every write: what the cast cache looks at  */
     struct mixpi_tensor_private {
+        const mixp_tensor *self;/* its own address: another stands where it was recycled    */
         mixp_tensor *grad;      /* the gradient's storage, whether or not it holds one     */
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
         mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
@@ -2984,6 +2985,7 @@ typedef struct mixp_call {
     void          *attrs;                /* a copy of what was given to mixp_apply          */
 } mixp_call;
 
+/* A row and its name live as long as the contexts that apply it. */
 struct mixp_op {
     const char *name;           /* "layer_norm": for messages and counts                   */
     mixp_op_class  cls;
@@ -3411,7 +3413,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
 MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float share, mixp_tensor **loss);
-/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker.
+/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker, and
+ * forgets what steps since the last update have found.
  * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* The scale; waits for the device. 1 when disabled. */
@@ -3800,7 +3803,7 @@ typedef struct mixp_guard_desc {
     int     every;              /* 0 = 16: one step in so many is sampled; at most 2^20 */
     int     clean;              /* 0 = 4 samples until a site is low again; at most 2^20 */
     float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
-    float   low_again;          /* 0 = 0.0625 of it; below high */
+    float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
     int     patience;           /* 0 = 20 skips in a row that began forward, with nothing left to
                                    fall back: MIXP_ERR_DIVERGED; negative = never */
@@ -11374,6 +11377,10 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
 static mixp_result mixpi_failed(const mixp_context *ctx)
 { return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
 
+/* Is it one? The record of an activation is other memory once a later step has used it. */
+static int mixpi_is_tensor(const mixp_tensor *t)
+{ return t && t->own.self == t; }  /* plant: recycled */
+
 /* --- memory ---------------------------------------------------------------------------- */
 
 static void *mixpi_default_allocate(size_t bytes, void *user) {
@@ -11977,14 +11984,14 @@ static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
@@ -12334,6 +12341,7 @@ static void *mixpi_data_alloc(const mixp_tensor *t) {
 static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
+    twin->own.self = twin;
     twin->ctx = t->ctx;
     twin->name = t->name;
     twin->dtype = dtype;
@@ -12352,6 +12360,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
+    t->own.self = t;
     t->ctx = ctx;
     t->name = "";
     t->dtype = dtype;
@@ -12500,7 +12509,7 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (on && !mixpi_real(t->dtype))
         return mixp_context_fail(
             t->ctx, MIXP_ERR_DTYPE,
@@ -12512,7 +12521,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_disposable '%s': only an activation can be; "
@@ -12522,13 +12531,14 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
     return MIXP_OK;
 }
 
-MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
+MIXPREC_API void mixp_tensor_touch(mixp_tensor *t)
+{ if (mixpi_is_tensor(t)) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
                                         mixp_dtype dtype, int64_t count,
                                         const char *who) {
     char shape[224];
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
@@ -12586,6 +12596,7 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
     double value = 0.0;
     char shape[224];
+    if (!mixpi_is_tensor(t)) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                           "mixp_item '%s': %s has %.0f elements, not one; take its mean or sum, "
@@ -13128,7 +13139,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     const char *wrong = NULL;
     mixp_tensor *low;
-    if (!t) return NULL;
+    if (!mixpi_is_tensor(t)) return NULL;
     if (!mixpi_is_low(dtype)) wrong = "a low copy is f16 or bf16";
     else if (t->dtype == dtype) return t;
     else if (t->dtype != MIXP_F32) wrong = "only an f32 tensor has low copies";
@@ -13220,6 +13231,11 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                      int required, const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED];
+    if (t && !mixpi_is_tensor(t))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: input %d is of an earlier step; mixp_step_begin has recycled "
+                                 "it, and its memory is in use again",
+                                 op->name, i);
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
@@ -13820,7 +13836,8 @@ static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
 MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i)
 { return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL); }
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
-MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c)
+{ return mixpi_tensor_in(c->out ? c->out->grad : NULL); }
 MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i) {
     int accumulate = 0;
     const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
@@ -14626,6 +14643,10 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
 
 /* Why loss cannot be walked back, said; or MIXP_OK. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
+    if (ctx && loss && !mixpi_is_tensor(loss))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the loss is of an earlier step; mixp_step_begin "
+                                 "has recycled it");
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
         return mixp_context_fail(
             ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
@@ -17239,8 +17260,10 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
                                  "an array for them",
                                  n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
-    if (x && mixpi_check_split(ctx, x, dim, n) != MIXP_OK) return MIXP_ERR_SHAPE;
-    if (x) size = x->shape[mixpi_axis(dim, x->rank)] / n;
+    /* What is no tensor is told by the first slice. */
+    if (mixpi_is_tensor(x) && mixpi_check_split(ctx, x, dim, n) != MIXP_OK)
+        return MIXP_ERR_SHAPE;
+    if (mixpi_is_tensor(x)) size = x->shape[mixpi_axis(dim, x->rank)] / n;
     while (done < n && (parts[done] = mixp_slice(ctx, x, dim, done * size, size)) != NULL)
         done++;
     if (done == n) return MIXP_OK;
@@ -18602,9 +18625,10 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     mixp_param_row *row;
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!param)
+    if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_add: param is NULL");
+                                 "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
+                                 "step");
     r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
@@ -20705,7 +20729,7 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
     const char *wrong;
     mixpi_watch *w;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     wrong = mixpi_look_wrong(t, low, out);
     if (wrong)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
