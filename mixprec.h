@@ -1764,7 +1764,7 @@ typedef enum mixp_loss_kind {
     MIXP_LOSS_L1,               /* |x - t|, of slope 0 at 0                                */
     MIXP_LOSS_HUBER,            /* d^2 / 2 where d = |x - t| < delta, else delta (d - delta/2) */
     MIXP_LOSS_SMOOTH_L1,        /* d^2 / (2 delta) there, else d - delta/2                 */
-    MIXP_LOSS_KL,               /* t (log t - x), 0 at t = 0: x are log-probabilities      */
+    MIXP_LOSS_KL,               /* t (log t - x), at t = 0 0 x: x are log-probabilities    */
     MIXP_LOSS_KL_LOG,           /* e^t (t - x): the target's are, too                      */
     MIXP_LOSS_COUNT
 } mixp_loss_kind;
@@ -1869,7 +1869,9 @@ typedef struct mixp_cross_entropy_args {
     const int32_t *targets;
     mixp_in        logits;
     float         *loss;
-    float         *lse;         /* rows values, and                                        */
+    float         *top_rsum;    /* [rows, 2]: a row's largest, top, and 1 / the sum of
+                                   exp(x - top); apart, for a logarithm of all would lose
+                                   the digits that a large top takes                       */
     float         *counted;     /* how many rows count: both for the backward pass         */
     int64_t        before;      /* rows of earlier calls whose mean and count loss and
                                    counted hold: both go on. 0: these rows are the first   */
@@ -1883,12 +1885,13 @@ typedef struct mixp_cross_entropy_backward_args {
     float          smoothing;
     const int32_t *targets;
     mixp_in        dloss, logits;
-    const float   *lse, *counted;
+    const float   *top_rsum, *counted;
     mixp_out       dlogits;
 } mixp_cross_entropy_backward_args;
 
-/* Both in one pass: loss, lse and counted of `loss`, whose `before` must be 0, and then dlogits =
- * what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be loss.logits. */
+/* Both in one pass: loss, top_rsum and counted of `loss`, whose `before` must be 0, and then
+ * dlogits = what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be
+ * loss.logits. */
 typedef struct mixp_cross_entropy_both_args {
     mixp_cross_entropy_args loss;
     const float *scale;
@@ -3140,7 +3143,8 @@ MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor
 MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* NaN where either is. Equal operands get half of the gradient each, as in PyTorch. */
+/* NaN where either is, and then both get the gradient; equal operands get half each: as in
+ * PyTorch. */
 MIXPREC_API mixp_tensor *mixp_maximum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 /* silu(gate) up, rounded once; packed (KEEP): of x[..., 2c], whose first half is the gate, to
@@ -3161,8 +3165,9 @@ MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_abs(mixp_context *ctx, mixp_tensor *x);       /* slope 0 at 0 */
 MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
-/* At least low and at most high, either of which may be infinite; the gradient passes at the
- * bounds. MIXP_ERR_ARGUMENT: low > high, or NaN. */
+/* At least low and at most high; an infinite bound is none. The gradient passes between them,
+ * not at them nor of a NaN: as in PyTorch since 2.15, which passed it at the bounds before.
+ * MIXP_ERR_ARGUMENT: low > high, or NaN. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
 /* relu(x)^2 (So et al., Primer, 2021). In f16 it is Inf from 256 on. */
@@ -3268,7 +3273,7 @@ MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tens
                                     float delta);
 /* KL(target || x) over the last dimension, x log-probabilities (mixp_log_softmax) and target
  * probabilities, or with log_target 1 their logarithms; the mean over rows, which for a matrix is
- * PyTorch's "batchmean". */
+ * PyTorch's "batchmean". A target of 0 counts nothing, but NaN where x is NaN or infinite. */
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
@@ -3808,6 +3813,8 @@ typedef struct mixp_guard_desc {
     int     patience;           /* 0 = 20 skips in a row that began forward, with nothing left to
                                    fall back: MIXP_ERR_DIVERGED; negative = never */
     int     max_sites;          /* 0 = 4096; more are not watched, and an event says so */
+    int     exponents;          /* 1: what sites store is also counted by exponent, see
+                                   mixp_site_exponents; takes 2 KiB for each of max_sites */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
@@ -3881,6 +3888,13 @@ typedef struct mixp_site_info {
 
 /* Site i, in the order of their first application, until it returns 0. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
+
+/* counts[e + 127]: how many of the values that site i stored in the newest sampled step have the
+ * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1. Counted
+ * under a guard with `exponents`, which takes about as long as the look itself once more; of several
+ * ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL. Waits for
+ * the device. */
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
 
 /* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
  * stored low already, as `least` tells), and which are subnormal there. */
@@ -4875,7 +4889,7 @@ static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
     back.smoothing = k->loss.smoothing;
     back.targets = k->loss.targets;
     back.logits = k->loss.logits;
-    back.lse = k->loss.lse;
+    back.top_rsum = k->loss.top_rsum;
     back.counted = k->loss.counted;
     back.dlogits = k->dlogits;
     return back;
@@ -6660,10 +6674,13 @@ MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(mixpi_vset(-2.0f), t), rest, s));
 }
 
-/* 0 where x lies outside [p, q]: at the bounds dy passes, and of a NaN. */
+/* dy where x lies between p and q, else 0, at a bound too; an infinite bound is none. */
 MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
-    dy = mixpi_vselect_gt(mixpi_vset(p), x, mixpi_vzero(), dy);
-    return mixpi_vselect_gt(x, mixpi_vset(q), mixpi_vzero(), dy);
+    if (mixp_bits_of_f32(p) != 0xFF800000u)
+        dy = mixpi_vselect_gt(x, mixpi_vset(p), dy, mixpi_vzero());  /* plant: clamp_low */
+    if (mixp_bits_of_f32(q) != 0x7F800000u)
+        dy = mixpi_vselect_gt(mixpi_vset(q), x, dy, mixpi_vzero());
+    return dy;
 }
 
 /* dy times the slope; b: x, or y for those that are told by their result. */
@@ -6709,9 +6726,11 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
 MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
-/* The gradient of x in the larger of x and y: of equal ones, half. */
+/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
+    half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
+    half = mixpi_vselect_gt(mixpi_vabs(y), below, half, dy);
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }
@@ -6728,10 +6747,12 @@ MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
     return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), far);
 }
 
-/* Of x against its target; a probability of 0 counts nothing. */
+/* Of x against its target; a probability of 0 counts nothing, but lets a NaN and an Inf of x be
+ * seen, as PyTorch's does. */
 MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
     mixpi_v t = mixpi_vmul(target, mixpi_vsub(mixpi_vlog(target), x));
-    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, mixpi_vmul(target, target));
+    mixpi_v none = mixpi_vmul(target, mixpi_vsub(target, x));
+    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, none);
 }
 
 /* Of x against its target. */
@@ -7412,15 +7433,15 @@ MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
 }
 
 /* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
-MIXPI_K float MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
-                                  float *e) {
+MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
+                                   float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
     MIXPI_BLOCKS(i, n, cols) {
         MIXPI_P(floats_exp)(e, MIXPI_P(read)(a, at + i, n, buf), -max, n);
         sum += (double)MIXPI_P(floats_sum)(e, n);
     }
-    return (float)sum;
+    return sum;
 }
 
 /* --- softmax --- */
@@ -7442,7 +7463,7 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     int64_t at = row * k->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
     float max = MIXPI_P(row_max)(k->a, at, k->cols);
-    float sum = MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
+    float sum = (float)MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
     if (k->log_of) {
         MIXPI_P(log_softmax_row)(k, at, max, sum);
         return;
@@ -7781,16 +7802,18 @@ MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
     return sum / (double)cols;
 }
 
-/* The row's loss in double: lse alone would round it once more. */
+/* The row's loss in double, its parts added there. */
 MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
     const mixp_cross_entropy_args *k = job->k;
     int64_t at = row * k->cols;
     int32_t target = k->targets[row];
     float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
-    float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
+    double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
     double smooth = (double)k->smoothing;
-    k->lse[row] = max + log_sum;
+    float log_sum = logf((float)sum);
+    k->top_rsum[2 * row] = max;
+    k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
     if (target == k->ignore) return;
     job->losses[row] =
         (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
@@ -7820,6 +7843,7 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     int64_t at = row * k->cols, target = k->targets[row];
     int ignored = target == k->ignore;
     float hot = 1.0f - k->smoothing, others = 0.0f;
+    float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
     float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
     if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
     if (ignored && k->dlogits.accumulate) return;
@@ -7828,7 +7852,8 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
             memset(d, 0, sizeof d);
         } else {
             const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
-            MIXPI_P(floats_exp)(d, a, -k->lse[row], n);
+            MIXPI_P(floats_exp)(d, a, -top, n);
+            MIXPI_P(floats_affine)(d, d, 0.0f, rsum, n);  /* plant: entropy_rsum */
             /* plant: entropy_hot */
             if (target >= i && target < i + n) d[target - i] -= hot;
             MIXPI_P(floats_affine)(d, d, others, job->factor, n);
@@ -9377,6 +9402,7 @@ MIXPI_K void MIXPI_P(columns_of)(const mixpi_heads *h, const float *rows, float 
 
 /* x in the lanes j + lane < n, y in the others. */
 MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y) {
+    if (j + 16 <= n) return x;
     return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers),
                             x, y);
 }
@@ -9388,18 +9414,23 @@ MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
         mixpi_vstore(row + j, mixpi_vmul(mixpi_vload(row + j), factor));
 }
 
-/* Turns one row of n scores into exp(score - max), and 0 from `seen` on. top: the largest
- * score so far; sum and o, which belong to the old top, move to the new one. It starts at
- * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
-MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *top,
-                                    float *sum, float *o, int64_t wide) {
-    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(),
-            lowest = mixpi_vset(MIXPI_LOWEST);
-    float   max;
+/* The largest of `most` and of s[from .. n) below `seen`. */
+MIXPI_V mixpi_v MIXPI_P(most_of)(const float *s, int64_t from, int64_t n, int64_t seen,
+                                 mixpi_v most) {
+    mixpi_v lowest = mixpi_vset(MIXPI_LOWEST);
     int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (j = from; j < n; j += 16)
         most = mixpi_vmax(MIXPI_P(below)(seen, j, mixpi_vload(s + j), lowest), most);
-    max = mixpi_vmaxof(most);
+    return most;
+}
+
+/* Turns one row of n scores, whose largest is max, into exp(score - max), and 0 from `seen` on.
+ * top: the largest score so far; sum and o, which belong to the old top, move to the new one. It
+ * starts at MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
+MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float max, float *top,
+                                    float *sum, float *o, int64_t wide) {
+    mixpi_v add = mixpi_vzero();
+    int64_t j;
     if (max > *top && *sum > 0.0f) {
         mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
@@ -9436,33 +9467,48 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
-/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
- * next rows are, ld elements apart: the eighth is asked for now. */
-MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
-                               int64_t n) {
-    int64_t size = MIXPI_P(size)(mask.dtype), j;
-    const char *at = (const char *)mask.data + first * size;
-    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
-    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
-        MIXPI_PREFETCH((const char *)ahead);
-        mixpi_vstore(s + j,
-                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+/* s[0 .. n) += a row of a mask, which begins at `at`, whole vectors; most becomes the largest of it
+ * and of these scores. The processor does not guess where the next rows are, each so many bytes
+ * apart: the eighth is asked for now. dtype is a constant where this is called. */
+MIXPI_V mixpi_v MIXPI_P(add_mask_of)(mixp_dtype dtype, float *s, const char *at, int64_t row,
+                                     int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(dtype), j;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * row);
+    for (j = 0; j < n; j += 16) {
+        mixpi_v x = mixpi_vadd(mixpi_vload(s + j), mixpi_vget(dtype, at + j * size));
+        MIXPI_PREFETCH((const char *)(ahead + (uintptr_t)(j * size)));
+        mixpi_vstore(s + j, x);
+        most = mixpi_vmax(x, most);
     }
-    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+    return most;
 }
 
-MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
+/* The same of a mask of any dtype. */
+MIXPI_K mixpi_v MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                                  int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(mask.dtype), row = ld * size;
+    const char *at = (const char *)mask.data + first * size;
+    if (mask.dtype == MIXP_F32) return MIXPI_P(add_mask_of)(MIXP_F32, s, at, row, n, most);
+    if (mask.dtype == MIXP_F16) return MIXPI_P(add_mask_of)(MIXP_F16, s, at, row, n, most);
+    return MIXPI_P(add_mask_of)(MIXP_BF16, s, at, row, n, most);
+}
+
+/* Adds the mask to these scores. *most, which begins as the largest so far, becomes that of it and
+ * of the first scores, as many as are returned: whole vectors below `seen`. */
+MIXPI_V int64_t MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                     const mixpi_some_scores *at, int64_t seen, float *s,
+                                     mixpi_v *most) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
-    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    float   one;
+    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j = 0;
+    int64_t whole = mixpi_min(seen, at->n) & ~(int64_t)15;
     if (k->mask_key) {
-        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
-        return;
+        *most = MIXPI_P(add_mask)(s, k->mask, first, head.ld, whole, *most);
+        for (j = whole; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first + j);
+        return whole;
     }
-    one = MIXPI_P(read_one)(k->mask, first);
-    for (j = 0; j < at->n; j++) s[j] += one;
+    for (j = 0; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first);
+    return 0;
 }
 
 /* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
@@ -9497,13 +9543,6 @@ MIXPI_K void MIXPI_P(drop)(const mixpi_drops *drops, const uint32_t *random, int
     for (j = 0; j < n; j++) p[j] = random[j] >= drops->limit ? p[j] * drops->scale : 0.0f;
 }
 
-/* Caps and masks, where that is wanted. */
-MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
-    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
-    if (k->mask.data) MIXPI_P(mask_scores)(k, h, at, s);
-}
-
 /* --- forward --- */
 
 /* A row of results, and lse, from its sums. A query that saw nothing has zeros where that may
@@ -9522,10 +9561,14 @@ MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int
 MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
                                     const mixpi_some_scores *at, int64_t seen, float *s,
                                     float *top, float *sum, float *o) {
-    int64_t  n = (at->n + 15) / 16 * 16;
+    const mixp_attention_args *k = job->k;
+    int64_t  n = (at->n + 15) / 16 * 16, done = 0;
+    mixpi_v  most = mixpi_vset(*top);
     uint32_t random[MIXPI_KEYS];
-    MIXPI_P(bend_scores)(job->k, &job->heads, at, s);
-    MIXPI_P(softmax_block)(s, n, seen, top, sum, o, job->heads.wide);
+    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
+    if (k->mask.data) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
+    most = MIXPI_P(most_of)(s, done, n, seen, most);
+    MIXPI_P(softmax_block)(s, n, seen, mixpi_vmaxof(most), top, sum, o, job->heads.wide);
     if (!job->drops.limit) return;
     MIXPI_P(draw)(&job->drops, &job->heads, at, random);
     MIXPI_P(drop)(&job->drops, random, at->n, s);
@@ -9635,12 +9678,13 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     int64_t  n = (at->n + 15) / 16 * 16, j;
     uint32_t random[MIXPI_KEYS];
     float    slopes[MIXPI_KEYS];
+    mixpi_v  most = mixpi_vzero();      /* of nobody's interest here */
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
         /* plant: attention_slope */
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
-    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
+    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
         MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
@@ -11204,6 +11248,8 @@ typedef struct mixpi_watch {
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
     mixp_look  *row;            /* device memory, of mixp_look_at; made at its first use */
+    int64_t    *bins;           /* device memory: what each site stored, by exponent; or NULL */
+    int         counting;       /* 1: sampled steps count there */
     double     *shared;         /* what all ranks have seen, each in its row of a table */
     int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
@@ -12248,6 +12294,8 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
 
 static size_t mixpi_rows_bytes(int sites)
 { return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+static size_t mixpi_bins_bytes(int sites)
+{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
 
 static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
@@ -13186,7 +13234,9 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->since = w->turns = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + mixpi_world(ctx);
-    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    if (r != MIXP_OK || !w->counting) return r;
+    return mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->capacity));
 }
 
 /* What an operator's own functions must not call, for it works on what that would recycle. */
@@ -13479,6 +13529,8 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = total;
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+        k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
@@ -16671,16 +16723,23 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
+/* Room for what the backward pass wants: two numbers of each row, and how many rows count. */
+static mixp_result mixpi_entropy_save(mixp_call *c, int64_t rows) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = 2;
+    if (!mixp_call_save(c, 0, MIXP_F32, 2, shape)) return MIXP_ERR_MEMORY;
+    return mixp_call_save(c, 1, MIXP_F32, 0, NULL) ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
 static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_args *k) {
     k->rows = mixpi_rows_of(c->in[0]);
     k->cols = mixpi_last_dim(c->in[0]);
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
-        return MIXP_ERR_MEMORY;
+    if (mixpi_entropy_save(c, k->rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     k->targets = (const int32_t *)c->in[1]->data;
     k->logits = mixpi_call_x(c, 0);
     k->loss = (float *)c->out->data;
-    k->lse = mixpi_saved(c, 0);
+    k->top_rsum = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);
     return MIXP_OK;
 }
@@ -16728,7 +16787,7 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     k.targets = forward->targets;
     k.dloss = mixpi_call_dy(c);
     k.logits = forward->logits;
-    k.lse = forward->lse;
+    k.top_rsum = forward->top_rsum;
     k.counted = forward->counted;
     mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
@@ -16752,7 +16811,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
 /* --- a product and its cross entropy, some rows at a time --- */
 
 typedef struct mixpi_chunked {
-    mixp_cross_entropy_args k;  /* of the whole; logits and lse of the chunk at hand       */
+    mixp_cross_entropy_args k;  /* of the whole; logits and top_rsum of the chunk at hand  */
     int64_t chunk, width;       /* rows at a time; columns of x and w                      */
     mixp_in x, w;
 } mixpi_chunked;
@@ -16805,7 +16864,7 @@ static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int6
     mixp_cross_entropy_args k = h->k;
     k.rows = mixpi_min(h->chunk, h->k.rows - first);
     k.targets += first;
-    k.lse += first;
+    k.top_rsum += 2 * first;
     k.logits = mixpi_tensor_in(logits);
     k.before = first;
     return MIXPI_RUN(c, cross_entropy, &k);
@@ -16824,11 +16883,9 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->w = mixpi_call_x(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
     logits = mixpi_chunked_room(c, h);
-    if (!logits || !mixp_call_save(c, 0, MIXP_F32, 1, &h->k.rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
-        return MIXP_ERR_MEMORY;
+    if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     h->k.loss = (float *)c->out->data;
-    h->k.lse = mixpi_saved(c, 0);
+    h->k.top_rsum = mixpi_saved(c, 0);
     h->k.counted = mixpi_saved(c, 1);
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
@@ -16849,7 +16906,7 @@ static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, i
     k.targets = h->k.targets + first;
     k.dloss = mixpi_call_dy(c);
     k.logits = mixpi_tensor_in(logits);
-    k.lse = h->k.lse + first;
+    k.top_rsum = h->k.top_rsum + 2 * first;
     k.counted = h->k.counted;
     k.dlogits = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, cross_entropy_backward, &k);
@@ -17578,7 +17635,7 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
     s->began = s->first = 0;
-    s->retried = s->epoch + s->ctx->replays;
+    s->retried = s->epoch + s->ctx->replays;  /* plant: retry_loaded */
     s->ctx->replayed = 0;
 }
 
@@ -20239,15 +20296,19 @@ static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) 
     return (int64_t)w->clean << (relapses < 20 ? relapses : 20);  /* plant: guard_doubles */
 }
 
+/* The number of the site that users call i; 0: there is none. */
+static int mixpi_site_listed(const mixpi_watch *w, int i) {
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
+    return i < 0 || at < i ? 0 : n;
+}
+
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const mixpi_site *site = NULL;
-    int n, at = -1;
-    for (n = 0; w && n < w->n_sites && at < i; n++) {
-        site = &w->sites[n];
-        at += site->stores;
-    }
-    if (!site || !out || i < 0 || at < i) return 0;
+    const int number = mixpi_site_listed(w, i);
+    const mixpi_site *site;
+    if (!number || !out) return 0;
+    site = mixpi_site_at(ctx, number);
     memset(out, 0, sizeof *out);
     out->name = site->name;
     out->op = site->op;
@@ -20261,6 +20322,30 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->value = site->value;
     out->grad = site->grad;
     return 1;
+}
+
+/* Adds what one site stored. */
+static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
+    int64_t found[MIXP_EXPONENTS];
+    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
+    mixp_result r = mixpi_noted(ctx, "mixp_site_exponents",
+                                mixpi_download(ctx, found, from, sizeof found));
+    int e;
+    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
+    return r;
+}
+
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const int number = mixpi_site_listed(w, i);
+    mixp_result r = MIXP_OK;
+    int n;
+    if (!counts || !w || !w->bins || (!number && i != -1)) return 0;
+    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
+    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
+    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
+        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
+    return r == MIXP_OK;
 }
 
 /* --- deciding ------------------------------------------------------------------------------ */
@@ -20787,6 +20872,7 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
         return "max_sites cannot change: room for them was taken when the guard was started, or "
                "4096 by a mixp_compare before it";
@@ -20817,6 +20903,10 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
         return MIXP_ERR_MEMORY;
     w = ctx->watch;
+    if (d.exponents && !w->bins)
+        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
+    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
+    w->counting = d.exponents;
     w->every = d.every;
     w->clean = d.clean;
     w->high = d.high;
@@ -23222,7 +23312,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     if (item->must == MIXPI_ANY) return 1;
     for (at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
-        if (!mixpi_number_is_good(item->must, x)) return 0;
+        if (!mixpi_number_is_good(item->must, x)) return 0;  /* plant: numbers_row */
     }
     return 1;
 }

@@ -90,9 +90,15 @@ static const char *ddp_mpi_begin(void *data, int64_t count, mixp_dtype dtype, MP
     return ddp_mpi_says(MPI_Ireduce(from, data, (int)count, type, op, root, MPI_COMM_WORLD, next));
 }
 
-/* Of a scattered sum each rank's piece has a root of its own: MPI's has no place for it in place. */
-static const char *ddp_mpi_begin_scatter(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                         void *stream, double seconds) {
+#define DDP_MPI_HOOK(name)                                                                        \
+    static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype,              \
+                            void *stream, double seconds)
+
+DDP_MPI_HOOK(ddp_mpi_begin_sum)
+{ (void)user, (void)seconds; return ddp_mpi_begin(data, count, dtype, MPI_SUM, stream, -1); }
+
+/* Each rank's piece has a root of its own: MPI's scattered sums leave it elsewhere. */
+DDP_MPI_HOOK(ddp_mpi_begin_scatter) {
     const size_t bytes = (size_t)count * mixp_dtype_size(dtype);
     const char  *why = NULL;
     (void)user, (void)seconds;
@@ -101,25 +107,20 @@ static const char *ddp_mpi_begin_scatter(void *user, void *data, int64_t count, 
     return why;
 }
 
-static const char *ddp_mpi_begin_sum(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                     void *stream, double seconds)
-{ (void)user, (void)seconds; return ddp_mpi_begin(data, count, dtype, MPI_SUM, stream, -1); }
-static const char *ddp_mpi_begin_max(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                     void *stream, double seconds)
-{ (void)user, (void)seconds; return ddp_mpi_begin(data, count, dtype, MPI_MAX, stream, -1); }
+DDP_MPI_HOOK(ddp_mpi_sum) {
+    const char *why = ddp_mpi_begin_sum(user, data, count, dtype, stream, seconds);
+    return why ? why : ddp_mpi_wait(user, stream, seconds);
+}
+DDP_MPI_HOOK(ddp_mpi_max) {
+    const char *why = ddp_mpi_begin(data, count, dtype, MPI_MAX, stream, -1);
+    return why ? why : ddp_mpi_wait(user, stream, seconds);
+}
+DDP_MPI_HOOK(ddp_mpi_scatter) {
+    const char *why = ddp_mpi_begin_scatter(user, data, count, dtype, stream, seconds);
+    return why ? why : ddp_mpi_wait(user, stream, seconds);
+}
 
-#define DDP_MPI_HOOK(name, begin)                                                                 \
-    static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype,              \
-                            void *stream, double seconds) {                                       \
-        const char *why = begin(user, data, count, dtype, stream, seconds);                       \
-        return why ? why : ddp_mpi_wait(user, stream, seconds);                                   \
-    }
-DDP_MPI_HOOK(ddp_mpi_sum, ddp_mpi_begin_sum)
-DDP_MPI_HOOK(ddp_mpi_max, ddp_mpi_begin_max)
-DDP_MPI_HOOK(ddp_mpi_scatter, ddp_mpi_begin_scatter)
-
-static const char *ddp_mpi_gather(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                  void *stream, double seconds) {
+DDP_MPI_HOOK(ddp_mpi_gather) {
     const char *why = ddp_mpi_ready(stream);
     int64_t     bytes = count * (int64_t)mixp_dtype_size(dtype);
     if (why || bytes > INT32_MAX) return why ? why : "too much at once";
@@ -129,8 +130,7 @@ static const char *ddp_mpi_gather(void *user, void *data, int64_t count, mixp_dt
 }
 
 /* Every rank gets the pieces of all, and adds them in the order of ranks. CPUs alone. */
-static const char *ddp_mpi_sum_in_order(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                        void *stream, double seconds) {
+DDP_MPI_HOOK(ddp_mpi_sum_in_order) {
     const char  *why = stream ? "sums in order are for CPUs" : NULL;
     const size_t size = mixp_dtype_size(dtype);
     for (int64_t at = 0, n; at < count && !why; at += n) {
@@ -145,9 +145,8 @@ static const char *ddp_mpi_sum_in_order(void *user, void *data, int64_t count, m
     return why;
 }
 
-/* All get all: what is another's is worth nothing, and may be right. */
-static const char *ddp_mpi_scatter_in_order(void *user, void *data, int64_t count,
-                                            mixp_dtype dtype, void *stream, double seconds)
+/* All get all: what is another's may be right. */
+DDP_MPI_HOOK(ddp_mpi_scatter_in_order)
 { return ddp_mpi_sum_in_order(user, data, count * ddp_m.size, dtype, stream, seconds); }
 
 /* Size 0, which no context takes: MPI could not be started. */

@@ -65,15 +65,12 @@ static ncclDataType_t ddp_nccl_type(mixp_dtype dtype) {
          : dtype == MIXP_F64 ? ncclFloat64 : dtype == MIXP_I32 ? ncclInt32 : ncclFloat32;
 }
 
-/* Where a rank's piece of data lies. */
-static char *ddp_nccl_own(void *data, int64_t count, mixp_dtype dtype)
-{ return (char *)data + (size_t)ddp_n.rank * (size_t)count * mixp_dtype_size(dtype); }
-
+/* own: where this rank's piece of data lies. */
 #define DDP_NCCL_HOOK(name, how, ...)                                                             \
     static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype,              \
                             void *stream, double seconds) {                                       \
         const char *why = ddp_nccl_failed();                                                      \
-        char *own = ddp_nccl_own(data, count, dtype);                                             \
+        char *own = (char *)data + (size_t)(ddp_n.rank * count) * mixp_dtype_size(dtype);         \
         (void)user, (void)seconds, (void)own;                                                     \
         return why ? why : ddp_nccl_says(how(__VA_ARGS__, ddp_n.comm, (cudaStream_t)stream));     \
     }

@@ -89,6 +89,7 @@ plant entropy_walked     zero    scaled_entropy misuse_is_told
 plant entropy_spent      drop    scaled_entropy misuse_is_told
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
+plant entropy_rsum       drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
 plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
@@ -204,6 +205,8 @@ plant merge_missing      turn    watch_scale test_other_files
 plant same_shape         turn    checkpoint  test_load_refuses
 plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
+plant numbers_row        never   counters    windows_without_numbers
+plant retry_loaded       drop    counters    a_load_ends_a_retry
 plant look_least         sign    guard       test_look
 plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look

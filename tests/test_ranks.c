@@ -9,6 +9,7 @@
 #include "mixprec.h"
 #include "../examples/ddp_fork.c"
 #include "test.h"
+#include "leave.h"
 #include <signal.h>
 
 enum { VOCAB = 11, WIDTH = 24, ROWS = 16, PARAMS = 6, MOST = 4, STEPS = 5 };
@@ -387,7 +388,7 @@ static pid_t start(const plan *p, int size, result *out) {
         mixp_ranks_desc ranks = ddp_fork(size);
         alarm(60);
         run_rank(p, &ranks, &out[ranks.rank]);
-        _exit(ddp_wait(0));
+        leave(ddp_wait(0));
     }
     return root;
 }
@@ -891,7 +892,7 @@ static void own_gradients(void) {
             memcpy(out[ranks.rank].weights, w, sizeof w);
             out[ranks.rank].code = mixp_context_error(ctx, NULL);
             mixp_context_free(ctx);
-            _exit(ddp_wait(0));
+            leave(ddp_wait(0));
         }
         CHECK(waitpid(root, &status, 0) > 0);
         for (k = 0; k < 2; k++) {       /* w - 0.5 (k + 3 k) / 2 */
@@ -1112,6 +1113,30 @@ static void failing_hook(void) {
     CHECK_INT(mixp_context_error(m.ctx, &text), MIXP_ERR_RANKS);
     CHECK_TEXT(text, "lacks this hook");
     mixp_context_free(m.ctx);
+}
+
+/* The same of gradients that are the program's: the weights are as they were. */
+static void failing_view(void) {
+    const int64_t shape[1] = {2};
+    float w[2] = {1, 2}, g[2] = {3, 4};
+    mixp_ranks_desc ranks;
+    mixp_context_desc d;
+    mixp_optimizer *opt;
+    mixp_context *ctx;
+    const char *text;
+    memset(&ranks, 0, sizeof ranks);
+    memset(&d, 0, sizeof d);
+    ranks.size = 2;
+    ranks.sum = no_hook;
+    d.ranks = &ranks;
+    ctx = mixp_context_new(&d);
+    opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_RANKS);
+    CHECK_INT(mixp_context_error(ctx, &text), MIXP_ERR_RANKS);
+    CHECK_TEXT(text, "rank 0 of 2, the sum of a view: the cable is cut");
+    CHECK(w[0] == 1 && w[1] == 2);
+    mixp_context_free(ctx);
 }
 
 /* --- a world of two in one process: the other rank has the same gradients ------------------------ */
@@ -1343,7 +1368,7 @@ static void sums_of_yours(void) {
         memcpy(out[ranks.rank].weights + 12, b->data, 12);
         out[ranks.rank].code = mixp_context_error(ctx, NULL);
         mixp_context_free(ctx);
-        _exit(ddp_wait(0));
+        leave(ddp_wait(0));
     }
     CHECK(waitpid(root, &status, 0) > 0);
     for (status = 0; status < 4; status++) {
@@ -1435,6 +1460,7 @@ int main(void) {
     RUN(late_rank);
     RUN(descriptions);
     RUN(failing_hook);
+    RUN(failing_view);
     RUN(buckets);
     RUN(wide_sums);
     RUN(other_version);
