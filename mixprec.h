@@ -995,6 +995,8 @@ typedef struct mixp_agreement {
     double  here, there;        /* what rank 0 has there, and what that rank has           */
     int32_t ranks;              /* how many told; 0: nobody was asked                      */
     float   loss;               /* the mean of theirs, where spikes of it are looked for   */
+    int32_t part_rank;          /* scattered sums: the rank that has the first bad one,
+                                   plus 1; its element is counted from that piece on */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1273,7 +1275,8 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
-    MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
+    MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
+                                   of the sums alone: norm and bad ones are its own */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1282,6 +1285,8 @@ enum {
     MIXP_AGREE_FORWARD,         /* 1: its forward pass made Inf or NaN                     */
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
+    MIXP_AGREE_PART_ROW, MIXP_AGREE_PART_ELEMENT, MIXP_AGREE_PART_NAN,
+                                /* the first bad one in this rank's part of the sums */
     MIXP_AGREE_WORDS
 };
 
@@ -1315,15 +1320,50 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
 }
 
+/* The same, where sums are scattered: what this rank has looked at is its part of them. */
+MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
+    row[MIXP_AGREE_HERE] = 2.0;
+    row[MIXP_AGREE_NORM] = s->stats.norm;   /* Inf and NaN, too: others add zeros to it */
+    row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
+    row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
+    row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
+}
+
+MIXPREC_HD int mixpi_agree_in_parts(const double *table)
+{ return table[MIXP_AGREE_HERE] > 1.0; }
+
+/* The norm of all parts, in the order of ranks: the same on each, and on each run of as many. And
+ * the first bad one: of the first row, and there of the lowest rank, which has its beginning. */
+MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state *s) {
+    double squares = 0.0;
+    int r;
+    s->stats.bad_row = s->stats.bad_element = -1;
+    s->stats.bad_is_nan = 0;
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
+        squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
+        if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
+        /* plant: part_first */
+        if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
+        s->agreed.part_rank = r + 1;
+        s->stats.bad_row = bad;
+        s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
+        s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
+    }
+    s->stats.norm = sqrt(squares);  /* plant: part_norm */
+}
+
 /* Is rank r unlike rank 0? Then that is noted. */
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_RATE : MIXP_AGREE_NORM;
     int word = MIXP_AGREE_HERE;
-    while (word <= MIXP_AGREE_NORM &&
+    while (word <= last &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_NORM) return;
+    if (word > last) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
@@ -1358,6 +1398,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     }
     s->agreed.ranks = size;
     s->agreed.loss = (float)(loss / (double)size);
+    if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -1723,7 +1764,7 @@ typedef enum mixp_loss_kind {
     MIXP_LOSS_L1,               /* |x - t|, of slope 0 at 0                                */
     MIXP_LOSS_HUBER,            /* d^2 / 2 where d = |x - t| < delta, else delta (d - delta/2) */
     MIXP_LOSS_SMOOTH_L1,        /* d^2 / (2 delta) there, else d - delta/2                 */
-    MIXP_LOSS_KL,               /* t (log t - x), 0 at t = 0: x are log-probabilities      */
+    MIXP_LOSS_KL,               /* t (log t - x), at t = 0 0 x: x are log-probabilities    */
     MIXP_LOSS_KL_LOG,           /* e^t (t - x): the target's are, too                      */
     MIXP_LOSS_COUNT
 } mixp_loss_kind;
@@ -1828,7 +1869,9 @@ typedef struct mixp_cross_entropy_args {
     const int32_t *targets;
     mixp_in        logits;
     float         *loss;
-    float         *lse;         /* rows values, and                                        */
+    float         *top_rsum;    /* [rows, 2]: a row's largest, top, and 1 / the sum of
+                                   exp(x - top); apart, for a logarithm of all would lose
+                                   the digits that a large top takes                       */
     float         *counted;     /* how many rows count: both for the backward pass         */
     int64_t        before;      /* rows of earlier calls whose mean and count loss and
                                    counted hold: both go on. 0: these rows are the first   */
@@ -1842,12 +1885,13 @@ typedef struct mixp_cross_entropy_backward_args {
     float          smoothing;
     const int32_t *targets;
     mixp_in        dloss, logits;
-    const float   *lse, *counted;
+    const float   *top_rsum, *counted;
     mixp_out       dlogits;
 } mixp_cross_entropy_backward_args;
 
-/* Both in one pass: loss, lse and counted of `loss`, whose `before` must be 0, and then dlogits =
- * what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be loss.logits. */
+/* Both in one pass: loss, top_rsum and counted of `loss`, whose `before` must be 0, and then
+ * dlogits = what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be
+ * loss.logits. */
 typedef struct mixp_cross_entropy_both_args {
     mixp_cross_entropy_args loss;
     const float *scale;
@@ -2224,7 +2268,8 @@ typedef struct mixp_look_args {
  * between them: fills this rank's row of table (and zeros the others), or, with `reads`, takes from
  * the whole table what all have found. See mixp_agree_fill and mixp_agree_read. looks: what
  * grad_stats found in each bucket of gradients before it was summed, first_leaf the place of its
- * first gradient. All but plan: device memory. */
+ * first gradient. in_parts: step is of a look at this rank's part of scattered sums alone. All but
+ * plan: device memory. */
 typedef struct mixp_agree_args {
     const mixp_step_plan    *plan;      /* host memory                                     */
     const mixp_step_state   *looks;
@@ -2235,6 +2280,7 @@ typedef struct mixp_agree_args {
     mixp_step_state         *step;
     double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
     int                      rank, size, reads;
+    int                      in_parts;
 } mixp_agree_args;
 
 /* where: y (+)= mask ? a : b over shape (rank 0..8), y dense; a stride of 0 repeats an element.
@@ -2428,6 +2474,7 @@ struct mixp_tensor {
     int           requires_grad;
     uint64_t      version;      /* goes up with every write: what the cast cache looks at  */
     struct mixpi_tensor_private {
+        const mixp_tensor *self;/* its own address: another stands where it was recycled    */
         mixp_tensor *grad;      /* the gradient's storage, whether or not it holds one     */
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
         mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
@@ -2452,6 +2499,8 @@ struct mixp_tensor {
                                    it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
         int          optimizers;/* of a parameter: how many have it                        */
+        int          divided;   /* of a parameter: 1: ranks divide its states */
+        int          in_pieces; /* of a gradient: 1: a rank has its piece alone */
         uint64_t     walks;     /* of a gradient: how often a walk back wrote to it; and at the */
         uint64_t     walks_then;/* last update, when no optimizer had its parameter, with the */
         uint64_t     others_then;   /* writes of others, plus 1; 0 = it was not there      */
@@ -2508,7 +2557,38 @@ typedef struct mixp_ranks_desc {
                                    and has moments and master weights of that alone; then all get
                                    the weights. The bits are the same. Needs all_gather; see
                                    CHECKPOINT                                              */
+    mixp_ranks_hook reduce_scatter; /* data is size * count elements; those at
+                                   data + rank * count become the sum over all ranks, the
+                                   others are worth nothing after it. NULL = none */
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter that grad_wait ends.
+                                   NULL = reduce_scatter, at once */
+    int             scatter;    /* 1: with shard, a rank gets the sums of what it updates
+                                   alone: see SCATTERED SUMS. Needs reduce_scatter */
 } mixp_ranks_desc;
+
+/* SCATTERED SUMS. Of N ranks each sends and receives (N-1)/N of the gradients' bytes in place of
+ * 2 (N-1)/N, and looks at an N-th of them. A tensor that ranks divide, of at least 1/100 of
+ * bucket_bytes, is summed by a reduce_scatter of its own; all others as without `scatter`. What is
+ * true of a gradient after mixp_backward is then this rank's piece: mixp_read of it is
+ * MIXP_ERR_ORDER, and operators must not be given it. A parameter has one optimizer.
+ *
+ * Where the engine takes both sums in one order, sums, and weights where nothing is clipped, have
+ * the bits that they have without. The norm is put together from the ranks' parts, in double and
+ * in their order: the same on all ranks, and on each run of as many, and within 2^-22 of the other
+ * one, so that what is clipped has other last bits. Counts of what a low dtype loses
+ * (mixp_optimizer_sample) are of this rank's pieces.
+ *
+ * WHAT SUMS LOSE: the mean of 8 ranks' gradients beside double's, its relative error (rms), as
+ * build/bench/bench_ranks losses measures it, which has 2 and 4 ranks, too:
+ *
+ *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
+ *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
+ *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
+ *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
+ *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
+ *
+ * In f32 that is the last rounding alone, BEFORE or AFTER. In 14.6 % of the last row a rank's own
+ * gradient is Inf already. */
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -2526,7 +2606,8 @@ typedef struct mixp_context_desc {
                                                        a constant string, or ""            */
     void (*on_error)(mixp_result code, const char *message, void *user);
                                                     /* NULL, or told of the first error and,
-                                                       once that is cleared, of the next   */
+                                                       once that is cleared, of the next; it may
+                                                       ask and clear, and begins no step   */
     const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
     void     *memory;                               /* NULL, or a block of yours that all host
                                                        memory comes from: see below        */
@@ -2589,7 +2670,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
- * before. */
+ * before; or a capture is under way already. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -2910,6 +2991,7 @@ typedef struct mixp_call {
     void          *attrs;                /* a copy of what was given to mixp_apply          */
 } mixp_call;
 
+/* A row and its name live as long as the contexts that apply it. */
 struct mixp_op {
     const char *name;           /* "layer_norm": for messages and counts                   */
     mixp_op_class  cls;
@@ -3064,7 +3146,8 @@ MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor
 MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* NaN where either is. Equal operands get half of the gradient each, as in PyTorch. */
+/* NaN where either is, and then both get the gradient; equal operands get half each: as in
+ * PyTorch. */
 MIXPREC_API mixp_tensor *mixp_maximum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 /* silu(gate) up, rounded once; packed (KEEP): of x[..., 2c], whose first half is the gate, to
@@ -3085,8 +3168,9 @@ MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_abs(mixp_context *ctx, mixp_tensor *x);       /* slope 0 at 0 */
 MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
-/* At least low and at most high, either of which may be infinite; the gradient passes at the
- * bounds. MIXP_ERR_ARGUMENT: low > high, or NaN. */
+/* At least low and at most high; an infinite bound is none. The gradient passes between them,
+ * not at them nor of a NaN: as in PyTorch since 2.15, which passed it at the bounds before.
+ * MIXP_ERR_ARGUMENT: low > high, or NaN. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
 /* relu(x)^2 (So et al., Primer, 2021). In f16 it is Inf from 256 on. */
@@ -3192,7 +3276,7 @@ MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tens
                                     float delta);
 /* KL(target || x) over the last dimension, x log-probabilities (mixp_log_softmax) and target
  * probabilities, or with log_target 1 their logarithms; the mean over rows, which for a matrix is
- * PyTorch's "batchmean". */
+ * PyTorch's "batchmean". A target of 0 counts nothing, but NaN where x is NaN or infinite. */
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
@@ -3337,7 +3421,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
 MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float share, mixp_tensor **loss);
-/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker.
+/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker, and
+ * forgets what steps since the last update have found.
  * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* The scale; waits for the device. 1 when disabled. */
@@ -3564,12 +3649,12 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 /* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Here and in mixp_optimizer_step, MIXP_ERR_ORDER: operators were applied since opt's last update,
- * and no mixp_step_begin; or a parameter that no optimizer has was walked back into twice.
- * Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
+/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
  * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
- * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
- * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_scaler_verdict. */
+ * looked at again. A skipped step is MIXP_OK: see mixp_scaler_verdict. MIXP_ERR_ORDER: called
+ * twice before an update, or no gradient at all; here and in mixp_optimizer_step, also when
+ * operators were applied since opt's last update and no mixp_step_begin, or a parameter that no
+ * optimizer has was walked back into twice. A call that fails changes nothing. */
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Advances the scale once for all optimizers stepped or unscaled since the last update, and
  * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
@@ -3578,8 +3663,9 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
 
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
  * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
- * them alone when one is non-finite. MIXP_ERR_ORDER: no gradient, or the loss was scaled and
- * mixp_scaler_unscale has not been called. */
+ * them alone when one is non-finite. MIXP_ERR_ARGUMENT: max_norm is below 0 or not finite.
+ * MIXP_ERR_ORDER: no gradient, or the loss was scaled and mixp_scaler_unscale has not been
+ * called. */
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
 
 /* A step without a scaler. Applies whatever the gradients are, as PyTorch does; for a finite
@@ -3725,11 +3811,13 @@ typedef struct mixp_guard_desc {
     int     every;              /* 0 = 16: one step in so many is sampled; at most 2^20 */
     int     clean;              /* 0 = 4 samples until a site is low again; at most 2^20 */
     float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
-    float   low_again;          /* 0 = 0.0625 of it; below high */
+    float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
     int     patience;           /* 0 = 20 skips in a row that began forward, with nothing left to
                                    fall back: MIXP_ERR_DIVERGED; negative = never */
     int     max_sites;          /* 0 = 4096; more are not watched, and an event says so */
+    int     exponents;          /* 1: what sites store is also counted by exponent, see
+                                   mixp_site_exponents; takes 2 KiB for each of max_sites */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
@@ -3803,6 +3891,13 @@ typedef struct mixp_site_info {
 
 /* Site i, in the order of their first application, until it returns 0. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
+
+/* counts[e + 127]: how many of the values that site i stored in the newest sampled step have the
+ * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1. Counted
+ * under a guard with `exponents`, which takes about as long as the look itself once more; of several
+ * ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL. Waits for
+ * the device. */
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
 
 /* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
  * stored low already, as `least` tells), and which are subnormal there. */
@@ -3909,7 +4004,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
- * no memory was taken for its tensors); nothing is changed then. */
+ * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
+ * changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -4412,23 +4508,11 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* All of them, for the loops that are written once for each. A new one needs a case in
- * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and
- * loss_slope. */
-#define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
-                          X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED) X(ABS) X(SIN)         \
-                          X(COS) X(SOFT_CAP) X(CLAMP)
-#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
-#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)        \
-                          X(KL_LOG)
-
-#define MIXPI_ONE(name) + 1
-MIXPI_STATIC_ASSERT(every_unary_has_a_case,
-                    0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
-MIXPI_STATIC_ASSERT(every_binary_has_a_case,
-                    0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
-MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOSS_COUNT);
-#undef MIXPI_ONE
+/* A new one needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in loss_value
+ * and loss_slope. Then the number here is one more. */
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 17);
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
+MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
 typedef struct mixpi_map {
     int        fn, sources;
@@ -4808,7 +4892,7 @@ static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
     back.smoothing = k->loss.smoothing;
     back.targets = k->loss.targets;
     back.logits = k->loss.logits;
-    back.lse = k->loss.lse;
+    back.top_rsum = k->loss.top_rsum;
     back.counted = k->loss.counted;
     back.dlogits = k->dlogits;
     return back;
@@ -5000,6 +5084,18 @@ static int mixpi_amx_machine(int f16) {
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__unused__))
 #else
 #  define MIXPI_V static inline
+#endif
+/* Compiled once a set, and called: for what is large, and seldom the most of a step. Inlined where
+ * it is used, it would cost the compiler seconds. MIXPI_F: so in plain C only. */
+#if defined(__GNUC__)
+#  define MIXPI_RARE static MIXPI_TARGET __attribute__((__noinline__, __unused__))
+#else
+#  define MIXPI_RARE static
+#endif
+#if MIXPI_PASS != 0
+#  define MIXPI_F MIXPI_V
+#else
+#  define MIXPI_F MIXPI_RARE
 #endif
 
 #if defined(__GNUC__)
@@ -6286,13 +6382,13 @@ MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
 { return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
-MIXPI_V mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
+MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
     p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
-MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
+MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
@@ -6304,7 +6400,7 @@ MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
 
 /* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
  * two goes on in two halves, so that only the last step can round or overflow. */
-MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
     mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
     half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
     p = mixpi_vadd(p, mixpi_vset(1.0f));
@@ -6312,7 +6408,7 @@ MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
 }
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
-MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
+MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
     mixpi_v f, e, q, bad;
@@ -6342,7 +6438,7 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
 }
 
 /* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
-MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
+MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
@@ -6358,7 +6454,7 @@ MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
 
 /* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
  * of its error. At -0 that would be +0. */
-MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
     mixpi_v m = MIXPI_P(vexpm1_twice)(x);
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
     m = mixpi_vselect_gt(x, mixpi_vzero(), m, mixpi_vneg(m));
@@ -6366,7 +6462,7 @@ MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
 }
 
 /* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
-MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
+MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
     mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
     mixpi_v t = mixpi_vmul(e, q);
@@ -6376,7 +6472,7 @@ MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
 
 /* The normal distribution up to x, and its *density at x. The tail beyond |x| is
  * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
-MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
+MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a),
             low = mixpi_vfma(a, a, mixpi_vneg(h));
     mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
@@ -6390,7 +6486,7 @@ MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
+MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
     int i;
     if (p == 1.0f) return x;
@@ -6404,7 +6500,7 @@ MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
 }
 
 /* sin x, or cos x: libm's, on every instruction set. */
-MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
+MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     float t[16];
     int i;
     mixpi_vstore(t, x);
@@ -6414,9 +6510,9 @@ MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
 
 /* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
  * a product with 0. */
-MIXPI_V mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
-MIXPI_V mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmin(a, b)); }
 
 /* x with the sign of s; 0 where s is 0. */
@@ -6439,7 +6535,7 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
 }
 
 /* tanh x is the result + *rest: below 0.6 by a polynomial. */
-MIXPI_V mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
     q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
@@ -6477,19 +6573,31 @@ MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
 }
 
-MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
+MIXPI_V mixpi_v MIXPI_P(relu)(mixpi_v a) { return mixpi_vmax(mixpi_vzero(), a); }
+MIXPI_V mixpi_v MIXPI_P(relu_squared)(mixpi_v a) {
+    a = MIXPI_P(relu)(a);
+    return mixpi_vmul(a, a);
+}
+
+/* a (1 + tanh u) / 2 = a sigmoid(2u) */
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh)(mixpi_v a) {
+    mixpi_v t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
+    return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(gelu_erf)(mixpi_v a) {
+    mixpi_v t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    return mixpi_vmul(a, mixpi_vnormal(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
+    mixpi_v rest;
+    return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
+}
+
+MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
     mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:
-        return mixpi_vmax(mixpi_vzero(), a);
-    case MIXP_UNARY_GELU_TANH:          /* a (1 + tanh u) / 2 = a sigmoid(2u) */
-        t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
-        return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
-    case MIXP_UNARY_GELU_ERF:
-        t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-        return mixpi_vmul(a, mixpi_vnormal(t, &t));
-    case MIXP_UNARY_SILU:
-        return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
     case MIXP_UNARY_TANH:
         return MIXPI_P(tanh_near)(a);
     case MIXP_UNARY_SIGMOID:
@@ -6502,11 +6610,6 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vsqrt(a);
     case MIXP_UNARY_POW:
         return mixpi_vpow(a, p);
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(a, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(mixpi_vzero(), a);
-        return mixpi_vmul(t, t);
     case MIXP_UNARY_ABS:
         return mixpi_vabs(a);
     case MIXP_UNARY_SIN:
@@ -6518,14 +6621,31 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vfma(mixpi_vset(p), a, mixpi_vmul(mixpi_vset(p), t));
     case MIXP_UNARY_CLAMP:
         return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return a;
 }
 
+/* x <= 0 ? 0 : dy: NaN lets dy pass. */
+MIXPI_V mixpi_v MIXPI_P(relu_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    return mixpi_vselect_gt(mixpi_vmin(x, one), zero, dy, zero);
+}
+
+MIXPI_V mixpi_v MIXPI_P(relu_squared_slope)(mixpi_v dy, mixpi_v x) {
+    x = MIXPI_P(relu)(x);
+    return mixpi_vmul(dy, mixpi_vadd(x, x));
+}
+
 /* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
-MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
                   cubic = mixpi_vset(MIXPI_GELU_SLOPE);
     mixpi_v square, s, rest, t;
@@ -6536,14 +6656,14 @@ MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
 }
 
-MIXPI_V mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v up_to, density;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
     up_to = mixpi_vnormal(x, &density);
     return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
 }
 
-MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v s, rest;
     x = mixpi_vclamp(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
     s = mixpi_vsigmoid(x, &rest);
@@ -6557,28 +6677,21 @@ MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(mixpi_vset(-2.0f), t), rest, s));
 }
 
-/* 0 where x lies outside [p, q]: at the bounds dy passes, and of a NaN. */
+/* dy where x lies between p and q, else 0, at a bound too; an infinite bound is none. */
 MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
-    dy = mixpi_vselect_gt(mixpi_vset(p), x, mixpi_vzero(), dy);
-    return mixpi_vselect_gt(x, mixpi_vset(q), mixpi_vzero(), dy);
+    if (mixp_bits_of_f32(p) != 0xFF800000u)
+        dy = mixpi_vselect_gt(x, mixpi_vset(p), dy, mixpi_vzero());  /* plant: clamp_low */
+    if (mixp_bits_of_f32(q) != 0x7F800000u)
+        dy = mixpi_vselect_gt(mixpi_vset(q), x, dy, mixpi_vzero());
+    return dy;
 }
 
 /* dy times the slope; b: x, or y for those that are told by their result. */
-MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
+MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                      float q) {
-    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
-    mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:               /* x <= 0 ? 0 : dy: NaN lets dy pass */
-        return mixpi_vselect_gt(mixpi_vmin(b, one), zero, dy, zero);
-    case MIXP_UNARY_GELU_TANH:
-        return MIXPI_P(gelu_tanh_slope)(dy, b);
-    case MIXP_UNARY_GELU_ERF:
-        return MIXPI_P(gelu_erf_slope)(dy, b);
-    case MIXP_UNARY_SILU:
-        return MIXPI_P(silu_slope)(dy, b);
     case MIXP_UNARY_TANH:               /* 1 - y^2 */
-        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, one));
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f)));
     case MIXP_UNARY_SIGMOID:            /* y - y^2 */
         return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b));
     case MIXP_UNARY_EXP:
@@ -6588,13 +6701,8 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
     case MIXP_UNARY_SQRT:
         return mixpi_vdiv(dy, mixpi_vadd(b, b));
     case MIXP_UNARY_POW:
-        if (p == 0.0f) return zero;
+        if (p == 0.0f) return mixpi_vzero();
         return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(dy, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(zero, b);
-        return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
         return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
@@ -6605,36 +6713,27 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         return MIXPI_P(soft_cap_slope)(dy, b, p);
     case MIXP_UNARY_CLAMP:
         return MIXPI_P(clamp_slope)(dy, b, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return dy;
 }
 
-MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
-    mixpi_v t;
-    switch (op) {
-    case MIXP_BINARY_ADD: return mixpi_vadd(a, b);
-    case MIXP_BINARY_SUB: return mixpi_vsub(a, b);
-    case MIXP_BINARY_MUL: return mixpi_vmul(a, b);
-    case MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
-    case MIXP_BINARY_MAXIMUM: return mixpi_vlarger(a, b);
-    case MIXP_BINARY_MINIMUM: return mixpi_vsmaller(a, b);
-    case MIXP_BINARY_SWIGLU:
-        a = mixpi_vmul(a, mixpi_vsigmoid(a, &t));
-        return mixpi_vmul(a, b);
-    case MIXP_BINARY_COUNT: break;
-    }
-    return a;
-}
-
 /* The gradient of b in a / b: -dy a / b^2. */
 MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
-/* The gradient of x in the larger of x and y: of equal ones, half. */
+/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
+    half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
+    half = mixpi_vselect_gt(mixpi_vabs(y), below, half, dy);
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }
@@ -6651,14 +6750,16 @@ MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
     return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), far);
 }
 
-/* Of x against its target; a probability of 0 counts nothing. */
+/* Of x against its target; a probability of 0 counts nothing, but lets a NaN and an Inf of x be
+ * seen, as PyTorch's does. */
 MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
     mixpi_v t = mixpi_vmul(target, mixpi_vsub(mixpi_vlog(target), x));
-    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, mixpi_vmul(target, target));
+    mixpi_v none = mixpi_vmul(target, mixpi_vsub(target, x));
+    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, none);
 }
 
 /* Of x against its target. */
-MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
@@ -6693,7 +6794,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 }
 
 /* p times its slope. */
-MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float p, float delta) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
@@ -6726,7 +6827,22 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
     return x;
 }
 
-/* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
+/* fn of 16 floats at each of s, for those without a loop in MIXPI_P(values). */
+MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *const *s,
+                               int64_t j) {
+    mixpi_v a = mixpi_vload(s[0] + j), b = mixpi_vload(s[1] + j);
+    if (fn < MIXPI_FN_UNARY_D)
+        a = MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), a, p, q);
+    else if (fn < MIXPI_FN_BINARY)
+        a = MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), a, b, p, q);
+    else if (fn < MIXPI_FN_LOSS_D)
+        a = MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), a, b, q);
+    else a = MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), a, b, p, q);
+    mixpi_vstore(y + j, a);
+}
+
+/* y = fn over n floats: one loop for each fn that is most of a step somewhere, or short; what is
+ * left beyond 16s goes by way of t. */
 #define MIXPI_CASE(fn, value)                                                             \
     case fn:                                                                              \
         for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
@@ -6734,19 +6850,9 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 #define MIXPI_A mixpi_vload(a + j)
 #define MIXPI_B mixpi_vload(b + j)
 #define MIXPI_C mixpi_vload(c + j)
-#define MIXPI_UNARY_CASE(op)                                                              \
-    MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op,                                     \
-               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p, q))                      \
-    MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op,                                   \
-               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p, q))
-#define MIXPI_BINARY_CASE(op)                                                             \
-    MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op,                                   \
-               MIXPI_P(binary_value)(MIXP_BINARY_##op, MIXPI_A, MIXPI_B))
-#define MIXPI_LOSS_CASE(kind)                                                             \
-    MIXPI_CASE(MIXPI_FN_LOSS + (int)MIXP_LOSS_##kind,                                     \
-               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, q))                \
-    MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
-               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p, q))
+#define MIXPI_CASE_UNARY(op, value)   MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_UNARY_D(op, value) MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_BINARY(op, value)  MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op, value)
 MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *const *s,
                              int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
@@ -6754,8 +6860,25 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     int64_t j, full = n & ~(int64_t)15;
     size_t left = (size_t)(n - full) * sizeof(float);
     switch (fn) {
-    MIXPI_UNARIES(MIXPI_UNARY_CASE)
-    MIXPI_BINARIES(MIXPI_BINARY_CASE)
+    MIXPI_CASE_UNARY(RELU, MIXPI_P(relu)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_TANH, MIXPI_P(gelu_tanh)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_ERF, MIXPI_P(gelu_erf)(MIXPI_A))
+    MIXPI_CASE_UNARY(SILU, MIXPI_P(silu)(MIXPI_A))
+    MIXPI_CASE_UNARY(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY(RELU_SQUARED, MIXPI_P(relu_squared)(MIXPI_A))
+    MIXPI_CASE_UNARY_D(RELU, MIXPI_P(relu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_TANH, MIXPI_P(gelu_tanh_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_ERF, MIXPI_P(gelu_erf_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SILU, MIXPI_P(silu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY_D(RELU_SQUARED, MIXPI_P(relu_squared_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(ADD, mixpi_vadd(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SUB, mixpi_vsub(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MUL, mixpi_vmul(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(DIV, mixpi_vdiv(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MAXIMUM, mixpi_vlarger(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MINIMUM, mixpi_vsmaller(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SWIGLU, mixpi_vmul(MIXPI_P(silu)(MIXPI_A), MIXPI_B))
     MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_LARGER_D, MIXPI_P(larger_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_GATE_D,
@@ -6763,8 +6886,9 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     MIXPI_CASE(MIXPI_FN_WHERE, mixpi_vwhere(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_KEPT, mixpi_vwhere(MIXPI_A, MIXPI_B, mixpi_vset(q)))
     MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
-    MIXPI_LOSSES(MIXPI_LOSS_CASE)
-    default: break;
+    default:
+        for (j = 0; j < full; j += 16) MIXPI_P(value)(fn, p, q, y, s, j);
+        break;
     }
     if (left == 0) return;
     memset(t, 0, sizeof t);
@@ -7312,15 +7436,15 @@ MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
 }
 
 /* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
-MIXPI_K float MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
-                                  float *e) {
+MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
+                                   float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
     MIXPI_BLOCKS(i, n, cols) {
         MIXPI_P(floats_exp)(e, MIXPI_P(read)(a, at + i, n, buf), -max, n);
         sum += (double)MIXPI_P(floats_sum)(e, n);
     }
-    return (float)sum;
+    return sum;
 }
 
 /* --- softmax --- */
@@ -7342,7 +7466,7 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     int64_t at = row * k->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
     float max = MIXPI_P(row_max)(k->a, at, k->cols);
-    float sum = MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
+    float sum = (float)MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
     if (k->log_of) {
         MIXPI_P(log_softmax_row)(k, at, max, sum);
         return;
@@ -7681,16 +7805,18 @@ MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
     return sum / (double)cols;
 }
 
-/* The row's loss in double: lse alone would round it once more. */
+/* The row's loss in double, its parts added there. */
 MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
     const mixp_cross_entropy_args *k = job->k;
     int64_t at = row * k->cols;
     int32_t target = k->targets[row];
     float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
-    float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
+    double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
     double smooth = (double)k->smoothing;
-    k->lse[row] = max + log_sum;
+    float log_sum = logf((float)sum);
+    k->top_rsum[2 * row] = max;
+    k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
     if (target == k->ignore) return;
     job->losses[row] =
         (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
@@ -7720,6 +7846,7 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     int64_t at = row * k->cols, target = k->targets[row];
     int ignored = target == k->ignore;
     float hot = 1.0f - k->smoothing, others = 0.0f;
+    float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
     float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
     if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
     if (ignored && k->dlogits.accumulate) return;
@@ -7728,7 +7855,8 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
             memset(d, 0, sizeof d);
         } else {
             const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
-            MIXPI_P(floats_exp)(d, a, -k->lse[row], n);
+            MIXPI_P(floats_exp)(d, a, -top, n);
+            MIXPI_P(floats_affine)(d, d, 0.0f, rsum, n);  /* plant: entropy_rsum */
             /* plant: entropy_hot */
             if (target >= i && target < i + n) d[target - i] -= hot;
             MIXPI_P(floats_affine)(d, d, others, job->factor, n);
@@ -7873,18 +8001,16 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
        if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_ADD(i, a, at)                                                        \
-       if (rows > i) {                                                                    \
-           p##i = mixpi_vadd(mixpi_vfma(alpha, p##i, b0), mixpi_vload(c));                \
-           if (nv > 1) q##i = mixpi_vadd(mixpi_vfma(alpha, q##i, b1), mixpi_vload(c + 16)); \
-           mixpi_vstore(c, p##i);                                                         \
-           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
-           c += t->c_row;                                                                 \
-       }
 #  define MIXPI_TILE_PUT(i, a, at)                                                        \
        if (rows > i) {                                                                    \
-           mixpi_vstore(c, mixpi_vfma(alpha, p##i, b0));                                  \
-           if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
+           p##i = mixpi_vfma(alpha, p##i, b0);                                            \
+           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                                \
+           if (t->add) {                                                                  \
+               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                   \
+               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                  \
+           }                                                                              \
+           mixpi_vstore(c, p##i);                                                         \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
            c += t->c_row;                                                                 \
        }
 #  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
@@ -7912,11 +8038,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        }                                                                                  \
        b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                               \
        if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();              \
-       if (t->add) {                                                                      \
-           MIXPI_TILE_ROWS(MIXPI_TILE_ADD)                                                \
-       } else {                                                                           \
-           MIXPI_TILE_ROWS(MIXPI_TILE_PUT)                                                \
-       }
+       MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
 #  define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
@@ -9283,6 +9405,7 @@ MIXPI_K void MIXPI_P(columns_of)(const mixpi_heads *h, const float *rows, float 
 
 /* x in the lanes j + lane < n, y in the others. */
 MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y) {
+    if (j + 16 <= n) return x;
     return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers),
                             x, y);
 }
@@ -9294,18 +9417,23 @@ MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
         mixpi_vstore(row + j, mixpi_vmul(mixpi_vload(row + j), factor));
 }
 
-/* Turns one row of n scores into exp(score - max), and 0 from `seen` on. top: the largest
- * score so far; sum and o, which belong to the old top, move to the new one. It starts at
- * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
-MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *top,
-                                    float *sum, float *o, int64_t wide) {
-    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(),
-            lowest = mixpi_vset(MIXPI_LOWEST);
-    float   max;
+/* The largest of `most` and of s[from .. n) below `seen`. */
+MIXPI_V mixpi_v MIXPI_P(most_of)(const float *s, int64_t from, int64_t n, int64_t seen,
+                                 mixpi_v most) {
+    mixpi_v lowest = mixpi_vset(MIXPI_LOWEST);
     int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (j = from; j < n; j += 16)
         most = mixpi_vmax(MIXPI_P(below)(seen, j, mixpi_vload(s + j), lowest), most);
-    max = mixpi_vmaxof(most);
+    return most;
+}
+
+/* Turns one row of n scores, whose largest is max, into exp(score - max), and 0 from `seen` on.
+ * top: the largest score so far; sum and o, which belong to the old top, move to the new one. It
+ * starts at MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
+MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float max, float *top,
+                                    float *sum, float *o, int64_t wide) {
+    mixpi_v add = mixpi_vzero();
+    int64_t j;
     if (max > *top && *sum > 0.0f) {
         mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
@@ -9342,33 +9470,48 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
-/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
- * next rows are, ld elements apart: the eighth is asked for now. */
-MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
-                               int64_t n) {
-    int64_t size = MIXPI_P(size)(mask.dtype), j;
-    const char *at = (const char *)mask.data + first * size;
-    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
-    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
-        MIXPI_PREFETCH((const char *)ahead);
-        mixpi_vstore(s + j,
-                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+/* s[0 .. n) += a row of a mask, which begins at `at`, whole vectors; most becomes the largest of it
+ * and of these scores. The processor does not guess where the next rows are, each so many bytes
+ * apart: the eighth is asked for now. dtype is a constant where this is called. */
+MIXPI_V mixpi_v MIXPI_P(add_mask_of)(mixp_dtype dtype, float *s, const char *at, int64_t row,
+                                     int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(dtype), j;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * row);
+    for (j = 0; j < n; j += 16) {
+        mixpi_v x = mixpi_vadd(mixpi_vload(s + j), mixpi_vget(dtype, at + j * size));
+        MIXPI_PREFETCH((const char *)(ahead + (uintptr_t)(j * size)));
+        mixpi_vstore(s + j, x);
+        most = mixpi_vmax(x, most);
     }
-    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+    return most;
 }
 
-MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
+/* The same of a mask of any dtype. */
+MIXPI_K mixpi_v MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                                  int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(mask.dtype), row = ld * size;
+    const char *at = (const char *)mask.data + first * size;
+    if (mask.dtype == MIXP_F32) return MIXPI_P(add_mask_of)(MIXP_F32, s, at, row, n, most);
+    if (mask.dtype == MIXP_F16) return MIXPI_P(add_mask_of)(MIXP_F16, s, at, row, n, most);
+    return MIXPI_P(add_mask_of)(MIXP_BF16, s, at, row, n, most);
+}
+
+/* Adds the mask to these scores. *most, which begins as the largest so far, becomes that of it and
+ * of the first scores, as many as are returned: whole vectors below `seen`. */
+MIXPI_V int64_t MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                     const mixpi_some_scores *at, int64_t seen, float *s,
+                                     mixpi_v *most) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
-    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    float   one;
+    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j = 0;
+    int64_t whole = mixpi_min(seen, at->n) & ~(int64_t)15;
     if (k->mask_key) {
-        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
-        return;
+        *most = MIXPI_P(add_mask)(s, k->mask, first, head.ld, whole, *most);
+        for (j = whole; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first + j);
+        return whole;
     }
-    one = MIXPI_P(read_one)(k->mask, first);
-    for (j = 0; j < at->n; j++) s[j] += one;
+    for (j = 0; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first);
+    return 0;
 }
 
 /* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
@@ -9403,13 +9546,6 @@ MIXPI_K void MIXPI_P(drop)(const mixpi_drops *drops, const uint32_t *random, int
     for (j = 0; j < n; j++) p[j] = random[j] >= drops->limit ? p[j] * drops->scale : 0.0f;
 }
 
-/* Caps and masks, where that is wanted. */
-MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
-    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
-    if (k->mask.data) MIXPI_P(mask_scores)(k, h, at, s);
-}
-
 /* --- forward --- */
 
 /* A row of results, and lse, from its sums. A query that saw nothing has zeros where that may
@@ -9428,10 +9564,14 @@ MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int
 MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
                                     const mixpi_some_scores *at, int64_t seen, float *s,
                                     float *top, float *sum, float *o) {
-    int64_t  n = (at->n + 15) / 16 * 16;
+    const mixp_attention_args *k = job->k;
+    int64_t  n = (at->n + 15) / 16 * 16, done = 0;
+    mixpi_v  most = mixpi_vset(*top);
     uint32_t random[MIXPI_KEYS];
-    MIXPI_P(bend_scores)(job->k, &job->heads, at, s);
-    MIXPI_P(softmax_block)(s, n, seen, top, sum, o, job->heads.wide);
+    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
+    if (k->mask.data) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
+    most = MIXPI_P(most_of)(s, done, n, seen, most);
+    MIXPI_P(softmax_block)(s, n, seen, mixpi_vmaxof(most), top, sum, o, job->heads.wide);
     if (!job->drops.limit) return;
     MIXPI_P(draw)(&job->drops, &job->heads, at, random);
     MIXPI_P(drop)(&job->drops, random, at->n, s);
@@ -9541,12 +9681,13 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     int64_t  n = (at->n + 15) / 16 * 16, j;
     uint32_t random[MIXPI_KEYS];
     float    slopes[MIXPI_KEYS];
+    mixpi_v  most = mixpi_vzero();      /* of nobody's interest here */
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
         /* plant: attention_slope */
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
-    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
+    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
         MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
@@ -9997,6 +10138,7 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     memset(k->table, 0, bytes);
     mixp_agree_fill(row, k->plan, k->step, k->scaler);
     mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->in_parts) mixpi_agree_part(row, k->step);
     if (k->forward && k->forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     return MIXP_OK;
 }
@@ -10622,6 +10764,8 @@ static const mixp_kernels MIXPI_P(kernels_mmla) =
 #undef MIXPI_TARGET
 #undef MIXPI_K
 #undef MIXPI_V
+#undef MIXPI_F
+#undef MIXPI_RARE
 #undef MIXPI_PREFETCH
 #endif  /* MIXPI_PASS */
 
@@ -11107,6 +11251,8 @@ typedef struct mixpi_watch {
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
     mixp_look  *row;            /* device memory, of mixp_look_at; made at its first use */
+    int64_t    *bins;           /* device memory: what each site stored, by exponent; or NULL */
+    int         counting;       /* 1: sampled steps count there */
     double     *shared;         /* what all ranks have seen, each in its row of a table */
     int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
@@ -11275,6 +11421,14 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
     ctx->error = MIXP_OK;
     ctx->message[0] = '\0';
 }
+
+/* Of a call that has failed: an error, also where on_error has cleared it. */
+static mixp_result mixpi_failed(const mixp_context *ctx)
+{ return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
+
+/* Is it one? The record of an activation is other memory once a later step has used it. */
+static int mixpi_is_tensor(const mixp_tensor *t)
+{ return t && t->own.self == t; }  /* plant: recycled */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -11803,6 +11957,26 @@ static uint64_t mixpi_random_step(const mixp_context *ctx) {
 static int mixpi_is_sharded(const mixp_context *ctx)
 { return ctx->ranks.shard && ctx->ranks.size > 1; }
 
+/* Does each rank get the sums of its pieces alone? */
+static int mixpi_is_scattered(const mixp_context *ctx)
+{ return ctx->ranks.scatter && mixpi_is_sharded(ctx); }
+
+/* Elements of a piece of a tensor that ranks divide: the last pieces may have fewer. */
+static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
+    int64_t each = mixpi_ceil_div(count, (int64_t)mixpi_world(ctx));
+    return mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
+}
+
+/* What is wrong with a description of scattered sums; NULL: nothing. */
+static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
+    if (k->scatter_ready && !k->grad_wait)
+        return "ranks: scatter_ready needs grad_wait, which ends what it began";
+    if (!k->scatter) return NULL;
+    if (!k->shard) return "ranks: scatter needs shard: who updates all needs all sums";
+    if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
+    return NULL;
+}
+
 /* What is wrong with a description; NULL: nothing. */
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
@@ -11819,7 +11993,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, by which weights go to the other ranks";
-    return NULL;
+    return mixpi_scatter_wrong(k);
 }
 
 static void mixpi_ranks_take(mixp_context *ctx, const mixp_ranks_desc *given) {
@@ -11842,8 +12016,8 @@ static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
 static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
                                      const char *why) {
     if (!why) return MIXP_OK;
-    mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s, rank %d of %d: %s", what, ctx->ranks.rank,
-                      ctx->ranks.size, why);
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
+                      ctx->ranks.size, what, why);
     return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
 }
 
@@ -11859,14 +12033,14 @@ static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
@@ -11896,6 +12070,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (d->memory && d->allocate) return "memory and allocate: give one of them";
+    if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
@@ -12012,10 +12187,14 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: %s has no graphs; run the step "
                                  "each time",
                                  ctx->device->name);
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_capture_begin: a step is being captured already; call "
+                                 "mixp_capture_end first");
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
-    ctx->capturing = r == MIXP_OK;
+    ctx->capturing = r == MIXP_OK;  /* plant: capture_twice */
     return r;
 }
 
@@ -12027,7 +12206,10 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
-    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
+    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
+        if (g) mixpi_owned_free(ctx, g);
+        return NULL;
+    }
     g->ctx = ctx;
     g->next = ctx->graphs;
     g->handle = handle;
@@ -12043,6 +12225,10 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: a step is being captured; call mixp_capture_end "
+                                 "first");
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
@@ -12111,6 +12297,8 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
 
 static size_t mixpi_rows_bytes(int sites)
 { return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+static size_t mixpi_bins_bytes(int sites)
+{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
 
 static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
@@ -12204,6 +12392,7 @@ static void *mixpi_data_alloc(const mixp_tensor *t) {
 static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
+    twin->own.self = twin;
     twin->ctx = t->ctx;
     twin->name = t->name;
     twin->dtype = dtype;
@@ -12222,6 +12411,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
+    t->own.self = t;
     t->ctx = ctx;
     t->name = "";
     t->dtype = dtype;
@@ -12370,7 +12560,7 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (on && !mixpi_real(t->dtype))
         return mixp_context_fail(
             t->ctx, MIXP_ERR_DTYPE,
@@ -12382,7 +12572,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_disposable '%s': only an activation can be; "
@@ -12392,13 +12582,14 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
     return MIXP_OK;
 }
 
-MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
+MIXPREC_API void mixp_tensor_touch(mixp_tensor *t)
+{ if (mixpi_is_tensor(t)) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
                                         mixp_dtype dtype, int64_t count,
                                         const char *who) {
     char shape[224];
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
@@ -12407,6 +12598,12 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
                                  "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
                                  (int)dtype);
+    if (t->own.in_pieces)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                                 "%s: the gradient of '%s' is scattered over the "
+                                 "ranks, and none has it whole: set `scatter` of "
+                                 "mixp_ranks_desc to 0 to look at it",
+                                 who, t->name);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                              "%s '%s': count is %.0f, but the tensor %s has %.0f "
@@ -12450,6 +12647,7 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
     double value = 0.0;
     char shape[224];
+    if (!mixpi_is_tensor(t)) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                           "mixp_item '%s': %s has %.0f elements, not one; take its mean or sum, "
@@ -12992,7 +13190,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     const char *wrong = NULL;
     mixp_tensor *low;
-    if (!t) return NULL;
+    if (!mixpi_is_tensor(t)) return NULL;
     if (!mixpi_is_low(dtype)) wrong = "a low copy is f16 or bf16";
     else if (t->dtype == dtype) return t;
     else if (t->dtype != MIXP_F32) wrong = "only an f32 tensor has low copies";
@@ -13039,7 +13237,9 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->since = w->turns = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + mixpi_world(ctx);
-    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    if (r != MIXP_OK || !w->counting) return r;
+    return mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->capacity));
 }
 
 /* What an operator's own functions must not call, for it works on what that would recycle. */
@@ -13084,6 +13284,11 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                      int required, const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED];
+    if (t && !mixpi_is_tensor(t))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: input %d is of an earlier step; mixp_step_begin has recycled "
+                                 "it, and its memory is in use again",
+                                 op->name, i);
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
@@ -13327,6 +13532,8 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = total;
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+        k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
@@ -13523,7 +13730,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape) {
     c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0, 0);
-    return c->out ? MIXP_OK : mixp_context_error(c->ctx, NULL);
+    return c->out ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* As mixp_call_output, for a dtype that autocast must not change. */
@@ -13684,7 +13891,8 @@ static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
 MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i)
 { return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL); }
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
-MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c)
+{ return mixpi_tensor_in(c->out ? c->out->grad : NULL); }
 MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i) {
     int accumulate = 0;
     const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
@@ -13834,12 +14042,14 @@ typedef struct mixpi_leaf {
     int64_t      last;          /* the entry, as the walk counts, that ends it; -1 = none   */
     int64_t      bucket;
     int          summed;        /* since it was last made from nothing                      */
+    int64_t      each;          /* elements of a rank's piece; 0: all ranks get all */
     mixpi_mark   mark;          /* of what is held of it                                    */
 } mixpi_leaf;
 
 typedef struct mixpi_bucket {
     int64_t  first, end;        /* its leaves                                               */
     int64_t  count;             /* of elements, with the gaps between tensors, which are 0  */
+    int64_t  each;              /* of which each rank gets so many; 0: all get all */
     mixp_out grads;             /* its range of the arena                                   */
     mixp_out wire;              /* what is summed: the same, or a copy in f32               */
     void    *held;              /* of the wire's dtype: the sum of earlier walks, or NULL   */
@@ -13940,23 +14150,35 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
         }
 }
 
-/* By dtype, then in the order in which they end. */
+/* By dtype, those of which each rank gets a piece first, then in the order in which they end. */
 static int mixpi_leaf_order(const void *a, const void *b) {
     const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
     if (x->tensor->dtype != y->tensor->dtype)
         return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    if (!x->each != !y->each) return x->each ? -1 : 1;
     if (x->last != y->last) return x->last < y->last ? -1 : 1;
     return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
 }
 
-static size_t mixpi_leaf_bytes(const mixpi_leaf *l)
-{ return mixpi_round_up(mixpi_bytes(l->tensor)); }
+/* With zeros behind it, where the last pieces are shorter than the others. */
+static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
+    const size_t size = mixp_dtype_size(l->tensor->dtype);
+    if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
+    return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
+}
+
+/* A small tensor would cost a message of its own, and saves few bytes. */
+static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
+    const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
+    if (!mixpi_is_scattered(ctx) || !t->own.divided || mixpi_bytes(t) < least) return 0;
+    return mixpi_piece_size(ctx, t->count);
+}
 
 /* Does leaf i begin another bucket than the one that has `bytes` already? */
 static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
                                size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes ||
-           l[-1].tensor->dtype != l->tensor->dtype;
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
+           l[-1].each || l[-1].tensor->dtype != l->tensor->dtype;
 }
 
 /* Cuts the leaves from `from` on into buckets. */
@@ -13971,17 +14193,32 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
         if (mixpi_bucket_begins(ctx, l, bytes)) {
             b = &d->buckets[d->n_buckets++];
             b->first = i;
+            b->each = l->each;
             b->grads = mixpi_out_to(arena, t->dtype, 0);
             b->wire = b->grads;
             bytes = 0;
         }
         t->own.grad->data = arena;
         l->bucket = d->n_buckets - 1;
-        arena += mixpi_leaf_bytes(l);
-        bytes += mixpi_leaf_bytes(l);
+        arena += mixpi_leaf_bytes(ctx, l);
+        bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
         b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
     }
+}
+
+/* In the order in which they end, which is that of the arena but where sums are scattered. */
+static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
+    int64_t i, k;
+    for (i = from + 1; i < d->n_buckets; i++) {
+        const mixpi_bucket moved = d->buckets[i];
+        const int64_t last = d->leaves[moved.end - 1].last;
+        for (k = i; k > from && d->leaves[d->buckets[k - 1].end - 1].last > last; k--)
+            d->buckets[k] = d->buckets[k - 1];  /* plant: buckets_order */
+        d->buckets[k] = moved;
+    }
+    for (i = from; i < d->n_buckets; i++)
+        for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
 }
 
 /* Memory for the sums in f32 of what is narrower. */
@@ -14029,18 +14266,21 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
     mixp_result r = MIXP_OK;
     size_t bytes = 0;
     char *arena;
+    for (i = from; i < d->n_leaves; i++)
+        d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
     qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves, mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.leaf = i + 1;
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
-        bytes += mixpi_leaf_bytes(l);
+        bytes += mixpi_leaf_bytes(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
     d->buckets = (mixpi_bucket *)mixpi_longer(
         ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
     if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
     mixpi_buckets_cut(ctx, d, from, arena);
+    if (mixpi_is_scattered(ctx)) mixpi_buckets_order(d, old_buckets);
     for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
         r = mixpi_bucket_stage(ctx, &d->buckets[i]);
     return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
@@ -14094,7 +14334,7 @@ static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
 }
 
 /* What must be alike before anything else is compared. */
-enum { MIXPI_START_WORDS = 12 };
+enum { MIXPI_START_WORDS = 13 };
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
                              double *row) {
@@ -14111,13 +14351,15 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
     row[8] = (double)k->apart;
     row[9] = (double)k->bucket_bytes;
     row[10] = (double)k->shard;
-    row[11] = (double)d->n_leaves;
+    row[11] = (double)k->scatter;
+    row[12] = (double)d->n_leaves;
 }
 
 static const char *mixpi_start_name(int64_t word) {
     static const char *const names[MIXPI_START_WORDS] = {
         "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "shard", "the number of gradients"
+        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter",
+        "the number of gradients"
     };
     return names[word];
 }
@@ -14220,6 +14462,7 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
     for (i = 0; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         if (!l->tensor->grad) l->summed = 0;
+        if (!l->tensor->grad) l->tensor->own.grad->own.in_pieces = 0;
         if (!l->summed || !d->buckets[l->bucket].due) continue;
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the gradient of '%s' was summed over the ranks "
@@ -14324,18 +14567,27 @@ static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
     return r == MIXP_OK && divide ? mixpi_divide_by_parts(ctx, b->wire, b->count) : r;
 }
 
+/* The sum of what ranks have of it, for all, or of its pieces, for their owners. */
+static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (b->each)
+        return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
+                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
+                               b->wire, b->each);
+    return mixpi_ranks_run(ctx, "the sum of gradients",
+                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+}
+
 /* Its walk has ended it: it goes out. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
     mixp_out sum = b->wire;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, sum.dtype), b->count);
     if (r != MIXP_OK) return mixpi_noted(ctx, "a sum over ranks", r);
-    return mixpi_ranks_run(ctx, "the sum of gradients",
-                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+    return mixpi_bucket_sum(ctx, b);
 }
 
 /* Sends what is final, in order. all: nothing else will come. */
@@ -14389,18 +14641,20 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
 static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
     const mixp_ranks_desc *k = &ctx->ranks;
+    const int64_t first = b->each * k->rank, n = b->each ? b->each : b->count;
+    const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
     mixp_result r = MIXP_OK;
     int64_t i;
     if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
-        r = mixpi_divide_by_parts(ctx, b->wire, b->count);
-    if (r == MIXP_OK && b->wire.data != b->grads.data)
-        r = mixpi_convert_to(ctx, b->grads, mixpi_in(b->wire.data, b->wire.dtype),
-                             b->count);
+        r = mixpi_divide_by_parts(ctx, sum, n);
+    if (r == MIXP_OK && sum.data != to.data)
+        r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
     for (i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixp_tensor *g = l->tensor->own.grad;
         if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
         l->summed = 1;
+        g->own.in_pieces = b->each > 0;
         g->version++;
     }
     b->holds = b->due = 0;
@@ -14444,6 +14698,10 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
 
 /* Why loss cannot be walked back, said; or MIXP_OK. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
+    if (ctx && loss && !mixpi_is_tensor(loss))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the loss is of an earlier step; mixp_step_begin "
+                                 "has recycled it");
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
         return mixp_context_fail(
             ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
@@ -16500,16 +16758,23 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
+/* Room for what the backward pass wants: two numbers of each row, and how many rows count. */
+static mixp_result mixpi_entropy_save(mixp_call *c, int64_t rows) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = 2;
+    if (!mixp_call_save(c, 0, MIXP_F32, 2, shape)) return MIXP_ERR_MEMORY;
+    return mixp_call_save(c, 1, MIXP_F32, 0, NULL) ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
 static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_args *k) {
     k->rows = mixpi_rows_of(c->in[0]);
     k->cols = mixpi_last_dim(c->in[0]);
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
-        return MIXP_ERR_MEMORY;
+    if (mixpi_entropy_save(c, k->rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     k->targets = (const int32_t *)c->in[1]->data;
     k->logits = mixpi_call_x(c, 0);
     k->loss = (float *)c->out->data;
-    k->lse = mixpi_saved(c, 0);
+    k->top_rsum = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);
     return MIXP_OK;
 }
@@ -16541,7 +16806,7 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     k.targets = forward->targets;
     k.dloss = mixpi_call_dy(c);
     k.logits = forward->logits;
-    k.lse = forward->lse;
+    k.top_rsum = forward->top_rsum;
     k.counted = forward->counted;
     mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
@@ -16565,7 +16830,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
 /* --- a product and its cross entropy, some rows at a time --- */
 
 typedef struct mixpi_chunked {
-    mixp_cross_entropy_args k;  /* of the whole; logits and lse of the chunk at hand       */
+    mixp_cross_entropy_args k;  /* of the whole; logits and top_rsum of the chunk at hand  */
     int64_t chunk, width;       /* rows at a time; columns of x and w                      */
     mixp_in x, w;
 } mixpi_chunked;
@@ -16618,7 +16883,7 @@ static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int6
     mixp_cross_entropy_args k = h->k;
     k.rows = mixpi_min(h->chunk, h->k.rows - first);
     k.targets += first;
-    k.lse += first;
+    k.top_rsum += 2 * first;
     k.logits = mixpi_tensor_in(logits);
     k.before = first;
     return MIXPI_RUN(c, cross_entropy, &k);
@@ -16637,11 +16902,9 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->w = mixpi_call_x(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
     logits = mixpi_chunked_room(c, h);
-    if (!logits || !mixp_call_save(c, 0, MIXP_F32, 1, &h->k.rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
-        return MIXP_ERR_MEMORY;
+    if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     h->k.loss = (float *)c->out->data;
-    h->k.lse = mixpi_saved(c, 0);
+    h->k.top_rsum = mixpi_saved(c, 0);
     h->k.counted = mixpi_saved(c, 1);
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
@@ -16662,7 +16925,7 @@ static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, i
     k.targets = h->k.targets + first;
     k.dloss = mixpi_call_dy(c);
     k.logits = mixpi_tensor_in(logits);
-    k.lse = h->k.lse + first;
+    k.top_rsum = h->k.top_rsum + 2 * first;
     k.counted = h->k.counted;
     k.dlogits = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, cross_entropy_backward, &k);
@@ -17073,13 +17336,15 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
                                  "an array for them",
                                  n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
-    if (x && mixpi_check_split(ctx, x, dim, n) != MIXP_OK) return MIXP_ERR_SHAPE;
-    if (x) size = x->shape[mixpi_axis(dim, x->rank)] / n;
+    /* What is no tensor is told by the first slice. */
+    if (mixpi_is_tensor(x) && mixpi_check_split(ctx, x, dim, n) != MIXP_OK)
+        return MIXP_ERR_SHAPE;
+    if (mixpi_is_tensor(x)) size = x->shape[mixpi_axis(dim, x->rank)] / n;
     while (done < n && (parts[done] = mixp_slice(ctx, x, dim, done * size, size)) != NULL)
         done++;
     if (done == n) return MIXP_OK;
     for (i = 0; i < n; i++) parts[i] = NULL;
-    return mixp_context_error(ctx, NULL);
+    return mixpi_failed(ctx);
 }
 
 /* --- the table ------------------------------------------------------------------------- */
@@ -17389,7 +17654,7 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
     s->began = s->first = 0;
-    s->retried = s->epoch + s->ctx->replays;
+    s->retried = s->epoch + s->ctx->replays;  /* plant: retry_loaded */
     s->ctx->replayed = 0;
 }
 
@@ -18130,12 +18395,10 @@ static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
 static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
                               int64_t *first) {
     const int64_t count = opt->slots[i].param->count;
-    int64_t each;
+    const int64_t each = mixpi_piece_size(opt->ctx, count);
     *first = 0;
     if (!mixpi_is_divided(opt, i))
         return !opt->owned || opt->slots[i].owner == r ? count : 0;
-    each = mixpi_ceil_div(count, (int64_t)opt->ctx->ranks.size);
-    each = mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
     *first = mixpi_min(r * each, count);
     return mixpi_min(each, count - *first);
 }
@@ -18244,6 +18507,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
+    else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
+        wrong = "has, or had, an optimizer: where sums are scattered, each has one";
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
@@ -18436,9 +18701,10 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     mixp_param_row *row;
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!param)
+    if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_add: param is NULL");
+                                 "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
+                                 "step");
     r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
@@ -18464,6 +18730,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
         opt->owned[opt->slots[opt->count].owner] -= param->count;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     param->own.optimizers += r == MIXP_OK;
+    param->own.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
     return r;
 }
 
@@ -18749,11 +19016,16 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     return sum;
 }
 
+/* The table by which gradients are looked at, as kernels see it: where sums are scattered, that of
+ * what this rank updates, for it has no others. */
+static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
+{ return mixpi_is_scattered(o->ctx) ? o->device_own_rows : o->device_rows; }
+
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.scale = scale;
     k.unscale = unscale;
@@ -18928,7 +19200,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     mixp_clip_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
@@ -18977,7 +19249,8 @@ static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
-    const mixp_param_row *row = &opt->rows[i];
+    const int apart = mixpi_is_scattered(opt->ctx);
+    const mixp_param_row *row = apart ? &opt->own_rows[i] : &opt->rows[i];
     mixp_look_args k;
     if (!row->active) return MIXP_OK;
     memset(&k, 0, sizeof k);
@@ -19201,7 +19474,8 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
  * After the look and before the decision one small table is summed over the ranks, on the device;
  * the host is not asked. What is in it: see mixp_agree_fill.
  */
-static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                   int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
@@ -19221,6 +19495,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     k.table = o->table;
     k.rank = ranks->rank;
     k.size = ranks->size;
+    k.in_parts = in_parts;
     r = MIXPI_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
@@ -19229,33 +19504,56 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
 }
 
+/* Two numbers that differ, with as many digits as it takes to see that. */
+static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t room) {
+    int digits = 6;
+    do {
+        snprintf(here, room, "%.*g", digits, a);
+        snprintf(there, room, "%.*g", digits, b);
+    } while (strcmp(here, there) == 0 && (digits += 3) < 18);
+}
+
 /* Ranks that went apart, by a learning rate that one of them changed, say: told here; on a GPU
  * perhaps a step late, but that step was skipped by all. */
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = { "a rank is missing:", "the loss scale",
+    static const char *const words[] = { "", "the loss scale",
                                          "the number of applied steps",
                                          "the learning rate",
                                          "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
+    const int other = (int)a->differs - 1;
+    char here[32], there[32];
     if (r != MIXP_OK || !a->differs) return r;
+    if (a->word == MIXP_AGREE_HERE)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "rank %d took another kind of step than rank 0, or "
+                                 "none; the step was skipped: do the hooks carry f64?",
+                                 other);
+    mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %.17g on rank 0 and %.17g on rank %d; "
+                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
                              "the step was skipped",
-                             words[a->word], a->here, a->there, (int)a->differs - 1);
+                             words[a->word], here, there, other);
+}
+
+/* The ranks tell each other what they found. in_parts: each has looked at its own part of it. */
+static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                     int in_parts) {
+    if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
+    return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                             "ranks: the device %s has no kernel `agree`; its table "
+                             "is older than this header",
+                             o->ctx->device->name);
 }
 
 /* After a look, or what stands for one: the ranks agree, and prepare follows. */
-static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
+                                       int in_parts) {
     mixp_result r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
-    if (!o->ctx->device->kernels->agree)
-        return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                                 "ranks: the device %s has no kernel `agree`; its table "
-                                 "is older than this header",
-                                 o->ctx->device->name);
-    r = mixpi_opt_agree(o, s);
+    r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_ranks_stop(o->ctx, r);
@@ -19284,11 +19582,15 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
 /* A look at all gradients, and what the ranks make of it together. */
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
                                     const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const int in_parts = mixpi_is_scattered(o->ctx);
     mixp_result r = mixpi_ranks_views(o);
     if (r != MIXP_OK) return r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
+    if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
+    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
+        r = mixpi_ranks_agree(o, s, 1);
+    return r;
 }
 
 /* Copies bytes of device memory. */
@@ -19493,7 +19795,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                              s);
     else {
         r = mixpi_ranks_views(opt);
-        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
@@ -19676,6 +19978,7 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
+    int64_t first;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
     v.site = "";
@@ -19703,6 +20006,10 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
+    if (s.agreed.part_rank) {
+        mixpi_piece_of(opt, s.stats.bad_row, (int)s.agreed.part_rank - 1, &first);
+        v.bad_element += first;  /* plant: part_element */
+    }
     v.bad_is_nan = s.stats.bad_is_nan;
     return v;
 }
@@ -19842,7 +20149,11 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
     mixpi_checked_lose(opt);
-    for (i = 0; i < opt->count; i++) opt->slots[i].param->own.optimizers--;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *p = opt->slots[i].param;
+        p->own.optimizers--;
+        if (!p->own.leaf) p->own.divided = 0;   /* else its gradients stay in pieces */
+    }
     if (ctx->tally_of == opt) ctx->tally_of = NULL;
     mixpi_owned_free(ctx, opt);
     return MIXP_OK;
@@ -20004,15 +20315,19 @@ static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) 
     return (int64_t)w->clean << (relapses < 20 ? relapses : 20);  /* plant: guard_doubles */
 }
 
+/* The number of the site that users call i; 0: there is none. */
+static int mixpi_site_listed(const mixpi_watch *w, int i) {
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
+    return i < 0 || at < i ? 0 : n;
+}
+
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const mixpi_site *site = NULL;
-    int n, at = -1;
-    for (n = 0; w && n < w->n_sites && at < i; n++) {
-        site = &w->sites[n];
-        at += site->stores;
-    }
-    if (!site || !out || i < 0 || at < i) return 0;
+    const int number = mixpi_site_listed(w, i);
+    const mixpi_site *site;
+    if (!number || !out) return 0;
+    site = mixpi_site_at(ctx, number);
     memset(out, 0, sizeof *out);
     out->name = site->name;
     out->op = site->op;
@@ -20026,6 +20341,30 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->value = site->value;
     out->grad = site->grad;
     return 1;
+}
+
+/* Adds what one site stored. */
+static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
+    int64_t found[MIXP_EXPONENTS];
+    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
+    mixp_result r = mixpi_noted(ctx, "mixp_site_exponents",
+                                mixpi_download(ctx, found, from, sizeof found));
+    int e;
+    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
+    return r;
+}
+
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const int number = mixpi_site_listed(w, i);
+    mixp_result r = MIXP_OK;
+    int n;
+    if (!counts || !w || !w->bins || (!number && i != -1)) return 0;
+    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
+    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
+    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
+        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
+    return r == MIXP_OK;
 }
 
 /* --- deciding ------------------------------------------------------------------------------ */
@@ -20494,7 +20833,7 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
     const char *wrong;
     mixpi_watch *w;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     wrong = mixpi_look_wrong(t, low, out);
     if (wrong)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
@@ -20552,6 +20891,7 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
         return "max_sites cannot change: room for them was taken when the guard was started, or "
                "4096 by a mixp_compare before it";
@@ -20582,6 +20922,10 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
         return MIXP_ERR_MEMORY;
     w = ctx->watch;
+    if (d.exponents && !w->bins)
+        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
+    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
+    w->counting = d.exponents;
     w->every = d.every;
     w->clean = d.clean;
     w->high = d.high;
@@ -22987,7 +23331,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     if (item->must == MIXPI_ANY) return 1;
     for (at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
-        if (!mixpi_number_is_good(item->must, x)) return 0;
+        if (!mixpi_number_is_good(item->must, x)) return 0;  /* plant: numbers_row */
     }
     return 1;
 }

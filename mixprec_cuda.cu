@@ -2016,6 +2016,12 @@ __device__ inline float silu_slope(float g, float x) {
     return g * fmaf(s * rest, x, s);
 }
 
+/* Above p and below q; an infinite bound is none. */
+__device__ inline bool between(float x, float p, float q) {
+    return (x > p || mixp_bits_of_f32(p) == 0xFF800000u) &&
+           (x < q || mixp_bits_of_f32(q) == 0x7F800000u);
+}
+
 /* g: what comes from above; b: x, or y for those that are told by their result. */
 template <mixp_unary op>
 __device__ inline float unary_slope(float g, float b, float p, float q) {
@@ -2041,7 +2047,7 @@ __device__ inline float unary_slope(float g, float b, float p, float q) {
     case MIXP_UNARY_SOFT_CAP:
         t = tanhf(b / p);
         return g * fmaf(-t, t, 1.0f);
-    case MIXP_UNARY_CLAMP:     return b < p || b > q ? 0.0f : g;
+    case MIXP_UNARY_CLAMP:     return between(b, p, q) ? g : 0.0f;
     case MIXP_UNARY_COUNT:     break;
     }
     return g;
@@ -2085,7 +2091,7 @@ __device__ inline float loss_value(float a, float b, float delta) {
     case MIXP_LOSS_L1:         return fabsf(a - b);
     case MIXP_LOSS_HUBER:      return huber(a - b, delta);
     case MIXP_LOSS_SMOOTH_L1:  return huber(a - b, delta) / delta;
-    case MIXP_LOSS_KL:         return fabsf(b) > 0.0f ? b * (logf(b) - a) : b * b;
+    case MIXP_LOSS_KL:         return b * ((fabsf(b) > 0.0f ? logf(b) : b) - a);
     case MIXP_LOSS_KL_LOG:     return expf(b) * (b - a);
     case MIXP_LOSS_COUNT:      break;
     }
@@ -2111,9 +2117,9 @@ __device__ inline float loss_slope(float a, float b, float p, float delta) {
     return a;
 }
 
-/* The gradient of x in the larger of x and y: of equal ones, half. */
+/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
 __device__ inline float larger_slope(float g, float x, float y)
-{ return x > y ? g : x < y ? 0.0f : 0.5f * g; }
+{ return x < y ? 0.0f : x == y ? 0.5f * g : g; }
 
 template <int fn>
 __device__ inline float value(float a, float b, float c, float p, float q) {
@@ -3800,11 +3806,13 @@ __device__ inline float target_value(const EntropyJob &s, int64_t r) {
     int32_t target = s.targets[r];
     return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
 }
-/* The row's loss in double: lse alone would round it once more. */
-__device__ inline void put_loss(const EntropyJob &s, int64_t r, float top, float log_sum,
+/* The row's loss in double, its parts added there. */
+__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e,
                                 float below, float at_target) {
     int32_t target = s.targets[r];
-    s.lse[r] = top + log_sum;
+    float top = e.top, log_sum = logf(e.sum);
+    s.top_rsum[2 * r] = top;
+    s.top_rsum[2 * r + 1] = 1.0f / e.sum;
     s.losses[r] = 0.0;
     if (target == s.ignore) return;
     if (is_id(target, s.cols)) {
@@ -3822,9 +3830,9 @@ entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
-        float log_sum = logf(e.sum), below = 0.0f;
+        float below = 0.0f;
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
-        if (rank == 0) put_loss(s, r, e.top, log_sum, below, target_value(s, r));
+        if (rank == 0) put_loss(s, r, e, below, target_value(s, r));
     }
 }
 
@@ -3858,7 +3866,7 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         int32_t target = s.targets[r];
         bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
-        float lse = s.lse[r], by = factor;
+        float top = s.top_rsum[2 * r], rsum = s.top_rsum[2 * r + 1], by = factor;
         if (ignored && s.dlogits.accumulate) continue;
         if (bad) by = not_a_number();
         if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
@@ -3869,7 +3877,8 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
             for (int k = 0; k < 8; k++) {
                 /* plant: entropy_hot */
                 float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
-                v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot - others) * by;
+                float share = exp_of(v[k] - top) * rsum;
+                v[k] = ignored ? 0.0f : (share - hot - others) * by;
             }
             plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
@@ -3913,12 +3922,12 @@ __device__ inline mixp_in fetch_row(const EntropyBothJob &s, int64_t row) {
 /* As entropy_back_rows: the row's gradient, from `a` at `from`. */
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
-                                  int64_t from, float lse) {
+                                  int64_t from, const Exponents &e) {
     int rank = (int)threadIdx.x % T;
     int32_t target = s.targets[r];
     bool ignored = target == s.ignore;
     float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f, v[8];
-    float by = __fmul_rn(*s.scale, s.share) / *s.counted;
+    float by = __fmul_rn(*s.scale, s.share) / *s.counted, rsum = 1.0f / e.sum;
     Part p;
     if (!ignored && !is_id(target, s.cols)) by = not_a_number();
     MIXPI_PARTS(p, s.cols, T, rank) {
@@ -3927,7 +3936,8 @@ __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
             float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
-            v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot - others) * by;
+            float share = exp_of(v[k] - e.top) * rsum;
+            v[k] = ignored ? 0.0f : (share - hot - others) * by;
         }
         if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         else put_part(s.dlogits, r * s.cols, p, s.wide, v);
@@ -3938,7 +3948,7 @@ template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3
 entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        float at_target = target_value(s, r), log_sum, below = 0.0f;  /* plant: both_target */
+        float at_target = target_value(s, r), below = 0.0f;  /* plant: both_target */
         mixp_in a = s.logits;
         int64_t from = r * s.cols;
         if (T == team_threads && s.kept) {
@@ -3946,10 +3956,9 @@ entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
             from = 0;
         }
         Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
-        log_sum = logf(e.sum);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
-        if (rank == 0) put_loss(s, r, e.top, log_sum, below, at_target);
-        put_slopes<T, D>(s, r, a, from, e.top + log_sum);
+        if (rank == 0) put_loss(s, r, e, below, at_target);
+        put_slopes<T, D>(s, r, a, from, e);
     }
 }
 
@@ -4562,6 +4571,7 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     if (threadIdx.x) return;
     mixp_agree_fill(row, &plan, k.step, k.scaler);
     mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
+    if (k.in_parts) mixpi_agree_part(row, k.step);
     if (k.forward && k.forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     if (*stop) row[MIXP_AGREE_FOUND] = 1.0;
 }

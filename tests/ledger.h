@@ -342,20 +342,20 @@ LEDGER_KERNEL(attention_backward) {
 LEDGER_KERNEL(cross_entropy) {
     double rows = (double)k->rows, n = rows * (double)k->cols;
     (void)x;
-    return ledger_moves("cross-entropy", 2, ledger_in(k->logits, n) + 4 * rows, 8 * rows, 0.85);
+    return ledger_moves("cross-entropy", 2, ledger_in(k->logits, n) + 4 * rows, 12 * rows, 0.85);
 }
 LEDGER_KERNEL(cross_entropy_backward) {
     double rows = (double)k->rows, n = rows * (double)k->cols;
     (void)x;
     return ledger_moves("cross-entropy backward", 1,
-                        ledger_in(k->logits, n) + ledger_old(k->dlogits, n) + 8 * rows,
+                        ledger_in(k->logits, n) + ledger_old(k->dlogits, n) + 12 * rows,
                         ledger_out(k->dlogits, n), 0.80);
 }
 LEDGER_KERNEL(cross_entropy_both) {
     double rows = (double)k->loss.rows, n = rows * (double)k->loss.cols;
     (void)x;
     return ledger_moves("cross-entropy, both ways", 3, ledger_in(k->loss.logits, n) + 12 * rows,
-                        ledger_out(k->dlogits, n) + 8 * rows, 0.80);
+                        ledger_out(k->dlogits, n) + 12 * rows, 0.80);
 }
 LEDGER_KERNEL(loss) {
     double n = (double)k->n;

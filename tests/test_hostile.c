@@ -395,6 +395,156 @@ static void more_threads_than_any_machine_has(void) {
     CHECK_TEXT(why, "above 4096");
 }
 
+/* A program that clears each error as it is told: what has failed says so all the same. */
+static void forget_error(mixp_result code, const char *message, void *user) {
+    (void)code;
+    (void)message;
+    mixp_context_clear_error(*(mixp_context **)user);
+}
+
+static mixp_result no_rows(mixp_call *c) {
+    const int64_t shape[2] = { 0, 3 };
+    CHECK_INT(mixp_call_alias(c, 2, shape), MIXP_ERR_ARGUMENT);
+    return mixp_call_output(c, MIXP_F32, 2, shape);
+}
+
+static mixp_result does_nothing(mixp_call *c) {
+    (void)c;
+    return MIXP_OK;
+}
+
+static void errors_cleared_at_once(void) {
+    static const mixp_op op = { "no_rows", MIXP_CLASS_KEEP, 0, no_rows, does_nothing, NULL, NULL };
+    mixp_context_desc d;
+    mixp_context *ctx = NULL;
+    mixp_tensor *w, *parts[2];
+    memset(&d, 0, sizeof d);
+    d.on_error = forget_error;
+    d.user = &ctx;
+    ctx = mixp_context_new(&d);
+    w = matrix(ctx, "w", 1, 3);
+    mixp_step_begin(ctx);
+    CHECK(mixp_apply(ctx, &op, 1, &w, 1, NULL) == NULL);
+    CHECK_INT(mixp_split(ctx, NULL, 0, 2, parts), MIXP_ERR_ARGUMENT);
+    close_clean(ctx);
+}
+
+/* --- tensors of an earlier step, whose records are other memory by now ------------------------- */
+
+enum { LATE = 12, FILLER = 1 << 14 };
+typedef struct filler { unsigned char byte[FILLER]; } filler;
+
+/* An operator whose attributes lie where the step before had its tensors. */
+static void write_over(mixp_context *ctx, int byte) {
+    static const mixp_op op = { "filler", MIXP_CLASS_KEEP, sizeof(filler), visitor_infer,
+                                does_nothing, NULL, NULL };
+    static filler all;
+    const int64_t one[1] = { 1 };
+    float x = 0;
+    mixp_tensor *in = mixp_input(ctx, MIXP_F32, 1, one, &x);
+    memset(&all, byte, sizeof all);
+    CHECK(mixp_apply(ctx, &op, 1, &in, 1, &all) != NULL);
+}
+
+/* Whatever lies there now: each call says that it is no tensor of this step, and none crashes. */
+static void late(mixp_context *ctx, mixp_optimizer *opt, mixp_tensor *t) {
+    mixp_tensor *parts[2];
+    mixp_look look;
+    float x;
+    CHECK(mixp_relu(ctx, t) == NULL);
+    told(ctx, MIXP_ERR_ORDER, "in use again");
+    CHECK_INT(mixp_backward(ctx, t), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "earlier step");
+    CHECK_INT(mixp_split(ctx, t, 0, 2, parts), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "earlier step");
+    CHECK_INT(mixp_optimizer_add(opt, t, NULL), MIXP_ERR_ARGUMENT);
+    told(ctx, MIXP_ERR_ARGUMENT, "earlier step");
+    CHECK(isnan(mixp_item(t)));
+    CHECK_INT(mixp_read(t, &x, MIXP_F32, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_write(t, &x, MIXP_F32, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_look_at(t, MIXP_F16, &look), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_tensor_set_requires_grad(t, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_tensor_set_disposable(t, 1), MIXP_ERR_ARGUMENT);
+    CHECK(mixp_tensor_low(t, MIXP_F16) == NULL);
+    mixp_tensor_touch(t);
+}
+
+static void tensors_of_an_earlier_step(void) {
+    static const int bytes[3] = { 0, 1, 0x55 };
+    const int64_t one[1] = { 1 };
+    mixp_context *ctx = context_of(NULL);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_tensor *t[LATE];
+    int i, k;
+    for (k = 0; k < 3; k++) {
+        mixp_step_begin(ctx);
+        for (i = 0; i < LATE; i++) t[i] = mixp_activation(ctx, MIXP_F32, 1, one);
+        mixp_step_begin(ctx);
+        write_over(ctx, bytes[k]);
+        for (i = 4; i < LATE; i++) late(ctx, opt, t[i]);
+    }
+    close_clean(ctx);
+}
+
+/* --- graphs, on a device that only says that it records --------------------------------------- */
+
+static mixp_result recorder_begin(mixp_exec *x) {
+    (void)x;
+    return MIXP_OK;
+}
+
+static mixp_result recorder_end(mixp_exec *x, void **graph) {
+    *graph = x;
+    return MIXP_OK;
+}
+
+static mixp_result recorder_replay(const mixp_exec *x, void *graph, uint64_t later) {
+    (void)later;
+    return graph == x ? MIXP_OK : MIXP_ERR_DEVICE;
+}
+
+static void recorder_free(const mixp_exec *x, void *graph) { CHECK(graph == x); }
+
+/* A second capture, and a replay, are refused while one is under way, and it goes on. */
+static void capture_within_a_capture(void) {
+    mixp_context_desc d;
+    mixp_device recorder = *mixp_cpu();
+    mixp_graph *first, *second;
+    mixp_context *ctx;
+    recorder.capture_begin = recorder_begin;
+    recorder.capture_end = recorder_end;
+    recorder.replay = recorder_replay;
+    recorder.graph_free = recorder_free;
+    memset(&d, 0, sizeof d);
+    d.device = &recorder;
+    ctx = mixp_context_new(&d);
+    CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
+    first = mixp_capture_end(ctx);
+    CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_capture_begin(ctx), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "captured already");
+    CHECK_INT(mixp_replay(first), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "mixp_capture_end");
+    CHECK_INT(mixp_graph_free(first), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "captured");
+    second = mixp_capture_end(ctx);
+    CHECK(second != NULL);
+    CHECK_INT((int64_t)mixp_context_steps(ctx), 0);     /* it was recorded, not run */
+    CHECK_INT(mixp_graph_free(first), MIXP_OK);
+    close_clean(ctx);
+}
+
+static void block_without_memory(void) {
+    mixp_context_desc d;
+    const char *why = "";
+    memset(&d, 0, sizeof d);
+    d.memory_bytes = 1 << 20;
+    d.why = &why;
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "memory is NULL");
+}
+
 int main(void) {
     RUN(scaler_goes_before_its_loss);
     RUN(bad_loss_is_told);
@@ -411,5 +561,9 @@ int main(void) {
     RUN(master_of_a_written_weight);
     RUN(views_that_overlap);
     RUN(more_threads_than_any_machine_has);
+    RUN(errors_cleared_at_once);
+    RUN(tensors_of_an_earlier_step);
+    RUN(capture_within_a_capture);
+    RUN(block_without_memory);
     return test_report();
 }
