@@ -128,13 +128,18 @@ $(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu 
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(BUILD)/cuda_host.o -lm -o $@
 
-# With products and sums joined, as nvcc joins them: what is promised to the bit must still hold.
+# With products and sums joined, as nvcc joins them, and with the one NaN of a GPU's arithmetic: what is
+# promised to the bit must still hold.
 CUDA_FMA := $(if $(and $(CUDA),$(filter x86_64,$(shell uname -m))),$(BUILD)/fma/test_cuda \
                 $(BUILD)/fma/test_cuda_optimizers)
 
-$(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+ONE_NAN = -mfma -ffp-contract=fast -ffixed-xmm14 -ffixed-xmm15 -DCUDASIM_ONE_NAN
+
+$(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) -mfma -ffp-contract=fast $< $(BUILD)/cuda_host.o -lm -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(ONE_NAN) -S $< -o $@.raw.s
+	$(Q)awk -f tests/canonical_nan.awk $@.raw.s >$@.s && rm -f $@.raw.s
+	$(Q)$(CXX) $@.s $(BUILD)/cuda_host.o -lm -o $@
 
 # The same tests for the GPU that is there, or, where there is none, to see that they link.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \

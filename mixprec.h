@@ -803,13 +803,13 @@ MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
 { return ldexp((double)r->low_largest, -r->margin); }
 
 /* Sets the scale, a power of two, by the peak; 1: a limit did not let it go all the way. The
- * peak is forgotten by a quarter of a binade each time: what comes now and then is waited for,
- * but not what is more than 2^10 above all that came since. */
+ * peak is forgotten by a sixteenth of a binade each time: what comes now and then is waited for,
+ * but not what is more than 2^12 above all that came since. */
 MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
     double now = (double)s->scale, to, most;
-    s->peak *= 0.840896415f;  /* 2^(-1/4) */
-    if (s->largest > 0.0f && s->peak > s->largest * 1024.0f)
-        s->peak = s->largest * 1024.0f;
+    s->peak *= 0.957603281f;  /* 2^(-1/16) */
+    if (s->largest > 0.0f && s->peak > s->largest * 4096.0f)
+        s->peak = s->largest * 4096.0f;
     if (s->largest > s->peak) s->peak = s->largest;
     s->largest = 0.0f;
     if (!(s->peak > 0.0f)) return 0;
@@ -995,6 +995,8 @@ typedef struct mixp_agreement {
     double  here, there;        /* what rank 0 has there, and what that rank has           */
     int32_t ranks;              /* how many told; 0: nobody was asked                      */
     float   loss;               /* the mean of theirs, where spikes of it are looked for   */
+    int32_t part_rank;          /* scattered sums: the rank that has the first bad one,
+                                   plus 1; its element is counted from that piece on */
 } mixp_agreement;
 
 /* An optimizer's state of steps, in device memory. */
@@ -1230,7 +1232,7 @@ MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *st
     mixpi_spike_settle(plan, s);
     if (s->of) {
         step->skip = 1;
-        s->in_a_row += mixpi_f64_is_finite(s->z);
+        if (mixpi_f64_is_finite(s->z) && s->in_a_row < INT32_MAX) s->in_a_row++;
         return;
     }
     if (!mixpi_f64_is_finite(s->z)) s->z = 0.0;
@@ -1273,7 +1275,8 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
 /* What a rank tells the others before anyone decides: a row of the table of all ranks. Each fills
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
-    MIXP_AGREE_HERE,            /* 1: this rank is there                                   */
+    MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
+                                   of the sums alone: norm and bad ones are its own */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1282,6 +1285,8 @@ enum {
     MIXP_AGREE_FORWARD,         /* 1: its forward pass made Inf or NaN                     */
     MIXP_AGREE_BAD,             /* 1: so did one at this rank's own, before the sum        */
     MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* and where                   */
+    MIXP_AGREE_PART_ROW, MIXP_AGREE_PART_ELEMENT, MIXP_AGREE_PART_NAN,
+                                /* the first bad one in this rank's part of the sums */
     MIXP_AGREE_WORDS
 };
 
@@ -1315,15 +1320,50 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
 }
 
+/* The same, where sums are scattered: what this rank has looked at is its part of them. */
+MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
+    row[MIXP_AGREE_HERE] = 2.0;
+    row[MIXP_AGREE_NORM] = s->stats.norm;   /* Inf and NaN, too: others add zeros to it */
+    row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
+    row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
+    row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
+}
+
+MIXPREC_HD int mixpi_agree_in_parts(const double *table)
+{ return table[MIXP_AGREE_HERE] > 1.0; }
+
+/* The norm of all parts, in the order of ranks: the same on each, and on each run of as many. And
+ * the first bad one: of the first row, and there of the lowest rank, which has its beginning. */
+MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state *s) {
+    double squares = 0.0;
+    int r;
+    s->stats.bad_row = s->stats.bad_element = -1;
+    s->stats.bad_is_nan = 0;
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
+        squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
+        if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
+        /* plant: part_first */
+        if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
+        s->agreed.part_rank = r + 1;
+        s->stats.bad_row = bad;
+        s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
+        s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
+    }
+    s->stats.norm = sqrt(squares);  /* plant: part_norm */
+}
+
 /* Is rank r unlike rank 0? Then that is noted. */
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_RATE : MIXP_AGREE_NORM;
     int word = MIXP_AGREE_HERE;
-    while (word <= MIXP_AGREE_NORM &&
+    while (word <= last &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
         word++;
     }
-    if (word > MIXP_AGREE_NORM) return;
+    if (word > last) return;
     a->differs = r + 1;
     a->word = word;
     a->here = zero[word];
@@ -1358,6 +1398,7 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     }
     s->agreed.ranks = size;
     s->agreed.loss = (float)(loss / (double)size);
+    if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
@@ -1701,6 +1742,7 @@ typedef struct mixp_exec {
      * NULL = out of memory. At most one such request in a kernel. */
     void *(*scratch)(void *user, size_t bytes);
     mixp_allocator host, device;    /* the context's; unset = malloc, the device's own     */
+    const char *gemm_choices;   /* of the description; NULL = none. For attach             */
 } mixp_exec;
 
 typedef enum mixp_unary {
@@ -1736,7 +1778,7 @@ typedef enum mixp_loss_kind {
     MIXP_LOSS_L1,               /* |x - t|, of slope 0 at 0                                */
     MIXP_LOSS_HUBER,            /* d^2 / 2 where d = |x - t| < delta, else delta (d - delta/2) */
     MIXP_LOSS_SMOOTH_L1,        /* d^2 / (2 delta) there, else d - delta/2                 */
-    MIXP_LOSS_KL,               /* t (log t - x), 0 at t = 0: x are log-probabilities      */
+    MIXP_LOSS_KL,               /* t (log t - x), at t = 0 0 x: x are log-probabilities    */
     MIXP_LOSS_KL_LOG,           /* e^t (t - x): the target's are, too                      */
     MIXP_LOSS_COUNT
 } mixp_loss_kind;
@@ -1841,7 +1883,9 @@ typedef struct mixp_cross_entropy_args {
     const int32_t *targets;
     mixp_in        logits;
     float         *loss;
-    float         *lse;         /* rows values, and                                        */
+    float         *top_rsum;    /* [rows, 2]: a row's largest, top, and 1 / the sum of
+                                   exp(x - top); apart, for a logarithm of all would lose
+                                   the digits that a large top takes                       */
     float         *counted;     /* how many rows count: both for the backward pass         */
     int64_t        before;      /* rows of earlier calls whose mean and count loss and
                                    counted hold: both go on. 0: these rows are the first   */
@@ -1855,12 +1899,13 @@ typedef struct mixp_cross_entropy_backward_args {
     float          smoothing;
     const int32_t *targets;
     mixp_in        dloss, logits;
-    const float   *lse, *counted;
+    const float   *top_rsum, *counted;
     mixp_out       dlogits;
 } mixp_cross_entropy_backward_args;
 
-/* Both in one pass: loss, lse and counted of `loss`, whose `before` must be 0, and then dlogits =
- * what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be loss.logits. */
+/* Both in one pass: loss, top_rsum and counted of `loss`, whose `before` must be 0, and then
+ * dlogits = what cross_entropy_backward writes for dloss = scale[0] * share; dlogits may be
+ * loss.logits. */
 typedef struct mixp_cross_entropy_both_args {
     mixp_cross_entropy_args loss;
     const float *scale;
@@ -1902,6 +1947,29 @@ typedef struct mixp_gemm_args {
     int64_t  lda, ldb, ldc;
     int64_t  stride_a, stride_b, stride_c;
 } mixp_gemm_args;
+
+/* A product that does in its own pass what would be another kernel's, where the vendor's
+ * library can; where it cannot, two kernels do the same.
+ *
+ * ROW_SUMS: c as gemm gives it, and sums[m] (+)= the sums of op(a)'s rows: a bias's gradient
+ * beside its weight's. a is dense.
+ * GELU: before = what gemm gives, and c = its GELU by tanh. c and before: of one dtype, dense,
+ * not accumulating. c may come from before's values before they were rounded.
+ * GELU_BACK: c = what gemm gives, without a bias, times GELU's slope at before, which is only
+ * read.
+ *
+ * batch 1; before, sums: real. MIXP_ERR_ARGUMENT: what the kind needs is missing, or there is
+ * no such kind. */
+typedef enum mixp_epilogue {
+    MIXP_EPILOGUE_ROW_SUMS, MIXP_EPILOGUE_GELU, MIXP_EPILOGUE_GELU_BACK, MIXP_EPILOGUE_COUNT
+} mixp_epilogue;
+
+typedef struct mixp_gemm_epilogue_args {
+    mixp_gemm_args gemm;
+    mixp_epilogue  kind;
+    mixp_out       sums;        /* of ROW_SUMS                                             */
+    mixp_out       before;      /* m * n values, of the other two                          */
+} mixp_gemm_epilogue_args;
 
 /* Where the rows of heads lie: row i of head h of sequence s begins s * sequence + h * head +
  * i * row elements behind the first. A stride of 0: all share one. */
@@ -2137,7 +2205,7 @@ MIXPREC_HD float mixpi_through_low(mixp_dtype low, float x) {
 MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
     float held = mixpi_through_low(low, was);
     float moved = mixpi_through_low(low, held + (now - was));
-    return moved == held;  /* plant: update_lost */
+    return moved == held;
 }
 
 /* mixp_scaler_advance on the device, with the found_inf that prepare collected. guarded: a skip
@@ -2213,7 +2281,8 @@ typedef struct mixp_look_args {
  * between them: fills this rank's row of table (and zeros the others), or, with `reads`, takes from
  * the whole table what all have found. See mixp_agree_fill and mixp_agree_read. looks: what
  * grad_stats found in each bucket of gradients before it was summed, first_leaf the place of its
- * first gradient. All but plan: device memory. */
+ * first gradient. in_parts: step is of a look at this rank's part of scattered sums alone. All but
+ * plan: device memory. */
 typedef struct mixp_agree_args {
     const mixp_step_plan    *plan;      /* host memory                                     */
     const mixp_step_state   *looks;
@@ -2224,6 +2293,7 @@ typedef struct mixp_agree_args {
     mixp_step_state         *step;
     double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
     int                      rank, size, reads;
+    int                      in_parts;
 } mixp_agree_args;
 
 /* where: y (+)= mask ? a : b over shape (rank 0..8), y dense; a stride of 0 repeats an element.
@@ -2339,6 +2409,7 @@ typedef struct mixp_kernels {
     mixp_result (*add_norm)(const mixp_exec *x, const mixp_norm_args *k);
     mixp_result (*cross_entropy_both)(const mixp_exec *x,
                                       const mixp_cross_entropy_both_args *k);
+    mixp_result (*gemm_epilogue)(const mixp_exec *x, const mixp_gemm_epilogue_args *k);
 } mixp_kernels;
 
 /* Which way products of matrices have gone on a GPU; a captured one counts once. */
@@ -2381,6 +2452,8 @@ struct mixp_device {
      * newest of that slot has arrived, and for nothing queued later. NULL = download. */
     mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
     mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
+    /* What mixp_context_gemm_choices gives. NULL = there is nothing to choose. */
+    size_t      (*gemm_choices)(const mixp_exec *x, char *text, size_t size);
 };
 
 /* ==== 5. TENSORS ======================================================= >>tensors ====
@@ -2414,6 +2487,7 @@ struct mixp_tensor {
     int           requires_grad;
     uint64_t      version;      /* goes up with every write: what the cast cache looks at  */
     struct mixpi_tensor_private {
+        const mixp_tensor *self;/* its own address: another stands where it was recycled    */
         mixp_tensor *grad;      /* the gradient's storage, whether or not it holds one     */
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
         mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
@@ -2438,6 +2512,8 @@ struct mixp_tensor {
                                    it is as autocast says */
         int64_t      leaf;      /* its place in the arena of gradients, plus 1; 0 = none   */
         int          optimizers;/* of a parameter: how many have it                        */
+        int          divided;   /* of a parameter: 1: ranks divide its states */
+        int          in_pieces; /* of a gradient: 1: a rank has its piece alone */
         uint64_t     walks;     /* of a gradient: how often a walk back wrote to it; and at the */
         uint64_t     walks_then;/* last update, when no optimizer had its parameter, with the */
         uint64_t     others_then;   /* writes of others, plus 1; 0 = it was not there      */
@@ -2494,7 +2570,38 @@ typedef struct mixp_ranks_desc {
                                    and has moments and master weights of that alone; then all get
                                    the weights. The bits are the same. Needs all_gather; see
                                    CHECKPOINT                                              */
+    mixp_ranks_hook reduce_scatter; /* data is size * count elements; those at
+                                   data + rank * count become the sum over all ranks, the
+                                   others are worth nothing after it. NULL = none */
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter that grad_wait ends.
+                                   NULL = reduce_scatter, at once */
+    int             scatter;    /* 1: with shard, a rank gets the sums of what it updates
+                                   alone: see SCATTERED SUMS. Needs reduce_scatter */
 } mixp_ranks_desc;
+
+/* SCATTERED SUMS. Of N ranks each sends and receives (N-1)/N of the gradients' bytes in place of
+ * 2 (N-1)/N, and looks at an N-th of them. A tensor that ranks divide, of at least 1/100 of
+ * bucket_bytes, is summed by a reduce_scatter of its own; all others as without `scatter`. What is
+ * true of a gradient after mixp_backward is then this rank's piece: mixp_read of it is
+ * MIXP_ERR_ORDER, and operators must not be given it. A parameter has one optimizer.
+ *
+ * Where the engine takes both sums in one order, sums, and weights where nothing is clipped, have
+ * the bits that they have without. The norm is put together from the ranks' parts, in double and
+ * in their order: the same on all ranks, and on each run of as many, and within 2^-22 of the other
+ * one, so that what is clipped has other last bits. Counts of what a low dtype loses
+ * (mixp_optimizer_sample) are of this rank's pieces.
+ *
+ * WHAT SUMS LOSE: the mean of 8 ranks' gradients beside double's, its relative error (rms), as
+ * build/bench/bench_ranks losses measures it, which has 2 and 4 ranks, too:
+ *
+ *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
+ *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
+ *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
+ *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
+ *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
+ *
+ * In f32 that is the last rounding alone, BEFORE or AFTER. In 14.6 % of the last row a rank's own
+ * gradient is Inf already. */
 
 typedef struct mixp_context_desc {
     const mixp_device *device;                      /* NULL = mixp_cpu()                   */
@@ -2512,12 +2619,24 @@ typedef struct mixp_context_desc {
                                                        a constant string, or ""            */
     void (*on_error)(mixp_result code, const char *message, void *user);
                                                     /* NULL, or told of the first error and,
-                                                       once that is cleared, of the next   */
+                                                       once that is cleared, of the next; it may
+                                                       ask and clear, and begins no step   */
     const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
     void     *memory;                               /* NULL, or a block of yours that all host
                                                        memory comes from: see below        */
     size_t    memory_bytes;
+    int       epilogues;                            /* of a GPU: MIXP_EPILOGUES_, or 0      */
+    const char *gemm_choices;                       /* of a GPU: what
+                                                       mixp_context_gemm_choices gave, or
+                                                       NULL; copied                        */
 } mixp_context_desc;
+
+/* What products on a GPU do in their own pass; each flag is off until it was measured on that GPU
+ * (tests/bench/bench_cuda), and a CPU knows none. */
+enum {
+    MIXP_EPILOGUES_BIAS = 1,    /* a bias's gradient in the product of its weight's         */
+    MIXP_EPILOGUES_GELU = 2     /* GELU by tanh, and its slope, in mixp_mlp                 */
+};
 
 /* On a GPU everything runs on one stream. Kernels and copies of your own are ordered with it when
  * they are on that stream, or, where it is the context's own, on the legacy default stream (plain
@@ -2525,7 +2644,7 @@ typedef struct mixp_context_desc {
  * --default-stream per-thread passes cudaStreamPerThread.
  *
  * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
- * threads < 0, or a device or stream that cannot be used.
+ * threads below 0 or above 4096, or a device or stream that cannot be used.
  * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
  * once the parent has used them: fork before the first step, or give the child's context threads 1.
  * memory: instead of an allocator, a static array, say. On a CPU everything of the context then
@@ -2564,7 +2683,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
- * before. */
+ * before; or a capture is under way already. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -2593,6 +2712,15 @@ MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
 MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
 /* Which way the context's products went so far: look here when a GPU is slow. Zeros on a CPU. */
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
+/* Which of the library's algorithms the context's products use, as text, a line for each shape:
+ * for the gemm_choices of the next context, here or on another GPU of the same kind with the
+ * same libraries. Shapes that it names then get the same algorithm, so the same bits, and
+ * nobody is asked; others are chosen as ever. Returns how many bytes it takes with its end, and
+ * writes as many as fit in size; "" on a CPU. Ask after a step.
+ * A text that does not fit is no context, and desc->why says: it is cut or no such text, or of
+ * another GPU or library. A choice that the library then refuses is MIXP_ERR_DEVICE at its
+ * product. */
+MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
 /* What execution the context hands to kernels; for your own operators. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
@@ -2829,14 +2957,16 @@ MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "
 /* Begins a step: recycles the activations, gradients of activations and the tape of the
  * step before, whose tensors must not be used again. Call it first in every training or
  * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
- * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same). */
+ * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same); or an
+ * operator of yours calls this from its own functions: then nothing changes. */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
  * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
  * mixp_tensor_set_requires_grad was asked for. Runs once per recorded tape and loss; several losses
  * of one step may each be walked. A walk that fails forgets the gradients that it touched.
- * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step. */
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; or an
+ * operator's own function calls this. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* With ranks, mixp_backward sums the gradients over them, and divides them. Where several walks
@@ -2849,7 +2979,7 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
- * *worst. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
+ * *worst, NaN where one is. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
  * and must be deterministic (no dropout). Inputs keep their values. */
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
                                              mixp_tensor *(*fn)(mixp_context *, void *),
@@ -2872,6 +3002,7 @@ typedef struct mixp_call {
     void          *attrs;                /* a copy of what was given to mixp_apply          */
 } mixp_call;
 
+/* A row and its name live as long as the contexts that apply it. */
 struct mixp_op {
     const char *name;           /* "layer_norm": for messages and counts                   */
     mixp_op_class  cls;
@@ -2902,7 +3033,7 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
 /* For forward: a tensor kept for backward in c->saved[slot]. NULL on error. */
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
                                         int rank, const int64_t *shape);
-/* For backward: the gradient of input i, to be filled. NULL: not wanted. *accumulate 1: add
+/* For backward alone: the gradient of input i, to be filled. NULL: not wanted. *accumulate 1: add
  * to what it holds; 0: overwrite (it holds garbage). Writing to it is a promise: after this
  * call the gradient counts as written. */
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
@@ -2925,6 +3056,7 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     mixp_...                    class    inputs               gradient to   note
  *     linear                      LOW      x, w (, b)           all
  *     matmul                      LOW      a, b                 both          broadcasts
+ *     mlp                         LOW      x, w, b, w, b        all           two linear, GELU
  *     attention (_apply)          LOW      qkv, or q, k, v      those         fused
  *     add sub mul div             PROMOTE  a, b                 both          broadcast
  *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
@@ -2964,6 +3096,13 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b);
+
+/* mixp_linear(gelu_tanh(mixp_linear(x, up, up_bias)), down, down_bias); biases may be NULL. With
+ * MIXP_EPILOGUES_GELU a GPU's products make GELU and its slope in their own pass: the same but
+ * for one rounding, before GELU. While a guard is on they stay apart. Errors: the three's. */
+MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
+                                  mixp_tensor *up_bias, mixp_tensor *down,
+                                  mixp_tensor *down_bias);
 /* LOW. y = op(a) op(b) on the last two dimensions; op transposes when asked. Leading dimensions
  * broadcast, as NumPy's do: equal, or 1, or not there. A vector a is one row, a vector b one
  * column, never transposed, and the result lacks that dimension: of two vectors it is a scalar. */
@@ -3018,7 +3157,8 @@ MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor
 MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
-/* NaN where either is. Equal operands get half of the gradient each, as in PyTorch. */
+/* NaN where either is, and then both get the gradient; equal operands get half each: as in
+ * PyTorch. */
 MIXPREC_API mixp_tensor *mixp_maximum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
 /* silu(gate) up, rounded once; packed (KEEP): of x[..., 2c], whose first half is the gate, to
@@ -3039,8 +3179,9 @@ MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_abs(mixp_context *ctx, mixp_tensor *x);       /* slope 0 at 0 */
 MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
-/* At least low and at most high, either of which may be infinite; the gradient passes at the
- * bounds. MIXP_ERR_ARGUMENT: low > high, or NaN. */
+/* At least low and at most high; an infinite bound is none. The gradient passes between them,
+ * not at them nor of a NaN: as in PyTorch since 2.15, which passed it at the bounds before.
+ * MIXP_ERR_ARGUMENT: low > high, or NaN. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
 /* relu(x)^2 (So et al., Primer, 2021). In f16 it is Inf from 256 on. */
@@ -3146,7 +3287,7 @@ MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tens
                                     float delta);
 /* KL(target || x) over the last dimension, x log-probabilities (mixp_log_softmax) and target
  * probabilities, or with log_target 1 their logarithms; the mean over rows, which for a matrix is
- * PyTorch's "batchmean". */
+ * PyTorch's "batchmean". A target of 0 counts nothing, but NaN where x is NaN or infinite. */
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
@@ -3230,15 +3371,18 @@ typedef enum mixp_scaler_preset {
  * and makes the scale the power of two that puts it `margin` binades below low_largest: every
  * growth_interval clean steps, at once when a gradient comes nearer than that, and never by more
  * than max_move binades a step. An overflow backs off as PyTorch's rule does, and counts as a
- * gradient of low_largest / scale. What was largest is forgotten by half in four intervals.
+ * gradient of low_largest / scale. What was largest is forgotten by half in 16 intervals.
  * What it promises: no step is skipped for a gradient up to 2^margin times the largest that it
- * has in mind, which may be 2^10 times those of its last interval. A larger one that no step
- * before it announced nobody foresees: it costs a skip, as under any rule. f16 has 40 binades,
- * and what a wider margin takes is missing at the other end. In 1,000 steps, 2% of which had
- * gradients 2^4 to 2^20 times as large, PyTorch's rule skipped 8, 10 and 7 (3 seeds), this one
- * 6, 9 and 6; with a margin of 8 binades 3, 1 and 1; of 13 none, none and 1, where 17% of all
- * gradients were subnormal and 0.01% flushed. Of spikes of 2^1 to 2^3 it skipped none, and
- * PyTorch's, growing every 20, 32 and more. */
+ * has in mind, which may be 2^12 times those of its last interval. A larger one that no step
+ * before it announced nobody foresees: it costs a skip, as under any rule, and an overflow does
+ * not tell how large it was, so that the next may cost another. In 1,000 steps, 2% of which had
+ * gradients 2^4 to 2^8 times as large, PyTorch's rule skipped 2, 3 and 1 (3 seeds; growing every
+ * 20 steps 32, 29 and 32), this one none. Of 2^4 to 2^20 PyTorch's skipped 8, 10 and 7, this one
+ * 2, 2 and 2, and 1, 1 and 1 with a guard. f16 has 40 binades, and room at one end is missing
+ * at the other: no fixed scale skips none of those at which less than 0.001 to 0.003% of all
+ * gradients are flushed and 2.6 to 5.8% subnormal. PyTorch's rule flushed 0.0001% at most, this
+ * one 0.0005%; with the guard, which sees larger gradients on the way back, 0.03%, and half were
+ * subnormal in one run. The loss ended alike under all of them. */
 /* Zero in any field (in C++ start with `= {}`) = the rule's own value; MIXP_RULE_TORCH's here.
  * Where a rule has one factor, backoff divides by growth_factor unless backoff_factor is given.
  * Where its system keeps factors in f32 (Megatron, ColossalAI, Paddle, Modulus, TensorFlow, jmp)
@@ -3257,7 +3401,7 @@ typedef struct mixp_scaler_desc {
     int       recovery_interval; /* 0 = the rule's (Modulus': 100): the growth interval while the */
     float     recovery_scale;   /* scale is at most this; 0 = the rule's own: 64, others never */
     /* Of MIXP_RULE_PREDICTIVE alone. */
-    int       margin;           /* 0 = 3 binades; at most 30                            */
+    int       margin;           /* 0 = 6 binades; at most 30. Of fp8's few take 1 to 3  */
     int       max_move;         /* 0 = 4 binades a step; at most 252                    */
     float     low_largest;      /* 0 = 65504, f16's                                     */
 } mixp_scaler_desc;
@@ -3288,7 +3432,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
 MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float share, mixp_tensor **loss);
-/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker.
+/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker, and
+ * forgets what steps since the last update have found.
  * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* The scale; waits for the device. 1 when disabled. */
@@ -3470,8 +3615,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * you fill, always taken as given. Master weights follow the parameter when you write it.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
- * MIXP_ERR_ARGUMENT: added before, or another view of the same memory. MIXP_ERR_DTYPE: f16 where
- * masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
+ * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it.
+ * MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
 
@@ -3490,8 +3635,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
 /* What the optimizer remembers of one of its parameters, as f32, whatever it is stored in: `count`
- * elements, all that the parameter has. MASTER: where none is kept, the weight itself. Waits for
- * the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
+ * elements, all that the parameter has. MASTER: where none is kept, or the weight was written since
+ * the last step, the weight itself. Waits for the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
  * keeps no such state; MIXP_ERR_SHAPE: another count. */
 typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* the first moment, or momentum                           */
@@ -3515,12 +3660,12 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
 /* Divides the gradients of opt by their scale, in place, and looks for Inf and NaN. At most
  * once before each step: MIXP_ERR_ORDER, as when no parameter has a gradient. */
 MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt);
-/* Here and in mixp_optimizer_step, MIXP_ERR_ORDER: operators were applied since opt's last update,
- * and no mixp_step_begin; or a parameter that no optimizer has was walked back into twice.
- * Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
+/* Steps opt unless its gradients are non-finite; unscales first (without writing gradients)
  * when mixp_scaler_unscale was not called. Gradients that you changed after unscaling are
- * looked at again. MIXP_ERR_ORDER: called twice before an update, or no gradient at all; a
- * call that fails changes nothing. A skipped step is MIXP_OK: see mixp_scaler_verdict. */
+ * looked at again. A skipped step is MIXP_OK: see mixp_scaler_verdict. MIXP_ERR_ORDER: called
+ * twice before an update, or no gradient at all; here and in mixp_optimizer_step, also when
+ * operators were applied since opt's last update and no mixp_step_begin, or a parameter that no
+ * optimizer has was walked back into twice. A call that fails changes nothing. */
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Advances the scale once for all optimizers stepped or unscaled since the last update, and
  * makes them ready again. MIXP_ERR_ORDER: there is none. MIXP_ERR_DIVERGED: max_floor_skips
@@ -3529,8 +3674,9 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
 
 /* Scales the gradients, in place, so that their global norm is at most max_norm:
  * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
- * them alone when one is non-finite. MIXP_ERR_ORDER: no gradient, or the loss was scaled and
- * mixp_scaler_unscale has not been called. */
+ * them alone when one is non-finite. MIXP_ERR_ARGUMENT: max_norm is below 0 or not finite.
+ * MIXP_ERR_ORDER: no gradient, or the loss was scaled and mixp_scaler_unscale has not been
+ * called. */
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
 
 /* A step without a scaler. Applies whatever the gradients are, as PyTorch does; for a finite
@@ -3676,11 +3822,13 @@ typedef struct mixp_guard_desc {
     int     every;              /* 0 = 16: one step in so many is sampled; at most 2^20 */
     int     clean;              /* 0 = 4 samples until a site is low again; at most 2^20 */
     float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
-    float   low_again;          /* 0 = 0.0625 of it; below high */
+    float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
     int     patience;           /* 0 = 20 skips in a row that began forward, with nothing left to
                                    fall back: MIXP_ERR_DIVERGED; negative = never */
     int     max_sites;          /* 0 = 4096; more are not watched, and an event says so */
+    int     exponents;          /* 1: what sites store is also counted by exponent, see
+                                   mixp_site_exponents; takes 2 KiB for each of max_sites */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings: what it knows of its sites is kept. desc NULL = all
@@ -3698,7 +3846,8 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 /* Holds the sites whose name, or the part of it before ": ", fits the pattern (* stands for any
  * characters, ? for one; a copy is kept). MIXP_F32: they store f32. MIXP_F16 or MIXP_BF16: they
  * store what autocast says and never fall back. MIXP_DTYPE_COUNT: they are free again. The newest
- * pattern that fits counts; at most 64. Before or during training, on or off.
+ * pattern that fits counts; one given again is replaced, "*" replaces all, and at most 64 are
+ * kept. Before or during training, on or off.
  * MIXP_ERR_ARGUMENT: another dtype, too long (95 characters), too many, or no site has such a name:
  * told here when sites are known, else, as the context's error, after the first sampled step.
  * MIXP_ERR_ORDER: a region or a scope is open. */
@@ -3720,7 +3869,7 @@ typedef struct mixp_event {
     int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
     int64_t         step;       /* of the context, that was looked at */
     mixp_event_kind kind;
-    const char     *what;       /* the kind, in words: a constant string */
+    const char     *what;       /* the kind, in words: a constant string. See mixp_event_text */
     const char     *site;       /* its name, "" for none: a skip that no sample explains yet */
     mixp_dtype      dtype;      /* what the site stores from now on */
     float           largest;    /* what was seen */
@@ -3732,6 +3881,11 @@ typedef struct mixp_event {
 /* Event i of those still kept, oldest first, until it returns 0: the newest 1024. Like all that
  * reads what the guard knows, it does not wait for the device. */
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
+
+/* The event as a sentence for a person, at most 400 characters: what happened where, what it means,
+ * and what to do, or that nothing is. Returns text, which is cut where `space` does not suffice;
+ * "" for no event, NULL for no text or space 0. Pure. */
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space);
 
 typedef struct mixp_site_info {
     const char *name, *op;
@@ -3748,6 +3902,13 @@ typedef struct mixp_site_info {
 
 /* Site i, in the order of their first application, until it returns 0. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
+
+/* counts[e + 127]: how many of the values that site i stored in the newest sampled step have the
+ * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1. Counted
+ * under a guard with `exponents`, which takes about as long as the look itself once more; of several
+ * ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL. Waits for
+ * the device. */
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
 
 /* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
  * stored low already, as `least` tells), and which are subnormal there. */
@@ -3854,7 +4015,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
  * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
- * no memory was taken for its tensors); nothing is changed then. */
+ * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
+ * changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -4357,23 +4519,11 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* All of them, for the loops that are written once for each. A new one needs a case in
- * MIXPI_P(unary_value) and MIXPI_P(unary_slope), in binary_value or in loss_value and
- * loss_slope. */
-#define MIXPI_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID) X(EXP)   \
-                          X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED) X(ABS) X(SIN)         \
-                          X(COS) X(SOFT_CAP) X(CLAMP)
-#define MIXPI_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
-#define MIXPI_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)        \
-                          X(KL_LOG)
-
-#define MIXPI_ONE(name) + 1
-MIXPI_STATIC_ASSERT(every_unary_has_a_case,
-                    0 MIXPI_UNARIES(MIXPI_ONE) == MIXP_UNARY_COUNT);
-MIXPI_STATIC_ASSERT(every_binary_has_a_case,
-                    0 MIXPI_BINARIES(MIXPI_ONE) == MIXP_BINARY_COUNT);
-MIXPI_STATIC_ASSERT(every_loss_has_a_case, 0 MIXPI_LOSSES(MIXPI_ONE) == MIXP_LOSS_COUNT);
-#undef MIXPI_ONE
+/* A new one needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in loss_value
+ * and loss_slope. Then the number here is one more. */
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 17);
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
+MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
 typedef struct mixpi_map {
     int        fn, sources;
@@ -4753,7 +4903,7 @@ static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
     back.smoothing = k->loss.smoothing;
     back.targets = k->loss.targets;
     back.logits = k->loss.logits;
-    back.lse = k->loss.lse;
+    back.top_rsum = k->loss.top_rsum;
     back.counted = k->loss.counted;
     back.dlogits = k->dlogits;
     return back;
@@ -4945,6 +5095,18 @@ static int mixpi_amx_machine(int f16) {
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__unused__))
 #else
 #  define MIXPI_V static inline
+#endif
+/* Compiled once a set, and called: for what is large, and seldom the most of a step. Inlined where
+ * it is used, it would cost the compiler seconds. MIXPI_F: so in plain C only. */
+#if defined(__GNUC__)
+#  define MIXPI_RARE static MIXPI_TARGET __attribute__((__noinline__, __unused__))
+#else
+#  define MIXPI_RARE static
+#endif
+#if MIXPI_PASS != 0
+#  define MIXPI_F MIXPI_V
+#else
+#  define MIXPI_F MIXPI_RARE
 #endif
 
 #if defined(__GNUC__)
@@ -6437,13 +6599,13 @@ MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
 { return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
 
 /* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
-MIXPI_V mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
+MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
     p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
 /* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
-MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
+MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
     r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
@@ -6455,7 +6617,7 @@ MIXPI_V mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
 
 /* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
  * two goes on in two halves, so that only the last step can round or overflow. */
-MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
     mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
     half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
     p = mixpi_vadd(p, mixpi_vset(1.0f));
@@ -6463,7 +6625,7 @@ MIXPI_V mixpi_v mixpi_vexp(mixpi_v x) {
 }
 
 /* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
-MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
+MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
     mixpi_v f, e, q, bad;
@@ -6493,7 +6655,7 @@ MIXPI_V mixpi_v mixpi_vlog(mixpi_v x) {
 }
 
 /* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
-MIXPI_V mixpi_v mixpi_vlog1p(mixpi_v u) {
+MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
@@ -6509,7 +6671,7 @@ MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
 
 /* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
  * of its error. At -0 that would be +0. */
-MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
+MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
     mixpi_v m = MIXPI_P(vexpm1_twice)(x);
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
     m = mixpi_vselect_gt(x, mixpi_vzero(), m, mixpi_vneg(m));
@@ -6517,7 +6679,7 @@ MIXPI_V mixpi_v mixpi_vtanh(mixpi_v x) {
 }
 
 /* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
-MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
+MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
     mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
     mixpi_v t = mixpi_vmul(e, q);
@@ -6527,7 +6689,7 @@ MIXPI_V mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
 
 /* The normal distribution up to x, and its *density at x. The tail beyond |x| is
  * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
-MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
+MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a),
             low = mixpi_vfma(a, a, mixpi_vneg(h));
     mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
@@ -6541,7 +6703,7 @@ MIXPI_V mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
 }
 
-MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
+MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     float t[16];
     int i;
     if (p == 1.0f) return x;
@@ -6555,7 +6717,7 @@ MIXPI_V mixpi_v mixpi_vpow(mixpi_v x, float p) {
 }
 
 /* sin x, or cos x: libm's, on every instruction set. */
-MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
+MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     float t[16];
     int i;
     mixpi_vstore(t, x);
@@ -6565,9 +6727,9 @@ MIXPI_V mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
 
 /* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
  * a product with 0. */
-MIXPI_V mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
-MIXPI_V mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmin(a, b)); }
 
 /* x with the sign of s; 0 where s is 0. */
@@ -6590,7 +6752,7 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
 }
 
 /* tanh x is the result + *rest: below 0.6 by a polynomial. */
-MIXPI_V mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
     q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
@@ -6628,19 +6790,31 @@ MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
     return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
 }
 
-MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
+MIXPI_V mixpi_v MIXPI_P(relu)(mixpi_v a) { return mixpi_vmax(mixpi_vzero(), a); }
+MIXPI_V mixpi_v MIXPI_P(relu_squared)(mixpi_v a) {
+    a = MIXPI_P(relu)(a);
+    return mixpi_vmul(a, a);
+}
+
+/* a (1 + tanh u) / 2 = a sigmoid(2u) */
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh)(mixpi_v a) {
+    mixpi_v t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
+    return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(gelu_erf)(mixpi_v a) {
+    mixpi_v t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    return mixpi_vmul(a, mixpi_vnormal(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
+    mixpi_v rest;
+    return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
+}
+
+MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
     mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:
-        return mixpi_vmax(mixpi_vzero(), a);
-    case MIXP_UNARY_GELU_TANH:          /* a (1 + tanh u) / 2 = a sigmoid(2u) */
-        t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
-        return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
-    case MIXP_UNARY_GELU_ERF:
-        t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
-        return mixpi_vmul(a, mixpi_vnormal(t, &t));
-    case MIXP_UNARY_SILU:
-        return mixpi_vmul(a, mixpi_vsigmoid(a, &t));
     case MIXP_UNARY_TANH:
         return MIXPI_P(tanh_near)(a);
     case MIXP_UNARY_SIGMOID:
@@ -6653,11 +6827,6 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vsqrt(a);
     case MIXP_UNARY_POW:
         return mixpi_vpow(a, p);
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(a, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(mixpi_vzero(), a);
-        return mixpi_vmul(t, t);
     case MIXP_UNARY_ABS:
         return mixpi_vabs(a);
     case MIXP_UNARY_SIN:
@@ -6669,14 +6838,31 @@ MIXPI_V mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q)
         return mixpi_vfma(mixpi_vset(p), a, mixpi_vmul(mixpi_vset(p), t));
     case MIXP_UNARY_CLAMP:
         return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return a;
 }
 
+/* x <= 0 ? 0 : dy: NaN lets dy pass. */
+MIXPI_V mixpi_v MIXPI_P(relu_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    return mixpi_vselect_gt(mixpi_vmin(x, one), zero, dy, zero);
+}
+
+MIXPI_V mixpi_v MIXPI_P(relu_squared_slope)(mixpi_v dy, mixpi_v x) {
+    x = MIXPI_P(relu)(x);
+    return mixpi_vmul(dy, mixpi_vadd(x, x));
+}
+
 /* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
-MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
                   cubic = mixpi_vset(MIXPI_GELU_SLOPE);
     mixpi_v square, s, rest, t;
@@ -6687,14 +6873,14 @@ MIXPI_V mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
 }
 
-MIXPI_V mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v up_to, density;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
     up_to = mixpi_vnormal(x, &density);
     return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
 }
 
-MIXPI_V mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
+MIXPI_F mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v s, rest;
     x = mixpi_vclamp(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
     s = mixpi_vsigmoid(x, &rest);
@@ -6708,28 +6894,21 @@ MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(mixpi_vset(-2.0f), t), rest, s));
 }
 
-/* 0 where x lies outside [p, q]: at the bounds dy passes, and of a NaN. */
+/* dy where x lies between p and q, else 0, at a bound too; an infinite bound is none. */
 MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
-    dy = mixpi_vselect_gt(mixpi_vset(p), x, mixpi_vzero(), dy);
-    return mixpi_vselect_gt(x, mixpi_vset(q), mixpi_vzero(), dy);
+    if (mixp_bits_of_f32(p) != 0xFF800000u)
+        dy = mixpi_vselect_gt(x, mixpi_vset(p), dy, mixpi_vzero());  /* plant: clamp_low */
+    if (mixp_bits_of_f32(q) != 0x7F800000u)
+        dy = mixpi_vselect_gt(mixpi_vset(q), x, dy, mixpi_vzero());
+    return dy;
 }
 
 /* dy times the slope; b: x, or y for those that are told by their result. */
-MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
+MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                      float q) {
-    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
-    mixpi_v t;
     switch (op) {
-    case MIXP_UNARY_RELU:               /* x <= 0 ? 0 : dy: NaN lets dy pass */
-        return mixpi_vselect_gt(mixpi_vmin(b, one), zero, dy, zero);
-    case MIXP_UNARY_GELU_TANH:
-        return MIXPI_P(gelu_tanh_slope)(dy, b);
-    case MIXP_UNARY_GELU_ERF:
-        return MIXPI_P(gelu_erf_slope)(dy, b);
-    case MIXP_UNARY_SILU:
-        return MIXPI_P(silu_slope)(dy, b);
     case MIXP_UNARY_TANH:               /* 1 - y^2 */
-        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, one));
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f)));
     case MIXP_UNARY_SIGMOID:            /* y - y^2 */
         return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b));
     case MIXP_UNARY_EXP:
@@ -6739,13 +6918,8 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
     case MIXP_UNARY_SQRT:
         return mixpi_vdiv(dy, mixpi_vadd(b, b));
     case MIXP_UNARY_POW:
-        if (p == 0.0f) return zero;
+        if (p == 0.0f) return mixpi_vzero();
         return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
-    case MIXP_UNARY_SCALE:
-        return mixpi_vmul(dy, mixpi_vset(p));
-    case MIXP_UNARY_RELU_SQUARED:
-        t = mixpi_vmax(zero, b);
-        return mixpi_vmul(dy, mixpi_vadd(t, t));
     case MIXP_UNARY_ABS:
         return mixpi_vsign(b, dy);
     case MIXP_UNARY_SIN:
@@ -6756,36 +6930,27 @@ MIXPI_V mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float
         return MIXPI_P(soft_cap_slope)(dy, b, p);
     case MIXP_UNARY_CLAMP:
         return MIXPI_P(clamp_slope)(dy, b, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
     case MIXP_UNARY_COUNT:
         break;
     }
     return dy;
 }
 
-MIXPI_V mixpi_v MIXPI_P(binary_value)(mixp_binary op, mixpi_v a, mixpi_v b) {
-    mixpi_v t;
-    switch (op) {
-    case MIXP_BINARY_ADD: return mixpi_vadd(a, b);
-    case MIXP_BINARY_SUB: return mixpi_vsub(a, b);
-    case MIXP_BINARY_MUL: return mixpi_vmul(a, b);
-    case MIXP_BINARY_DIV: return mixpi_vdiv(a, b);
-    case MIXP_BINARY_MAXIMUM: return mixpi_vlarger(a, b);
-    case MIXP_BINARY_MINIMUM: return mixpi_vsmaller(a, b);
-    case MIXP_BINARY_SWIGLU:
-        a = mixpi_vmul(a, mixpi_vsigmoid(a, &t));
-        return mixpi_vmul(a, b);
-    case MIXP_BINARY_COUNT: break;
-    }
-    return a;
-}
-
 /* The gradient of b in a / b: -dy a / b^2. */
 MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
-/* The gradient of x in the larger of x and y: of equal ones, half. */
+/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
 MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
-    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f));
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
+    half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
+    half = mixpi_vselect_gt(mixpi_vabs(y), below, half, dy);
     half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
     return mixpi_vselect_gt(x, y, dy, half);
 }
@@ -6802,14 +6967,16 @@ MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
     return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), far);
 }
 
-/* Of x against its target; a probability of 0 counts nothing. */
+/* Of x against its target; a probability of 0 counts nothing, but lets a NaN and an Inf of x be
+ * seen, as PyTorch's does. */
 MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
     mixpi_v t = mixpi_vmul(target, mixpi_vsub(mixpi_vlog(target), x));
-    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, mixpi_vmul(target, target));
+    mixpi_v none = mixpi_vmul(target, mixpi_vsub(target, x));
+    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, none);
 }
 
 /* Of x against its target. */
-MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
@@ -6844,7 +7011,7 @@ MIXPI_V mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 }
 
 /* p times its slope. */
-MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                     float p, float delta) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
@@ -6877,7 +7044,22 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
     return x;
 }
 
-/* y = fn over n floats: one loop for each fn; what is left beyond 16s goes by way of t. */
+/* fn of 16 floats at each of s, for those without a loop in MIXPI_P(values). */
+MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *const *s,
+                               int64_t j) {
+    mixpi_v a = mixpi_vload(s[0] + j), b = mixpi_vload(s[1] + j);
+    if (fn < MIXPI_FN_UNARY_D)
+        a = MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), a, p, q);
+    else if (fn < MIXPI_FN_BINARY)
+        a = MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), a, b, p, q);
+    else if (fn < MIXPI_FN_LOSS_D)
+        a = MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), a, b, q);
+    else a = MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), a, b, p, q);
+    mixpi_vstore(y + j, a);
+}
+
+/* y = fn over n floats: one loop for each fn that is most of a step somewhere, or short; what is
+ * left beyond 16s goes by way of t. */
 #define MIXPI_CASE(fn, value)                                                             \
     case fn:                                                                              \
         for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
@@ -6885,19 +7067,9 @@ MIXPI_V mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v targ
 #define MIXPI_A mixpi_vload(a + j)
 #define MIXPI_B mixpi_vload(b + j)
 #define MIXPI_C mixpi_vload(c + j)
-#define MIXPI_UNARY_CASE(op)                                                              \
-    MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op,                                     \
-               MIXPI_P(unary_value)(MIXP_UNARY_##op, MIXPI_A, p, q))                      \
-    MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op,                                   \
-               MIXPI_P(unary_slope)(MIXP_UNARY_##op, MIXPI_A, MIXPI_B, p, q))
-#define MIXPI_BINARY_CASE(op)                                                             \
-    MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op,                                   \
-               MIXPI_P(binary_value)(MIXP_BINARY_##op, MIXPI_A, MIXPI_B))
-#define MIXPI_LOSS_CASE(kind)                                                             \
-    MIXPI_CASE(MIXPI_FN_LOSS + (int)MIXP_LOSS_##kind,                                     \
-               MIXPI_P(loss_value)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, q))                \
-    MIXPI_CASE(MIXPI_FN_LOSS_D + (int)MIXP_LOSS_##kind,                                   \
-               MIXPI_P(loss_slope)(MIXP_LOSS_##kind, MIXPI_A, MIXPI_B, p, q))
+#define MIXPI_CASE_UNARY(op, value)   MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_UNARY_D(op, value) MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_BINARY(op, value)  MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op, value)
 MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *const *s,
                              int64_t n) {
     const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
@@ -6905,8 +7077,25 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     int64_t j, full = n & ~(int64_t)15;
     size_t left = (size_t)(n - full) * sizeof(float);
     switch (fn) {
-    MIXPI_UNARIES(MIXPI_UNARY_CASE)
-    MIXPI_BINARIES(MIXPI_BINARY_CASE)
+    MIXPI_CASE_UNARY(RELU, MIXPI_P(relu)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_TANH, MIXPI_P(gelu_tanh)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_ERF, MIXPI_P(gelu_erf)(MIXPI_A))
+    MIXPI_CASE_UNARY(SILU, MIXPI_P(silu)(MIXPI_A))
+    MIXPI_CASE_UNARY(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY(RELU_SQUARED, MIXPI_P(relu_squared)(MIXPI_A))
+    MIXPI_CASE_UNARY_D(RELU, MIXPI_P(relu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_TANH, MIXPI_P(gelu_tanh_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_ERF, MIXPI_P(gelu_erf_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SILU, MIXPI_P(silu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY_D(RELU_SQUARED, MIXPI_P(relu_squared_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(ADD, mixpi_vadd(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SUB, mixpi_vsub(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MUL, mixpi_vmul(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(DIV, mixpi_vdiv(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MAXIMUM, mixpi_vlarger(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MINIMUM, mixpi_vsmaller(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SWIGLU, mixpi_vmul(MIXPI_P(silu)(MIXPI_A), MIXPI_B))
     MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_LARGER_D, MIXPI_P(larger_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_GATE_D,
@@ -6914,8 +7103,9 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     MIXPI_CASE(MIXPI_FN_WHERE, mixpi_vwhere(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_KEPT, mixpi_vwhere(MIXPI_A, MIXPI_B, mixpi_vset(q)))
     MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
-    MIXPI_LOSSES(MIXPI_LOSS_CASE)
-    default: break;
+    default:
+        for (j = 0; j < full; j += 16) MIXPI_P(value)(fn, p, q, y, s, j);
+        break;
     }
     if (left == 0) return;
     memset(t, 0, sizeof t);
@@ -7463,15 +7653,15 @@ MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
 }
 
 /* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
-MIXPI_K float MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
-                                  float *e) {
+MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
+                                   float *e) {
     float buf[MIXPI_BLOCK];
     double sum = 0.0;
     MIXPI_BLOCKS(i, n, cols) {
         MIXPI_P(floats_exp)(e, MIXPI_P(read)(a, at + i, n, buf), -max, n);
         sum += (double)MIXPI_P(floats_sum)(e, n);
     }
-    return (float)sum;
+    return sum;
 }
 
 /* --- softmax --- */
@@ -7493,7 +7683,7 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     int64_t at = row * k->cols;
     float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
     float max = MIXPI_P(row_max)(k->a, at, k->cols);
-    float sum = MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
+    float sum = (float)MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
     if (k->log_of) {
         MIXPI_P(log_softmax_row)(k, at, max, sum);
         return;
@@ -7832,16 +8022,18 @@ MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
     return sum / (double)cols;
 }
 
-/* The row's loss in double: lse alone would round it once more. */
+/* The row's loss in double, its parts added there. */
 MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
     const mixp_cross_entropy_args *k = job->k;
     int64_t at = row * k->cols;
     int32_t target = k->targets[row];
     float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
-    float log_sum = logf(MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e));
+    double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
     double smooth = (double)k->smoothing;
-    k->lse[row] = max + log_sum;
+    float log_sum = logf((float)sum);
+    k->top_rsum[2 * row] = max;
+    k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
     if (target == k->ignore) return;
     job->losses[row] =
         (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
@@ -7871,6 +8063,7 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     int64_t at = row * k->cols, target = k->targets[row];
     int ignored = target == k->ignore;
     float hot = 1.0f - k->smoothing, others = 0.0f;
+    float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
     float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
     if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
     if (ignored && k->dlogits.accumulate) return;
@@ -7879,7 +8072,8 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
             memset(d, 0, sizeof d);
         } else {
             const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
-            MIXPI_P(floats_exp)(d, a, -k->lse[row], n);
+            MIXPI_P(floats_exp)(d, a, -top, n);
+            MIXPI_P(floats_affine)(d, d, 0.0f, rsum, n);  /* plant: entropy_rsum */
             /* plant: entropy_hot */
             if (target >= i && target < i + n) d[target - i] -= hot;
             MIXPI_P(floats_affine)(d, d, others, job->factor, n);
@@ -8024,18 +8218,16 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
        if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_ADD(i, a, at)                                                        \
-       if (rows > i) {                                                                    \
-           p##i = mixpi_vadd(mixpi_vfma(alpha, p##i, b0), mixpi_vload(c));                \
-           if (nv > 1) q##i = mixpi_vadd(mixpi_vfma(alpha, q##i, b1), mixpi_vload(c + 16)); \
-           mixpi_vstore(c, p##i);                                                         \
-           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
-           c += t->c_row;                                                                 \
-       }
 #  define MIXPI_TILE_PUT(i, a, at)                                                        \
        if (rows > i) {                                                                    \
-           mixpi_vstore(c, mixpi_vfma(alpha, p##i, b0));                                  \
-           if (nv > 1) mixpi_vstore(c + 16, mixpi_vfma(alpha, q##i, b1));                 \
+           p##i = mixpi_vfma(alpha, p##i, b0);                                            \
+           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                                \
+           if (t->add) {                                                                  \
+               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                   \
+               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                  \
+           }                                                                              \
+           mixpi_vstore(c, p##i);                                                         \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
            c += t->c_row;                                                                 \
        }
 #  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
@@ -8063,11 +8255,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        }                                                                                  \
        b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                               \
        if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();              \
-       if (t->add) {                                                                      \
-           MIXPI_TILE_ROWS(MIXPI_TILE_ADD)                                                \
-       } else {                                                                           \
-           MIXPI_TILE_ROWS(MIXPI_TILE_PUT)                                                \
-       }
+       MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
 #  define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
@@ -9434,6 +9622,7 @@ MIXPI_K void MIXPI_P(columns_of)(const mixpi_heads *h, const float *rows, float 
 
 /* x in the lanes j + lane < n, y in the others. */
 MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y) {
+    if (j + 16 <= n) return x;
     return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers),
                             x, y);
 }
@@ -9445,18 +9634,23 @@ MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
         mixpi_vstore(row + j, mixpi_vmul(mixpi_vload(row + j), factor));
 }
 
-/* Turns one row of n scores into exp(score - max), and 0 from `seen` on. top: the largest
- * score so far; sum and o, which belong to the old top, move to the new one. It starts at
- * MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
-MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float *top,
-                                    float *sum, float *o, int64_t wide) {
-    mixpi_v most = mixpi_vset(*top), add = mixpi_vzero(),
-            lowest = mixpi_vset(MIXPI_LOWEST);
-    float   max;
+/* The largest of `most` and of s[from .. n) below `seen`. */
+MIXPI_V mixpi_v MIXPI_P(most_of)(const float *s, int64_t from, int64_t n, int64_t seen,
+                                 mixpi_v most) {
+    mixpi_v lowest = mixpi_vset(MIXPI_LOWEST);
     int64_t j;
-    for (j = 0; j < n; j += 16)
+    for (j = from; j < n; j += 16)
         most = mixpi_vmax(MIXPI_P(below)(seen, j, mixpi_vload(s + j), lowest), most);
-    max = mixpi_vmaxof(most);
+    return most;
+}
+
+/* Turns one row of n scores, whose largest is max, into exp(score - max), and 0 from `seen` on.
+ * top: the largest score so far; sum and o, which belong to the old top, move to the new one. It
+ * starts at MIXPI_LOWEST, so that scores of -Inf alone give a sum of 0 and NaN in the end. */
+MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float max, float *top,
+                                    float *sum, float *o, int64_t wide) {
+    mixpi_v add = mixpi_vzero();
+    int64_t j;
     if (max > *top && *sum > 0.0f) {
         mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
         *sum *= mixpi_vmaxof(factor);
@@ -9493,33 +9687,48 @@ MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float
     }
 }
 
-/* s += a row of a mask, which begins at element `first`. The processor does not guess where the
- * next rows are, ld elements apart: the eighth is asked for now. */
-MIXPI_V void MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
-                               int64_t n) {
-    int64_t size = MIXPI_P(size)(mask.dtype), j;
-    const char *at = (const char *)mask.data + first * size;
-    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * ld * size);
-    for (j = 0; j + 16 <= n; j += 16, at += 16 * size, ahead += (uintptr_t)(16 * size)) {
-        MIXPI_PREFETCH((const char *)ahead);
-        mixpi_vstore(s + j,
-                     mixpi_vadd(mixpi_vload(s + j), mixpi_vget(mask.dtype, at)));
+/* s[0 .. n) += a row of a mask, which begins at `at`, whole vectors; most becomes the largest of it
+ * and of these scores. The processor does not guess where the next rows are, each so many bytes
+ * apart: the eighth is asked for now. dtype is a constant where this is called. */
+MIXPI_V mixpi_v MIXPI_P(add_mask_of)(mixp_dtype dtype, float *s, const char *at, int64_t row,
+                                     int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(dtype), j;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * row);
+    for (j = 0; j < n; j += 16) {
+        mixpi_v x = mixpi_vadd(mixpi_vload(s + j), mixpi_vget(dtype, at + j * size));
+        MIXPI_PREFETCH((const char *)(ahead + (uintptr_t)(j * size)));
+        mixpi_vstore(s + j, x);
+        most = mixpi_vmax(x, most);
     }
-    for (; j < n; j++) s[j] += MIXPI_P(read_one)(mask, first + j);
+    return most;
 }
 
-MIXPI_K void MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
+/* The same of a mask of any dtype. */
+MIXPI_K mixpi_v MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                                  int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(mask.dtype), row = ld * size;
+    const char *at = (const char *)mask.data + first * size;
+    if (mask.dtype == MIXP_F32) return MIXPI_P(add_mask_of)(MIXP_F32, s, at, row, n, most);
+    if (mask.dtype == MIXP_F16) return MIXPI_P(add_mask_of)(MIXP_F16, s, at, row, n, most);
+    return MIXPI_P(add_mask_of)(MIXP_BF16, s, at, row, n, most);
+}
+
+/* Adds the mask to these scores. *most, which begins as the largest so far, becomes that of it and
+ * of the first scores, as many as are returned: whole vectors below `seen`. */
+MIXPI_V int64_t MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                     const mixpi_some_scores *at, int64_t seen, float *s,
+                                     mixpi_v *most) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
-    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j;
-    float   one;
+    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j = 0;
+    int64_t whole = mixpi_min(seen, at->n) & ~(int64_t)15;
     if (k->mask_key) {
-        MIXPI_P(add_mask)(s, k->mask, first, head.ld, at->n);
-        return;
+        *most = MIXPI_P(add_mask)(s, k->mask, first, head.ld, whole, *most);
+        for (j = whole; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first + j);
+        return whole;
     }
-    one = MIXPI_P(read_one)(k->mask, first);
-    for (j = 0; j < at->n; j++) s[j] += one;
+    for (j = 0; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first);
+    return 0;
 }
 
 /* Does the mask hide all of these scores, of so many queries? They need not be computed then. */
@@ -9554,13 +9763,6 @@ MIXPI_K void MIXPI_P(drop)(const mixpi_drops *drops, const uint32_t *random, int
     for (j = 0; j < n; j++) p[j] = random[j] >= drops->limit ? p[j] * drops->scale : 0.0f;
 }
 
-/* Caps and masks, where that is wanted. */
-MIXPI_K void MIXPI_P(bend_scores)(const mixp_attention_args *k, const mixpi_heads *h,
-                                  const mixpi_some_scores *at, float *s) {
-    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
-    if (k->mask.data) MIXPI_P(mask_scores)(k, h, at, s);
-}
-
 /* --- forward --- */
 
 /* A row of results, and lse, from its sums. A query that saw nothing has zeros where that may
@@ -9579,10 +9781,14 @@ MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int
 MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
                                     const mixpi_some_scores *at, int64_t seen, float *s,
                                     float *top, float *sum, float *o) {
-    int64_t  n = (at->n + 15) / 16 * 16;
+    const mixp_attention_args *k = job->k;
+    int64_t  n = (at->n + 15) / 16 * 16, done = 0;
+    mixpi_v  most = mixpi_vset(*top);
     uint32_t random[MIXPI_KEYS];
-    MIXPI_P(bend_scores)(job->k, &job->heads, at, s);
-    MIXPI_P(softmax_block)(s, n, seen, top, sum, o, job->heads.wide);
+    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
+    if (k->mask.data) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
+    most = MIXPI_P(most_of)(s, done, n, seen, most);
+    MIXPI_P(softmax_block)(s, n, seen, mixpi_vmaxof(most), top, sum, o, job->heads.wide);
     if (!job->drops.limit) return;
     MIXPI_P(draw)(&job->drops, &job->heads, at, random);
     MIXPI_P(drop)(&job->drops, random, at->n, s);
@@ -9692,12 +9898,13 @@ MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
     int64_t  n = (at->n + 15) / 16 * 16, j;
     uint32_t random[MIXPI_KEYS];
     float    slopes[MIXPI_KEYS];
+    mixpi_v  most = mixpi_vzero();      /* of nobody's interest here */
     if (k->softcap > 0.0f) {
         MIXPI_P(cap_scores)(p, at->n, k->softcap);
         /* plant: attention_slope */
         MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
     }
-    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, p);
+    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
     if (job->drops.limit) {
         MIXPI_P(draw)(&job->drops, &job->heads, at, random);
         MIXPI_P(drop)(&job->drops, random, at->n, g);  /* plant: attention_drops_dy */
@@ -10078,17 +10285,6 @@ static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n
         memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
 }
 
-/* What of n updates is lost. */
-static void mixpi_count_lost(mixpi_chunk *c, mixp_dtype low, const float *was,
-                             const float *now, int n) {
-    int i;
-    for (i = 0; i < n; i++) {
-        if (mixp_bits_of_f32(was[i]) == mixp_bits_of_f32(now[i])) continue;
-        c->updates++;
-        c->lost += mixpi_update_is_lost(low, was[i], now[i]);
-    }
-}
-
 static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     mixp_grad_stats *s = &step->stats;
     double squares = 0.0;
@@ -10236,6 +10432,7 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
     memset(k->table, 0, bytes);
     mixp_agree_fill(row, k->plan, k->step, k->scaler);
     mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->in_parts) mixpi_agree_part(row, k->step);
     if (k->forward && k->forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     return MIXP_OK;
 }
@@ -10636,6 +10833,44 @@ MIXPI_V void MIXPI_P(put_low)(mixp_dtype dtype, void *low, int64_t count, int64_
     MIXPI_P(placed)(mixpi_out_to(low, dtype, 0), at + i, n - i, p + i);
 }
 
+/* Which of 16 elements were changed, and which of those would not have been in a low dtype, where
+ * `held` would have become `moved`: added to what was counted in each lane. */
+MIXPI_V void MIXPI_P(count_16)(int32_t *updates, int32_t *lost, const float *was,
+                               const float *now, const float *held, const float *moved) {
+    int i;
+    for (i = 0; i < 16; i++) {
+        const int32_t differs = mixp_bits_of_f32(was[i]) != mixp_bits_of_f32(now[i]);
+        updates[i] += differs;
+        lost[i] += differs & (moved[i] == held[i]);  /* plant: update_lost */
+    }
+}
+
+/* What of n updates is lost: mixpi_update_is_lost of all at a time. `was` has room for a block, and
+ * is 0 behind the n elements afterwards. */
+MIXPI_K void MIXPI_P(count_lost)(mixpi_chunk *c, mixp_dtype low, float *was,
+                                 const float *now, int n) {
+    float to[MIXPI_BLOCK], held[MIXPI_BLOCK], moved[MIXPI_BLOCK];
+    uint16_t stored[MIXPI_BLOCK];
+    int32_t updates[16] = { 0 }, lost[16] = { 0 };
+    int i, whole = n;
+    memcpy(to, now, (size_t)n * sizeof *to);
+    for (; whole % 16; whole++) was[whole] = to[whole] = 0.0f;
+    MIXPI_P(narrow_run)(low, stored, was, whole);
+    MIXPI_P(widen_run)(low, held, stored, whole);
+    for (i = 0; i < whole; i += 16) {
+        mixpi_v step = mixpi_vsub(mixpi_vload(to + i), mixpi_vload(was + i));
+        mixpi_vstore(moved + i, mixpi_vadd(mixpi_vload(held + i), step));
+    }
+    MIXPI_P(narrow_run)(low, stored, moved, whole);
+    MIXPI_P(widen_run)(low, moved, stored, whole);
+    for (i = 0; i < whole; i += 16)
+        MIXPI_P(count_16)(updates, lost, was + i, to + i, held + i, moved + i);
+    for (i = 0; i < 16; i++) {
+        c->updates += updates[i];
+        c->lost += lost[i];
+    }
+}
+
 MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
@@ -10667,7 +10902,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
             MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
         }
         if (job->counting)
-            mixpi_count_lost(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
+            MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
         MIXPI_P(stretch_close)(&s);
         if (row->low_f16)
             MIXPI_P(put_low)(MIXP_F16, row->low_f16, row->count, i, n, s.p);
@@ -10849,7 +11084,7 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(add_norm),          \
-    MIXPI_P(cross_entropy_both)                                                           \
+    MIXPI_P(cross_entropy_both), NULL                                                     \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -10880,6 +11115,8 @@ static const mixp_kernels MIXPI_P(kernels_mmla) =
 #undef MIXPI_TARGET
 #undef MIXPI_K
 #undef MIXPI_V
+#undef MIXPI_F
+#undef MIXPI_RARE
 #undef MIXPI_PREFETCH
 #endif  /* MIXPI_PASS */
 
@@ -10910,7 +11147,7 @@ extern "C" {
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
         { name, &kernels, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,   \
-          NULL, NULL, NULL, NULL, NULL, NULL, NULL }
+          NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
 /* The compiler's cached answers: a CPUID of our own would trap under a hypervisor. */
@@ -11353,6 +11590,7 @@ typedef struct mixpi_watch {
     int         settled;        /* 1: one ever was */
     int         acted;          /* 1: a site fell back since the last skip */
     void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
+    int         dropped;        /* 1: attention has drawn random numbers since it began */
     int         turns;          /* sites that this step has stored to */
     int32_t     force;          /* 1: the next step is to be a sampled one */
     int32_t     since;          /* steps since the last sampled one */
@@ -11364,6 +11602,8 @@ typedef struct mixpi_watch {
     size_t      posted_bytes;   /* of them, that are on their way */
     mixp_look  *rows, *seen;    /* device memory; the host's copy */
     mixp_look  *row;            /* device memory, of mixp_look_at; made at its first use */
+    int64_t    *bins;           /* device memory: what each site stored, by exponent; or NULL */
+    int         counting;       /* 1: sampled steps count there */
     double     *shared;         /* what all ranks have seen, each in its row of a table */
     int64_t     shared_words;   /* of a row, that there is room for */
     mixpi_site *sites;
@@ -11415,6 +11655,7 @@ struct mixp_context {
     uint64_t       replayed;    /* the step count after the newest replay */
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
+    int            inside;      /* operators at work: their functions begin no step        */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
     const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
     void          *scalers, *optimizers;    /* all of them, newest first                   */
@@ -11422,6 +11663,7 @@ struct mixp_context {
     uint64_t       updated_in;  /* that of the newest update of an optimizer               */
     int            made_runs;   /* such generations in a row, before it                     */
     int            scale_asked; /* 1: the program has asked for a loss scale, or set one    */
+    int            epilogues;   /* of the description                                       */
 };
 
 /* --- a block of the caller's ------------------------------------------------------------- *
@@ -11530,6 +11772,14 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
     ctx->error = MIXP_OK;
     ctx->message[0] = '\0';
 }
+
+/* Of a call that has failed: an error, also where on_error has cleared it. */
+static mixp_result mixpi_failed(const mixp_context *ctx)
+{ return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
+
+/* Is it one? The record of an activation is other memory once a later step has used it. */
+static int mixpi_is_tensor(const mixp_tensor *t)
+{ return t && t->own.self == t; }  /* plant: recycled */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -11643,13 +11893,18 @@ static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes
 /* Zeroed memory that lives as long as the context; NULL with the error set. */
 static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
     mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
+    mixp_result r;
     if (!p) return NULL;
     p->next = ctx->pieces;
     ctx->pieces = p;
     if (!on_device) return memset(p->data, 0, bytes);
     ctx->permanent += bytes;
     mixpi_note_peak(ctx);
-    return mixpi_device_zero(ctx, p->data, bytes) == MIXP_OK ? p->data : NULL;
+    r = mixpi_device_zero(ctx, p->data, bytes);
+    if (r == MIXP_OK) return p->data;
+    mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s",
+                      (double)bytes, mixp_result_text(r));
+    return NULL;
 }
 
 static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
@@ -12053,6 +12308,26 @@ static uint64_t mixpi_random_step(const mixp_context *ctx) {
 static int mixpi_is_sharded(const mixp_context *ctx)
 { return ctx->ranks.shard && ctx->ranks.size > 1; }
 
+/* Does each rank get the sums of its pieces alone? */
+static int mixpi_is_scattered(const mixp_context *ctx)
+{ return ctx->ranks.scatter && mixpi_is_sharded(ctx); }
+
+/* Elements of a piece of a tensor that ranks divide: the last pieces may have fewer. */
+static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
+    int64_t each = mixpi_ceil_div(count, (int64_t)mixpi_world(ctx));
+    return mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
+}
+
+/* What is wrong with a description of scattered sums; NULL: nothing. */
+static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
+    if (k->scatter_ready && !k->grad_wait)
+        return "ranks: scatter_ready needs grad_wait, which ends what it began";
+    if (!k->scatter) return NULL;
+    if (!k->shard) return "ranks: scatter needs shard: who updates all needs all sums";
+    if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
+    return NULL;
+}
+
 /* What is wrong with a description; NULL: nothing. */
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
@@ -12069,7 +12344,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
     if (k->shard && k->size > 1 && !k->all_gather)
         return "ranks: shard needs all_gather, by which weights go to the other ranks";
-    return NULL;
+    return mixpi_scatter_wrong(k);
 }
 
 static void mixpi_ranks_take(mixp_context *ctx, const mixp_ranks_desc *given) {
@@ -12092,8 +12367,8 @@ static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
 static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
                                      const char *why) {
     if (!why) return MIXP_OK;
-    mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s, rank %d of %d: %s", what, ctx->ranks.rank,
-                      ctx->ranks.size, why);
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
+                      ctx->ranks.size, what, why);
     return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
 }
 
@@ -12109,14 +12384,14 @@ static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
@@ -12146,9 +12421,11 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     const mixp_allocator *device = &d->device_allocator;
     if (!d->allocate != !d->release) return "allocate and release: give both or neither";
     if (d->memory && d->allocate) return "memory and allocate: give one of them";
+    if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
     if (!device->allocate != !device->release)
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
+    if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -12159,6 +12436,7 @@ static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
     x->host.user = d->user;
     x->device = d->device_allocator;
     x->stream = d->stream;
+    x->gemm_choices = d->gemm_choices;
     x->user = ctx;
     x->scratch = mixpi_context_scratch;
     x->threads = 1;             /* without threads nothing here could use more */
@@ -12180,6 +12458,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
     ctx->on_error = d->on_error;
+    ctx->epilogues = d->epilogues;
     ctx->generation = 1;
     ctx->made_in = 1;
     ctx->allocations = 1;
@@ -12191,6 +12470,11 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     mixpi_host_put(ctx, ctx);
     *wrong = r == MIXP_ERR_ARGUMENT ? "the stream is none of this device's"
            : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
+           : r == MIXP_ERR_FORMAT
+               ? "gemm_choices is cut, or no text of mixp_context_gemm_choices"
+           : r == MIXP_ERR_SHAPE
+               ? "gemm_choices is of another GPU, or of another version of its libraries: leave it "
+                 "out, and save it again after a step"
            : "the device cannot be used; is another program holding it?";
     return NULL;
 }
@@ -12254,10 +12538,14 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: %s has no graphs; run the step "
                                  "each time",
                                  ctx->device->name);
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_capture_begin: a step is being captured already; call "
+                                 "mixp_capture_end first");
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
-    ctx->capturing = r == MIXP_OK;
+    ctx->capturing = r == MIXP_OK;  /* plant: capture_twice */
     return r;
 }
 
@@ -12269,7 +12557,10 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
-    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) return NULL;
+    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
+        if (g) mixpi_owned_free(ctx, g);
+        return NULL;
+    }
     g->ctx = ctx;
     g->next = ctx->graphs;
     g->handle = handle;
@@ -12285,10 +12576,14 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: a step is being captured; call mixp_capture_end "
+                                 "first");
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
-    if (ctx->watch) ctx->watch->since++;
+    if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
@@ -12338,6 +12633,12 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
     return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
 }
 
+MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size) {
+    if (text && size) text[0] = 0;
+    if (!ctx || !ctx->device->gemm_choices) return 1;
+    return ctx->device->gemm_choices(&ctx->exec, text, text ? size : 0);
+}
+
 MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
     return ctx ? &ctx->exec : NULL;
 }
@@ -12347,6 +12648,8 @@ MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
 
 static size_t mixpi_rows_bytes(int sites)
 { return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+static size_t mixpi_bins_bytes(int sites)
+{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
 
 static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
@@ -12440,6 +12743,7 @@ static void *mixpi_data_alloc(const mixp_tensor *t) {
 static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
+    twin->own.self = twin;
     twin->ctx = t->ctx;
     twin->name = t->name;
     twin->dtype = dtype;
@@ -12458,6 +12762,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
+    t->own.self = t;
     t->ctx = ctx;
     t->name = "";
     t->dtype = dtype;
@@ -12606,7 +12911,7 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (on && !mixpi_real(t->dtype))
         return mixp_context_fail(
             t->ctx, MIXP_ERR_DTYPE,
@@ -12618,7 +12923,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_disposable '%s': only an activation can be; "
@@ -12628,13 +12933,14 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
     return MIXP_OK;
 }
 
-MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
+MIXPREC_API void mixp_tensor_touch(mixp_tensor *t)
+{ if (mixpi_is_tensor(t)) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
                                         mixp_dtype dtype, int64_t count,
                                         const char *who) {
     char shape[224];
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
@@ -12643,6 +12949,12 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
                                  "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
                                  (int)dtype);
+    if (t->own.in_pieces)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                                 "%s: the gradient of '%s' is scattered over the "
+                                 "ranks, and none has it whole: set `scatter` of "
+                                 "mixp_ranks_desc to 0 to look at it",
+                                 who, t->name);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                              "%s '%s': count is %.0f, but the tensor %s has %.0f "
@@ -12686,6 +12998,7 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
     double value = 0.0;
     char shape[224];
+    if (!mixpi_is_tensor(t)) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                           "mixp_item '%s': %s has %.0f elements, not one; take its mean or sum, "
@@ -13228,7 +13541,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     const char *wrong = NULL;
     mixp_tensor *low;
-    if (!t) return NULL;
+    if (!mixpi_is_tensor(t)) return NULL;
     if (!mixpi_is_low(dtype)) wrong = "a low copy is f16 or bf16";
     else if (t->dtype == dtype) return t;
     else if (t->dtype != MIXP_F32) wrong = "only an f32 tensor has low copies";
@@ -13269,18 +13582,30 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
     r = w->settle(ctx);
     if (r != MIXP_OK) return r;
-    w->since++;
+    if (w->since < INT32_MAX) w->since++;
     w->sampled = w->force || w->since >= w->every;  /* plant: guard_every */
     if (!w->sampled) return MIXP_OK;
     w->since = w->turns = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + mixpi_world(ctx);
-    return mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
+    if (r != MIXP_OK || !w->counting) return r;
+    return mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->capacity));
+}
+
+/* What an operator's own functions must not call, for it works on what that would recycle. */
+static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
+    if (!ctx->inside) return MIXP_OK;  /* plant: inside_operator */
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: an operator is at work: its infer, forward and backward begin "
+                             "no step, and walk nothing back",
+                             who);
 }
 
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     mixp_result r, watched;
     if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_check_outside(ctx, "mixp_step_begin") != MIXP_OK) return MIXP_ERR_ORDER;
     r = mixpi_regions_check(ctx);
     watched = mixpi_watch_begin(ctx);
     if (r == MIXP_OK) r = watched;
@@ -13310,6 +13635,11 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                      int required, const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED];
+    if (t && !mixpi_is_tensor(t))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: input %d is of an earlier step; mixp_step_begin has recycled "
+                                 "it, and its memory is in use again",
+                                 op->name, i);
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
@@ -13553,6 +13883,8 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = total;
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+        k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
@@ -13724,6 +14056,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs) {
     mixpi_tape_entry *e;
+    mixp_result r;
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
         return NULL;
@@ -13731,7 +14064,10 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     if (!e) return NULL;
     ctx->calls_made++;
     e->site = mixpi_site_enter(ctx, op, n_in, e->call.in);
-    if (mixpi_noted(ctx, op->name, mixpi_run_forward(&e->call)) != MIXP_OK) return NULL;
+    ctx->inside++;
+    r = mixpi_run_forward(&e->call);
+    ctx->inside--;
+    if (mixpi_noted(ctx, op->name, r) != MIXP_OK) return NULL;
     if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
     if (grad && op->backward && !mixpi_no_grad_now(ctx) &&
@@ -13745,7 +14081,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
 MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
                                          const int64_t *shape) {
     c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0, 0);
-    return c->out ? MIXP_OK : mixp_context_error(c->ctx, NULL);
+    return c->out ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
 /* As mixp_call_output, for a dtype that autocast must not change. */
@@ -13863,8 +14199,15 @@ static mixp_result mixpi_grad_settle(mixp_tensor *g) {
 }
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
-    mixp_tensor *t = mixpi_grad_owner(c, i);
-    mixp_tensor *g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
+    if (!c->out || !c->out->own.grad) {
+        mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                          "%s: gradients are there in backward alone, for mixp_call_grad and "
+                          "mixp_call_dx",
+                          c->op->name);
+        return NULL;
+    }
+    g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
     if (!g || mixpi_grad_settle(g) != MIXP_OK) return NULL;
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
@@ -13899,7 +14242,8 @@ static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
 MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i)
 { return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL); }
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
-MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c)
+{ return mixpi_tensor_in(c->out ? c->out->grad : NULL); }
 MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i) {
     int accumulate = 0;
     const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
@@ -14003,7 +14347,9 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
     if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
+    ctx->inside++;
     if (r == MIXP_OK) r = c->op->backward(c);
+    ctx->inside--;
     if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK)
@@ -14047,12 +14393,14 @@ typedef struct mixpi_leaf {
     int64_t      last;          /* the entry, as the walk counts, that ends it; -1 = none   */
     int64_t      bucket;
     int          summed;        /* since it was last made from nothing                      */
+    int64_t      each;          /* elements of a rank's piece; 0: all ranks get all */
     mixpi_mark   mark;          /* of what is held of it                                    */
 } mixpi_leaf;
 
 typedef struct mixpi_bucket {
     int64_t  first, end;        /* its leaves                                               */
     int64_t  count;             /* of elements, with the gaps between tensors, which are 0  */
+    int64_t  each;              /* of which each rank gets so many; 0: all get all */
     mixp_out grads;             /* its range of the arena                                   */
     mixp_out wire;              /* what is summed: the same, or a copy in f32               */
     void    *held;              /* of the wire's dtype: the sum of earlier walks, or NULL   */
@@ -14153,23 +14501,35 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
         }
 }
 
-/* By dtype, then in the order in which they end. */
+/* By dtype, those of which each rank gets a piece first, then in the order in which they end. */
 static int mixpi_leaf_order(const void *a, const void *b) {
     const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
     if (x->tensor->dtype != y->tensor->dtype)
         return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    if (!x->each != !y->each) return x->each ? -1 : 1;
     if (x->last != y->last) return x->last < y->last ? -1 : 1;
     return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
 }
 
-static size_t mixpi_leaf_bytes(const mixpi_leaf *l)
-{ return mixpi_round_up(mixpi_bytes(l->tensor)); }
+/* With zeros behind it, where the last pieces are shorter than the others. */
+static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
+    const size_t size = mixp_dtype_size(l->tensor->dtype);
+    if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
+    return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
+}
+
+/* A small tensor would cost a message of its own, and saves few bytes. */
+static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
+    const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
+    if (!mixpi_is_scattered(ctx) || !t->own.divided || mixpi_bytes(t) < least) return 0;
+    return mixpi_piece_size(ctx, t->count);
+}
 
 /* Does leaf i begin another bucket than the one that has `bytes` already? */
 static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
                                size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes ||
-           l[-1].tensor->dtype != l->tensor->dtype;
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
+           l[-1].each || l[-1].tensor->dtype != l->tensor->dtype;
 }
 
 /* Cuts the leaves from `from` on into buckets. */
@@ -14184,17 +14544,32 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
         if (mixpi_bucket_begins(ctx, l, bytes)) {
             b = &d->buckets[d->n_buckets++];
             b->first = i;
+            b->each = l->each;
             b->grads = mixpi_out_to(arena, t->dtype, 0);
             b->wire = b->grads;
             bytes = 0;
         }
         t->own.grad->data = arena;
         l->bucket = d->n_buckets - 1;
-        arena += mixpi_leaf_bytes(l);
-        bytes += mixpi_leaf_bytes(l);
+        arena += mixpi_leaf_bytes(ctx, l);
+        bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
         b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
     }
+}
+
+/* In the order in which they end, which is that of the arena but where sums are scattered. */
+static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
+    int64_t i, k;
+    for (i = from + 1; i < d->n_buckets; i++) {
+        const mixpi_bucket moved = d->buckets[i];
+        const int64_t last = d->leaves[moved.end - 1].last;
+        for (k = i; k > from && d->leaves[d->buckets[k - 1].end - 1].last > last; k--)
+            d->buckets[k] = d->buckets[k - 1];  /* plant: buckets_order */
+        d->buckets[k] = moved;
+    }
+    for (i = from; i < d->n_buckets; i++)
+        for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
 }
 
 /* Memory for the sums in f32 of what is narrower. */
@@ -14242,18 +14617,21 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
     mixp_result r = MIXP_OK;
     size_t bytes = 0;
     char *arena;
+    for (i = from; i < d->n_leaves; i++)
+        d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
     qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves, mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.leaf = i + 1;
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
-        bytes += mixpi_leaf_bytes(l);
+        bytes += mixpi_leaf_bytes(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
     d->buckets = (mixpi_bucket *)mixpi_longer(
         ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
     if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
     mixpi_buckets_cut(ctx, d, from, arena);
+    if (mixpi_is_scattered(ctx)) mixpi_buckets_order(d, old_buckets);
     for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
         r = mixpi_bucket_stage(ctx, &d->buckets[i]);
     return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
@@ -14307,7 +14685,7 @@ static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
 }
 
 /* What must be alike before anything else is compared. */
-enum { MIXPI_START_WORDS = 12 };
+enum { MIXPI_START_WORDS = 13 };
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
                              double *row) {
@@ -14324,13 +14702,15 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
     row[8] = (double)k->apart;
     row[9] = (double)k->bucket_bytes;
     row[10] = (double)k->shard;
-    row[11] = (double)d->n_leaves;
+    row[11] = (double)k->scatter;
+    row[12] = (double)d->n_leaves;
 }
 
 static const char *mixpi_start_name(int64_t word) {
     static const char *const names[MIXPI_START_WORDS] = {
         "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "shard", "the number of gradients"
+        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter",
+        "the number of gradients"
     };
     return names[word];
 }
@@ -14433,6 +14813,7 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
     for (i = 0; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         if (!l->tensor->grad) l->summed = 0;
+        if (!l->tensor->grad) l->tensor->own.grad->own.in_pieces = 0;
         if (!l->summed || !d->buckets[l->bucket].due) continue;
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the gradient of '%s' was summed over the ranks "
@@ -14537,18 +14918,27 @@ static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
     return r == MIXP_OK && divide ? mixpi_divide_by_parts(ctx, b->wire, b->count) : r;
 }
 
+/* The sum of what ranks have of it, for all, or of its pieces, for their owners. */
+static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (b->each)
+        return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
+                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
+                               b->wire, b->each);
+    return mixpi_ranks_run(ctx, "the sum of gradients",
+                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+}
+
 /* Its walk has ended it: it goes out. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
     mixp_out sum = b->wire;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, sum.dtype), b->count);
     if (r != MIXP_OK) return mixpi_noted(ctx, "a sum over ranks", r);
-    return mixpi_ranks_run(ctx, "the sum of gradients",
-                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+    return mixpi_bucket_sum(ctx, b);
 }
 
 /* Sends what is final, in order. all: nothing else will come. */
@@ -14602,18 +14992,20 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
 static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
     const mixp_ranks_desc *k = &ctx->ranks;
+    const int64_t first = b->each * k->rank, n = b->each ? b->each : b->count;
+    const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
     mixp_result r = MIXP_OK;
     int64_t i;
     if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
-        r = mixpi_divide_by_parts(ctx, b->wire, b->count);
-    if (r == MIXP_OK && b->wire.data != b->grads.data)
-        r = mixpi_convert_to(ctx, b->grads, mixpi_in(b->wire.data, b->wire.dtype),
-                             b->count);
+        r = mixpi_divide_by_parts(ctx, sum, n);
+    if (r == MIXP_OK && sum.data != to.data)
+        r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
     for (i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixp_tensor *g = l->tensor->own.grad;
         if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
         l->summed = 1;
+        g->own.in_pieces = b->each > 0;
         g->version++;
     }
     b->holds = b->due = 0;
@@ -14657,12 +15049,17 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
 
 /* Why loss cannot be walked back, said; or MIXP_OK. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
+    if (ctx && loss && !mixpi_is_tensor(loss))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the loss is of an earlier step; mixp_step_begin "
+                                 "has recycled it");
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
         return mixp_context_fail(
             ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
             "mixp_backward: the loss must be one element of this context%s; take its "
             "mean or sum first",
             loss ? "" : ", not NULL");
+    if (mixpi_check_outside(ctx, "mixp_backward") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!loss->own.from_tape || loss->own.generation != ctx->generation)
         return mixp_context_fail(
             ctx, MIXP_ERR_ORDER,
@@ -14777,7 +15174,8 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
         numeric = (above - below) / ((double)up - (double)down);
         off = fabs((double)analytic[i] - numeric) /
               (fabs(numeric) > 1.0 ? fabs(numeric) : 1.0);
-        if (!(off <= *worst)) *worst = off;  /* plant: checker_worst */
+        /* plant: checker_worst */
+        if (mixpi_f64_is_finite(*worst) && !(off <= *worst)) *worst = off;  /* a NaN stays */
     }
     t->grad = NULL;
     return r;
@@ -15293,22 +15691,46 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
 }
 
 /* A bias is added to every row, so its gradient is their sum. */
-static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g) {
+static mixp_result mixpi_product_dbias(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
+                                       int bias) {
     mixp_reduce_args k;
     memset(&k, 0, sizeof k);
     k.outer = 1;
     k.n = g->m;
     k.inner = g->n;
     k.factor = 1.0f;
-    k.a = mixpi_call_dy(c);
-    k.y = mixpi_call_dx(c, 2);
+    k.a = dy;
+    k.y = mixpi_call_dx(c, bias);
     return k.y.data ? MIXPI_RUN(c, reduce, &k) : MIXP_OK;
 }
 
+/* Are the gradients of weight and bias both asked for, of a device that makes them in one pass? */
+static int mixpi_product_joins(const mixp_call *c, int weight, int bias) {
+    return (c->ctx->epilogues & MIXP_EPILOGUES_BIAS) &&
+           c->ctx->device->kernels->gemm_epilogue && c->in[bias] &&
+           mixp_call_wants(c, weight) && mixp_call_wants(c, bias);
+}
+
+/* The gradients of a linear layer's weight and of its bias; g is its forward product. */
+static mixp_result mixpi_product_joined(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
+                                        int weight, int bias) {
+    mixp_gemm_epilogue_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = MIXP_EPILOGUE_ROW_SUMS;
+    k.gemm = mixpi_product_db(g, dy);
+    k.gemm.c = mixpi_call_dx(c, weight);
+    k.sums = mixpi_call_dx(c, bias);
+    return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
+}
+
 static mixp_result mixpi_product_backward(mixp_call *c) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_result r = mixpi_product_grad(c, 0);
-    if (r == MIXP_OK) r = mixpi_product_grad(c, 1);
-    return r == MIXP_OK ? mixpi_product_dbias(c, &((const mixpi_product *)c->attrs)->g) : r;
+    if (r != MIXP_OK) return r;
+    if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
+        return mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
+    r = mixpi_product_grad(c, 1);
+    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
@@ -15327,6 +15749,152 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
     p.g.trans_a = trans_a != 0;
     p.g.trans_b = trans_b != 0;
     return mixpi_apply_op(ctx, MIXP_OP_MATMUL, 2, a, b, NULL, &p);
+}
+
+/* --- two linear layers with GELU between them ------------------------------------------- *
+ *
+ * One operator where the description asks for it and the device can; else it is three. Nobody may
+ * look at what lies between them, so a guard takes them apart.
+ */
+enum {
+    MIXPI_MLP_X, MIXPI_MLP_UP, MIXPI_MLP_DOWN, MIXPI_MLP_UP_BIAS, MIXPI_MLP_DOWN_BIAS,
+    MIXPI_MLP_INPUTS,
+    MIXPI_MLP_BEFORE = 0, MIXPI_MLP_AFTER       /* GELU: what is kept                      */
+};
+
+/* c = a w': a layer without its bias. */
+static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w, int64_t rows) {
+    return mixpi_gemm_of(rows, w->shape[0], w->shape[1], mixpi_stored(mixpi_tensor_in(a), 0),
+                         mixpi_turned(mixpi_tensor_in(w), 0));
+}
+
+static int64_t mixpi_mlp_rows(const mixp_call *c)
+{ return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
+
+static mixp_result mixpi_mlp_infer(mixp_call *c) {
+    const mixp_tensor *x = c->in[MIXPI_MLP_X];
+    int64_t shape[MIXP_MAX_RANK];
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->rank - 1] = c->in[MIXPI_MLP_DOWN]->shape[0];
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+static mixp_result mixpi_mlp_up(mixp_call *c, mixp_tensor *before, mixp_tensor *after) {
+    mixp_gemm_epilogue_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = MIXP_EPILOGUE_GELU;
+    k.gemm = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP], mixpi_mlp_rows(c));
+    k.gemm.bias = mixpi_call_x(c, MIXPI_MLP_UP_BIAS);
+    k.gemm.c = mixpi_tensor_out(after, 0);
+    k.before = mixpi_tensor_out(before, 0);
+    return MIXPI_RUN(c, gemm_epilogue, &k);
+}
+
+static mixp_result mixpi_mlp_forward(mixp_call *c) {
+    mixp_tensor *before, *after;
+    mixp_gemm_args down;
+    int64_t shape[2];
+    mixp_result r;
+    shape[0] = mixpi_mlp_rows(c);
+    shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
+    c->ctx->calls_made += 2;    /* as if they had been apart: dropout is numbered by that */
+    before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
+    after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
+    if (!before || !after) return MIXP_ERR_MEMORY;
+    r = mixpi_mlp_up(c, before, after);
+    if (r != MIXP_OK) return r;
+    down = mixpi_layer_of(after, c->in[MIXPI_MLP_DOWN], shape[0]);
+    down.bias = mixpi_call_x(c, MIXPI_MLP_DOWN_BIAS);
+    down.c = mixpi_call_y(c);
+    return MIXPI_RUN(c, gemm, &down);
+}
+
+/* The gradients of a layer's weight and bias. */
+static mixp_result mixpi_mlp_weights(mixp_call *c, const mixp_gemm_args *g, mixp_in dy,
+                                     int weight, int bias) {
+    mixp_gemm_args k;
+    mixp_result r = MIXP_OK;
+    if (mixpi_product_joins(c, weight, bias))
+        return mixpi_product_joined(c, g, dy, weight, bias);
+    k = mixpi_product_db(g, dy);
+    k.c = mixpi_call_dx(c, weight);
+    if (k.c.data) r = MIXPI_RUN(c, gemm, &k);
+    return r == MIXP_OK && c->in[bias] ? mixpi_product_dbias(c, g, dy, bias) : r;
+}
+
+/* dz: the gradient of what was before GELU. */
+static mixp_result mixpi_mlp_dz(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
+    mixp_gemm_epilogue_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = MIXP_EPILOGUE_GELU_BACK;
+    k.gemm = mixpi_product_da(down, mixpi_call_dy(c));
+    k.gemm.c = mixpi_tensor_out(dz, 0);
+    k.before = mixpi_tensor_out(c->saved[MIXPI_MLP_BEFORE], 0);
+    return MIXPI_RUN(c, gemm_epilogue, &k);
+}
+
+static mixp_result mixpi_mlp_walk(mixp_call *c, const mixp_gemm_args *down, mixp_tensor *dz) {
+    mixp_gemm_args up = mixpi_layer_of(c->in[MIXPI_MLP_X], c->in[MIXPI_MLP_UP],
+                                       mixpi_mlp_rows(c)), dx;
+    mixp_result r = mixpi_mlp_dz(c, down, dz);
+    if (r != MIXP_OK) return r;
+    dx = mixpi_product_da(&up, mixpi_tensor_in(dz));
+    dx.c = mixpi_call_dx(c, MIXPI_MLP_X);
+    if (dx.c.data) r = MIXPI_RUN(c, gemm, &dx);
+    return r == MIXP_OK ? mixpi_mlp_weights(c, &up, mixpi_tensor_in(dz), MIXPI_MLP_UP,
+                                            MIXPI_MLP_UP_BIAS) : r;
+}
+
+static mixp_result mixpi_mlp_backward(mixp_call *c) {
+    mixp_tensor *before = c->saved[MIXPI_MLP_BEFORE], *dz;
+    mixp_gemm_args down = mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN],
+                                         mixpi_mlp_rows(c));
+    mixp_result r = mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN,
+                                      MIXPI_MLP_DOWN_BIAS);
+    if (r != MIXP_OK) return r;
+    dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
+    if (!dz) return MIXP_ERR_MEMORY;
+    r = mixpi_mlp_walk(c, &down, dz);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, dz->data, mixpi_bytes(dz));
+    return r;
+}
+
+static const mixp_op mixpi_mlp_op = {
+    "mlp", MIXP_CLASS_LOW, 0, mixpi_mlp_infer, mixpi_mlp_forward, mixpi_mlp_backward, NULL
+};
+
+static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t width) {
+    return w && w->rank == 2 && mixpi_real(w->dtype) && w->shape[1] == width &&
+           (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_real(b->dtype)));
+}
+
+/* May the three be one? What does not fit is told by the one that it does not fit. */
+static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
+    const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
+    const mixpi_watch *w;
+    if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
+    w = ctx->watch;
+    if (!ctx->device->kernels->gemm_epilogue || (w && (w->on || w->tap))) return 0;
+    if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
+        mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
+    return x && x->rank >= 1 && mixpi_real(x->dtype) &&
+           mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
+           mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]);
+}
+
+MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
+                                  mixp_tensor *up_bias, mixp_tensor *down,
+                                  mixp_tensor *down_bias) {
+    mixp_tensor *in[MIXPI_MLP_INPUTS];
+    in[MIXPI_MLP_X] = x;
+    in[MIXPI_MLP_UP] = up;
+    in[MIXPI_MLP_DOWN] = down;
+    in[MIXPI_MLP_UP_BIAS] = up_bias;
+    in[MIXPI_MLP_DOWN_BIAS] = down_bias;
+    if (mixpi_mlp_joins(ctx, in))
+        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
+    x = mixp_gelu_tanh(ctx, mixp_linear(ctx, x, up, up_bias));
+    return mixp_linear(ctx, x, down, down_bias);
 }
 
 /* --- attention ------------------------------------------------------------------------- */
@@ -15376,6 +15944,7 @@ static mixp_result mixpi_attention_numbers(mixp_call *c, mixp_attention_args *k)
         return mixpi_attention_number(c, "dropout", (double)k->dropout, "in [0, 1)");
     if (k->past < 0)
         return mixpi_attention_number(c, "past", (double)k->past, "0 or more");
+    k->past = mixpi_min(k->past, k->keys);      /* more than all are all */
     return MIXP_OK;
 }
 
@@ -15619,8 +16188,9 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.softcap = desc->softcap;
     a.dropout = desc->dropout;
     a.seed = ctx->seed;
-    a.step = ctx->step;
+    a.step = mixpi_random_step(ctx);  /* plant: attention_rank */
     a.tensor = (uint64_t)ctx->calls_made;   /* as mixp_dropout's */
+    if (ctx->watch && mixp_bits_of_f32(a.dropout) << 1) ctx->watch->dropped = 1;
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
     in[MIXPI_ATTENTION_V] = v;
@@ -16507,16 +17077,23 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
 
+/* Room for what the backward pass wants: two numbers of each row, and how many rows count. */
+static mixp_result mixpi_entropy_save(mixp_call *c, int64_t rows) {
+    int64_t shape[2];
+    shape[0] = rows;
+    shape[1] = 2;
+    if (!mixp_call_save(c, 0, MIXP_F32, 2, shape)) return MIXP_ERR_MEMORY;
+    return mixp_call_save(c, 1, MIXP_F32, 0, NULL) ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
 static mixp_result mixpi_cross_entropy_fill(mixp_call *c, mixp_cross_entropy_args *k) {
     k->rows = mixpi_rows_of(c->in[0]);
     k->cols = mixpi_last_dim(c->in[0]);
-    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
-        return MIXP_ERR_MEMORY;
+    if (mixpi_entropy_save(c, k->rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     k->targets = (const int32_t *)c->in[1]->data;
     k->logits = mixpi_call_x(c, 0);
     k->loss = (float *)c->out->data;
-    k->lse = mixpi_saved(c, 0);
+    k->top_rsum = mixpi_saved(c, 0);
     k->counted = mixpi_saved(c, 1);
     return MIXP_OK;
 }
@@ -16564,7 +17141,7 @@ static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     k.targets = forward->targets;
     k.dloss = mixpi_call_dy(c);
     k.logits = forward->logits;
-    k.lse = forward->lse;
+    k.top_rsum = forward->top_rsum;
     k.counted = forward->counted;
     mixpi_call_grad_over(c, 0);
     k.dlogits = mixpi_call_dx(c, 0);
@@ -16588,7 +17165,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
 /* --- a product and its cross entropy, some rows at a time --- */
 
 typedef struct mixpi_chunked {
-    mixp_cross_entropy_args k;  /* of the whole; logits and lse of the chunk at hand       */
+    mixp_cross_entropy_args k;  /* of the whole; logits and top_rsum of the chunk at hand  */
     int64_t chunk, width;       /* rows at a time; columns of x and w                      */
     mixp_in x, w;
 } mixpi_chunked;
@@ -16641,7 +17218,7 @@ static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int6
     mixp_cross_entropy_args k = h->k;
     k.rows = mixpi_min(h->chunk, h->k.rows - first);
     k.targets += first;
-    k.lse += first;
+    k.top_rsum += 2 * first;
     k.logits = mixpi_tensor_in(logits);
     k.before = first;
     return MIXPI_RUN(c, cross_entropy, &k);
@@ -16660,11 +17237,9 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->w = mixpi_call_x(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
     logits = mixpi_chunked_room(c, h);
-    if (!logits || !mixp_call_save(c, 0, MIXP_F32, 1, &h->k.rows) ||
-        !mixp_call_save(c, 1, MIXP_F32, 0, NULL))
-        return MIXP_ERR_MEMORY;
+    if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     h->k.loss = (float *)c->out->data;
-    h->k.lse = mixpi_saved(c, 0);
+    h->k.top_rsum = mixpi_saved(c, 0);
     h->k.counted = mixpi_saved(c, 1);
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
@@ -16685,7 +17260,7 @@ static mixp_result mixpi_chunked_dlogits(mixp_call *c, const mixpi_chunked *h, i
     k.targets = h->k.targets + first;
     k.dloss = mixpi_call_dy(c);
     k.logits = mixpi_tensor_in(logits);
-    k.lse = h->k.lse + first;
+    k.top_rsum = h->k.top_rsum + 2 * first;
     k.counted = h->k.counted;
     k.dlogits = mixpi_tensor_out(logits, 0);
     return MIXPI_RUN(c, cross_entropy_backward, &k);
@@ -16713,8 +17288,7 @@ static mixp_result mixpi_chunked_products(mixp_call *c, const mixpi_chunked *h, 
 
 /* The sum over chunks is f32; a dw of fewer bits is rounded once, at the end. */
 static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp_tensor *logits,
-                                   mixp_out dw) {
-    mixp_out dx = mixpi_call_dx(c, 0);
+                                      mixp_out dx, mixp_out dw) {
     mixp_result r = MIXP_OK;
     int64_t first;
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
@@ -16730,16 +17304,18 @@ static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp
 static mixp_result mixpi_chunked_backward(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
     mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
-    mixp_out dw = mixpi_call_dx(c, 1);
+    mixp_out dx = mixpi_call_dx(c, 0), dw = mixpi_call_dx(c, 1);
+    int at_once = dw.dtype == MIXP_F32 || h->chunk == h->k.rows;
     int64_t count = h->k.cols * h->width;
     mixp_result r;
+    if (dx.data == dw.data) at_once = 0;    /* x is w: dx stands there before dw is added */
     if (!logits) return MIXP_ERR_MEMORY;
-    if (!dw.data || dw.dtype == MIXP_F32 || h->chunk == h->k.rows) {
-        r = mixpi_chunked_walk(c, h, logits, dw);
+    if (!dw.data || at_once) {
+        r = mixpi_chunked_walk(c, h, logits, dx, dw);
     } else {
         sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
         if (!sums) return MIXP_ERR_MEMORY;
-        r = mixpi_chunked_walk(c, h, logits, mixpi_tensor_out(sums, 0));
+        r = mixpi_chunked_walk(c, h, logits, dx, mixpi_tensor_out(sums, 0));
         if (r == MIXP_OK) r = mixpi_add_into(c->ctx, dw, mixpi_tensor_in(sums), count);
         mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
     }
@@ -16960,6 +17536,8 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
             /* plant: concat_others */
             if (j != *axis && c->in[i]->shape[j] != x->shape[j])
                 return mixpi_concat_misfit(c, i, "all other dimensions must be equal");
+        if (c->in[i]->shape[*axis] > INT64_MAX - shape[*axis])
+            return mixpi_concat_misfit(c, i, "together they are longer than 2^63 - 1");
         shape[*axis] += c->in[i]->shape[*axis];
     }
     return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
@@ -17093,13 +17671,15 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
                                  "an array for them",
                                  n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
-    if (x && mixpi_check_split(ctx, x, dim, n) != MIXP_OK) return MIXP_ERR_SHAPE;
-    if (x) size = x->shape[mixpi_axis(dim, x->rank)] / n;
+    /* What is no tensor is told by the first slice. */
+    if (mixpi_is_tensor(x) && mixpi_check_split(ctx, x, dim, n) != MIXP_OK)
+        return MIXP_ERR_SHAPE;
+    if (mixpi_is_tensor(x)) size = x->shape[mixpi_axis(dim, x->rank)] / n;
     while (done < n && (parts[done] = mixp_slice(ctx, x, dim, done * size, size)) != NULL)
         done++;
     if (done == n) return MIXP_OK;
     for (i = 0; i < n; i++) parts[i] = NULL;
-    return mixp_context_error(ctx, NULL);
+    return mixpi_failed(ctx);
 }
 
 /* --- the table ------------------------------------------------------------------------- */
@@ -17205,7 +17785,7 @@ static const mixp_scaler_rule mixpi_rules[MIXP_RULE_COUNT] = {
 #define MIXPI_RULE(first_scale, floor, ceiling, interval, hysteresis, refill, recovery,   \
                    recovery_scale, fixed, delay, divides, f32_factors)                     \
     { 2.0, 0.5, first_scale, floor, ceiling, interval, hysteresis, refill, recovery,       \
-      recovery_scale, fixed, delay, divides, f32_factors, 0, 3, 4, 65504.0f },
+      recovery_scale, fixed, delay, divides, f32_factors, 0, 6, 4, 65504.0f },
 #define MIXPI_CLEAN  MIXP_REFILL_CLEAN
 #define MIXPI_GROWTH MIXP_REFILL_GROWTH
 #define MIXPI_RUN_OF (MIXP_REFILL_CLEAN | MIXP_REFILL_BACKOFF)
@@ -17385,6 +17965,14 @@ static uint64_t mixpi_scale_now(mixp_scaler *s) {
     return s->scales;
 }
 
+/* A new scale, and nothing of the steps since the last update, which none will be for. */
+static void mixpi_scaler_renew(mixp_scaler_state *state, float scale) {
+    mixpi_scaler_remember(state);
+    state->scale = scale;
+    state->found_inf = 0;  /* plant: renew_found */
+    state->loss_bad = 0;
+}
+
 /* Another state, whose scale is a new one: as after an update. */
 static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state *state) {
     mixp_result r = mixpi_upload(s->ctx, s->state, state, sizeof *state);
@@ -17396,10 +17984,13 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     return MIXP_OK;
 }
 
-/* No gradient made before can be unscaled any more: the state was loaded. */
+/* No gradient made before can be unscaled any more, no step tried again: the state was loaded. */
 static void mixpi_scaler_forget(mixp_scaler *s) {
     s->epoch++;
     s->scales += MIXP_PAST_SCALES + 1;
+    s->began = s->first = 0;
+    s->retried = s->epoch + s->ctx->replays;  /* plant: retry_loaded */
+    s->ctx->replayed = 0;
 }
 
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
@@ -17414,9 +18005,7 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
             (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
-    mixpi_scaler_remember(&state);
-    state.scale = new_scale;
-    state.found_inf = 0;
+    mixpi_scaler_renew(&state, new_scale);
     return mixpi_scaler_replace(scaler, &state);
 }
 
@@ -17469,13 +18058,15 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     d.init_scale = 0.0f;
     if (in->growth_tracker < 0 || in->hysteresis_left < 0)
         wrong = "a counter is negative";
+    /* In a description these would be the rule's own. */
+    if (!(in->growth_factor > 1.0) || !(in->backoff_factor > 0.0) || in->growth_interval < 1)
+        wrong = "a factor or the interval is out of range";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
     if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
     r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
     if (r != MIXP_OK) return r;
-    mixpi_scaler_remember(&state);
-    state.scale = in->scale;
+    mixpi_scaler_renew(&state, in->scale);
     state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;  /* plant: load_hysteresis */
     return mixpi_scaler_replace(scaler, &state);
@@ -17499,13 +18090,16 @@ static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
     m->at = mixpi_scale_now(s);  /* plant: scaled_at */
 }
 
+static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_backward: the scaler of this loss was freed since; run forward "
+                             "again, with another");
+}
+
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
-    if (!scaler)
-        return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the scaler of this loss was freed since; run "
-                                 "forward again, with another");
+    if (!scaler) return mixpi_scaler_gone(c->ctx);
     if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
@@ -17519,15 +18113,6 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 static const mixp_op mixpi_scale_op =
     MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
 
-/* The scaler is about to be freed: losses of this step that it has scaled cannot be walked back. */
-static void mixpi_scale_lose(const mixp_scaler *scaler) {
-    mixpi_tape_entry *e;
-    for (e = scaler->ctx->tape; e; e = e->older) {
-        mixp_scaler **by = (mixp_scaler **)e->call.attrs;
-        if (e->call.op == &mixpi_scale_op && *by == scaler) *by = NULL;  /* plant: scale_lose */
-    }
-}
-
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
     if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
@@ -17539,8 +18124,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
  * The result is the scaled loss; the plain one is kept as a tensor that nothing was recorded for.
  */
 typedef struct mixpi_scaled_entropy {
+    mixp_scaler  *scaler;       /* first, as the attributes of mixpi_scale_op              */
     mixp_cross_entropy_both_args k;
-    mixp_scaler  *scaler;
     mixp_tensor **plain;        /* where the wrapper wants to find it                      */
 } mixpi_scaled_entropy;
 
@@ -17564,6 +18149,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     memset(&s, 0, sizeof s);
     s.n = 1;
     s.factor = a->k.scale;
+    s.bad = &a->scaler->state->loss_bad;  /* plant: entropy_bad */
     s.a = u.a;
     s.y = mixpi_call_y(c);
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
@@ -17591,6 +18177,7 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     mixp_tensor *g;
     int accumulate = 0;
     int apart = !c->out->own.walked;  /* plant: entropy_walked */
+    if (!a->scaler) return mixpi_scaler_gone(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                                  "the result of mixp_scaler_cross_entropy is for mixp_backward "
@@ -17603,11 +18190,28 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     return mixp_call_grad(c, 0, &accumulate) && !accumulate ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
+static const mixp_op mixpi_scaled_entropy_op =
+    MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy), scaled_entropy,
+             scaled_entropy);
+
+/* The scaler is about to be freed: losses of this step that it has scaled cannot be walked back. */
+static void mixpi_scale_lose(const mixp_scaler *scaler) {
+    mixpi_tape_entry *e;
+    for (e = scaler->ctx->tape; e; e = e->older) {
+        const mixp_op *op = e->call.op;
+        mixp_scaler **by = (mixp_scaler **)e->call.attrs;
+        if (op != &mixpi_scale_op && op != &mixpi_scaled_entropy_op) continue;
+        if (*by == scaler) *by = NULL;  /* plant: scale_lose */
+    }
+}
+
 /* May the gradient be made at once, over the logits? */
 static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     const mixp_context *ctx = scaler->ctx;
+    const mixp_op *plain = mixp_op_builtin(MIXP_OP_CROSS_ENTROPY);
     const mixpi_watch *w = ctx->watch;
     mixp_call reader;
+    if (mixpi_class_of(ctx, plain) != plain->cls) return 0;     /* it was overridden */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
     if (!logits || logits->ctx != ctx || (w && (w->on || w->tap))) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
@@ -17621,8 +18225,6 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
 MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float share, mixp_tensor **loss) {
-    static const mixp_op op = MIXPI_OP(scaler_cross_entropy, F32, sizeof(mixpi_scaled_entropy),
-                                       scaled_entropy, scaled_entropy);
     mixp_tensor *in[2] = { logits, targets }, *plain = NULL, *scaled;
     mixpi_scaled_entropy a;
     if (loss) *loss = NULL;
@@ -17638,7 +18240,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
         a.scaler = scaler;
         a.plain = &plain;
         if (!scaler->began) scaler->began = scaler->ctx->step;
-        scaled = mixp_apply(scaler->ctx, &op, 2, in, 2, &a);
+        scaled = mixp_apply(scaler->ctx, &mixpi_scaled_entropy_op, 2, in, 2, &a);
     }
     if (loss && scaled) *loss = plain;
     return scaled;
@@ -18128,12 +18730,10 @@ static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
 static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
                               int64_t *first) {
     const int64_t count = opt->slots[i].param->count;
-    int64_t each;
+    const int64_t each = mixpi_piece_size(opt->ctx, count);
     *first = 0;
     if (!mixpi_is_divided(opt, i))
         return !opt->owned || opt->slots[i].owner == r ? count : 0;
-    each = mixpi_ceil_div(count, (int64_t)opt->ctx->ranks.size);
-    each = mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
     *first = mixpi_min(r * each, count);
     return mixpi_min(each, count - *first);
 }
@@ -18199,6 +18799,12 @@ static int mixpi_master_is_split(const mixp_optimizer *opt, const mixp_tensor *p
            !mixpi_keeps_f32(opt, p);
 }
 
+/* Do two tensors have an element in common? */
+static int mixpi_overlap(const mixp_tensor *a, const mixp_tensor *b) {
+    const uintptr_t at = (uintptr_t)a->data, to = (uintptr_t)b->data;
+    return at <= to ? to - at < mixpi_bytes(a) : at - to < mixpi_bytes(b);  /* plant: overlap */
+}
+
 /* Why p, with gradient g or NULL, cannot join the parameters that are there; or NULL. */
 static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
@@ -18206,9 +18812,9 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
     for (i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
         if (slot->param == p) return "was added before";
-        if (slot->param->data == p->data)
-            return "is the memory of a parameter that was added before; make views once, before "
-                   "the loop";
+        if (mixpi_overlap(slot->param, p))
+            return "is the memory of a parameter that was added before, or a part of it; make "
+                   "views once, before the loop";
         if (opt->zero_grad && g && slot->grad && slot->grad->data == g->data)
             return "shares its gradient, which the first of them to be updated would clear";
     }
@@ -18236,6 +18842,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
+    else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
+        wrong = "has, or had, an optimizer: where sums are scattered, each has one";
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
@@ -18428,9 +19036,10 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     mixp_param_row *row;
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!param)
+    if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_add: param is NULL");
+                                 "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
+                                 "step");
     r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
@@ -18456,6 +19065,7 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
         opt->owned[opt->slots[opt->count].owner] -= param->count;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     param->own.optimizers += r == MIXP_OK;
+    param->own.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
     return r;
 }
 
@@ -18571,6 +19181,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     const mixp_param_row *row;
     mixp_result r = MIXP_OK;
     int64_t i = 0;
+    int written;
     if (!opt || !param) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = &opt->rows[i];
@@ -18583,7 +19194,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
                                  param->name, wrong);
-    if (count == param->count && !mixpi_held_of(row, what).data)
+    /* None is kept, or the weight was written by hand, which the next step takes over. */
+    written = what == MIXP_STATE_MASTER && opt->slots[i].version != param->version;
+    if (count == param->count && (written || !mixpi_held_of(row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
     for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
@@ -18738,11 +19351,16 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     return sum;
 }
 
+/* The table by which gradients are looked at, as kernels see it: where sums are scattered, that of
+ * what this rank updates, for it has no others. */
+static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
+{ return mixpi_is_scattered(o->ctx) ? o->device_own_rows : o->device_rows; }
+
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
     mixp_grad_stats_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.scale = scale;
     k.unscale = unscale;
@@ -18917,7 +19535,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     mixp_clip_args k;
     memset(&k, 0, sizeof k);
-    k.rows = o->device_rows;
+    k.rows = mixpi_looked_at(o);
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
@@ -18966,7 +19584,8 @@ static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
-    const mixp_param_row *row = &opt->rows[i];
+    const int apart = mixpi_is_scattered(opt->ctx);
+    const mixp_param_row *row = apart ? &opt->own_rows[i] : &opt->rows[i];
     mixp_look_args k;
     if (!row->active) return MIXP_OK;
     memset(&k, 0, sizeof k);
@@ -19190,7 +19809,8 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
  * After the look and before the decision one small table is summed over the ranks, on the device;
  * the host is not asked. What is in it: see mixp_agree_fill.
  */
-static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                   int in_parts) {
     const mixp_ranks_desc *ranks = &o->ctx->ranks;
     const mixpi_exchange *d = o->ctx->exchange;
     const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
@@ -19210,6 +19830,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     k.table = o->table;
     k.rank = ranks->rank;
     k.size = ranks->size;
+    k.in_parts = in_parts;
     r = MIXPI_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
@@ -19218,33 +19839,56 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s) {
     return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
 }
 
+/* Two numbers that differ, with as many digits as it takes to see that. */
+static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t room) {
+    int digits = 6;
+    do {
+        snprintf(here, room, "%.*g", digits, a);
+        snprintf(there, room, "%.*g", digits, b);
+    } while (strcmp(here, there) == 0 && (digits += 3) < 18);
+}
+
 /* Ranks that went apart, by a learning rate that one of them changed, say: told here; on a GPU
  * perhaps a step late, but that step was skipped by all. */
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = { "a rank is missing:", "the loss scale",
+    static const char *const words[] = { "", "the loss scale",
                                          "the number of applied steps",
                                          "the learning rate",
                                          "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
     const mixp_agreement *a = &s.agreed;
+    const int other = (int)a->differs - 1;
+    char here[32], there[32];
     if (r != MIXP_OK || !a->differs) return r;
+    if (a->word == MIXP_AGREE_HERE)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "rank %d took another kind of step than rank 0, or "
+                                 "none; the step was skipped: do the hooks carry f64?",
+                                 other);
+    mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %.17g on rank 0 and %.17g on rank %d; "
+                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
                              "the step was skipped",
-                             words[a->word], a->here, a->there, (int)a->differs - 1);
+                             words[a->word], here, there, other);
+}
+
+/* The ranks tell each other what they found. in_parts: each has looked at its own part of it. */
+static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                     int in_parts) {
+    if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
+    return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                             "ranks: the device %s has no kernel `agree`; its table "
+                             "is older than this header",
+                             o->ctx->device->name);
 }
 
 /* After a look, or what stands for one: the ranks agree, and prepare follows. */
-static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
+                                       int in_parts) {
     mixp_result r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
-    if (!o->ctx->device->kernels->agree)
-        return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                                 "ranks: the device %s has no kernel `agree`; its table "
-                                 "is older than this header",
-                                 o->ctx->device->name);
-    r = mixpi_opt_agree(o, s);
+    r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
     return mixpi_ranks_stop(o->ctx, r);
@@ -19273,11 +19917,15 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
 /* A look at all gradients, and what the ranks make of it together. */
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
                                     const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const int in_parts = mixpi_is_scattered(o->ctx);
     mixp_result r = mixpi_ranks_views(o);
     if (r != MIXP_OK) return r;
     if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
     r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    return r == MIXP_OK && plan ? mixpi_ranks_prepare(o, s) : r;
+    if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
+    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
+        r = mixpi_ranks_agree(o, s, 1);
+    return r;
 }
 
 /* Copies bytes of device memory. */
@@ -19482,7 +20130,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                              s);
     else {
         r = mixpi_ranks_views(opt);
-        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
@@ -19665,6 +20313,7 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     mixp_step_state s;
     mixp_verdict v;
+    int64_t first;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
     v.site = "";
@@ -19692,6 +20341,10 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
     v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
     v.bad_element = s.stats.bad_element;
+    if (s.agreed.part_rank) {
+        mixpi_piece_of(opt, s.stats.bad_row, (int)s.agreed.part_rank - 1, &first);
+        v.bad_element += first;  /* plant: part_element */
+    }
     v.bad_is_nan = s.stats.bad_is_nan;
     return v;
 }
@@ -19831,7 +20484,11 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
     mixpi_checked_lose(opt);
-    for (i = 0; i < opt->count; i++) opt->slots[i].param->own.optimizers--;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *p = opt->slots[i].param;
+        p->own.optimizers--;
+        if (!p->own.leaf) p->own.divided = 0;   /* else its gradients stay in pieces */
+    }
     if (ctx->tally_of == opt) ctx->tally_of = NULL;
     mixpi_owned_free(ctx, opt);
     return MIXP_OK;
@@ -19900,14 +20557,70 @@ static void mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
     e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
 }
 
-static const char *mixpi_event_text(mixp_event_kind kind) {
+static const char *mixpi_event_what(const mixp_event *e) {
     static const char *const texts[] = {
         "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
         "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
-        "pinned", "skipped", "no room for more sites: they are not watched"
+        "pinned: a pattern holds it", "made what a step was skipped for",
+        "no room for more sites: they are not watched"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
-    return texts[kind];
+    if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
+        return "a step was skipped, and nobody looked; the next one is looked at";
+    return texts[e->kind];
+}
+
+/* What a user is to do about an event. */
+static const char *mixpi_event_advice(const mixp_event *e) {
+    switch (e->kind) {
+    case MIXP_EVENT_OVERFLOW:
+    case MIXP_EVENT_HIGH:
+    case MIXP_EVENT_FLUSHED:
+        return "Nothing is to be done: it comes back when it is well again";
+    case MIXP_EVENT_BACK:
+        return "Nothing is to be done: should it fall again, it takes twice as long to come back";
+    case MIXP_EVENT_PINNED:
+        return "You asked for it; MIXP_DTYPE_COUNT in place of a dtype frees it";
+    case MIXP_EVENT_FULL:
+        return "Start the guard of a new context with more max_sites";
+    default: break;
+    }
+    if (e->origin == MIXP_ORIGIN_UNKNOWN)
+        return "A gradient was not finite. Nothing is to be done, unless step after step is "
+               "skipped: the next one is looked at, and tells where it begins";
+    return e->origin == MIXP_ORIGIN_BACKWARD || e->origin == MIXP_ORIGIN_FORWARD
+         ? "Nothing is to be done" : "No loss scale cures it";
+}
+
+/* The number that an event is about, in brackets; "" where it is about none. */
+static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
+    *text = 0;
+    if (e->kind == MIXP_EVENT_FLUSHED)
+        snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
+    if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK)
+        snprintf(text, space, " (largest %g)", (double)e->largest);
+    if (e->kind == MIXP_EVENT_OVERFLOW)
+        snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
+}
+
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
+    char number[64];
+    if (!text || !space) return NULL;
+    *text = 0;
+    if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
+    mixpi_event_number(event, number, sizeof number);
+    if (event->kind != MIXP_EVENT_SKIP)
+        snprintf(text, space, "step %.0f: %.95s%s%s%s. %s.", (double)event->step, event->site,
+                 *event->site ? " " : "", mixpi_event_what(event), number,
+                 mixpi_event_advice(event));
+    else if (event->origin == MIXP_ORIGIN_UNKNOWN)
+        snprintf(text, space, "step %.0f: skipped. %s.", (double)event->step,
+                 mixpi_event_advice(event));
+    else
+        snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)event->step,
+                 *event->site ? "It began at " : "", event->site, *event->site ? ": " : "",
+                 mixp_origin_text(event->origin), mixpi_event_advice(event));
+    return text;
 }
 
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
@@ -19921,13 +20634,13 @@ MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out
     out->number = number;
     out->step = e->step;
     out->kind = e->kind;
-    out->what = mixpi_event_text(e->kind);
     out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
     out->dtype = e->dtype;
     out->largest = e->look.largest;
     out->flushed = e->flushed;
     out->nonfinite = e->look.nonfinite;
     out->origin = e->origin;
+    out->what = mixpi_event_what(out);
     return 1;
 }
 
@@ -19937,15 +20650,19 @@ static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) 
     return (int64_t)w->clean << (relapses < 20 ? relapses : 20);  /* plant: guard_doubles */
 }
 
+/* The number of the site that users call i; 0: there is none. */
+static int mixpi_site_listed(const mixpi_watch *w, int i) {
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
+    return i < 0 || at < i ? 0 : n;
+}
+
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const mixpi_site *site = NULL;
-    int n, at = -1;
-    for (n = 0; w && n < w->n_sites && at < i; n++) {
-        site = &w->sites[n];
-        at += site->stores;
-    }
-    if (!site || !out || i < 0 || at < i) return 0;
+    const int number = mixpi_site_listed(w, i);
+    const mixpi_site *site;
+    if (!number || !out) return 0;
+    site = mixpi_site_at(ctx, number);
     memset(out, 0, sizeof *out);
     out->name = site->name;
     out->op = site->op;
@@ -19959,6 +20676,30 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->value = site->value;
     out->grad = site->grad;
     return 1;
+}
+
+/* Adds what one site stored. */
+static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
+    int64_t found[MIXP_EXPONENTS];
+    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
+    mixp_result r = mixpi_noted(ctx, "mixp_site_exponents",
+                                mixpi_download(ctx, found, from, sizeof found));
+    int e;
+    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
+    return r;
+}
+
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const int number = mixpi_site_listed(w, i);
+    mixp_result r = MIXP_OK;
+    int n;
+    if (!counts || !w || !w->bins || (!number && i != -1)) return 0;
+    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
+    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
+    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
+        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
+    return r == MIXP_OK;
 }
 
 /* --- deciding ------------------------------------------------------------------------------ */
@@ -20347,7 +21088,8 @@ static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state 
                     (mixp_origin)w->origin);
     mixpi_guard_at_floor(ctx, state->scale);
     forward = w->origin && w->origin != MIXP_ORIGIN_BACKWARD && w->origin != MIXP_ORIGIN_UNSCALE;
-    if (forward) w->barren = acted ? 0 : w->barren + 1;
+    if (forward && acted) w->barren = 0;
+    else if (forward && w->barren < INT32_MAX) w->barren++;
     if (w->patience < 0 || !forward) return MIXP_OK;
     return w->barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
          ? mixpi_guard_diverged(ctx) : MIXP_OK;  /* plant: guard_patience */
@@ -20426,7 +21168,7 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
     const char *wrong;
     mixpi_watch *w;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     wrong = mixpi_look_wrong(t, low, out);
     if (wrong)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
@@ -20484,6 +21226,7 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
         return "flushed must be above 0 and at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
         return "max_sites cannot change: room for them was taken when the guard was started, or "
                "4096 by a mixp_compare before it";
@@ -20514,6 +21257,10 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
         return MIXP_ERR_MEMORY;
     w = ctx->watch;
+    if (d.exponents && !w->bins)
+        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
+    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
+    w->counting = d.exponents;
     w->every = d.every;
     w->clean = d.clean;
     w->high = d.high;
@@ -20539,20 +21286,41 @@ MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
 
 MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    return w && w->on && (w->force || w->since + 1 >= w->every);
+    return w && w->on && (w->force || w->since >= w->every - 1);
+}
+
+/* Does a newer pattern make this one void? The same does, and that of all; `first`: so is one that
+ * only frees what no older one holds. */
+static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
+    if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;
+}
+
+/* How many patterns stay beside a newer one; `forget` 1: the others go. */
+static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
+    int i, n = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        if (mixpi_pin_is_void(&w->pins[i], newer, !n)) continue;
+        if (forget && n < i) w->pins[n] = w->pins[i];
+        n++;
+    }
+    if (forget) w->n_pins = n;
+    return n;
 }
 
 /* What is wrong with a pattern, or NULL. */
 static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
                                    mixp_dtype dtype) {
-    const mixpi_watch *w = ctx->watch;
+    mixpi_watch *w = ctx->watch;
     mixpi_pin pin;
     int n = 0;
     if (!pattern || !*pattern) return "the pattern is empty";
     if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
     if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
         return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
-    if (w && w->n_pins == MIXPI_MAX_PINS) return "there are 64 patterns already";
+    if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
+        return "there are 64 patterns already; one of them given again is replaced, and '*' with "
+               "MIXP_DTYPE_COUNT frees all";
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
     while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
@@ -20573,6 +21341,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
                                  pattern ? pattern : "NULL", wrong);
     w = mixpi_watch_of(ctx);
     if (!w) return MIXP_ERR_MEMORY;
+    mixpi_pins_beside(w, pattern, 1);
     pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
@@ -20814,7 +21583,9 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
     if (r != MIXP_OK) ctx->step = step;
     if (r != MIXP_OK) return r;
+    ctx->watch->dropped = 0;
     loss = d->fn(ctx, d->user);
+    m->dropped |= ctx->watch->dropped;
     r = mixpi_compare_close(ctx);
     if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
     if (r == MIXP_OK && !m->dropped) r = mixp_backward(ctx, loss);
@@ -20824,7 +21595,7 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     if (!m->dropped) return r;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_compare: fn drops out, and the runs would draw other numbers; "
-                             "pass training 0 to mixp_dropout");
+                             "pass training 0 to mixp_dropout, and attention no dropout");
 }
 
 static int mixpi_difference_order(const void *a, const void *b) {
@@ -22161,7 +22932,8 @@ typedef enum mixpi_must {
     MIXPI_AT_LEAST_0,           /* and finite                                              */
     MIXPI_BETA,                 /* in [0, 1)                                               */
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
-    MIXPI_COUNTER,              /* at least 0, and far from where counting would overflow  */
+    MIXPI_COUNTER,              /* at least 0; of 64 bits, far from where counting would
+                                   overflow; of 32, any: these stop at their largest       */
     MIXPI_FLAG                  /* 0 or 1                                                  */
 } mixpi_must;
 
@@ -22385,6 +23157,7 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
     item = mixpi_state_value(&window);
     item.on_device = 1;
     item.optional = 1;
+    item.must = MIXPI_FINITE;
     mixpi_state_add(s, item, "optimizer.%d.spike.window", number);
     mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
 }
@@ -22870,15 +23643,10 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff_tell(&diff, s->report);
 }
 
-/* Is the number one that a save can have written? */
-static int mixpi_number_is_good(const mixpi_state_item *item) {
-    double most = item->e.dtype == MIXP_I32 ? 1073741824.0 : 9007199254740992.0;   /* 2^30, 2^53 */
-    uint64_t bits = 0;
-    double x = 0.0;
-    if (item->must == MIXPI_ANY) return 1;
-    memcpy(&bits, item->e.data, item->e.bytes);
-    mixp_convert(&x, MIXP_F64, &bits, item->e.dtype, 1);
-    switch (item->must) {
+/* Is x one that a save can have written? */
+static int mixpi_number_is_good(mixpi_must must, double x) {
+    const double most = 4611686018427387904.0;  /* 2^62 */
+    switch (must) {
     case MIXPI_FINITE:     return mixpi_finite(x);
     case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
     case MIXPI_BETA:       return mixpi_is_beta(x);
@@ -22887,6 +23655,20 @@ static int mixpi_number_is_good(const mixpi_state_item *item) {
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;  /* plant: flag_range */
     default:               return 0;
     }
+}
+
+/* Is each number of the item? */
+static int mixpi_item_is_good(const mixpi_state_item *item) {
+    const size_t size = mixp_dtype_size(item->e.dtype);
+    const char *data = (const char *)item->e.data;
+    double x = 0.0;
+    size_t at;
+    if (item->must == MIXPI_ANY) return 1;
+    for (at = 0; at < item->e.bytes; at += size) {
+        mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
+        if (!mixpi_number_is_good(item->must, x)) return 0;  /* plant: numbers_row */
+    }
+    return 1;
 }
 
 /* A group as the file would make it; its numbers must go together, too. */
@@ -22928,7 +23710,7 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
         if (s->items[i].absent) continue;
         while (!file->items[k].wanted) k++;
         s->items[i].e.data = file->items[k++].e.data;
-        if (!mixpi_number_is_good(&s->items[i]))
+        if (!mixpi_item_is_good(&s->items[i]))
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
                               s->items[i].e.name);
     }

@@ -32,6 +32,7 @@
  * test finds it. It moves with its line.
  */
 #include "mixprec.h"
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <atomic>
@@ -566,6 +567,7 @@ struct Graph {
 };
 
 struct Plans;                   /* of products: see section 6                                */
+struct Choice;
 
 struct State {
     int              ordinal, processors;
@@ -588,6 +590,8 @@ struct State {
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
+    Choice          *choices;   /* of algorithms, as the program gave them                   */
+    int              choice_count;
     void            *post[post_slots];  /* pinned copies of what was posted                          */
     size_t           post_bytes[post_slots];
     cudaEvent_t      post_sent[post_slots];
@@ -1240,6 +1244,7 @@ void device_close(mixp_exec *x) {
     if (s->stream) cudaStreamSynchronize(s->stream);
     if (s->plans) s->free_plans(s);
     if (s->lt) cublasLtDestroy(s->lt);
+    host_free(s->host, s->choices);
     memory_free(s, s->workspace);
     for (int i = 0; i < ring_pieces; i++)
         if (s->sent[i]) cudaEventDestroy(s->sent[i]);
@@ -1321,6 +1326,8 @@ inline cudaError_t capability_of(int ordinal, int *capability) {
     return e;
 }
 
+mixp_result choices_read(State *s, const char *text);       /* see section 6                 */
+
 mixp_result device_open(mixp_exec *x, int ordinal) {
     State *s = (State *)host_new(x->host, sizeof *s);
     void *given = x->stream;
@@ -1346,6 +1353,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     if (given && (e == cudaErrorInvalidDevice || e == cudaErrorInvalidResourceHandle))
         r = MIXP_ERR_ARGUMENT;
     if (r == MIXP_OK) r = open_memory(s);
+    if (r == MIXP_OK) r = choices_read(s, x->gemm_choices);
     x->state = s;
     x->stream = (void *)s->stream;
     if (r != MIXP_OK) device_close(x);
@@ -1504,7 +1512,7 @@ __global__ void __launch_bounds__(map_threads)
         float v[8];
         int n = (int)least(8, c.k.n - i);
         widen8(c.k.src, i, n, c.wide, v);
-        narrow8(c, key, i, n, v);
+        narrow8(c, key, i, n, v);  /* plant: cast_computes */
     }
 }
 
@@ -2008,6 +2016,12 @@ __device__ inline float silu_slope(float g, float x) {
     return g * fmaf(s * rest, x, s);
 }
 
+/* Above p and below q; an infinite bound is none. */
+__device__ inline bool between(float x, float p, float q) {
+    return (x > p || mixp_bits_of_f32(p) == 0xFF800000u) &&
+           (x < q || mixp_bits_of_f32(q) == 0x7F800000u);
+}
+
 /* g: what comes from above; b: x, or y for those that are told by their result. */
 template <mixp_unary op>
 __device__ inline float unary_slope(float g, float b, float p, float q) {
@@ -2033,7 +2047,7 @@ __device__ inline float unary_slope(float g, float b, float p, float q) {
     case MIXP_UNARY_SOFT_CAP:
         t = tanhf(b / p);
         return g * fmaf(-t, t, 1.0f);
-    case MIXP_UNARY_CLAMP:     return b < p || b > q ? 0.0f : g;
+    case MIXP_UNARY_CLAMP:     return between(b, p, q) ? g : 0.0f;
     case MIXP_UNARY_COUNT:     break;
     }
     return g;
@@ -2077,7 +2091,7 @@ __device__ inline float loss_value(float a, float b, float delta) {
     case MIXP_LOSS_L1:         return fabsf(a - b);
     case MIXP_LOSS_HUBER:      return huber(a - b, delta);
     case MIXP_LOSS_SMOOTH_L1:  return huber(a - b, delta) / delta;
-    case MIXP_LOSS_KL:         return fabsf(b) > 0.0f ? b * (logf(b) - a) : b * b;
+    case MIXP_LOSS_KL:         return b * ((fabsf(b) > 0.0f ? logf(b) : b) - a);
     case MIXP_LOSS_KL_LOG:     return expf(b) * (b - a);
     case MIXP_LOSS_COUNT:      break;
     }
@@ -2103,9 +2117,9 @@ __device__ inline float loss_slope(float a, float b, float p, float delta) {
     return a;
 }
 
-/* The gradient of x in the larger of x and y: of equal ones, half. */
+/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
 __device__ inline float larger_slope(float g, float x, float y)
-{ return x > y ? g : x < y ? 0.0f : 0.5f * g; }
+{ return x < y ? 0.0f : x == y ? 0.5f * g : g; }
 
 template <int fn>
 __device__ inline float value(float a, float b, float c, float p, float q) {
@@ -3792,11 +3806,13 @@ __device__ inline float target_value(const EntropyJob &s, int64_t r) {
     int32_t target = s.targets[r];
     return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
 }
-/* The row's loss in double: lse alone would round it once more. */
-__device__ inline void put_loss(const EntropyJob &s, int64_t r, float top, float log_sum,
+/* The row's loss in double, its parts added there. */
+__device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e,
                                 float below, float at_target) {
     int32_t target = s.targets[r];
-    s.lse[r] = top + log_sum;
+    float top = e.top, log_sum = logf(e.sum);
+    s.top_rsum[2 * r] = top;
+    s.top_rsum[2 * r + 1] = 1.0f / e.sum;
     s.losses[r] = 0.0;
     if (target == s.ignore) return;
     if (is_id(target, s.cols)) {
@@ -3814,9 +3830,9 @@ entropy_rows(const __grid_constant__ EntropyJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         Exponents e = row_exponents<T, D>(s.logits, r * s.cols, s.cols, s.wide);
-        float log_sum = logf(e.sum), below = 0.0f;
+        float below = 0.0f;
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
-        if (rank == 0) put_loss(s, r, e.top, log_sum, below, target_value(s, r));
+        if (rank == 0) put_loss(s, r, e, below, target_value(s, r));
     }
 }
 
@@ -3850,7 +3866,7 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
         int32_t target = s.targets[r];
         bool ignored = target == s.ignore, bad = !ignored && !is_id(target, s.cols);
-        float lse = s.lse[r], by = factor;
+        float top = s.top_rsum[2 * r], rsum = s.top_rsum[2 * r + 1], by = factor;
         if (ignored && s.dlogits.accumulate) continue;
         if (bad) by = not_a_number();
         if (bad && rank == 0) note_fault(s.fault, FAULT_TARGET, r, target);
@@ -3861,7 +3877,8 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
             for (int k = 0; k < 8; k++) {
                 /* plant: entropy_hot */
                 float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
-                v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot - others) * by;
+                float share = exp_of(v[k] - top) * rsum;
+                v[k] = ignored ? 0.0f : (share - hot - others) * by;
             }
             plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         }
@@ -3905,12 +3922,12 @@ __device__ inline mixp_in fetch_row(const EntropyBothJob &s, int64_t row) {
 /* As entropy_back_rows: the row's gradient, from `a` at `from`. */
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
-                                  int64_t from, float lse) {
+                                  int64_t from, const Exponents &e) {
     int rank = (int)threadIdx.x % T;
     int32_t target = s.targets[r];
     bool ignored = target == s.ignore;
     float others = s.smoothing > 0.0f ? s.smoothing / (float)s.cols : 0.0f, v[8];
-    float by = __fmul_rn(*s.scale, s.share) / *s.counted;
+    float by = __fmul_rn(*s.scale, s.share) / *s.counted, rsum = 1.0f / e.sum;
     Part p;
     if (!ignored && !is_id(target, s.cols)) by = not_a_number();
     MIXPI_PARTS(p, s.cols, T, rank) {
@@ -3919,7 +3936,8 @@ __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
             float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
-            v[k] = ignored ? 0.0f : (exp_of(v[k] - lse) - hot - others) * by;
+            float share = exp_of(v[k] - e.top) * rsum;
+            v[k] = ignored ? 0.0f : (share - hot - others) * by;
         }
         if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         else put_part(s.dlogits, r * s.cols, p, s.wide, v);
@@ -3930,7 +3948,7 @@ template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3
 entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
     int rank = (int)threadIdx.x % T;
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        float at_target = target_value(s, r), log_sum, below = 0.0f;  /* plant: both_target */
+        float at_target = target_value(s, r), below = 0.0f;  /* plant: both_target */
         mixp_in a = s.logits;
         int64_t from = r * s.cols;
         if (T == team_threads && s.kept) {
@@ -3938,10 +3956,9 @@ entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
             from = 0;
         }
         Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
-        log_sum = logf(e.sum);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
-        if (rank == 0) put_loss(s, r, e.top, log_sum, below, at_target);
-        put_slopes<T, D>(s, r, a, from, e.top + log_sum);
+        if (rank == 0) put_loss(s, r, e, below, at_target);
+        put_slopes<T, D>(s, r, a, from, e);
     }
 }
 
@@ -4554,6 +4571,7 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     if (threadIdx.x) return;
     mixp_agree_fill(row, &plan, k.step, k.scaler);
     mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
+    if (k.in_parts) mixpi_agree_part(row, k.step);
     if (k.forward && k.forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     if (*stop) row[MIXP_AGREE_FOUND] = 1.0;
 }
@@ -5232,7 +5250,11 @@ static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *a
  * so is done by a tiled kernel of our own.
  *
  * A plan (descriptors and algorithm) is made once for a shape; later calls allocate and ask
- * nothing. Products are summed in f32, never tf32; parts of a split k stay f32 as well.
+ * nothing. Products are summed in f32, never tf32; parts of a split k stay f32 as well. Algorithms
+ * can be given, as a text that an earlier context wrote.
+ *
+ * An epilogue is more work in a product's pass: column sums of dy, or GELU by tanh. What cuBLASLt
+ * has not, two kernels do.
  */
 namespace {
 
@@ -5381,6 +5403,8 @@ struct Product {
     mixp_gemm_args g;
     bool      pack_a, pack_b, pack_bias, finish;
     size_t    at_a, at_b, at_bias, at_c, bytes;     /* of scratch memory                     */
+    cublasLtEpilogue_t epilogue;
+    void     *sums, *before;                        /* of an epilogue; else NULL             */
 };
 
 /* Must the operand be copied to be of this dtype? strict: and aligned? */
@@ -5432,6 +5456,7 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
         p.g.bias.dtype = g.c.dtype;
         p.at_bias = pack_room(&p, bias, g.c.dtype, &ld, &stride);
     }
+    p.epilogue = g.bias.data && !p.finish ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     if (!p.finish) return p;
     p.at_c = pack_room(&p, c, MIXP_F32, &p.g.ldc, &p.g.stride_c);
     p.g.c.dtype = MIXP_F32;
@@ -5449,7 +5474,7 @@ const int64_t most_batch = 65535;  /* plant: most_batch */
 /* What an algorithm is chosen by; no padding, for it is compared as bytes. */
 struct PlanKey {
     int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
-    int32_t trans_a, trans_b, dtype, dtype_c, has_bias, unaligned;
+    int32_t trans_a, trans_b, dtype, dtype_c, epilogue, unaligned;
 };
 
 struct Plan {
@@ -5458,7 +5483,15 @@ struct Plan {
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t   algorithms[most_algorithms];
     int                    count, at;   /* which of them; at = count: cuBLASLt has none      */
+    bool                   given;       /* by the program's choices                          */
     Plan                  *next;
+};
+
+/* A line of the program's choices. */
+struct Choice {
+    PlanKey              key;
+    bool                 none;          /* cuBLASLt has nothing for it                       */
+    cublasLtMatmulAlgo_t algorithm;
 };
 
 struct Plans {
@@ -5500,7 +5533,7 @@ inline PlanKey plan_key(const Product &p) {
     key.stride_b = many ? g.stride_b : 0;
     key.stride_c = many ? g.stride_c : 0;
     key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
-    key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.has_bias = g.bias.data != NULL;
+    key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.epilogue = p.epilogue;
     key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |  /* plant: gemm_aligned */
                     (!p.pack_b && !starts_aligned(matrix_b(g))) << 1 |
                     (!p.finish && !starts_aligned(matrix_c(g))) << 2;
@@ -5537,13 +5570,35 @@ inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *v
            CUBLAS_STATUS_SUCCESS;
 }
 
-/* bias: where one might lie; the heuristic looks how it is aligned. */
-inline bool plan_describe(Plan *p, const void *bias) {
+/* Has it a bias, or sums? Does it read or write what was before GELU? */
+inline bool has_vector(int epilogue) {
+    return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+           epilogue == CUBLASLT_EPILOGUE_BGRADB;
+}
+inline bool has_before(int epilogue) {
+    return epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_DGELU ||
+           epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+
+/* at: where a bias, and what was before GELU, might lie; the heuristic looks how it is aligned. */
+inline bool plan_set_epilogue(Plan *p, const void *at) {
+    const PlanKey &k = p->key;
+    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k.epilogue;
+    cudaDataType_t type = library_type(k.dtype_c);
+    if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
+    return plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
+           (!has_vector(epilogue) ||
+            (plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type) &&
+             plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at, sizeof at))) &&
+           (!has_before(epilogue) ||
+            (plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k.n, sizeof k.n) &&
+             plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &at, sizeof at)));
+}
+
+inline bool plan_describe(Plan *p, const void *at) {
     const PlanKey &k = p->key;
     cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    cudaDataType_t type = library_type(k.dtype_c);
     return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
                CUBLAS_STATUS_SUCCESS &&
            layout_make(&p->a, k.dtype, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k,
@@ -5553,10 +5608,7 @@ inline bool plan_describe(Plan *p, const void *bias) {
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
-           (!k.has_bias ||
-            (plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
-             plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type) &&
-             plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias)));
+           plan_set_epilogue(p, at);
 }
 
 /* How an address may be aligned: 16 bytes or to an element. More is not asked, so that the
@@ -5615,7 +5667,21 @@ inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int 
             p->algorithms[p->count++] = list[i].algo;
 }
 
+/* What the program's choices say of this product; false: nothing. */
+inline bool plan_take(State *s, Plan *p) {
+    for (int i = 0; i < s->choice_count; i++) {
+        const Choice &c = s->choices[i];
+        if (memcmp((const void *)&c.key, (const void *)&p->key, sizeof c.key) != 0) continue;
+        p->algorithms[0] = c.algorithm;
+        p->count = !c.none;
+        p->given = true;
+        return true;
+    }
+    return false;
+}
+
 inline mixp_result plan_choose(State *s, Plan *p) {
+    if (plan_take(s, p)) return MIXP_OK;  /* plant: choice_taken */
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t list[most_algorithms];
     cublasStatus_t e = cublasLtMatmulPreferenceCreate(&preference);
@@ -5698,16 +5764,30 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
     return r;
 }
 
+/* Where this call's bias or sums lie, and what was before GELU. */
+inline bool product_point(const Product &p, Plan *plan) {
+    const void *vector = p.sums ? p.sums : p.g.bias.data;
+    return (!has_vector(p.epilogue) ||
+            plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
+           (!has_before(p.epilogue) ||
+            plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before,
+                     sizeof p.before));
+}
+
+inline mixp_result choice_refused(State *s) {
+    return say(s, MIXP_ERR_DEVICE, "gemm_choices",
+               "cuBLASLt refuses the algorithm that they name for a product; leave them out, and "
+               "save them again after a step");
+}
+
 /* What cuBLASLt refuses now although it offered it is not tried again: the next of its list is, and
  * with none left the plan is unusable. */
-inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
+inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
     State *s = k->state;
+    const mixp_gemm_args &g = p.g;
     float beta = g.c.accumulate ? 1.0f : 0.0f;
-    const void *bias = g.bias.data;
-    cublasStatus_t e = CUBLAS_STATUS_SUCCESS;
-    if (bias)
-        e = cublasLtMatmulDescSetAttribute(
-            plan->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    cublasStatus_t e = product_point(p, plan) ? CUBLAS_STATUS_SUCCESS
+                                              : CUBLAS_STATUS_INVALID_VALUE;
     for (; e == CUBLAS_STATUS_SUCCESS && plan_usable(plan); plan->at++) {
         e = cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data,
                            plan->a, &beta, g.c.data, plan->c, g.c.data, plan->c,
@@ -5716,9 +5796,9 @@ inline mixp_result product_run(Kernel *k, const mixp_gemm_args &g, Plan *plan) {
         if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
         if (!is_refusal(e)) return library_failed(s, e);
         cudaGetLastError();
+        if (plan->given) return choice_refused(s);
         e = CUBLAS_STATUS_SUCCESS;  /* plant: product_refused */
     }
-    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
     plan->at = plan->count;
     return MIXP_OK;
 }
@@ -5733,15 +5813,14 @@ inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Prod
 
 /* *done: cuBLASLt took the product, packed as it must be. */
 inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g,
-                               bool strict, bool *done) {
-    Product p = product_of(g, strict);
+                               Product p, bool *done) {
     Plan *plan = NULL;
     char *scratch = NULL;
     mixp_result r = plan_of(k->state, p, &plan);
     if (r != MIXP_OK || !plan_usable(plan)) return r;
     if (p.bytes && !(scratch = (char *)scratch_of(x, p.bytes))) return MIXP_ERR_MEMORY;
     r = product_pack(k, g, &p, scratch);
-    if (r == MIXP_OK) r = product_run(k, p.g, plan);
+    if (r == MIXP_OK) r = product_run(k, p, plan);
     *done = r == MIXP_OK && plan_usable(plan);
     return *done && p.finish ? product_finish(k, g, p) : r;
 }
@@ -5757,9 +5836,9 @@ inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
 inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g) {
     mixp_gemm_count *count = &k->state->products;
     bool done = false;
-    mixp_result r = product_try(x, k, g, false, &done);
+    mixp_result r = product_try(x, k, g, product_of(g, false), &done);
     if (r == MIXP_OK && done) { count->direct++; return MIXP_OK; }
-    if (r == MIXP_OK) r = product_try(x, k, g, true, &done);
+    if (r == MIXP_OK) r = product_try(x, k, g, product_of(g, true), &done);
     if (r == MIXP_OK && done) { count->packed++; return MIXP_OK; }
     if (r != MIXP_OK) return r;
     count->plain++;
@@ -5793,6 +5872,243 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
         r = product_any(x, &k, batch_slice(*g, z, least(most_batch, g->batch - z)));
     return r;
 }
+
+/* --- epilogues ------------------------------------------------------------------------- */
+
+namespace {
+
+/* NULL, or what a call lacks. */
+inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
+    const mixp_gemm_args &g = k.gemm;
+    bool sums = k.kind == MIXP_EPILOGUE_ROW_SUMS;
+    if ((unsigned)k.kind >= MIXP_EPILOGUE_COUNT) return "no such epilogue";
+    if (g.batch != 1) return "an epilogue of several matrices";
+    if (sums && (!k.sums.data || g.lda != (g.trans_a ? g.m : g.k)))
+        return "sums, or a dense a, are missing";
+    if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n ||
+                  k.before.dtype != g.c.dtype))
+        return "what was before GELU must be there, dense and of c's dtype";
+    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "a slope has no bias";
+    return NULL;
+}
+
+inline cublasLtEpilogue_t epilogue_of(const mixp_gemm_epilogue_args &k) {
+    if (k.kind == MIXP_EPILOGUE_ROW_SUMS) return CUBLASLT_EPILOGUE_BGRADB;
+    if (k.kind == MIXP_EPILOGUE_GELU_BACK) return CUBLASLT_EPILOGUE_DGELU;
+    return k.gemm.bias.data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+}
+
+/* Is it one that cuBLASLt may have? Its operands are taken as they are; it overwrites sums, which
+ * have c's dtype; rows before GELU are of whole 16 bytes. */
+inline bool epilogue_suits(const mixp_gemm_epilogue_args &k, const Product &p) {
+    if (p.pack_a || p.pack_b || p.finish) return false;
+    if (k.kind == MIXP_EPILOGUE_ROW_SUMS)
+        return !k.gemm.bias.data && k.sums.dtype == k.gemm.c.dtype &&
+               !k.sums.accumulate &&  /* plant: sums_add */
+               is_wide(as_in(k.sums));
+    return is_wide(as_in(k.before)) && k.gemm.n % 8 == 0;
+}
+
+inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on,
+                                const mixp_gemm_epilogue_args &k, bool *done) {
+    Product p = product_of(k.gemm, false);
+    mixp_result r = open_products(on->state);
+    if (r != MIXP_OK || !epilogue_suits(k, p)) return r;
+    p.epilogue = epilogue_of(k);
+    p.sums = k.kind == MIXP_EPILOGUE_ROW_SUMS ? k.sums.data : NULL;
+    p.before = k.before.data;
+    r = product_try(x, on, k.gemm, p, done);
+    if (*done) on->state->products.direct++;
+    return r;
+}
+
+/* The sums of op(a)'s rows, by a kernel. */
+inline mixp_result row_sums(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
+    const mixp_gemm_args &g = k.gemm;
+    mixp_reduce_args sum;
+    memset((void *)&sum, 0, sizeof sum);
+    sum.outer = g.trans_a ? 1 : g.m;
+    sum.n = g.k;
+    sum.inner = g.trans_a ? g.m : 1;
+    sum.factor = 1.0f;
+    sum.a = g.a;
+    sum.y = k.sums;
+    return mixpi_cuda_reduce(x, &sum);
+}
+
+inline mixp_result gelu_of(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
+    mixp_unary_args f;
+    memset((void *)&f, 0, sizeof f);
+    f.op = MIXP_UNARY_GELU_TANH;
+    f.n = k.gemm.m * k.gemm.n;
+    f.a = as_in(k.before);
+    f.y = k.gemm.c;
+    return mixpi_cuda_unary(x, &f);
+}
+
+inline mixp_result gelu_back(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
+    mixp_unary_backward_args f;
+    memset((void *)&f, 0, sizeof f);
+    f.op = MIXP_UNARY_GELU_TANH;
+    f.n = k.gemm.m * k.gemm.n;
+    f.dy = as_in(k.gemm.c);
+    f.a = as_in(k.before);
+    f.da = k.gemm.c;
+    return mixpi_cuda_unary_backward(x, &f);
+}
+
+/* The product, and its epilogue as a kernel of its own. */
+inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
+    mixp_gemm_args g = k.gemm;
+    mixp_result r;
+    if (k.kind == MIXP_EPILOGUE_GELU) g.c.data = k.before.data;
+    r = mixpi_cuda_gemm(x, &g);
+    if (r != MIXP_OK) return r;
+    return k.kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, k)
+         : k.kind == MIXP_EPILOGUE_GELU     ? gelu_of(x, k)
+                                            : gelu_back(x, k);
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x,
+                                            const mixp_gemm_epilogue_args *k) {
+    Kernel on(x);
+    const mixp_gemm_args &g = k->gemm;
+    const char *wrong = epilogue_wrong(*k);
+    bool done = false;
+    mixp_result r = MIXP_OK;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (wrong) return say(on.state, MIXP_ERR_ARGUMENT, "gemm", wrong);
+    if (g.m <= 0 || g.n <= 0) return MIXP_OK;
+    if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) ||
+        !is_real(g.a.dtype) || !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
+        return MIXP_ERR_DTYPE;
+    if (g.k > 0 && g.alpha != 0.0f) r = epilogue_try(x, &on, *k, &done);
+    return r == MIXP_OK && !done ? epilogue_apart(x, *k) : r;
+}
+
+/* --- choices, as text ------------------------------------------------------------------- *
+ *
+ * A first line that says for whom, one for each plan, and how many there were: what is cut shows.
+ */
+namespace {
+
+/* Where text goes; what is beyond `size` is only counted. */
+struct Writer {
+    char  *text;
+    size_t size, used;
+};
+
+inline void write_text(Writer *w, const char *format, ...) {
+    va_list list;
+    bool room = w->used < w->size;
+    int n;
+    va_start(list, format);
+    n = vsnprintf(room ? w->text + w->used : NULL, room ? w->size - w->used : 0, format, list);
+    va_end(list);
+    w->used += n > 0 ? (size_t)n : 0;
+}
+
+/* The key is all 64-bit words, in its own order. */
+const int key_words = sizeof(PlanKey) / 8, algorithm_words = sizeof(cublasLtMatmulAlgo_t) / 8;
+
+inline void write_words(Writer *w, const void *from, int count) {
+    uint64_t word;
+    for (int i = 0; i < count; i++) {
+        memcpy(&word, (const char *)from + 8 * i, 8);
+        write_text(w, " %llx", (unsigned long long)word);
+    }
+}
+
+inline void write_head(Writer *w, const State *s) {
+    write_text(w, "mixprec products 1: cuBLASLt %zu, capability %d, %d multiprocessors\n",
+               cublasLtGetVersion(), s->capability, s->processors);
+}
+
+inline void write_plan(Writer *w, const Plan *p) {
+    write_text(w, plan_usable(p) ? "use" : "none");
+    write_words(w, &p->key, key_words);
+    if (plan_usable(p)) write_words(w, &p->algorithms[p->at], algorithm_words);
+    write_text(w, "\n");
+}
+
+/* What mixp_context_gemm_choices gives. */
+size_t gemm_choices(const mixp_exec *x, char *text, size_t size) {
+    State *s = state_of(x);
+    Writer w = { text, size, 0 };
+    int count = 0;
+    if (!s) return 1;
+    write_head(&w, s);
+    for (int i = 0; i < plan_lists && s->plans; i++)
+        for (const Plan *p = s->plans->first[i]; p; p = p->next, count++) write_plan(&w, p);
+    write_text(&w, "end %d\n", count);
+    return w.used + 1;
+}
+
+/* So many words of hexadecimal digits, from *at on; false: there are other things. */
+inline bool read_words(const char **at, void *to, int count) {
+    for (int i = 0; i < count; i++) {
+        char *end = NULL;
+        unsigned long long word;
+        uint64_t stored;
+        if (**at != ' ') return false;
+        word = strtoull(*at + 1, &end, 16);
+        if (end == *at + 1 || end - *at > 17) return false;
+        stored = word;
+        memcpy((char *)to + 8 * i, &stored, 8);
+        *at = end;
+    }
+    return true;
+}
+
+inline bool read_word(const char **at, const char *word) {
+    size_t n = strlen(word);
+    if (strncmp(*at, word, n) != 0) return false;
+    *at += n;
+    return true;
+}
+
+/* A line of a plan. */
+inline bool read_choice(const char **at, Choice *c) {
+    c->none = read_word(at, "none");
+    if (!c->none && !read_word(at, "use")) return false;
+    return read_words(at, &c->key, key_words) &&
+           (c->none || read_words(at, &c->algorithm, algorithm_words)) && read_word(at, "\n");
+}
+
+inline int lines_of(const char *text) {
+    int n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+
+inline bool read_all(State *s, const char *at, int lines) {
+    char end[32];
+    int i;
+    for (i = 0; i < lines; i++)
+        if (!read_choice(&at, &s->choices[i])) return false;
+    s->choice_count = lines;
+    snprintf(end, sizeof end, "end %d\n", lines);
+    return strcmp(at, end) == 0;
+}
+
+/* MIXP_ERR_FORMAT: no such text, or a part of one. MIXP_ERR_SHAPE: of another GPU or library. */
+mixp_result choices_read(State *s, const char *text) {
+    char head[128];
+    Writer w = { head, sizeof head, 0 };
+    int lines = text ? lines_of(text) - 2 : 0;
+    if (!text) return MIXP_OK;
+    if (!read_word(&text, "mixprec products 1:") || lines < 0) return MIXP_ERR_FORMAT;
+    text -= strlen("mixprec products 1:");
+    write_head(&w, s);
+    if (!read_word(&text, head)) return MIXP_ERR_SHAPE;  /* plant: choice_head */
+    s->choices = (Choice *)host_new(s->host, (size_t)(lines + 1) * sizeof *s->choices);
+    if (!s->choices) return MIXP_ERR_MEMORY;
+    return read_all(s, text, lines) ? MIXP_OK : MIXP_ERR_FORMAT;
+}
+
+}   /* namespace */
 /* ==== 7. ATTENTION ==================================================== >>attention ====
  *
  * Flash attention: scores are made a tile at a time and never stored. q, k and v are read as they
@@ -6977,7 +7293,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_gather_backward,
                                     mixpi_cuda_rope,
                                     mixpi_cuda_add_norm,
-                                    mixpi_cuda_cross_entropy_both };
+                                    mixpi_cuda_cross_entropy_both,
+                                    mixpi_cuda_gemm_epilogue };
 
 const int most_devices = 16;
 
@@ -6989,7 +7306,7 @@ template <int ordinal> mixp_result open_at(mixp_exec *x) {
     { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
       device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
       capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count, \
-      device_post, device_collect }
+      device_post, device_collect, gemm_choices }
 const mixp_device device_table[most_devices] = {
     MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
     MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),

@@ -17,6 +17,7 @@ int main(void) {
     mixp_scaler_desc how = { .init_scale = 1024 };
     mixp_scaler    *scaler = mixp_scaler_new(ctx, &how);
     mixp_event      e;
+    char            text[400];
     float           x[N * N];
     for (int i = 0; i < N * N; i++) x[i] = 200.0f;
     mixp_fill(big, 100.0);                      /* 4 * 200 * 100 = 80000 */
@@ -42,7 +43,7 @@ int main(void) {
         } while (mixp_retry(scaler, 3));
     }
     for (int i = 0; mixp_guard_event(ctx, i, &e); i++)
-        printf("step %d: %s %s\n", (int)e.step, e.site, e.what);
+        puts(mixp_event_text(&e, text, sizeof text));
     mixp_verdict v = mixp_scaler_verdict(scaler);
     printf("%d steps applied, %d skipped, scale still %g\n", (int)v.applied, (int)v.skipped,
            (double)mixp_scaler_loss_scale(scaler));
@@ -50,7 +51,7 @@ int main(void) {
     return 0;
 }
 /* prints:
-step 1: body: linear overflowed: stores f32 now
-step 1: body: linear skipped
+step 1: body: linear overflowed: stores f32 now (16 values not finite). Nothing is to be done: it comes back when it is well again.
+step 1: skipped. It began at body: linear: an operator stored a number beyond its dtype: not a scaling problem; a guard lets its site fall back to f32. Nothing is to be done.
 3 steps applied, 1 skipped, scale still 1024
 */

@@ -16,10 +16,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { DDP_SUM, DDP_MAX, DDP_GATHER, DDP_RANKS = 64, DDP_CHUNK = 1 << 18 /* bytes at once */ };
+enum { DDP_SUM, DDP_MAX, DDP_GATHER, DDP_SCATTER, DDP_RANKS = 64, DDP_CHUNK = 1 << 18 /* bytes at once */ };
 
 static struct ddp_board {               /* what all ranks see */
-    long long arrived;                  /* at barriers: all ranks, all time */
+    long long barriers[DDP_RANKS];      /* that each rank has come to, all time */
     int       failed;                   /* 1: why is being written, 2: it is there */
     char      why[300];
     int64_t   asked[DDP_RANKS][3];      /* each rank's operation, count and dtype */
@@ -27,9 +27,8 @@ static struct ddp_board {               /* what all ranks see */
 } *ddp_board;
 
 static struct ddp_self {                /* what one has of its own */
-    int       rank, size;
+    int       rank, size, gone[DDP_RANKS];
     pid_t     first, child[DDP_RANKS];  /* rank 0, and those that it forked */
-    long long barriers;
     char      why[340];
 } ddp;
 
@@ -38,38 +37,39 @@ static double ddp_now(void) {
     return gettimeofday(&t, NULL) ? 0 : (double)t.tv_sec + 1e-6 * (double)t.tv_usec;
 }
 
-/* The first who fails tells all. */
-static void ddp_stop(void *user, const char *why) {
-    (void)user;
+/* The first who knows tells all. */
+static void ddp_tell(const char *text, int rank, const char *why) {
     if (!__sync_bool_compare_and_swap(&ddp_board->failed, 0, 1)) return;
-    snprintf(ddp_board->why, sizeof ddp_board->why, "rank %d stopped: %s", ddp.rank, why);
+    snprintf(ddp_board->why, sizeof ddp_board->why, text, rank, why);
     __atomic_store_n(&ddp_board->failed, 2, __ATOMIC_SEQ_CST);
 }
+static void ddp_stop(void *user, const char *why)
+{ (void)user; ddp_tell("rank %d stopped: %s", ddp.rank, why); }
 
-static int ddp_missing(long long due)
-{ return __atomic_load_n(&ddp_board->arrived, __ATOMIC_SEQ_CST) < due; }
+/* Has rank r still to come to this one's barrier? */
+static int ddp_lacks(int r) {
+    return __atomic_load_n(&ddp_board->barriers[r], __ATOMIC_SEQ_CST) <
+           ddp_board->barriers[ddp.rank];
+}
 
 /* Rank 0 sees its children die, and they see it die. Who is done has been at this barrier. */
-static void ddp_look_for_dead(long long due) {
-    char text[40];
+static void ddp_look_for_dead(void) {
     for (int r = 0; r < ddp.size; r++) {
-        int gone = ddp.rank ? r == 0 && getppid() != ddp.first
-                            : ddp.child[r] > 0 && waitpid(ddp.child[r], NULL, WNOHANG) > 0;
-        snprintf(text, sizeof text, "rank %d is gone", r);
-        if (gone && ddp_missing(due)) ddp_stop(NULL, text);
+        ddp.gone[r] |= ddp.rank ? r == 0 && getppid() != ddp.first
+                                : ddp.child[r] > 0 && waitpid(ddp.child[r], NULL, WNOHANG) > 0;
+        if (ddp.gone[r] && ddp_lacks(r)) ddp_tell("rank %d is gone%s", r, "");
     }
 }
 
 static const char *ddp_barrier(double until) {
-    const long long due = ++ddp.barriers * ddp.size;
-    __atomic_add_fetch(&ddp_board->arrived, 1, __ATOMIC_SEQ_CST);
-    for (int turn = 0; ddp_missing(due); turn++) {
-        const int late = ddp_now() > until;
-        if (turn < 500) sched_yield();
-        else poll(NULL, 0, 1);
-        if (turn % 16 == 15) ddp_look_for_dead(due);
-        if (late) ddp_stop(NULL, "another rank did not come in time");
-        if (!late && __atomic_load_n(&ddp_board->failed, __ATOMIC_SEQ_CST) != 2) continue;
+    __atomic_add_fetch(&ddp_board->barriers[ddp.rank], 1, __ATOMIC_SEQ_CST);
+    for (int r = 0, turn = 0; r < ddp.size; turn++) {
+        while (r < ddp.size && !ddp_lacks(r)) r++;
+        if (turn >= 500) poll(NULL, 0, 1);
+        else if (turn) sched_yield();
+        if (turn % 16 == 15) ddp_look_for_dead();
+        if (r < ddp.size && ddp_now() > until) ddp_tell("rank %d did not come in time%s", r, "");
+        if (__atomic_load_n(&ddp_board->failed, __ATOMIC_SEQ_CST) != 2) continue;
         snprintf(ddp.why, sizeof ddp.why, "%s", ddp_board->why);
         return ddp.why;
     }
@@ -85,28 +85,36 @@ static void ddp_add(int what, mixp_dtype dtype, char *to, const char *from, int6
         mixp_convert(a, MIXP_F64, to, dtype, m);
         mixp_convert(b, MIXP_F64, from, dtype, m);
         for (int64_t i = 0; i < m; i++)
-            a[i] = what == DDP_SUM ? a[i] + b[i] : b[i] > a[i] ? b[i] : a[i];
+            a[i] = what != DDP_MAX ? a[i] + b[i] : b[i] > a[i] ? b[i] : a[i];
         mixp_convert(to, dtype, a, MIXP_F64, m);
     }
 }
 
-/* Each puts a chunk on the board; when all have, each reads all of them, in the order of ranks. */
+/* Each puts a chunk on the board, for a scattered sum one of every rank's piece; when all have, each
+ * reads all of them, in the order of ranks. */
 static const char *ddp_run(int what, char *data, int64_t count, mixp_dtype dtype, double seconds) {
     const int64_t asked[3] = {what, count, dtype};
     const size_t  size = mixp_dtype_size(dtype), total = (size_t)count * size;
-    const char   *own = data + (what == DDP_GATHER ? (size_t)ddp.rank * total : 0), *why = NULL;
+    const size_t  mine = (size_t)ddp.rank * total;
+    const int     scatters = what == DDP_SCATTER, pieces = scatters ? ddp.size : 1;
+    const size_t  step = DDP_CHUNK / (size_t)pieces & ~(size_t)63;
+    const char   *own = data + (what == DDP_GATHER ? mine : 0), *why = NULL;
+    char         *sum = data + (scatters ? mine : 0);
     double        until = ddp_now() + seconds;
     memcpy(ddp_board->asked[ddp.rank], asked, sizeof asked);
-    for (size_t at = 0; at < total && !why; at += DDP_CHUNK) {
-        size_t bytes = total - at < DDP_CHUNK ? total - at : DDP_CHUNK;
-        memcpy(ddp_board->room + (size_t)ddp.rank * DDP_CHUNK, own + at, bytes);
+    for (size_t at = 0; at < total && !why; at += step) {
+        size_t bytes = total - at < step ? total - at : step;
+        char  *room = ddp_board->room + (size_t)ddp.rank * DDP_CHUNK;
+        for (int p = 0; p < pieces; p++)
+            memcpy(room + (size_t)p * step, own + (size_t)p * total + at, bytes);
         why = ddp_barrier(until);
         for (int r = 0; r < ddp.size && !why; r++) {
             const char *from = ddp_board->room + (size_t)r * DDP_CHUNK;
+            if (scatters) from += (size_t)ddp.rank * step;
             if (memcmp(ddp_board->asked[r], asked, sizeof asked)) why = "ranks do not ask alike";
             else if (what == DDP_GATHER) memcpy(data + (size_t)r * total + at, from, bytes);
-            else if (r == 0) memcpy(data + at, from, bytes);
-            else ddp_add(what, dtype, data + at, from, (int64_t)(bytes / size));
+            else if (r == 0) memcpy(sum + at, from, bytes);
+            else ddp_add(what, dtype, sum + at, from, (int64_t)(bytes / size));
         }
         if (!why) why = ddp_barrier(until);
     }
@@ -120,6 +128,7 @@ static const char *ddp_run(int what, char *data, int64_t count, mixp_dtype dtype
 DDP_HOOK(ddp_sum, DDP_SUM)
 DDP_HOOK(ddp_max, DDP_MAX)
 DDP_HOOK(ddp_gather, DDP_GATHER)
+DDP_HOOK(ddp_scatter, DDP_SCATTER)
 
 /* Makes `size` ranks of this process, then rank 0. Size 0, which no context takes: it could not. */
 static mixp_ranks_desc ddp_fork(int size) {
@@ -139,7 +148,8 @@ static mixp_ranks_desc ddp_fork(int size) {
         if (ddp.child[r] < 0) ddp_stop(NULL, "no more processes could be had");
     }
     d.rank = ddp.rank, d.user = &ddp;
-    d.sum = ddp_sum, d.max = ddp_max, d.all_gather = ddp_gather, d.stop = ddp_stop;
+    d.sum = ddp_sum, d.max = ddp_max, d.all_gather = ddp_gather, d.reduce_scatter = ddp_scatter;
+    d.stop = ddp_stop;
     return d;
 }
 

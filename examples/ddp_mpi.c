@@ -18,7 +18,7 @@
 #  include <cuda_runtime.h>
 #endif
 
-enum { DDP_MPI_MOST = 1024, DDP_MPI_PIECE = 1 << 20 };  /* sums under way; elements at once */
+enum { DDP_MPI_MOST = 1 << 14, DDP_MPI_PIECE = 1 << 20 };  /* sums under way; elements at once */
 static struct ddp_mpi_state {
     MPI_Request under_way[DDP_MPI_MOST];
     MPI_Op      add_f16, add_bf16;
@@ -72,34 +72,55 @@ static const char *ddp_mpi_wait(void *user, void *stream, double seconds) {
     return ddp_mpi_says(code);
 }
 
+/* root: the rank that gets the sum; -1: all do. */
 static const char *ddp_mpi_begin(void *data, int64_t count, mixp_dtype dtype, MPI_Op op,
-                                 void *stream) {
+                                 void *stream, int root) {
     MPI_Datatype type = dtype == MIXP_F32 ? MPI_FLOAT : dtype == MIXP_F64 ? MPI_DOUBLE
                       : dtype == MIXP_I32 ? MPI_INT32_T : MPI_UINT16_T;
     const char *why = ddp_mpi_ready(stream);
+    const void *from = root < 0 || root == ddp_m.rank ? MPI_IN_PLACE : data;
+    MPI_Request *next = ddp_m.under_way + ddp_m.n;
     if (why) return why;
     if (type == MPI_UINT16_T && op == MPI_MAX) return "max is of f32, f64 and i32";
     if (type == MPI_UINT16_T) op = dtype == MIXP_F16 ? ddp_m.add_f16 : ddp_m.add_bf16;
     if (ddp_m.n == DDP_MPI_MOST || count > INT32_MAX) return "too much at once";
-    return ddp_mpi_says(MPI_Iallreduce(MPI_IN_PLACE, data, (int)count, type, op, MPI_COMM_WORLD,
-                                       ddp_m.under_way + ddp_m.n++));
+    ddp_m.n++;
+    if (root < 0) return ddp_mpi_says(MPI_Iallreduce(from, data, (int)count, type, op,
+                                                     MPI_COMM_WORLD, next));
+    return ddp_mpi_says(MPI_Ireduce(from, data, (int)count, type, op, root, MPI_COMM_WORLD, next));
 }
 
-static const char *ddp_mpi_begin_sum(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                     void *stream, double seconds)
-{ (void)user, (void)seconds; return ddp_mpi_begin(data, count, dtype, MPI_SUM, stream); }
-
-#define DDP_MPI_HOOK(name, op)                                                                    \
+#define DDP_MPI_HOOK(name)                                                                        \
     static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype,              \
-                            void *stream, double seconds) {                                       \
-        const char *why = ddp_mpi_begin(data, count, dtype, op, stream);                          \
-        return why ? why : ddp_mpi_wait(user, stream, seconds);                                   \
-    }
-DDP_MPI_HOOK(ddp_mpi_sum, MPI_SUM)
-DDP_MPI_HOOK(ddp_mpi_max, MPI_MAX)
+                            void *stream, double seconds)
 
-static const char *ddp_mpi_gather(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                  void *stream, double seconds) {
+DDP_MPI_HOOK(ddp_mpi_begin_sum)
+{ (void)user, (void)seconds; return ddp_mpi_begin(data, count, dtype, MPI_SUM, stream, -1); }
+
+/* Each rank's piece has a root of its own: MPI's scattered sums leave it elsewhere. */
+DDP_MPI_HOOK(ddp_mpi_begin_scatter) {
+    const size_t bytes = (size_t)count * mixp_dtype_size(dtype);
+    const char  *why = NULL;
+    (void)user, (void)seconds;
+    for (int r = 0; r < ddp_m.size && !why; r++)
+        why = ddp_mpi_begin((char *)data + (size_t)r * bytes, count, dtype, MPI_SUM, stream, r);
+    return why;
+}
+
+DDP_MPI_HOOK(ddp_mpi_sum) {
+    const char *why = ddp_mpi_begin_sum(user, data, count, dtype, stream, seconds);
+    return why ? why : ddp_mpi_wait(user, stream, seconds);
+}
+DDP_MPI_HOOK(ddp_mpi_max) {
+    const char *why = ddp_mpi_begin(data, count, dtype, MPI_MAX, stream, -1);
+    return why ? why : ddp_mpi_wait(user, stream, seconds);
+}
+DDP_MPI_HOOK(ddp_mpi_scatter) {
+    const char *why = ddp_mpi_begin_scatter(user, data, count, dtype, stream, seconds);
+    return why ? why : ddp_mpi_wait(user, stream, seconds);
+}
+
+DDP_MPI_HOOK(ddp_mpi_gather) {
     const char *why = ddp_mpi_ready(stream);
     int64_t     bytes = count * (int64_t)mixp_dtype_size(dtype);
     if (why || bytes > INT32_MAX) return why ? why : "too much at once";
@@ -109,8 +130,7 @@ static const char *ddp_mpi_gather(void *user, void *data, int64_t count, mixp_dt
 }
 
 /* Every rank gets the pieces of all, and adds them in the order of ranks. CPUs alone. */
-static const char *ddp_mpi_sum_in_order(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                        void *stream, double seconds) {
+DDP_MPI_HOOK(ddp_mpi_sum_in_order) {
     const char  *why = stream ? "sums in order are for CPUs" : NULL;
     const size_t size = mixp_dtype_size(dtype);
     for (int64_t at = 0, n; at < count && !why; at += n) {
@@ -124,6 +144,10 @@ static const char *ddp_mpi_sum_in_order(void *user, void *data, int64_t count, m
     }
     return why;
 }
+
+/* All get all: what is another's may be right. */
+DDP_MPI_HOOK(ddp_mpi_scatter_in_order)
+{ return ddp_mpi_sum_in_order(user, data, count * ddp_m.size, dtype, stream, seconds); }
 
 /* Size 0, which no context takes: MPI could not be started. */
 static mixp_ranks_desc ddp_mpi(int *argc, char ***argv, int ordered) {
@@ -140,7 +164,10 @@ static mixp_ranks_desc ddp_mpi(int *argc, char ***argv, int ordered) {
     if (ordered && !s->all) return d;
     d.rank = s->rank, d.size = s->size, d.max = ddp_mpi_max, d.all_gather = ddp_mpi_gather;
     d.sum = ordered ? ddp_mpi_sum_in_order : ddp_mpi_sum;
-    if (!ordered) d.grad_ready = ddp_mpi_begin_sum, d.grad_wait = ddp_mpi_wait;
+    d.reduce_scatter = ordered ? ddp_mpi_scatter_in_order : ddp_mpi_scatter;
+    if (ordered) return d;
+    d.grad_ready = ddp_mpi_begin_sum, d.grad_wait = ddp_mpi_wait;
+    d.scatter_ready = ddp_mpi_begin_scatter;
     return d;
 }
 

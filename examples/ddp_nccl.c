@@ -65,34 +65,31 @@ static ncclDataType_t ddp_nccl_type(mixp_dtype dtype) {
          : dtype == MIXP_F64 ? ncclFloat64 : dtype == MIXP_I32 ? ncclInt32 : ncclFloat32;
 }
 
-#define DDP_NCCL_HOOK(name, op)                                                                   \
+/* own: where this rank's piece of data lies. */
+#define DDP_NCCL_HOOK(name, how, ...)                                                             \
     static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype,              \
                             void *stream, double seconds) {                                       \
         const char *why = ddp_nccl_failed();                                                      \
-        (void)user, (void)seconds;                                                                \
-        if (why) return why;                                                                      \
-        return ddp_nccl_says(ncclAllReduce(data, data, (size_t)count, ddp_nccl_type(dtype), op,   \
-                                           ddp_n.comm, (cudaStream_t)stream));                    \
+        char *own = (char *)data + (size_t)(ddp_n.rank * count) * mixp_dtype_size(dtype);         \
+        (void)user, (void)seconds, (void)own;                                                     \
+        return why ? why : ddp_nccl_says(how(__VA_ARGS__, ddp_n.comm, (cudaStream_t)stream));     \
     }
-DDP_NCCL_HOOK(ddp_nccl_sum, ncclSum)
-DDP_NCCL_HOOK(ddp_nccl_max, ncclMax)
-
-static const char *ddp_nccl_gather(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                   void *stream, double seconds) {
-    const size_t bytes = (size_t)count * mixp_dtype_size(dtype);
-    const char  *why = ddp_nccl_failed(), *own = (const char *)data + (size_t)ddp_n.rank * bytes;
-    (void)user, (void)seconds;
-    return why ? why : ddp_nccl_says(ncclAllGather(own, data, bytes, ncclInt8, ddp_n.comm,
-                                                   (cudaStream_t)stream));
-}
+DDP_NCCL_HOOK(ddp_nccl_sum, ncclAllReduce, data, data, (size_t)count, ddp_nccl_type(dtype), ncclSum)
+DDP_NCCL_HOOK(ddp_nccl_max, ncclAllReduce, data, data, (size_t)count, ddp_nccl_type(dtype), ncclMax)
+DDP_NCCL_HOOK(ddp_nccl_scatter, ncclReduceScatter, data, own, (size_t)count, ddp_nccl_type(dtype),
+              ncclSum)
+DDP_NCCL_HOOK(ddp_nccl_gather, ncclAllGather, own, data, (size_t)count, ddp_nccl_type(dtype))
 
 /* Overlap: the stream of the sums goes on from here, beside the context's. */
-static const char *ddp_nccl_begin(void *user, void *data, int64_t count, mixp_dtype dtype,
-                                  void *stream, double seconds) {
-    const char *why = ddp_cuda_says(cudaEventRecord(ddp_n.ready, (cudaStream_t)stream));
-    if (!why) why = ddp_cuda_says(cudaStreamWaitEvent(ddp_n.stream, ddp_n.ready, 0));
-    return why ? why : ddp_nccl_sum(user, data, count, dtype, ddp_n.stream, seconds);
-}
+#define DDP_NCCL_BEGIN(name, hook)                                                                \
+    static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype,              \
+                            void *stream, double seconds) {                                       \
+        const char *why = ddp_cuda_says(cudaEventRecord(ddp_n.ready, (cudaStream_t)stream));      \
+        if (!why) why = ddp_cuda_says(cudaStreamWaitEvent(ddp_n.stream, ddp_n.ready, 0));         \
+        return why ? why : hook(user, data, count, dtype, ddp_n.stream, seconds);                 \
+    }
+DDP_NCCL_BEGIN(ddp_nccl_begin, ddp_nccl_sum)
+DDP_NCCL_BEGIN(ddp_nccl_begin_scatter, ddp_nccl_scatter)
 static const char *ddp_nccl_wait(void *user, void *stream, double seconds) {
     const char *why = ddp_cuda_says(cudaEventRecord(ddp_n.summed, ddp_n.stream));
     (void)user, (void)seconds;
@@ -141,6 +138,7 @@ static mixp_ranks_desc ddp_nccl(int rank, int size, const char *path, double sec
     d.rank = n->rank = rank, d.size = size, d.seconds = seconds;
     d.sum = ddp_nccl_sum, d.max = ddp_nccl_max, d.all_gather = ddp_nccl_gather;
     d.grad_ready = ddp_nccl_begin, d.grad_wait = ddp_nccl_wait, d.stop = ddp_nccl_stop;
+    d.reduce_scatter = ddp_nccl_scatter, d.scatter_ready = ddp_nccl_begin_scatter;
     return d;
 }
 

@@ -24,6 +24,8 @@ typedef enum profile_group {
 /* X(group, kernel, what it is to people, parameters, arguments): mixp_kernels, line by line. */
 #define PROFILE_KERNELS(X)                                                                        \
     X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm_args *k), (x, k))                  \
+    X(GEMM, gemm_epilogue, "gemm with sums or gelu",                                              \
+      (const mixp_exec *x, const mixp_gemm_epilogue_args *k), (x, k))                             \
     X(ATTENTION, attention, "forward",                                                            \
       (const mixp_exec *x, const mixp_attention_args *k), (x, k))                                 \
     X(ATTENTION, attention_backward, "backward",                                                  \

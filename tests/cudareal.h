@@ -20,20 +20,24 @@
 
 namespace cudasim {
 
-static bool simulated = false;
+static bool simulated = false, one_nan = true;
 
 enum Schedule { forward, reversed, permuted };
 static Schedule schedule = forward;
 static int  devices = 1, driver = 0, capability_major = 0, capability_minor = 0;
 static int  processors = 0, max_shared = 0;
 static bool eager = false, unaligned_algorithms = true, other_libm = false;
-static bool host_sees_device = true;
+static bool host_sees_device = true, epilogues = true;
+static size_t library_version = 0;
+static int  first_algorithm = 0;
 static long fail_at = 0, fault_at = 0, refused_products = 0;
 static cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 static cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;
 
 struct Count {
-    long launches, copies, waits, resources, released, queries, pageable, replays, products;
+    long launches, copies, waits, resources, released, queries, pageable, replays, products,
+         heuristics, joined;
+    int  algorithm;
 };
 static Count count;
 

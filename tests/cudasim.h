@@ -25,8 +25,10 @@
  * resource request from now on fail,
  * `fault_at` the n-th kernel from now on.
  *
- * Not seen: weak memory order, true concurrency, speed; and that a GPU's arithmetic makes one NaN,
- * 0x7FFFFFFF, of all, for sums and products that are written as operators are the host's.
+ * A program that is built through tests/canonical_nan.awk has a GPU's NaNs: its arithmetic makes
+ * 0x7FFFFFFF of all.
+ *
+ * Not seen: weak memory order, true concurrency, speed.
  */
 #ifndef CUDASIM_H
 #define CUDASIM_H
@@ -85,11 +87,21 @@ inline long refused_products = 0;           /* so many of the next that cuBLASLt
 inline cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fails with this  */
 inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
+inline bool epilogues = true;               /* has it sums and GELU in a product's pass?     */
+inline size_t library_version = 130100;     /* cuBLASLt's                                    */
+inline int first_algorithm = 0;             /* which of three its heuristic offers first     */
 inline bool other_libm = false;             /* kernels' expf and its like are a unit off     */
 inline bool host_sees_device = true;        /* false: what is allocated is hidden from it    */
+#ifdef CUDASIM_ONE_NAN                      /* f32 arithmetic makes NaNs as a GPU does: see  */
+const bool one_nan = true;                  /* tests/canonical_nan.awk                       */
+#else
+const bool one_nan = false;
+#endif
 
 struct Count {
-    long launches, copies, waits, resources, released, queries, pageable, replays, products;
+    long launches, copies, waits, resources, released, queries, pageable, replays, products,
+         heuristics, joined;                /* joined: products with sums or GELU            */
+    int  algorithm;                         /* of the newest product                         */
 };
 inline Count count;
 
@@ -1354,8 +1366,9 @@ inline void put(void *p, cudaDataType_t t, int64_t i, double x) {
 struct Product {        /* one matmul, its descriptors copied */
     Desc d;
     Layout A, B, C, D;
-    const void *a, *b, *c, *bias;
-    void *out;
+    const void *a, *b, *c;
+    void *bias, *aux, *out;             /* bias: or sums. aux: what is before GELU       */
+    int64_t aux_ld;
     float alpha, beta;
     bool ta, tb;
     int epilogue;
@@ -1366,6 +1379,16 @@ inline int32_t batch_of(const Layout &l)
 { return attribute<int32_t>(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1); }
 inline int64_t stride_of(const Layout &l)
 { return attribute<int64_t>(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 0); }
+
+inline bool is_joined(int e) {
+    return e == CUBLASLT_EPILOGUE_BGRADB || e == CUBLASLT_EPILOGUE_GELU_AUX ||
+           e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || e == CUBLASLT_EPILOGUE_DGELU;
+}
+inline bool has_aux(int e) { return is_joined(e) && e != CUBLASLT_EPILOGUE_BGRADB; }
+inline bool has_vector(int e) {
+    return e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_BGRADB ||
+           e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
 
 /* Is this combination one that cuBLASLt's tables list? */
 inline cublasStatus_t check_product(Product &p) {
@@ -1388,12 +1411,50 @@ inline cublasStatus_t check_product(Product &p) {
         if (l->ld < (int64_t)l->rows || !l->rows || !l->cols) return CUBLAS_STATUS_INVALID_VALUE;
         if (batch_of(*l) != batch_of(p.D)) return CUBLAS_STATUS_INVALID_VALUE;
     }
-    if (p.epilogue != CUBLASLT_EPILOGUE_DEFAULT && p.epilogue != CUBLASLT_EPILOGUE_BIAS)
+    if (p.epilogue != CUBLASLT_EPILOGUE_DEFAULT && p.epilogue != CUBLASLT_EPILOGUE_BIAS &&
+        (!epilogues || !is_joined(p.epilogue) || batch_of(p.D) != 1))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (p.epilogue == CUBLASLT_EPILOGUE_BIAS &&
+    if (has_vector(p.epilogue) &&
         attribute<cudaDataType_t>(p.d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.D.type) != p.D.type)
         return CUBLAS_STATUS_NOT_SUPPORTED;
+    p.bias = attribute<void *>(p.d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
+    p.aux = attribute<void *>(p.d, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, nullptr);
+    p.aux_ld = attribute<int64_t>(p.d, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 0);
+    if (has_vector(p.epilogue) && !p.bias) return CUBLAS_STATUS_INVALID_VALUE;
+    if (has_aux(p.epilogue) && (!p.aux || p.aux_ld % 8 || p.aux_ld < (int64_t)p.D.rows))
+        return CUBLAS_STATUS_INVALID_VALUE;
     return CUBLAS_STATUS_SUCCESS;
+}
+
+/* GELU by tanh and its slope, as cuBLASLt's, in double. */
+inline double gelu(double x)
+{ return 0.5 * x * (1.0 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+inline double gelu_slope(double x) {
+    double t = std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    return 0.5 * (1.0 + t) +
+           0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * x * x);
+}
+
+/* What an epilogue does to element (i, j), which is x so far. */
+inline double finished(const Product &p, uint64_t i, uint64_t j, double x) {
+    int64_t at = (int64_t)i + (int64_t)j * p.aux_ld;
+    if (p.epilogue == CUBLASLT_EPILOGUE_BIAS || p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
+        x += get(p.bias, p.D.type, (int64_t)i);
+    if (p.epilogue == CUBLASLT_EPILOGUE_DGELU) return x * gelu_slope(get(p.aux, p.D.type, at));
+    if (!has_aux(p.epilogue)) return x;
+    put(p.aux, p.D.type, at, x);
+    return gelu(x);
+}
+
+/* Sums over k of the columns of op(B): they overwrite. */
+inline void column_sums(const Product &p) {
+    for (uint64_t j = 0; j < p.n; j++) {
+        double sum = 0.0;
+        for (uint64_t l = 0; l < p.k; l++)
+            sum += get(p.b, p.B.type, (int64_t)(p.tb ? j + l * (uint64_t)p.B.ld
+                                                     : l + j * (uint64_t)p.B.ld));
+        put(p.bias, p.D.type, (int64_t)j, sum);
+    }
 }
 
 inline void multiply(const Product &p) {
@@ -1411,9 +1472,9 @@ inline void multiply(const Product &p) {
                 int64_t c = (int64_t)(i + j * (uint64_t)p.C.ld) + z * stride_of(p.C);
                 if (p.beta != 0.0f) old = get(p.c, p.C.type, c) * (double)p.beta;
                 sum = sum * (double)p.alpha + old;
-                if (p.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += get(p.bias, p.D.type, (int64_t)i);
-                put(p.out, p.D.type, o, sum);
+                put(p.out, p.D.type, o, finished(p, i, j, sum));
             }
+    if (p.epilogue == CUBLASLT_EPILOGUE_BGRADB) column_sums(p);
 }
 
 inline bool is_aligned(const void *p, uint64_t to) { return (uintptr_t)p % to == 0; }
@@ -1427,7 +1488,9 @@ inline uint64_t alignment_of(const void *p) {
 
 /* What each attribute's value must take; 0: one that is not simulated. */
 inline size_t attribute_bytes(const Desc *, int key) {
-    return key == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8
+    return key == CUBLASLT_MATMUL_DESC_BIAS_POINTER ||
+           key == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ||
+           key == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD ? 8
          : key == CUBLASLT_MATMUL_DESC_TRANSA || key == CUBLASLT_MATMUL_DESC_TRANSB ||
            key == CUBLASLT_MATMUL_DESC_EPILOGUE || key == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE
          ? 4 : 0;
@@ -1461,6 +1524,7 @@ inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) {
     cudasim::machine().handles--;
     return CUBLAS_STATUS_SUCCESS;
 }
+inline size_t cublasLtGetVersion(void) { return cudasim::library_version; }
 inline const char *cublasLtGetStatusString(cublasStatus_t s) {
     return s == CUBLAS_STATUS_SUCCESS ? "success"
          : s == CUBLAS_STATUS_INTERNAL_ERROR ? "CUBLAS_STATUS_INTERNAL_ERROR" : "cuBLASLt error";
@@ -1535,8 +1599,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (cudasim::capturing()) return CUBLAS_STATUS_INTERNAL_ERROR;
     if (cudasim::heuristic_says != CUBLAS_STATUS_SUCCESS) return cudasim::heuristic_says;
-    p.bias = cudasim::attribute<const void *>(p.d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
-    if (p.epilogue == CUBLASLT_EPILOGUE_BIAS && !p.bias) return CUBLAS_STATUS_INVALID_VALUE;
+    cudasim::count.heuristics++;
     uint64_t room = cudasim::attribute<uint64_t>(prefers,
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 0), packed = 0;
     for (int i = 0; i < 4; i++) {
@@ -1544,13 +1607,15 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
         if (to < (cudasim::unaligned_algorithms ? 1 : 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
         packed |= (uint64_t)(to > 256 ? 256 : to) << 16 * i;
     }
-    for (int i = 0; i < 3 && *found < asked; i++) {
+    for (int n = 0; n < 3 && *found < asked; n++) {
+        int i = (n + cudasim::first_algorithm) % 3;
         if (needs[i] > room) continue;
         cublasLtMatmulHeuristicResult_t &r = results[(*found)++];
         std::memset((void *)&r, 0, sizeof r);
         r.algo.data[0] = 0x51u + (unsigned)i;
         r.algo.data[1] = packed;
         r.algo.data[2] = p.bias ? cudasim::alignment_of(p.bias) : 1;
+        r.algo.data[3] = p.aux ? cudasim::alignment_of(p.aux) : 1;
         r.workspaceSize = needs[i];
         r.state = CUBLAS_STATUS_SUCCESS;
         r.wavesCount = 1.0f;
@@ -1575,7 +1640,6 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     p.a = A; p.b = B; p.c = C; p.out = D;
     std::memcpy(&p.alpha, alpha, 4);
     std::memcpy(&p.beta, beta, 4);
-    p.bias = cudasim::attribute<const void *>(p.d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
     if (need > room || (need && (!cudasim::on_device(workspace, need) ||
                                  !cudasim::is_aligned(workspace, 256))))
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -1585,14 +1649,23 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
         if (!given[i] || !cudasim::on_device(given[i], 1)) return CUBLAS_STATUS_INVALID_VALUE;
         if (!cudasim::is_aligned(given[i], to)) return CUBLAS_STATUS_NOT_SUPPORTED;
     }
-    if (p.epilogue == CUBLASLT_EPILOGUE_BIAS &&
-        (!p.bias || !cudasim::on_device(p.bias, p.m * cudasim::type_bytes(p.D.type))))
+    uint64_t values = p.epilogue == CUBLASLT_EPILOGUE_BGRADB ? p.n : p.m;
+    size_t size = cudasim::type_bytes(p.D.type);
+    if (cudasim::has_vector(p.epilogue) &&
+        (!p.bias || !cudasim::on_device(p.bias, values * size)))
         return CUBLAS_STATUS_INVALID_VALUE;
-    if (p.epilogue == CUBLASLT_EPILOGUE_BIAS && !cudasim::is_aligned(p.bias, algo->data[2]))
+    if (cudasim::has_vector(p.epilogue) && !cudasim::is_aligned(p.bias, algo->data[2]))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (cudasim::has_aux(p.epilogue) &&
+        !cudasim::on_device(p.aux, (size_t)p.aux_ld * p.n * size))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (cudasim::has_aux(p.epilogue) && !cudasim::is_aligned(p.aux, algo->data[3]))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (cudasim::batch_of(p.D) > 65535) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (cudasim::refused_products > 0 && cudasim::refused_products--) return cudasim::refused_with;
     cudasim::count.products++;
+    cudasim::count.joined += cudasim::is_joined(p.epilogue);
+    cudasim::count.algorithm = (int)algo->data[0] - 0x51;
     cudaError_t e = cudasim::enqueue(cudasim::stream_of(stream), [=] {
         if (need) std::memset(workspace, 0xFF, need < 4096 ? need : 4096);
         cudasim::multiply(p);

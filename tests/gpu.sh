@@ -89,6 +89,8 @@ run_training() {
     for model in char ${dry:-gpt2}; do
         [ "$model" = 1 ] && continue
         bench --part training --model "$model" --rounds 5 || return 1
+        echo '## with sums and GELU in the products'"'"' passes'
+        bench --part training --model "$model" --rounds 5 --epilogues 3 || return 1
         torch --part training --model "$model" --rounds 5 || return 1
         echo
     done

@@ -20,9 +20,9 @@ fi
 [ -n "$dry" ] || [ -f "$build/cuda_host.o" ] ||
     ${MAKE:-make} -s BUILD="$build" CUDA="$CUDA" "$build/cuda_host.o" || exit 1
 
-# plant MARKER WHAT PROGRAM TEST SED [sanitized]: the sed commands SED, run on the marked line,
+# plant MARKER WHAT PROGRAM TEST SED [sanitized|canonical]: the sed commands SED, run on the marked line,
 # make the fault WHAT; TEST, of tests/test_PROGRAM.cpp, must fail. sanitized: as it is the
-# sanitizers that see it.
+# sanitizers that see it; canonical: with the NaNs of a GPU.
 plant() {
     case $2 in *"$only"*) ;; *) return ;; esac
     count=$((count + 1))
@@ -74,6 +74,9 @@ plant other_context        'a context is left on another GPU' \
 # --- elementwise ---------------------------------------------------------------------------
 plant convert_aside        'convert in place: no copy aside' \
     cuda test_convert_in_place 's/if (in_place/if (0 \&\& in_place/'
+plant cast_computes        'a cast computes with its number: a GPU makes one NaN of all' \
+    cuda test_payloads 's/narrow8/for (volatile float one = 1.0f; one > 0.0f; one = 0.0f) for (float \&e : v) e *= one; narrow8/' \
+    canonical
 plant store8_add           'store8: does not accumulate' \
     cuda test_binary 's/old\[k\]/0.0f/'
 plant over_64              'an index of 32 bits' \
@@ -168,6 +171,12 @@ plant heuristic_failed     'gemm: a failure of the heuristic is taken for a refu
     cuda_gemm test_failures 's/!is_refusal(e)/0/'
 plant product_refused      'gemm: what cuBLASLt takes back ends the run' \
     cuda_gemm test_refused 's/e = CUBLAS_STATUS_SUCCESS;/return MIXP_ERR_DEVICE;/'
+plant sums_add             'gemm: sums that add are overwritten' \
+    cuda_products test_sums 's/!k.sums.accumulate/true/'
+plant choice_taken         'gemm: nobody looks at the choices' \
+    cuda_products test_choices 's/plan_take(s, p)/false/'
+plant choice_head          'gemm: choices of another GPU are taken' \
+    cuda_products test_choices_elsewhere 's/return MIXP_ERR_SHAPE;/text = strchr(text, 10) + 1;/'
 plant most_batch           'gemm: more matrices than cuBLASLt takes' \
     cuda_gemm test_large_batch 's/65535/70000/'
 
@@ -218,16 +227,26 @@ plant collect              'what was posted is not waited for' \
 # --- how a fault is judged ---------------------------------------------------------------
 guard=; command -v timeout >/dev/null 2>&1 && guard='timeout -k 5 120'
 
-# compile DIR PROGRAM plain|sanitized: DIR holds the companion that is tested.
+# compile DIR PROGRAM plain|sanitized|canonical: DIR holds the companion that is tested.
 compile() {
     flags=; [ "$3" = sanitized ] && flags='-fsanitize=address,undefined -fno-sanitize-recover=all'
     mkdir -p "$1/tests"
     for file in tests/*.h "tests/test_$2.cpp"; do ln -sf "$PWD/$file" "$1/tests/"; done
-    $CXX -std=c++17 -O0 -w -DMIXPREC_CUDASIM -fno-strict-aliasing -ffp-contract=off $flags \
-        -isystem "$CUDA/include" -I. -Itests "$1/tests/test_$2.cpp" "$build/cuda_host.o" -lm \
-        -o "$1/$2-$3"
+    source="$1/tests/test_$2.cpp"
+    set -- "$1/$2-$3" "$3" -std=c++17 -O0 -w -DMIXPREC_CUDASIM -fno-strict-aliasing -ffp-contract=off \
+        $flags -isystem "$CUDA/include" -I. -Itests
+    to=$1 how=$2
+    shift 2
+    if [ "$how" = canonical ]; then
+        $CXX "$@" -mavx -ffixed-xmm14 -ffixed-xmm15 -DCUDASIM_ONE_NAN -S "$source" -o "$to.raw" &&
+            awk -f tests/canonical_nan.awk "$to.raw" >"$to.s" || return 1
+        rm -f "$to.raw"
+        source=$to.s
+        set --
+    fi
+    $CXX "$@" "$source" "$build/cuda_host.o" -lm -o "$to"
 }
-# run DIR PROGRAM TEST plain|sanitized. One schedule is enough of the longest tests.
+# run DIR PROGRAM TEST plain|sanitized|canonical. One schedule is enough of the longest tests.
 run() (
     case $3 in test_tensor_*) export MIXPREC_TEST_QUICK=1 ;; esac
     export ASAN_OPTIONS=detect_leaks=0 MIXPREC_TEST_ONLY="$3"
@@ -243,7 +262,7 @@ judge() {
     elif run "$1" "$program" "$test" "$how" >"$1/log" 2>&1; then echo "survived $program $test"
     else echo killed
     fi >"$1/verdict"
-    rm -rf "$1/tests" "$1"/*-plain "$1"/*-sanitized
+    rm -rf "$1/tests" "$1"/*-plain "$1"/*-sanitized "$1"/*-canonical*
 }
 
 # Every marker has its fault: one that is left over says that a plant was lost.

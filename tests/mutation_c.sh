@@ -89,6 +89,7 @@ plant entropy_walked     zero    scaled_entropy misuse_is_told
 plant entropy_spent      drop    scaled_entropy misuse_is_told
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
+plant entropy_rsum       drop    kernels     test_cross_entropy
 plant bad_first          always  optimizers  test_finds_the_bad_element
 plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
@@ -96,6 +97,10 @@ plant agree_lowest       logic   ranks       planted_inf
 plant agree_found        zero    ranks       planted_inf
 plant agree_forward      zero    ranks       guarded_skips
 plant ranks_awaited      drop    ranks       buckets
+plant part_first         logic   ranks       scattered_inf
+plant part_norm          zero    ranks       scattered
+plant part_element       sign    ranks       scattered_inf
+plant buckets_order      drop    ranks       scattered
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention_apart odd_sizes
 plant attention_first    sign    attention_apart odd_sizes
@@ -179,6 +184,14 @@ plant lone_grad          turn    mistakes    test_legal
 plant scale_asked        logic   mistakes    test_bad_loss_at_once
 plant mark_lost          never   free        test_a_scaler_goes
 plant scale_lose         never   free        test_a_scaler_goes
+plant entropy_bad        drop    hostile     bad_loss_is_told
+plant renew_found        drop    hostile     new_scale_forgets
+plant inside_operator    always  hostile     operator_calls_what_it_must_not
+plant attention_rank     zero    hostile     ranks_drop_as_steps_do
+plant overlap            turn    hostile     views_that_overlap
+plant failed             turn    hostile     errors_cleared_at_once
+plant recycled           yes     hostile     tensors_of_an_earlier_step
+plant capture_twice      zero    hostile     capture_within_a_capture
 plant checked_lose       never   free        test_a_verdict_without_it
 plant block_join         never   block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge
@@ -192,6 +205,8 @@ plant merge_missing      turn    watch_scale test_other_files
 plant same_shape         turn    checkpoint  test_load_refuses
 plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
+plant numbers_row        never   counters    windows_without_numbers
+plant retry_loaded       drop    counters    a_load_ends_a_retry
 plant look_least         sign    guard       test_look
 plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look

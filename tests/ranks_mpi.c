@@ -75,6 +75,36 @@ static void in_shards(void) {
     }
 }
 
+/* Each rank gets the sums of what it updates alone: in the order of ranks the same bits, in the
+ * engine's, in the background, near to them. */
+static void in_pieces_alone(void) {
+    static result want;
+    mixp_ranks_desc ranks = world;
+    plan p = plan_of(STEPS);
+    result *got;
+    p.max_norm = 0;
+    p.shard = 1;
+    want = *train(&p, &world);
+    p.scatter = 1;
+    got = train(&p, &world);
+    CHECK(same_everywhere(got));
+    check_scattered(got, 1, &want);
+    ranks.sum = ddp_mpi_sum;
+    ranks.reduce_scatter = ddp_mpi_scatter;
+    ranks.grad_ready = ddp_mpi_begin_sum;
+    ranks.scatter_ready = ddp_mpi_begin_scatter;
+    ranks.grad_wait = ddp_mpi_wait;
+    got = train(&p, &ranks);
+    CHECK_INT(got->code, MIXP_OK);
+    CHECK(same_everywhere(got));
+    CHECK_NEAR(got->verdict.grad_norm, want.verdict.grad_norm, 1e-3 * want.verdict.grad_norm);
+    p.dtype = MIXP_BF16;
+    p.low_sums = 1;
+    got = train(&p, &ranks);
+    CHECK_INT(got->code, MIXP_OK);
+    CHECK(same_everywhere(got));
+}
+
 static void inf_on_the_last(void) {
     plan p = plan_of(3);
     result *got;
@@ -108,6 +138,7 @@ int main(int argc, char **argv) {
     RUN(in_order);
     RUN(by_the_engine);
     RUN(in_shards);
+    RUN(in_pieces_alone);
     RUN(inf_on_the_last);
     RUN(largest);
     bad = test_failed;

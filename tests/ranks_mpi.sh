@@ -14,7 +14,7 @@ export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=n
 there() { command -v "mpicc$1" >/dev/null && command -v "mpirun$1" >/dev/null; }
 ranks() {
     timeout 120 "mpirun$suffix" -n "$1" "$program" >"$tmp/log" 2>&1 &&
-        grep -q '^5 passed, 0 failed' "$tmp/log"
+        grep -q '^6 passed, 0 failed' "$tmp/log"
 }
 # mpirun ends the others, or they give up: well before their 60 s.
 killed() { [ -x "$program" ] && ! timeout 40 "mpirun$suffix" -n 2 "$program" kill >"$tmp/log" 2>&1; }
@@ -30,7 +30,7 @@ over() {
         "mpicc$suffix" -std=gnu99 -O1 -Wall -Wno-unused-function -I. -Itests -DMIXPREC_IMPLEMENTATION_DONE \
         tests/ranks_mpi.c "$build/libmixprec.a" ${OPENMP-} -lm -o "$program"
     for n in 2 4; do
-        check "$engine, $n ranks: order, overlap, shards, Inf, largest"  ranks "$n"
+        check "$engine, $n ranks: order, overlap, shards, scattered sums, Inf, largest"  ranks "$n"
         [ "$failed" = 0 ] || tail -n 20 "$tmp/log"
     done
     soon=$(date +%s)

@@ -177,23 +177,78 @@ static void unary_body(void) {
 static void test_loss(void);
 static void test_unary(void) { in_all_schedules(unary_body); }
 
-/* NaN, Inf and zeros of both signs: what the CPU gives. */
+/* NaN, Inf, zeros of both signs and the bounds of clamp: what the CPU gives. */
 static void unary_special_body(void) {
     static const uint32_t bits[] = { 0x7FC00000u, 0x7F800000u, 0xFF800000u, 0u, 0x80000000u,
-                                     0x7F7FFFFFu, 0xFF7FFFFFu, 1u };
+                                     0x7F7FFFFFu, 0xFF7FFFFFu, 1u, 0x40000000u, 0x40600000u };
     for (int op = 0; op < MIXP_UNARY_COUNT; op++) {
-        Pair a = empty(MIXP_F32, 8, 0), y = output(MIXP_F32, 8, 0), da = output(MIXP_F32, 8, 0);
-        Pair dy = numbers(MIXP_F32, 8, 1.0, 0);
-        for (int i = 0; i < 8; i++) set_code(a, i, bits[i]);
-        BOTH(unary(X, args_unary((mixp_unary)op, 8, ON(y), ON(a), 2.0f)));
+        Pair a = empty(MIXP_F32, 10, 0), y = output(MIXP_F32, 10, 0), da = output(MIXP_F32, 10, 0);
+        Pair dy = numbers(MIXP_F32, 10, 1.0, 0);
+        for (int i = 0; i < 10; i++) set_code(a, i, bits[i]);
+        BOTH(unary(X, args_unary((mixp_unary)op, 10, ON(y), ON(a), 2.0f)));
         close_to(y, 1e-37, 1e-5);
         BOTH(unary_backward(X,
-                args_unary_backward((mixp_unary)op, 8, ON(da), 0, ON(dy), ON(a), ON(y), 2.0f)));
+                args_unary_backward((mixp_unary)op, 10, ON(da), 0, ON(dy), ON(a), ON(y), 2.0f)));
         close_to(da, 1e-6, 1e-5);
         finish(a); finish(y); finish(dy); finish(da);
     }
 }
 static void test_unary_special(void) { in_all_schedules(unary_special_body); }
+
+/* NaN in a maximum, and where a target is 0 in KL(target || x). */
+static void edges_body(void) {
+    static const uint32_t first[] = { 0x7FC00000u, 0x3F800000u, 0x7FC00000u, 0x7F800000u, 0u };
+    static const uint32_t second[] = { 0x3F800000u, 0x7FC00000u, 0x7FC00000u, 0x7F800000u, 0u };
+    const int64_t shape[1] = { 5 }, step[1] = { 1 };
+    for (int op : { MIXP_BINARY_MAXIMUM, MIXP_BINARY_MINIMUM })
+        for (int which = 0; which < 2; which++) {
+            Pair a = empty(MIXP_F32, 5, 0), b = empty(MIXP_F32, 5, 0), d = output(MIXP_F32, 5, 0);
+            Pair dy = numbers(MIXP_F32, 5, 1.0, 0);
+            for (int i = 0; i < 5; i++) set_code(a, i, first[i]), set_code(b, i, second[i]);
+            BOTH(binary_backward(X, args_binary_backward((mixp_binary)op, which, 1, shape, ON(d), 0,
+                                                         ON(dy), ON(a), step, ON(b), step)));
+            same_bits(d);
+            CHECK(value_at(d.gpu, MIXP_F32, 2) == value_at(dy.gpu, MIXP_F32, 2));
+            finish(a); finish(b); finish(d); finish(dy);
+        }
+    for (int i = 0; i < 4; i++) {
+        Pair x = empty(MIXP_F32, 1, 0), target = empty(MIXP_F32, 1, 0), y = output(MIXP_F32, 1, 0);
+        set_code(x, 0, i < 3 ? first[i + 1] : 0xBF800000u);
+        set_code(target, 0, 0);
+        BOTH(loss(X, args_loss(MIXP_LOSS_KL, 1, AT(float, y), ON(x), ON(target))));
+        WAIT();
+        CHECK_INT(std::isnan(value_at(y.gpu, MIXP_F32, 0)), i == 1 || i == 2);
+        CHECK_INT(std::isnan(value_at(y.cpu, MIXP_F32, 0)), i == 1 || i == 2);
+        finish(x); finish(target); finish(y);
+    }
+}
+static void test_edges(void) { in_all_schedules(edges_body); }
+
+/* NaNs of many payloads: moved and cast, they are the CPU's to the bit; computed with, they are NaNs,
+ * and a GPU makes 0x7FFFFFFF of all. */
+static void payloads_body(void) {
+    static const uint32_t bits[] = { 0x7FC00123u, 0xFFC00001u, 0x7FFFFFFFu, 0xFFFFE000u, 0x7FC02000u,
+                                     0x7F812345u, 0xFFA0F000u, 0x7FD55555u, 0x7FC70000u };
+    const int n = sizeof bits / sizeof *bits;
+    int64_t shape[1] = { n }, one_step[1] = { 1 };
+    for (int d = 0; d < 3; d++) {
+        Pair a = empty(MIXP_F32, n, 0), low = empty(real_of(d), n, 0), wide = empty(MIXP_F32, n, 0);
+        Pair copy = empty(MIXP_F32, n, 0), sum = empty(MIXP_F32, n, 0);
+        for (int i = 0; i < n; i++) set_code(a, i, bits[i]);
+        BOTH(convert(X, args_convert(ON(low), ON(a), n, NULL)));
+        same_bits(low);
+        BOTH(convert(X, args_convert(ON(wide), ON(low), n, NULL)));
+        same_bits(wide);
+        BOTH(copy(X, args_copy(1, shape, ON(copy), one_step, ON(a), one_step, 0)));
+        same_bits(copy);
+        BOTH(unary(X, args_unary(MIXP_UNARY_SCALE, n, ON(sum), ON(a), 3.0f)));
+        close_to(sum, 0.0, 0.0);
+        for (int i = 0; cudasim::one_nan && i < n; i++)
+            CHECK_INT(((const uint32_t *)sum.gpu)[i], 0x7FFFFFFF);
+        finish(a); finish(low); finish(wide); finish(copy); finish(sum);
+    }
+}
+static void test_payloads(void) { in_all_schedules(payloads_body); }
 
 /* What gelu, its tanh form and silu are, and their slopes, in double. */
 static double function_of(mixp_unary op, double x, double *slope) {
@@ -898,6 +953,8 @@ int main(void) {
     RUN(test_copy);
     RUN(test_unary);
     RUN(test_unary_special);
+    RUN(test_edges);
+    RUN(test_payloads);
     RUN(low_functions);
     RUN(another_libm);
     RUN(test_in_place);

@@ -11,8 +11,8 @@ static mixp_dtype real_of(int i) {
 
 /* --- where ------------------------------------------------------------------------------------ */
 
-struct Choice { int rank; int64_t shape[3], mask[3], a[3], b[3]; };
-static const Choice choices[] = {
+struct Select { int rank; int64_t shape[3], mask[3], a[3], b[3]; };
+static const Select choices[] = {
     { 1, { 1000 }, { 1 }, { 1 }, { 1 } },
     { 2, { 70, 64 }, { 0, 1 }, { 64, 1 }, { 1, 0 } },
     { 2, { 33, 40 }, { 40, 1 }, { 0, 1 }, { 0, 0 } },
@@ -20,14 +20,14 @@ static const Choice choices[] = {
     { 0, { 0 }, { 0 }, { 0 }, { 0 } },
 };
 
-static int64_t reach(const Choice &c, const int64_t *strides) {
+static int64_t reach(const Select &c, const int64_t *strides) {
     int64_t n = 1;
     for (int i = 0; i < c.rank; i++) n += (c.shape[i] - 1) * strides[i];
     return n;
 }
 
 /* constant: 1: a is the value, 2: b is. */
-static mixp_where_args where_of(const Choice &c, const Pair &mask, const Pair &a, const Pair &b,
+static mixp_where_args where_of(const Select &c, const Pair &mask, const Pair &a, const Pair &b,
                                 int constant) {
     mixp_where_args k;
     memset((void *)&k, 0, sizeof k);
@@ -47,7 +47,7 @@ static mixp_where_args where_of(const Choice &c, const Pair &mask, const Pair &a
 
 static void where_body() {
     int turn = 0;
-    for (const Choice &c : choices)
+    for (const Select &c : choices)
         for (int constant = 0; constant < 3; constant++, turn++) {
             int64_t n = 1;
             for (int i = 0; i < c.rank; i++) n *= c.shape[i];
@@ -213,22 +213,22 @@ static void smooth_body() {
     int turn = 0;
     for (const int64_t *c : cases) {
         Pair logits = numbers(real_of(turn), c[0] * c[1], 3.0, turn % 2);
-        Pair targets = indexes(c[0], c[1]), loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, c[0], 0);
+        Pair targets = indexes(c[0], c[1]), loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * c[0], 0);
         Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(MIXP_F32, 1, 1.0, 0);
         Pair d = output(real_of(turn + 1), c[0] * c[1], turn % 2);
         mixp_cross_entropy_args k;
         mixp_cross_entropy_backward_args back;
         set_code(targets, 2, (uint64_t)(uint32_t)-100);
         BOTH(cross_entropy(X, (k = *args_cross_entropy(c[0], c[1], -100, AT(float, loss),
-            AT(float, lse), AT(float, counted), ON(logits), AT(const int32_t, targets)),
+            AT(float, stats), AT(float, counted), ON(logits), AT(const int32_t, targets)),
             k.smoothing = 0.1f, &k)));
         close_to(loss, 1e-6, 2e-6);
-        close_to(lse, 1e-6, 2e-6);
+        close_to(stats, 1e-6, 2e-6);
         BOTH(cross_entropy_backward(X, (back = *args_cross_entropy_backward(c[0], c[1], -100,
             args_out(ON(d), turn % 2), ON(dloss), ON(logits), AT(const int32_t, targets),
-            AT(const float, lse), AT(const float, counted)), back.smoothing = 0.1f, &back)));
+            AT(const float, stats), AT(const float, counted)), back.smoothing = 0.1f, &back)));
         close_to(d, 2e-7, 6e-6);
-        finish(logits); finish(targets); finish(loss); finish(lse); finish(counted); finish(dloss);
+        finish(logits); finish(targets); finish(loss); finish(stats); finish(counted); finish(dloss);
         finish(d);
         turn++;
     }

@@ -103,6 +103,63 @@ static void kernel_body(void) {
 }
 static void kernel(void) { in_all_schedules(kernel_body); }
 
+/* Each rank has looked at its part of the sums alone: a norm of all parts, and the first bad row, of
+ * which the lowest rank has the beginning. */
+static void parts_body(void) {
+    static const double norms[RANKS] = { 3, 0, 4, 12, 84 };     /* 3 4 12 84: 85 */
+    static const int64_t rows[RANKS] = { -1, 7, 2, 2, 9 };
+    mixp_step_plan plan;
+    double table[RANKS * MIXP_AGREE_WORDS], own[RANKS * MIXP_AGREE_WORDS], back[RANKS * MIXP_AGREE_WORDS];
+    mixp_step_state step, from_gpu;
+    mixp_agree_args cpu, on;
+    memset((void *)&plan, 0, sizeof plan);
+    memset((void *)&cpu, 0, sizeof cpu);
+    memset(table, 0, sizeof table);
+    cpu.plan = on.plan = &plan;
+    cpu.size = RANKS;
+    cpu.in_parts = 1;
+    cpu.step = &step;
+    for (int r = 0; r < RANKS; r++) {
+        step = look_of(rows[r] >= 0, rows[r], rows[r] < 0 ? -1 : 30 + r, norms[r], (float)r);
+        step.stats.bad_is_nan = r == 2;
+        cpu.rank = r;
+        cpu.table = own;
+        on = cpu;
+        on.step = (mixp_step_state *)given(&step, sizeof step);
+        on.table = (double *)given(own, sizeof own);
+        CHECK_INT(cpu_kernels->agree(&cpu_exec, &cpu), MIXP_OK);
+        CHECK_INT(gpu_kernels->agree(&gpu_exec, &on), MIXP_OK);
+        CHECK_INT(gpu_device->download(&gpu_exec, back, on.table, sizeof back), MIXP_OK);
+        CHECK(memcmp(back, own, sizeof back) == 0);
+        for (int i = 0; i < RANKS * MIXP_AGREE_WORDS; i++) table[i] += own[i];
+        gpu_device->release(&gpu_exec, on.step);
+        gpu_device->release(&gpu_exec, on.table);
+    }
+    cpu.table = table;
+    cpu.reads = 1;
+    on = cpu;
+    on.step = (mixp_step_state *)given(&step, sizeof step);
+    on.table = (double *)given(table, sizeof table);
+    CHECK_INT(cpu_kernels->agree(&cpu_exec, &cpu), MIXP_OK);
+    CHECK_INT(gpu_kernels->agree(&gpu_exec, &on), MIXP_OK);
+    CHECK_INT(gpu_device->download(&gpu_exec, &from_gpu, on.step, sizeof from_gpu), MIXP_OK);
+    CHECK(memcmp(&from_gpu, &step, sizeof step) == 0);
+    CHECK_NEAR(step.stats.norm, 85, 0);
+    CHECK_INT(step.stats.found_inf, 1);
+    CHECK_INT(step.stats.bad_row, 2);
+    CHECK_INT(step.stats.bad_element, 32);
+    CHECK_INT(step.stats.bad_is_nan, 1);
+    CHECK_INT(step.agreed.part_rank, 3);
+    CHECK_INT(step.agreed.differs, 0);          /* norms of parts may */
+    table[3 * MIXP_AGREE_WORDS + MIXP_AGREE_HERE] = 1;
+    CHECK_INT(cpu_kernels->agree(&cpu_exec, &cpu), MIXP_OK);
+    CHECK_INT(step.agreed.differs, 4);
+    CHECK_INT(step.agreed.word, MIXP_AGREE_HERE);
+    gpu_device->release(&gpu_exec, on.step);
+    gpu_device->release(&gpu_exec, on.table);
+}
+static void kernel_of_parts(void) { in_all_schedules(parts_body); }
+
 /* --- a world of two ------------------------------------------------------------------------- */
 
 __global__ void twice(float *x, int64_t n) {
@@ -117,7 +174,18 @@ __global__ void other_row(const double *own, double *other, int64_t words, const
     other[MIXP_AGREE_ELEMENT] = 3;
 }
 
-struct World { int32_t *bad; int sums, rank; };
+struct World { int32_t *bad; int sums, rank, pieces; };
+
+/* Of a sum of pieces: this rank's, and what nobody may read of the other's. */
+__global__ void own_piece(float *x, int64_t n, int rank) {
+    for (int64_t i = 0; i < 2 * n; i++) x[i] = i / n == rank ? 2 * x[i] : INFINITY;
+}
+static const char *world_pieces(void *user, void *data, int64_t count, mixp_dtype, void *stream, double) {
+    World *w = (World *)user;
+    w->pieces++;
+    MIXPI_LAUNCH(own_piece, 1, 1, 0, (cudaStream_t)stream, (float *)data, count, w->rank);
+    return cudaPeekAtLastError() == cudaSuccess ? NULL : "the kernel could not be launched";
+}
 
 static const char *world_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double) {
     World *w = (World *)user;
@@ -139,6 +207,8 @@ struct Net {
     float           x[8 * 16], y[8 * 4];
 };
 
+static double clip_at = 1.0;
+
 static void net_open(Net *n, const mixp_ranks_desc *ranks, mixp_dtype dtype) {
     const int64_t shape[3][2] = { { 32, 16 }, { 32, 32 }, { 4, 32 } };
     const char *names[3] = { "a", "b", "c" };
@@ -150,7 +220,7 @@ static void net_open(Net *n, const mixp_ranks_desc *ranks, mixp_dtype dtype) {
     d.device = mixp_cuda(0, NULL);
     d.seed = 3;
     d.ranks = ranks;
-    adamw.max_norm = 1.0;
+    adamw.max_norm = clip_at;
     s.init_scale = 256;
     n->ctx = mixp_context_new(&d);
     n->opt = mixp_adamw_new(n->ctx, &adamw);
@@ -215,7 +285,7 @@ static mixp_ranks_desc world_of_two(World *w) {
     d.bucket_bytes = 2048;
     CHECK_INT(cudaMalloc((void **)&w->bad, sizeof *w->bad), cudaSuccess);
     set_bad(w, 0);
-    w->sums = w->rank = 0;
+    w->sums = w->rank = w->pieces = 0;
     return d;
 }
 
@@ -299,7 +369,19 @@ static void no_waits(void) {
  * of one rank. Nobody sends the others: they are written after each step. */
 static const char *no_gather(void *, void *, int64_t, mixp_dtype, void *, double) { return NULL; }
 
-static void shards_of(mixp_dtype dtype, int rank, int steps) {
+static void step_of(Net *n, int in_graph) {
+    if (!in_graph) {
+        net_train(n);
+        return;
+    }
+    CHECK_INT(mixp_capture_begin(n->ctx), MIXP_OK);
+    net_train(n);
+    mixp_graph *graph = mixp_capture_end(n->ctx);
+    CHECK(graph != NULL);
+    CHECK_INT(mixp_replay(graph), MIXP_OK);
+}
+
+static void shards_of(mixp_dtype dtype, int rank, int steps, int scatter) {
     static float want[32 * 32], got[32 * 32];
     World w;
     mixp_ranks_desc ranks = world_of_two(&w);
@@ -307,13 +389,15 @@ static void shards_of(mixp_dtype dtype, int rank, int steps) {
     w.rank = ranks.rank = rank;
     ranks.shard = 1;
     ranks.all_gather = no_gather;
+    ranks.reduce_scatter = world_pieces;
+    ranks.scatter = scatter;
     net_open(&a, NULL, dtype);
     net_open(&b, &ranks, dtype);
     for (int step = 0; step < steps; step++) {
         net_batch(&a, step);
         net_batch(&b, step);
         net_train(&a);
-        net_train(&b);
+        step_of(&b, scatter && step && step == steps - 1);
         for (int i = 0; i < 3; i++) {
             int64_t n = a.w[i]->count, half = n / 2, first = i < 2 ? rank * half : 0;
             int64_t own = i < 2 ? half : rank ? 0 : n;
@@ -323,6 +407,7 @@ static void shards_of(mixp_dtype dtype, int rank, int steps) {
             mixp_write(b.w[i], want, MIXP_F32, n);
         }
     }
+    CHECK_INT(w.pieces, scatter ? 2 * steps : 0);      /* of a and b */
     net_fine(&a);
     net_fine(&b);
     mixp_context_free(a.ctx);
@@ -330,18 +415,30 @@ static void shards_of(mixp_dtype dtype, int rank, int steps) {
     cudaFree(w.bad);
 }
 
+/* The other's pieces of the sums are spoilt: nothing may read them. The last step is a graph. */
+static void scattered(void) {
+    clip_at = 0;                        /* this world's parts make no norm */
+    for (int rank = 0; rank < 2; rank++) {
+        shards_of(MIXP_F32, rank, 4, 1);
+        shards_of(MIXP_F16, rank, 1, 1);
+    }
+    clip_at = 1.0;
+}
+
 static void shards(void) {
     for (int rank = 0; rank < 2; rank++) {
-        shards_of(MIXP_F32, rank, 4);
-        shards_of(MIXP_BF16, rank, 1);  /* a master weight would be rounded by what is written */
+        shards_of(MIXP_F32, rank, 4, 0);
+        shards_of(MIXP_BF16, rank, 1, 0);   /* a master weight would be rounded by what is written */
     }
 }
 
 int main(void) {
     RUN(kernel);
+    RUN(kernel_of_parts);
     RUN(steps);
     RUN(steps_of_low_gradients);
     RUN(no_waits);
     RUN(shards);
+    RUN(scattered);
     return test_report();
 }

@@ -296,20 +296,20 @@ static void embedding_sorted(void) { in_all_schedules(embedding_sorted_body); }
 
 static void entropy_with(int64_t rows, int64_t cols, int32_t ignore, int add, bool in_place) {
     Pair logits = numbers(any_dtype(), rows * cols, 3.0, any(2)), targets = indexes(rows, cols);
-    Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, rows, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0);
     Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(any_dtype(), 1, 100.0, 0);
     Pair d = output(any_dtype(), rows * cols, add);
     for (int64_t i = 0; i < rows; i += 3) set_code(targets, i, (uint32_t)ignore);
-    BOTH(cross_entropy(X, args_cross_entropy(rows, cols, ignore, AT(float, loss), AT(float, lse),
+    BOTH(cross_entropy(X, args_cross_entropy(rows, cols, ignore, AT(float, loss), AT(float, stats),
         AT(float, counted), ON(logits), AT(const int32_t, targets))));
     same_bits(counted);
-    close_to(lse, 1e-6, 1e-6);
+    close_to(stats, 1e-6, 1e-6);
     close_to(loss, 1e-6, 1e-6);
     BOTH(cross_entropy_backward(X, args_cross_entropy_backward(rows, cols, ignore,
         args_out(in_place ? ON(logits) : ON(d), add), ON(dloss), ON(logits),
-        AT(const int32_t, targets), AT(const float, lse), AT(const float, counted))));
+        AT(const int32_t, targets), AT(const float, stats), AT(const float, counted))));
     close_to(in_place ? logits : d, add ? 1e-3 : 1e-5, 4e-6);
-    finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
+    finish(logits); finish(targets); finish(loss); finish(stats); finish(counted);
     finish(dloss); finish(d);
 }
 static void entropy_body(void) {
@@ -330,13 +330,13 @@ static void cross_entropy(void) { in_all_schedules(entropy_body); }
  * 4 = one target is bad. */
 static void entropy_both_with(mixp_dtype dtype, int64_t rows, int64_t cols, int how) {
     Pair logits = numbers(dtype, rows * cols, 3.0, 0), targets = indexes(rows, cols);
-    Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, rows, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0);
     Pair counted = output(MIXP_F32, 1, 0), d = output(cols % 3 ? dtype : MIXP_F32, rows * cols, 0);
     Pair scale = numbers(MIXP_F32, 1, 0, 0);
     mixp_cross_entropy_args k;
     set_value(scale, 0, 4096.0);
     for (int64_t i = 0; i < rows; i += 3) set_code(targets, i, (uint32_t)-100);
-#define LOSS() (k = *args_cross_entropy(rows, cols, -100, AT(float, loss), AT(float, lse), \
+#define LOSS() (k = *args_cross_entropy(rows, cols, -100, AT(float, loss), AT(float, stats), \
         AT(float, counted), ON(logits), AT(const int32_t, targets)), \
         k.smoothing = how & 2 ? 0.125f : 0.0f, &k)
     if (how & 4) {
@@ -350,12 +350,12 @@ static void entropy_both_with(mixp_dtype dtype, int64_t rows, int64_t cols, int 
         BOTH(cross_entropy_both(X, args_cross_entropy_both(LOSS(), how & 1 ? ON(logits) : ON(d),
                                                            AT(float, scale), 0.5f)));
         same_bits(counted);
-        close_to(lse, 1e-6, 1e-6);
+        close_to(stats, 1e-6, 1e-6);
         close_to(loss, 1e-6, 1e-6);
         close_to(how & 1 ? logits : d, 1e-2, 4e-6);     /* of 2,048 / counted */
     }
 #undef LOSS
-    finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
+    finish(logits); finish(targets); finish(loss); finish(stats); finish(counted);
     finish(d); finish(scale);
 }
 static void entropy_both_body(void) {
@@ -381,34 +381,68 @@ static const mixp_cross_entropy_args *entropy_after(const mixp_cross_entropy_arg
 static void entropy_parts_body(void) {
     const int64_t first[4] = { 0, 70, 75, 110 }, cols = 37;
     Pair logits = numbers(MIXP_F32, 110 * cols, 3.0, 0), targets = indexes(110, cols);
-    Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, 110, 0), counted = output(MIXP_F32, 1, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 220, 0), counted = output(MIXP_F32, 1, 0);
     for (int64_t i = 70; i < 75; i++) set_code(targets, i, (uint32_t)-100);
-    BOTH(cross_entropy(X, args_cross_entropy(110, cols, -100, AT(float, loss), AT(float, lse),
+    BOTH(cross_entropy(X, args_cross_entropy(110, cols, -100, AT(float, loss), AT(float, stats),
         AT(float, counted), ON(logits), AT(const int32_t, targets))));
     const double whole = value_at(loss.cpu, MIXP_F32, 0);
     CHECK(whole > 1);
     for (int i = 0; i < 3; i++) {
         int64_t at = first[i];
         BOTH(cross_entropy(X, entropy_after(args_cross_entropy(first[i + 1] - at, cols, -100,
-            AT(float, loss), AT(float, lse) + at, AT(float, counted),
+            AT(float, loss), AT(float, stats) + 2 * at, AT(float, counted),
             array_of(AT(float, logits) + at * cols, MIXP_F32), AT(const int32_t, targets) + at), at)));
     }
     CHECK_NEAR(value_at(loss.cpu, MIXP_F32, 0), whole, 1e-6 * whole);
     CHECK_NEAR(value_at(counted.cpu, MIXP_F32, 0), 105, 0);
     same_bits(counted);
-    close_to(lse, 1e-6, 1e-6);
+    close_to(stats, 1e-6, 1e-6);
     close_to(loss, 1e-6, 1e-6);
-    finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
+    finish(logits); finish(targets); finish(loss); finish(stats); finish(counted);
 }
 static void cross_entropy_in_parts(void) { in_all_schedules(entropy_parts_body); }
 
+/* Of f32 logits with a large common offset: as exact as without. */
+static void entropy_offset_with(int64_t rows, int64_t cols, double offset, bool both) {
+    Pair logits = numbers(MIXP_F32, rows * cols, 3.0, 0), targets = indexes(rows, cols);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0);
+    Pair counted = output(MIXP_F32, 1, 0), one = numbers(MIXP_F32, 1, 0, 0);
+    Pair d = output(MIXP_F32, rows * cols, 0);
+    mixp_cross_entropy_args k;
+    set_value(one, 0, (double)rows);
+    for (int64_t i = 0; i < rows * cols; i++)
+        set_value(logits, i, offset + value_at(logits.cpu, MIXP_F32, i));
+#define LOSS() (k = *args_cross_entropy(rows, cols, -100, AT(float, loss), AT(float, stats), \
+        AT(float, counted), ON(logits), AT(const int32_t, targets)))
+    if (both) {
+        BOTH(cross_entropy_both(X, args_cross_entropy_both((LOSS(), &k), ON(d), AT(float, one), 1)));
+    } else {
+        BOTH(cross_entropy(X, (LOSS(), &k)));
+        BOTH(cross_entropy_backward(X, args_cross_entropy_backward(rows, cols, -100,
+            args_out(ON(d), 0), ON(one), ON(logits), AT(const int32_t, targets),
+            AT(const float, stats), AT(const float, counted))));
+    }
+#undef LOSS
+    close_to(stats, 0, 1e-6);
+    close_to(loss, 1e-6, 1e-6);
+    close_to(d, 3e-7, 1e-6);
+    finish(logits); finish(targets); finish(loss); finish(stats); finish(counted); finish(one);
+    finish(d);
+}
+static void entropy_offset_body(void) {
+    for (double offset : { 0.0, 100.0, 1e4 })
+        for (int64_t cols : { 7, 1032 })
+            for (bool both : { false, true }) entropy_offset_with(4, cols, offset, both);
+}
+static void cross_entropy_offset(void) { in_all_schedules(entropy_offset_body); }
+
 static void entropy_bad_body(void) {
     Pair logits = numbers(MIXP_BF16, 3 * 10, 1.0, 0), targets = indexes(3, 10);
-    Pair loss = output(MIXP_F32, 1, 0), lse = output(MIXP_F32, 3, 0);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 6, 0);
     Pair counted = output(MIXP_F32, 1, 0), dloss = numbers(MIXP_F32, 1, 1.0, 0);
     Pair d = output(MIXP_F32, 3 * 10, 0);
     set_code(targets, 1, 10);
-    GPU_SAYS(cross_entropy(X, args_cross_entropy(3, 10, -100, AT(float, loss), AT(float, lse),
+    GPU_SAYS(cross_entropy(X, args_cross_entropy(3, 10, -100, AT(float, loss), AT(float, stats),
         AT(float, counted), ON(logits), AT(const int32_t, targets))), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
     CHECK_TEXT(device_message(&gpu_exec), "cross_entropy: target 10 at row 1 is outside");
@@ -416,11 +450,11 @@ static void entropy_bad_body(void) {
     CHECK(std::isnan(value_at(loss.gpu, MIXP_F32, 0)));
     GPU_SAYS(cross_entropy_backward(X, args_cross_entropy_backward(3, 10, -100,
         args_out(ON(d), 0), ON(dloss), ON(logits), AT(const int32_t, targets),
-        AT(const float, lse), AT(const float, counted))), MIXP_OK);
+        AT(const float, stats), AT(const float, counted))), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
     WAIT();
     CHECK(std::isnan(value_at(d.gpu, MIXP_F32, 15)) && !std::isnan(value_at(d.gpu, MIXP_F32, 5)));
-    finish(logits); finish(targets); finish(loss); finish(lse); finish(counted);
+    finish(logits); finish(targets); finish(loss); finish(stats); finish(counted);
     finish(dloss); finish(d);
 }
 static void cross_entropy_bad(void) { in_all_schedules(entropy_bad_body); }
@@ -457,6 +491,7 @@ int main(void) {
     RUN(cross_entropy);
     RUN(cross_entropy_both);
     RUN(cross_entropy_in_parts);
+    RUN(cross_entropy_offset);
     RUN(cross_entropy_bad);
     RUN(refused);
     return test_report();

@@ -146,7 +146,7 @@ static double unary_slope(int op, double x, double y, double p) {
     case MIXP_UNARY_SIN: return cos(x);
     case MIXP_UNARY_COS: return -sin(x);
     case MIXP_UNARY_SOFT_CAP: return 1.0 - tanh(x / p) * tanh(x / p);
-    case MIXP_UNARY_CLAMP: return x >= p && x <= p + 1.5 ? 1.0 : 0.0;
+    case MIXP_UNARY_CLAMP: return x > p && x < p + 1.5 ? 1.0 : 0.0;
     default: return p;
     }
 }
@@ -312,8 +312,10 @@ static void special_body(void) {
     CHECK(slope_of(MIXP_UNARY_RELU, 0.0f) == 0.0f && slope_of(MIXP_UNARY_RELU, -1.0f) == 0.0f);
     CHECK(slope_of(MIXP_UNARY_SQRT, 0.0f) >= inf);
     CHECK(slope_of(MIXP_UNARY_ABS, 0.0f) == 0.0f && slope_of(MIXP_UNARY_ABS, -0.0f) == 0.0f);
-    CHECK(slope_of(MIXP_UNARY_CLAMP, 2.0f) == 1.0f && slope_of(MIXP_UNARY_CLAMP, 3.5f) == 1.0f);
+    CHECK(slope_of(MIXP_UNARY_CLAMP, 2.0f) == 0.0f && slope_of(MIXP_UNARY_CLAMP, 3.5f) == 0.0f);
+    CHECK(slope_of(MIXP_UNARY_CLAMP, 2.1f) == 1.0f && slope_of(MIXP_UNARY_CLAMP, 3.4f) == 1.0f);
     CHECK(slope_of(MIXP_UNARY_CLAMP, 1.9f) == 0.0f && slope_of(MIXP_UNARY_CLAMP, inf) == 0.0f);
+    CHECK(slope_of(MIXP_UNARY_CLAMP, nan) == 0.0f);
     CHECK(unary_of(MIXP_UNARY_CLAMP, inf, 2.0f) == 3.5f);
     CHECK(unary_of(MIXP_UNARY_CLAMP, -inf, 2.0f) == 2.0f);
     CHECK(unary_of(MIXP_UNARY_SOFT_CAP, inf, 30.0f) == 30.0f);
@@ -988,10 +990,24 @@ static void test_embedding(void) { everywhere(embedding_body); }
 
 /* --- cross entropy and the other losses -------------------------------------------------- */
 
+static double row_top(const double *x, int64_t n) {
+    double top = x[0];
+    int64_t i;
+    for (i = 1; i < n; i++) if (x[i] > top) top = x[i];
+    return top;
+}
+
+/* What a row's backward pass wants: its largest, and 1 / the sum of exp(x - it). */
+static void expect_stats(test_array stats, int64_t r, const double *x, int64_t cols) {
+    double top = row_top(x, cols), rsum = exp(top - row_lse(x, cols));
+    CHECK(array_get(stats, 2 * r) == top);
+    expect(stats, 2 * r + 1, rsum, EPS * 4.0 * rsum);
+}
+
 static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     int add = random_to(2), place = !add && random_to(2);
     test_array a = values(random_dtype(), rows * cols, random_to(2) ? 1.0 : 15.0),
-        lse = array_new(MIXP_F32, rows);
+        stats = array_new(MIXP_F32, 2 * rows);
     test_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1),
         dloss = array_new(random_dtype(), 1), d;
     double *x = doubles(a, rows * cols, 1), *old, sum = 0.0, count = 0.0;
@@ -1002,10 +1018,10 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     for (r = 0; r < rows; r++) t[r] = random_to(100) < ignored
         ? -100 : (int32_t)random_to((int)cols);
     CALL(cross_entropy(&X, args_cross_entropy(rows, cols, -100, (float *)loss.data,
-        (float *)lse.data, (float *)counted.data, a, t)));
+        (float *)stats.data, (float *)counted.data, a, t)));
     for (r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols);
-        expect(lse, r, l, EPS * (4.0 + 2.0 * fabs(l)));
+        expect_stats(stats, r, x + r * cols, cols);
         if (t[r] == -100) continue;
         sum += l - x[r * cols + t[r]];
         count += 1.0;
@@ -1016,17 +1032,18 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     d = place ? a : output(random_dtype(), rows * cols, add);
     old = doubles(d, rows * cols, add);
     CALL(cross_entropy_backward(&X, args_cross_entropy_backward(rows, cols, -100,
-        args_out(d, add), dloss, a, t, (const float *)lse.data, (const float *)counted.data)));
+        args_out(d, add), dloss, a, t, (const float *)stats.data, (const float *)counted.data)));
     for (r = 0; r < rows; r++)
         for (j = 0; j < cols; j++) {
             int64_t at = r * cols + j;
-            double v = x[at] - array_get(lse, r), p = exp(v), f = 1024.0 / (count > 0.0
-                ? count : 1.0), want;
+            double below = row_top(x + r * cols, cols) - x[at], want;
+            double p = exp(x[at] - row_lse(x + r * cols, cols)), f = 1024.0 / (count > 0.0
+                ? count : 1.0);
             want = t[r] == -100 ? 0.0 : f * (p - (j == t[r]));
-            expect(d, at, want + old[at], EPS * (f * (4.0 + 4.0 * fabs(v)) * p + f * (j == t[r]) +
+            expect(d, at, want + old[at], EPS * (f * (6.0 + 2.0 * below) * p + f * (j == t[r]) +
                 2.0 * fabs(want) + fabs(want + old[at])));
         }
-    finish(lse, rows);
+    finish(stats, 2 * rows);
     finish(loss, 1);
     finish(counted, 1);
     finish(d, rows * cols);
@@ -1039,7 +1056,7 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
 
 /* Loss and gradient in one pass, over the logits or beside them. */
 static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int place) {
-    test_array a = values(random_dtype(), rows * cols, 3.0), lse = array_new(MIXP_F32, rows);
+    test_array a = values(random_dtype(), rows * cols, 3.0), stats = array_new(MIXP_F32, 2 * rows);
     test_array loss = array_new(MIXP_F32, 1), counted = array_new(MIXP_F32, 1);
     test_array d = place ? a : array_new(random_dtype(), rows * cols);
     double *x = doubles(a, rows * cols, 1), sum = 0.0, count = 0.0, f;
@@ -1052,31 +1069,32 @@ static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int plac
         count += t[r] != -100;
     }
     CALL(cross_entropy_both(&X, args_cross_entropy_both(args_cross_entropy(rows, cols, -100,
-        (float *)loss.data, (float *)lse.data, (float *)counted.data, a, t), d, &scale, 0.25f)));
+        (float *)loss.data, (float *)stats.data, (float *)counted.data, a, t), d, &scale, 0.25f)));
     f = 256.0 / count;
     for (r = 0; r < rows; r++) {
         double l = row_lse(x + r * cols, cols);
-        expect(lse, r, l, EPS * (4.0 + 2.0 * fabs(l)));
+        expect_stats(stats, r, x + r * cols, cols);
         if (t[r] != -100) sum += l - x[r * cols + t[r]];
         for (j = 0; j < cols; j++) {
-            double v = x[r * cols + j] - l, p = exp(v), want = f * (p - (j == t[r]));
+            double v = x[r * cols + j], p = exp(v - l), want = f * (p - (j == t[r]));
+            double below = row_top(x + r * cols, cols) - v;
             if (t[r] == -100) want = 0.0;
-            expect(d, r * cols + j, want, EPS * (f * (8.0 + 8.0 * (fabs(v) + fabs(l))) * p +
-                f * (j == t[r]) + 2.0 * fabs(want)));
+            expect(d, r * cols + j, want, EPS * (f * (6.0 + 2.0 * below) * p + f * (j == t[r]) +
+                2.0 * fabs(want)));
         }
     }
     CHECK(array_get(counted, 0) == count);
     if (count > 0.0) expect(loss, 0, sum / count, EPS * (4.0 + 2.0 * fabs(sum / count)));
     finish(d, rows * cols);
     if (!place) array_free(a);
-    array_free(lse); array_free(loss); array_free(counted);
+    array_free(stats); array_free(loss); array_free(counted);
     free(x);
     free(t);
 }
 
 static void entropy_body(void) {
     int c, bad;
-    float logits[6] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f }, lse[2], loss = 7.0f, counted;
+    float logits[6] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f }, stats[4], loss = 7.0f, counted;
     int32_t t[2] = { 0, 0 };
     for (c = 0; c < COLUMNS; c++) {
         check_entropy(1 + random_to(7), columns[c], 0);
@@ -1087,11 +1105,11 @@ static void entropy_body(void) {
     check_entropy(768, 65, 1);
     for (bad = 0; bad < 2; bad++) {
         t[1] = bad ? 3 : -1;
-        CHECK_INT(K->cross_entropy(&X, args_cross_entropy(2, 3, -100, &loss, lse, &counted,
+        CHECK_INT(K->cross_entropy(&X, args_cross_entropy(2, 3, -100, &loss, stats, &counted,
             array_of(logits, MIXP_F32), t)), MIXP_ERR_ARGUMENT);
         CHECK(loss == 7.0f);
         CHECK_INT(K->cross_entropy_both(&X, args_cross_entropy_both(args_cross_entropy(2, 3, -100,
-            &loss, lse, &counted, array_of(logits, MIXP_F32), t), array_of(logits, MIXP_F32), lse,
+            &loss, stats, &counted, array_of(logits, MIXP_F32), t), array_of(logits, MIXP_F32), stats,
             1.0f)), MIXP_ERR_ARGUMENT);
         CHECK(loss == 7.0f && logits[1] == 1.0f);
     }

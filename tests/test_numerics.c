@@ -154,7 +154,208 @@ static void same_bits_of_tanh(void) {
     same_bits(capped);
 }
 
+/* --- cross entropy of logits with a common offset ------------------------------------------ */
+
+enum { ROWS = 128, MOST_COLUMNS = 1000 };
+static float logits[ROWS * MOST_COLUMNS];
+static int32_t target_of[ROWS];
+
+/* The offset is in the numbers, so each f32 here is exact; only what is done with it may err. */
+static void fill_logits(int columns, double offset, double spread) {
+    int i;
+    for (i = 0; i < ROWS * columns; i++) logits[i] = (float)(offset + spread * random_value());
+    for (i = 0; i < ROWS; i++) target_of[i] = (int32_t)random_to(columns);
+}
+
+static double top_of(const float *row, int columns) {
+    double top = row[0];
+    int i;
+    for (i = 1; i < columns; i++) if (row[i] > top) top = row[i];
+    return top;
+}
+
+/* The sum of exp(x - top) in f32: sixteen sums, then these. */
+static float torch_sum(const float *x, int columns, float top) {
+    float part[16] = { 0 }, sum = 0;
+    int j;
+    for (j = 0; j < columns; j++) part[j % 16] += expf(x[j] - top);
+    for (j = 0; j < 16; j++) sum += part[j];
+    return sum;
+}
+
+/* The gradient's mean squared error in f32 by PyTorch's order, exp((x - top) - log sum). */
+static double torch_error(int columns) {
+    double squares = 0;
+    int r, j;
+    for (r = 0; r < ROWS; r++) {
+        const float *x = logits + r * columns, top = (float)top_of(x, columns);
+        double sum = 0;
+        float log_sum, low, p;
+        for (j = 0; j < columns; j++) sum += exp((double)x[j] - (double)top);
+        log_sum = logf(torch_sum(x, columns, top));
+        for (j = 0; j < columns; j++) {
+            double want = exp((double)x[j] - (double)top) / sum, hot = j == target_of[r];
+            low = x[j] - top;
+            low -= log_sum;
+            p = expf(low) - (float)hot;
+            squares += ((double)p - (want - hot)) * ((double)p - (want - hot));
+        }
+    }
+    return sqrt(squares / (ROWS * columns));
+}
+
+static double gradient_error(const float *slope, int columns) {
+    double squares = 0;
+    int r, j;
+    for (r = 0; r < ROWS; r++) {
+        const float *x = logits + r * columns;
+        double top = top_of(x, columns), sum = 0;
+        for (j = 0; j < columns; j++) sum += exp(x[j] - top);
+        for (j = 0; j < columns; j++) {
+            double want = exp(x[j] - top) / sum - (j == target_of[r]);
+            double off = (double)slope[r * columns + j] * ROWS - want;
+            squares += off * off;
+        }
+    }
+    return sqrt(squares / (ROWS * columns));
+}
+
+/* 0: the loss itself; 1: and its gradient in one pass; 2: by rows of a product with 1. */
+static void entropy_slope(mixp_context *c, int way, int columns, float *slope) {
+    int64_t shape[2], rows[1] = { ROWS }, square[2];
+    mixp_scaler *scaler = way == 1 ? mixp_scaler_new(c, NULL) : NULL;
+    mixp_tensor *x, *targets, *loss, *ones = NULL;
+    static float one[MOST_COLUMNS * 65];
+    int i;
+    shape[0] = ROWS;
+    shape[1] = square[0] = square[1] = columns;
+    CHECK_INT(mixp_step_begin(c), MIXP_OK);
+    targets = mixp_input(c, MIXP_I32, 1, rows, target_of);
+    x = mixp_input(c, MIXP_F32, 2, shape, logits);
+    mixp_tensor_set_requires_grad(x, 1);
+    if (way == 2) {
+        memset(one, 0, sizeof one);
+        for (i = 0; i < columns; i++) one[i * columns + i] = 1;
+        ones = mixp_input(c, MIXP_F32, 2, square, one);
+        loss = mixp_linear_cross_entropy(c, x, ones, targets, MIXP_IGNORE, 7);
+    } else if (way == 1) {
+        loss = mixp_scaler_cross_entropy(scaler, x, targets, MIXP_IGNORE, 1, NULL);
+    } else {
+        loss = mixp_cross_entropy(c, x, targets, MIXP_IGNORE);
+    }
+    CHECK_INT(mixp_backward(c, loss), MIXP_OK);
+    CHECK_INT(mixp_read(x->grad, slope, MIXP_F32, (int64_t)ROWS * columns), MIXP_OK);
+    for (i = 0; scaler && i < ROWS * columns; i++)      /* a power of two: exact */
+        slope[i] /= mixp_scaler_loss_scale(scaler);
+}
+
+static void check_offset(int columns, double offset, double spread) {
+    static float slope[2][ROWS * MOST_COLUMNS];
+    double theirs, ours;
+    int isa, way;
+    fill_logits(columns, offset, spread);
+    theirs = torch_error(columns);
+    for (way = 0; way < 3; way++)
+        for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+            mixp_context *c = way == 2 && columns > 250 ? NULL : context_on(isa);
+            if (!c) continue;
+            entropy_slope(c, way, columns, slope[1]);
+            ours = gradient_error(slope[1], columns);
+            if (!(ours <= 1.1 * theirs)) {
+                test_bad++;
+                TEST_SHOW("%d columns + %g, way %d, set %d: %.2f of PyTorch's error", columns,
+                          offset, way, isa, ours / theirs);
+            }
+            if (isa == MIXP_ISA_SCALAR) memcpy(slope[0], slope[1], sizeof slope[0]);
+            CHECK(!memcmp(slope[0], slope[1], sizeof(float) * ROWS * (size_t)columns));
+            mixp_context_free(c);
+        }
+}
+
+static void entropy_with_an_offset(void) {
+    static const double offsets[] = { 0, 100, -100, 1e4, -3e6 };
+    int i;
+    for (i = 0; i < 5; i++) {
+        check_offset(7, offsets[i], 3);
+        check_offset(65, offsets[i], 15);
+        check_offset(250, offsets[i], 1);
+        check_offset(MOST_COLUMNS, offsets[i], 6);
+    }
+}
+
+/* --- where PyTorch's rule is a choice: recorded by tests/reference/record_edges.py ---------- */
+
+static mixp_tensor *three_clamps(mixp_context *c, mixp_tensor *x) {
+    mixp_tensor *both = mixp_clamp(c, x, -1, 1), *low = mixp_clamp(c, x, -1, HUGE_VALF);
+    mixp_tensor *high = mixp_clamp(c, x, -HUGE_VALF, 1);
+    return mixp_add(c, mixp_scale(c, both, 1),
+                    mixp_add(c, mixp_scale(c, low, 10), mixp_scale(c, high, 100)));
+}
+
+static void check_clamps(mixp_context *c) {
+    static const float want[] = { 100, 100, 111, 10, 10, 10, 100, 0 };
+    float x[8] = { -2, -1, 0, 1, 2, 0, 0, 0 }, y[8], slope[8];
+    int i;
+    x[5] = HUGE_VALF;
+    x[6] = -HUGE_VALF;
+    x[7] = bits_f32(0x7FC00000u);
+    evaluate(c, three_clamps, 8, x, y, slope);
+    for (i = 0; i < 8; i++) CHECK(slope[i] == want[i]);
+}
+
+typedef mixp_tensor *(*of_two)(mixp_context *c, mixp_tensor *a, mixp_tensor *b);
+static void check_pair(mixp_context *c, of_two f, const float *want_a, const float *want_b) {
+    float x[2][5] = { { 0, 1, 0, 0, 1 }, { 1, 0, 0, 0, 0 } }, slope[2][5];
+    int64_t shape[1] = { 5 };
+    mixp_tensor *a, *b;
+    int i;
+    x[0][0] = x[0][2] = x[1][1] = x[1][2] = bits_f32(0x7FC00000u);
+    x[0][3] = x[1][3] = HUGE_VALF;
+    CHECK_INT(mixp_step_begin(c), MIXP_OK);
+    a = mixp_input(c, MIXP_F32, 1, shape, x[0]);
+    b = mixp_input(c, MIXP_F32, 1, shape, x[1]);
+    mixp_tensor_set_requires_grad(a, 1);
+    mixp_tensor_set_requires_grad(b, 1);
+    CHECK_INT(mixp_backward(c, mixp_sum(c, f(c, a, b), MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(a->grad, slope[0], MIXP_F32, 5), MIXP_OK);
+    CHECK_INT(mixp_read(b->grad, slope[1], MIXP_F32, 5), MIXP_OK);
+    for (i = 0; i < 5; i++) CHECK(slope[0][i] == want_a[i] && slope[1][i] == want_b[i]);
+}
+
+static void check_kl(mixp_context *c, float x, float target, int is_number) {
+    int64_t shape[2] = { 1, 1 };
+    mixp_tensor *in;
+    float loss;
+    CHECK_INT(mixp_step_begin(c), MIXP_OK);
+    in = mixp_input(c, MIXP_F32, 2, shape, &x);
+    mixp_tensor_set_requires_grad(in, 1);
+    in = mixp_kl_div(c, in, mixp_input(c, MIXP_F32, 2, shape, &target), 0);
+    loss = (float)mixp_item(in);
+    CHECK_INT((f32_bits(loss) << 1) <= 0xFF000000u, is_number);
+}
+
+static void edges_are_as_in_torch(void) {
+    static const float first[] = { 1, 1, 1, 0.5f, 1 }, second[] = { 1, 1, 1, 0.5f, 0 };
+    int isa;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        mixp_context *c = context_on(isa);
+        if (!c) continue;
+        check_clamps(c);
+        check_pair(c, mixp_maximum, first, second);
+        check_pair(c, mixp_minimum, second, first);
+        check_kl(c, bits_f32(0x7FC00000u), 0, 0);
+        check_kl(c, HUGE_VALF, 0, 0);
+        check_kl(c, -HUGE_VALF, 0, 0);
+        check_kl(c, -1, 0, 1);
+        check_kl(c, bits_f32(0x7FC00000u), 1, 0);
+        check_kl(c, 1, -1, 0);
+        mixp_context_free(c);
+    }
+}
+
 int main(void) {
+    RUN(entropy_with_an_offset);
+    RUN(edges_are_as_in_torch);
     RUN(swiglu_of_two_columns);
     RUN(tanh_is_odd_and_near);
     RUN(same_bits_of_tanh);

@@ -9,6 +9,7 @@
 #include "mixprec.h"
 #include "../examples/ddp_fork.c"
 #include "test.h"
+#include "leave.h"
 #include <signal.h>
 
 enum { VOCAB = 11, WIDTH = 24, ROWS = 16, PARAMS = 6, MOST = 4, STEPS = 5 };
@@ -29,6 +30,11 @@ typedef struct plan {
     double          max_norm;
     int             spikes;             /* 1: of the loss are looked for */
     int             shard;
+    int             scatter;            /* 1: sums are scattered; 2: and begun before they are awaited */
+    int             plant_at;           /* 0 = element 5 */
+    double          plant_value;        /* 0 = Inf */
+    int             unscaled;           /* 1: gradients are unscaled and clipped by calls of their own */
+    int             cut_at;             /* the hooks' call that fails on rank 1, from 1; 0 = none */
     int             muon;               /* 1: it has the matrices, AdamW the rest */
     int             guard;              /* one step in so many is sampled; 0 = no guard */
     int             guard_pins;         /* 1: no site may fall back, and two skips are too many */
@@ -49,6 +55,7 @@ typedef struct result {
     int64_t      allocations[2];        /* after the second step, and at the end */
     size_t       used;                  /* of memory */
     uint64_t     fallen;                /* sites, a bit each */
+    int          calls;                 /* of hooks that could have been cut */
     volatile int step;
     int          began;                 /* the first step: not 0 where a checkpoint was loaded */
     volatile pid_t pid;
@@ -57,7 +64,7 @@ typedef struct result {
 } result;
 
 enum { ODD_NOT, ODD_SEED, ODD_VALUE, ODD_NAME, ODD_DTYPE, ODD_SHAPE, ODD_MEAN, ODD_RATE, ODD_LEAVES,
-       ODD_FAILS, ODD_LEAVES_EARLY, ODD_SLEEPS, ODD_LOSS, ODD_KILLED };
+       ODD_FAILS, ODD_LEAVES_EARLY, ODD_SLEEPS, ODD_LOSS, ODD_KILLED, ODD_SIZE };
 
 typedef struct model {
     mixp_context   *ctx;
@@ -65,6 +72,8 @@ typedef struct model {
     mixp_optimizer *opt, *muon;         /* muon: NULL where there is none */
     mixp_scaler    *scaler;
     int             planted;            /* 1: the next walk has an Inf */
+    int             plant_at;           /* where, and what in its place: as in a plan */
+    double          plant_value;
     float           factor;             /* of an activation, under a guard; 0 = there is none */
 } model;
 
@@ -113,7 +122,7 @@ static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, in
     }
 }
 
-/* The identity, whose backward puts an Inf at element 5 when that is asked for. */
+/* The identity, whose backward puts an Inf at element 5, or what a plan says, when that is asked for. */
 static mixp_result plant_infer(mixp_call *c) {
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
@@ -124,8 +133,8 @@ static mixp_result plant_backward(mixp_call *c) {
     model *m = *(model **)c->attrs;
     int accumulate;
     mixp_tensor *g = mixp_call_grad(c, 0, &accumulate);
-    double inf = HUGE_VAL;
-    int64_t i;
+    double planted = m->plant_value > 0 ? m->plant_value : HUGE_VAL;
+    int64_t i, at = m->plant_at ? m->plant_at : 5;
     if (!g) return MIXP_OK;
     for (i = 0; i < g->count; i++) {
         size_t size = mixp_dtype_size(g->dtype);
@@ -133,7 +142,7 @@ static mixp_result plant_backward(mixp_call *c) {
         char *to = (char *)g->data + (size_t)i * size;
         if (accumulate) mixp_convert(&a, MIXP_F64, to, g->dtype, 1);
         mixp_convert(&b, MIXP_F64, (char *)c->out->grad->data + (size_t)i * size, g->dtype, 1);
-        a += m->planted && i == 5 ? inf : b;
+        a += m->planted && i == at ? planted : b;
         mixp_convert(to, g->dtype, &a, MIXP_F64, 1);
     }
     return MIXP_OK;
@@ -179,8 +188,11 @@ static void model_zero_grad(model *m) {
     if (m->muon) mixp_zero_grad(m->muon);
 }
 
-static mixp_result model_step(model *m) {
-    mixp_result r = mixp_scaler_step(m->scaler, m->opt);
+static mixp_result model_step(model *m, const plan *p) {
+    mixp_result r = MIXP_OK;
+    if (p->unscaled) r = mixp_scaler_unscale(m->scaler, m->opt);
+    if (p->unscaled && r == MIXP_OK) r = mixp_clip_grad_norm(m->opt, 0.3);
+    if (r == MIXP_OK) r = mixp_scaler_step(m->scaler, m->opt);
     if (r == MIXP_OK && m->muon) r = mixp_scaler_step(m->scaler, m->muon);
     return r == MIXP_OK ? mixp_scaler_update(m->scaler) : r;
 }
@@ -207,6 +219,72 @@ static void result_take(result *out, model *m) {
 
 /* --- runs --------------------------------------------------------------------------------- */
 
+/* Hooks that begin what another ends: what was asked is done when it is awaited, in the same order. */
+static struct { void *data; int64_t count; mixp_dtype dtype; int scattered; } begun[64];
+static int n_begun;
+
+static const char *begin_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                             double seconds) {
+    (void)user, (void)stream, (void)seconds;
+    if (n_begun == 64) return "too much was begun";
+    begun[n_begun].data = data;
+    begun[n_begun].count = count;
+    begun[n_begun].dtype = dtype;
+    begun[n_begun++].scattered = 0;
+    return NULL;
+}
+static const char *begin_scatter(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                                 double seconds) {
+    const char *why = begin_sum(user, data, count, dtype, stream, seconds);
+    if (!why) begun[n_begun - 1].scattered = 1;
+    return why;
+}
+static const char *end_all(void *user, void *stream, double seconds) {
+    const char *why = NULL;
+    int i;
+    for (i = 0; i < n_begun && !why; i++)
+        why = (begun[i].scattered ? ddp_scatter : ddp_sum)(user, begun[i].data, begun[i].count,
+                                                          begun[i].dtype, stream, seconds);
+    n_begun = 0;
+    return why;
+}
+static void scatter_later(mixp_ranks_desc *d) {
+    d->grad_ready = begin_sum;
+    d->scatter_ready = begin_scatter;
+    d->grad_wait = end_all;
+}
+
+/* Hooks of which one call fails. */
+static int cut_calls, cut_at;
+static const char *cut(const char *why) { return ++cut_calls == cut_at ? "the cable is cut" : why; }
+#define CUT(name, hook)                                                                               \
+    static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,    \
+                            double seconds) {                                                         \
+        const char *why = cut(NULL);                                                                  \
+        return why ? why : hook(user, data, count, dtype, stream, seconds);                           \
+    }
+CUT(cut_sum, ddp_sum)
+CUT(cut_gather, ddp_gather)
+CUT(cut_scatter, ddp_scatter)
+CUT(cut_begin, begin_sum)
+CUT(cut_begin_scatter, begin_scatter)
+static const char *cut_wait(void *user, void *stream, double seconds) {
+    const char *why = cut(NULL);
+    return why ? why : end_all(user, stream, seconds);
+}
+
+/* at: the call that fails, from 1; -1: none. */
+static void cut_cable(mixp_ranks_desc *d, int at) {
+    cut_at = at;
+    cut_calls = 0;
+    d->sum = cut_sum;
+    d->all_gather = cut_gather;
+    d->reduce_scatter = cut_scatter;
+    if (d->grad_wait) d->grad_wait = cut_wait;
+    if (d->grad_ready) d->grad_ready = cut_begin;
+    if (d->scatter_ready) d->scatter_ready = cut_begin_scatter;
+}
+
 /* Of one rank: its walks of each step, then the step. */
 static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     const int parts = p->walks * ranks->size, rows = ROWS / parts;
@@ -227,8 +305,14 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     given.seconds = p->seconds;
     given.bucket_bytes = p->bucket;
     given.shard = p->shard;
+    given.scatter = p->scatter != 0;
+    if (p->scatter == 2) scatter_later(&given);
+    if (p->cut_at) cut_cable(&given, ranks->rank == 1 ? p->cut_at : -1);
+    if (odd == ODD_SIZE) given.size++;
     model_open(&m, p, &given, odd);
     model_add(&m);
+    m.plant_at = p->plant_at;
+    m.plant_value = p->plant_value;
     memset(&look, 0, sizeof look);
     look.every = p->guard;
     look.patience = p->guard_pins ? 2 : 0;
@@ -272,7 +356,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
             if (odd == ODD_LOSS && step == 2) mixp_fill(mean, NAN);
             mixp_optimizer_set_loss(m.opt, mean);
         }
-        if (model_step(&m) != MIXP_OK) break;
+        if (model_step(&m, p) != MIXP_OK) break;
         if (mean && mean->ctx == m.ctx && mixp_ranks_sum(mean) == MIXP_OK) out->loss = mixp_item(mean);
         out->step = step;
         if (++steps == 2) out->allocations[0] = mixp_context_memory(m.ctx).allocations;
@@ -280,6 +364,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     }
     out->allocations[1] = mixp_context_memory(m.ctx).allocations;
     out->used = mixp_context_memory(m.ctx).used;
+    out->calls = cut_calls;
     result_take(out, &m);
     mixp_context_free(m.ctx);
     out->done = 1;
@@ -303,7 +388,7 @@ static pid_t start(const plan *p, int size, result *out) {
         mixp_ranks_desc ranks = ddp_fork(size);
         alarm(60);
         run_rank(p, &ranks, &out[ranks.rank]);
-        _exit(ddp_wait(0));
+        leave(ddp_wait(0));
     }
     return root;
 }
@@ -358,7 +443,7 @@ static void reference(const plan *p, int size, result *out) {
             for (k = 0; k < m.p[i]->count; k++) sum[i][k] *= after;
             mixp_convert(views[i], p->dtype, sum[i], MIXP_F32, m.p[i]->count);
         }
-        model_step(&m);
+        model_step(&m, p);
     }
     memset(out, 0, sizeof *out);
     result_take(out, &m);
@@ -584,6 +669,136 @@ static void sharded_checkpoints(void) {
     sharded_checkpoints_of(1);
 }
 
+/* --- scattered sums ---------------------------------------------------------------------------- */
+
+/* As check_like, but for the norm, whose last bits may be others. */
+static void check_scattered(const result *got, int size, const result *want) {
+    int r;
+    for (r = 0; r < size; r++) {
+        CHECK_INT(got[r].done, 1);
+        CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
+        CHECK(memcmp(got[r].weights, want->weights, want->bytes) == 0);
+        CHECK_NEAR(got[r].scale, want->scale, 0);
+        CHECK_INT(got[r].verdict.outcome, want->verdict.outcome);
+        CHECK_INT(got[r].verdict.applied, want->verdict.applied);
+        CHECK_NEAR(got[r].verdict.largest, want->verdict.largest, 0);
+        CHECK_NEAR(got[r].verdict.grad_norm, got[0].verdict.grad_norm, 0);
+        CHECK_NEAR(got[r].verdict.grad_norm, want->verdict.grad_norm, want->verdict.grad_norm / (1 << 22));
+        CHECK_INT(got[r].allocations[1], got[r].allocations[0]);
+    }
+}
+
+/* Where nothing is clipped, the bits of sums that all get: 2, 3 and 4 ranks, at once and begun early,
+ * gradients in f32 and bf16, each way of the mean, walks that are held back, and matrices of Muon's. */
+static void scattered(void) {
+    static result want;
+    plan p = plan_of(STEPS);
+    int size, way;
+    p.max_norm = 0;
+    p.shard = 1;
+    for (way = 0; way < 6; way++) {
+        static const int from[6] = {2, 2, 4, 2, 2, 4}, upto[6] = {4, 2, 4, 2, 2, 4};
+        p.dtype = way < 2 ? MIXP_F32 : MIXP_BF16;
+        p.mean = way == 2 ? MIXP_MEAN_AFTER : way == 3 ? MIXP_MEAN_NONE : MIXP_MEAN_BEFORE;
+        p.low_sums = way == 4;
+        p.muon = way == 5;
+        for (size = from[way]; size <= upto[way]; size++) {
+            p.scatter = 0;
+            reference(&p, size, &want);
+            p.scatter = 1;
+            check_scattered(run(&p, size), size, &want);
+            p.scatter = 2;
+            check_scattered(run(&p, size), size, &want);
+        }
+    }
+    p = plan_of(3);
+    p.max_norm = 0;
+    p.shard = 1;
+    p.walks = 2;
+    for (p.apart = 0; p.apart < 2; p.apart++) {
+        p.scatter = 0;
+        want = run(&p, 2)[1];
+        CHECK_INT(want.code, MIXP_OK);
+        p.scatter = 2;
+        check_scattered(run(&p, 2), 2, &want);
+    }
+}
+
+/* How far a's weights, in f32, are from b's. */
+static double furthest(const result *a, const result *b) {
+    double most = 0;
+    size_t i;
+    for (i = 0; i + 4 <= a->bytes; i += 4) {
+        float x, y;
+        memcpy(&x, a->weights + i, 4);
+        memcpy(&y, b->weights + i, 4);
+        if (!(fabs((double)x - y) <= most)) most = fabs((double)x - y);
+    }
+    return most;
+}
+
+/* Clipped, inside of a step and by calls of their own: the same on all ranks, and near to what is
+ * without; what is gathered of a checkpoint is whole. A sum of squares that one part alone had would
+ * be far off. */
+static void scattered_and_clipped(void) {
+    static result want, first;
+    plan p = plan_of(STEPS);
+    int r;
+    p.shard = 1;
+    p.max_norm = 0.05;
+    for (p.unscaled = 0; p.unscaled < 2; p.unscaled++) {
+        result *got;
+        p.scatter = 0;
+        want = run(&p, 4)[0];
+        CHECK_INT(want.code, MIXP_OK);
+        CHECK(want.verdict.clip < 0.9);
+        p.scatter = 1;
+        first = run(&p, 4)[0];
+        CHECK_TEXT(first.code ? first.text : "fine", "fine");
+        got = run(&p, 4);               /* again: the same bits */
+        for (r = 0; r < 4; r++) {
+            CHECK(memcmp(got[r].weights, first.weights, first.bytes) == 0);
+            CHECK_NEAR(got[r].verdict.grad_norm, want.verdict.grad_norm, 1e-6 * want.verdict.grad_norm);
+            CHECK_NEAR(got[r].verdict.clip, want.verdict.clip, 1e-6);
+        }
+        CHECK(furthest(&first, &want) < 1e-5);
+    }
+}
+
+/* An Inf on one rank, and finite gradients whose sum overflows in one rank's piece alone: all skip, and
+ * the tensor is named with its element, which counts from the tensor's beginning. */
+static void scattered_inf(void) {
+    plan p = plan_of(3), before = plan_of(2);
+    static result kept;
+    result *got;
+    int r, way;
+    p.shard = before.shard = p.scatter = before.scatter = 1;
+    p.dtype = before.dtype = MIXP_F16;
+    p.mean = before.mean = MIXP_MEAN_NONE;
+    p.max_norm = before.max_norm = 0;
+    kept = run(&before, 2)[0];
+    CHECK_INT(kept.code, MIXP_OK);
+    for (way = 0; way < 3; way++) {
+        p.plant_step = 2;
+        p.plant_rank = way ? 0 : 1;
+        p.plant_more = way > 0;
+        p.plant_at = way == 2 ? 100 : 700;      /* in rank 0's piece of 640 of 1152, in rank 1's */
+        p.plant_value = way ? 40000 : 0;
+        got = run(&p, 2);
+        for (r = 0; r < 2; r++) {
+            CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
+            CHECK_INT(got[r].verdict.outcome, MIXP_STEP_SKIPPED);
+            CHECK_TEXT(got[r].bad_tensor, "up");
+            CHECK_INT(strlen(got[r].bad_tensor), 2);
+            CHECK_INT(got[r].verdict.bad_element, p.plant_at);
+            CHECK_INT(got[r].verdict.bad_rank, way ? -1 : 1);
+            CHECK_INT(got[r].verdict.bad_is_nan, 0);
+            CHECK_NEAR(got[r].scale, kept.scale / 2, 0);
+            CHECK(memcmp(got[r].weights, kept.weights, kept.bytes) == 0);
+        }
+    }
+}
+
 /* --- one bad gradient ------------------------------------------------------------------------ */
 
 static void planted_inf(void) {
@@ -677,7 +892,7 @@ static void own_gradients(void) {
             memcpy(out[ranks.rank].weights, w, sizeof w);
             out[ranks.rank].code = mixp_context_error(ctx, NULL);
             mixp_context_free(ctx);
-            _exit(ddp_wait(0));
+            leave(ddp_wait(0));
         }
         CHECK(waitpid(root, &status, 0) > 0);
         for (k = 0; k < 2; k++) {       /* w - 0.5 (k + 3 k) / 2 */
@@ -769,6 +984,7 @@ static void differs(int odd, int size, mixp_result code, const char *what, const
 }
 
 static void refused_at_the_start(void) {
+    differs(ODD_SIZE, 2, MIXP_ERR_RANKS, "the sum of a table: ranks do not ask alike", "");
     differs(ODD_SEED, 2, MIXP_ERR_RANKS, "seed is 5 on rank 0", "6 on rank 1");
     differs(ODD_MEAN, 4, MIXP_ERR_RANKS, "mean is 0 on rank 0", "2 on rank 1");
     differs(ODD_VALUE, 2, MIXP_ERR_RANKS, "'up.bias' f32 [48], values", "on rank 1");
@@ -779,9 +995,49 @@ static void refused_at_the_start(void) {
 }
 
 static void refused_later(void) {
-    differs(ODD_RATE, 2, MIXP_ERR_RANKS, "the learning rate is 0.01", "0.02 on rank 1; the step was skipped");
+    differs(ODD_RATE, 2, MIXP_ERR_RANKS, "ranks differ: the learning rate is 0.01 on rank 0 and 0.02 on rank 1; "
+            "the step was skipped", "");
     differs(ODD_FAILS, 2, MIXP_ERR_RANKS, "mixp_backward: the loss must be one element", "");
-    differs(ODD_LEAVES_EARLY, 2, MIXP_ERR_RANKS, "rank 1 is gone", "rank 0 of 2");
+    differs(ODD_LEAVES_EARLY, 2, MIXP_ERR_RANKS, "rank 0 of 2, the sum of gradients: rank 1 is gone", "");
+}
+
+/* Whichever call of a hook fails, and in whatever: both ranks end with an error, soon, and say where. */
+static void any_hook_fails(void) {
+    static const char *const sites[] = {"the sum of a table", "the sum of gradients",
+        "the scattered sum of a gradient", "the wait for gradients", "the sum of what ranks found",
+        "the gathering of weights", "the sum of states", "mixp_ranks_sum"};
+    enum { SITES = sizeof sites / sizeof *sites };
+    int seen[SITES] = {0}, way, i, calls;
+    char path[64];
+    plan p = plan_of(2);
+    result *got;
+    snprintf(path, sizeof path, "ranks.cut.%d.tmp", (int)getpid());
+    p.shard = 1;
+    p.guard = 2;
+    p.seconds = 5;
+    p.bucket = 20000;
+    p.checkpoint = path;
+    for (way = 0; way < 3; way++) {
+        p.scatter = way;
+        p.cut_at = 1 << 20;
+        remove(path);
+        got = run(&p, 2);
+        CHECK_TEXT(got[1].code ? got[1].text : "fine", "fine");
+        calls = got[1].calls;
+        CHECK(calls > 20);
+        /* Hooks that begin sums ask for all else, too. */
+        for (p.cut_at = 1; p.cut_at <= calls; p.cut_at += way == 2 ? 1 : 3) {
+            remove(path);
+            got = run(&p, 2);
+            CHECK_INT(got[0].code, MIXP_ERR_RANKS);
+            CHECK_INT(got[1].code, MIXP_ERR_RANKS);
+            CHECK_TEXT(got[0].text, "rank 1 stopped: rank 1 of 2, ");
+            CHECK_TEXT(got[1].text, "the cable is cut");
+            for (i = 0; i < SITES; i++) seen[i] |= strstr(got[1].text, sites[i]) != NULL;
+        }
+    }
+    remove(path);
+    for (i = 0; i < SITES; i++) CHECK_TEXT(seen[i] ? sites[i] : "never seen", sites[i]);
 }
 
 static void late_rank(void) {
@@ -791,8 +1047,8 @@ static void late_rank(void) {
     p.seconds = 0.4;
     got = run(&p, 2);
     CHECK_INT(got[0].code, MIXP_ERR_RANKS);
-    CHECK_TEXT(got[0].text, "another rank did not come in time");
-    CHECK_TEXT(got[1].text, "rank 0 stopped: another rank did not come in time");
+    CHECK_TEXT(got[0].text, "rank 0 of 2, the sum of gradients: rank 1 did not come in time");
+    CHECK_TEXT(got[1].text, "rank 1 of 2, the sum of gradients: rank 1 did not come in time");
     p.seconds = 20;
     got = run(&p, 2);
     CHECK_INT(got[0].code, MIXP_OK);
@@ -831,6 +1087,9 @@ static void descriptions(void) {
     d = good; d.parts = -1;         refused(&d, "parts");
     d = good; d.shard = 1;          refused(&d, "shard needs all_gather");
     d = good; d.mean = (mixp_ranks_mean)3; refused(&d, "mean");
+    d = good; d.scatter_ready = no_hook; refused(&d, "scatter_ready needs grad_wait");
+    d = good; d.scatter = 1;        refused(&d, "scatter needs shard");
+    d.shard = 1; d.all_gather = no_hook; refused(&d, "scatter needs reduce_scatter");
 }
 
 static void failing_hook(void) {
@@ -847,13 +1106,37 @@ static void failing_hook(void) {
     mixp_step_begin(m.ctx);
     CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 4)), MIXP_ERR_RANKS);
     CHECK_INT(mixp_context_error(m.ctx, &text), MIXP_ERR_RANKS);
-    CHECK_TEXT(text, "rank 1 of 2: the cable is cut");
+    CHECK_TEXT(text, "rank 1 of 2, the sum of a table: the cable is cut");
     CHECK(m.p[0]->grad == NULL);
     mixp_context_clear_error(m.ctx);
     CHECK_INT(mixp_ranks_max(m.p[0]), MIXP_ERR_RANKS);
     CHECK_INT(mixp_context_error(m.ctx, &text), MIXP_ERR_RANKS);
     CHECK_TEXT(text, "lacks this hook");
     mixp_context_free(m.ctx);
+}
+
+/* The same of gradients that are the program's: the weights are as they were. */
+static void failing_view(void) {
+    const int64_t shape[1] = {2};
+    float w[2] = {1, 2}, g[2] = {3, 4};
+    mixp_ranks_desc ranks;
+    mixp_context_desc d;
+    mixp_optimizer *opt;
+    mixp_context *ctx;
+    const char *text;
+    memset(&ranks, 0, sizeof ranks);
+    memset(&d, 0, sizeof d);
+    ranks.size = 2;
+    ranks.sum = no_hook;
+    d.ranks = &ranks;
+    ctx = mixp_context_new(&d);
+    opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_RANKS);
+    CHECK_INT(mixp_context_error(ctx, &text), MIXP_ERR_RANKS);
+    CHECK_TEXT(text, "rank 0 of 2, the sum of a view: the cable is cut");
+    CHECK(w[0] == 1 && w[1] == 2);
+    mixp_context_free(ctx);
 }
 
 /* --- a world of two in one process: the other rank has the same gradients ------------------------ */
@@ -864,6 +1147,8 @@ typedef struct mirror {
     mixp_dtype dtype[16];
     const char *data[16];
     int64_t  word;                      /* of the first table: what the other has more there, plus 1 */
+    int      table_rank, pieces;        /* this rank; how often pieces were summed */
+    int64_t  piece;                     /* elements of the newest */
     model   *m;
 } mirror;
 
@@ -876,11 +1161,24 @@ static const char *mirror_sum(void *user, void *data, int64_t count, mixp_dtype 
     (void)stream;
     CHECK_NEAR(seconds, 60, 0);
     if (dtype == MIXP_F64) {            /* a table: rank 0's row, and none yet */
-        for (i = 0; i < count / 2; i++) table[count / 2 + i] = table[i];
+        double *own = table + w->table_rank * (count / 2), *other = table + (1 - w->table_rank) * (count / 2);
+        for (i = 0; i < count / 2; i++) other[i] = own[i];
         if (!w->tables++ && w->word) table[count / 2 + w->word - 1] += 1;
         return NULL;
     }
     for (i = 0; i < count; i++) x[i] *= 2;
+    return NULL;
+}
+/* A sum of pieces: what is the other's is spoilt. */
+static const char *mirror_pieces(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                                 double seconds) {
+    mirror *w = user;
+    float *x = data;
+    int64_t i;
+    (void)dtype, (void)stream, (void)seconds;
+    for (i = 0; i < 2 * count; i++) x[i] = i / count == w->table_rank ? 2 * x[i] : NAN;
+    w->pieces++;
+    w->piece = count;
     return NULL;
 }
 static const char *mirror_ready(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
@@ -997,6 +1295,48 @@ static void unused_parameter(void) {
     mixp_context_free(m.ctx);
 }
 
+/* What no rank has whole is not read; a parameter has one optimizer. */
+static void in_pieces(void) {
+    plan p = plan_of(1);
+    mixp_ranks_desc d;
+    mirror w;
+    model m;
+    float grad[2 * WIDTH * WIDTH];
+    const char *text;
+    memset(&w, 0, sizeof w);
+    memset(&d, 0, sizeof d);
+    w.m = &m;
+    d.size = 2;
+    d.rank = 1;
+    d.sum = mirror_sum;
+    d.all_gather = d.reduce_scatter = mirror_pieces;
+    d.shard = d.scatter = 1;
+    d.user = &w;
+    d.bucket_bytes = 1 << 18;           /* up alone is at least a hundredth of it */
+    model_open(&m, &p, &d, ODD_NOT);
+    model_add(&m);
+    CHECK_INT(mixp_optimizer_add(mixp_sgd_new(m.ctx, NULL), m.p[1], NULL), MIXP_ERR_ARGUMENT);
+    mixp_context_error(m.ctx, &text);
+    CHECK_TEXT(text, "'up' has, or had, an optimizer: where sums are scattered");
+    mixp_context_clear_error(m.ctx);
+    mixp_step_begin(m.ctx);
+    w.table_rank = 1;
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 8)), MIXP_OK);
+    CHECK_INT(w.pieces, 1);
+    CHECK_INT(w.piece, 640);            /* half of 48 * 24, in blocks of 128 */
+    CHECK_INT(mixp_read(m.p[3]->grad, grad, MIXP_F32, WIDTH), MIXP_OK);
+    CHECK_INT(mixp_read(m.p[1]->grad, grad, MIXP_F32, 2 * WIDTH * WIDTH), MIXP_ERR_ORDER);
+    mixp_context_error(m.ctx, &text);
+    CHECK_TEXT(text, "mixp_read: the gradient of 'up' is scattered over the ranks");
+    mixp_context_clear_error(m.ctx);
+    mixp_zero_grad(m.opt);
+    mixp_step_begin(m.ctx);
+    mixp_ranks_hold(m.ctx, 1);          /* this rank's own, before any sum */
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 1, 0, 8)), MIXP_OK);
+    CHECK_INT(mixp_read(m.p[1]->grad, grad, MIXP_F32, 2 * WIDTH * WIDTH), MIXP_OK);
+    mixp_context_free(m.ctx);
+}
+
 /* --- numbers of the user's ------------------------------------------------------------------------ */
 
 static void sums_of_yours(void) {
@@ -1028,7 +1368,7 @@ static void sums_of_yours(void) {
         memcpy(out[ranks.rank].weights + 12, b->data, 12);
         out[ranks.rank].code = mixp_context_error(ctx, NULL);
         mixp_context_free(ctx);
-        _exit(ddp_wait(0));
+        leave(ddp_wait(0));
     }
     CHECK(waitpid(root, &status, 0) > 0);
     for (status = 0; status < 4; status++) {
@@ -1051,6 +1391,8 @@ static void kill_once(int round, const result *want, const char *path) {
     int victim = round % 4, r, waited, ended = 0;
     p.checkpoint = path;
     p.shard = round % 2;
+    p.scatter = p.shard * 2;
+    p.max_norm = 0;                     /* scattered or not: the same bits */
     p.seconds = 25;                     /* a busy machine may be slow */
     remove(path);
     root = start(&p, 4, out);
@@ -1072,7 +1414,7 @@ static void kill_once(int round, const result *want, const char *path) {
     snprintf(torn, sizeof torn, ".%s.%d.0.tmp", path, (int)out[0].pid);
     remove(torn);                       /* of a save that was killed */
     out = run(&p, 4);
-    check_like(out, 4, want);
+    (p.scatter ? check_scattered : check_like)(out, 4, want);
     for (r = 0; r < 4; r++) CHECK(out[r].began >= 2);   /* it is a resumed run, not one from the start */
     remove(path);
 }
@@ -1082,6 +1424,7 @@ static void kill_rounds(int rounds) {
     char path[64];
     plan p = plan_of(24);
     int i;
+    p.max_norm = 0;
     snprintf(path, sizeof path, "ranks.%d.tmp", (int)getpid());
     want = run(&p, 4)[0];
     for (i = 0; i < rounds; i++) kill_once(i, &want, path);
@@ -1102,6 +1445,9 @@ int main(void) {
     RUN(sharded_evenly);
     RUN(sharded_muon);
     RUN(sharded_checkpoints);
+    RUN(scattered);
+    RUN(scattered_and_clipped);
+    RUN(scattered_inf);
     RUN(planted_inf);
     RUN(spikes);
     RUN(own_gradients);
@@ -1110,13 +1456,16 @@ int main(void) {
     RUN(guarded_to_the_end);
     RUN(refused_at_the_start);
     RUN(refused_later);
+    RUN(any_hook_fails);
     RUN(late_rank);
     RUN(descriptions);
     RUN(failing_hook);
+    RUN(failing_view);
     RUN(buckets);
     RUN(wide_sums);
     RUN(other_version);
     RUN(unused_parameter);
+    RUN(in_pieces);
     RUN(sums_of_yours);
     RUN(killed_rank);
     return test_report();

@@ -10,6 +10,9 @@
  *     --peak N        dense TFLOP/s of f16 and bf16 by the data sheet, where the GPU is not known
  *     --part PART     kernels (products too) or training; both when left out
  *     --model MODEL   gpt2, or char: nanoGPT's character GPT for a GPU, 256 tokens a sequence
+ *     --epilogues N   of GPT-2's steps: 1 bias gradients, 2 GELU, 3 both, in the products' passes
+ *     --choices TEXT  reads the algorithms of their products from TEXT_DTYPE_LEVEL.txt where that is
+ *                     there, and writes them afterwards
  *     --tiny          small shapes and one round: does everything run?
  *
  * Times are CUDA events'. A kernel and its copy take turns; the median is shown, [least most],
@@ -40,7 +43,8 @@ static const mixp_device  *gpu;
 static const mixp_kernels *table;
 static mixp_exec           x;               /* of single kernels                             */
 static cudaStream_t        stream;
-static std::string         only, part, model = "gpt2";
+static std::string         only, part, model = "gpt2", choices;
+static int                 epilogues;
 static double              peak;            /* TFLOP/s; 0: not known                         */
 static int                 rounds = 21, tiny, lines;
 static int64_t             batch = 64, length = 1024, width = 768, heads = 12, vocab = 50304;
@@ -393,18 +397,18 @@ static void cross_entropies(int64_t rows) {
     size_t mark = taken.size();
     test_array logits = numbers(MIXP_BF16, rows * vocab), one = numbers(MIXP_F32, 1);
     const int32_t *targets = indexes(rows, vocab);
-    float *loss = floats(1), *lse = floats(rows), *counted = floats(1), *scale = floats(1);
+    float *loss = floats(1), *top_rsum = floats(2 * rows), *counted = floats(1), *scale = floats(1);
     double e = (double)(rows * vocab);
     std::string s = shape_text(rows, vocab);
     by_bytes("cross entropy", s.c_str(), 2 * e, [=] {
-        return table->cross_entropy(&x, args_cross_entropy(rows, vocab, MIXP_IGNORE, loss, lse,
+        return table->cross_entropy(&x, args_cross_entropy(rows, vocab, MIXP_IGNORE, loss, top_rsum,
             counted, logits, targets)); });
     by_bytes("cross entropy backward", s.c_str(), 4 * e, [=] {
         return table->cross_entropy_backward(&x, args_cross_entropy_backward(rows, vocab,
-            MIXP_IGNORE, args_out(logits, 0), one, logits, targets, lse, counted)); });
+            MIXP_IGNORE, args_out(logits, 0), one, logits, targets, top_rsum, counted)); });
     by_bytes("cross entropy and its gradient", s.c_str(), 4 * e, [=] {
         return table->cross_entropy_both(&x, args_cross_entropy_both(args_cross_entropy(rows, vocab,
-            MIXP_IGNORE, loss, lse, counted, logits, targets), logits, scale, 1.0f)); });
+            MIXP_IGNORE, loss, top_rsum, counted, logits, targets), logits, scale, 1.0f)); });
     give_back(mark);
 }
 
@@ -500,6 +504,39 @@ static void optimizer() {
 
 /* --- products, attention ----------------------------------------------------------------- */
 
+/* A product with an epilogue in its pass, and the same by two kernels: what decides whether
+ * MIXP_EPILOGUES_BIAS and _GELU are switched on. */
+static void epilogues_of(const std::string &start, const std::string &s, double flops,
+                         const mixp_gemm_args &forward, const mixp_gemm_args &back,
+                         const mixp_gemm_args &weights) {
+    test_array sums = numbers(MIXP_F32, weights.m);
+    test_array up = numbers(forward.c.dtype, forward.m * forward.n);
+    test_array down = numbers(back.c.dtype, back.m * back.n);
+    mixp_gemm_epilogue_args bias, gelu, slope;
+    memset((void *)&bias, 0, sizeof bias);
+    gelu = slope = bias;
+    bias.kind = MIXP_EPILOGUE_ROW_SUMS;
+    bias.gemm = weights;
+    bias.gemm.c.accumulate = 0;
+    bias.sums = args_out(sums, 0);
+    gelu.kind = MIXP_EPILOGUE_GELU;
+    gelu.gemm = forward;
+    gelu.before = args_out(up, 0);
+    slope.kind = MIXP_EPILOGUE_GELU_BACK;
+    slope.gemm = back;
+    slope.before = args_out(down, 0);
+    by_flops(start + ", dw and sums", s.c_str(), flops,
+             [=] { return table->gemm_epilogue(&x, &bias); });
+    by_flops(start + ", dw, then sums", s.c_str(), flops, [=] {
+        mixp_result r = table->gemm(&x, &bias.gemm);
+        return r != MIXP_OK ? r : table->reduce(&x, args_reduce(1, weights.k, weights.m, sums, 0,
+            test_array{ (void *)weights.a.data, weights.a.dtype }, 1.0f)); });
+    by_flops(start + ", y and gelu", s.c_str(), flops,
+             [=] { return table->gemm_epilogue(&x, &gelu); });
+    by_flops(start + ", dx and gelu's slope", s.c_str(), flops,
+             [=] { return table->gemm_epilogue(&x, &slope); });
+}
+
 /* What a linear layer needs: y = x w', dx = dy w, dw += dy' x. */
 static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype dtype) {
     size_t mark = taken.size();
@@ -525,6 +562,7 @@ static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype
     by_flops(start + ", y", s.c_str(), flops, [=] { return table->gemm(&x, &forward); });
     by_flops(start + ", dx", s.c_str(), flops, [=] { return table->gemm(&x, &back); });
     by_flops(start + ", dw", s.c_str(), flops, [=] { return table->gemm(&x, &weights); });
+    epilogues_of(start, s, flops, forward, back, weights);
     give_back(mark);
 }
 
@@ -595,14 +633,41 @@ static void make_optimizer(Model &m) {
     m.scaler = mixp_scaler_new(m.ctx, &scaler);
 }
 
+/* The file with the algorithms of such a step's products: --choices PREFIX. */
+static std::string choices_file(mixp_dtype dtype, int level)
+{ return choices + "_" + mixp_dtype_name(dtype) + "_" + std::to_string(level) + ".txt"; }
+
+/* What it holds; "" without one. */
+static std::string choices_of(mixp_dtype dtype, int level) {
+    std::string text;
+    FILE *f = choices.empty() ? NULL : fopen(choices_file(dtype, level).c_str(), "r");
+    if (!f) return text;
+    for (int c = getc(f); c != EOF; c = getc(f)) text += (char)c;
+    fclose(f);
+    return text;
+}
+static void keep_choices(const Model &m, int level) {
+    std::string text(mixp_context_gemm_choices(m.ctx, NULL, 0), 0);
+    FILE *f = choices.empty() ? NULL : fopen(choices_file(m.dtype, level).c_str(), "w");
+    if (!f) return;
+    mixp_context_gemm_choices(m.ctx, &text[0], text.size());
+    fputs(text.c_str(), f);
+    fclose(f);
+}
+
 static void make_model(Model &m, mixp_dtype dtype, int level) {
     mixp_context_desc desc;
+    const char *why = "";
+    std::string text = choices_of(dtype, level);
     memset((void *)&desc, 0, sizeof desc);
     desc.device = gpu;
     desc.seed = 1;
+    desc.why = &why;
+    desc.epilogues = epilogues;
+    desc.gemm_choices = text.empty() ? NULL : text.c_str();
     m.parameters = 0;
     m.dtype = dtype;
-    if (!(m.ctx = mixp_context_new(&desc))) die("GPT-2", "no context");
+    if (!(m.ctx = mixp_context_new(&desc))) die("GPT-2: no context", why);
     mixp_autocast_set_level(m.ctx, level);
     mixp_autocast_override(m.ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     make_optimizer(m);
@@ -638,8 +703,7 @@ static mixp_tensor *block_of(Model &m, const Block &b, const Layer &next, mixp_t
     h = mixp_attention(c, mixp_linear(c, h, b.qkv.w, b.qkv.b), (int)heads, 1, 0);
     h = mixp_linear(c, h, b.proj.w, b.proj.b);
     h = mixp_add_layer_norm(c, *x, h, b.norm2.w, b.norm2.b, 1e-5f, x);
-    h = mixp_gelu_tanh(c, mixp_linear(c, h, b.up.w, b.up.b));
-    h = mixp_linear(c, h, b.down.w, b.down.b);
+    h = mixp_mlp(c, h, b.up.w, b.up.b, b.down.w, b.down.b);
     return mixp_add_layer_norm(c, *x, h, next.w, next.b, 1e-5f, x);
 }
 
@@ -737,6 +801,7 @@ static void gpt2(mixp_dtype dtype, int level) {
     printf("  loss %.4f -> %.4f, %.2f GB of device memory\n", first, last,
            (double)mixp_context_memory(m.ctx).allocated / 1e9);
     print_ways(mixp_context_gemm_count(m.ctx));
+    keep_choices(m, level);
     if (!std::isfinite(first) || !std::isfinite(last)) die("GPT-2", "the loss is not finite");
     mixp_context_free(m.ctx);
 }
@@ -801,6 +866,8 @@ static void read_options(int argc, char **argv) {
         else if (name == "--peak") peak = atof(argv[++i]);
         else if (name == "--part") part = argv[++i];
         else if (name == "--model") model = argv[++i];
+        else if (name == "--epilogues") epilogues = atoi(argv[++i]);
+        else if (name == "--choices") choices = argv[++i];
         else die(argv[i], "no such option: see the head of tests/bench/bench_cuda.cpp");
     }
     if (batch < 1 || rounds < 1) die("--batch and --rounds", "at least 1");

@@ -3,10 +3,12 @@
  *
  *   bench_ranks [width, 384] [layers, 8] [rounds, 5]     all of it
  *   bench_ranks none|one [STEPS]                         steps of one side of 4, for callgrind
+ *   bench_ranks losses|predictions                       1 or 3, which depend on no machine
  *
- * 1. Loss: the mean of 8 ranks' gradients by each setting, against double.
+ * 1. Loss: the mean of 2, 4 and 8 ranks' gradients by each setting, against double.
  * 2. Overlap: training steps with an engine that carries nothing, but takes as long as a ring of 8
- *    over a line of a given bandwidth and latency would: how much of that does backward hide?
+ *    over a line of a given bandwidth and latency would: how much of that does backward hide, and how
+ *    much could it, if every gradient were there, and on its way, as soon as backward begins?
  * 3. Prediction: the same line of events for GPT-2 on machines that are not here.
  * 4. One rank: steps without ranks, and with a world of one whose hooks are not there, in turns.
  */
@@ -38,44 +40,57 @@ static double gradient(double size) {
     return x * size * exp2((double)(random_u64() % 9) - 4.0);
 }
 
-/* The mean of 8 numbers of a dtype; wide: summed in f32. */
-static double mean_of(const double *g, mixp_dtype dtype, int wide, int before) {
+/* The mean of n numbers of a dtype; wide: summed in f32. */
+static double mean_of(const double *g, int n, mixp_dtype dtype, int wide, int before) {
     mixp_dtype sum_dtype = wide ? MIXP_F32 : dtype;
     double sum = 0;
-    for (int r = 0; r < RANKS; r++) {
-        double x = before ? rounded(sum_dtype, g[r] / RANKS) : g[r];
+    for (int r = 0; r < n; r++) {
+        double x = before ? rounded(sum_dtype, g[r] / n) : g[r];
         sum = rounded(sum_dtype, sum + x);
     }
-    return rounded(dtype, before ? sum : rounded(sum_dtype, sum / RANKS));
+    return rounded(dtype, before ? sum : rounded(sum_dtype, sum / n));
 }
 
-static void loss_line(mixp_dtype dtype, double size, int wide, int before) {
-    double error = 0, total = 0, g[RANKS], want, got;
-    int flushed = 0, overflowed = 0;
+typedef struct lost { double error; int flushed, overflowed; } lost;
+
+static lost lost_by(mixp_dtype dtype, double size, int n, int wide, int before) {
+    double total = 0, g[RANKS], want, got;
+    lost l = {0, 0, 0};
     random_state = 88172645463325252u;
     for (int i = 0; i < NUMBERS; i++) {
-        for (int r = 0; r < RANKS; r++) g[r] = rounded(dtype, gradient(size));
-        for (want = 0, got = 0; got < RANKS; got++) want += g[(int)got] / RANKS;
-        got = mean_of(g, dtype, wide, before);
-        overflowed += !(fabs(got) < 1e39) || (dtype == MIXP_F16 && fabs(got) > 65504);
-        if (!(fabs(got) <= 65504)) continue;
-        flushed += got == 0 && want != 0;
-        error += (got - want) * (got - want);
+        want = 0;
+        for (int r = 0; r < n; r++) {
+            g[r] = rounded(dtype, gradient(size));
+            want += g[r] / n;
+        }
+        got = mean_of(g, n, dtype, wide, before);
+        l.overflowed += !(fabs(got) < 1e39) || (dtype == MIXP_F16 && fabs(got) > 65504);
+        if (!(fabs(got) <= 65504) || !(fabs(want) <= 65504)) continue;
+        l.flushed += got == 0 && want != 0;
+        l.error += (got - want) * (got - want);
         total += want * want;
     }
-    printf("%-5s %8.0e  %-4s %-7s %12.2e %10.3f%% %10.3f%%\n", mixp_dtype_name(dtype), size,
-           wide ? "f32" : "own", before ? "before" : "after", sqrt(error / total),
-           100.0 * flushed / NUMBERS, 100.0 * overflowed / NUMBERS);
+    l.error = sqrt(l.error / total);
+    return l;
 }
 
 static void losses(void) {
     static const double sizes[3] = {1e-6, 1e-2, 3e3};
     static const mixp_dtype dtypes[2] = {MIXP_BF16, MIXP_F16};
-    printf("the mean of %d ranks: relative error (rms), means that became 0, means that overflowed\n", RANKS);
-    printf("%-5s %8s  %-4s %-7s %12s %11s %11s\n", "grads", "size", "sums", "divided", "error", "flushed", "overflow");
+    printf("the mean of ranks' gradients beside double's: error (rms, of the mean itself), %% that became 0, %% "
+           "that overflowed\n%-5s %6s %5s", "grads", "size", "ranks");
+    for (int way = 0; way < 4; way++)
+        printf("  %4s, %-6s %5s %5s", way & 2 ? "own" : "f32", way & 1 ? "after" : "before", "to 0", "over");
     for (int d = 0; d < 2; d++)
         for (int s = 0; s < 3; s++)
-            for (int way = 0; way < 4; way++) loss_line(dtypes[d], sizes[s], !(way & 2), !(way & 1));
+            for (int n = 2; n <= RANKS; n *= 2) {
+                printf("\n%-5s %6.0e %5d", mixp_dtype_name(dtypes[d]), sizes[s], n);
+                for (int way = 0; way < 4; way++) {
+                    lost l = lost_by(dtypes[d], sizes[s], n, !(way & 2), !(way & 1));
+                    printf("  %12.2e %5.2f %5.2f", l.error, 100.0 * l.flushed / NUMBERS, 100.0 * l.overflowed / NUMBERS);
+                }
+            }
+    printf("\n");
 }
 
 /* --- a line of events: buckets that become ready, and go over the line one after the other -------- */
@@ -90,7 +105,7 @@ static double line_seconds(const line *l, double bytes) {
 
 /* --- 2. overlap, measured -------------------------------------------------------------------- */
 
-typedef struct engine { line l; double busy_until, carried, waited; int buckets; } engine;
+typedef struct engine { line l; double walk_began, busy_until, carried, waited, could; int buckets; } engine;
 
 static const char *no_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double seconds) {
     (void)user, (void)stream, (void)seconds;
@@ -115,17 +130,25 @@ static const char *wait_for(void *user, void *stream, double seconds) {
     double at = now();
     (void)stream, (void)seconds;
     if (e->busy_until > at) e->waited += e->busy_until - at;
+    e->could += at - e->walk_began;
     e->busy_until = at;                 /* nobody really waits: a busy machine would add its own */
     return NULL;
 }
 
-typedef struct net { mixp_context *ctx; mixp_optimizer *opt; mixp_tensor *w[64]; int width, layers; } net;
+typedef struct net {
+    mixp_context *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor *w[64];
+    int width, layers;
+    double *walk_began;                 /* NULL: nobody asks */
+} net;
 
 static net net_open(int width, int layers, const mixp_ranks_desc *ranks) {
     const int64_t shape[2] = {width, width};
     mixp_context_desc d;
     net n;
     memset(&d, 0, sizeof d);
+    memset(&n, 0, sizeof n);
     d.ranks = ranks;
     n.ctx = mixp_context_new(&d);
     n.opt = mixp_adamw_new(n.ctx, NULL);
@@ -148,7 +171,9 @@ static void net_step(const net *n, const float *x) {
     mixp_zero_grad(n->opt);
     h = mixp_input(n->ctx, MIXP_F32, 2, batch, x);
     for (int i = 0; i < n->layers; i++) h = mixp_relu(n->ctx, mixp_linear(n->ctx, h, n->w[i], NULL));
-    mixp_backward(n->ctx, mixp_mean(n->ctx, h, MIXP_ALL, 0));
+    h = mixp_mean(n->ctx, h, MIXP_ALL, 0);
+    if (n->walk_began) *n->walk_began = now();
+    mixp_backward(n->ctx, h);
     mixp_optimizer_step(n->opt);
 }
 
@@ -169,21 +194,23 @@ static double overlap(int width, int layers, int rounds, int64_t bucket_bytes, c
     ranks.mean = MIXP_MEAN_NONE;
     ranks.bucket_bytes = bucket_bytes;
     n = net_open(width, layers, &ranks);
+    n.walk_began = &e.walk_began;
     for (int i = 0; i < 64 * width; i++) x[i] = (float)gradient(0.1);
     began = now();
     for (int round = -1; round < rounds; round++) {     /* one to warm up */
         if (round == 0) {
             began = now();
-            e.carried = e.waited = 0;
+            e.carried = e.waited = e.could = 0;
             e.buckets = 0;
         }
         net_step(&n, x);
     }
     all = (now() - began) / rounds;
     if (mixp_context_error(n.ctx, NULL) != MIXP_OK) printf("an error: the figures mean nothing\n");
-    printf("%9.2f GB/s %6.0f us %8.2f MB %4d %9.2f ms %9.2f ms %9.2f ms %8.1f%%\n",
+    printf("%9.2f GB/s %6.0f us %8.2f MB %4d %9.2f ms %9.2f ms %9.2f ms %8.1f%% %8.1f%%\n",
            l->bytes_per_second * 1e-9, l->latency * 1e6, (double)bucket_bytes * 1e-6, e.buckets / rounds, 1e3 * all,
-           1e3 * e.carried / rounds, 1e3 * e.waited / rounds, 100 * (1 - e.waited / e.carried));
+           1e3 * e.carried / rounds, 1e3 * e.waited / rounds, 100 * (1 - e.waited / e.carried),
+           100 * (e.could < e.carried ? e.could / e.carried : 1));
     mixp_context_free(n.ctx);
     free(x);
     return all;
@@ -192,7 +219,8 @@ static double overlap(int width, int layers, int rounds, int64_t bucket_bytes, c
 static void overlaps(int width, int layers, int rounds) {
     static const double gigabytes[3] = {0.5, 2, 8};
     printf("\noverlap: %d layers of %d x %d, 64 rows, an engine that only takes its time\n", layers, width, width);
-    printf("%14s %9s %11s %4s %12s %12s %12s %9s\n", "line", "latency", "bucket", "n", "a step", "carrying", "to wait", "hidden");
+    printf("%14s %9s %11s %4s %12s %12s %12s %9s %9s\n", "line", "latency", "bucket", "n", "a step", "carrying",
+           "to wait", "hidden", "at most");
     for (int g = 0; g < 3; g++)
         for (int64_t bucket = 1 << 18; bucket <= 1 << 24; bucket <<= 3) {
             line l = {1e9 * gigabytes[g], 20e-6, RANKS};
@@ -202,38 +230,54 @@ static void overlaps(int width, int layers, int rounds) {
 
 /* --- 3. prediction --------------------------------------------------------------------------- */
 
+/* GPT-2. The embedding is the output's matrix as well: its gradient is final when backward ends. */
+typedef struct model { const char *name; double parameters, embedding; } model;
+
+typedef enum way { ALL_GET_ALL, SHARDED, SCATTERED } way;
+
 /* A step of a transformer: 6 flops for each parameter and token, two thirds of them in backward, which
- * ends its gradients at an even pace. */
-static void predict(const char *what, double parameters, double tokens, double flops, const char *where, line l,
-                    double bytes_each) {
-    double step = 6 * parameters * tokens / flops, backward = step * 2 / 3, bucket = 25.0 * (1 << 20);
-    double bytes = parameters * bytes_each, carried = 0, free_at = 0, tail;
+ * ends its gradients but the embedding's at an even pace. Sharded: weights in bf16 are gathered after it,
+ * with nothing to hide behind. Most of what backward could hide: all of it that fits into it. */
+static void predict(const model *m, double tokens, double flops, const char *where, line l, double bytes_each,
+                    way how) {
+    static const char *const names[] = {"all get all", "sharded", "scattered"};
+    double step = 6 * m->parameters * tokens / flops, backward = step * 2 / 3, bucket = 25.0 * (1 << 20);
+    double bytes = (m->parameters - m->embedding) * bytes_each, carried = 0, free_at = 0, tail, gather;
+    double share = how == SCATTERED ? 0.5 : 1, last = m->embedding * bytes_each, most;
     for (double sent = 0; sent < bytes; sent += bucket) {
         double n = bytes - sent < bucket ? bytes - sent : bucket;
-        double ready = backward * (sent + n) / bytes, takes = line_seconds(&l, n);
+        double ready = backward * (sent + n) / bytes, takes = share * line_seconds(&l, n);
         free_at = (free_at > ready ? free_at : ready) + takes;
         carried += takes;
     }
-    tail = free_at - backward + line_seconds(&l, 96.0 * l.ranks);   /* and the table of what ranks found */
-    printf("%-12s %-26s %-5s %9.0f %9.1f ms %9.1f ms %9.1f ms %8.1f%% %10.3f\n", what, where,
-           bytes_each > 2 ? "f32" : "bf16", tokens, 1e3 * step, 1e3 * carried, 1e3 * tail,
-           100 * (1 - (tail < carried ? tail : carried) / carried), step / (step + tail));
+    free_at = (free_at > backward ? free_at : backward) + share * line_seconds(&l, last);
+    carried += share * line_seconds(&l, last);
+    tail = free_at - backward + line_seconds(&l, 128.0 * l.ranks);  /* and the table of what ranks found */
+    most = (carried < backward ? carried : backward) / carried;
+    gather = how == ALL_GET_ALL ? 0 : 0.5 * line_seconds(&l, m->parameters * 2);
+    printf("%-11s %-25s %-5s %-11s %9.1f %9.1f %9.1f %9.1f %7.1f%% %7.1f%% %10.3f\n", m->name, where,
+           bytes_each > 2 ? "f32" : "bf16", names[how], 1e3 * step, 1e3 * carried, 1e3 * gather,
+           1e3 * (tail + gather), 100 * (1 - (tail < carried ? tail : carried) / carried), 100 * most,
+           step / (step + tail + gather));
 }
 
 static void predictions(void) {
     const line nvlink = {450e9, 5e-6, 8};               /* 900 GB/s: 450 each way */
     const line ethernet = {12.5e9, 20e-6, 16};          /* 100 Gbit/s */
-    printf("\nprediction: ranges of 25 MiB; 400 Tflop/s sustained on a GPU, 3 Tflop/s on a machine without\n");
-    printf("%-12s %-26s %-5s %9s %12s %12s %12s %9s %10s\n", "model", "machines", "sums", "tokens", "a step",
-           "carrying", "added", "hidden", "efficiency");
-    for (int low = 0; low < 2; low++) {
-        double bytes = low ? 2 : 4;
-        predict("GPT-2 124M", 124e6, 65536, 400e12, "8 GPUs, 900 GB/s", nvlink, bytes);
-        predict("GPT-2 1.5B", 1558e6, 32768, 400e12, "8 GPUs, 900 GB/s", nvlink, bytes);
-        predict("GPT-2 124M", 124e6, 65536, 400e12, "16 GPUs, 100 Gbit/s each", ethernet, bytes);
-        predict("GPT-2 1.5B", 1558e6, 32768, 400e12, "16 GPUs, 100 Gbit/s each", ethernet, bytes);
-        predict("GPT-2 124M", 124e6, 8192, 3e12, "16 CPUs, 100 Gbit/s each", ethernet, bytes);
-    }
+    const model small = {"GPT-2 124M", 124e6, 50257 * 768.0}, large = {"GPT-2 1.5B", 1558e6, 50257 * 1600.0};
+    printf("\nprediction: ranges of 25 MiB; 400 Tflop/s sustained on a GPU, 3 Tflop/s on a machine without; 65,536 "
+           "tokens a\nrank of 124M, 32,768 of 1.5B, 8,192 on a CPU; ms; weights are bf16\n");
+    printf("%-11s %-25s %-5s %-11s %9s %9s %9s %9s %8s %8s %10s\n", "model", "machines", "sums", "way", "a step",
+           "sums take", "gathering", "added", "hidden", "at most", "efficiency");
+    for (int low = 0; low < 2; low++)
+        for (way how = ALL_GET_ALL; how <= SCATTERED; how = (way)(how + 1)) {
+            double bytes = low ? 2 : 4;
+            predict(&small, 65536, 400e12, "8 GPUs, 900 GB/s", nvlink, bytes, how);
+            predict(&large, 32768, 400e12, "8 GPUs, 900 GB/s", nvlink, bytes, how);
+            predict(&small, 65536, 400e12, "16 GPUs, 100 Gbit/s each", ethernet, bytes, how);
+            predict(&large, 32768, 400e12, "16 GPUs, 100 Gbit/s each", ethernet, bytes, how);
+            predict(&small, 8192, 3e12, "16 CPUs, 100 Gbit/s each", ethernet, bytes, how);
+        }
 }
 
 /* --- 4. one rank ---------------------------------------------------------------------------- */
@@ -282,6 +326,14 @@ int main(int argc, char **argv) {
     int rounds = argc > 3 ? atoi(argv[3]) : 5;
     if (argc > 1 && (strcmp(argv[1], "none") == 0 || strcmp(argv[1], "one") == 0)) {
         one_rank(argv[1], argc > 2 ? layers : 10);
+        return 0;
+    }
+    if (argc > 1 && strcmp(argv[1], "losses") == 0) {
+        losses();
+        return 0;
+    }
+    if (argc > 1 && strcmp(argv[1], "predictions") == 0) {
+        predictions();
         return 0;
     }
     if (width < 16 || layers < 1 || layers > 64 || rounds < 1) {

@@ -4,6 +4,7 @@
  *     make ledger                             GPT-2 124M and the character GPT, each dtype and level
  *     build/bench/ledger gpt2 bf16 2          one of them, kernel by kernel
  *     build/bench/ledger gpt2 bf16 2 calls    and call by call
+ *     build/bench/ledger gpt2 bf16 2 joined   with sums and GELU by tanh in the products' passes
  *
  * Calls, bytes, FLOP and memory are exact and hold for every device. Launches and times are those of
  * mixprec_cuda.cu on an H200, times by a model that no hardware has confirmed: see tests/ledger.h.
@@ -45,30 +46,38 @@ static const struct { const char *name; mixp_dtype dtype; } dtypes[] = {
     { "f32", MIXP_F32 }, { "f16", MIXP_F16 }, { "bf16", MIXP_BF16 }
 };
 
+enum { all_epilogues = MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU };
+
 static int show_all(void) {
     static const struct { mixp_dtype dtype; int level; } kinds[] = {
         { MIXP_F32, 0 }, { MIXP_F16, 1 }, { MIXP_F16, 2 }, { MIXP_BF16, 1 }, { MIXP_BF16, 2 }
     };
     int bad = 0;
-    print_head();
-    for (int g = 0; g < 2; g++)
-        for (int i = 0; i < 5; i++) {
-            ledger_config c = (g ? ledger_char : ledger_gpt2)(kinds[i].dtype, kinds[i].level);
-            ledger_result r = ledger_run(&c, NULL);
+    for (int joined = 0; joined < 2; joined++) {
+        printf(joined ? "\nWith both epilogues switched on, and GELU by tanh:\n" : "");
+        print_head();
+        for (int i = 0; i < 10; i++) {
+            ledger_config c = (i / 5 ? ledger_char : ledger_gpt2)(kinds[i % 5].dtype,
+                                                                 kinds[i % 5].level);
+            ledger_result r;
+            c.epilogues = joined ? all_epilogues : 0;
+            r = ledger_run(&c, NULL);
             print_total(&c, &r);
             bad |= r.error[0] != 0;
         }
+    }
     return bad;
 }
 
-static int show_one(const char *model, const char *dtype, int level, FILE *calls) {
+static int show_one(const char *model, const char *dtype, int level, const char *how) {
     mixp_dtype d = MIXP_F32;
     ledger_config c;
     ledger_result r;
     for (int i = 0; i < 3; i++)
         if (!strcmp(dtype, dtypes[i].name)) d = dtypes[i].dtype;
     c = (strcmp(model, "gpt2") ? ledger_char : ledger_gpt2)(d, level);
-    r = ledger_run(&c, calls);
+    if (!strcmp(how, "joined")) c.epilogues = all_epilogues;
+    r = ledger_run(&c, strcmp(how, "calls") ? NULL : stdout);
     print_head();
     print_total(&c, &r);
     print_lines();
@@ -81,8 +90,8 @@ int main(int argc, char **argv) {
         return show_all();
     }
     if (argc < 4) {
-        fprintf(stderr, "usage: ledger [gpt2|char f32|f16|bf16 LEVEL [calls]]\n");
+        fprintf(stderr, "usage: ledger [gpt2|char f32|f16|bf16 LEVEL [calls|joined]]\n");
         return 2;
     }
-    return show_one(argv[1], argv[2], atoi(argv[3]), argc > 4 ? stdout : NULL);
+    return show_one(argv[1], argv[2], atoi(argv[3]), argc > 4 ? argv[4] : "");
 }

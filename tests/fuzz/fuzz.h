@@ -2,7 +2,7 @@
  * by any C compiler, a program that replays its seeds and mutations of them.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *   fuzz_X                  replays its seeds, and 500 mutations of each, the same ones every time
+ *   fuzz_X                  replays its seeds, and mutations of each, the same ones every time
  *   fuzz_X FILE...          replays these
  *   fuzz_X --seeds FOLDER   writes the seeds there, for libFuzzer to begin with
  *
@@ -16,6 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifndef FUZZ_MUTATIONS
+#define FUZZ_MUTATIONS 500      /* of each seed: fewer where an input takes long */
+#endif
 enum { FUZZ_ROOM = 1 << 16 };
 
 /* Tries one input; EXPECT inside it. */
@@ -106,7 +109,7 @@ int main(int argc, char **argv) {
     for (i = 1; i < argc; i++, passed++) bad |= fuzz_file(argv[i]);
     for (i = 0; argc == 1 && (n = fuzz_seed(i, seed)) > 0; i++) {
         LLVMFuzzerTestOneInput(seed, n);
-        for (k = 0; k < 500; k++) {
+        for (k = 0; k < FUZZ_MUTATIONS; k++) {
             memcpy(bytes, seed, n);
             LLVMFuzzerTestOneInput(bytes, fuzz_mutate(bytes, n));
         }

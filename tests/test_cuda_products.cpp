@@ -1,0 +1,470 @@
+/* test_cuda_products.cpp - epilogues of products on the simulated GPU, and choices of algorithms
+ * that are saved and given. Expected values are double loops'.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#include "cuda_pair.h"
+
+/* One product c[m,n] = op(a) op(b) + bias with an epilogue. */
+struct Job {
+    int64_t    m, n, k;
+    int        trans_a, trans_b, accumulate, sums_accumulate, bias;
+    mixp_dtype in, out, sums;
+    mixp_epilogue kind;
+};
+
+struct Arrays { Pair a, b, c, bias, sums, before; mixp_gemm_epilogue_args k; };
+
+static Arrays arrays_of(const Job &t) {
+    Arrays o;
+    mixp_gemm_args &g = o.k.gemm;
+    memset(&o.k, 0, sizeof o.k);
+    o.k.kind = t.kind;
+    g.m = t.m; g.n = t.n; g.k = t.k; g.batch = 1; g.alpha = 1.0f;
+    g.trans_a = t.trans_a; g.trans_b = t.trans_b;
+    g.lda = t.trans_a ? t.m : t.k;
+    g.ldb = t.trans_b ? t.k : t.n;
+    g.ldc = t.n;
+    o.a = numbers(t.in, t.m * t.k, 1.0, 0);
+    o.b = numbers(t.in, t.k * t.n, 0.5, 0);
+    o.c = output(t.out, t.m * t.n, t.accumulate);
+    o.bias = numbers(t.out, t.n, 1.0, 0);
+    o.sums = output(t.sums, t.m, t.sums_accumulate);
+    o.before = t.kind == MIXP_EPILOGUE_GELU ? output(t.out, t.m * t.n, 0)
+                                            : numbers(t.out, t.m * t.n, 1.5, 0);
+    return o;
+}
+
+static const mixp_gemm_epilogue_args *on_gpu_side(Arrays &o, const Job &t) {
+    on_gpu = 1;
+    o.k.gemm.a = args_in(ON(o.a));
+    o.k.gemm.b = args_in(ON(o.b));
+    o.k.gemm.bias = args_in(ON(o.bias));
+    if (!t.bias) o.k.gemm.bias.data = NULL;
+    o.k.gemm.c = args_out(ON(o.c), t.accumulate);
+    if (t.kind == MIXP_EPILOGUE_ROW_SUMS) o.k.sums = args_out(ON(o.sums), t.sums_accumulate);
+    else o.k.before = args_out(ON(o.before), 0);
+    return &o.k;
+}
+
+static void finish_arrays(Arrays &o) {
+    Pair *all[] = { &o.a, &o.b, &o.c, &o.bias, &o.sums, &o.before };
+    for (Pair *p : all) finish(*p);
+}
+
+static double a_at(const Arrays &o, int64_t i, int64_t p) {
+    const mixp_gemm_args &g = o.k.gemm;
+    return value_at(o.a.cpu, o.a.dtype, g.trans_a ? p * g.m + i : i * g.k + p);
+}
+static double b_at(const Arrays &o, int64_t p, int64_t j) {
+    const mixp_gemm_args &g = o.k.gemm;
+    return value_at(o.b.cpu, o.b.dtype, g.trans_b ? j * g.k + p : p * g.n + j);
+}
+
+/* Element (i, j) of the product with its bias, and a bound of what f32 sums are off. */
+static double product_at(const Arrays &o, const Job &t, int64_t i, int64_t j, double *slack) {
+    double sum = t.bias ? value_at(o.bias.cpu, o.bias.dtype, j) : 0.0, size = fabs(sum);
+    for (int64_t p = 0; p < t.k; p++) {
+        sum += a_at(o, i, p) * b_at(o, p, j);
+        size += fabs(a_at(o, i, p) * b_at(o, p, j));
+    }
+    *slack = (double)(t.k + 4) * 6e-8 * size;
+    return sum;
+}
+
+/* GELU by tanh, from its definition, and its slope as a difference. */
+static double gelu_tanh(double x)
+{ return 0.5 * x * (1.0 + tanh(sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x))); }
+static double gelu_slope_at(double x)
+{ return (gelu_tanh(x + 1e-5) - gelu_tanh(x - 1e-5)) / 2e-5; }
+
+static void near_to(const Pair &p, int64_t i, double want, double slack, const char *what) {
+    double got = value_at(p.gpu, p.dtype, i);
+    if (fabs(got - want) <= slack + one_rounding(p.dtype, fabs(want) + slack)) return;
+    test_bad++;
+    TEST_SHOW("%s %lld is %.9g, not %.9g (slack %.3g)", what, (long long)i, got, want, slack);
+}
+
+/* Twice a rounding: that of what was before, and of GELU's own approximation. */
+static void check_gelu(const Arrays &o, const Job &t, int64_t at, double x, double slack) {
+    double low = one_rounding(o.c.dtype, fabs(x) + slack);
+    if (t.kind == MIXP_EPILOGUE_GELU) {
+        near_to(o.before, at, x, slack, "before");
+        near_to(o.c, at, gelu_tanh(x), 1.13 * (slack + low) + low + 3e-6, "gelu");
+        return;
+    }
+    double slope = gelu_slope_at(value_at(o.before.cpu, o.before.dtype, at));
+    near_to(o.c, at, x * slope, 1.13 * (slack + 2.0 * low) + 1e-5 * fabs(x), "gelu back");
+}
+
+/* Sums are held to k roundings of f32, for each dtype. */
+static void check_sums(const Arrays &o, const Job &t) {
+    for (int64_t i = 0; i < t.m; i++) {
+        double sum = t.sums_accumulate ? value_at(o.sums.cpu, o.sums.dtype, i) : 0.0, size = 0.0;
+        for (int64_t p = 0; p < t.k; p++) {
+            sum += a_at(o, i, p);
+            size += fabs(a_at(o, i, p));
+        }
+        near_to(o.sums, i, sum, (double)(t.k + 4) * 6e-8 * (size + fabs(sum)), "sum");
+    }
+}
+
+static void check_arrays(const Arrays &o, const Job &t) {
+    WAIT();
+    for (int64_t i = 0; i < t.m; i++)
+        for (int64_t j = 0; j < t.n; j++) {
+            double slack, x = product_at(o, t, i, j, &slack);
+            int64_t at = i * t.n + j;
+            if (t.kind != MIXP_EPILOGUE_ROW_SUMS) { check_gelu(o, t, at, x, slack); continue; }
+            if (t.accumulate) x += value_at(o.c.cpu, o.c.dtype, at);
+            near_to(o.c, at, x, slack + 1e-6, "c");
+        }
+    if (t.kind == MIXP_EPILOGUE_ROW_SUMS) check_sums(o, t);
+}
+
+/* joined: whether cuBLASLt does it in one pass. */
+static void run_job(const Job &t, int joined) {
+    Arrays o = arrays_of(t);
+    long before = cudasim::count.joined;
+    CHECK_INT(gpu_kernels->gemm_epilogue(&gpu_exec, on_gpu_side(o, t)), MIXP_OK);
+    if (cudasim::simulated) CHECK_INT(cudasim::count.joined - before, joined);
+    check_arrays(o, t);
+    finish_arrays(o);
+}
+
+static Job job_of(mixp_epilogue kind, mixp_dtype in, mixp_dtype out) {
+    Job t;
+    memset(&t, 0, sizeof t);
+    t.m = 16; t.n = 24; t.k = 40;
+    t.kind = kind;
+    t.in = in;
+    t.out = out;
+    t.sums = MIXP_F32;
+    return t;
+}
+
+static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+
+static void sums_body(void) {
+    for (int i = 0; i < 24; i++) {
+        Job t = job_of(MIXP_EPILOGUE_ROW_SUMS, dtypes[i % 3], i % 4 == 3 ? dtypes[i % 3] : MIXP_F32);
+        t.trans_a = i & 1; t.trans_b = i >> 1 & 1; t.accumulate = i >> 2 & 1;
+        t.sums_accumulate = i >> 3 & 1;
+        t.sums = i % 5 == 4 ? MIXP_BF16 : MIXP_F32;
+        cudasim::epilogues = i % 7 != 6;
+        t.k += 8 * !cudasim::epilogues;         /* a refusal is remembered */
+        run_job(t, cudasim::epilogues && t.sums == t.out && !t.sums_accumulate);
+    }
+    cudasim::epilogues = true;
+}
+static void test_sums(void) { in_all_schedules(sums_body); }
+
+static void gelu_body(void) {
+    for (int i = 0; i < 24; i++) {
+        Job t = job_of(i & 1 ? MIXP_EPILOGUE_GELU_BACK : MIXP_EPILOGUE_GELU, dtypes[i % 3],
+                       dtypes[i % 3]);
+        t.trans_b = i >> 1 & 1;
+        t.bias = t.kind == MIXP_EPILOGUE_GELU && i % 4 == 0;
+        if (i % 5 == 4) t.n = 21;               /* rows that are not of 16 bytes */
+        cudasim::epilogues = i % 7 != 6;
+        t.k += 8 * !cudasim::epilogues;         /* a refusal is remembered */
+        run_job(t, cudasim::epilogues && t.n == 24);
+    }
+    cudasim::epilogues = true;
+}
+static void test_gelu(void) { in_all_schedules(gelu_body); }
+
+/* What cuBLASLt takes back when it is asked to run is done apart. */
+static void test_taken_back(void) {
+    NEEDS_SIMULATION;
+    pair_open();
+    for (int kind = 0; kind < MIXP_EPILOGUE_COUNT; kind++) {
+        Job t = job_of((mixp_epilogue)kind, MIXP_BF16,
+                       kind == MIXP_EPILOGUE_ROW_SUMS ? MIXP_F32 : MIXP_BF16);
+        cudasim::refused_products = 3;
+        run_job(t, 0);
+        CHECK_INT(cudasim::refused_products, 0);
+    }
+    pair_close();
+}
+
+static mixp_result epilogue_with(Arrays &o) { return gpu_kernels->gemm_epilogue(&gpu_exec, &o.k); }
+
+static void test_misused(void) {
+    pair_open();
+    Job sums = job_of(MIXP_EPILOGUE_ROW_SUMS, MIXP_F16, MIXP_F32);
+    Job gelu = job_of(MIXP_EPILOGUE_GELU, MIXP_F16, MIXP_F16);
+    Arrays s = arrays_of(sums), g = arrays_of(gelu);
+    mixp_gemm_epilogue_args good = *on_gpu_side(s, sums), fine = *on_gpu_side(g, gelu);
+    s.k.sums.data = NULL;
+    CHECK_INT(epilogue_with(s), MIXP_ERR_ARGUMENT);
+    s.k = good; s.k.gemm.batch = 2;
+    CHECK_INT(epilogue_with(s), MIXP_ERR_ARGUMENT);
+    s.k = good; s.k.gemm.lda++;
+    CHECK_INT(epilogue_with(s), MIXP_ERR_ARGUMENT);
+    s.k = good; s.k.kind = MIXP_EPILOGUE_COUNT;
+    CHECK_INT(epilogue_with(s), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(device_message(&gpu_exec), "no such epilogue");
+    s.k = good; s.k.sums.dtype = MIXP_I32;
+    CHECK_INT(epilogue_with(s), MIXP_ERR_DTYPE);
+    g.k.gemm.c.accumulate = 1;
+    CHECK_INT(epilogue_with(g), MIXP_ERR_ARGUMENT);
+    g.k = fine; g.k.before.data = NULL;
+    CHECK_INT(epilogue_with(g), MIXP_ERR_ARGUMENT);
+    g.k = fine; g.k.before.dtype = MIXP_F32;
+    CHECK_INT(epilogue_with(g), MIXP_ERR_ARGUMENT);
+    g.k = fine; g.k.kind = MIXP_EPILOGUE_GELU_BACK; g.k.gemm.bias = g.k.gemm.a;
+    CHECK_INT(epilogue_with(g), MIXP_ERR_ARGUMENT);
+    g.k = fine; g.k.gemm.m = 0;
+    CHECK_INT(epilogue_with(g), MIXP_OK);
+    s.k = good;
+    g.k = fine;
+    finish_arrays(s);
+    finish_arrays(g);
+    pair_close();
+}
+
+/* --- in a step --------------------------------------------------------------------------- */
+
+enum { ROWS = 8, WIDTH = 16, MIDDLE = 32, WEIGHTS = 4 };
+
+/* Two layers with GELU between them, and what a step leaves. */
+struct Step {
+    mixp_context *ctx;
+    mixp_tensor  *w[WEIGHTS];           /* up, its bias, down, its bias */
+    float         x[ROWS * WIDTH], y[ROWS * WIDTH], dx[ROWS * WIDTH];
+    float         grad[WEIGHTS][MIDDLE * WIDTH];
+};
+
+static mixp_context *context_of(int epilogues, const char *choices, const char **why) {
+    mixp_context_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.device = mixp_cuda(0, why);
+    if (!desc.device && !cudasim::simulated) exit(77);
+    desc.seed = 3;
+    desc.threads = 1;
+    desc.epilogues = epilogues;
+    desc.gemm_choices = choices;
+    desc.why = why;
+    return mixp_context_new(&desc);
+}
+
+static void step_open(Step *s, int epilogues, const char *choices) {
+    static const int64_t shapes[WEIGHTS][2] = { { MIDDLE, WIDTH }, { MIDDLE, 0 },
+                                                { WIDTH, MIDDLE }, { WIDTH, 0 } };
+    static const char *const names[WEIGHTS] = { "up", "up.b", "down", "down.b" };
+    const char *why = "";
+    memset(s, 0, sizeof *s);
+    s->ctx = context_of(epilogues, choices, &why);
+    CHECK(s->ctx != NULL);
+    if (!s->ctx) { printf("%s\n", why); exit(2); }
+    for (int i = 0; i < WEIGHTS; i++) {
+        s->w[i] = mixp_param(s->ctx, names[i], MIXP_F32, i % 2 ? 1 : 2, shapes[i]);
+        mixp_init_normal(s->w[i], 0, 0.5);
+    }
+    for (int i = 0; i < ROWS * WIDTH; i++) s->x[i] = (float)((i * 7 + 3) % 29 - 14) / 16.0f;
+}
+
+/* Forward and backward of the mean of squares, `times` over without clearing gradients. */
+static void step_run(Step *s, mixp_dtype dtype, int times) {
+    int64_t shape[2] = { ROWS, WIDTH };
+    mixp_context *c = s->ctx;
+    for (int i = 0; i < times; i++) {
+        mixp_tensor *x, *y = NULL;
+        mixp_step_begin(c);
+        x = mixp_input(c, MIXP_F32, 2, shape, s->x);
+        mixp_tensor_set_requires_grad(x, 1);
+        MIXP_AUTOCAST(c, dtype)
+            y = mixp_mlp(c, x, s->w[0], s->w[1], s->w[2], s->w[3]);
+        mixp_backward(c, mixp_mean(c, mixp_mean(c, mixp_mul(c, y, y), -1, 0), -1, 0));
+        CHECK_INT(mixp_read(y, s->y, MIXP_F32, ROWS * WIDTH), MIXP_OK);
+        CHECK_INT(mixp_read(x->grad, s->dx, MIXP_F32, ROWS * WIDTH), MIXP_OK);
+    }
+    for (int i = 0; i < WEIGHTS; i++)
+        CHECK_INT(mixp_read(s->w[i]->grad, s->grad[i], MIXP_F32, s->w[i]->count), MIXP_OK);
+}
+
+static void step_close(Step *s) {
+    const char *why = "";
+    CHECK_INT(mixp_context_error(s->ctx, &why), MIXP_OK);
+    CHECK_TEXT(why, "");
+    mixp_context_free(s->ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* The largest difference over the largest value. */
+static double apart(const float *a, const float *b, int n) {
+    double most = 0.0, size = 1e-30;
+    for (int i = 0; i < n; i++) {
+        if (fabs((double)a[i] - (double)b[i]) > most) most = fabs((double)a[i] - (double)b[i]);
+        if (fabs((double)b[i]) > size) size = fabs((double)b[i]);
+    }
+    return most / size;
+}
+
+/* How many products took an epilogue, and that the results are those of three operators apart. */
+static void same_step(int epilogues, mixp_dtype dtype, int times, long joined) {
+    static Step plain, with;
+    double slack = dtype == MIXP_F32 ? 2e-6 : 2e-2;
+    long before = cudasim::count.joined;
+    step_open(&plain, 0, NULL);
+    step_run(&plain, dtype, times);
+    CHECK_INT(cudasim::count.joined - before, 0);
+    step_open(&with, epilogues, NULL);
+    before = cudasim::count.joined;
+    step_run(&with, dtype, times);
+    if (cudasim::simulated) CHECK_INT(cudasim::count.joined - before, joined);
+    CHECK(apart(with.y, plain.y, ROWS * WIDTH) <= slack);
+    CHECK(apart(with.dx, plain.dx, ROWS * WIDTH) <= slack);
+    for (int i = 0; i < WEIGHTS; i++)
+        CHECK(apart(with.grad[i], plain.grad[i], (int)plain.w[i]->count) <= slack);
+    mixp_context_free(plain.ctx);
+    step_close(&with);
+}
+
+/* The first micro-batch's bias gradients are sums of a product; those that add are not. */
+static void test_step(void) {
+    for (int d = 0; d < 3; d++) {
+        same_step(MIXP_EPILOGUES_BIAS, dtypes[d], 1, 2);
+        same_step(MIXP_EPILOGUES_BIAS, dtypes[d], 3, 2);
+        same_step(MIXP_EPILOGUES_GELU, dtypes[d], 1, 2);
+        same_step(MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_BIAS, dtypes[d], 2, 6);
+    }
+    cudasim::epilogues = false;
+    same_step(MIXP_EPILOGUES_GELU | MIXP_EPILOGUES_BIAS, MIXP_BF16, 1, 0);
+    cudasim::epilogues = true;
+}
+
+/* What does not fit is told as ever, by the operator that it does not fit. */
+static void test_step_misfit(void) {
+    static Step s;
+    const char *why = "";
+    step_open(&s, MIXP_EPILOGUES_GELU, NULL);
+    mixp_step_begin(s.ctx);
+    CHECK(!mixp_mlp(s.ctx, s.w[0], s.w[2], NULL, s.w[0], NULL));
+    CHECK_INT(mixp_context_error(s.ctx, &why), MIXP_ERR_SHAPE);
+    CHECK(strstr(why, "linear") != NULL);
+    mixp_context_clear_error(s.ctx);
+    CHECK(!mixp_mlp(s.ctx, NULL, s.w[0], NULL, s.w[2], NULL));
+    mixp_context_clear_error(s.ctx);
+    step_close(&s);
+}
+
+/* --- choices ------------------------------------------------------------------------------ */
+
+static char choices[8192];
+
+/* The choices of a context that has taken a step, its heuristic offering algorithm `first` first. */
+static size_t choices_of(int first, Step *s) {
+    size_t bytes;
+    cudasim::first_algorithm = first;
+    step_open(s, 0, NULL);
+    step_run(s, MIXP_BF16, 1);
+    bytes = mixp_context_gemm_choices(s->ctx, choices, sizeof choices);
+    CHECK(bytes > 200 && bytes == strlen(choices) + 1);
+    CHECK_INT(mixp_context_gemm_choices(s->ctx, NULL, 0), bytes);
+    step_close(s);
+    cudasim::first_algorithm = 0;
+    return bytes;
+}
+
+/* Given, they are taken, nobody is asked, and the context gives them again. */
+static void test_choices(void) {
+    static Step first, second;
+    static char again[8192];
+    long asked;
+    choices_of(1, &first);
+    step_open(&second, 0, choices);
+    asked = cudasim::count.heuristics;
+    cudasim::count.algorithm = -1;
+    step_run(&second, MIXP_BF16, 1);
+    CHECK_INT(cudasim::count.heuristics, asked);
+    if (cudasim::simulated) CHECK_INT(cudasim::count.algorithm, 1);
+    CHECK(!memcmp(first.grad, second.grad, sizeof first.grad));
+    mixp_context_gemm_choices(second.ctx, again, sizeof again);
+    CHECK(strstr(again, "use ") != NULL);
+    CHECK_INT(strlen(again), strlen(choices));
+    step_run(&second, MIXP_F16, 1);             /* a shape that they do not name */
+    if (cudasim::simulated) CHECK(cudasim::count.heuristics > asked);
+    step_close(&second);
+}
+
+static void refused_as(const char *text, const char *word) {
+    const char *why = "";
+    CHECK(!context_of(0, text, &why));
+    CHECK_TEXT(why, word);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* Every cut of the text, and every word that is none, is refused, and nothing leaks. */
+static void test_choices_cut(void) {
+    static Step s;
+    static char text[8192];
+    size_t bytes = choices_of(0, &s) - 1;
+    for (size_t n = 0; n < bytes; n += n < 100 ? 1 : 37) {
+        memcpy(text, choices, n);
+        text[n] = 0;
+        const char *why = "";
+        CHECK(!context_of(0, text, &why));
+        CHECK(strstr(why, "gemm_choices is") != NULL);
+    }
+    refused_as("nothing of the kind\n", "gemm_choices is cut, or no text");
+    memcpy(text, choices, bytes + 1);
+    *strstr(text, "use ") = 'x';
+    refused_as(text, "gemm_choices is cut");
+    memcpy(text, choices, bytes + 1);
+    strstr(text, "use ")[4] = 'g';              /* no digit */
+    refused_as(text, "gemm_choices is cut");
+    memcpy(text, choices, bytes + 1);
+    strcat(text, "more\n");
+    refused_as(text, "gemm_choices is cut");
+}
+
+/* Of another GPU, or another library. */
+static void test_choices_elsewhere(void) {
+    NEEDS_SIMULATION;
+    static Step s;
+    choices_of(0, &s);
+    cudasim::library_version++;
+    refused_as(choices, "of another GPU, or of another version");
+    cudasim::library_version--;
+    cudasim::processors++;
+    refused_as(choices, "of another GPU, or of another version");
+    cudasim::processors--;
+    cudasim::capability_major++;
+    refused_as(choices, "of another GPU, or of another version");
+    cudasim::capability_major--;
+    step_open(&s, 0, choices);
+    step_close(&s);
+}
+
+/* An algorithm that the library does not take is an error, and not another algorithm. */
+static void test_choices_refused(void) {
+    NEEDS_SIMULATION;
+    static Step s;
+    const char *why = "";
+    choices_of(0, &s);
+    step_open(&s, 0, choices);
+    cudasim::refused_products = 1;
+    mixp_step_begin(s.ctx);
+    int64_t shape[2] = { ROWS, WIDTH };
+    MIXP_AUTOCAST(s.ctx, MIXP_BF16)
+        mixp_linear(s.ctx, mixp_input(s.ctx, MIXP_F32, 2, shape, s.x), s.w[0], s.w[1]);
+    CHECK_INT(mixp_context_error(s.ctx, &why), MIXP_ERR_DEVICE);
+    CHECK(strstr(why, "gemm_choices") != NULL);
+    mixp_context_clear_error(s.ctx);
+    step_close(&s);
+}
+
+int main(void) {
+    RUN(test_sums);
+    RUN(test_gelu);
+    RUN(test_taken_back);
+    RUN(test_misused);
+    RUN(test_step);
+    RUN(test_step_misfit);
+    RUN(test_choices);
+    RUN(test_choices_cut);
+    RUN(test_choices_elsewhere);
+    RUN(test_choices_refused);
+    return test_report();
+}

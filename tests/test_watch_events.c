@@ -1,0 +1,232 @@
+/* test_watch_events.c - what a guard tells a person, and patterns that are given again and again:
+ * sentences against words that must stand in them, sites against what they store.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+
+enum { N = 4, MOST_PINS = 64 };
+
+typedef struct net {
+    mixp_context   *ctx;
+    mixp_scaler    *scaler;
+    mixp_optimizer *opt;
+    mixp_tensor    *w;
+} net;
+
+static net net_open(void) {
+    static const int64_t shape[2] = { N, N };
+    mixp_scaler_desc scale;
+    net m;
+    memset(&scale, 0, sizeof scale);
+    scale.init_scale = 1024.0f;
+    m.ctx = mixp_context_new(NULL);
+    m.opt = mixp_sgd_new(m.ctx, NULL);
+    m.scaler = mixp_scaler_new(m.ctx, &scale);
+    m.w = mixp_param(m.ctx, "w", MIXP_F32, 2, shape);
+    mixp_fill(m.w, 1e-3);
+    CHECK_INT(mixp_optimizer_add(m.opt, m.w, NULL), MIXP_OK);
+    return m;
+}
+
+static void net_close(net *m) {
+    const char *why = "";
+    CHECK_INT(mixp_context_error(m->ctx, &why), MIXP_OK);
+    if (*why) printf("  %s\n", why);
+    mixp_context_free(m->ctx);
+}
+
+/* One step; the loss is multiplied by `factor`, which may be too large for its gradient. */
+static void net_step(net *m, float value, float factor) {
+    static const int64_t shape[2] = { N, N };
+    float x[N * N];
+    mixp_tensor *loss = NULL;
+    int i;
+    for (i = 0; i < N * N; i++) x[i] = value;
+    mixp_step_begin(m->ctx);
+    mixp_zero_grad(m->opt);
+    MIXP_AUTOCAST(m->ctx, MIXP_F16) {
+        loss = mixp_linear(m->ctx, mixp_input(m->ctx, MIXP_F32, 2, shape, x), m->w, NULL);
+        loss = mixp_scale(m->ctx, mixp_mean(m->ctx, loss, MIXP_ALL, 0), factor);
+    }
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+    CHECK_INT(mixp_scaler_step(m->scaler, m->opt), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(m->scaler), MIXP_OK);
+}
+
+/* --- sentences ------------------------------------------------------------------------------ */
+
+static mixp_event event_of(mixp_event_kind kind, const char *site, mixp_origin origin) {
+    mixp_event e;
+    memset(&e, 0, sizeof e);
+    e.step = 1234567890123;
+    e.kind = kind;
+    e.what = "";
+    e.site = site;
+    e.largest = 40960.0f;
+    e.flushed = 0.125;
+    e.nonfinite = 3;
+    e.origin = origin;
+    return e;
+}
+
+/* Where, what, and what to do. */
+static void test_sentences(void) {
+    static const struct { mixp_event_kind kind; const char *number, *advice; } cases[] = {
+        { MIXP_EVENT_OVERFLOW, "overflowed: stores f32 now (3 values not finite)", "Nothing is to be done" },
+        { MIXP_EVENT_HIGH, "(largest 40960)", "Nothing is to be done" },
+        { MIXP_EVENT_FLUSHED, "(12.5% of its values)", "Nothing is to be done" },
+        { MIXP_EVENT_BACK, "(largest 40960)", "Nothing is to be done" },
+        { MIXP_EVENT_PINNED, "a pattern holds it", "frees it" },
+        { MIXP_EVENT_FULL, "no room for more sites", "max_sites" } };
+    char text[400];
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        mixp_event e = event_of(cases[i].kind, "h.3: linear", MIXP_ORIGIN_UNKNOWN);
+        CHECK(mixp_event_text(&e, text, sizeof text) == text);
+        CHECK_TEXT(text, "step 1234567890123: h.3: linear ");
+        CHECK_TEXT(text, cases[i].number);
+        CHECK_TEXT(text, cases[i].advice);
+    }
+}
+
+/* A skip says where it began, or who will tell; what no loss scale cures is called so. */
+static void test_sentences_of_skips(void) {
+    static const char *const says[MIXP_ORIGIN_COUNT][2] = {
+        { "the next one is looked at", "Nothing is to be done, unless" },
+        { "It began at h.3: linear: an operator", "Nothing is to be done." },
+        { "It began at h.3: linear: a gradient", "Nothing is to be done." },
+        { "unscaled", "look at" },
+        { "the loss is not finite", "No loss scale cures it" },
+        { "a weight is not finite", "No loss scale cures it" },
+        { "the batch holds Inf or NaN", "No loss scale cures it" },
+        { "the loss is not finite", "No loss scale cures it" } };
+    char text[400];
+    int i;
+    for (i = 0; i < MIXP_ORIGIN_COUNT; i++) {
+        mixp_event e = event_of(MIXP_EVENT_SKIP, i ? "h.3: linear" : "", (mixp_origin)i);
+        mixp_event_text(&e, text, sizeof text);
+        CHECK_TEXT(text, "step 1234567890123: skipped. ");
+        CHECK_TEXT(text, says[i][0]);
+        CHECK_TEXT(text, says[i][1]);
+        CHECK(!strstr(text, ": ."));
+        e.site = "";
+        mixp_event_text(&e, text, sizeof text);
+        CHECK(!strstr(text, "began at") && !strstr(text, ": :") && !strstr(text, "  "));
+    }
+}
+
+/* All of them fit, and what does not is cut. */
+static void test_sentences_fit(void) {
+    char text[2000], site[96];
+    int kind, origin;
+    mixp_event e;
+    memset(site, 'x', sizeof site - 1);
+    site[sizeof site - 1] = 0;
+    for (kind = 0; kind < MIXP_EVENT_COUNT; kind++)
+        for (origin = 0; origin < MIXP_ORIGIN_COUNT; origin++) {
+            e = event_of((mixp_event_kind)kind, site, (mixp_origin)origin);
+            CHECK(strlen(mixp_event_text(&e, text, sizeof text)) <= 400);
+            CHECK(text[strlen(text) - 1] == '.');
+        }
+    e = event_of(MIXP_EVENT_HIGH, "w", MIXP_ORIGIN_UNKNOWN);
+    CHECK(strcmp(mixp_event_text(&e, text, 8), "step 12") == 0);
+    CHECK(strcmp(mixp_event_text(NULL, text, 8), "") == 0);
+    CHECK(mixp_event_text(&e, NULL, 8) == NULL && mixp_event_text(&e, text, 0) == NULL);
+    e.kind = MIXP_EVENT_COUNT;
+    CHECK(strcmp(mixp_event_text(&e, text, sizeof text), "") == 0);
+}
+
+/* A gradient overflows in a step that is not sampled: the event has no site, and says why; the next
+ * step is sampled, and the event of its skip names one. */
+static void test_a_skip_nobody_saw(void) {
+    net m = net_open();
+    mixp_event e;
+    char text[400];
+    int i;
+    CHECK_INT(mixp_guard_start(m.ctx, NULL), MIXP_OK);
+    for (i = 0; i < 5; i++) net_step(&m, 1.0f, i < 3 ? 1.0f : 1e5f);
+    CHECK_INT(mixp_guard_event(m.ctx, 0, &e), 1);
+    CHECK_INT(e.kind, MIXP_EVENT_SKIP);
+    CHECK_INT(e.step, 4);
+    CHECK_TEXT(e.what, "nobody looked");
+    CHECK(strcmp(e.site, "") == 0);
+    CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "step 4: skipped. A gradient was not finite");
+    CHECK_INT(mixp_guard_event(m.ctx, 1, &e), 1);
+    CHECK_INT(e.step, 5);
+    CHECK_INT(e.origin, MIXP_ORIGIN_BACKWARD);
+    CHECK_TEXT(e.what, "made what a step was skipped for");
+    CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "step 5: skipped. It began at ");
+    net_close(&m);
+}
+
+/* --- patterns ------------------------------------------------------------------------------- */
+
+/* Does the product store f32? */
+static int product_is_f32(net *m) {
+    mixp_site_info s;
+    int i;
+    net_step(m, 1.0f, 1.0f);
+    for (i = 0; mixp_site(m->ctx, i, &s); i++)
+        if (strcmp(s.name, "w: linear") == 0) return s.dtype == MIXP_F32;
+    CHECK(!"no such site");
+    return 0;
+}
+
+/* 64 different ones are kept; one of them given again takes its own place, the newest. */
+static void test_patterns_given_again(void) {
+    net m = net_open();
+    const char *why = "";
+    char pattern[32];
+    int i;
+    CHECK_INT(mixp_guard_pin(m.ctx, "w: linear", MIXP_F32), MIXP_OK);
+    for (i = 1; i < MOST_PINS; i++) {
+        snprintf(pattern, sizeof pattern, "*%d", i);
+        CHECK_INT(mixp_guard_pin(m.ctx, pattern, MIXP_F32), MIXP_OK);
+    }
+    CHECK_INT(mixp_guard_pin(m.ctx, "one more", MIXP_F32), MIXP_ERR_ARGUMENT);
+    mixp_context_error(m.ctx, &why);
+    CHECK_TEXT(why, "64 patterns");
+    CHECK_TEXT(why, "'*' with MIXP_DTYPE_COUNT frees all");
+    mixp_context_clear_error(m.ctx);
+    for (i = 0; i < 200; i++)
+        CHECK_INT(mixp_guard_pin(m.ctx, "w: linear", i % 2 ? MIXP_F32 : MIXP_F16), MIXP_OK);
+    CHECK_INT(mixp_guard_pin(m.ctx, "*", MIXP_DTYPE_COUNT), MIXP_OK);
+    for (i = 0; i < MOST_PINS; i++) {
+        snprintf(pattern, sizeof pattern, "w: *%d", i);
+        CHECK_INT(mixp_guard_pin(m.ctx, pattern, MIXP_F32), MIXP_OK);
+    }
+    CHECK_INT(mixp_guard_pin(m.ctx, "*", MIXP_F32), MIXP_OK);
+    CHECK_INT(mixp_guard_start(m.ctx, NULL), MIXP_OK);
+    CHECK(product_is_f32(&m));
+    net_close(&m);
+}
+
+/* The newest that fits counts, also where it stood before an older one. */
+static void test_the_newest_counts(void) {
+    net m = net_open();
+    CHECK_INT(mixp_guard_start(m.ctx, NULL), MIXP_OK);
+    CHECK_INT(mixp_guard_pin(m.ctx, "w: linear", MIXP_F32), MIXP_OK);
+    CHECK(product_is_f32(&m));
+    CHECK_INT(mixp_guard_pin(m.ctx, "w: *", MIXP_DTYPE_COUNT), MIXP_OK);
+    CHECK(!product_is_f32(&m));
+    CHECK_INT(mixp_guard_pin(m.ctx, "w: linear", MIXP_F32), MIXP_OK);
+    CHECK(product_is_f32(&m));
+    CHECK_INT(mixp_guard_pin(m.ctx, "w: *", MIXP_DTYPE_COUNT), MIXP_OK);
+    CHECK(!product_is_f32(&m));
+    CHECK_INT(mixp_guard_pin(m.ctx, "w: linear", MIXP_DTYPE_COUNT), MIXP_OK);
+    CHECK_INT(mixp_guard_pin(m.ctx, "w: *", MIXP_F32), MIXP_OK);
+    CHECK(product_is_f32(&m));
+    net_close(&m);
+}
+
+int main(void) {
+    RUN(test_sentences);
+    RUN(test_sentences_of_skips);
+    RUN(test_sentences_fit);
+    RUN(test_a_skip_nobody_saw);
+    RUN(test_patterns_given_again);
+    RUN(test_the_newest_counts);
+    return test_report();
+}
