@@ -13014,7 +13014,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
@@ -13036,7 +13036,7 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned room for any dtype */
     int64_t i, j, n;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
@@ -13064,7 +13064,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
 /* Of this standard deviation times gain; fans: the sum of fan_in and fan_out counts, halved. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
     double in, out, std, bound;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (t->rank < 2)
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                                  "mixp_init: '%.60s' has rank %d; fans need [out, in, ...]",
@@ -19120,7 +19120,7 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss) {
     const char *wrong;
-    if (!opt || !loss) return MIXP_ERR_ARGUMENT;
+    if (!opt || !mixpi_is_tensor(loss)) return MIXP_ERR_ARGUMENT;
     wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
@@ -19201,7 +19201,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     mixp_result r = MIXP_OK;
     int64_t i = 0;
     int written;
-    if (!opt || !param) return MIXP_ERR_ARGUMENT;
+    if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = &opt->rows[i];
     if (i == opt->count) wrong = "this optimizer does not have it";
