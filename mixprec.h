@@ -1987,7 +1987,8 @@ typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_stri
  * ((s * heads + h) * t + i) * keys + j) >= dropout * 2^32. No array of scores is ever stored.
  *
  * A query that sees no key, since all of them are hidden or have scores of -Inf, has y of 0, lse of
- * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. */
+ * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. A value
+ * (v) that is not finite may reach queries that do not see its key: 0 times it is NaN. */
 typedef struct mixp_attention_args {
     int64_t  b, t, keys, heads, kv_heads, d;    /* heads: a multiple of kv_heads           */
     int      causal;
@@ -2506,7 +2507,7 @@ struct mixp_tensor {
         mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
         int          borrowed;  /* 1: a gradient whose memory is another's                 */
         int          disposable;/* 1: the program reads its values no more                 */
-        int          spent;     /* 1: they are its gradient now                            */
+        int          spent;     /* 1: they are its gradient now, or given back             */
         int          site;      /* of an activation: number of what made it, from 1; 0 = data */
         mixp_dtype   raised;    /* the low dtype that it would have without a guard; MIXP_F32:
                                    it is as autocast says */
@@ -2764,7 +2765,9 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
  * is written over logits that a product made and nothing else reads: with a large vocabulary they
- * are the largest array of a step. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
+ * are the largest array of a step. And what mixp_add_layer_norm and mixp_add_rms_norm add, b, is
+ * given back at once where a product made it and nothing read it before; what would read it
+ * afterwards is MIXP_ERR_ORDER. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
@@ -13647,8 +13650,8 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
         wrong = "is a gradient, which is a constant here: there is no double backward; compute "
                 "with it under MIXP_NO_GRAD";
     if (t && t->own.spent)
-        wrong = "was overwritten by its gradient: it was disposable, and "
-                "mixp_scaler_cross_entropy has read it; apply this operator before that";
+        wrong = "is no longer there: it was disposable, and mixp_scaler_cross_entropy, or its sum "
+                "with its norm, has read it; apply this operator before that";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
@@ -13883,7 +13886,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = total;
-    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)  /* plant: site_bins */
         k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
@@ -16724,14 +16727,46 @@ static mixp_tensor *mixpi_sum_before(mixp_context *ctx, mixp_tensor *a, mixp_ten
     return sum;
 }
 
+/* How many recorded operators read input i of this call, which a product made; -1: none made it. A
+ * product's backward pass does not look at its result. */
+static int mixpi_call_readers(const mixp_call *c, int i) {
+    const mixp_op *makers[2];
+    const mixpi_tape_entry *e;
+    int readers = 0, made = 0, k;
+    makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
+    makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
+    for (e = c->ctx->tape; e; e = e->older) {
+        if (e->call.out == c->in[i])
+            made = e->call.op == makers[0] || e->call.op == makers[1] ||
+                   e->call.op == &mixpi_mlp_op;
+        for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
+    }
+    return made ? readers : -1;
+}
+
+/* What was added is read no more when nobody else reads it: neither its maker's gradients nor the
+ * sum's need its values. */
+static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
+    mixp_call reader;
+    if (!term->own.disposable || term->own.spent || term->requires_grad) return;
+    memset(&reader, 0, sizeof reader);
+    reader.ctx = ctx;
+    reader.in = &term;
+    if (mixpi_call_readers(&reader, 0) != 1) return;  /* plant: term_readers */
+    term->own.spent = 1;
+    mixpi_arena_give(ctx, &ctx->dev, term->data, mixpi_bytes(term));
+}
+
 static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,
                                    mixp_tensor *const *in, mixp_tensor **sum) {
     mixp_tensor *s, *y;
+    int joined;
     if (sum) *sum = NULL;
     if (!ctx) return NULL;
-    s = mixpi_adds_norm(ctx, in[0], in[1], id) ? mixpi_sum_before(ctx, in[0], in[1], &k)
-                                               : mixp_add(ctx, in[0], in[1]);
+    joined = mixpi_adds_norm(ctx, in[0], in[1], id);
+    s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
     y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
+    if (y && joined) mixpi_add_norm_give(ctx, in[1]);
     if (sum && y) *sum = s;
     return y;
 }
@@ -17103,22 +17138,6 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     mixp_result r = mixpi_cross_entropy_fill(c, k);
     if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
-}
-
-/* How many recorded operators read input i of this call, which a product made; -1: none made it. A
- * product's backward pass does not look at its result. */
-static int mixpi_call_readers(const mixp_call *c, int i) {
-    const mixp_op *makers[2];
-    const mixpi_tape_entry *e;
-    int readers = 0, made = 0, k;
-    makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
-    makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
-    for (e = c->ctx->tape; e; e = e->older) {
-        if (e->call.out == c->in[i])
-            made = e->call.op == makers[0] || e->call.op == makers[1];
-        for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
-    }
-    return made ? readers : -1;
 }
 
 /* Lays the gradient of input i over its values, where these are read no more. */
@@ -21293,7 +21312,7 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
  * only frees what no older one holds. */
 static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
     if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
-    return first && pin->dtype == MIXP_DTYPE_COUNT;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;  /* plant: pin_void */
 }
 
 /* How many patterns stay beside a newer one; `forget` 1: the others go. */
