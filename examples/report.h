@@ -831,7 +831,11 @@ static void report_cells(const report_axes *a, const double *cell, int columns, 
     "<svg class=\"box\" viewBox=\"0 0 13 10\"><path class=\"heat\" fill-opacity=\"" opacity \
     "\" d=\"M0 0h13v10h-13z\"/></svg> "
 #define REPORT_HEAT_KEY \
-    REPORT_HEAT_BOX(".2") "0.1% " REPORT_HEAT_BOX(".44") "1% " REPORT_HEAT_BOX(".7") "10%"
+    REPORT_HEAT_PAIR(".2", "0.1%") " " REPORT_HEAT_PAIR(".44", "1%") " " \
+    REPORT_HEAT_PAIR(".7", "10%")
+/* A colour and what it means stay on one line. */
+#define REPORT_HEAT_PAIR(opacity, text) \
+    "<span class=\"pair\">" REPORT_HEAT_BOX(opacity) text "</span>"
 
 /* The steps under the first column and the last. */
 static void report_heat_steps(const report_axes *a, double first, double last) {
@@ -975,19 +979,24 @@ static int report_layers_read(report_layers *l, const report_data *d) {
 
 static void report_draw_layers(const report_layers *l, report_axes *a) {
     int     columns = l->samples < REPORT_COLUMNS ? l->samples : REPORT_COLUMNS, c, r;
-    double *cell = (double *)calloc((size_t)(columns * l->n), sizeof *cell);
+    double *cell = (double *)calloc((size_t)(columns * l->n), sizeof *cell), most = 0, share;
     for (c = 0; cell && c < l->samples; c++)
         for (r = 0; r < l->n; r++) {
             double *to = &cell[(int)((double)c * columns / l->samples) * l->n + r];
             double  v = l->share[c * REPORT_LAYERS + r];
             if (v > *to) *to = v;
+            if (v > most) most = v;
         }
     if (cell) report_cells(a, cell, columns, l->n);
+    if (most < 5e-5)
+        report_label(a, (REPORT_LEFT + REPORT_RIGHT - 44) / 2.0, (a->top + a->bottom) / 2 + 4,
+                     "middle", "nothing was flushed to zero");
     for (r = 0; r < l->n; r++) {
         double y = a->top + (r + 0.5) * (a->bottom - a->top) / l->n + 4;
         report_label(a, REPORT_LEFT - 5, y, "end", "%.6s", l->name[r]);
-        report_label(a, REPORT_RIGHT, y, "end", "%.2g%%",
-                     100 * l->share[(l->samples - 1) * REPORT_LAYERS + r]);
+        share = 100 * l->share[(l->samples - 1) * REPORT_LAYERS + r];
+        report_label(a, REPORT_RIGHT, y, "end", share > 0 && share < 0.1 ? "<0.1%%" : "%.2g%%",
+                     share);
     }
     free(cell);
 }
@@ -1045,15 +1054,17 @@ static int report_begins(const report_data *d, int i) {
 static void report_draw_fall(const report_data *d, const report_axes *a, int i, double y) {
     const report_note *n = &d->notes[i];
     double             end = report_fall_end(d, i), x0 = report_x(a, n->step);
-    double             x1 = report_x(a, end < 0 ? d->last : end);
-    char               step[24];
+    double             x1 = report_x(a, end < 0 ? d->last : end), wide;
+    char               step[24], text[120];
     if (x1 < x0 + 3) x1 = x0 + 3;
     report_label(a, 4, y, "start", "%.56s", n->site);
     fprintf(a->f, "<path class=\"fall\" d=\"M%.1f %.1fH%.1fv9H%.1fz\"/>", x0, y + 7, x1, x0);
     fprintf(a->f, "<path class=\"mark\" d=\"M%.1f %.1fl-5 9h10z\"/>", x0, y + 7);
-    report_label(a, x0 > 200 ? x0 - 8 : x0 + 8, y + 30,
-                 x0 > 200 ? "end" : "start", "%s at step %s%s", n->text,
-                 report_short(n->step, step), end < 0 ? "; still f32" : "");
+    snprintf(text, sizeof text, "%.60s at step %s%s", n->text, report_short(n->step, step),
+             end < 0 ? "; still f32" : "");
+    wide = 7.0 * (double)strlen(text);          /* at most, at this size of type */
+    if (x0 + 8 + wide > REPORT_RIGHT) x0 = x0 - wide - 8 < 4 ? REPORT_RIGHT - wide - 8 : x0 - wide - 16;
+    report_label(a, x0 + 8, y + 30, "start", "%s", text);
 }
 
 static void report_draw_sites(const report_data *d, FILE *f) {
@@ -1067,11 +1078,12 @@ static void report_draw_sites(const report_data *d, FILE *f) {
     }
     more = n > MOST ? n - MOST : 0;
     a.bottom = 10 + ROW * (n - more);
-    report_panel(f, "Sites that fell back", "bar: stored in f32 &nbsp; triangle: where that began",
-                 (int)a.bottom + 34, "Sites that fell back to f32, and when");
+    report_panel(f, "Sites that fell back", "what does not fit fp16 is stored in f32 until it does; nothing is "
+                 "to be done &nbsp; bar: in f32 &nbsp; triangle: where that began",
+                 (int)a.bottom + (more ? 50 : 34), "Sites that fell back to f32, and when");
     for (i = n = 0; i < d->n_notes && n < MOST; i++)
         if (report_begins(d, i)) report_draw_fall(d, &a, i, 16 + ROW * n++);
-    if (more) report_label(&a, 4, a.bottom + 30, "start", "and %d more", more);
+    if (more) report_label(&a, 4, a.bottom + 42, "start", "and %d more", more);
     report_x_marks(&a);
     report_panel_end(f);
 }
@@ -1091,17 +1103,25 @@ static double report_parts_total(const report_data *d, report_kind kind, int *n)
     return total;
 }
 
+/* Time in ms, memory in MiB or GiB. */
+static void report_amount(report_kind kind, double amount, char *text, size_t space) {
+    if (kind == REPORT_COST) snprintf(text, space, "%.4g ms", amount);
+    else if (amount < 1e10) snprintf(text, space, "%.4g MiB", amount / 1048576);
+    else snprintf(text, space, "%.4g GiB", amount / 1073741824);
+}
+
 static double report_draw_parts(const report_data *d, const report_axes *a, report_kind kind,
                                 double y) {
     int    i, n;
     double total = report_parts_total(d, kind, &n), step = n ? report_newest(d, kind)->step : 0;
     double most = 0;
+    char   text[32];
     if (n == 0) return y;
     for (i = 0; i < d->n_notes; i++)
         if (d->notes[i].kind == kind && d->notes[i].step >= step && d->notes[i].amount > most)
             most = d->notes[i].amount;
-    report_label(a, 4, y + 12, "start", kind == REPORT_COST ? "a step: %.4g ms" : "memory: %.4g MiB",
-                 kind == REPORT_COST ? total : total / 1048576);
+    report_amount(kind, total, text, sizeof text);
+    report_label(a, 4, y + 12, "start", "%s: %s", kind == REPORT_COST ? "a step" : "memory", text);
     y += 20;
     for (i = 0; i < d->n_notes; i++) {
         const report_note *p = &d->notes[i];
@@ -1109,9 +1129,9 @@ static double report_draw_parts(const report_data *d, const report_axes *a, repo
         if (p->kind != kind || p->step < step) continue;
         report_label(a, 150, y + 12, "end", "%.*s", (int)strcspn(p->text, ","), p->text);
         fprintf(a->f, "<path class=\"part\" d=\"M156 %.1fh%.1fv13h-%.1fz\"/>", y + 1.5, w, w);
-        report_label(a, 162 + w, y + 12, "start", kind == REPORT_COST ? "%.0f%%" : "%.3g MiB",
-                     kind == REPORT_COST ? 100 * p->amount / (total > 0 ? total : 1)
-                                         : p->amount / 1048576);
+        if (kind == REPORT_MEMORY) report_amount(kind, p->amount, text, sizeof text);
+        else snprintf(text, sizeof text, "%.0f%%", 100 * p->amount / (total > 0 ? total : 1));
+        report_label(a, 162 + w, y + 12, "start", "%s", text);
         y += 19;
     }
     return y + 8;
@@ -1215,14 +1235,15 @@ static void report_tiles(const report_data *d, FILE *f) {
     if (report_is_there(t.scale)) report_tile(f, "loss scale", "%.8g", t.scale);
     report_tile(f, "skipped", "%.0f (%.2g%%)", t.skipped,
                 d->last > 0 ? 100 * t.skipped / d->last : 0);
-    report_tile(f, "sites fell back", t.still ? "%d, %d still f32" : "%d", t.fell, t.still);
+    report_tile(f, "sites fell back", t.still ? "%d, %d in f32 now" : "%d", t.fell, t.still);
     if (report_is_there(t.worst))
         report_tile(f, "underflow, worst layer", t.worst < 5e-5 ? "none" : "%.2g%% %s",
                     100 * t.worst, t.worst_layer);
     if (report_is_there(t.ms)) report_tile(f, "a step", "%.3g ms", t.ms);
     fputs("</dl>\n", f);
     if (!t.why[0]) return;
-    fprintf(f, "<p class=\"note\">Last skip at step %.0f: ", t.last_skip);
+    fprintf(f, "<p class=\"note\">Step %.0f was skipped, %s: ", t.last_skip,
+            t.skipped > 1 ? "the newest of them" : "the only one");
     report_escape(f, t.why);
     fputs("</p>\n", f);
 }
@@ -1238,7 +1259,7 @@ static void report_style(FILE *f) {
           "color:var(--ink);font:15px/1.45 system-ui,sans-serif}\n"
           "h1{font-size:1.3rem;margin:0}h2{font-size:1rem;margin:0}\n"
           "p{margin:2px 0 6px;color:var(--soft);font-size:.84rem}"
-          "p.note{font-size:.9rem;margin:0 0 12px}p.none{padding:24px 0}\n"
+          "p.note{font-size:.9rem;margin:0 0 12px}p.none{padding:24px 0}.pair{white-space:nowrap}\n"
           "p.cut{border:2px dashed var(--bad);padding:8px 12px;color:var(--ink);margin:8px 0}\n", f);
     fputs("main{columns:3 360px;column-gap:14px}\n"
           "section{break-inside:avoid;margin:0 0 14px;background:var(--card);border:1px solid var(--line);border-radius:8px;"
@@ -1377,6 +1398,25 @@ static void report_say_sites(const report_data *d, FILE *out) {
     if (n > 8) fprintf(out, "         and %d more\n", n - 8);
 }
 
+/* The newest skip, and why, in lines that end between words. */
+static void report_say_skip(const report_total *t, FILE *out) {
+    enum { WIDTH = 70 };
+    char        line[REPORT_MESSAGE];
+    const char *at = line;
+    if (!t->why[0]) return;
+    snprintf(line, sizeof line, "step %.0f: %.300s", t->last_skip, t->why);
+    while (*at) {
+        size_t n = strlen(at);
+        if (n > WIDTH) {
+            for (n = WIDTH; n > 0 && at[n] != ' '; n--) {}
+            if (n == 0) n = WIDTH;
+        }
+        fprintf(out, "         %.*s\n", (int)n, at);
+        at += n;
+        while (*at == ' ') at++;
+    }
+}
+
 /* What the page says, in lines of at most 79 columns. */
 REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, char *error) {
     report_data   d;
@@ -1389,12 +1429,12 @@ REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, c
         if (report_is_there(t.loss))
             fprintf(out, "loss     %s  %.4g -> %.4g\n", spark, t.first, t.loss);
         report_spark(&d, REPORT_FIELD(norm), spark, 40);
-        fprintf(out, "norm     %s  %.0f%% of rows clipped\n", spark, 100 * t.clipped);
+        fprintf(out, "norm     %s  gradients clipped in %.0f%%\n", spark, 100 * t.clipped);
         snprintf(a, sizeof a, "%.8g", t.scale);
         fprintf(out, "scale    %s; %.0f of %s steps skipped\n",
                 report_is_there(t.scale) ? a : "none", t.skipped,
                 report_short(d.last, b));
-        if (t.why[0]) fprintf(out, "         the last one at %.0f: %.52s\n", t.last_skip, t.why);
+        report_say_skip(&t, out);
         if (report_is_there(t.worst) && t.worst < 5e-5)
             fprintf(out, "fp16     flushes no gradient to zero\n");
         else if (report_is_there(t.worst))
@@ -1411,20 +1451,31 @@ REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, c
 /* ==== What mixprec knows ============================================================ */
 #ifdef MIXPREC_H_INCLUDED
 
+/* What happened, and what is to be done about it, or that nothing is. */
 static void report_why(const mixp_verdict *v, char *text, size_t space) {
     const char *gradient = v->bad_tensor ? v->bad_tensor : "a parameter";
+    const int   at = v->site && v->site[0];
     if (v->reason == MIXP_SKIP_SPIKE_NORM || v->reason == MIXP_SKIP_SPIKE_LOSS)
-        snprintf(text, space, "a spike of the %s, %.1f standard deviations off",
+        snprintf(text, space, "a spike of the %s, %.1f standard deviations off. It changed no "
+                 "weight; nothing is to be done",
                  v->reason == MIXP_SKIP_SPIKE_LOSS ? "loss" : "gradient norm", v->spike_z);
-    else if (v->site && v->site[0])
-        snprintf(text, space, "%s %.100s", v->origin == MIXP_ORIGIN_FORWARD ? "forward, at"
-                 : v->origin == MIXP_ORIGIN_BACKWARD ? "in a gradient of" : "at", v->site);
-    else snprintf(text, space, "%s in the gradient of %.120s", v->bad_is_nan ? "NaN" : "Inf", gradient);
+    else if (v->origin == MIXP_ORIGIN_FORWARD && at)
+        snprintf(text, space, "%.100s made a number that its dtype does not hold. Where the guard "
+                 "lets it store f32, nothing is to be done", v->site);
+    else if (v->origin == MIXP_ORIGIN_BACKWARD && at)
+        snprintf(text, space, "a gradient of %.100s overflowed. The loss scale was too large and "
+                 "was lowered; nothing is to be done", v->site);
+    else if (v->origin != MIXP_ORIGIN_UNKNOWN)
+        snprintf(text, space, "%s%s%.100s", mixp_origin_text(v->origin), at ? "; it began at " : "",
+                 at ? v->site : "");
+    else
+        snprintf(text, space, "%s in the gradient of %.120s. Now and then that is how a loss scale "
+                 "is found; nothing is to be done", v->bad_is_nan ? "NaN" : "Inf", gradient);
 }
 
 /* Tells of a step that was skipped, once. On a GPU the verdict may be of an earlier step. */
 REPORT_UNUSED static void report_verdict(report_file *log, double step, const mixp_verdict *v) {
-    char why[200];
+    char why[300];
     if (!log || v->outcome != MIXP_STEP_SKIPPED || v->step == log->skipped) return;
     log->skipped = v->step;
     report_why(v, why, sizeof why);

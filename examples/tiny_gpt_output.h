@@ -175,6 +175,9 @@ static void tell_events(trainer *t) {
         if (!what[e.kind] || t->c.quiet || t->events_told++ > MOST) continue;
         if (t->events_told > MOST) say_line("guard", "goes on; the report has all of it");
         else say_line("guard", "step %lld: %s: %s", (long long)t->step, e.site, what[e.kind]);
+        if (t->events_told == 1 && e.kind <= MIXP_EVENT_FLUSHED)
+            say_line("", "(fp16 does not hold its numbers, so it stores f32 until they fit: "
+                     "nothing is to be done)");
     }
 }
 

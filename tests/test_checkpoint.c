@@ -547,6 +547,7 @@ static void test_malformed_rows(void) {
         if (r != MIXP_OK) CHECK_TEXT(error, "(x.safetensors)");
         mixp_safetensors_free(f);
     }
+    printf("  %d files\n", (int)i);
 }
 
 /* A NUL as padding, the eight bytes of the length, names decoded, an odd offset. */
@@ -597,6 +598,7 @@ static void test_truncated(void) {
     }
     CHECK_INT(read_bytes(bytes, n, &f, error), MIXP_OK);
     mixp_safetensors_free(f);
+    printf("  %d lengths\n", (int)n);
 }
 
 static void put_byte(const char *path, size_t at, int byte) {
@@ -627,6 +629,7 @@ static void test_flipped(void) {
             if (f) CHECK_INT(total, 9);
             mixp_safetensors_free(f);
         }
+    printf("  %d files\n", (int)(n - 9) * 14);
 }
 
 /* 100 000 entries, and names that begin alike: n log n, not n squared. */
@@ -890,8 +893,8 @@ static void test_fault_at_each_call(void) {
         { FAULT_ERROR, ENOSPC }, { FAULT_ERROR, EIO }, { FAULT_ERROR, EDQUOT }, { FAULT_ERROR, EINTR },
         { FAULT_NOTHING, EIO }, { FAULT_LIE, EIO } };
     size_t k;
-    int at;
-    for (k = 0; k < sizeof faults / sizeof faults[0]; k++) {
+    int at, cases = 0;
+    for (k = 0; k < sizeof faults / sizeof faults[0]; k++, cases += at) {
         at = 0;
         do {
             faults_off();
@@ -902,6 +905,7 @@ static void test_fault_at_each_call(void) {
     trace[0] = '\0';       /* the file is on the disk before it gets its name, the name after */
     CHECK_INT(save_number("f", 1.0, NULL), MIXP_OK);
     if (POSIX) CHECK(strlen(trace) >= 6 && strcmp(trace + strlen(trace) - 6, "wscrsc") == 0);
+    printf("  %d saves\n", cases);
     remove("f");
 }
 
@@ -926,6 +930,7 @@ static void test_full_disk(void) {
     faults_off();
     CHECK_NEAR(load_number("f"), 2.0, 0.0);
     CHECK_INT(folder_count("."), files);
+    printf("  %ld saves\n", n);
     remove("f");
 }
 
@@ -934,7 +939,7 @@ static void test_fault_at_each_call_of_a_read(void) {
     static const struct { fault_kind kind; int reason; } faults[] = {
         { FAULT_ERROR, EIO }, { FAULT_ERROR, EACCES }, { FAULT_ERROR, EINTR }, { FAULT_NOTHING, EIO } };
     size_t k;
-    int at;
+    int at, cases = 0;
     CHECK_INT(save_big("f", 3.0, NULL), MIXP_OK);
     for (k = 0; k < sizeof faults / sizeof faults[0]; k++) {
         for (at = 0; ; at++) {
@@ -959,7 +964,9 @@ static void test_fault_at_each_call_of_a_read(void) {
         }
         faults_off();
         CHECK(at >= 7);
+        cases += at;
     }
+    printf("  %d reads\n", cases);
     remove("f");
 }
 
@@ -996,6 +1003,7 @@ static void test_out_of_memory_for_a_file(void) {
     CHECK(k > 5);
     CHECK_TEXT(mixp_safetensors_metadata(f, "format"), "pt");
     mixp_safetensors_free(f);
+    printf("  %ld requests of a read\n", k - 1);
     remove("f");
 }
 
@@ -1606,6 +1614,7 @@ static void test_fault_at_each_call_of_a_load(void) {
     }
     faults_off();
     CHECK(at > 50 && loaded == (POSIX ? 2 : 1));
+    printf("  %d loads\n", at);
     free(before);
     mixp_context_free(p.ctx);
 }

@@ -180,7 +180,34 @@ static void test_summary(void) {
     CHECK_TEXT(text, "sites    h.1: linear: f32 from step 20 to 30");
     CHECK_TEXT(text, "flushes at most 25% of a layer's gradient, in h.0");
     CHECK_TEXT(text, "time     GEMM 75%, the rest 25%");
+    CHECK_TEXT(text, "gradients clipped in ");
+    CHECK_TEXT(text, "         step 20: Inf & \"NaN\"\n");
     for (line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) CHECK(strlen(line) < 80);
+}
+
+/* A long reason is shown whole, in lines that fit. */
+static void test_long_reason(void) {
+    static const char head[] = "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":7,\"skip\":\"";
+    char   log[600], why[280];
+    size_t i;
+    FILE  *f = fopen(PAGE, "wb");
+    char  *line;
+    for (i = 0; i + 1 < sizeof why; i++) why[i] = i % 9 == 8 ? ' ' : (char)('a' + i / 9 % 26);
+    why[i] = '\0';
+    snprintf(log, sizeof log, "%s%s\"}\n", head, why);
+    put(log, strlen(log));
+    CHECK_INT(report_summary(LOG, f, error), REPORT_OK);
+    fclose(f);
+    slurp(PAGE);
+    for (i = 0; i < 30; i++) {
+        char word[9];
+        memset(word, (int)('a' + i % 26), 8);
+        word[8] = '\0';
+        CHECK_TEXT(text, word);
+    }
+    for (line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) CHECK(strlen(line) < 80);
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
+    CHECK_TEXT(slurp(PAGE), "Step 7 was skipped, the only one: aaaaaaaa bbbbbbbb");
 }
 
 int main(void) {
@@ -191,6 +218,7 @@ int main(void) {
     RUN(test_cut);
     RUN(test_damaged);
     RUN(test_summary);
+    RUN(test_long_reason);
     remove(LOG);
     remove(PAGE);
     return test_report();

@@ -2,7 +2,7 @@
 # variant.sh - builds the C tests another way and runs them; a missing tool is a skip.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/variant.sh NAME
+#   tests/variant.sh NAME [TEST...]             TEST: of these alone, "scaler" for test_scaler.c (JOBS)
 #
 #   sanitizers threads clang                    other builds of everything
 #   O0 O3 lto trapv char m32 gnu ofast finite   gcc's flags; the last three: what is promised there
@@ -23,10 +23,13 @@ need() {
 
 # tests VARIABLE=VALUE...: make test-programs with them, in build/NAME.
 name=$1
+[ $# -eq 0 ] || shift
+chosen=$*
 tests() {
     unset MAKEFLAGS MAKEOVERRIDES MFLAGS OPENMP
     make=${MAKE:-make} jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}
     unset MAKE
+    [ -z "$chosen" ] || set -- "$@" TESTS="$(set_of $chosen)"
     exec "$make" -s -j"$jobs" --no-print-directory BUILD="${BUILD:-build}/$name" "$@" test-programs
 }
 

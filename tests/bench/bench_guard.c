@@ -1,14 +1,18 @@
 /* bench_guard.c - what a guard costs: one GPT with it and without, in turns.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     bench_guard [--gpt2] [off|on|every N] [ROUNDS]   both in turns unless told which; N = 16 by default
+ *     bench_guard [--gpt2|--slice] [off|on|every N] [ROUNDS]   both in turns unless told which; N = 16
  *
  * nanoGPT's CPU configuration: 4 layers of width 128, 4 heads, 64 tokens by 12, vocabulary 65, f16.
  * --gpt2: GPT-2 124M, 12 layers of width 768, 256 tokens, vocabulary 50257; 5 rounds unless told, which
  * take some minutes, and 3 GB.
+ * --slice: one layer of width 128 with 256 tokens, vocabulary 1024: to count the instructions of.
  * Figures are for a quiet machine: each round times N steps of one model without a guard, then N with
  * it, one of which is sampled; the median of the rounds' ratios is printed. With a guard off again no
- * memory is taken. One side alone, for valgrind --tool=callgrind.
+ * memory is taken. One side alone, for instructions, which a busy machine does not change:
+ *
+ *     for w in off on; do OMP_NUM_THREADS=1 valgrind --tool=callgrind --callgrind-out-file=/dev/null \
+ *         --toggle-collect=run build/bench/bench_guard --slice $w 1; done
  */
 #define _POSIX_C_SOURCE 199309L
 #define MIXPREC_IMPLEMENTATION
@@ -20,7 +24,8 @@
 enum { MOST_LAYERS = 12, MOST_TOKENS = 768, WEIGHTS = 6 };
 
 typedef struct shape { int layers, width, heads, vocab, time, batch; } shape;
-static const shape nano = { 4, 128, 4, 65, 64, 12 }, gpt2 = { 12, 768, 12, 50257, 256, 1 };
+static const shape nano = { 4, 128, 4, 65, 64, 12 }, gpt2 = { 12, 768, 12, 50257, 256, 1 },
+                   slice = { 1, 128, 4, 1024, 256, 1 };
 
 typedef struct model {
     shape           is;
@@ -137,16 +142,17 @@ int main(int argc, char **argv) {
     static model m;
     mixp_guard_desc guard;
     const int large = argc > 1 && strcmp(argv[1], "--gpt2") == 0;
-    const char *which = argc > 1 + large ? argv[1 + large] : "both", *why;
-    int rounds = argc > 2 + large ? atoi(argv[2 + large]) : 0, i;
+    const int named = large || (argc > 1 && strcmp(argv[1], "--slice") == 0);
+    const char *which = argc > 1 + named ? argv[1 + named] : "both", *why;
+    int rounds = argc > 2 + named ? atoi(argv[2 + named]) : 0, i;
     memset(&guard, 0, sizeof guard);
     guard.every = 16;
     if (strcmp(which, "every") == 0) {
         guard.every = rounds;
-        rounds = argc > 3 + large ? atoi(argv[3 + large]) : 0;
+        rounds = argc > 3 + named ? atoi(argv[3 + named]) : 0;
     }
     if (rounds < 1 || rounds > 1000) rounds = large ? 5 : 21;
-    model_open(&m, large ? gpt2 : nano);
+    model_open(&m, large ? gpt2 : named ? slice : nano);
     if (mixp_guard_start(m.ctx, &guard) != MIXP_OK) return 2;
     if (strcmp(which, "off") == 0 || strcmp(which, "on") == 0) {
         for (i = 0; i < rounds; i++) run(&m, guard.every, strcmp(which, "on") == 0 ? &guard : NULL);

@@ -207,7 +207,7 @@ static void training_run(training *t, int steps) {
         for (o = 0; o < 3; o++) mixp_scaler_step(t->scaler, t->opt[o]);
         mixp_scaler_update(t->scaler);
         for (o = 0; o < 3; o++) mixp_zero_grad(t->opt[o]);
-        t->cursor[0]++;
+        if (t->cursor[0] < INT64_MAX) t->cursor[0]++;
     }
 }
 
@@ -490,7 +490,9 @@ static void load_accepted(training *t, const parts *p) {
     const file_bytes *sound = &good[t->rich];
     int unchanged = disk[i].size == sound->size &&
                     memcmp(disk[i].data, sound->bytes, sound->size) == 0;
+    const double scale = (double)mixp_scaler_loss_scale(t->scaler), most = 8.5070591730234616e37;
     pieces_forget();
+    EXPECT(scale >= 1.0 / most && scale <= most);       /* 2^126, as is promised of every scale */
     expect_saved(t, p);
     if (unchanged) {
         training_run(t, 1);
