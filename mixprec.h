@@ -1276,7 +1276,7 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
     MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
-                                   of the sums alone: norm and bad ones are its own */
+                                   of the sums alone: its norm is squared */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1323,7 +1323,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
 /* The same, where sums are scattered: what this rank has looked at is its part of them. */
 MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
     row[MIXP_AGREE_HERE] = 2.0;
-    row[MIXP_AGREE_NORM] = s->stats.norm;   /* Inf and NaN, too: others add zeros to it */
+    row[MIXP_AGREE_NORM] = s->stats.norm * s->stats.norm;   /* others add zeros to it */
     row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
     row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
     row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
@@ -1342,7 +1342,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
-        squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
+        squares += row[MIXP_AGREE_NORM];
         if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
         /* plant: part_first */
         if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
@@ -1485,6 +1485,20 @@ MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
  */
 MIXPREC_HD uint64_t mixp_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
 { return mixp_random_key(seed ^ 0x6F70745F73746174u, (uint64_t)applied, tensor); }
+/* The key of 2^32 elements. */
+MIXPREC_HD uint64_t mixp_state_key_of(uint64_t key, uint64_t element)
+{ return key + (element >> 32) * 0x9E3779B97F4A7C15u; }
+/* The word of one of them. In 32 bits, for products of 64 take several times as long in vectors,
+ * and this is asked for at every element of every step: two rounds of multiply and xor-shift
+ * (Wellons' constants of least bias), with half of the key before each. */
+MIXPREC_HD uint32_t mixp_state_random(uint64_t key, uint64_t element) {
+    const uint64_t k = mixp_state_key_of(key, element);
+    uint32_t x = (uint32_t)element + (uint32_t)k;
+    x = (x ^ x >> 16) * 0x7FEB352Du;
+    x = (x ^ x >> 15) + (uint32_t)(k >> 32);
+    x *= 0x846CA68Bu;
+    return x ^ x >> 16;
+}
 MIXPREC_HD uint32_t mixpi_random_m(uint32_t word) { return word & 0xFFFFu; }
 MIXPREC_HD uint32_t mixpi_random_v(uint32_t word) { return word >> 16; }
 MIXPREC_HD uint32_t mixpi_random_master(uint32_t word) {
@@ -1973,7 +1987,8 @@ typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_stri
  * ((s * heads + h) * t + i) * keys + j) >= dropout * 2^32. No array of scores is ever stored.
  *
  * A query that sees no key, since all of them are hidden or have scores of -Inf, has y of 0, lse of
- * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. */
+ * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. A value
+ * (v) that is not finite may reach queries that do not see its key: 0 times it is NaN. */
 typedef struct mixp_attention_args {
     int64_t  b, t, keys, heads, kv_heads, d;    /* heads: a multiple of kv_heads           */
     int      causal;
@@ -2473,6 +2488,7 @@ struct mixp_tensor {
     int           requires_grad;
     uint64_t      version;      /* goes up with every write: what the cast cache looks at  */
     struct mixpi_tensor_private {
+        const mixp_tensor *self;/* its own address: another stands where it was recycled    */
         mixp_tensor *grad;      /* the gradient's storage, whether or not it holds one     */
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
         mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
@@ -2491,7 +2507,7 @@ struct mixp_tensor {
         mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
         int          borrowed;  /* 1: a gradient whose memory is another's                 */
         int          disposable;/* 1: the program reads its values no more                 */
-        int          spent;     /* 1: they are its gradient now                            */
+        int          spent;     /* 1: they are its gradient now, or given back             */
         int          site;      /* of an activation: number of what made it, from 1; 0 = data */
         mixp_dtype   raised;    /* the low dtype that it would have without a guard; MIXP_F32:
                                    it is as autocast says */
@@ -2749,7 +2765,9 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
  * is written over logits that a product made and nothing else reads: with a large vocabulary they
- * are the largest array of a step. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
+ * are the largest array of a step. And what mixp_add_layer_norm and mixp_add_rms_norm add, b, is
+ * given back at once where a product made it and nothing read it before; what would read it
+ * afterwards is MIXP_ERR_ORDER. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
@@ -2987,6 +3005,7 @@ typedef struct mixp_call {
     void          *attrs;                /* a copy of what was given to mixp_apply          */
 } mixp_call;
 
+/* A row and its name live as long as the contexts that apply it. */
 struct mixp_op {
     const char *name;           /* "layer_norm": for messages and counts                   */
     mixp_op_class  cls;
@@ -3416,7 +3435,8 @@ MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *los
 MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_tensor *logits,
                                                    mixp_tensor *targets, int32_t ignore,
                                                    float share, mixp_tensor **loss);
-/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker.
+/* Sets the scale to a new value instead; needs no step before it, keeps the growth tracker, and
+ * forgets what steps since the last update have found.
  * Gradients that were made before are still unscaled by the scale that they have. */
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale);
 /* The scale; waits for the device. 1 when disabled. */
@@ -3805,7 +3825,7 @@ typedef struct mixp_guard_desc {
     int     every;              /* 0 = 16: one step in so many is sampled; at most 2^20 */
     int     clean;              /* 0 = 4 samples until a site is low again; at most 2^20 */
     float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
-    float   low_again;          /* 0 = 0.0625 of it; below high */
+    float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
     int     patience;           /* 0 = 20 skips in a row that began forward, with nothing left to
                                    fall back: MIXP_ERR_DIVERGED; negative = never */
@@ -5176,6 +5196,24 @@ static int mixpi_amx_machine(int f16) {
 #define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
 #define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
 #define mixpi_vcode_widen    MIXPI_P(vcode_widen)
+#define mixpi_vlanes         MIXPI_P(vlanes)        /* in one register                     */
+#define mixpi_vread_high     MIXPI_P(vread_high)
+#define mixpi_vread_16       MIXPI_P(vread_16)
+#define mixpi_vread_8        MIXPI_P(vread_8)
+#define mixpi_vwrite_high    MIXPI_P(vwrite_high)
+#define mixpi_vwrite_16      MIXPI_P(vwrite_16)
+#define mixpi_vwrite_8       MIXPI_P(vwrite_8)
+#define mixpi_vlow_16        MIXPI_P(vlow_16)
+#define mixpi_vstate_random  MIXPI_P(vstate_random)
+#define mixpi_vstate_bf16    MIXPI_P(vstate_bf16)
+#define mixpi_vstate_m       MIXPI_P(vstate_m)
+#define mixpi_vstate_m_value MIXPI_P(vstate_m_value)
+#define mixpi_vstate_v       MIXPI_P(vstate_v)
+#define mixpi_vstate_v_value MIXPI_P(vstate_v_value)
+#define mixpi_vmaster_16     MIXPI_P(vmaster_16)
+#define mixpi_vmaster_8      MIXPI_P(vmaster_8)
+#define mixpi_vmaster_of     MIXPI_P(vmaster_of)
+#define mixpi_vmaster_parts  MIXPI_P(vmaster_parts)
 
 /* --- one register, and its bits --- *
  * vbits_gt, _max and _min compare as signed numbers; vbits_times is a whole number times unit. */
@@ -5958,6 +5996,194 @@ MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_ro
     mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random),
                      to == MIXP_F16 || to == MIXP_BF16, 0);
 }
+
+/* --- a register of codes, and what states of fewer bytes make of them --------------------- *
+ * In plain C a register is one element. vread and vwrite take codes of 16 or 8 bits, read with
+ * their sign; the forms in _high have 16 bits in the upper half of each element. */
+#if MIXPI_PASS == 2
+MIXPI_V mixpi_vbits mixpi_vread_high(const char *p) {       /* one instruction, not two */
+    const mixpi_vbits to = { 0, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
+                             0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000,
+                             0xF0000 };
+    __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return (mixpi_vbits)_mm512_maskz_permutexvar_epi16(
+        0xAAAAAAAAu, (__m512i)to, _mm512_castsi256_si512(h));
+}
+MIXPI_V mixpi_vbits mixpi_vread_16(const char *p) {
+    __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    return (mixpi_vbits)_mm512_cvtepi16_epi32(h);
+}
+MIXPI_V mixpi_vbits mixpi_vread_8(const char *p) {
+    __m128i h = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (mixpi_vbits)_mm512_cvtepi8_epi32(h);
+}
+MIXPI_V void mixpi_vwrite_high(char *p, mixpi_vbits a) {
+    const mixpi_vbits odd = { 0x30001, 0x70005, 0xB0009, 0xF000D, 0x130011, 0x170015,
+                              0x1B0019, 0x1F001D, 1, 1, 1, 1, 1, 1, 1, 1 };
+    __m512i h = _mm512_permutexvar_epi16((__m512i)odd, (__m512i)a);
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_castsi512_si256(h));
+}
+MIXPI_V void mixpi_vwrite_16(char *p, mixpi_vbits a)
+{ _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16((__m512i)a)); }
+MIXPI_V void mixpi_vwrite_8(char *p, mixpi_vbits a)
+{ _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8((__m512i)a)); }
+
+#elif MIXPI_PASS == 1
+MIXPI_V mixpi_vbits mixpi_vread_16(const char *p) {
+    __m128i h = _mm_loadu_si128((const __m128i *)(const void *)p);
+    return (mixpi_vbits)_mm256_cvtepi16_epi32(h);
+}
+MIXPI_V mixpi_vbits mixpi_vread_8(const char *p) {
+    __m128i h = _mm_loadl_epi64((const __m128i *)(const void *)p);
+    return (mixpi_vbits)_mm256_cvtepi8_epi32(h);
+}
+/* The lower 16 bits of each: packing saturates. */
+MIXPI_V __m128i mixpi_vlow_16(mixpi_vbits a) {
+    __m256i low = (__m256i)(a & 0xFFFFu);
+    return _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+}
+MIXPI_V void mixpi_vwrite_16(char *p, mixpi_vbits a)
+{ _mm_storeu_si128((__m128i *)(void *)p, mixpi_vlow_16(a)); }
+MIXPI_V void mixpi_vwrite_8(char *p, mixpi_vbits a) {
+    __m128i words = mixpi_vlow_16(a & 0xFFu);
+    _mm_storel_epi64((__m128i *)(void *)p, _mm_packus_epi16(words, words));
+}
+
+#elif MIXPI_PASS == 3
+MIXPI_V mixpi_vbits mixpi_vread_16(const char *p) {
+    int16x4_t words;
+    memcpy(&words, p, sizeof words);
+    return (mixpi_vbits)vmovl_s16(words);
+}
+MIXPI_V mixpi_vbits mixpi_vread_8(const char *p) {
+    int8x8_t bytes = vcreate_s8(mixpi_load_code(p, 4));
+    return (mixpi_vbits)vmovl_s16(vget_low_s16(vmovl_s8(bytes)));
+}
+MIXPI_V void mixpi_vwrite_16(char *p, mixpi_vbits a) {
+    uint16x4_t words = vmovn_u32((uint32x4_t)a);
+    memcpy(p, &words, sizeof words);
+}
+MIXPI_V void mixpi_vwrite_8(char *p, mixpi_vbits a) {
+    uint16x4_t words = vmovn_u32((uint32x4_t)a);
+    uint8x8_t bytes = vmovn_u16(vcombine_u16(words, words));
+    memcpy(p, &bytes, 4);
+}
+
+#else
+typedef float    mixpi_vreg;
+typedef uint32_t mixpi_vbits;
+
+MIXPI_V mixpi_vbits mixpi_vbits_at(const void *p, int i)
+{ return (mixpi_vbits)mixpi_load_code((const char *)p + 4 * i, 4); }
+MIXPI_V mixpi_vbits mixpi_vread_16(const char *p) {
+    uint32_t code = (uint32_t)mixpi_load_code(p, 2);
+    return code - ((code & 0x8000u) << 1);
+}
+MIXPI_V mixpi_vbits mixpi_vread_8(const char *p) {
+    uint32_t code = (uint32_t)mixpi_load_code(p, 1);
+    return code - ((code & 0x80u) << 1);
+}
+MIXPI_V void mixpi_vwrite_16(char *p, mixpi_vbits a) { mixpi_store_code(p, 2, a); }
+MIXPI_V void mixpi_vwrite_8(char *p, mixpi_vbits a)  { mixpi_store_code(p, 1, a); }
+#endif
+
+#if MIXPI_PASS != 2
+MIXPI_V mixpi_vbits mixpi_vread_high(const char *p)         { return mixpi_vread_16(p) << 16; }
+MIXPI_V void mixpi_vwrite_high(char *p, mixpi_vbits a)      { mixpi_vwrite_16(p, a >> 16); }
+#endif
+
+enum { mixpi_vlanes = sizeof(mixpi_vbits) / sizeof(uint32_t) };
+typedef struct mixpi_vmaster_parts { mixpi_vbits weight, rest; } mixpi_vmaster_parts;
+
+/* What follows is bit for bit mixp_state_... and mixp_master_..., but that weights and bf16 codes
+ * lie in upper halves, and that codes have their sign. */
+#if MIXPI_PASS == 0
+MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first)
+{ return mixp_state_random(key, first); }
+MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random)
+{ return mixp_state_bf16(mixp_f32_of_bits(x), random) << 16; }
+MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random)
+{ return mixp_state_m(mixp_f32_of_bits(x), scale, random); }
+MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale)
+{ return mixp_state_m_value(code & 0xFFu, scale); }
+MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random)
+{ return mixp_state_v(mixp_f32_of_bits(root), scale, random); }
+MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale)
+{ return mixp_state_v_value(code & 0xFFu, scale); }
+MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
+    mixp_master_parts parts = mixp_master_to_16(mixp_f32_of_bits(u));
+    mixpi_vmaster_parts r = { parts.weight << 16, parts.rest };
+    return r;
+}
+MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
+    mixp_master_parts parts = mixp_master_to_8(mixp_f32_of_bits(u), random);
+    mixpi_vmaster_parts r = { parts.weight << 16, parts.rest };
+    return r;
+}
+MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return mixp_f32_of_bits(bits); }
+
+#else
+MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
+    const uint32_t lane[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    mixpi_vbits x;
+    memcpy(&x, lane, sizeof x);
+    x += first + (uint32_t)key;
+    x = (x ^ x >> 16) * 0x7FEB352Du;
+    x = (x ^ x >> 15) + (uint32_t)(key >> 32);
+    x *= 0x846CA68Bu;
+    return x ^ x >> 16;
+}
+MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
+    const mixpi_vbits a = x & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
+    return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);
+}
+MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random) {
+    const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u);
+    const mixpi_vbits least = mixpi_vbits_all(0x3C800000u);
+    mixpi_vbits y = (mixpi_vbits)((mixpi_vreg)x * mixp_f32_of_bits((254u - scale) << 23));
+    mixpi_vbits a = y & 0x7FFFFFFFu;
+    mixpi_vbits code = ((a + (random << 4)) >> 20) - (120u << 3);
+    mixpi_vbits tiny = (mixpi_vbits)((mixpi_vreg)a + 16384.0f) - 0x46800000u;
+    code = mixpi_vbits_gt(least, a, tiny, code);
+    code = mixpi_vbits_gt(inf, a, code, mixpi_vbits_all(0x7Fu));
+    return (y >> 24 & 0x80u) | code;
+}
+MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale) {
+    mixpi_vbits u = mixpi_vcode_widen(MIXP_F8_E4M3, code);     /* which knows the sign */
+    return (mixpi_vreg)u * mixp_f32_of_bits(scale << 23);
+}
+MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random) {
+    const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), zero = mixpi_vbits_all(0);
+    mixpi_vbits a = root & 0x7FFFFFFFu;
+    mixpi_vbits code = ((a + (random << 3)) >> 19) - ((scale - 15u) << 4);
+    code = mixpi_vbits_max(code, mixpi_vbits_all(1));
+    code = mixpi_vbits_gt(inf, a, code, mixpi_vbits_all(255));
+    return mixpi_vbits_gt(a, zero, code, zero);
+}
+MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale) {
+    const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), zero = mixpi_vbits_all(0);
+    mixpi_vbits c = code & 0xFFu, u = (c + ((scale - 15u) << 4)) << 19;
+    u = mixpi_vbits_gt(mixpi_vbits_all(255), c, u, inf);
+    u = mixpi_vbits_gt(c, zero, u, zero);
+    return (mixpi_vreg)u * (mixpi_vreg)u;
+}
+MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
+    const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), a = u & 0x7FFFFFFFu;
+    mixpi_vmaster_parts r;
+    r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, u + 0x8000u);
+    r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), u);
+    return r;
+}
+MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
+    const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), a = u & 0x7FFFFFFFu;
+    const mixpi_vbits kept = u + random;
+    mixpi_vmaster_parts r;
+    r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, kept + 0x8000u);
+    r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), kept >> 8);
+    return r;
+}
+MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return (mixpi_vreg)bits; }
+#endif
 
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
  * A kernel's inner loop sees f32 only: the array itself when that is f32, otherwise a small
@@ -9918,6 +10144,14 @@ typedef struct mixpi_chunk_job {
     int          counting;      /* 1: updates that are lost                             */
 } mixpi_chunk_job;
 
+/* Buffers of a stretch are whole cache lines, and what stands at the same place in two of them is
+ * never a multiple of 4 KB apart: a load that follows a store so far away waits for it, and then
+ * each 16 elements would wait for the quotient of those before. */
+enum { MIXPI_STRETCH_BUFFERS = 5, MIXPI_STRETCH_ROOM = MIXPI_BLOCK + 208 };
+typedef struct mixpi_stretch_room {
+    float f[MIXPI_STRETCH_BUFFERS * MIXPI_STRETCH_ROOM + 16];
+} mixpi_stretch_room;
+
 /* A stretch of a row whose states are f32 for the time of its update: in place, or widened into
  * the buffers, which are 0 behind the last element. v NULL, m NULL: the row has none. */
 typedef struct mixpi_stretch {
@@ -9926,16 +10160,85 @@ typedef struct mixpi_stretch {
     int      n;
     uint64_t key;               /* of its random numbers                                   */
     float   *p, *m, *v;
-    float    p_buffer[MIXPI_BLOCK], m_buffer[MIXPI_BLOCK], v_buffer[MIXPI_BLOCK];
-    uint32_t random[MIXPI_BLOCK];
+    int      roots;             /* v holds its roots: the update needed them anyway        */
+    float   *g_buffer, *p_buffer, *m_buffer, *v_buffer;
+    float   *word;              /* the bits of its random words                            */
 } mixpi_stretch;
 
+static void mixpi_stretch_carve(mixpi_stretch *s, mixpi_stretch_room *room) {
+    const uintptr_t past = (uintptr_t)room->f % 64u;
+    float *f = room->f + (past ? (64u - past) / sizeof(float) : 0u);
+    s->g_buffer = f;
+    s->p_buffer = f + MIXPI_STRETCH_ROOM;
+    s->m_buffer = f + 2 * MIXPI_STRETCH_ROOM;
+    s->v_buffer = f + 3 * MIXPI_STRETCH_ROOM;
+    s->word = f + 4 * MIXPI_STRETCH_ROOM;
+}
+
+/* A block of states: where its codes lie, whole. Of a block cut short by the row's end that is a
+ * copy, 0 behind the last. rest: what lies beside a bf16 weight. NULL where a state is f32, or none
+ * is. */
+typedef struct mixpi_small {
+    char    *m, *v, *weight, *rest;
+    int      m_size, v_size, rest_size;     /* bytes of a code                             */
+    int64_t  first;                         /* element                                     */
+    int      n;                             /* that the row has                            */
+} mixpi_small;
+
+typedef struct mixpi_small_copy {
+    char m[2 * MIXP_STATE_BLOCK], v[2 * MIXP_STATE_BLOCK];
+    char weight[2 * MIXP_STATE_BLOCK], rest[2 * MIXP_STATE_BLOCK];
+} mixpi_small_copy;
+
+static char *mixpi_small_codes(const mixpi_small *b, void *state, int size, char *copy) {
+    char *codes = (char *)state + b->first * size;
+    if (!state || size == 4) return NULL;
+    if (b->n == MIXP_STATE_BLOCK) return codes;
+    memset(copy, 0, 2 * MIXP_STATE_BLOCK);
+    memcpy(copy, codes, (size_t)b->n * (size_t)size);
+    return copy;
+}
+static mixpi_small mixpi_small_of(const mixp_param_row *row, int64_t first, int n,
+                                  mixpi_small_copy *copy) {
+    mixpi_small b;
+    b.first = first;
+    b.n = n;
+    b.m_size = (int)mixp_dtype_size(row->m_dtype);
+    b.v_size = (int)mixp_dtype_size(row->v_dtype);
+    b.rest_size = (int)mixp_dtype_size(row->master_dtype);
+    b.m = mixpi_small_codes(&b, row->m, b.m_size, copy->m);
+    b.v = mixpi_small_codes(&b, row->v, b.v_size, copy->v);
+    b.rest = mixpi_small_codes(&b, row->master, b.rest_size, copy->rest);
+    b.weight = b.rest ? mixpi_small_codes(&b, row->weight, 2, copy->weight) : NULL;
+    return b;
+}
+
+/* The codes are written: of a block cut short, back to where they belong. */
+static void mixpi_small_put_back(const mixpi_small *b, void *state, int size,
+                                 const char *codes) {
+    if (codes)
+        memcpy((char *)state + b->first * size, codes, (size_t)b->n * (size_t)size);
+}
+static void mixpi_small_done(const mixpi_small *b, const mixp_param_row *row) {
+    if (b->n == MIXP_STATE_BLOCK) return;
+    mixpi_small_put_back(b, row->m, b->m_size, b->m);
+    mixpi_small_put_back(b, row->v, b->v_size, b->v);
+    mixpi_small_put_back(b, row->weight, 2, b->weight);
+    mixpi_small_put_back(b, row->master, b->rest_size, b->rest);
+}
+
 /* How many of its elements lie in the block that begins at i. */
-static size_t mixpi_stretch_block(const mixpi_stretch *s, int i)
-{ return (size_t)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
+static int mixpi_stretch_block(const mixpi_stretch *s, int i)
+{ return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
 
 static int mixpi_row_is_split(const mixp_param_row *row)
 { return row->master && row->master_dtype != MIXP_F32; }
+
+/* Are states of it not f32? */
+static int mixpi_row_is_coded(const mixp_param_row *row) {
+    return mixpi_row_is_split(row) || (row->m && row->m_dtype != MIXP_F32) ||
+           (row->v && row->v_dtype != MIXP_F32);
+}
 
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
@@ -10146,10 +10449,11 @@ MIXPI_V mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v
 }
 
 /* 16 elements of mixp_adam_element, the same operations in the same order. form: one of the two
- * that are compiled by themselves, or what u says. */
+ * that are compiled by themselves, or what u says. root: of the second moment, in PyTorch's order:
+ * states of one byte are made of it. */
 enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
 MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
-                              mixpi_v *m, mixpi_v *v) {
+                              mixpi_v *m, mixpi_v *v, mixpi_v *root) {
     const int any = form == MIXPI_P(form_any), cautious = any && u->cautious;
     const int apex = any ? u->order == MIXP_ADAM_ORDER_APEX : form == MIXPI_P(form_apex);
     mixpi_v ratio, decay, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
@@ -10160,24 +10464,33 @@ MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, m
         ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
         ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
         decay = MIXPI_P(decay)(u, cautious, ratio, p);
+        *root = *v;
         return mixpi_vfma(rate, mixpi_vfma(decay, p, ratio), p);
     }
-    ratio = mixpi_vdiv(*m, mixpi_vfma(mixpi_vsqrt(*v), mixpi_vset(u->scale_v), eps));
+    *root = mixpi_vsqrt(*v);
+    ratio = mixpi_vdiv(*m, mixpi_vfma(*root, mixpi_vset(u->scale_v), eps));
     p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, cautious, ratio, p)), p, p);
     return mixpi_vfma(rate, ratio, p);
 }
 
-MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form, const float *g,
-                                 float *p, float *m, float *v, int n) {
-    mixpi_v a, b, w;
+/* roots: not v is kept, but its root, in PyTorch's order. */
+MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
+                                 const mixpi_stretch *s, const float *g) {
+    float *p = s->p, *m = s->m, *v = s->v;
+    const int roots = s->roots, n = s->n;
+    mixpi_v a, b, w, root;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
         a = MIXPI_P(stream)(m + i); b = MIXPI_P(stream)(v + i);
         w = MIXPI_P(adam)(u, form, MIXPI_P(stream)(g + i), MIXPI_P(stream)(p + i), &a,
-                          &b);
-        mixpi_vstore(p + i, w); mixpi_vstore(m + i, a); mixpi_vstore(v + i, b);
+                          &b, &root);
+        mixpi_vstore(p + i, w); mixpi_vstore(m + i, a);
+        mixpi_vstore(v + i, roots ? root : b);
     }
-    for (; i < n; i++) mixp_adam_element(u, g[i], p + i, m + i, v + i);
+    for (; i < n; i++) {
+        mixp_adam_element(u, g[i], p + i, m + i, v + i);
+        if (roots) v[i] = sqrtf(v[i]);
+    }
 }
 
 /* As mixp_sgd_element; m NULL without momentum. */
@@ -10246,34 +10559,88 @@ MIXPI_V void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, flo
     for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
 }
 
-/* --- states of fewer bytes, a stretch at a time. Loops over whole blocks of arrays that can
- * overlap nothing: a compiler makes vectors of them, from the functions for one element. */
+/* --- states of fewer bytes: blocks of codes to f32 and back, a register at a time ---------- *
+ * `size`, bytes of a code, is a constant where they are inlined in a loop that must be quick. */
 
-MIXPI_V void MIXPI_P(m_blocks)(const mixpi_stretch *s, float *m) {
-    const uint8_t *from = (const uint8_t *)s->row->m + s->first;
-    const uint8_t *scales = s->row->m_scale + s->first / MIXP_STATE_BLOCK;
-    int i, k;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
-        const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
-        const mixpi_v unit = mixpi_vset(mixp_f32_of_bits(scale << 23));
-        uint8_t code[MIXP_STATE_BLOCK] = { 0 };
-        memcpy(code, from + i, mixpi_stretch_block(s, i));
-        MIXPI_P(widen_run)(MIXP_F8_E4M3, m + i, code, MIXP_STATE_BLOCK);
-        for (k = i; k < i + MIXP_STATE_BLOCK; k += 16)
-            mixpi_vstore(m + k, mixpi_vmul(mixpi_vload(m + k), unit));
+enum { MIXPI_P(registers) = 16 / mixpi_vlanes };
+
+/* 16 elements of a moment from k on; second: of the second order. By way of registers: where a
+ * load of 64 bytes follows their store at once, it waits for it. */
+MIXPI_V mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
+                                      uint32_t scale, int k) {
+    mixpi_vbits u[MIXPI_P(registers)];
+    mixpi_vreg r[MIXPI_P(registers)];
+    mixpi_v x;
+    int j;
+    for (j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
+        u[j] = size == 2 ? mixpi_vread_high(codes + 2 * k) : mixpi_vread_8(codes + k);
+        if (size == 2) continue;
+        r[j] = second ? mixpi_vstate_v_value(u[j], scale) : mixpi_vstate_m_value(u[j], scale);
+    }
+    if (size == 2) memcpy(&x, u, sizeof x);
+    else memcpy(&x, r, sizeof x);
+    return x;
+}
+MIXPI_V mixpi_v MIXPI_P(small_master)(const mixpi_small *b, int k) {
+    mixpi_vbits u[MIXPI_P(registers)];
+    mixpi_v x;
+    int j;
+    for (j = 0; j < MIXPI_P(registers); j++, k += mixpi_vlanes) {
+        u[j] = b->rest_size == 2 ? mixpi_vread_16(b->rest + 2 * k)
+                                 : mixpi_vread_8(b->rest + k) << 8;
+        u[j] += mixpi_vread_high(b->weight + 2 * k);
+    }
+    memcpy(&x, u, sizeof x);
+    return x;
+}
+MIXPI_V void MIXPI_P(small_words)(uint64_t key, int64_t first, int k, float *word) {
+    int j;
+    for (j = k; j < k + 16; j += mixpi_vlanes) {
+        const mixpi_vbits r = mixpi_vstate_random(key, (uint32_t)first + (uint32_t)j);
+        memcpy(word + j, &r, sizeof r);
     }
 }
 
-MIXPI_V void MIXPI_P(v_blocks)(const mixpi_stretch *s, float *v) {
-    const uint8_t *from = (const uint8_t *)s->row->v + s->first;
-    const uint8_t *scales = s->row->v_scale + s->first / MIXP_STATE_BLOCK;
-    int i, k;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
-        const uint32_t scale = scales[i / MIXP_STATE_BLOCK];
-        uint8_t code[MIXP_STATE_BLOCK] = { 0 };
-        memcpy(code, from + i, mixpi_stretch_block(s, i));
-        for (k = 0; k < MIXP_STATE_BLOCK; k++)
-            v[i + k] = mixp_state_v_value(code[k], scale);
+MIXPI_V void MIXPI_P(small_put_bf16)(char *to, const float *x, const float *word,
+                                     int shift) {
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+        const mixpi_vbits random = mixpi_vbits_at(word + k, 0) >> shift & 0xFFFFu;
+        mixpi_vwrite_high(to + 2 * k, mixpi_vstate_bf16(mixpi_vbits_at(x + k, 0), random));
+    }
+}
+MIXPI_V void MIXPI_P(small_put_m)(const mixpi_small *b, uint32_t scale, const float *m,
+                                  const float *word) {
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+        const mixpi_vbits random = mixpi_vbits_at(word + k, 0) & 0xFFFFu;
+        mixpi_vwrite_8(b->m + k, mixpi_vstate_m(mixpi_vbits_at(m + k, 0), scale, random));
+    }
+}
+MIXPI_V void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const float *roots,
+                                  const float *word) {
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+        const mixpi_vbits random = mixpi_vbits_at(word + k, 0) >> 16;
+        mixpi_vwrite_8(b->v + k, mixpi_vstate_v(mixpi_vbits_at(roots + k, 0), scale, random));
+    }
+}
+MIXPI_V void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+        const mixpi_vmaster_parts parts = mixpi_vmaster_16(mixpi_vbits_at(p + k, 0));
+        mixpi_vwrite_high(b->weight + 2 * k, parts.weight);
+        mixpi_vwrite_16(b->rest + 2 * k, parts.rest);
+    }
+}
+MIXPI_V void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
+                                  const float *word) {
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
+        const mixpi_vbits random = (mixpi_vbits_at(word + k, 0) * 0x9E3779B1u) >> 24;
+        const mixpi_vmaster_parts parts = mixpi_vmaster_8(mixpi_vbits_at(p + k, 0), random);
+        mixpi_vwrite_high(b->weight + 2 * k, parts.weight);
+        mixpi_vwrite_8(b->rest + k, parts.rest);
     }
 }
 
@@ -10288,162 +10655,128 @@ MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
     }
     return mixp_bits_of_f32(mixpi_vmaxof(top));
 }
-
-MIXPI_V void MIXPI_P(m_blocks_close)(const mixpi_stretch *s) {
-    uint8_t *to = (uint8_t *)s->row->m + s->first, code[MIXP_STATE_BLOCK];
-    uint8_t *scales = s->row->m_scale + s->first / MIXP_STATE_BLOCK;
-    int i, k;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
-        const float *m = s->m_buffer + i;
-        const uint32_t *random = s->random + i;
-        uint32_t scale = mixp_state_scale_m(MIXPI_P(block_largest)(m));
-        for (k = 0; k < MIXP_STATE_BLOCK; k++)
-            code[k] = (uint8_t)mixp_state_m(m[k], scale, mixpi_random_m(random[k]));
-        memcpy(to + i, code, mixpi_stretch_block(s, i));
-        scales[i / MIXP_STATE_BLOCK] = (uint8_t)scale;
-    }
+MIXPI_V void MIXPI_P(block_roots)(float *v) {
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+        mixpi_vstore(v + k, mixpi_vsqrt(mixpi_vload(v + k)));
 }
 
-MIXPI_V void MIXPI_P(v_blocks_close)(const mixpi_stretch *s) {
-    uint8_t *to = (uint8_t *)s->row->v + s->first, code[MIXP_STATE_BLOCK];
-    uint8_t *scales = s->row->v_scale + s->first / MIXP_STATE_BLOCK;
-    float root[MIXP_STATE_BLOCK];
-    int i, k;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
-        const uint32_t *random = s->random + i;
-        uint32_t scale;
-        for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
-            mixpi_vstore(root + k, mixpi_vsqrt(mixpi_vload(s->v_buffer + i + k)));
-        scale = mixp_state_scale_v(MIXPI_P(block_largest)(root));
-        for (k = 0; k < MIXP_STATE_BLOCK; k++)
-            code[k] = (uint8_t)mixp_state_v(root[k], scale, mixpi_random_v(random[k]));
-        memcpy(to + i, code, mixpi_stretch_block(s, i));
-        scales[i / MIXP_STATE_BLOCK] = (uint8_t)scale;
+/* The moments of a block, rounded. */
+MIXPI_V void MIXPI_P(small_put_moments)(const mixpi_small *b, const mixp_param_row *row,
+                                        const float *m, float *v, const float *word) {
+    const int64_t block = b->first / MIXP_STATE_BLOCK;
+    uint32_t scale;
+    if (b->m && b->m_size == 2) MIXPI_P(small_put_bf16)(b->m, m, word, 0);
+    if (b->v && b->v_size == 2) MIXPI_P(small_put_bf16)(b->v, v, word, 16);
+    if (b->m && b->m_size == 1) {
+        scale = mixp_state_scale_m(MIXPI_P(block_largest)(m));
+        MIXPI_P(small_put_m)(b, scale, m, word);
+        row->m_scale[block] = (uint8_t)scale;
+    }
+    if (b->v && b->v_size == 1) {
+        scale = mixp_state_scale_v(MIXPI_P(block_largest)(v));
+        MIXPI_P(small_put_v)(b, scale, v, word);
+        row->v_scale[block] = (uint8_t)scale;
     }
 }
 
-/* shift: of the random bits in their word. */
-MIXPI_V void MIXPI_P(bf16_close)(const mixpi_stretch *s, void *state, const float *x,
-                                 int shift) {
-    uint16_t *to = (uint16_t *)state + s->first, code[MIXP_STATE_BLOCK];
-    int i, k;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
-        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
-            uint32_t random = s->random[i + k] >> shift & 0xFFFFu;
-            code[k] = (uint16_t)mixp_state_bf16(x[i + k], random);
-        }
-        memcpy(to + i, code, mixpi_stretch_block(s, i) * sizeof code[0]);
+/* The block of a stretch that begins at its element i. */
+MIXPI_V mixpi_small MIXPI_P(small_at)(const mixpi_stretch *s, int i, mixpi_small_copy *copy)
+{ return mixpi_small_of(s->row, s->first + i, mixpi_stretch_block(s, i), copy); }
+
+/* Its states as f32, and its random words. */
+MIXPI_V void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
+    const mixp_param_row *row = s->row;
+    mixpi_small_copy copy;
+    const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
+    const int64_t block = b.first / MIXP_STATE_BLOCK;
+    const uint32_t m_scale = row->m_scale ? row->m_scale[block] : 0u;
+    const uint32_t v_scale = row->v_scale ? row->v_scale[block] : 0u;
+    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b.first);
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+        MIXPI_P(small_words)(key, b.first, k, s->word + i);
+        if (b.m)
+            mixpi_vstore(s->m + i + k, MIXPI_P(small_moment)(b.m, b.m_size, 0, m_scale, k));
+        if (b.v)
+            mixpi_vstore(s->v + i + k, MIXPI_P(small_moment)(b.v, b.v_size, 1, v_scale, k));
+        if (b.rest) mixpi_vstore(s->p + i + k, MIXPI_P(small_master)(&b, k));
     }
 }
 
-MIXPI_V void MIXPI_P(split_16)(const mixpi_stretch *s, float *p) {
-    const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
-    const uint16_t *beside = (const uint16_t *)s->row->master + s->first;
-    int i, k;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
-        uint16_t high[MIXP_STATE_BLOCK] = { 0 };
-        uint16_t rest[MIXP_STATE_BLOCK] = { 0 };
-        memcpy(high, weight + i, mixpi_stretch_block(s, i) * sizeof high[0]);
-        memcpy(rest, beside + i, mixpi_stretch_block(s, i) * sizeof rest[0]);
-        for (k = 0; k < MIXP_STATE_BLOCK; k++)
-            p[i + k] = mixp_master_from_16(high[k], rest[k]);
-    }
-}
-MIXPI_V void MIXPI_P(split_8)(const mixpi_stretch *s, float *p) {
-    const uint16_t *weight = (const uint16_t *)s->row->weight + s->first;
-    const uint8_t *beside = (const uint8_t *)s->row->master + s->first;
-    int i, k;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
-        uint16_t high[MIXP_STATE_BLOCK] = { 0 };
-        uint8_t rest[MIXP_STATE_BLOCK] = { 0 };
-        memcpy(high, weight + i, mixpi_stretch_block(s, i) * sizeof high[0]);
-        memcpy(rest, beside + i, mixpi_stretch_block(s, i) * sizeof rest[0]);
-        for (k = 0; k < MIXP_STATE_BLOCK; k++)
-            p[i + k] = mixp_master_from_8(high[k], rest[k]);
-    }
-}
-
-MIXPI_V void MIXPI_P(split_16_close)(const mixpi_stretch *s) {
-    uint16_t *weight = (uint16_t *)s->row->weight + s->first;
-    uint16_t *beside = (uint16_t *)s->row->master + s->first;
-    uint16_t high[MIXP_STATE_BLOCK], rest[MIXP_STATE_BLOCK];
-    int i, k;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
-        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
-            mixp_master_parts parts = mixp_master_to_16(s->p_buffer[i + k]);
-            high[k] = (uint16_t)parts.weight;
-            rest[k] = (uint16_t)parts.rest;
-        }
-        memcpy(weight + i, high, mixpi_stretch_block(s, i) * sizeof high[0]);
-        memcpy(beside + i, rest, mixpi_stretch_block(s, i) * sizeof rest[0]);
-    }
-}
-MIXPI_V void MIXPI_P(split_8_close)(const mixpi_stretch *s) {
-    uint16_t *weight = (uint16_t *)s->row->weight + s->first, high[MIXP_STATE_BLOCK];
-    uint8_t *beside = (uint8_t *)s->row->master + s->first, rest[MIXP_STATE_BLOCK];
-    int i, k;
-    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
-        for (k = 0; k < MIXP_STATE_BLOCK; k++) {
-            uint32_t random = mixpi_random_master(s->random[i + k]);
-            mixp_master_parts parts = mixp_master_to_8(s->p_buffer[i + k], random);
-            high[k] = (uint16_t)parts.weight;
-            rest[k] = (uint8_t)parts.rest;
-        }
-        memcpy(weight + i, high, mixpi_stretch_block(s, i) * sizeof high[0]);
-        memcpy(beside + i, rest, mixpi_stretch_block(s, i));
+/* The same and Adam in one loop, for a whole block whose moments have codes of `size` bytes both:
+ * the words and the widening take place while roots and quotients are waited for. */
+MIXPI_V void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
+                                 const mixp_step_scalars *u, const float *g) {
+    const mixp_param_row *row = s->row;
+    mixpi_small_copy copy;
+    const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
+    const int64_t block = b.first / MIXP_STATE_BLOCK;
+    const uint32_t m_scale = size == 1 ? row->m_scale[block] : 0u;
+    const uint32_t v_scale = size == 1 ? row->v_scale[block] : 0u;
+    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b.first);
+    float *m = s->m + i, *v = s->v + i, *p = s->p + i;
+    const int roots = s->roots;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+        mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
+        mixpi_v d = MIXPI_P(small_moment)(b.v, size, 1, v_scale, k);
+        mixpi_v w = b.rest ? MIXPI_P(small_master)(&b, k) : mixpi_vload(p + k);
+        w = MIXPI_P(adam)(u, MIXPI_P(form_any), mixpi_vload(g + i + k), w, &c, &d, &root);
+        MIXPI_P(small_words)(key, b.first, k, s->word + i);
+        mixpi_vstore(p + k, w);
+        mixpi_vstore(m + k, c);
+        mixpi_vstore(v + k, roots ? root : d);
     }
 }
 
-/* One moment as f32. */
+/* A block's states, rounded; v may become its roots. */
+MIXPI_V void MIXPI_P(small_close)(const mixpi_stretch *s, int i) {
+    const float *word = s->word + i;
+    mixpi_small_copy copy;
+    const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
+    if (b.v && b.v_size == 1 && !s->roots) MIXPI_P(block_roots)(s->v + i);
+    MIXPI_P(small_put_moments)(&b, s->row, s->m ? s->m + i : NULL, s->v ? s->v + i : NULL,
+                               word);
+    if (b.rest && b.rest_size == 2) MIXPI_P(small_put_16)(&b, s->p + i);
+    if (b.rest && b.rest_size == 1) MIXPI_P(small_put_8)(&b, s->p + i, word);
+    mixpi_small_done(&b, s->row);
+}
+
+/* Where a moment is f32. */
 MIXPI_V float *MIXPI_P(moment)(const mixpi_stretch *s, void *state, mixp_dtype dtype,
                                float *buffer) {
     if (!state) return NULL;
-    if (dtype == MIXP_F32) return (float *)state + s->first;
-    memset(buffer + s->n, 0, (size_t)(MIXPI_BLOCK - s->n) * sizeof *buffer);
-    if (dtype == MIXP_F8_E4M3) MIXPI_P(m_blocks)(s, buffer);
-    else if (dtype == MIXP_U8) MIXPI_P(v_blocks)(s, buffer);
-    else MIXPI_P(widen_run)(dtype, buffer, (const uint16_t *)state + s->first, s->n);
-    return buffer;
+    return dtype == MIXP_F32 ? (float *)state + s->first : buffer;
 }
 
-/* n elements of a row from `first` on. */
-MIXPI_V void MIXPI_P(stretch_open)(mixpi_stretch *s, int64_t first, int n) {
+/* n elements of a row from `first` on, which may not be read yet. */
+MIXPI_V void MIXPI_P(stretch_begin)(mixpi_stretch *s, int64_t first, int n) {
     const mixp_param_row *row = s->row;
     const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
     s->first = first;
     s->n = n;
+    s->roots = 0;
     s->m = MIXPI_P(moment)(s, row->m, row->m_dtype, s->m_buffer);
     s->v = MIXPI_P(moment)(s, row->v, row->v_dtype, s->v_buffer);
     s->p = row->master ? (float *)row->master + first
                        : MIXPI_P(place)(weight, first, s->p_buffer);
     if (!row->master) (void)MIXPI_P(held)(weight, first, n, s->p_buffer);
-    if (!mixpi_row_is_split(row)) return;
-    s->p = s->p_buffer;
-    memset(s->p + n, 0, (size_t)(MIXPI_BLOCK - n) * sizeof *s->p);
-    if (row->master_dtype == MIXP_BF16) MIXPI_P(split_16)(s, s->p);
-    else MIXPI_P(split_8)(s, s->p);
+    if (mixpi_row_is_split(row)) s->p = s->p_buffer;
 }
-
-/* Does the row round at random? */
-MIXPI_V int MIXPI_P(is_random)(const mixp_param_row *row) {
-    return row->m_dtype != MIXP_F32 || row->v_dtype != MIXP_F32 ||
-           row->master_dtype == MIXP_U8;
+MIXPI_V void MIXPI_P(stretch_open)(mixpi_stretch *s) {
+    int i;
+    if (mixpi_row_is_coded(s->row))
+        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_open)(s, i);
 }
 
 MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
     const mixp_param_row *row = s->row;
     const mixp_out weight = mixpi_out_to(row->weight, row->weight_dtype, 0);
     int i;
-    if (MIXPI_P(is_random)(row))
-        for (i = 0; i < s->n; i += 16)
-            mixpi_vrandom(s->key, (uint64_t)(s->first + i), s->random + i);
-    if (row->m_dtype == MIXP_F8_E4M3) MIXPI_P(m_blocks_close)(s);
-    if (row->m_dtype == MIXP_BF16) MIXPI_P(bf16_close)(s, row->m, s->m, 0);
-    if (row->v_dtype == MIXP_U8) MIXPI_P(v_blocks_close)(s);
-    if (row->v_dtype == MIXP_BF16) MIXPI_P(bf16_close)(s, row->v, s->v, 16);
     if (!mixpi_row_is_split(row)) MIXPI_P(placed)(weight, s->first, s->n, s->p);
-    else if (row->master_dtype == MIXP_BF16) MIXPI_P(split_16_close)(s);
-    else MIXPI_P(split_8_close)(s);
+    if (mixpi_row_is_coded(row))
+        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_close)(s, i);
 }
 
 MIXPI_V void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
@@ -10458,17 +10791,39 @@ MIXPI_V void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kin
         for (i = 0; i < s->n; i++) mixp_muon_momentum_element(u, g[i], p + i, m + i);
 }
 
-MIXPI_V void MIXPI_P(stretch_update)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+MIXPI_V void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
+                                   const float *g) {
+    const int apex = u->order == MIXP_ADAM_ORDER_APEX;
+    s->roots = !apex && s->row->v_dtype == MIXP_U8;
+    if (u->cautious) MIXPI_P(adam_block)(u, MIXPI_P(form_any), s, g);
+    else if (apex) MIXPI_P(adam_block)(u, MIXPI_P(form_apex), s, g);
+    else MIXPI_P(adam_block)(u, MIXPI_P(form_torch), s, g);
+}
+
+/* Opened and updated at once. 0: it is not of that kind, and nothing happened. */
+MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
+                                   const mixp_step_scalars *u, const float *g) {
+    const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
+    const int bf16 = m == MIXP_BF16 && v == MIXP_BF16;
+    const int bytes = m == MIXP_F8_E4M3 && v == MIXP_U8;
+    int i;
+    if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
+    if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
+    s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
+    for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
+    for (i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
+    return 1;
+}
+
+MIXPI_V void MIXPI_P(stretch_update)(mixpi_stretch *s, mixp_optimizer_kind kind,
                                      const mixp_step_scalars *u, const float *g) {
-    const int apex = u->order == MIXP_ADAM_ORDER_APEX, n = s->n;
+    const int n = s->n;
     float *p = s->p, *m = s->m, *v = s->v;
     if (kind >= MIXP_OPTIMIZER_MUON) MIXPI_P(muon_block)(s, kind, u, g);
     else if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
     else if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
     else if (kind == MIXP_OPTIMIZER_LION) MIXPI_P(lion_block)(u, g, p, m, n);
-    else if (u->cautious) MIXPI_P(adam_block)(u, MIXPI_P(form_any), g, p, m, v, n);
-    else if (apex) MIXPI_P(adam_block)(u, MIXPI_P(form_apex), g, p, m, v, n);
-    else MIXPI_P(adam_block)(u, MIXPI_P(form_torch), g, p, m, v, n);
+    else MIXPI_P(stretch_adam)(s, u, g);
 }
 
 /* n of a low copy's count elements, from `at` on. Those of a large one pass the caches by. */
@@ -10524,7 +10879,8 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     const mixp_param_row *row = &job->rows[job->chunks[index].row];
     const mixp_in grad = mixpi_in(row->grad, row->grad_dtype);
     int64_t i = job->chunks[index].first, end = mixpi_min(i + MIXPI_CHUNK, row->count);
-    float gbuf[MIXPI_BLOCK], was[MIXPI_BLOCK];
+    float was[MIXPI_BLOCK];
+    mixpi_stretch_room room;
     mixpi_stretch s;
     mixp_step_scalars late;
     const mixp_step_scalars *u = &job->step->update[row->group];
@@ -10535,15 +10891,19 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
                              job->step->applied - *row->missed, &late);
         u = &late;
     }
+    mixpi_stretch_carve(&s, &room);
     s.row = row;
     s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const float *g = MIXPI_P(read)(grad, i, n, gbuf);
-        if (g == gbuf) MIXPI_P(ask)(grad, i + n, n);    /* f32 comes by `stream` */
-        MIXPI_P(stretch_open)(&s, i, n);
-        if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
-        MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        const float *g = MIXPI_P(read)(grad, i, n, s.g_buffer);
+        if (g == s.g_buffer) MIXPI_P(ask)(grad, i + n, n);  /* f32 comes by `stream` */
+        MIXPI_P(stretch_begin)(&s, i, n);
+        if (job->counting || !MIXPI_P(stretch_small)(&s, job->plan->kind, u, g)) {
+            MIXPI_P(stretch_open)(&s);
+            if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
+            MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        }
         if (job->counting)
             MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
         MIXPI_P(stretch_close)(&s);
@@ -11420,6 +11780,10 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
 static mixp_result mixpi_failed(const mixp_context *ctx)
 { return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
 
+/* Is it one? The record of an activation is other memory once a later step has used it. */
+static int mixpi_is_tensor(const mixp_tensor *t)
+{ return t && t->own.self == t; }  /* plant: recycled */
+
 /* --- memory ---------------------------------------------------------------------------- */
 
 static void *mixpi_default_allocate(size_t bytes, void *user) {
@@ -12023,14 +12387,14 @@ static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
@@ -12177,14 +12541,14 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: %s has no graphs; run the step "
                                  "each time",
                                  ctx->device->name);
-    if (ctx->capturing)  /* plant: capture_twice */
+    if (ctx->capturing)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_capture_begin: a step is being captured already; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
     ctx->scale_moved = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
-    ctx->capturing = r == MIXP_OK;
+    ctx->capturing = r == MIXP_OK;  /* plant: capture_twice */
     return r;
 }
 
@@ -12382,6 +12746,7 @@ static void *mixpi_data_alloc(const mixp_tensor *t) {
 static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
+    twin->own.self = twin;
     twin->ctx = t->ctx;
     twin->name = t->name;
     twin->dtype = dtype;
@@ -12400,6 +12765,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     if (!ctx || mixpi_check_shape(ctx, who, dtype, rank, shape) != MIXP_OK) return NULL;
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
+    t->own.self = t;
     t->ctx = ctx;
     t->name = "";
     t->dtype = dtype;
@@ -12548,7 +12914,7 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (on && !mixpi_real(t->dtype))
         return mixp_context_fail(
             t->ctx, MIXP_ERR_DTYPE,
@@ -12560,7 +12926,7 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
 }
 
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_tensor_set_disposable '%s': only an activation can be; "
@@ -12570,13 +12936,14 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
     return MIXP_OK;
 }
 
-MIXPREC_API void mixp_tensor_touch(mixp_tensor *t) { if (t) t->version++; }
+MIXPREC_API void mixp_tensor_touch(mixp_tensor *t)
+{ if (mixpi_is_tensor(t)) t->version++; }
 
 static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
                                         mixp_dtype dtype, int64_t count,
                                         const char *who) {
     char shape[224];
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
     if (!host)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
@@ -12634,6 +13001,7 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
 MIXPREC_API double mixp_item(const mixp_tensor *t) {
     double value = 0.0;
     char shape[224];
+    if (!mixpi_is_tensor(t)) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                           "mixp_item '%s': %s has %.0f elements, not one; take its mean or sum, "
@@ -12646,7 +13014,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
@@ -12668,7 +13036,7 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned room for any dtype */
     int64_t i, j, n;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
@@ -12696,7 +13064,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
 /* Of this standard deviation times gain; fans: the sum of fan_in and fan_out counts, halved. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
     double in, out, std, bound;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (t->rank < 2)
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                                  "mixp_init: '%.60s' has rank %d; fans need [out, in, ...]",
@@ -13176,7 +13544,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
 MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     const char *wrong = NULL;
     mixp_tensor *low;
-    if (!t) return NULL;
+    if (!mixpi_is_tensor(t)) return NULL;
     if (!mixpi_is_low(dtype)) wrong = "a low copy is f16 or bf16";
     else if (t->dtype == dtype) return t;
     else if (t->dtype != MIXP_F32) wrong = "only an f32 tensor has low copies";
@@ -13270,6 +13638,11 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                      int required, const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED];
+    if (t && !mixpi_is_tensor(t))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: input %d is of an earlier step; mixp_step_begin has recycled "
+                                 "it, and its memory is in use again",
+                                 op->name, i);
     if (!t && i < required) wrong = "is NULL";
     if (t && t->own.generation && t->own.generation != ctx->generation)
         wrong = "is an activation of an earlier step; mixp_step_begin has recycled it";
@@ -13277,8 +13650,8 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
         wrong = "is a gradient, which is a constant here: there is no double backward; compute "
                 "with it under MIXP_NO_GRAD";
     if (t && t->own.spent)
-        wrong = "was overwritten by its gradient: it was disposable, and "
-                "mixp_scaler_cross_entropy has read it; apply this operator before that";
+        wrong = "is no longer there: it was disposable, and mixp_scaler_cross_entropy, or its sum "
+                "with its norm, has read it; apply this operator before that";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
@@ -13513,7 +13886,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = total;
-    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)  /* plant: site_bins */
         k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
@@ -13872,7 +14245,8 @@ static mixp_tensor *mixpi_call_share_grad(mixp_call *c, int i) {
 MIXPREC_API mixp_in mixp_call_x(const mixp_call *c, int i)
 { return mixpi_tensor_in(i >= 0 && i < c->n_in ? c->in[i] : NULL); }
 MIXPREC_API mixp_out mixp_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
-MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c)
+{ return mixpi_tensor_in(c->out ? c->out->grad : NULL); }
 MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i) {
     int accumulate = 0;
     const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
@@ -14678,6 +15052,10 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
 
 /* Why loss cannot be walked back, said; or MIXP_OK. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
+    if (ctx && loss && !mixpi_is_tensor(loss))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the loss is of an earlier step; mixp_step_begin "
+                                 "has recycled it");
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
         return mixp_context_fail(
             ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
@@ -16349,14 +16727,46 @@ static mixp_tensor *mixpi_sum_before(mixp_context *ctx, mixp_tensor *a, mixp_ten
     return sum;
 }
 
+/* How many recorded operators read input i of this call, which a product made; -1: none made it. A
+ * product's backward pass does not look at its result. */
+static int mixpi_call_readers(const mixp_call *c, int i) {
+    const mixp_op *makers[2];
+    const mixpi_tape_entry *e;
+    int readers = 0, made = 0, k;
+    makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
+    makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
+    for (e = c->ctx->tape; e; e = e->older) {
+        if (e->call.out == c->in[i])
+            made = e->call.op == makers[0] || e->call.op == makers[1] ||
+                   e->call.op == &mixpi_mlp_op;
+        for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
+    }
+    return made ? readers : -1;
+}
+
+/* What was added is read no more when nobody else reads it: neither its maker's gradients nor the
+ * sum's need its values. */
+static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
+    mixp_call reader;
+    if (!term->own.disposable || term->own.spent || term->requires_grad) return;
+    memset(&reader, 0, sizeof reader);
+    reader.ctx = ctx;
+    reader.in = &term;
+    if (mixpi_call_readers(&reader, 0) != 1) return;  /* plant: term_readers */
+    term->own.spent = 1;
+    mixpi_arena_give(ctx, &ctx->dev, term->data, mixpi_bytes(term));
+}
+
 static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,
                                    mixp_tensor *const *in, mixp_tensor **sum) {
     mixp_tensor *s, *y;
+    int joined;
     if (sum) *sum = NULL;
     if (!ctx) return NULL;
-    s = mixpi_adds_norm(ctx, in[0], in[1], id) ? mixpi_sum_before(ctx, in[0], in[1], &k)
-                                               : mixp_add(ctx, in[0], in[1]);
+    joined = mixpi_adds_norm(ctx, in[0], in[1], id);
+    s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
     y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
+    if (y && joined) mixpi_add_norm_give(ctx, in[1]);
     if (sum && y) *sum = s;
     return y;
 }
@@ -16728,22 +17138,6 @@ static mixp_result mixpi_cross_entropy_forward(mixp_call *c) {
     mixp_result r = mixpi_cross_entropy_fill(c, k);
     if (r == MIXP_OK) r = MIXPI_RUN(c, cross_entropy, k);
     return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "target", k->cols, k->ignore) : r;
-}
-
-/* How many recorded operators read input i of this call, which a product made; -1: none made it. A
- * product's backward pass does not look at its result. */
-static int mixpi_call_readers(const mixp_call *c, int i) {
-    const mixp_op *makers[2];
-    const mixpi_tape_entry *e;
-    int readers = 0, made = 0, k;
-    makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
-    makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
-    for (e = c->ctx->tape; e; e = e->older) {
-        if (e->call.out == c->in[i])
-            made = e->call.op == makers[0] || e->call.op == makers[1];
-        for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
-    }
-    return made ? readers : -1;
 }
 
 /* Lays the gradient of input i over its values, where these are read no more. */
@@ -17296,8 +17690,10 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
                                  "an array for them",
                                  n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
-    if (x && mixpi_check_split(ctx, x, dim, n) != MIXP_OK) return MIXP_ERR_SHAPE;
-    if (x) size = x->shape[mixpi_axis(dim, x->rank)] / n;
+    /* What is no tensor is told by the first slice. */
+    if (mixpi_is_tensor(x) && mixpi_check_split(ctx, x, dim, n) != MIXP_OK)
+        return MIXP_ERR_SHAPE;
+    if (mixpi_is_tensor(x)) size = x->shape[mixpi_axis(dim, x->rank)] / n;
     while (done < n && (parts[done] = mixp_slice(ctx, x, dim, done * size, size)) != NULL)
         done++;
     if (done == n) return MIXP_OK;
@@ -18659,9 +19055,10 @@ MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *par
     mixp_param_row *row;
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
-    if (!param)
+    if (!mixpi_is_tensor(param) || (grad && !mixpi_is_tensor(grad)))
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_optimizer_add: param is NULL");
+                                 "mixp_optimizer_add: param is NULL, or a tensor is of an earlier "
+                                 "step");
     r = mixpi_add_check(opt, param, grad);
     if (r == MIXP_OK && opt->count == opt->capacity) r = mixpi_optimizer_grow(opt);
     if (r != MIXP_OK) return r;
@@ -18723,7 +19120,7 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss) {
     const char *wrong;
-    if (!opt || !loss) return MIXP_ERR_ARGUMENT;
+    if (!opt || !mixpi_is_tensor(loss)) return MIXP_ERR_ARGUMENT;
     wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
@@ -18804,7 +19201,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     mixp_result r = MIXP_OK;
     int64_t i = 0;
     int written;
-    if (!opt || !param) return MIXP_ERR_ARGUMENT;
+    if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = &opt->rows[i];
     if (i == opt->count) wrong = "this optimizer does not have it";
@@ -20790,7 +21187,7 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
     const char *wrong;
     mixpi_watch *w;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     wrong = mixpi_look_wrong(t, low, out);
     if (wrong)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
@@ -20915,7 +21312,7 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
  * only frees what no older one holds. */
 static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
     if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
-    return first && pin->dtype == MIXP_DTYPE_COUNT;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;  /* plant: pin_void */
 }
 
 /* How many patterns stay beside a newer one; `forget` 1: the others go. */

@@ -5094,7 +5094,7 @@ __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row
     elements(u, kind, row.m != NULL, c);
     if (counting) count_lost(mixpi_row_low_weight(&row), was, c, lost);
     if (small) {
-        for (int k = 0; k < 8; k++) c.random[k] = mixp_random_at(key, (uint64_t)(c.i + k));
+        for (int k = 0; k < 8; k++) c.random[k] = mixp_state_random(key, (uint64_t)(c.i + k));
     }
     put_weight<small>(row, c);
     put_moments<small>(row, c);

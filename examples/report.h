@@ -1054,15 +1054,17 @@ static int report_begins(const report_data *d, int i) {
 static void report_draw_fall(const report_data *d, const report_axes *a, int i, double y) {
     const report_note *n = &d->notes[i];
     double             end = report_fall_end(d, i), x0 = report_x(a, n->step);
-    double             x1 = report_x(a, end < 0 ? d->last : end);
-    char               step[24];
+    double             x1 = report_x(a, end < 0 ? d->last : end), wide;
+    char               step[24], text[120];
     if (x1 < x0 + 3) x1 = x0 + 3;
     report_label(a, 4, y, "start", "%.56s", n->site);
     fprintf(a->f, "<path class=\"fall\" d=\"M%.1f %.1fH%.1fv9H%.1fz\"/>", x0, y + 7, x1, x0);
     fprintf(a->f, "<path class=\"mark\" d=\"M%.1f %.1fl-5 9h10z\"/>", x0, y + 7);
-    report_label(a, x0 > 200 ? x0 - 8 : x0 + 8, y + 30,
-                 x0 > 200 ? "end" : "start", "%s at step %s%s", n->text,
-                 report_short(n->step, step), end < 0 ? "; still f32" : "");
+    snprintf(text, sizeof text, "%.60s at step %s%s", n->text, report_short(n->step, step),
+             end < 0 ? "; still f32" : "");
+    wide = 7.0 * (double)strlen(text);          /* at most, at this size of type */
+    if (x0 + 8 + wide > REPORT_RIGHT) x0 = x0 - wide - 8 < 4 ? REPORT_RIGHT - wide - 8 : x0 - wide - 16;
+    report_label(a, x0 + 8, y + 30, "start", "%s", text);
 }
 
 static void report_draw_sites(const report_data *d, FILE *f) {
@@ -1078,10 +1080,10 @@ static void report_draw_sites(const report_data *d, FILE *f) {
     a.bottom = 10 + ROW * (n - more);
     report_panel(f, "Sites that fell back", "what does not fit fp16 is stored in f32 until it does; nothing is "
                  "to be done &nbsp; bar: in f32 &nbsp; triangle: where that began",
-                 (int)a.bottom + 34, "Sites that fell back to f32, and when");
+                 (int)a.bottom + (more ? 50 : 34), "Sites that fell back to f32, and when");
     for (i = n = 0; i < d->n_notes && n < MOST; i++)
         if (report_begins(d, i)) report_draw_fall(d, &a, i, 16 + ROW * n++);
-    if (more) report_label(&a, 4, a.bottom + 30, "start", "and %d more", more);
+    if (more) report_label(&a, 4, a.bottom + 42, "start", "and %d more", more);
     report_x_marks(&a);
     report_panel_end(f);
 }
@@ -1101,17 +1103,25 @@ static double report_parts_total(const report_data *d, report_kind kind, int *n)
     return total;
 }
 
+/* Time in ms, memory in MiB or GiB. */
+static void report_amount(report_kind kind, double amount, char *text, size_t space) {
+    if (kind == REPORT_COST) snprintf(text, space, "%.4g ms", amount);
+    else if (amount < 1e10) snprintf(text, space, "%.4g MiB", amount / 1048576);
+    else snprintf(text, space, "%.4g GiB", amount / 1073741824);
+}
+
 static double report_draw_parts(const report_data *d, const report_axes *a, report_kind kind,
                                 double y) {
     int    i, n;
     double total = report_parts_total(d, kind, &n), step = n ? report_newest(d, kind)->step : 0;
     double most = 0;
+    char   text[32];
     if (n == 0) return y;
     for (i = 0; i < d->n_notes; i++)
         if (d->notes[i].kind == kind && d->notes[i].step >= step && d->notes[i].amount > most)
             most = d->notes[i].amount;
-    report_label(a, 4, y + 12, "start", kind == REPORT_COST ? "a step: %.4g ms" : "memory: %.4g MiB",
-                 kind == REPORT_COST ? total : total / 1048576);
+    report_amount(kind, total, text, sizeof text);
+    report_label(a, 4, y + 12, "start", "%s: %s", kind == REPORT_COST ? "a step" : "memory", text);
     y += 20;
     for (i = 0; i < d->n_notes; i++) {
         const report_note *p = &d->notes[i];
@@ -1119,9 +1129,9 @@ static double report_draw_parts(const report_data *d, const report_axes *a, repo
         if (p->kind != kind || p->step < step) continue;
         report_label(a, 150, y + 12, "end", "%.*s", (int)strcspn(p->text, ","), p->text);
         fprintf(a->f, "<path class=\"part\" d=\"M156 %.1fh%.1fv13h-%.1fz\"/>", y + 1.5, w, w);
-        report_label(a, 162 + w, y + 12, "start", kind == REPORT_COST ? "%.0f%%" : "%.3g MiB",
-                     kind == REPORT_COST ? 100 * p->amount / (total > 0 ? total : 1)
-                                         : p->amount / 1048576);
+        if (kind == REPORT_MEMORY) report_amount(kind, p->amount, text, sizeof text);
+        else snprintf(text, sizeof text, "%.0f%%", 100 * p->amount / (total > 0 ? total : 1));
+        report_label(a, 162 + w, y + 12, "start", "%s", text);
         y += 19;
     }
     return y + 8;

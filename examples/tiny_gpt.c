@@ -419,6 +419,7 @@ static int finish(trainer *t, int trained) {
 static void prepare(trainer *t) {
     int32_t ids[sizeof t->c.prompt];
     check_options(&t->c);
+    if (!t->ranks.rank) tell_idle_options(&t->c);
     check_export_path(&t->c);
     t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
     if (!read_vocabulary(&t->data, &t->c)) read_data(t);

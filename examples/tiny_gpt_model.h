@@ -184,6 +184,7 @@ static mixp_tensor *attention(const gpt *m, mixp_tensor *qkv) {
 
 /* x += f, and the norm of that: add and norm in one pass. */
 static mixp_tensor *add_norm(const gpt *m, mixp_tensor **x, mixp_tensor *f, layer l) {
+    mixp_tensor_set_disposable(f, 1);       /* its memory may be used again */
     if (m->rms) return mixp_add_rms_norm(m->ctx, *x, f, l.w, 1e-5f, x);
     return mixp_add_layer_norm(m->ctx, *x, f, l.w, l.b, 1e-5f, x);
 }

@@ -604,11 +604,40 @@ static void check_options(const config *c) {
     if (c->no_master && (c->level != 3 || c->dtype == DTYPE_FP32))
         die(2, "--no-master is for weights stored low: add --level 3 with --dtype fp16 or bf16, or "
                "leave it out");
+    if (c->masters && (c->level != 3 || c->dtype != DTYPE_BF16 || c->no_master))
+        die(2, "--masters is about what lies beside weights of bf16: add --level 3 --dtype bf16, "
+               "without --no-master, or leave it out");
     if (c->min_lr > c->lr)
         die(2, "--min-lr %g is above --lr %g: lower it, or leave it out", c->min_lr, c->lr);
     if (c->schedule != MIXP_SCHEDULE_CONSTANT && warmup_steps(c) > decay_steps(c))
         die(2, "--warmup %lld is longer than the %lld steps of the schedule: lower it, or raise "
                "--decay-steps", (long long)c->warmup, (long long)decay_steps(c));
+}
+
+/* Tells of an option that was asked for, and that another leaves nothing to do. */
+static void tell_idle(const config *c, const char *name, int is_idle, const char *why) {
+    const option *o = &options[find_option(name, strlen(name))];
+    char          text[2048];
+    option_text(c, o, text, sizeof text);
+    if (is_idle && strcmp(text, o->initial) != 0)
+        warn("--%s %s does nothing here: %s", name, o->kind == FLAG ? "" : text, why);
+}
+
+static void tell_idle_options(const config *c) {
+    int is_constant = c->schedule == MIXP_SCHEDULE_CONSTANT, idle_scale = c->rule == MIXP_RULE_STATIC;
+    if (c->rule == MIXP_RULE_COUNT) idle_scale = c->dtype != DTYPE_FP16;
+    tell_idle(c, "muon-lr", c->optimizer != OPTIMIZER_MUON, "it is for --optimizer muon");
+    tell_idle(c, "min-lr", is_constant, "with --schedule constant the learning rate does not fall");
+    tell_idle(c, "decay-steps", is_constant,
+              "with --schedule constant the learning rate does not fall");
+    tell_idle(c, "growth-interval", idle_scale,
+              "this --rule is static, or auto without fp16: the loss scale does not grow");
+    tell_idle(c, "prompt", c->sample == 0, "nothing is sampled; add --sample N");
+    tell_idle(c, "top-k", c->sample == 0, "nothing is sampled; add --sample N");
+    tell_idle(c, "temperature", c->sample == 0, "nothing is sampled; add --sample N");
+    tell_idle(c, "top-k", c->sample > 0 && c->temperature == 0,
+              "--temperature 0 takes the likeliest token");
+    tell_idle(c, "retry", c->eval_only || c->compare, "no step is trained");
 }
 
 /* Writes the path of a file in --out; 1 when there is such a file. */

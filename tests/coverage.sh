@@ -21,7 +21,7 @@ targets=; for t; do targets="$targets $build/$t"; done
 
 built() {
     env -u MAKEFLAGS -u MAKELEVEL "${MAKE:-make}" -s BUILD="$build" CC="${CC:-cc}" OPENMP="$OPENMP" \
-        CFLAGS='-O0 --coverage -fprofile-update=atomic -fno-inline' $targets
+        CFLAGS='-O0 --coverage -fprofile-update=atomic -fno-inline -DTEST_COVERAGE' $targets
 }
 check 'the tests are built' built
 find "$build" -name '*.gcda' -exec rm -f {} +

@@ -612,7 +612,10 @@ static mixp_tensor *ledger_normed(ledger_gpt *m, mixp_tensor *h, ledger_layer l)
 { return mixp_layer_norm(m->ctx, h, l.w, l.b, 1e-5f); }
 
 static mixp_tensor *ledger_added(ledger_gpt *m, mixp_tensor **h, mixp_tensor *f, ledger_layer l)
-{ return mixp_add_layer_norm(m->ctx, *h, f, l.w, l.b, 1e-5f, h); }
+{
+    mixp_tensor_set_disposable(f, 1);
+    return mixp_add_layer_norm(m->ctx, *h, f, l.w, l.b, 1e-5f, h);
+}
 
 /* GELU by erf, which no library's product makes, or by tanh. */
 static mixp_tensor *ledger_mlp(ledger_gpt *m, mixp_tensor *y, const ledger_part *p) {

@@ -87,6 +87,7 @@ plant norm_told          drop    add_norm    gradients_are_those_of_two_operator
 plant norm_sum_kept      never   add_norm    gradients_are_those_of_two_operators
 plant entropy_walked     zero    scaled_entropy misuse_is_told
 plant entropy_spent      drop    scaled_entropy misuse_is_told
+plant term_readers       drop    add_norm    a_disposable_term_is_given_back
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant entropy_rsum       drop    kernels     test_cross_entropy
@@ -190,7 +191,8 @@ plant inside_operator    always  hostile     operator_calls_what_it_must_not
 plant attention_rank     zero    hostile     ranks_drop_as_steps_do
 plant overlap            turn    hostile     views_that_overlap
 plant failed             turn    hostile     errors_cleared_at_once
-plant capture_twice      never   hostile     capture_within_a_capture
+plant recycled           yes     hostile     tensors_of_an_earlier_step
+plant capture_twice      zero    hostile     capture_within_a_capture
 plant checked_lose       never   free        test_a_verdict_without_it
 plant block_join         never   block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge
@@ -228,6 +230,8 @@ plant spike_z            never   watch_scale test_spikes_of_norms
 plant spike_level        drop    watch_scale test_a_new_level
 plant spike_enters       drop    watch_scale test_spikes_of_losses
 plant update_lost        turn    watch_scale test_lost_updates
+plant pin_void           no      watch_events test_patterns_given_again
+plant site_bins          turn    watch_exponents test_bins
 
 # By an emulation of AMX, whose packing needs AVX-512.
 plant pairs_beyond       turn    amx         f16_in_the_stated_order

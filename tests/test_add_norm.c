@@ -26,6 +26,7 @@ typedef struct run_of {
     mixp_context *ctx;
     mixp_tensor  *p[PARAMS];            /* x, w1, w2, gamma, beta, bias */
     int           how, apart;           /* apart: by mixp_add and the norm */
+    int           disposed;             /* the first term is not read by the program */
 } run_of;
 
 static run_of run_new(int how, int apart, int level) {
@@ -74,6 +75,7 @@ static mixp_tensor *model(run_of *r) {
     mixp_tensor *x = r->p[0], *f, *h, *early = NULL;
     f = mixp_linear(c, mixp_scale(c, x, 1.5f), r->p[1], r->p[5]);
     if (r->how & EARLY) early = mixp_mean(c, mixp_mul(c, f, f), MIXP_ALL, 0);
+    if (r->disposed) CHECK_INT(mixp_tensor_set_disposable(f, 1), MIXP_OK);
     h = added(r, &x, f);
     if (r->how & KEPT) mixp_tensor_set_requires_grad(f, 1);
     if (r->how & TWICE) h = mixp_add(c, h, mixp_tanh(c, f));
@@ -149,6 +151,42 @@ static void the_second_gradient_needs_no_cast(void) {
     }
 }
 
+/* A term that nobody else reads is given back, and nothing else changes. */
+static void a_disposable_term_is_given_back(void) {
+    static const int hows[] = { 0, SHARED, KEPT, NO_KERNEL, RMS, DOUBLED, EARLY, GUARDED };
+    static const int gives[] = { 1, 1, 1, 0, 1, 1, 0, 1 };
+    for (size_t i = 0; i < 3 * (sizeof hows / sizeof *hows); i++) {
+        static float one[VALUES], two[VALUES];
+        mixp_dtype dtype = i % 3 ? i % 3 == 1 ? MIXP_F16 : MIXP_BF16 : MIXP_F32;
+        size_t used[2];
+        for (int disposed = 0; disposed < 2; disposed++) {
+            run_of r = run_new(hows[i / 3], 0, 1 + (int)(i & 1));
+            r.disposed = disposed;
+            for (int step = 0; step < 2; step++) {      /* the first is one that a guard looks at */
+                mixp_step_begin(r.ctx);
+                MIXP_AUTOCAST(r.ctx, dtype) { CHECK(model(&r) != NULL); }
+            }
+            used[disposed] = mixp_context_memory(r.ctx).used;
+            memset(disposed ? two : one, 0, sizeof one);
+            values_of(&r, dtype, disposed ? two : one);
+        }
+        CHECK_INT(memcmp(one, two, sizeof one), 0);
+        CHECK_INT(used[1] < used[0], gives[i / 3]);
+    }
+}
+
+/* Whoever reads it afterwards is told. */
+static void a_term_that_was_given_back_is_gone(void) {
+    run_of r = run_new(TWICE, 0, 1);
+    const char *why = "";
+    r.disposed = 1;
+    mixp_step_begin(r.ctx);
+    CHECK(!model(&r));
+    CHECK_INT(mixp_context_error(r.ctx, &why), MIXP_ERR_ORDER);
+    CHECK_TEXT(why, "tanh: input 0 is no longer there: it was disposable");
+    mixp_context_free(r.ctx);
+}
+
 static mixp_tensor *checked(mixp_context *c, void *user) {
     run_of *r = (run_of *)user;
     (void)c;
@@ -213,6 +251,8 @@ int main(void) {
     RUN(gradients_are_those_of_two_operators);
     RUN(looks_take_them_apart);
     RUN(the_second_gradient_needs_no_cast);
+    RUN(a_disposable_term_is_given_back);
+    RUN(a_term_that_was_given_back_is_gone);
     RUN(gradients_are_differences);
     RUN(others_are_two_operators);
     RUN(refusals);

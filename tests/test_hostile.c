@@ -429,6 +429,68 @@ static void errors_cleared_at_once(void) {
     close_clean(ctx);
 }
 
+/* --- tensors of an earlier step, whose records are other memory by now ------------------------- */
+
+enum { LATE = 12, FILLER = 1 << 14 };
+typedef struct filler { unsigned char byte[FILLER]; } filler;
+
+/* An operator whose attributes lie where the step before had its tensors. */
+static void write_over(mixp_context *ctx, int byte) {
+    static const mixp_op op = { "filler", MIXP_CLASS_KEEP, sizeof(filler), visitor_infer,
+                                does_nothing, NULL, NULL };
+    static filler all;
+    const int64_t one[1] = { 1 };
+    float x = 0;
+    mixp_tensor *in = mixp_input(ctx, MIXP_F32, 1, one, &x);
+    memset(&all, byte, sizeof all);
+    CHECK(mixp_apply(ctx, &op, 1, &in, 1, &all) != NULL);
+}
+
+/* Whatever lies there now: each call says that it is no tensor of this step, and none crashes. */
+static void late(mixp_context *ctx, mixp_optimizer *opt, mixp_tensor *t) {
+    mixp_tensor *parts[2];
+    mixp_look look;
+    float x;
+    CHECK(mixp_relu(ctx, t) == NULL);
+    told(ctx, MIXP_ERR_ORDER, "in use again");
+    CHECK_INT(mixp_backward(ctx, t), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "earlier step");
+    CHECK_INT(mixp_split(ctx, t, 0, 2, parts), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "earlier step");
+    CHECK_INT(mixp_optimizer_add(opt, t, NULL), MIXP_ERR_ARGUMENT);
+    told(ctx, MIXP_ERR_ARGUMENT, "earlier step");
+    CHECK(isnan(mixp_item(t)));
+    CHECK_INT(mixp_read(t, &x, MIXP_F32, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_write(t, &x, MIXP_F32, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_fill(t, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_init_normal(t, 0, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_init_xavier_normal(t, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_optimizer_set_loss(opt, t), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_optimizer_read(opt, t, MIXP_STATE_M, &x, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_look_at(t, MIXP_F16, &look), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_tensor_set_requires_grad(t, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_tensor_set_disposable(t, 1), MIXP_ERR_ARGUMENT);
+    CHECK(mixp_tensor_low(t, MIXP_F16) == NULL);
+    mixp_tensor_touch(t);
+}
+
+static void tensors_of_an_earlier_step(void) {
+    static const int bytes[3] = { 0, 1, 0x55 };
+    const int64_t one[1] = { 1 };
+    mixp_context *ctx = context_of(NULL);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_tensor *t[LATE];
+    int i, k;
+    for (k = 0; k < 3; k++) {
+        mixp_step_begin(ctx);
+        for (i = 0; i < LATE; i++) t[i] = mixp_activation(ctx, MIXP_F32, 1, one);
+        mixp_step_begin(ctx);
+        write_over(ctx, bytes[k]);
+        for (i = 4; i < LATE; i++) late(ctx, opt, t[i]);
+    }
+    close_clean(ctx);
+}
+
 /* --- graphs, on a device that only says that it records --------------------------------------- */
 
 static mixp_result recorder_begin(mixp_exec *x) {
@@ -505,6 +567,7 @@ int main(void) {
     RUN(views_that_overlap);
     RUN(more_threads_than_any_machine_has);
     RUN(errors_cleared_at_once);
+    RUN(tensors_of_an_earlier_step);
     RUN(capture_within_a_capture);
     RUN(block_without_memory);
     return test_report();

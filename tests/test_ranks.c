@@ -9,6 +9,7 @@
 #include "mixprec.h"
 #include "../examples/ddp_fork.c"
 #include "test.h"
+#include "leave.h"
 #include <signal.h>
 
 enum { VOCAB = 11, WIDTH = 24, ROWS = 16, PARAMS = 6, MOST = 4, STEPS = 5 };
@@ -387,7 +388,7 @@ static pid_t start(const plan *p, int size, result *out) {
         mixp_ranks_desc ranks = ddp_fork(size);
         alarm(60);
         run_rank(p, &ranks, &out[ranks.rank]);
-        _exit(ddp_wait(0));
+        leave(ddp_wait(0));
     }
     return root;
 }
@@ -891,7 +892,7 @@ static void own_gradients(void) {
             memcpy(out[ranks.rank].weights, w, sizeof w);
             out[ranks.rank].code = mixp_context_error(ctx, NULL);
             mixp_context_free(ctx);
-            _exit(ddp_wait(0));
+            leave(ddp_wait(0));
         }
         CHECK(waitpid(root, &status, 0) > 0);
         for (k = 0; k < 2; k++) {       /* w - 0.5 (k + 3 k) / 2 */
@@ -1367,7 +1368,7 @@ static void sums_of_yours(void) {
         memcpy(out[ranks.rank].weights + 12, b->data, 12);
         out[ranks.rank].code = mixp_context_error(ctx, NULL);
         mixp_context_free(ctx);
-        _exit(ddp_wait(0));
+        leave(ddp_wait(0));
     }
     CHECK(waitpid(root, &status, 0) > 0);
     for (status = 0; status < 4; status++) {

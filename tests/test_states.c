@@ -441,6 +441,93 @@ static void test_same_bytes(void) {
     }
 }
 
+/* Counting lost updates takes another way through the kernel, to the same bytes. */
+static void step_counted(run *r, mixp_lost *lost) {
+    static void *held;
+    mixp_update_args k = *args_update(&r->plan, &r->row, 1, &r->step);
+    mixp_exec x;
+    memset(&x, 0, sizeof x);
+    x.threads = 1;
+    x.user = &held;
+    x.scratch = scratch;
+    k.lost = lost;
+    CHECK_INT(r->device->kernels->prepare(&x, args_prepare(&r->plan, &r->step, NULL)), MIXP_OK);
+    CHECK_INT(r->device->kernels->update(&x, &k), MIXP_OK);
+}
+static void test_counting_changes_nothing(void) {
+    const mixp_device *cpu;
+    int isa, kind, i, t;
+    EACH_CPU(isa, cpu)
+    for (kind = 0; kind < 12; kind++) {
+        const int moments = 1 + kind % 2, master = kind / 2 % 3 + (kind / 2 % 3 == 0 ? 3 : 0);
+        mixp_lost lost = { 0, 0 };
+        run a = run_of(cpu, MIXP_OPTIMIZER_ADAMW, moments, moments, master, &memory);
+        run b = run_of(cpu, MIXP_OPTIMIZER_ADAMW, moments, moments, master, &other);
+        a.row.count = b.row.count = 3 * 1024 + 256 * (kind % 4);
+        a.plan.order = b.plan.order = kind >= 6 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
+        for (i = 0; i < N; i++) {
+            float x = (float)random_value();
+            set_weight(&a, i, x);
+            set_weight(&b, i, x);
+        }
+        for (t = 0; t < 3; t++) {
+            for (i = 0; i < N; i++)
+                memory.grad[i] = other.grad[i] = (float)ldexp(random_value(), random_to(60) - 40);
+            step_of(&a);
+            step_counted(&b, &lost);
+        }
+        CHECK(lost.updates > 0);
+        CHECK(memcmp(&memory, &other, sizeof memory) == 0);
+    }
+}
+
+/* The words that states round by: even in each byte, alike in no two places that stand near, be it
+ * an element, a step, a tensor, 2^32 elements, or the halves that the two moments take. */
+enum { WORDS = 1 << 16 };
+static double evenness(const uint32_t *word, int shift) {      /* chi squared, 255 degrees */
+    static double count[256];
+    double sum = 0;
+    int i;
+    memset(count, 0, sizeof count);
+    for (i = 0; i < WORDS; i++) count[word[i] >> shift & 255]++;
+    for (i = 0; i < 256; i++) sum += pow(count[i] - WORDS / 256.0, 2) / (WORDS / 256.0);
+    return sum;
+}
+static double half(uint32_t word, int upper)
+{ return ((word >> (upper ? 16 : 0) & 0xFFFFu) - 32767.5) / 32768.0 * sqrt(3.0); }
+static double likeness(const uint32_t *a, const uint32_t *b, int upper_a, int upper_b, int n) {
+    double sum = 0;
+    int i;
+    for (i = 0; i < n; i++) sum += half(a[i], upper_a) * half(b[i], upper_b);
+    return fabs(sum) / sqrt(n);         /* in deviations */
+}
+static void words_of(uint32_t *word, uint64_t seed, int64_t step, uint64_t tensor, uint64_t first) {
+    const uint64_t key = mixp_state_key(seed, step, tensor);
+    int i;
+    for (i = 0; i < WORDS; i++) word[i] = mixp_state_random(key, first + (uint64_t)i);
+}
+static void test_random_words(void) {
+    static uint32_t a[WORDS], b[WORDS];
+    uint32_t one = 0;
+    int k, shift, ua, ub;
+    for (k = 0; k < 8; k++) {
+        words_of(a, 5, k, 3, (uint64_t)k << 30);
+        for (shift = 0; shift < 32; shift += 8) CHECK(fabs(evenness(a, shift) - 255) < 5 * 22.6);
+        for (shift = 1; shift <= 4096; shift *= 2)
+            for (ua = 0; ua < 2; ua++) for (ub = 0; ub < 2; ub++)
+                CHECK(likeness(a, a + shift, ua, ub, WORDS - shift) < 5);
+        CHECK(likeness(a, a, 0, 1, WORDS) < 5);
+        words_of(b, 5, k + 1, 3, (uint64_t)k << 30);
+        for (ua = 0; ua < 2; ua++) CHECK(likeness(a, b, ua, ua, WORDS) < 5);
+        words_of(b, 5, k, 4, (uint64_t)k << 30);
+        for (ua = 0; ua < 2; ua++) CHECK(likeness(a, b, ua, ua, WORDS) < 5);
+        words_of(b, 5, k, 3, ((uint64_t)k << 30) + ((uint64_t)1 << 32));
+        for (ua = 0; ua < 2; ua++) CHECK(likeness(a, b, ua, ua, WORDS) < 5);
+    }
+    for (k = 0; k < WORDS; k++) one |= a[k] ^ b[k];
+    CHECK(one == 0xFFFFFFFFu);
+}
+
 /* A master of 16 bits is the f32 master, to the bit. */
 static void test_16_bits_are_f32(void) {
     run a = run_of(mixp_cpu(), MIXP_OPTIMIZER_ADAMW, 0, 0, MIXP_MASTER_F32, &memory);
@@ -893,6 +980,8 @@ int main(void) {
     RUN(test_cautious);
     RUN(test_kinds_follow);
     RUN(test_same_bytes);
+    RUN(test_counting_changes_nothing);
+    RUN(test_random_words);
     RUN(test_16_bits_are_f32);
     RUN(test_random_keys);
     RUN(test_bf16_v_sticks_to_nearest);

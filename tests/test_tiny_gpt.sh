@@ -102,6 +102,9 @@ refuses "level 4"                            2 "0|1|2|3"                     --l
 refuses "flag with a value"                  2 "takes no value"              --quiet=1
 refuses "no master weights without low ones" 2 "--level 3 with"              $small --no-master
 refuses "nor with fp32"                      2 "--level 3 with"              $small --no-master --level 3 --dtype fp32
+refuses "what lies beside f32 weights"       2 "add --level 3 --dtype bf16" $small --masters 8bit
+refuses "or beside weights of fp16"          2 "add --level 3 --dtype bf16" $small --masters 16bit --level 3
+refuses "a word for the guard's steps"       2 "a number of steps from 1" $small --guard none
 refuses "width not divisible by heads"       2 "not divisible"               --width 10 --heads 3
 refuses "min-lr above lr"                    2 "above --lr"                  --lr 1e-4 --min-lr 1e-3
 refuses "warm-up longer than the schedule"   2 "lower it, or raise"          --warmup 20 --steps 10
@@ -218,6 +221,17 @@ check "once" test "$(grep -c . err)" -eq 1
 check "nan has no sign" sh -c 'grep -q "^ *60 *nan *nan *nan " out && ! grep -q -e -nan out'
 gpt 0 $small --guard off --steps 60 --lr 100 --clip 0 --log-every 60 --eval-every 60
 check "so are 20 skips, between log lines" grep -Eq "warning: at step 2[0-9] the last 20 steps were skipped \((NaN|Inf) in the gradient of transformer\." err
+# tells NAME TEXT ARGUMENT...: runs, and says on stderr what one option leaves without effect.
+tells() { name=$1 text=$2; shift 2; gpt 0 $small --steps 1 --quiet "$@"; check "$name" grep -q -- "$text" err; }
+tells "Muon's rate without Muon is told"   "--muon-lr 0.02 does nothing here"       --muon-lr 0.02
+tells "the end of a constant rate, too"    "--min-lr 0.0001 does nothing here"      --min-lr 1e-4 --schedule constant
+tells "and the steps to it"                "--decay-steps 9 does nothing here"      --decay-steps 9 --schedule constant
+tells "the growth of a static scale"       "--growth-interval 5 does nothing here"  --growth-interval 5 --dtype bf16
+tells "a prompt without a sample"          "--prompt The does nothing here"         --prompt The
+tells "the likeliest of the likeliest"     "--top-k 5 does nothing here"            --top-k 5 --sample 3 --temperature 0
+tells "tries without training"             "--retry 2 does nothing here"            --retry 2 --eval-only
+gpt 0 $small --steps 1 --quiet --guard 0; check "a guard of 0 steps is none" test ! -s err
+gpt 0 $small --steps 1 --quiet --muon-lr 0.02 --optimizer muon; check "what works is not told of" test ! -s err
 gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
 check "--quiet prints the result and the sample" sh -c 'head -n 1 out | grep -q "^best val" && sed -n 2p out | grep -q "^The" && ! grep -q "^ *step" out'
 check "the sample has 43 bytes" sh -c 'test $(tail -n +2 out | wc -c) -eq 44'

@@ -702,8 +702,10 @@ static mixp_tensor *block_of(Model &m, const Block &b, const Layer &next, mixp_t
     mixp_context *c = m.ctx;
     h = mixp_attention(c, mixp_linear(c, h, b.qkv.w, b.qkv.b), (int)heads, 1, 0);
     h = mixp_linear(c, h, b.proj.w, b.proj.b);
+    mixp_tensor_set_disposable(h, 1);
     h = mixp_add_layer_norm(c, *x, h, b.norm2.w, b.norm2.b, 1e-5f, x);
     h = mixp_mlp(c, h, b.up.w, b.up.b, b.down.w, b.down.b);
+    mixp_tensor_set_disposable(h, 1);
     return mixp_add_layer_norm(c, *x, h, next.w, next.b, 1e-5f, x);
 }
 

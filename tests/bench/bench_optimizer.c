@@ -1,10 +1,11 @@
 /* bench_optimizer.c - the optimizer phase of a step against memcpy, in one process.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *   bench_optimizer [millions of parameters, 16] [rounds, 15] [threads, 0 = all]
+ *   bench_optimizer [millions of parameters, 16] [rounds, 15] [threads, 0 = all] [row, -1 = all]
  *
  * Each round times memcpy and every kernel in turn, so that a noisy machine hits them alike;
- * medians are printed. Bytes are those that must move. Ratio: bandwidth over memcpy's, whose
+ * medians are printed, of one row alone (0: memcpy) with the least and its processor time, for a
+ * profiler. Bytes are those that must move. Ratio: bandwidth over memcpy's, whose
  * bytes are counted once read and once written.
  */
 #define _POSIX_C_SOURCE 199309L
@@ -109,6 +110,24 @@ static void run(rig *r, int kind) {
     }
 }
 
+/* One row alone. */
+static void run_one(rig *r, int kind, const char *name, int rounds) {
+    double ms[ROUNDS], spent;
+    clock_t start;
+    int i;
+    run(r, kind);
+    start = clock();
+    for (i = 0; i < rounds; i++) {
+        double begun = now_ms();
+        run(r, kind);
+        ms[i] = now_ms() - begun;
+    }
+    spent = (double)(clock() - start) / CLOCKS_PER_SEC / rounds;
+    qsort(ms, (size_t)rounds, sizeof ms[0], by_value);
+    printf("%-40s %9.3f ms  least %9.3f  processor time %7.3f ns a parameter\n", name,
+           ms[rounds / 2], ms[0], spent / (double)r->n * 1e9);
+}
+
 int main(int argc, char **argv) {
     static const char *const name[KINDS] = {
         "memcpy, 4 B", "unscale + statistics in place, f32", "statistics, f32", "statistics, f16",
@@ -120,6 +139,7 @@ int main(int argc, char **argv) {
     static const double bytes[KINDS] = { 8, 8, 4, 2, 28, 28, 44, 32, 30, 30, 20, 16, 14 };
     static double ms[KINDS][ROUNDS];
     int rounds = argc > 2 ? atoi(argv[2]) : 15, i, k;
+    const int only = argc > 4 ? atoi(argv[4]) : -1;
     mixp_context_desc d;
     rig r;
     memset(&d, 0, sizeof d);
@@ -139,6 +159,11 @@ int main(int argc, char **argv) {
         mixp_scaler_update_to(r.scaler, 1.0f) != MIXP_OK) {
         fprintf(stderr, "out of memory: try fewer parameters\n");
         return 1;
+    }
+    if (only >= 0) {
+        if (only < KINDS) run_one(&r, only, name[only], rounds);
+        mixp_context_free(r.ctx);
+        return only >= KINDS;
     }
     for (k = 0; k < KINDS; k++) run(&r, k);
     for (i = 0; i < rounds; i++)

@@ -1,0 +1,217 @@
+/* test_mlp.c - mixp_mlp and the gradients of linear layers on a device that has products with
+ * epilogues: values and gradients are those of three operators, and are differences; and when they
+ * are one.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "test.h"
+
+enum { ROWS = 6, WIDTH = 5, MIDDLE = 7, OUT = 4, PARAMS = 5 };
+enum { BOTH = MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU };
+
+/* The CPU with such a kernel, made of the CPU's others; calls of each kind are counted. */
+static struct { mixp_kernels kernels; mixp_device device; int calls[MIXP_EPILOGUE_COUNT]; } seen;
+
+static mixp_result sums_of(const mixp_exec *x, const mixp_gemm_epilogue_args *k) {
+    mixp_reduce_args sum;
+    memset(&sum, 0, sizeof sum);
+    sum.outer = k->gemm.trans_a ? 1 : k->gemm.m;
+    sum.n = k->gemm.k;
+    sum.inner = k->gemm.trans_a ? k->gemm.m : 1;
+    sum.factor = 1;
+    sum.a = k->gemm.a;
+    sum.y = k->sums;
+    return mixp_cpu()->kernels->reduce(x, &sum);
+}
+static mixp_result gelu_of(const mixp_exec *x, const mixp_gemm_epilogue_args *k) {
+    mixp_unary_args f;
+    memset(&f, 0, sizeof f);
+    f.op = MIXP_UNARY_GELU_TANH;
+    f.n = k->gemm.m * k->gemm.n;
+    f.a.data = k->before.data;
+    f.a.dtype = k->before.dtype;
+    f.y = k->gemm.c;
+    return mixp_cpu()->kernels->unary(x, &f);
+}
+static mixp_result gelu_back(const mixp_exec *x, const mixp_gemm_epilogue_args *k) {
+    mixp_unary_backward_args f;
+    memset(&f, 0, sizeof f);
+    f.op = MIXP_UNARY_GELU_TANH;
+    f.n = k->gemm.m * k->gemm.n;
+    f.dy.data = k->gemm.c.data;
+    f.dy.dtype = k->gemm.c.dtype;
+    f.a.data = k->before.data;
+    f.a.dtype = k->before.dtype;
+    f.da = k->gemm.c;
+    return mixp_cpu()->kernels->unary_backward(x, &f);
+}
+static mixp_result epilogue(const mixp_exec *x, const mixp_gemm_epilogue_args *k) {
+    mixp_gemm_args g = k->gemm;
+    mixp_result r;
+    seen.calls[k->kind]++;
+    if (k->kind == MIXP_EPILOGUE_GELU) g.c = k->before;
+    r = mixp_cpu()->kernels->gemm(x, &g);
+    if (r != MIXP_OK) return r;
+    return k->kind == MIXP_EPILOGUE_ROW_SUMS ? sums_of(x, k)
+           : k->kind == MIXP_EPILOGUE_GELU   ? gelu_of(x, k)
+                                             : gelu_back(x, k);
+}
+
+/* x, up, its bias, down, its bias */
+typedef struct model { mixp_context *ctx; mixp_tensor *p[PARAMS]; int apart; } model;
+
+static model model_new(int epilogues, int has_kernel) {
+    static const int64_t shapes[PARAMS][2] = {
+        { ROWS, WIDTH }, { MIDDLE, WIDTH }, { MIDDLE, 0 }, { OUT, MIDDLE }, { OUT, 0 } };
+    static const char *const names[PARAMS] = { "x", "up", "up.b", "down", "down.b" };
+    mixp_context_desc desc = { 0 };
+    model m = { 0 };
+    memset(&seen, 0, sizeof seen);
+    seen.kernels = *mixp_cpu()->kernels;
+    if (has_kernel) seen.kernels.gemm_epilogue = epilogue;
+    seen.device = *mixp_cpu();
+    seen.device.kernels = &seen.kernels;
+    desc.device = &seen.device;
+    desc.epilogues = epilogues;
+    desc.seed = 11;
+    m.ctx = mixp_context_new(&desc);
+    for (int i = 0; i < PARAMS; i++) {
+        m.p[i] = mixp_param(m.ctx, names[i], MIXP_F32, shapes[i][1] ? 2 : 1, shapes[i]);
+        mixp_init_normal(m.p[i], 0, 0.7);
+    }
+    return m;
+}
+
+static mixp_tensor *layers(const model *m) {
+    mixp_context *c = m->ctx;
+    mixp_tensor *const *p = m->p;
+    if (!m->apart) return mixp_mlp(c, p[0], p[1], p[2], p[3], p[4]);
+    return mixp_linear(c, mixp_gelu_tanh(c, mixp_linear(c, p[0], p[1], p[2])), p[3], p[4]);
+}
+static mixp_tensor *loss_of(mixp_context *c, void *user) {
+    mixp_tensor *y = layers((const model *)user);
+    return mixp_mean(c, mixp_mul(c, y, mixp_tanh(c, y)), MIXP_ALL, 0);
+}
+
+enum { VALUES = ROWS * OUT + ROWS * WIDTH + MIDDLE * WIDTH + MIDDLE + OUT * MIDDLE + OUT };
+
+/* The result, and all gradients after so many walks back. */
+static void values_of(model *m, mixp_dtype dtype, int walks, float *out) {
+    mixp_tensor *y = NULL, *loss = NULL;
+    for (int i = 0; i < walks; i++) {
+        mixp_step_begin(m->ctx);
+        MIXP_AUTOCAST(m->ctx, dtype) { y = layers(m); }
+        loss = mixp_mean(m->ctx, mixp_mul(m->ctx, y, y), MIXP_ALL, 0);
+        CHECK_INT(mixp_backward(m->ctx, loss), MIXP_OK);
+    }
+    CHECK_INT(mixp_read(y, out, MIXP_F32, ROWS * OUT), MIXP_OK);
+    out += ROWS * OUT;
+    for (int i = 0; i < PARAMS; i++) {
+        CHECK_INT(mixp_read(m->p[i]->grad, out, MIXP_F32, m->p[i]->count), MIXP_OK);
+        out += m->p[i]->count;
+    }
+    CHECK_INT(mixp_context_error(m->ctx, NULL), MIXP_OK);
+    mixp_context_free(m->ctx);
+}
+
+static void calls_are(int sums, int gelu, int back) {
+    CHECK_INT(seen.calls[MIXP_EPILOGUE_ROW_SUMS], sums);
+    CHECK_INT(seen.calls[MIXP_EPILOGUE_GELU], gelu);
+    CHECK_INT(seen.calls[MIXP_EPILOGUE_GELU_BACK], back);
+}
+
+/* This device rounds where three operators do, so every bit is theirs. */
+static void values_are_those_of_three_operators(void) {
+    static const mixp_dtype dtypes[] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    for (int how = 0; how < 4; how++)
+        for (int d = 0; d < 3; d++) {
+            static float one[VALUES], two[VALUES];
+            int walks = 1 + d % 2, sums = how & MIXP_EPILOGUES_BIAS ? 2 * walks : 0;
+            int gelu = how & MIXP_EPILOGUES_GELU ? walks : 0;
+            model m = model_new(how, 1);
+            values_of(&m, dtypes[d], walks, one);
+            calls_are(sums, gelu, gelu);
+            m = model_new(0, 1);
+            m.apart = 1;
+            values_of(&m, dtypes[d], walks, two);
+            calls_are(0, 0, 0);
+            CHECK_INT(memcmp(one, two, sizeof one), 0);
+        }
+}
+
+static void gradients_are_differences(void) {
+    model m = model_new(BOTH, 1);
+    double worst = 1;
+    CHECK_INT(mixp_check_gradients(m.ctx, loss_of, &m, PARAMS, m.p, 0, &worst), MIXP_OK);
+    CHECK(worst < 5e-3);
+    CHECK(seen.calls[MIXP_EPILOGUE_GELU] > 0);
+    mixp_context_free(m.ctx);
+}
+
+/* Weights that are frozen have no gradients, and a layer without biases none of theirs. */
+static void what_nobody_wants_is_not_made(void) {
+    model m = model_new(BOTH, 1);
+    mixp_tensor *y;
+    mixp_tensor_set_requires_grad(m.p[1], 0);
+    mixp_tensor_set_requires_grad(m.p[0], 0);
+    mixp_step_begin(m.ctx);
+    y = mixp_mlp(m.ctx, m.p[0], m.p[1], m.p[2], m.p[3], NULL);
+    CHECK_INT(mixp_backward(m.ctx, mixp_mean(m.ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK(!m.p[0]->grad && !m.p[1]->grad && m.p[2]->grad && m.p[3]->grad && !m.p[4]->grad);
+    calls_are(0, 1, 1);
+    mixp_context_free(m.ctx);
+}
+
+/* Without the kernel, with another class, or while a guard looks, they are three. */
+static void others_are_three(void) {
+    mixp_guard_desc guard = { 0 };
+    float out[VALUES];
+    model m = model_new(BOTH, 0);
+    values_of(&m, MIXP_BF16, 1, out);
+    calls_are(0, 0, 0);
+    m = model_new(BOTH, 1);
+    mixp_autocast_override(m.ctx, mixp_op_builtin(MIXP_OP_GELU_TANH), MIXP_CLASS_F32);
+    values_of(&m, MIXP_BF16, 1, out);
+    calls_are(2, 0, 0);
+    m = model_new(BOTH, 1);
+    CHECK_INT(mixp_guard_start(m.ctx, &guard), MIXP_OK);
+    values_of(&m, MIXP_F16, 1, out);
+    calls_are(2, 0, 0);
+}
+
+static void refusals(void) {
+    model m = model_new(BOTH, 1);
+    mixp_tensor **p = m.p;
+    const char *why = "";
+    mixp_step_begin(m.ctx);
+    CHECK(!mixp_mlp(m.ctx, p[0], p[1], p[4], p[3], p[4]));      /* a bias of another length */
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_SHAPE);
+    CHECK_TEXT(why, "linear");
+    mixp_context_clear_error(m.ctx);
+    CHECK(!mixp_mlp(m.ctx, p[0], p[1], NULL, NULL, NULL));
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ARGUMENT);
+    CHECK(!mixp_mlp(NULL, NULL, NULL, NULL, NULL, NULL));
+    mixp_context_free(m.ctx);
+}
+
+/* A CPU has nothing to choose. */
+static void choices_of_a_cpu(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    char text[4] = "abc";
+    CHECK_INT(mixp_context_gemm_choices(ctx, text, sizeof text), 1);
+    CHECK_TEXT(text, "");
+    CHECK_INT(text[0], 0);
+    CHECK_INT(mixp_context_gemm_choices(NULL, NULL, 0), 1);
+    mixp_context_free(ctx);
+}
+
+int main(void) {
+    RUN(values_are_those_of_three_operators);
+    RUN(gradients_are_differences);
+    RUN(what_nobody_wants_is_not_made);
+    RUN(others_are_three);
+    RUN(refusals);
+    RUN(choices_of_a_cpu);
+    return test_report();
+}
