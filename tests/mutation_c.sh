@@ -231,6 +231,8 @@ plant spike_z            never   watch_scale test_spikes_of_norms
 plant spike_level        drop    watch_scale test_a_new_level
 plant spike_enters       drop    watch_scale test_spikes_of_losses
 plant update_lost        turn    watch_scale test_lost_updates
+plant pin_void           no      watch_events test_patterns_given_again
+plant site_bins          turn    watch_exponents test_bins
 
 # By an emulation of AMX, whose packing needs AVX-512.
 plant pairs_beyond       turn    amx         f16_in_the_stated_order
