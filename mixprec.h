@@ -2982,8 +2982,8 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
- * *worst, NaN where one is. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
- * and must be deterministic (no dropout). Inputs keep their values. */
+ * *worst, NaN where one is. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a
+ * mixp_step_begin, and must be deterministic (no dropout). Inputs keep their values. */
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
                                              mixp_tensor *(*fn)(mixp_context *, void *),
                                              void *user, int n_inputs,
@@ -3639,8 +3639,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 
 /* What the optimizer remembers of one of its parameters, as f32, whatever it is stored in: `count`
  * elements, all that the parameter has. MASTER: where none is kept, or the weight was written since
- * the last step, the weight itself. Waits for the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
- * keeps no such state; MIXP_ERR_SHAPE: another count. */
+ * the last step, the weight itself. Waits for the device. MIXP_ERR_ARGUMENT: another parameter, or
+ * the optimizer (with ranks, this rank) keeps no such state; MIXP_ERR_SHAPE: another count. */
 typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* the first moment, or momentum                           */
     MIXP_STATE_V,               /* the second                                              */
@@ -3907,10 +3907,10 @@ typedef struct mixp_site_info {
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
 /* counts[e + 127]: how many of the values that site i stored in the newest sampled step have the
- * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1. Counted
- * under a guard with `exponents`, which takes about as long as the look itself once more; of several
- * ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL. Waits for
- * the device. */
+ * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1.
+ * Counted under a guard with `exponents`, which takes about as long as the look itself once more;
+ * of several ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL.
+ * Waits for the device. */
 MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
 
 /* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
