@@ -5195,6 +5195,7 @@ static int mixpi_amx_machine(int f16) {
 #define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
 #define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
 #define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
+#define mixpi_vcode_random   MIXPI_P(vcode_random)
 #define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 #define mixpi_vlanes         MIXPI_P(vlanes)        /* in one register                     */
 #define mixpi_vread_high     MIXPI_P(vread_high)
@@ -5294,6 +5295,15 @@ MIXPI_V mixpi_vbits mixpi_vbits_at(const void *p, int i) {
     return r;
 }
 
+/* mixpi_round_f32 to bf16 at random: on an f32's own bits, whose carry is right for all of them. */
+MIXPI_V mixpi_vbits mixpi_vcode_random(mixpi_vbits u, int saturate, mixpi_vbits random) {
+    const mixpi_vbits a = u & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
+    mixpi_vbits code = (a + (~random >> 16)) >> 16;
+    code = mixpi_vbits_min(code, mixpi_vbits_all(saturate ? 0x7F7Fu : 0x7F80u));
+    code = mixpi_vbits_gt(a, inf, a >> 16 | 0x7FC0u, code);
+    return code | (u & 0x80000000u) >> 16;
+}
+
 /* mixpi_round_f32 on a register; bit for bit the same. */
 MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int saturate,
                                         int stochastic, mixpi_vbits random) {
@@ -5304,6 +5314,7 @@ MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int satura
     const mixpi_vbits zero = mixpi_vbits_all(0), last = mixpi_vbits_all(31);
     mixpi_vbits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
     mixpi_vbits m = payload | 0x800000u, shift, add, nan;
+    if (to == MIXP_BF16 && stochastic) return mixpi_vcode_random(u, saturate, random);
     if (to == MIXP_BF16) {      /* the only one of them to see f32's own subnormals */
         m = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), a, payload, m);
         e = mixpi_vbits_max(e, mixpi_vbits_all(1));
@@ -5471,10 +5482,12 @@ MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
 /* mixp_random_at for 16 elements from `first` on. */
 MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     typedef uint64_t mixpi_u64x8 __attribute__((__vector_size__(64)));
-    const mixpi_u64x8 lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    const uint64_t step = 0x9E3779B97F4A7C15u;
+    const mixpi_u64x8 ahead = { 0,        step,     2 * step, 3 * step,
+                                4 * step, 5 * step, 6 * step, 7 * step };
     uint64_t k;
     for (k = 0; k < 16; k += 8) {
-        mixpi_u64x8 z = key + (lane + (first + k)) * 0x9E3779B97F4A7C15u;
+        mixpi_u64x8 z = ahead + (key + (first + k) * step);
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
         z = (z ^ (z >> 31)) >> 32;
@@ -5988,11 +6001,9 @@ MIXPI_V void mixpi_vput(mixp_dtype to, void *p, mixpi_v a, int stream) {
     else mixpi_vput_codes(p, mixpi_vnarrow(to, a), to == MIXP_BF16, stream);
 }
 
-/* The same, rounded as r says; to is narrow; index: of the first of them. */
+/* The same, rounded as r says; to is narrow; random: a number for each. */
 MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
-                                uint64_t key, uint64_t index) {
-    uint32_t random[16] = { 0 };
-    if (r->stochastic) mixpi_vrandom(key, index, random);
+                                const uint32_t *random) {
     mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random),
                      to == MIXP_F16 || to == MIXP_BF16, 0);
 }
@@ -6222,21 +6233,19 @@ MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const vo
     memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
-/* n floats to a narrow dtype, rounded as r says; index: of the first. */
+/* n floats to a narrow dtype, rounded as r says; random: as many numbers, in whole vectors. */
 MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key,
-                                     uint64_t index) {
+                                     const mixp_rounding *r, const uint32_t *random) {
     const int out = MIXPI_P(size)(to);
     char *d = (char *)dst;
     const char *s = (const char *)src;
     unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16, index += 16)
-        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, key,
-                           index);
+    for (i = 0; i + 16 <= n; i += 16)
+        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, random + i);
     if (i == n) return;
     memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
-    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, key, index);
+    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, random + i);
     memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
@@ -6252,15 +6261,22 @@ MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int6
     if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
     if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
 }
-MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+/* index: of the first. Random numbers are made for many at a time. */
+MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src, int64_t n,
                                      const mixp_rounding *r, uint64_t key,
                                      uint64_t index) {
-    if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, dst, src, n, r, key, index);
-    if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, dst, src, n, r, key, index);
-    if (to == MIXP_F8_E4M3)
-        MIXPI_P(run_rounded)(MIXP_F8_E4M3, dst, src, n, r, key, index);
-    if (to == MIXP_F8_E5M2)
-        MIXPI_P(run_rounded)(MIXP_F8_E5M2, dst, src, n, r, key, index);
+    uint32_t random[256] = { 0 };
+    char *d = (char *)dst;
+    int64_t i, k;
+    for (i = 0; i < n; i += 256, d += 256 * MIXPI_P(size)(to)) {
+        const int64_t m = mixpi_min(256, n - i);
+        for (k = 0; r->stochastic && k < m; k += 16)
+            mixpi_vrandom(key, index + (uint64_t)(i + k), random + k);
+        if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, d, src + i, m, r, random);
+        if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, d, src + i, m, r, random);
+        if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, d, src + i, m, r, random);
+        if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, d, src + i, m, r, random);
+    }
 }
 #undef MIXPI_LOOP
 
