@@ -1276,7 +1276,7 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
     MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
-                                   of the sums alone: norm and bad ones are its own */
+                                   of the sums alone: its norm is squared */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1323,7 +1323,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
 /* The same, where sums are scattered: what this rank has looked at is its part of them. */
 MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
     row[MIXP_AGREE_HERE] = 2.0;
-    row[MIXP_AGREE_NORM] = s->stats.norm;   /* Inf and NaN, too: others add zeros to it */
+    row[MIXP_AGREE_NORM] = s->stats.norm * s->stats.norm;   /* others add zeros to it */
     row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
     row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
     row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
@@ -1342,7 +1342,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
-        squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
+        squares += row[MIXP_AGREE_NORM];
         if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
         /* plant: part_first */
         if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
@@ -2982,8 +2982,8 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
- * *worst, NaN where one is. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
- * and must be deterministic (no dropout). Inputs keep their values. */
+ * *worst, NaN where one is. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a
+ * mixp_step_begin, and must be deterministic (no dropout). Inputs keep their values. */
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
                                              mixp_tensor *(*fn)(mixp_context *, void *),
                                              void *user, int n_inputs,
@@ -3639,8 +3639,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 
 /* What the optimizer remembers of one of its parameters, as f32, whatever it is stored in: `count`
  * elements, all that the parameter has. MASTER: where none is kept, or the weight was written since
- * the last step, the weight itself. Waits for the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
- * keeps no such state; MIXP_ERR_SHAPE: another count. */
+ * the last step, the weight itself. Waits for the device. MIXP_ERR_ARGUMENT: another parameter, or
+ * the optimizer (with ranks, this rank) keeps no such state; MIXP_ERR_SHAPE: another count. */
 typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* the first moment, or momentum                           */
     MIXP_STATE_V,               /* the second                                              */
@@ -3907,10 +3907,10 @@ typedef struct mixp_site_info {
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
 /* counts[e + 127]: how many of the values that site i stored in the newest sampled step have the
- * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1. Counted
- * under a guard with `exponents`, which takes about as long as the look itself once more; of several
- * ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL. Waits for
- * the device. */
+ * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1.
+ * Counted under a guard with `exponents`, which takes about as long as the look itself once more;
+ * of several ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL.
+ * Waits for the device. */
 MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
 
 /* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
@@ -13030,7 +13030,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
@@ -13052,7 +13052,7 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned room for any dtype */
     int64_t i, j, n;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
@@ -13080,7 +13080,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
 /* Of this standard deviation times gain; fans: the sum of fan_in and fan_out counts, halved. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
     double in, out, std, bound;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (t->rank < 2)
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                                  "mixp_init: '%.60s' has rank %d; fans need [out, in, ...]",
@@ -19136,7 +19136,7 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss) {
     const char *wrong;
-    if (!opt || !loss) return MIXP_ERR_ARGUMENT;
+    if (!opt || !mixpi_is_tensor(loss)) return MIXP_ERR_ARGUMENT;
     wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
@@ -19217,7 +19217,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     mixp_result r = MIXP_OK;
     int64_t i = 0;
     int written;
-    if (!opt || !param) return MIXP_ERR_ARGUMENT;
+    if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = &opt->rows[i];
     if (i == opt->count) wrong = "this optimizer does not have it";

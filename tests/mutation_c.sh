@@ -91,6 +91,7 @@ plant term_readers       drop    add_norm    a_disposable_term_is_given_back
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant entropy_rsum       drop    kernels     test_cross_entropy
+plant clamp_low          drop    kernels     test_special
 plant bad_first          always  optimizers  test_finds_the_bad_element
 plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
