@@ -1276,7 +1276,7 @@ MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float 
  * its own row of a table of zeros, so the sum of the tables is exact in any order. */
 enum {
     MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
-                                   of the sums alone: norm and bad ones are its own */
+                                   of the sums alone: its norm is squared */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
     MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
@@ -1323,7 +1323,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
 /* The same, where sums are scattered: what this rank has looked at is its part of them. */
 MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
     row[MIXP_AGREE_HERE] = 2.0;
-    row[MIXP_AGREE_NORM] = s->stats.norm;   /* Inf and NaN, too: others add zeros to it */
+    row[MIXP_AGREE_NORM] = s->stats.norm * s->stats.norm;   /* others add zeros to it */
     row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
     row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
     row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
@@ -1342,7 +1342,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
-        squares = squares + row[MIXP_AGREE_NORM] * row[MIXP_AGREE_NORM];
+        squares += row[MIXP_AGREE_NORM];
         if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
         /* plant: part_first */
         if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
@@ -2982,8 +2982,8 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
  * every element of inputs (f32, requires_grad). Largest |analytic - numeric| / max(1, |numeric|) in
- * *worst, NaN where one is. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a mixp_step_begin,
- * and must be deterministic (no dropout). Inputs keep their values. */
+ * *worst, NaN where one is. eps: step, 0 = 1e-3. fn is called 2 * elements + 1 times, each after a
+ * mixp_step_begin, and must be deterministic (no dropout). Inputs keep their values. */
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
                                              mixp_tensor *(*fn)(mixp_context *, void *),
                                              void *user, int n_inputs,
@@ -3639,8 +3639,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 
 /* What the optimizer remembers of one of its parameters, as f32, whatever it is stored in: `count`
  * elements, all that the parameter has. MASTER: where none is kept, or the weight was written since
- * the last step, the weight itself. Waits for the device. MIXP_ERR_ARGUMENT: another parameter, or the optimizer (with ranks, this rank)
- * keeps no such state; MIXP_ERR_SHAPE: another count. */
+ * the last step, the weight itself. Waits for the device. MIXP_ERR_ARGUMENT: another parameter, or
+ * the optimizer (with ranks, this rank) keeps no such state; MIXP_ERR_SHAPE: another count. */
 typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* the first moment, or momentum                           */
     MIXP_STATE_V,               /* the second                                              */
@@ -3907,10 +3907,10 @@ typedef struct mixp_site_info {
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
 /* counts[e + 127]: how many of the values that site i stored in the newest sampled step have the
- * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1. Counted
- * under a guard with `exponents`, which takes about as long as the look itself once more; of several
- * ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL. Waits for
- * the device. */
+ * exponent e, MIXP_EXPONENTS of them as in mixp_look_args; of all sites together for i = -1.
+ * Counted under a guard with `exponents`, which takes about as long as the look itself once more;
+ * of several ranks, on this one. 0: there is no such site, nothing is counted, or counts is NULL.
+ * Waits for the device. */
 MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
 
 /* Of a look: the share of values that are not 0 which their low dtype flushes to zero (where x is
@@ -5195,6 +5195,7 @@ static int mixpi_amx_machine(int f16) {
 #define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
 #define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
 #define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
+#define mixpi_vcode_random   MIXPI_P(vcode_random)
 #define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 #define mixpi_vlanes         MIXPI_P(vlanes)        /* in one register                     */
 #define mixpi_vread_high     MIXPI_P(vread_high)
@@ -5294,6 +5295,15 @@ MIXPI_V mixpi_vbits mixpi_vbits_at(const void *p, int i) {
     return r;
 }
 
+/* mixpi_round_f32 to bf16 at random: on an f32's own bits, whose carry is right for all of them. */
+MIXPI_V mixpi_vbits mixpi_vcode_random(mixpi_vbits u, int saturate, mixpi_vbits random) {
+    const mixpi_vbits a = u & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
+    mixpi_vbits code = (a + (~random >> 16)) >> 16;
+    code = mixpi_vbits_min(code, mixpi_vbits_all(saturate ? 0x7F7Fu : 0x7F80u));
+    code = mixpi_vbits_gt(a, inf, a >> 16 | 0x7FC0u, code);
+    return code | (u & 0x80000000u) >> 16;
+}
+
 /* mixpi_round_f32 on a register; bit for bit the same. */
 MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int saturate,
                                         int stochastic, mixpi_vbits random) {
@@ -5304,6 +5314,7 @@ MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int satura
     const mixpi_vbits zero = mixpi_vbits_all(0), last = mixpi_vbits_all(31);
     mixpi_vbits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
     mixpi_vbits m = payload | 0x800000u, shift, add, nan;
+    if (to == MIXP_BF16 && stochastic) return mixpi_vcode_random(u, saturate, random);
     if (to == MIXP_BF16) {      /* the only one of them to see f32's own subnormals */
         m = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), a, payload, m);
         e = mixpi_vbits_max(e, mixpi_vbits_all(1));
@@ -5471,10 +5482,12 @@ MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
 /* mixp_random_at for 16 elements from `first` on. */
 MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     typedef uint64_t mixpi_u64x8 __attribute__((__vector_size__(64)));
-    const mixpi_u64x8 lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    const uint64_t step = 0x9E3779B97F4A7C15u;
+    const mixpi_u64x8 ahead = { 0,        step,     2 * step, 3 * step,
+                                4 * step, 5 * step, 6 * step, 7 * step };
     uint64_t k;
     for (k = 0; k < 16; k += 8) {
-        mixpi_u64x8 z = key + (lane + (first + k)) * 0x9E3779B97F4A7C15u;
+        mixpi_u64x8 z = ahead + (key + (first + k) * step);
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
         z = (z ^ (z >> 31)) >> 32;
@@ -5988,11 +6001,9 @@ MIXPI_V void mixpi_vput(mixp_dtype to, void *p, mixpi_v a, int stream) {
     else mixpi_vput_codes(p, mixpi_vnarrow(to, a), to == MIXP_BF16, stream);
 }
 
-/* The same, rounded as r says; to is narrow; index: of the first of them. */
+/* The same, rounded as r says; to is narrow; random: a number for each. */
 MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
-                                uint64_t key, uint64_t index) {
-    uint32_t random[16] = { 0 };
-    if (r->stochastic) mixpi_vrandom(key, index, random);
+                                const uint32_t *random) {
     mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random),
                      to == MIXP_F16 || to == MIXP_BF16, 0);
 }
@@ -6222,21 +6233,19 @@ MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const vo
     memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
-/* n floats to a narrow dtype, rounded as r says; index: of the first. */
+/* n floats to a narrow dtype, rounded as r says; random: as many numbers, in whole vectors. */
 MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key,
-                                     uint64_t index) {
+                                     const mixp_rounding *r, const uint32_t *random) {
     const int out = MIXPI_P(size)(to);
     char *d = (char *)dst;
     const char *s = (const char *)src;
     unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16, index += 16)
-        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, key,
-                           index);
+    for (i = 0; i + 16 <= n; i += 16)
+        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, random + i);
     if (i == n) return;
     memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
-    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, key, index);
+    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, random + i);
     memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
@@ -6252,15 +6261,22 @@ MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int6
     if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
     if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
 }
-MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+/* index: of the first. Random numbers are made for many at a time. */
+MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src, int64_t n,
                                      const mixp_rounding *r, uint64_t key,
                                      uint64_t index) {
-    if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, dst, src, n, r, key, index);
-    if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, dst, src, n, r, key, index);
-    if (to == MIXP_F8_E4M3)
-        MIXPI_P(run_rounded)(MIXP_F8_E4M3, dst, src, n, r, key, index);
-    if (to == MIXP_F8_E5M2)
-        MIXPI_P(run_rounded)(MIXP_F8_E5M2, dst, src, n, r, key, index);
+    uint32_t random[256] = { 0 };
+    char *d = (char *)dst;
+    int64_t i, k;
+    for (i = 0; i < n; i += 256, d += 256 * MIXPI_P(size)(to)) {
+        const int64_t m = mixpi_min(256, n - i);
+        for (k = 0; r->stochastic && k < m; k += 16)
+            mixpi_vrandom(key, index + (uint64_t)(i + k), random + k);
+        if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, d, src + i, m, r, random);
+        if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, d, src + i, m, r, random);
+        if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, d, src + i, m, r, random);
+        if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, d, src + i, m, r, random);
+    }
 }
 #undef MIXPI_LOOP
 
@@ -13014,7 +13030,7 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
@@ -13036,7 +13052,7 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned room for any dtype */
     int64_t i, j, n;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     t->version++;
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
@@ -13064,7 +13080,7 @@ MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double hig
 /* Of this standard deviation times gain; fans: the sum of fan_in and fan_out counts, halved. */
 static mixp_result mixpi_init_fan(mixp_tensor *t, int normal, int fans, double gain) {
     double in, out, std, bound;
-    if (!t) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (t->rank < 2)
         return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                                  "mixp_init: '%.60s' has rank %d; fans need [out, in, ...]",
@@ -13886,7 +13902,7 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = total;
-    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)  /* plant: site_bins */
         k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
@@ -19120,7 +19136,7 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss) {
     const char *wrong;
-    if (!opt || !loss) return MIXP_ERR_ARGUMENT;
+    if (!opt || !mixpi_is_tensor(loss)) return MIXP_ERR_ARGUMENT;
     wrong = mixpi_loss_wrong(opt, loss);
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
@@ -19201,7 +19217,7 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     mixp_result r = MIXP_OK;
     int64_t i = 0;
     int written;
-    if (!opt || !param) return MIXP_ERR_ARGUMENT;
+    if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = &opt->rows[i];
     if (i == opt->count) wrong = "this optimizer does not have it";
@@ -21312,7 +21328,7 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
  * only frees what no older one holds. */
 static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
     if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
-    return first && pin->dtype == MIXP_DTYPE_COUNT;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;  /* plant: pin_void */
 }
 
 /* How many patterns stay beside a newer one; `forget` 1: the others go. */

@@ -149,7 +149,7 @@ static const mixp_device *measuring_device(void) {
     device.release = measured_release;
     device.upload = measured_upload;
     device.download = measured_download;
-    measured_address = (uintptr_t)1 << 40;
+    measured_address = (uintptr_t)1 << 5 * sizeof measured_address;    /* 40 where there are 64 bits */
     return &device;
 }
 

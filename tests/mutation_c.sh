@@ -91,6 +91,7 @@ plant term_readers       drop    add_norm    a_disposable_term_is_given_back
 plant embedding_absent   logic   kernels     test_embedding
 plant entropy_hot        drop    kernels     test_cross_entropy
 plant entropy_rsum       drop    kernels     test_cross_entropy
+plant clamp_low          drop    kernels     test_special
 plant bad_first          always  optimizers  test_finds_the_bad_element
 plant bad_is_nan         zero    optimizers  test_finds_the_bad_element
 plant clip_nothing       logic   optimizers  test_clip_of_a_bad_gradient
@@ -230,6 +231,8 @@ plant spike_z            never   watch_scale test_spikes_of_norms
 plant spike_level        drop    watch_scale test_a_new_level
 plant spike_enters       drop    watch_scale test_spikes_of_losses
 plant update_lost        turn    watch_scale test_lost_updates
+plant pin_void           no      watch_events test_patterns_given_again
+plant site_bins          turn    watch_exponents test_bins
 
 # By an emulation of AMX, whose packing needs AVX-512.
 plant pairs_beyond       turn    amx         f16_in_the_stated_order

@@ -462,6 +462,11 @@ static void late(mixp_context *ctx, mixp_optimizer *opt, mixp_tensor *t) {
     CHECK(isnan(mixp_item(t)));
     CHECK_INT(mixp_read(t, &x, MIXP_F32, 1), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_write(t, &x, MIXP_F32, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_fill(t, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_init_normal(t, 0, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_init_xavier_normal(t, 1), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_optimizer_set_loss(opt, t), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_optimizer_read(opt, t, MIXP_STATE_M, &x, 1), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_look_at(t, MIXP_F16, &look), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_tensor_set_requires_grad(t, 1), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_tensor_set_disposable(t, 1), MIXP_ERR_ARGUMENT);

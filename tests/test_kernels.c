@@ -1033,16 +1033,16 @@ static void check_entropy(int64_t rows, int64_t cols, int ignored) {
     old = doubles(d, rows * cols, add);
     CALL(cross_entropy_backward(&X, args_cross_entropy_backward(rows, cols, -100,
         args_out(d, add), dloss, a, t, (const float *)stats.data, (const float *)counted.data)));
-    for (r = 0; r < rows; r++)
+    for (r = 0; r < rows; r++) {
+        double l = row_lse(x + r * cols, cols), top = row_top(x + r * cols, cols);
         for (j = 0; j < cols; j++) {
             int64_t at = r * cols + j;
-            double below = row_top(x + r * cols, cols) - x[at], want;
-            double p = exp(x[at] - row_lse(x + r * cols, cols)), f = 1024.0 / (count > 0.0
-                ? count : 1.0);
+            double p = exp(x[at] - l), f = 1024.0 / (count > 0.0 ? count : 1.0), want;
             want = t[r] == -100 ? 0.0 : f * (p - (j == t[r]));
-            expect(d, at, want + old[at], EPS * (f * (6.0 + 2.0 * below) * p + f * (j == t[r]) +
-                2.0 * fabs(want) + fabs(want + old[at])));
+            expect(d, at, want + old[at], EPS * (f * (6.0 + 2.0 * (top - x[at])) * p +
+                f * (j == t[r]) + 2.0 * fabs(want) + fabs(want + old[at])));
         }
+    }
     finish(stats, 2 * rows);
     finish(loss, 1);
     finish(counted, 1);
@@ -1072,15 +1072,14 @@ static void check_entropy_both(int64_t rows, int64_t cols, int ignored, int plac
         (float *)loss.data, (float *)stats.data, (float *)counted.data, a, t), d, &scale, 0.25f)));
     f = 256.0 / count;
     for (r = 0; r < rows; r++) {
-        double l = row_lse(x + r * cols, cols);
+        double l = row_lse(x + r * cols, cols), top = row_top(x + r * cols, cols);
         expect_stats(stats, r, x + r * cols, cols);
         if (t[r] != -100) sum += l - x[r * cols + t[r]];
         for (j = 0; j < cols; j++) {
             double v = x[r * cols + j], p = exp(v - l), want = f * (p - (j == t[r]));
-            double below = row_top(x + r * cols, cols) - v;
             if (t[r] == -100) want = 0.0;
-            expect(d, r * cols + j, want, EPS * (f * (6.0 + 2.0 * below) * p + f * (j == t[r]) +
-                2.0 * fabs(want)));
+            expect(d, r * cols + j, want, EPS * (f * (6.0 + 2.0 * (top - v)) * p +
+                f * (j == t[r]) + 2.0 * fabs(want)));
         }
     }
     CHECK(array_get(counted, 0) == count);

@@ -1,5 +1,6 @@
 #!/bin/sh
-# test_overflow.sh: examples/overflow.c, an activation beyond fp16's range, with the guard and without.
+# test_overflow.sh: examples/overflow.c, an activation beyond fp16's range, with the guard and without;
+# and examples/underflow.c, gradients below it.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 program=${BUILD:-build}/overflow
@@ -34,5 +35,20 @@ check 'logits of attention that grow'                       ran logits
 check 'the guarded runs end near f32'                       near 'fp16, guarded, level 1'
 check 'at level 2, too'                                     near 'fp16, guarded, level 2'
 check 'with q, k and v alone in f32'                        in_f32 'h\.1\.attn\.qkv\.w: linear'
+
+# end ROW: the loss that a run of underflow ends at; lost ROW: the share of its gradients that are 0
+under()    { "${BUILD:-build}/underflow" >"$tmp/out" 2>"$tmp/err"; }
+end()      { sed -n "s/^$1: loss \([0-9.]*\) after.*/\1/p" "$tmp/out"; }
+lost()     { sed -n "/^$1: /{n;s/.*: \([0-9.]*\)% of them 0 altogether.*/\1/p;}" "$tmp/out"; }
+holds()    { awk "BEGIN { exit !($1) }"; }
+f32= forgotten= set=
+if [ -x "${BUILD:-build}/underflow" ]; then
+    check 'underflow ends well' under
+    f32=$(end f32) forgotten=$(end 'fp16, scaler forgotten') set=$(end 'fp16, scale set from the gradients')
+    check 'without a scaler most gradients are lost, and told'  holds "$(lost 'fp16, scaler forgotten') > 90"
+    check 'and the loss stays behind'                           holds "$forgotten - $f32 > 0.05"
+    check 'a scale set from the gradients loses none'           holds "$(lost 'fp16, scale set from the gradients') < 0.1"
+    check 'and ends within 0.01 of f32'                         holds "$set - $f32 < 0.01 && $f32 - $set < 0.01"
+else skip 'underflow is not built'; fi
 check 'a wrong call is told'                                usage
 report

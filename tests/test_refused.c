@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define _XOPEN_SOURCE 700
+#include <limits.h>
 #include <unistd.h>
 #include "mixprec.h"
 #include "test.h"
@@ -121,14 +122,14 @@ typedef struct training {
     int             told;       /* a call returned an error */
 } training;
 
-static void tell(training *t, mixp_result r) { t->told |= r != MIXP_OK; }
+static void hear(training *t, mixp_result r) { t->told |= r != MIXP_OK; }
 
 static mixp_tensor *matrix(training *t, const char *name, mixp_dtype dtype, int64_t rows) {
     int64_t shape[2] = { 0, D };
     mixp_tensor *p;
     shape[0] = rows;
     p = rows ? mixp_param(t->ctx, name, dtype, 2, shape) : mixp_param(t->ctx, name, dtype, 1, shape + 1);
-    if (p) tell(t, mixp_init_uniform(p, -0.2, 0.2));
+    if (p) hear(t, mixp_init_uniform(p, -0.2, 0.2));
     return p;
 }
 
@@ -143,12 +144,12 @@ static void training_optimizers(training *t) {
     t->opt[0] = mixp_adamw_new(t->ctx, &adamw);
     t->opt[1] = mixp_sgd_new(t->ctx, &sgd);
     t->opt[2] = mixp_muon_new(t->ctx, &muon);
-    tell(t, mixp_optimizer_add(t->opt[0], t->w, NULL));
-    tell(t, mixp_optimizer_add(t->opt[0], t->qkv, NULL));
-    tell(t, mixp_optimizer_add(t->opt[1], t->gamma, NULL));
-    tell(t, mixp_optimizer_add(t->opt[1], t->beta, NULL));
-    tell(t, mixp_optimizer_add(t->opt[1], t->bias, NULL));
-    tell(t, mixp_optimizer_add(t->opt[2], t->table, NULL));
+    hear(t, mixp_optimizer_add(t->opt[0], t->w, NULL));
+    hear(t, mixp_optimizer_add(t->opt[0], t->qkv, NULL));
+    hear(t, mixp_optimizer_add(t->opt[1], t->gamma, NULL));
+    hear(t, mixp_optimizer_add(t->opt[1], t->beta, NULL));
+    hear(t, mixp_optimizer_add(t->opt[1], t->bias, NULL));
+    hear(t, mixp_optimizer_add(t->opt[2], t->table, NULL));
 }
 
 static void training_make(training *t, int far) {
@@ -174,7 +175,7 @@ static void training_make(training *t, int far) {
     training_optimizers(t);
     guard.every = 1;
     guard.max_sites = 64;
-    tell(t, mixp_guard_start(t->ctx, &guard));
+    hear(t, mixp_guard_start(t->ctx, &guard));
     t->all.ctx = t->ctx;
     t->all.scaler = t->scaler;
     t->all.optimizers = t->opt;
@@ -218,7 +219,7 @@ static mixp_tensor *training_others(training *t) {
     q = mixp_transpose(ctx, mixp_reshape(ctx, q, 2, flat), 0, 1);
     q = mixp_reshape(ctx, mixp_transpose(ctx, q, 0, 1), 3, whole);
     parts[0] = parts[1] = NULL;
-    tell(t, mixp_split(ctx, q, 2, 2, parts));
+    hear(t, mixp_split(ctx, q, 2, 2, parts));
     q = mixp_div(ctx, mixp_sub(ctx, parts[0], parts[1]),
                  mixp_add(ctx, mixp_abs(ctx, parts[1]), mixp_exp(ctx, parts[0])));
     q = mixp_add(ctx, mixp_mean(ctx, mixp_log_softmax(ctx, q), -1, 1), mixp_sum(ctx, q, -1, 1));
@@ -255,19 +256,19 @@ static void training_step(training *t, int kind, int careful) {
     mixp_autocast region = { MIXP_F16, 2 };
     mixp_tensor *loss;
     int o;
-    tell(t, mixp_step_begin(t->ctx));
-    tell(t, mixp_autocast_push(t->ctx, &region));
+    hear(t, mixp_step_begin(t->ctx));
+    hear(t, mixp_autocast_push(t->ctx, &region));
     loss = training_loss(t, kind);
-    tell(t, mixp_autocast_pop(t->ctx));
-    tell(t, mixp_optimizer_set_loss(t->opt[0], loss));
-    tell(t, mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss)));
+    hear(t, mixp_autocast_pop(t->ctx));
+    hear(t, mixp_optimizer_set_loss(t->opt[0], loss));
+    hear(t, mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, loss)));
     for (o = 0; o < OPTIMIZERS; o++) {
-        if (careful) tell(t, mixp_scaler_unscale(t->scaler, t->opt[o]));
-        if (careful) tell(t, mixp_clip_grad_norm(t->opt[o], 0.5));
-        tell(t, mixp_scaler_step(t->scaler, t->opt[o]));
+        if (careful) hear(t, mixp_scaler_unscale(t->scaler, t->opt[o]));
+        if (careful) hear(t, mixp_clip_grad_norm(t->opt[o], 0.5));
+        hear(t, mixp_scaler_step(t->scaler, t->opt[o]));
     }
-    tell(t, mixp_scaler_update(t->scaler));
-    for (o = 0; o < OPTIMIZERS; o++) tell(t, mixp_zero_grad(t->opt[o]));
+    hear(t, mixp_scaler_update(t->scaler));
+    for (o = 0; o < OPTIMIZERS; o++) hear(t, mixp_zero_grad(t->opt[o]));
 }
 
 static void training_all(training *t) {
@@ -277,26 +278,26 @@ static void training_all(training *t) {
     mixp_look look;
     int64_t n = 0;
     training_step(t, 0, 0);
-    tell(t, mixp_optimizer_sample(t->opt[1]));
+    hear(t, mixp_optimizer_sample(t->opt[1]));
     training_step(t, 1, 1);
     training_step(t, 3, 0);
     training_step(t, 4, 0);
     mixp_optimizer_underflow(t->opt[1], 0, &underflow);
-    tell(t, mixp_scaler_update_to(t->scaler, 8e37f));   /* too much: skipped, and tried again */
+    hear(t, mixp_scaler_update_to(t->scaler, 8e37f));   /* too much: skipped, and tried again */
     training_step(t, 2, 0);
     if (mixp_retry(t->scaler, 1)) training_step(t, 2, 0);
     mixp_scaler_verdict(t->scaler);
-    tell(t, mixp_scaler_update_to(t->scaler, 1024.0f));
-    tell(t, mixp_look_at(t->w, MIXP_F8_E4M3, &look));
+    hear(t, mixp_scaler_update_to(t->scaler, 1024.0f));
+    hear(t, mixp_look_at(t->w, MIXP_F8_E4M3, &look));
     memset(&compare, 0, sizeof compare);
     compare.a.dtype = MIXP_F16;
     compare.a.level = 1;
     compare.b.dtype = MIXP_F32;
     compare.fn = compared;
     compare.user = t;
-    tell(t, mixp_compare(t->ctx, &compare, rows, 8, &n));
-    tell(t, mixp_checkpoint_save(t->path, &t->all));
-    tell(t, mixp_checkpoint_load(t->path, &t->all));
+    hear(t, mixp_compare(t->ctx, &compare, rows, 8, &n));
+    hear(t, mixp_checkpoint_save(t->path, &t->all));
+    hear(t, mixp_checkpoint_load(t->path, &t->all));
 }
 
 /* --- what must hold ------------------------------------------------------------------------------ */
@@ -345,9 +346,9 @@ static void each_once(int far, long most) {
 }
 
 static void one_on_the_host(void)      { each_once(0, 1); }
-static void all_after_it_on_the_host(void) { each_once(0, 1L << 40); }
+static void all_after_it_on_the_host(void) { each_once(0, LONG_MAX); }
 static void one_on_a_device(void)      { each_once(1, 1); }
-static void all_after_it_on_a_device(void) { each_once(1, 1L << 40); }
+static void all_after_it_on_a_device(void) { each_once(1, LONG_MAX); }
 
 int main(void) {
     (void)profile_begin, (void)profile_end, (void)profile_print, (void)profile_device;    /* not used */

@@ -11,6 +11,9 @@
 # results that no backward pass needs included; in PyTorch what autograd saves for the backward
 # pass, each storage once, without weights. process: the peak of resident memory, less that of
 # the same program with a minute model; here every temporary of either side counts.
+#
+# bf16 m2: level 2, moments of bf16; m2 w4: level 3, weight and master 4 bytes together; m1 w3:
+# moments of 8 bits, weight and master 3 bytes.
 here=$(dirname "$0") build=${BUILD:-build} python=${PYTHON:-python3} threads=${THREADS:-1}
 [ -x "$build/tiny_gpt" ] || { echo "$build/tiny_gpt is not built: make examples" >&2; exit 2; }
 tmp=$(mktemp -d) && trap 'rm -rf "$tmp"' EXIT
@@ -26,8 +29,9 @@ shape() { # MODEL: its options
     *)      echo "memory.sh: no model is called $1: char, medium, gpt2" >&2; exit 2 ;;
     esac
 }
-ours() { # MODEL DTYPE LEVEL: the numbers of torch_memory.py's line
-    "$build/tiny_gpt" --device cpu --data "$tmp/text" $(shape "$1") --dtype "$2" --level "$3" --steps 2 \
+ours() { # MODEL DTYPE LEVEL [OPTION...]: the numbers of torch_memory.py's line
+    ours=$(shape "$1") dtype=$2 level=$3; shift 3
+    "$build/tiny_gpt" --device cpu --data "$tmp/text" $ours --dtype "$dtype" --level "$level" "$@" --steps 2 \
         --log-every 99 --eval-every 99 --eval-batches 1 --threads "$threads" --profile --quiet |
     awk 'BEGIN { low = 0; peak = "-" }
         /^parameters/ { params = $NF }   /^gradients/   { grads = $NF }  /^optimizer state/ { state = $NF }
@@ -59,6 +63,9 @@ table() { # MODEL
         activations process
     measure "$1" 'mixprec fp32' net "$1" fp32 1
     for d in fp16 bf16; do for l in 1 2; do measure "$1" "mixprec $d level $l" net "$1" $d $l; done; done
+    measure "$1" 'mixprec bf16 m2' net "$1" bf16 2 --moments bf16
+    measure "$1" 'mixprec bf16 m2 w4' net "$1" bf16 3 --moments bf16 --masters 16bit
+    measure "$1" 'mixprec bf16 m1 w3' net "$1" bf16 3 --moments 8bit --masters 8bit
     [ -n "$have" ] && for d in f32 f16 bf16; do
         measure "$1" "torch $d" "$python" "$here/torch_memory.py" --model "$1" --dtype $d --threads "$threads"
     done
@@ -69,7 +76,8 @@ table() { # MODEL
     done
     [ -n "$have" ] || return 0
     printf '%-34s%12s%12s\n' 'mixprec over PyTorch' activations process
-    for pair in 'fp32:f32' 'fp16 level 1:f16' 'fp16 level 2:f16' 'bf16 level 1:bf16' 'bf16 level 2:bf16'; do
+    for pair in 'fp32:f32' 'fp16 level 1:f16' 'fp16 level 2:f16' 'bf16 level 1:bf16' 'bf16 level 2:bf16' \
+                'bf16 m2:bf16' 'bf16 m2 w4:bf16' 'bf16 m1 w3:bf16'; do
         ratios "${pair%:*}" "$1 mixprec ${pair%:*}" "$1 torch ${pair#*:}"
     done
 }
