@@ -6924,7 +6924,7 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
 
 /* dy times the slope; b: x, or y for those that are told by their result. */
 MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
-                                     float q) {
+                                        float q) {
     switch (op) {
     case MIXP_UNARY_TANH:               /* 1 - y^2 */
         return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f)));
@@ -6996,7 +6996,7 @@ MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
 
 /* Of x against its target. */
 MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
-                                    float delta) {
+                                       float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
     switch (kind) {
@@ -7031,7 +7031,7 @@ MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v t
 
 /* p times its slope. */
 MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
-                                    float p, float delta) {
+                                       float p, float delta) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
     switch (kind) {
@@ -10457,7 +10457,7 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
 }
 
 /* mixpi_decay_of for 16 elements. */
-MIXPI_V mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
+MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
                                mixpi_v p) {
     mixpi_v none = mixpi_vzero(), decay = mixpi_vset(u->decay);
     if (!cautious) return decay;
@@ -10468,7 +10468,7 @@ MIXPI_V mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v
  * that are compiled by themselves, or what u says. root: of the second moment, in PyTorch's order:
  * states of one byte are made of it. */
 enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
-MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
+MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
                               mixpi_v *m, mixpi_v *v, mixpi_v *root) {
     const int any = form == MIXPI_P(form_any), cautious = any && u->cautious;
     const int apex = any ? u->order == MIXP_ADAM_ORDER_APEX : form == MIXPI_P(form_apex);
@@ -10490,7 +10490,7 @@ MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, m
 }
 
 /* roots: not v is kept, but its root, in PyTorch's order. */
-MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
+MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
                                  const mixpi_stretch *s, const float *g) {
     float *p = s->p, *m = s->m, *v = s->v;
     const int roots = s->roots, n = s->n;
@@ -10510,8 +10510,8 @@ MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
 }
 
 /* As mixp_sgd_element; m NULL without momentum. */
-MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p,
-                                float *m, int n) {
+MIXPI_RARE void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                   float *m, int n) {
     mixpi_v d, w, a;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
@@ -10530,8 +10530,8 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, floa
 }
 
 /* As mixp_rmsprop_element. */
-MIXPI_V void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g, float *p,
-                                    float *m, float *v, int n) {
+MIXPI_RARE void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g,
+                                       float *p, float *m, float *v, int n) {
     const mixpi_v beta = mixpi_vset(u->beta2), rest = mixpi_vset(u->rest2);
     const mixpi_v eps = mixpi_vset(u->eps);
     mixpi_v d, w, a;
@@ -10554,8 +10554,8 @@ MIXPI_V void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g, 
 }
 
 /* As mixp_lion_element. */
-MIXPI_V void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
-                                 float *m, int n) {
+MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                    float *m, int n) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), less = mixpi_vset(-1.0f);
     mixpi_v d, w, a, blend, sign;
     int i;
@@ -10582,7 +10582,7 @@ enum { MIXPI_P(registers) = 16 / mixpi_vlanes };
 
 /* 16 elements of a moment from k on; second: of the second order. By way of registers: where a
  * load of 64 bytes follows their store at once, it waits for it. */
-MIXPI_V mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
+MIXPI_F mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
                                       uint32_t scale, int k) {
     mixpi_vbits u[MIXPI_P(registers)];
     mixpi_vreg r[MIXPI_P(registers)];
@@ -10597,7 +10597,7 @@ MIXPI_V mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
     else memcpy(&x, r, sizeof x);
     return x;
 }
-MIXPI_V mixpi_v MIXPI_P(small_master)(const mixpi_small *b, int k) {
+MIXPI_F mixpi_v MIXPI_P(small_master)(const mixpi_small *b, int k) {
     mixpi_vbits u[MIXPI_P(registers)];
     mixpi_v x;
     int j;
@@ -10617,7 +10617,7 @@ MIXPI_V void MIXPI_P(small_words)(uint64_t key, int64_t first, int k, float *wor
     }
 }
 
-MIXPI_V void MIXPI_P(small_put_bf16)(char *to, const float *x, const float *word,
+MIXPI_F void MIXPI_P(small_put_bf16)(char *to, const float *x, const float *word,
                                      int shift) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
@@ -10625,7 +10625,7 @@ MIXPI_V void MIXPI_P(small_put_bf16)(char *to, const float *x, const float *word
         mixpi_vwrite_high(to + 2 * k, mixpi_vstate_bf16(mixpi_vbits_at(x + k, 0), random));
     }
 }
-MIXPI_V void MIXPI_P(small_put_m)(const mixpi_small *b, uint32_t scale, const float *m,
+MIXPI_F void MIXPI_P(small_put_m)(const mixpi_small *b, uint32_t scale, const float *m,
                                   const float *word) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
@@ -10633,7 +10633,7 @@ MIXPI_V void MIXPI_P(small_put_m)(const mixpi_small *b, uint32_t scale, const fl
         mixpi_vwrite_8(b->m + k, mixpi_vstate_m(mixpi_vbits_at(m + k, 0), scale, random));
     }
 }
-MIXPI_V void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const float *roots,
+MIXPI_F void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const float *roots,
                                   const float *word) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
@@ -10641,7 +10641,7 @@ MIXPI_V void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const fl
         mixpi_vwrite_8(b->v + k, mixpi_vstate_v(mixpi_vbits_at(roots + k, 0), scale, random));
     }
 }
-MIXPI_V void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
+MIXPI_F void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vmaster_parts parts = mixpi_vmaster_16(mixpi_vbits_at(p + k, 0));
@@ -10649,7 +10649,7 @@ MIXPI_V void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
         mixpi_vwrite_16(b->rest + 2 * k, parts.rest);
     }
 }
-MIXPI_V void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
+MIXPI_F void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
                                   const float *word) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
@@ -10661,7 +10661,7 @@ MIXPI_V void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
 }
 
 /* The bits of a block's largest finite magnitude: see mixpi_state_size. */
-MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
+MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
     const mixpi_v zero = mixpi_vzero(), inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     mixpi_v top = zero;
     int k;
@@ -10671,14 +10671,14 @@ MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
     }
     return mixp_bits_of_f32(mixpi_vmaxof(top));
 }
-MIXPI_V void MIXPI_P(block_roots)(float *v) {
+MIXPI_F void MIXPI_P(block_roots)(float *v) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
         mixpi_vstore(v + k, mixpi_vsqrt(mixpi_vload(v + k)));
 }
 
 /* The moments of a block, rounded. */
-MIXPI_V void MIXPI_P(small_put_moments)(const mixpi_small *b, const mixp_param_row *row,
+MIXPI_F void MIXPI_P(small_put_moments)(const mixpi_small *b, const mixp_param_row *row,
                                         const float *m, float *v, const float *word) {
     const int64_t block = b->first / MIXP_STATE_BLOCK;
     uint32_t scale;
@@ -10701,7 +10701,7 @@ MIXPI_V mixpi_small MIXPI_P(small_at)(const mixpi_stretch *s, int i, mixpi_small
 { return mixpi_small_of(s->row, s->first + i, mixpi_stretch_block(s, i), copy); }
 
 /* Its states as f32, and its random words. */
-MIXPI_V void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
+MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
     const mixp_param_row *row = s->row;
     mixpi_small_copy copy;
     const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
@@ -10722,7 +10722,7 @@ MIXPI_V void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
 
 /* The same and Adam in one loop, for a whole block whose moments have codes of `size` bytes both:
  * the words and the widening take place while roots and quotients are waited for. */
-MIXPI_V void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
+MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
                                  const mixp_step_scalars *u, const float *g) {
     const mixp_param_row *row = s->row;
     mixpi_small_copy copy;
@@ -10747,7 +10747,7 @@ MIXPI_V void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
 }
 
 /* A block's states, rounded; v may become its roots. */
-MIXPI_V void MIXPI_P(small_close)(const mixpi_stretch *s, int i) {
+MIXPI_F void MIXPI_P(small_close)(const mixpi_stretch *s, int i) {
     const float *word = s->word + i;
     mixpi_small_copy copy;
     const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
@@ -10795,8 +10795,8 @@ MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
         for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_close)(s, i);
 }
 
-MIXPI_V void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
-                                 const mixp_step_scalars *u, const float *g) {
+MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+                                    const mixp_step_scalars *u, const float *g) {
     float *p = s->p, *m = s->m;
     int i;
     if (kind == MIXP_OPTIMIZER_MUON)
@@ -10807,7 +10807,7 @@ MIXPI_V void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kin
         for (i = 0; i < s->n; i++) mixp_muon_momentum_element(u, g[i], p + i, m + i);
 }
 
-MIXPI_V void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
+MIXPI_F void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
                                    const float *g) {
     const int apex = u->order == MIXP_ADAM_ORDER_APEX;
     s->roots = !apex && s->row->v_dtype == MIXP_U8;
