@@ -65,6 +65,9 @@ endef
 $(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads $(BUILD)/test_amx: private CFLAGS += -O0
 $(BUILD)/test_threads: private LDLIBS += -pthread
 
+# This one runs every optimizer on every instruction set.
+$(BUILD)/test_optimizers: private CFLAGS += -O1
+
 # One that has a copy, too, with names of its own for malloc.
 OWN += test_block
 $(BUILD)/test_block: private CFLAGS += -O0
@@ -120,13 +123,22 @@ $(BUILD)/cuda_host.o: mixprec.h
 	$(Q)mkdir -p $(@D) && printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/cuda_host.cpp
 	$(Q)$(CXX) -std=c++17 $(CHECKED) -O1 -I. -c $(BUILD)/cuda_host.cpp -o $@
 
+# The companion takes most of the time: it is compiled once for these, which do not
+# look inside it.
+CUDA_OUTSIDE := test_cuda_face test_cuda_functions test_cuda_guard test_cuda_muon test_cuda_ranks
+LINKED_SANE := $(filter $(CUDA_OUTSIDE:%=$(BUILD)/sane/%),$(CUDA_SANE))
+LINKED      := $(LINKED_SANE:$(BUILD)/sane/%=$(BUILD)/%)
+$(LINKED): $(BUILD)/cudasim_plain.o
+$(LINKED_SANE): $(BUILD)/cudasim.o
+$(LINKED) $(LINKED_SANE): private SIM_FLAGS += -DCOMPANION_LINKED
+
 $(CUDA_PLAIN): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
-	$(Q)$(CXX) $(SIM_FLAGS) $< $(BUILD)/cuda_host.o -lm -o $@
+	$(Q)$(CXX) $(SIM_FLAGS) $< $(filter %.o,$^) -lm -o $@
 
 $(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(BUILD)/cuda_host.o -lm -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) -lm -o $@
 
 # With products and sums joined, as nvcc joins them, and with the one NaN of a GPU's arithmetic: what is
 # promised to the bit must still hold.
@@ -152,9 +164,10 @@ $(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $
 	$(Q)$(CXX) $@.o $(BUILD)/cuda_host.o -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lcudart -lm -o $@
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
-$(BUILD)/cudasim.o: mixprec_cuda.cu mixprec.h tests/cudasim.h
+$(BUILD)/cudasim.o: SIM_MORE = $(SANE)
+$(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: mixprec_cuda.cu mixprec.h tests/cudasim.h
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) -x c++ -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SIM_MORE) -x c++ -c $< -o $@
 
 SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OPENMP) -lm -o $@
 
@@ -240,8 +253,16 @@ report: $(BUILD)/tiny_gpt   ## the same, longer, with an overflow planted; BUILD
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/layers.sh tests/metrics.sh tests/install.sh
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
-# Most of them use one core.
-JOBS   ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n < 4 ? n : 4)))
+# Most of them use one core, and a compiler up to a gigabyte.
+JOBS   ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); \
+              m=$$(awk '/^MemAvailable/ { print int($$2 / 1500000) }' /proc/meminfo 2>/dev/null); \
+              [ "$${m:=$$n}" -lt $$n ] && n=$$m; [ $$n -gt 4 ] && n=4; [ $$n -lt 1 ] && n=1; echo $$n)
+# Without a -j of yours, the tests are built as many at a time.
+ifneq ($(filter test test-long test-variants test-all coverage,$(MAKECMDGOALS)),)
+  ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
+    MAKEFLAGS += -j$(JOBS)
+  endif
+endif
 # Without a C++ compiler, or CUDA's headers, each of these programs is one skip.
 CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
 GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \

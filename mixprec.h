@@ -5195,6 +5195,7 @@ static int mixpi_amx_machine(int f16) {
 #define mixpi_vcode_nearest  MIXPI_P(vcode_nearest)
 #define mixpi_vcode_rounded  MIXPI_P(vcode_rounded)
 #define mixpi_vcode_bf16     MIXPI_P(vcode_bf16)
+#define mixpi_vcode_random   MIXPI_P(vcode_random)
 #define mixpi_vcode_widen    MIXPI_P(vcode_widen)
 #define mixpi_vlanes         MIXPI_P(vlanes)        /* in one register                     */
 #define mixpi_vread_high     MIXPI_P(vread_high)
@@ -5294,6 +5295,15 @@ MIXPI_V mixpi_vbits mixpi_vbits_at(const void *p, int i) {
     return r;
 }
 
+/* mixpi_round_f32 to bf16 at random: on an f32's own bits, whose carry is right for all of them. */
+MIXPI_V mixpi_vbits mixpi_vcode_random(mixpi_vbits u, int saturate, mixpi_vbits random) {
+    const mixpi_vbits a = u & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
+    mixpi_vbits code = (a + (~random >> 16)) >> 16;
+    code = mixpi_vbits_min(code, mixpi_vbits_all(saturate ? 0x7F7Fu : 0x7F80u));
+    code = mixpi_vbits_gt(a, inf, a >> 16 | 0x7FC0u, code);
+    return code | (u & 0x80000000u) >> 16;
+}
+
 /* mixpi_round_f32 on a register; bit for bit the same. */
 MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int saturate,
                                         int stochastic, mixpi_vbits random) {
@@ -5304,6 +5314,7 @@ MIXPI_V mixpi_vbits mixpi_vcode_rounded(mixp_dtype to, mixpi_vbits u, int satura
     const mixpi_vbits zero = mixpi_vbits_all(0), last = mixpi_vbits_all(31);
     mixpi_vbits a = u & 0x7FFFFFFFu, e = a >> 23, payload = a & 0x7FFFFFu;
     mixpi_vbits m = payload | 0x800000u, shift, add, nan;
+    if (to == MIXP_BF16 && stochastic) return mixpi_vcode_random(u, saturate, random);
     if (to == MIXP_BF16) {      /* the only one of them to see f32's own subnormals */
         m = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), a, payload, m);
         e = mixpi_vbits_max(e, mixpi_vbits_all(1));
@@ -5471,10 +5482,12 @@ MIXPI_V void mixpi_vput_codes(void *p, mixpi_vcodes a, int wide, int stream) {
 /* mixp_random_at for 16 elements from `first` on. */
 MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     typedef uint64_t mixpi_u64x8 __attribute__((__vector_size__(64)));
-    const mixpi_u64x8 lane = { 0, 1, 2, 3, 4, 5, 6, 7 };
+    const uint64_t step = 0x9E3779B97F4A7C15u;
+    const mixpi_u64x8 ahead = { 0,        step,     2 * step, 3 * step,
+                                4 * step, 5 * step, 6 * step, 7 * step };
     uint64_t k;
     for (k = 0; k < 16; k += 8) {
-        mixpi_u64x8 z = key + (lane + (first + k)) * 0x9E3779B97F4A7C15u;
+        mixpi_u64x8 z = ahead + (key + (first + k) * step);
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
         z = (z ^ (z >> 31)) >> 32;
@@ -5988,11 +6001,9 @@ MIXPI_V void mixpi_vput(mixp_dtype to, void *p, mixpi_v a, int stream) {
     else mixpi_vput_codes(p, mixpi_vnarrow(to, a), to == MIXP_BF16, stream);
 }
 
-/* The same, rounded as r says; to is narrow; index: of the first of them. */
+/* The same, rounded as r says; to is narrow; random: a number for each. */
 MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_rounding *r,
-                                uint64_t key, uint64_t index) {
-    uint32_t random[16] = { 0 };
-    if (r->stochastic) mixpi_vrandom(key, index, random);
+                                const uint32_t *random) {
     mixpi_vput_codes(p, mixpi_vnarrow_by(to, a, r, random),
                      to == MIXP_F16 || to == MIXP_BF16, 0);
 }
@@ -6222,21 +6233,19 @@ MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const vo
     memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
-/* n floats to a narrow dtype, rounded as r says; index: of the first. */
+/* n floats to a narrow dtype, rounded as r says; random: as many numbers, in whole vectors. */
 MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key,
-                                     uint64_t index) {
+                                     const mixp_rounding *r, const uint32_t *random) {
     const int out = MIXPI_P(size)(to);
     char *d = (char *)dst;
     const char *s = (const char *)src;
     unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16, index += 16)
-        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, key,
-                           index);
+    for (i = 0; i + 16 <= n; i += 16)
+        mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, random + i);
     if (i == n) return;
     memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
-    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, key, index);
+    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, random + i);
     memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
@@ -6252,15 +6261,22 @@ MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int6
     if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
     if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
 }
-MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
+/* index: of the first. Random numbers are made for many at a time. */
+MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src, int64_t n,
                                      const mixp_rounding *r, uint64_t key,
                                      uint64_t index) {
-    if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, dst, src, n, r, key, index);
-    if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, dst, src, n, r, key, index);
-    if (to == MIXP_F8_E4M3)
-        MIXPI_P(run_rounded)(MIXP_F8_E4M3, dst, src, n, r, key, index);
-    if (to == MIXP_F8_E5M2)
-        MIXPI_P(run_rounded)(MIXP_F8_E5M2, dst, src, n, r, key, index);
+    uint32_t random[256] = { 0 };
+    char *d = (char *)dst;
+    int64_t i, k;
+    for (i = 0; i < n; i += 256, d += 256 * MIXPI_P(size)(to)) {
+        const int64_t m = mixpi_min(256, n - i);
+        for (k = 0; r->stochastic && k < m; k += 16)
+            mixpi_vrandom(key, index + (uint64_t)(i + k), random + k);
+        if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, d, src + i, m, r, random);
+        if (to == MIXP_BF16) MIXPI_P(run_rounded)(MIXP_BF16, d, src + i, m, r, random);
+        if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, d, src + i, m, r, random);
+        if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, d, src + i, m, r, random);
+    }
 }
 #undef MIXPI_LOOP
 
@@ -6908,7 +6924,7 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
 
 /* dy times the slope; b: x, or y for those that are told by their result. */
 MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
-                                     float q) {
+                                        float q) {
     switch (op) {
     case MIXP_UNARY_TANH:               /* 1 - y^2 */
         return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f)));
@@ -6980,7 +6996,7 @@ MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
 
 /* Of x against its target. */
 MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
-                                    float delta) {
+                                       float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
     mixpi_v s, t;
     switch (kind) {
@@ -7015,7 +7031,7 @@ MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v t
 
 /* p times its slope. */
 MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
-                                    float p, float delta) {
+                                       float p, float delta) {
     const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
     mixpi_v s, t;
     switch (kind) {
@@ -10441,7 +10457,7 @@ MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k)
 }
 
 /* mixpi_decay_of for 16 elements. */
-MIXPI_V mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
+MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
                                mixpi_v p) {
     mixpi_v none = mixpi_vzero(), decay = mixpi_vset(u->decay);
     if (!cautious) return decay;
@@ -10452,7 +10468,7 @@ MIXPI_V mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v
  * that are compiled by themselves, or what u says. root: of the second moment, in PyTorch's order:
  * states of one byte are made of it. */
 enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
-MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
+MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
                               mixpi_v *m, mixpi_v *v, mixpi_v *root) {
     const int any = form == MIXPI_P(form_any), cautious = any && u->cautious;
     const int apex = any ? u->order == MIXP_ADAM_ORDER_APEX : form == MIXPI_P(form_apex);
@@ -10474,7 +10490,7 @@ MIXPI_V mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, m
 }
 
 /* roots: not v is kept, but its root, in PyTorch's order. */
-MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
+MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
                                  const mixpi_stretch *s, const float *g) {
     float *p = s->p, *m = s->m, *v = s->v;
     const int roots = s->roots, n = s->n;
@@ -10494,8 +10510,8 @@ MIXPI_V void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
 }
 
 /* As mixp_sgd_element; m NULL without momentum. */
-MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p,
-                                float *m, int n) {
+MIXPI_RARE void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                   float *m, int n) {
     mixpi_v d, w, a;
     int i;
     for (i = 0; i + 16 <= n; i += 16) {
@@ -10514,8 +10530,8 @@ MIXPI_V void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, floa
 }
 
 /* As mixp_rmsprop_element. */
-MIXPI_V void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g, float *p,
-                                    float *m, float *v, int n) {
+MIXPI_RARE void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g,
+                                       float *p, float *m, float *v, int n) {
     const mixpi_v beta = mixpi_vset(u->beta2), rest = mixpi_vset(u->rest2);
     const mixpi_v eps = mixpi_vset(u->eps);
     mixpi_v d, w, a;
@@ -10538,8 +10554,8 @@ MIXPI_V void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g, 
 }
 
 /* As mixp_lion_element. */
-MIXPI_V void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
-                                 float *m, int n) {
+MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                    float *m, int n) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), less = mixpi_vset(-1.0f);
     mixpi_v d, w, a, blend, sign;
     int i;
@@ -10566,7 +10582,7 @@ enum { MIXPI_P(registers) = 16 / mixpi_vlanes };
 
 /* 16 elements of a moment from k on; second: of the second order. By way of registers: where a
  * load of 64 bytes follows their store at once, it waits for it. */
-MIXPI_V mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
+MIXPI_F mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
                                       uint32_t scale, int k) {
     mixpi_vbits u[MIXPI_P(registers)];
     mixpi_vreg r[MIXPI_P(registers)];
@@ -10581,7 +10597,7 @@ MIXPI_V mixpi_v MIXPI_P(small_moment)(const char *codes, int size, int second,
     else memcpy(&x, r, sizeof x);
     return x;
 }
-MIXPI_V mixpi_v MIXPI_P(small_master)(const mixpi_small *b, int k) {
+MIXPI_F mixpi_v MIXPI_P(small_master)(const mixpi_small *b, int k) {
     mixpi_vbits u[MIXPI_P(registers)];
     mixpi_v x;
     int j;
@@ -10601,7 +10617,7 @@ MIXPI_V void MIXPI_P(small_words)(uint64_t key, int64_t first, int k, float *wor
     }
 }
 
-MIXPI_V void MIXPI_P(small_put_bf16)(char *to, const float *x, const float *word,
+MIXPI_F void MIXPI_P(small_put_bf16)(char *to, const float *x, const float *word,
                                      int shift) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
@@ -10609,7 +10625,7 @@ MIXPI_V void MIXPI_P(small_put_bf16)(char *to, const float *x, const float *word
         mixpi_vwrite_high(to + 2 * k, mixpi_vstate_bf16(mixpi_vbits_at(x + k, 0), random));
     }
 }
-MIXPI_V void MIXPI_P(small_put_m)(const mixpi_small *b, uint32_t scale, const float *m,
+MIXPI_F void MIXPI_P(small_put_m)(const mixpi_small *b, uint32_t scale, const float *m,
                                   const float *word) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
@@ -10617,7 +10633,7 @@ MIXPI_V void MIXPI_P(small_put_m)(const mixpi_small *b, uint32_t scale, const fl
         mixpi_vwrite_8(b->m + k, mixpi_vstate_m(mixpi_vbits_at(m + k, 0), scale, random));
     }
 }
-MIXPI_V void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const float *roots,
+MIXPI_F void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const float *roots,
                                   const float *word) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
@@ -10625,7 +10641,7 @@ MIXPI_V void MIXPI_P(small_put_v)(const mixpi_small *b, uint32_t scale, const fl
         mixpi_vwrite_8(b->v + k, mixpi_vstate_v(mixpi_vbits_at(roots + k, 0), scale, random));
     }
 }
-MIXPI_V void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
+MIXPI_F void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
         const mixpi_vmaster_parts parts = mixpi_vmaster_16(mixpi_vbits_at(p + k, 0));
@@ -10633,7 +10649,7 @@ MIXPI_V void MIXPI_P(small_put_16)(const mixpi_small *b, const float *p) {
         mixpi_vwrite_16(b->rest + 2 * k, parts.rest);
     }
 }
-MIXPI_V void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
+MIXPI_F void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
                                   const float *word) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += mixpi_vlanes) {
@@ -10645,7 +10661,7 @@ MIXPI_V void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
 }
 
 /* The bits of a block's largest finite magnitude: see mixpi_state_size. */
-MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
+MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
     const mixpi_v zero = mixpi_vzero(), inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
     mixpi_v top = zero;
     int k;
@@ -10655,14 +10671,14 @@ MIXPI_V uint32_t MIXPI_P(block_largest)(const float *x) {
     }
     return mixp_bits_of_f32(mixpi_vmaxof(top));
 }
-MIXPI_V void MIXPI_P(block_roots)(float *v) {
+MIXPI_F void MIXPI_P(block_roots)(float *v) {
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
         mixpi_vstore(v + k, mixpi_vsqrt(mixpi_vload(v + k)));
 }
 
 /* The moments of a block, rounded. */
-MIXPI_V void MIXPI_P(small_put_moments)(const mixpi_small *b, const mixp_param_row *row,
+MIXPI_F void MIXPI_P(small_put_moments)(const mixpi_small *b, const mixp_param_row *row,
                                         const float *m, float *v, const float *word) {
     const int64_t block = b->first / MIXP_STATE_BLOCK;
     uint32_t scale;
@@ -10685,7 +10701,7 @@ MIXPI_V mixpi_small MIXPI_P(small_at)(const mixpi_stretch *s, int i, mixpi_small
 { return mixpi_small_of(s->row, s->first + i, mixpi_stretch_block(s, i), copy); }
 
 /* Its states as f32, and its random words. */
-MIXPI_V void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
+MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
     const mixp_param_row *row = s->row;
     mixpi_small_copy copy;
     const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
@@ -10706,7 +10722,7 @@ MIXPI_V void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
 
 /* The same and Adam in one loop, for a whole block whose moments have codes of `size` bytes both:
  * the words and the widening take place while roots and quotients are waited for. */
-MIXPI_V void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
+MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
                                  const mixp_step_scalars *u, const float *g) {
     const mixp_param_row *row = s->row;
     mixpi_small_copy copy;
@@ -10731,7 +10747,7 @@ MIXPI_V void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
 }
 
 /* A block's states, rounded; v may become its roots. */
-MIXPI_V void MIXPI_P(small_close)(const mixpi_stretch *s, int i) {
+MIXPI_F void MIXPI_P(small_close)(const mixpi_stretch *s, int i) {
     const float *word = s->word + i;
     mixpi_small_copy copy;
     const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
@@ -10779,8 +10795,8 @@ MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
         for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_close)(s, i);
 }
 
-MIXPI_V void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
-                                 const mixp_step_scalars *u, const float *g) {
+MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
+                                    const mixp_step_scalars *u, const float *g) {
     float *p = s->p, *m = s->m;
     int i;
     if (kind == MIXP_OPTIMIZER_MUON)
@@ -10791,7 +10807,7 @@ MIXPI_V void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kin
         for (i = 0; i < s->n; i++) mixp_muon_momentum_element(u, g[i], p + i, m + i);
 }
 
-MIXPI_V void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
+MIXPI_F void MIXPI_P(stretch_adam)(mixpi_stretch *s, const mixp_step_scalars *u,
                                    const float *g) {
     const int apex = u->order == MIXP_ADAM_ORDER_APEX;
     s->roots = !apex && s->row->v_dtype == MIXP_U8;

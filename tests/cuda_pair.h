@@ -15,10 +15,7 @@
  */
 #ifndef CUDA_PAIR_H
 #define CUDA_PAIR_H
-#include "../mixprec_cuda.cu"
-#ifndef MIXPREC_CUDASIM
-#  include "cudareal.h"
-#endif
+#include "companion.h"
 #include "test.h"
 #include "args.h"
 #include "numbers.h"

@@ -2,10 +2,7 @@
  * same bits from a recorded step, whose skip is decided inside.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#include "../mixprec_cuda.cu"
-#ifndef MIXPREC_CUDASIM
-#  include "cudareal.h"
-#endif
+#include "companion.h"
 #include "test.h"
 #include "numbers.h"
 #include <vector>

@@ -203,7 +203,7 @@ static void test_misused(void) {
     CHECK_INT(epilogue_with(s), MIXP_ERR_ARGUMENT);
     s.k = good; s.k.kind = MIXP_EPILOGUE_COUNT;
     CHECK_INT(epilogue_with(s), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(device_message(&gpu_exec), "no such epilogue");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "no such epilogue");
     s.k = good; s.k.sums.dtype = MIXP_I32;
     CHECK_INT(epilogue_with(s), MIXP_ERR_DTYPE);
     g.k.gemm.c.accumulate = 1;

@@ -248,8 +248,8 @@ static void embedding_bad_body(void) {
     GPU_SAYS(embedding(X, args_embedding(4, 24, 5, ON(y), ON(table), AT(const int32_t, ids))),
         MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(device_message(&gpu_exec), "embedding: id ");
-    CHECK_TEXT(device_message(&gpu_exec), " is outside [0, vocab)");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "embedding: id ");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), " is outside [0, vocab)");
     WAIT();
     CHECK(std::isnan(value_at(y.gpu, y.dtype, 24)) && !std::isnan(value_at(y.gpu, y.dtype, 0)));
     CHECK(std::isnan(value_at(y.gpu, y.dtype, 4 * 24 - 1)));
@@ -344,7 +344,7 @@ static void entropy_both_with(mixp_dtype dtype, int64_t rows, int64_t cols, int 
         GPU_SAYS(cross_entropy_both(X, args_cross_entropy_both(LOSS(), ON(d), AT(float, scale), 0.5f)),
                  MIXP_OK);
         CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
-        CHECK_TEXT(device_message(&gpu_exec), "cross_entropy: target");
+        CHECK_TEXT(gpu_device->message(&gpu_exec), "cross_entropy: target");
         CHECK(std::isnan(value_at(d.gpu, d.dtype, cols)) && std::isnan(value_at(loss.gpu, MIXP_F32, 0)));
     } else {
         BOTH(cross_entropy_both(X, args_cross_entropy_both(LOSS(), how & 1 ? ON(logits) : ON(d),
@@ -445,7 +445,7 @@ static void entropy_bad_body(void) {
     GPU_SAYS(cross_entropy(X, args_cross_entropy(3, 10, -100, AT(float, loss), AT(float, stats),
         AT(float, counted), ON(logits), AT(const int32_t, targets))), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(device_message(&gpu_exec), "cross_entropy: target 10 at row 1 is outside");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "cross_entropy: target 10 at row 1 is outside");
     WAIT();
     CHECK(std::isnan(value_at(loss.gpu, MIXP_F32, 0)));
     GPU_SAYS(cross_entropy_backward(X, args_cross_entropy_backward(3, 10, -100,

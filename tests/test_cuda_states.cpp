@@ -191,20 +191,20 @@ static void captured_body(void) {
     mixp_step_plan plan = plan_of(MIXP_OPTIMIZER_ADAMW, 0, 0);
     void *graph = NULL;
     WAIT();
-    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);
     on_gpu = 1;
     GPU_SAYS(prepare(X, args_prepare(&plan, s.gpu_step, NULL)), MIXP_OK);
     GPU_SAYS(update(X, args_update(&plan, s.rows[1], ROWS, s.gpu_step)), MIXP_OK);
-    CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_OK);
+    CHECK_INT(gpu_device->capture_end(&gpu_exec, &graph), MIXP_OK);
     for (int i = 0; i < 3; i++) {
         gradients(s, 0);
-        CHECK_INT(replay(&gpu_exec, graph, (uint64_t)i), MIXP_OK);
+        CHECK_INT(gpu_device->replay(&gpu_exec, graph, (uint64_t)i), MIXP_OK);
         on_gpu = 0;
         cpu_kernels->prepare(X, args_prepare(&plan, &s.cpu_step, NULL));
         cpu_kernels->update(X, args_update(&plan, s.rows[0], ROWS, &s.cpu_step));
         each_pair(s, check);
     }
-    graph_free(&gpu_exec, graph);
+    gpu_device->graph_free(&gpu_exec, graph);
     drop(s);
 }
 static void captured(void) { in_all_schedules(captured_body); }

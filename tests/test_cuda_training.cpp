@@ -4,10 +4,7 @@
  * The same small GPT as on the CPU, which is the reference: losses and weights agree, a skipped
  * step touches nothing, a step neither waits nor allocates, a graph replays it bit for bit, and
  * whatever allocation fails, nothing leaks. */
-#include "../mixprec_cuda.cu"
-#ifndef MIXPREC_CUDASIM
-#  include "cudareal.h"
-#endif
+#include "companion.h"
 #include "test.h"
 #include "shared_b.h"
 
