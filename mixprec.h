@@ -11281,37 +11281,59 @@ static int mixpi_convert_overlaps(const void *to, size_t to_bytes, const void *f
     return d < s ? s - d < to_bytes : d - s < from_bytes;
 }
 
-MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
-                                          mixp_dtype to, const void *src, mixp_dtype from,
-                                          int64_t n, const mixp_rounding *rounding) {
-    size_t out = mixp_dtype_size(to), in = mixp_dtype_size(from);
+typedef mixp_result (*mixpi_convert_kernel)(const mixp_exec *, const mixp_convert_args *);
+
+/* Chosen without a table of kernels: a program that only converts is linked to no other kernel. */
+static mixpi_convert_kernel mixpi_convert_best(void) {
+#if MIXPI_X86
+    if (mixpi_has_avx512()) return mixpi_convert_avx512;
+    if (mixpi_has_avx2()) return mixpi_convert_avx2;
+#endif
+#if MIXPI_ARM
+    return mixpi_convert_neon;
+#else
+    return mixpi_convert_scalar;
+#endif
+}
+
+static mixp_result mixpi_convert_by(mixpi_convert_kernel convert, mixp_out dst, mixp_in src,
+                                    int64_t n, const mixp_rounding *rounding) {
+    size_t out = mixp_dtype_size(dst.dtype), in = mixp_dtype_size(src.dtype);
     mixp_convert_args k;
     mixp_exec x;
     if (!out || !in) return MIXP_ERR_DTYPE;
     if (n == 0) return MIXP_OK;
-    if (n < 0 || !dst || !src || (uint64_t)n > (size_t)-1 / 8 / 2)
+    if (n < 0 || !dst.data || !src.data || (uint64_t)n > (size_t)-1 / 8 / 2)
         return MIXP_ERR_ARGUMENT;
-    if (mixpi_convert_overlaps(dst, (size_t)n * out, src, (size_t)n * in))
+    if (mixpi_convert_overlaps(dst.data, (size_t)n * out, src.data, (size_t)n * in))
         return MIXP_ERR_ARGUMENT;
     memset(&x, 0, sizeof x);
     x.threads = 1;
     memset(&k, 0, sizeof k);
     k.n = n;
-    k.src = mixpi_in(src, from);
-    k.dst = mixpi_out_to(dst, to, 0);
+    k.src = src;
+    k.dst = dst;
     if (rounding) k.rounding = *rounding;
-    if (!cpu) cpu = mixp_cpu();
-    return cpu->kernels->convert(&x, &k);
+    return convert(&x, &k);
+}
+
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
+                                          mixp_dtype to, const void *src, mixp_dtype from,
+                                          int64_t n, const mixp_rounding *rounding) {
+    return mixpi_convert_by(cpu ? cpu->kernels->convert : mixpi_convert_best(),
+                            mixpi_out_to(dst, to, 0), mixpi_in(src, from), n, rounding);
 }
 
 MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
-        mixp_dtype from, int64_t n, const mixp_rounding *rounding)
-{ return mixp_convert_with(NULL, dst, to, src, from, n, rounding); }
+                                             mixp_dtype from, int64_t n,
+                                             const mixp_rounding *rounding) {
+    return mixpi_convert_by(mixpi_convert_best(), mixpi_out_to(dst, to, 0), mixpi_in(src, from),
+                            n, rounding);
+}
 
 MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
-                                     mixp_dtype from, int64_t n) {
-    return mixp_convert_with(NULL, dst, to, src, from, n, NULL);
-}
+                                     mixp_dtype from, int64_t n)
+{ return mixp_convert_rounded(dst, to, src, from, n, NULL); }
 
 /* --- the environment -------------------------------------------------------------------- */
 

@@ -35,6 +35,18 @@ else
     skip 'symbols (no nm)'
 fi
 
+# --- size --------------------------------------------------------------------------------
+# A program that only converts has the conversions of each instruction set, and no other kernel.
+{ cat "$tmp/s.c"
+  echo 'int main(void) { static mixp_f16 h[8]; static float f[8]; return mixp_convert(h, MIXP_F16, f, MIXP_F32, 8); }'
+} >"$tmp/only.c"
+most_text() { compile -O2 "$tmp/only.c" -lm -o "$tmp/only" && [ "$(size "$tmp/only" | awk 'NR == 2 { print $1 }')" -lt "$1" ]; }
+if command -v size >/dev/null 2>&1; then
+    check 'formats alone, with MIXPREC_STATIC: less than 80,000 bytes' most_text 80000
+else
+    skip 'size of formats alone (no size)'
+fi
+
 # --- macros and pragmas ------------------------------------------------------------------
 # new_macros SOURCE PRELUDE: the names SOURCE defines and PRELUDE alone does not.
 new_macros() {
