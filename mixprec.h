@@ -2433,7 +2433,9 @@ struct mixp_device {
     mixp_result (*download)(const mixp_exec *x, void *host, const void *device,
                             size_t bytes);
     mixp_result (*wait)(const mixp_exec *x);  /* until all queued work is done             */
-    /* Makes x->state for a new context on x->stream, and unmakes it. NULL = none needed. */
+    /* Makes x->state for a new context on x->stream, and unmakes it. NULL = none needed. What
+     * it says of x->gemm_choices: MIXP_ERR_FORMAT, no such text; MIXP_ERR_SHAPE, of another
+     * GPU; of x->stream: MIXP_ERR_ARGUMENT. */
     mixp_result (*attach)(mixp_exec *x);
     void        (*detach)(mixp_exec *x);
     /* Bytes that prepare or advance wrote, of a moment ago, without waiting; NULL = download. */
@@ -2724,7 +2726,7 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  * writes as many as fit in size; "" on a CPU. Ask after a step.
  * A text that does not fit is no context, and desc->why says: it is cut or no such text, or of
  * another GPU or library. A choice that the library then refuses is MIXP_ERR_DEVICE at its
- * product. */
+ * product. What a line says is handed to the library as it is: give texts of your own alone. */
 MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
 /* What execution the context hands to kernels; for your own operators. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
@@ -3106,7 +3108,8 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
 
 /* mixp_linear(gelu_tanh(mixp_linear(x, up, up_bias)), down, down_bias); biases may be NULL. With
  * MIXP_EPILOGUES_GELU a GPU's products make GELU and its slope in their own pass: the same but
- * for one rounding, before GELU. While a guard is on they stay apart. Errors: the three's. */
+ * for a rounding before GELU, and one before its slope. While a guard is on they stay apart.
+ * Errors: the three's. */
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
                                   mixp_tensor *up_bias, mixp_tensor *down,
                                   mixp_tensor *down_bias);
@@ -15916,7 +15919,8 @@ static const mixp_op mixpi_mlp_op = {
 };
 
 static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t width) {
-    return w && w->rank == 2 && mixpi_real(w->dtype) && w->shape[1] == width &&
+    if (!mixpi_is_tensor(w) || (b && !mixpi_is_tensor(b))) return 0;
+    return w->rank == 2 && mixpi_real(w->dtype) && w->shape[1] == width &&
            (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_real(b->dtype)));
 }
 
@@ -15924,15 +15928,13 @@ static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t 
 static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
     const mixpi_watch *w;
-    int i;
     if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
-    for (i = 0; i < MIXPI_MLP_INPUTS; i++)
-        if (in[i] && !mixpi_is_tensor(in[i])) return 0;
     w = ctx->watch;
     if (!ctx->device->kernels->gemm_epilogue || (w && (w->on || w->tap))) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
-    return x && x->rank >= 1 && mixpi_real(x->dtype) &&
+    if (!mixpi_is_tensor(x)) return 0;
+    return x->rank >= 1 && mixpi_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
            mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]);
 }
@@ -16759,7 +16761,7 @@ static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_t
     if (!ctx->device->kernels->add_norm || (w && (w->sampled || w->tap))) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
-    if (!mixpi_is_tensor(a) || !mixpi_is_tensor(b)) return 0;   /* told by the sum */
+    if (!mixpi_is_tensor(a) || !mixpi_is_tensor(b)) return 0;
     if (a->rank != b->rank || a->rank < 1 || a->count < 1) return 0;
     return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
 }
