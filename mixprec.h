@@ -1338,7 +1338,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
     double squares = 0.0;
     int r;
     s->stats.bad_row = s->stats.bad_element = -1;
-    s->stats.bad_is_nan = 0;
+    s->stats.bad_is_nan = s->agreed.part_rank = 0;
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
@@ -1382,9 +1382,11 @@ MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
 /* What all ranks have found, out of their table. Ranks that differ skip the step, all of them. */
 MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s,
                                 mixp_scaler_state *scaler) {
+    const int32_t part_rank = s->agreed.part_rank;
     double loss = 0.0;
     int r;
     memset(&s->agreed, 0, sizeof s->agreed);
+    s->agreed.part_rank = part_rank;    /* of the newest look in parts */
     for (r = 0; r < size; r++) {
         const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
         float largest = (float)row[MIXP_AGREE_LARGEST];
@@ -2431,7 +2433,9 @@ struct mixp_device {
     mixp_result (*download)(const mixp_exec *x, void *host, const void *device,
                             size_t bytes);
     mixp_result (*wait)(const mixp_exec *x);  /* until all queued work is done             */
-    /* Makes x->state for a new context on x->stream, and unmakes it. NULL = none needed. */
+    /* Makes x->state for a new context on x->stream, and unmakes it. NULL = none needed. What
+     * it says of x->gemm_choices: MIXP_ERR_FORMAT, no such text; MIXP_ERR_SHAPE, of another
+     * GPU; of x->stream: MIXP_ERR_ARGUMENT. */
     mixp_result (*attach)(mixp_exec *x);
     void        (*detach)(mixp_exec *x);
     /* Bytes that prepare or advance wrote, of a moment ago, without waiting; NULL = download. */
@@ -2584,7 +2588,9 @@ typedef struct mixp_ranks_desc {
  * 2 (N-1)/N, and looks at an N-th of them. A tensor that ranks divide, of at least 1/100 of
  * bucket_bytes, is summed by a reduce_scatter of its own; all others as without `scatter`. What is
  * true of a gradient after mixp_backward is then this rank's piece: mixp_read of it is
- * MIXP_ERR_ORDER, and operators must not be given it. A parameter has one optimizer.
+ * MIXP_ERR_ORDER, and operators must not be given it. So it is with all others once they are
+ * unscaled or clipped, but those that this rank updates: a rank does that with its own alone (with
+ * views, too, where no read is refused). A parameter has one optimizer.
  *
  * Where the engine takes both sums in one order, sums, and weights where nothing is clipped, have
  * the bits that they have without. The norm is put together from the ranks' parts, in double and
@@ -2720,7 +2726,7 @@ MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
  * writes as many as fit in size; "" on a CPU. Ask after a step.
  * A text that does not fit is no context, and desc->why says: it is cut or no such text, or of
  * another GPU or library. A choice that the library then refuses is MIXP_ERR_DEVICE at its
- * product. */
+ * product. What a line says is handed to the library as it is: give texts of your own alone. */
 MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
 /* What execution the context hands to kernels; for your own operators. */
 MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
@@ -3102,7 +3108,8 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
 
 /* mixp_linear(gelu_tanh(mixp_linear(x, up, up_bias)), down, down_bias); biases may be NULL. With
  * MIXP_EPILOGUES_GELU a GPU's products make GELU and its slope in their own pass: the same but
- * for one rounding, before GELU. While a guard is on they stay apart. Errors: the three's. */
+ * for a rounding before GELU, and one before its slope. While a guard is on they stay apart.
+ * Errors: the three's. */
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
                                   mixp_tensor *up_bias, mixp_tensor *down,
                                   mixp_tensor *down_bias);
@@ -9733,14 +9740,16 @@ MIXPI_K mixpi_v MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t
 }
 
 /* Adds the mask to these scores. *most, which begins as the largest so far, becomes that of it and
- * of the first scores, as many as are returned: whole vectors below `seen`. */
+ * of the first scores, as many as are returned: whole vectors below `seen`, which is negative where
+ * a causal query ends before this block. */
 MIXPI_V int64_t MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
                                      const mixpi_some_scores *at, int64_t seen, float *s,
                                      mixpi_v *most) {
     mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
     /* plant: attention_mask_at */
     int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j = 0;
-    int64_t whole = mixpi_min(seen, at->n) & ~(int64_t)15;
+    /* plant: attention_unseen */
+    int64_t whole = seen > 0 ? mixpi_min(seen, at->n) & ~(int64_t)15 : 0;
     if (k->mask_key) {
         *most = MIXPI_P(add_mask)(s, k->mask, first, head.ld, whole, *most);
         for (j = whole; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first + j);
@@ -12990,10 +12999,15 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
                                  "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
                                  (int)dtype);
+    if (t->own.spent)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                                 "%s: the tensor is no longer there: it was disposable, and what "
+                                 "read it last has given it back",
+                                 who);
     if (t->own.in_pieces)
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
                                  "%s: the gradient of '%s' is scattered over the "
-                                 "ranks, and none has it whole: set `scatter` of "
+                                 "ranks, and this one lacks a part of it: set `scatter` of "
                                  "mixp_ranks_desc to 0 to look at it",
                                  who, t->name);
     if (count == t->count) return MIXP_OK;
@@ -15905,7 +15919,8 @@ static const mixp_op mixpi_mlp_op = {
 };
 
 static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t width) {
-    return w && w->rank == 2 && mixpi_real(w->dtype) && w->shape[1] == width &&
+    if (!mixpi_is_tensor(w) || (b && !mixpi_is_tensor(b))) return 0;
+    return w->rank == 2 && mixpi_real(w->dtype) && w->shape[1] == width &&
            (!b || (b->rank == 1 && b->count == w->shape[0] && mixpi_real(b->dtype)));
 }
 
@@ -15918,7 +15933,8 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     if (!ctx->device->kernels->gemm_epilogue || (w && (w->on || w->tap))) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
-    return x && x->rank >= 1 && mixpi_real(x->dtype) &&
+    if (!mixpi_is_tensor(x)) return 0;
+    return x->rank >= 1 && mixpi_real(x->dtype) &&
            mixpi_layer_fits(up, in[MIXPI_MLP_UP_BIAS], mixpi_last_dim(x)) &&
            mixpi_layer_fits(in[MIXPI_MLP_DOWN], in[MIXPI_MLP_DOWN_BIAS], up->shape[0]);
 }
@@ -16745,7 +16761,8 @@ static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_t
     if (!ctx->device->kernels->add_norm || (w && (w->sampled || w->tap))) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
-    if (!a || !b || a->rank != b->rank || a->rank < 1 || a->count < 1) return 0;
+    if (!mixpi_is_tensor(a) || !mixpi_is_tensor(b)) return 0;
+    if (a->rank != b->rank || a->rank < 1 || a->count < 1) return 0;
     return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
 }
 
@@ -16804,7 +16821,7 @@ static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_a
     joined = mixpi_adds_norm(ctx, in[0], in[1], id);
     s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
     y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
-    if (y && joined) mixpi_add_norm_give(ctx, in[1]);
+    if (y && joined && s->own.from_tape) mixpi_add_norm_give(ctx, in[1]);
     if (sum && y) *sum = s;
     return y;
 }
@@ -19902,7 +19919,7 @@ static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t
     do {
         snprintf(here, room, "%.*g", digits, a);
         snprintf(there, room, "%.*g", digits, b);
-    } while (strcmp(here, there) == 0 && (digits += 3) < 18);
+    } while (strcmp(here, there) == 0 && (digits += 3) <= 18);
 }
 
 /* Ranks that went apart, by a learning rate that one of them changed, say: told here; on a GPU
@@ -20199,6 +20216,18 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     return r;
 }
 
+/* Where sums are scattered, a rank unscales and clips what it updates alone. Gradients that are not
+ * all its own are in part as they were before: nobody is to read them. */
+static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
+    int64_t i;
+    if (!mixpi_is_scattered(opt->ctx)) return;
+    for (i = 0; i < opt->count; i++) {
+        const mixpi_slot *slot = &opt->slots[i];
+        if (slot->grad || !slot->param->grad || mixpi_is_own(opt, i)) continue;
+        slot->param->grad->own.in_pieces = 1;  /* plant: unscaled_pieces */
+    }
+}
+
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
     mixp_result r;
     int64_t i;
@@ -20217,6 +20246,7 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g) g->version++;    /* another optimizer that shares it must look again */
     }
+    if (r == MIXP_OK) mixpi_opt_in_pieces(opt);
     opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
@@ -20310,6 +20340,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
                          scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
+    mixpi_opt_in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
     return MIXP_OK;
@@ -20751,7 +20782,7 @@ MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
     const int number = mixpi_site_listed(w, i);
     mixp_result r = MIXP_OK;
     int n;
-    if (!counts || !w || !w->bins || (!number && i != -1)) return 0;
+    if (!counts || !w || !w->counting || (!number && i != -1)) return 0;
     memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
     if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
     for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)

@@ -6,8 +6,8 @@
 #
 #   tests       the CUDA tests, compiled for this GPU                                  180 s
 #   kernels     every kernel against a copy of its bytes, and PyTorch's equivalents     120 s
-#   training    steps of the character GPT and of GPT-2 124M, with and without a graph,
-#               beside PyTorch, eager and compiled                                      240 s
+#   training    steps of the character GPT and of GPT-2 124M, with and without a graph and
+#               epilogues, beside PyTorch, eager and compiled                           420 s
 #   sanitizer   the tests under compute-sanitizer's four tools                          900 s
 #   nanogpt     nanoGPT's GPU configuration to its published loss of 1.47 to 1.50, in
 #               fp16 and bf16; DATA is tinyshakespeare's text                           1200 s
@@ -131,7 +131,7 @@ for part in $parts; do
     case $part in
     tests)     part tests 180 ;;
     kernels)   part kernels 120 ;;
-    training)  part training 240 ;;
+    training)  part training 420 ;;
     sanitizer) part sanitizer 900 ;;
     nanogpt)   part nanogpt 1200 ;;
     esac

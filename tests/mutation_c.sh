@@ -102,6 +102,7 @@ plant ranks_awaited      drop    ranks       buckets
 plant part_first         logic   ranks       scattered_inf
 plant part_norm          zero    ranks       scattered
 plant part_element       sign    ranks       scattered_inf
+plant unscaled_pieces    drop    ranks       in_pieces
 plant buckets_order      drop    ranks       scattered
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention_apart odd_sizes
@@ -110,6 +111,7 @@ plant attention_met      factor  attention_apart any_mix
 plant attention_padding  swap    attention_apart any_mix
 plant attention_past     sign    attention_apart any_mix
 plant attention_mask_at  sign    attention_apart any_mix
+plant attention_unseen   turn    attention_apart blocks_that_some_queries_see
 plant attention_hides    turn    attention_apart any_mix
 plant attention_draw     sign    attention_apart any_mix
 plant attention_slope    drop    attention_apart any_mix

@@ -179,12 +179,48 @@ static void a_disposable_term_is_given_back(void) {
 static void a_term_that_was_given_back_is_gone(void) {
     run_of r = run_new(TWICE, 0, 1);
     const char *why = "";
+    mixp_tensor *f;
+    float x[COUNT];
     r.disposed = 1;
     mixp_step_begin(r.ctx);
     CHECK(!model(&r));
     CHECK_INT(mixp_context_error(r.ctx, &why), MIXP_ERR_ORDER);
     CHECK_TEXT(why, "tanh: input 0 is no longer there: it was disposable");
+    mixp_context_clear_error(r.ctx);
+    f = mixp_linear(r.ctx, r.p[0], r.p[1], NULL);
+    CHECK_INT(mixp_read(f, x, MIXP_F32, COUNT), MIXP_OK);
+    mixp_tensor_set_disposable(f, 1);
+    CHECK(mixp_add_layer_norm(r.ctx, r.p[0], f, r.p[3], NULL, 1e-5f, NULL) != NULL);
+    CHECK_INT(mixp_read(f, x, MIXP_F32, COUNT), MIXP_ERR_ORDER);
+    CHECK_INT(mixp_write(f, x, MIXP_F32, COUNT), MIXP_ERR_ORDER);
+    mixp_context_error(r.ctx, &why);
+    CHECK_TEXT(why, "mixp_read: the tensor is no longer there: it was disposable");
     mixp_context_free(r.ctx);
+}
+
+/* The gradient of w1 through a GELU that reads a disposable term; a branch without gradients, where
+ * it is added and normed, comes in between. */
+static void branch_of(int branch, float *out) {
+    run_of r = run_new(0, 0, 1);
+    mixp_context *c = r.ctx;
+    mixp_tensor *f, *g, *x;
+    mixp_step_begin(c);
+    f = mixp_linear(c, r.p[0], r.p[1], NULL);
+    g = mixp_gelu(c, f);
+    CHECK_INT(mixp_tensor_set_disposable(f, 1), MIXP_OK);
+    if (branch)
+        MIXP_NO_GRAD(c) { CHECK(mixp_add_layer_norm(c, r.p[0], f, r.p[3], NULL, 1e-5f, NULL) != NULL); }
+    x = mixp_scale(c, r.p[0], 3);       /* of the term's size */
+    CHECK_INT(mixp_backward(c, mixp_mean(c, mixp_mul(c, g, x), MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(r.p[1]->grad, out, MIXP_F32, WIDTH * WIDTH), MIXP_OK);
+    CHECK_INT(seen.calls, branch);
+    mixp_context_free(c);
+}
+static void a_term_that_another_operator_recorded_stays(void) {
+    float with[WIDTH * WIDTH], without[WIDTH * WIDTH];
+    branch_of(0, without);
+    branch_of(1, with);
+    CHECK_INT(memcmp(with, without, sizeof with), 0);
 }
 
 static mixp_tensor *checked(mixp_context *c, void *user) {
@@ -253,6 +289,7 @@ int main(void) {
     RUN(the_second_gradient_needs_no_cast);
     RUN(a_disposable_term_is_given_back);
     RUN(a_term_that_was_given_back_is_gone);
+    RUN(a_term_that_another_operator_recorded_stays);
     RUN(gradients_are_differences);
     RUN(others_are_two_operators);
     RUN(refusals);

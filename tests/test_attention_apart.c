@@ -273,19 +273,23 @@ static void check_bits(const problem *s, const mixp_device *dev, uint64_t *bits)
 }
 
 /* SIMD sets agree with each other; plain C rounds products and sums apart. */
-static void try_everywhere(const int64_t sizes[6], int what) {
-    problem  s = problem_new(sizes, what);
+static void try_problem(problem *s) {
     uint64_t simd = 0, plain = 0;
     int      isa;
-    if (what & LENGTHS) s.m.lengths = s.lengths;
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
         const mixp_device *dev = mixp_cpu_with((mixp_isa)isa);
         int bf16 = isa == MIXP_ISA_AVX512_BF16;
         uint64_t own = 0;
         if (!dev) continue;
-        check_one(&s, dev, isa_names[isa]);
-        check_bits(&s, dev, bf16 ? &own : isa == MIXP_ISA_SCALAR ? &plain : &simd);
+        check_one(s, dev, isa_names[isa]);
+        check_bits(s, dev, bf16 ? &own : isa == MIXP_ISA_SCALAR ? &plain : &simd);
     }
+}
+
+static void try_everywhere(const int64_t sizes[6], int what) {
+    problem s = problem_new(sizes, what);
+    if (what & LENGTHS) s.m.lengths = s.lengths;
+    try_problem(&s);
     problem_free(&s);
 }
 
@@ -317,6 +321,23 @@ static void odd_sizes(void) {
         sizes[4] = 1 + i % 2;
         sizes[5] = d[(i + i / 4) % 4];
         try_everywhere(sizes, i % 3 ? (i * 7) % 32 : CAUSAL);
+    }
+}
+
+/* The first queries of a block may end before a block of keys that its last ones see: what a mask has
+ * of these keys is not theirs. */
+static void blocks_that_some_queries_see(void) {
+    static const int64_t sizes[6] = { 1, 64, 130, 2, 1, 32 };
+    int64_t past;
+    for (past = 3; past < 64; past += 12) {
+        problem s = problem_new(sizes, MASK | CAUSAL);
+        while (!s.mask_axes[3]) {       /* one that differs from key to key */
+            problem_free(&s);
+            s = problem_new(sizes, MASK | CAUSAL);
+        }
+        s.m.past = past;
+        try_problem(&s);
+        problem_free(&s);
     }
 }
 
@@ -931,6 +952,7 @@ int main(void) {
     RUN(model_gradient_is_a_gradient);
     RUN(any_mix);
     RUN(odd_sizes);
+    RUN(blocks_that_some_queries_see);
     RUN(kernels_refuse);
     RUN(packed_and_apart_are_one);
     RUN(gradients_are_differences);

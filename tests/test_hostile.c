@@ -453,6 +453,8 @@ static void late(mixp_context *ctx, mixp_optimizer *opt, mixp_tensor *t) {
     float x;
     CHECK(mixp_relu(ctx, t) == NULL);
     told(ctx, MIXP_ERR_ORDER, "in use again");
+    CHECK(mixp_add_layer_norm(ctx, t, t, NULL, NULL, 1e-5f, NULL) == NULL);
+    told(ctx, MIXP_ERR_ORDER, "in use again");
     CHECK_INT(mixp_backward(ctx, t), MIXP_ERR_ORDER);
     told(ctx, MIXP_ERR_ORDER, "earlier step");
     CHECK_INT(mixp_split(ctx, t, 0, 2, parts), MIXP_ERR_ORDER);

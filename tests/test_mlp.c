@@ -195,6 +195,40 @@ static void refusals(void) {
     mixp_context_free(m.ctx);
 }
 
+/* A record of an earlier step, which is other memory by now: numbers, in whose halves f32 and a rank
+ * of a thousand million may be read. */
+enum { LATE = 12, NUMBERS = 1 << 11 };
+typedef struct numbers { double at[NUMBERS]; } numbers;
+
+static mixp_result scalar_infer(mixp_call *c) { return mixp_call_output(c, MIXP_F32, 0, NULL); }
+static mixp_result does_nothing(mixp_call *c) { return c ? MIXP_OK : MIXP_ERR_ARGUMENT; }
+
+static void a_tensor_of_an_earlier_step(void) {
+    static const mixp_op op = { "numbers", MIXP_CLASS_KEEP, sizeof(numbers), scalar_infer,
+                                does_nothing, NULL, NULL };
+    static numbers ones;
+    const int64_t one[1] = { 1 };
+    model m = model_new(BOTH, 1);
+    mixp_tensor **p = m.p, *late[LATE];
+    const char *why = "";
+    for (int i = 0; i < NUMBERS; i++) ones.at[i] = 1;
+    mixp_step_begin(m.ctx);
+    for (int i = 0; i < LATE; i++) late[i] = mixp_activation(m.ctx, MIXP_F32, 1, one);
+    mixp_step_begin(m.ctx);
+    CHECK(mixp_apply(m.ctx, &op, 1, p, 1, &ones) != NULL);
+    for (int i = 4; i < LATE; i++) {
+        CHECK(!mixp_mlp(m.ctx, late[i], p[1], p[2], p[3], p[4]));
+        CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ORDER);
+        CHECK_TEXT(why, "in use again");
+        mixp_context_clear_error(m.ctx);
+        CHECK(!mixp_mlp(m.ctx, p[0], late[i], p[2], p[3], p[4]));
+        CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ORDER);
+        mixp_context_clear_error(m.ctx);
+    }
+    calls_are(0, 0, 0);
+    mixp_context_free(m.ctx);
+}
+
 /* A CPU has nothing to choose. */
 static void choices_of_a_cpu(void) {
     mixp_context *ctx = mixp_context_new(NULL);
@@ -212,6 +246,7 @@ int main(void) {
     RUN(what_nobody_wants_is_not_made);
     RUN(others_are_three);
     RUN(refusals);
+    RUN(a_tensor_of_an_earlier_step);
     RUN(choices_of_a_cpu);
     return test_report();
 }

@@ -766,7 +766,8 @@ static void scattered_and_clipped(void) {
 }
 
 /* An Inf on one rank, and finite gradients whose sum overflows in one rank's piece alone: all skip, and
- * the tensor is named with its element, which counts from the tensor's beginning. */
+ * the tensor is named with its element, which counts from the tensor's beginning; also where unscaling
+ * and clipping are calls of their own. */
 static void scattered_inf(void) {
     plan p = plan_of(3), before = plan_of(2);
     static result kept;
@@ -776,14 +777,15 @@ static void scattered_inf(void) {
     p.dtype = before.dtype = MIXP_F16;
     p.mean = before.mean = MIXP_MEAN_NONE;
     p.max_norm = before.max_norm = 0;
-    kept = run(&before, 2)[0];
-    CHECK_INT(kept.code, MIXP_OK);
-    for (way = 0; way < 3; way++) {
+    for (way = 0; way < 6; way++) {
+        p.unscaled = before.unscaled = way > 2;
+        if (way % 3 == 0) kept = run(&before, 2)[0];
+        CHECK_INT(kept.code, MIXP_OK);
         p.plant_step = 2;
-        p.plant_rank = way ? 0 : 1;
-        p.plant_more = way > 0;
-        p.plant_at = way == 2 ? 100 : 700;      /* in rank 0's piece of 640 of 1152, in rank 1's */
-        p.plant_value = way ? 40000 : 0;
+        p.plant_rank = way % 3 ? 0 : 1;
+        p.plant_more = way % 3 > 0;
+        p.plant_at = way % 3 == 2 ? 100 : 700;  /* in rank 0's piece of 640 of 1152, in rank 1's */
+        p.plant_value = way % 3 ? 40000 : 0;
         got = run(&p, 2);
         for (r = 0; r < 2; r++) {
             CHECK_TEXT(got[r].code ? got[r].text : "fine", "fine");
@@ -791,7 +793,7 @@ static void scattered_inf(void) {
             CHECK_TEXT(got[r].bad_tensor, "up");
             CHECK_INT(strlen(got[r].bad_tensor), 2);
             CHECK_INT(got[r].verdict.bad_element, p.plant_at);
-            CHECK_INT(got[r].verdict.bad_rank, way ? -1 : 1);
+            CHECK_INT(got[r].verdict.bad_rank, way % 3 ? -1 : 1);
             CHECK_INT(got[r].verdict.bad_is_nan, 0);
             CHECK_NEAR(got[r].scale, kept.scale / 2, 0);
             CHECK(memcmp(got[r].weights, kept.weights, kept.bytes) == 0);
@@ -1148,6 +1150,7 @@ typedef struct mirror {
     const char *data[16];
     int64_t  word;                      /* of the first table: what the other has more there, plus 1 */
     int      table_rank, pieces;        /* this rank; how often pieces were summed */
+    int      nudged;                    /* word of an agreement of which the other has one ulp more; 0 = none */
     int64_t  piece;                     /* elements of the newest */
     model   *m;
 } mirror;
@@ -1164,6 +1167,8 @@ static const char *mirror_sum(void *user, void *data, int64_t count, mixp_dtype 
         double *own = table + w->table_rank * (count / 2), *other = table + (1 - w->table_rank) * (count / 2);
         for (i = 0; i < count / 2; i++) other[i] = own[i];
         if (!w->tables++ && w->word) table[count / 2 + w->word - 1] += 1;
+        if (w->nudged && count / 2 == MIXP_AGREE_WORDS)
+            other[w->nudged] = nextafter(own[w->nudged], HUGE_VAL);
         return NULL;
     }
     for (i = 0; i < count; i++) x[i] *= 2;
@@ -1214,6 +1219,24 @@ static void mirror_open(mirror *w, model *m, mixp_dtype dtype) {
     d.bucket_bytes = 1500;
     model_open(m, &p, &d, ODD_NOT);
     model_add(m);
+}
+
+/* Norms that differ in their last bit are told with digits that differ. */
+static void norms_that_are_nearly_alike(void) {
+    mirror w;
+    model m;
+    const char *text = "";
+    char here[32] = "", there[32] = "";
+    mirror_open(&w, &m, MIXP_F32);
+    w.nudged = MIXP_AGREE_NORM;
+    mixp_step_begin(m.ctx);
+    CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 0, 0, 8)), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(m.opt), MIXP_ERR_RANKS);
+    mixp_context_error(m.ctx, &text);
+    CHECK_INT(sscanf(text, "ranks differ: the norm of the summed gradients is %31s on rank 0 and %31s on",
+                     here, there), 2);
+    CHECK(strcmp(here, there) != 0);
+    mixp_context_free(m.ctx);
 }
 
 /* Ranges go out while the walk is under way, in the order of backward, and are the whole arena. */
@@ -1303,6 +1326,8 @@ static void in_pieces(void) {
     model m;
     float grad[2 * WIDTH * WIDTH];
     const char *text;
+    int64_t k;
+    int i, others = 0;
     memset(&w, 0, sizeof w);
     memset(&d, 0, sizeof d);
     w.m = &m;
@@ -1329,11 +1354,22 @@ static void in_pieces(void) {
     mixp_context_error(m.ctx, &text);
     CHECK_TEXT(text, "mixp_read: the gradient of 'up' is scattered over the ranks");
     mixp_context_clear_error(m.ctx);
+    CHECK_INT(mixp_clip_grad_norm(m.opt, 1e-3), MIXP_OK);   /* each rank what it updates */
+    for (i = 2; i < 5; i++) {
+        double norm = 0;
+        mixp_result code = mixp_read(m.p[i]->grad, grad, MIXP_F32, m.p[i]->count);
+        if (code == MIXP_ERR_ORDER) others++;
+        else CHECK_INT(code, MIXP_OK);
+        for (k = 0; code == MIXP_OK && k < m.p[i]->count; k++) norm += (double)grad[k] * grad[k];
+        CHECK(sqrt(norm) < 1.1e-3);
+        mixp_context_clear_error(m.ctx);
+    }
+    CHECK(others > 0 && others < 3);
     mixp_zero_grad(m.opt);
     mixp_step_begin(m.ctx);
     mixp_ranks_hold(m.ctx, 1);          /* this rank's own, before any sum */
     CHECK_INT(mixp_backward(m.ctx, model_loss(&m, 1, 0, 8)), MIXP_OK);
-    CHECK_INT(mixp_read(m.p[1]->grad, grad, MIXP_F32, 2 * WIDTH * WIDTH), MIXP_OK);
+    for (i = 1; i < 5; i++) CHECK_INT(mixp_read(m.p[i]->grad, grad, MIXP_F32, m.p[i]->count), MIXP_OK);
     mixp_context_free(m.ctx);
 }
 
@@ -1461,6 +1497,7 @@ int main(void) {
     RUN(descriptions);
     RUN(failing_hook);
     RUN(failing_view);
+    RUN(norms_that_are_nearly_alike);
     RUN(buckets);
     RUN(wide_sums);
     RUN(other_version);

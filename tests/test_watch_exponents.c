@@ -100,6 +100,9 @@ static void test_refused(void) {
     allocations = mixp_context_memory(ctx).allocations;
     for (i = 0; i < 5; i++) step(ctx, w);
     CHECK_INT(mixp_context_memory(ctx).allocations, allocations);
+    d.exponents = 0;
+    CHECK_INT(mixp_guard_start(ctx, &d), MIXP_OK);
+    CHECK_INT(mixp_site_exponents(ctx, 0, counts), 0);      /* counted no more */
     d.exponents = 2;
     CHECK_INT(mixp_guard_start(ctx, &d), MIXP_ERR_ARGUMENT);
     mixp_context_error(ctx, &why);
