@@ -2651,7 +2651,7 @@ enum {
  * --default-stream per-thread passes cudaStreamPerThread.
  *
  * desc NULL = all defaults. NULL, and desc->why says which: out of memory, half an allocator,
- * threads below 0 or above 4096, or a device or stream that cannot be used.
+ * threads below 0 or above 4096, an unknown epilogue, or a device or stream that cannot be used.
  * fork: with MIXPREC_THREADS a child goes on with threads of its own. OpenMP's may hang in a child
  * once the parent has used them: fork before the first step, or give the child's context threads 1.
  * memory: instead of an allocator, a static array, say. On a CPU everything of the context then
@@ -12422,6 +12422,27 @@ static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
     return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
 }
 
+/* Is its memory still its own? */
+static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
+    if (!t->own.spent) return MIXP_OK;
+    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                             "%s: the tensor is no longer there: it was disposable, and what "
+                             "read it last has given it back",
+                             who);
+}
+
+/* And does this rank have all of it? */
+static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
+    mixp_result r = mixpi_tensor_there(t, who);
+    if (r != MIXP_OK || !t->own.in_pieces) return r;
+    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                             "%s: the gradient of '%s' is scattered over the "
+                             "ranks, and this one lacks a part of it: set `scatter` of "
+                             "mixp_ranks_desc to 0 to look at it",
+                             who, t->name);
+}
+
 /* Does nothing in a world of one. */
 static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
                                    mixp_ranks_hook hook, mixp_out data, int64_t count) {
@@ -12434,14 +12455,16 @@ static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
+    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_sum");
+    if (r != MIXP_OK) return r;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
 }
 
 MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
+    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_max");
+    if (r != MIXP_OK) return r;
     t->version++;
     return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
                            mixpi_out_to(t->data, t->dtype, 0), t->count);
@@ -12476,6 +12499,8 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
         return "device_allocator: give both of its functions or neither";
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
+    if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU))
+        return "epilogues has a flag that is none of MIXP_EPILOGUES_";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -12999,17 +13024,7 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
                                  "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
                                  (int)dtype);
-    if (t->own.spent)
-        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                                 "%s: the tensor is no longer there: it was disposable, and what "
-                                 "read it last has given it back",
-                                 who);
-    if (t->own.in_pieces)
-        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                                 "%s: the gradient of '%s' is scattered over the "
-                                 "ranks, and this one lacks a part of it: set `scatter` of "
-                                 "mixp_ranks_desc to 0 to look at it",
-                                 who, t->name);
+    if (mixpi_tensor_whole(t, who) != MIXP_OK) return MIXP_ERR_ORDER;
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
                              "%s '%s': count is %.0f, but the tensor %s has %.0f "
@@ -13066,7 +13081,8 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
-    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
+    mixp_result r = mixpi_tensor_there(t, "mixp_fill");
+    if (r != MIXP_OK) return r;
     t->version++;
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
@@ -13088,7 +13104,8 @@ static double mixpi_normal(const mixp_tensor *t, int64_t element) {
 static mixp_result mixpi_init(mixp_tensor *t, int normal, double a, double b) {
     double  value[256], narrow[256];    /* narrow: aligned room for any dtype */
     int64_t i, j, n;
-    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
+    mixp_result r = mixpi_tensor_there(t, "mixp_init");
+    if (r != MIXP_OK) return r;
     t->version++;
     for (i = 0; i < t->count; i += n) {
         n = mixpi_min(256, t->count - i);
@@ -19999,7 +20016,8 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
     if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
     if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
         r = mixpi_ranks_agree(o, s, 1);
-    return r;
+    /* The others wait for this one's word. */
+    return mixpi_ranks_stop(o->ctx, r);
 }
 
 /* Copies bytes of device memory. */
@@ -21256,7 +21274,8 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
     const char *wrong;
     mixpi_watch *w;
-    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
+    mixp_result r = mixpi_tensor_whole(t, "mixp_look_at");
+    if (r != MIXP_OK) return r;
     wrong = mixpi_look_wrong(t, low, out);
     if (wrong)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);

@@ -180,6 +180,7 @@ static void a_term_that_was_given_back_is_gone(void) {
     run_of r = run_new(TWICE, 0, 1);
     const char *why = "";
     mixp_tensor *f;
+    mixp_look look;
     float x[COUNT];
     r.disposed = 1;
     mixp_step_begin(r.ctx);
@@ -193,6 +194,10 @@ static void a_term_that_was_given_back_is_gone(void) {
     CHECK(mixp_add_layer_norm(r.ctx, r.p[0], f, r.p[3], NULL, 1e-5f, NULL) != NULL);
     CHECK_INT(mixp_read(f, x, MIXP_F32, COUNT), MIXP_ERR_ORDER);
     CHECK_INT(mixp_write(f, x, MIXP_F32, COUNT), MIXP_ERR_ORDER);
+    CHECK_INT(mixp_fill(f, 1.0), MIXP_ERR_ORDER);
+    CHECK_INT(mixp_init_normal(f, 0.0, 1.0), MIXP_ERR_ORDER);
+    CHECK_INT(mixp_ranks_sum(f), MIXP_ERR_ORDER);
+    CHECK_INT(mixp_look_at(f, MIXP_F16, &look), MIXP_ERR_ORDER);
     mixp_context_error(r.ctx, &why);
     CHECK_TEXT(why, "mixp_read: the tensor is no longer there: it was disposable");
     mixp_context_free(r.ctx);

@@ -385,7 +385,7 @@ static void views_that_overlap(void) {
     close_clean(ctx);
 }
 
-static void more_threads_than_any_machine_has(void) {
+static void settings_that_no_machine_has(void) {
     mixp_context_desc d;
     const char *why = "";
     memset(&d, 0, sizeof d);
@@ -393,6 +393,10 @@ static void more_threads_than_any_machine_has(void) {
     d.why = &why;
     CHECK(mixp_context_new(&d) == NULL);
     CHECK_TEXT(why, "above 4096");
+    d.threads = 1;
+    d.epilogues = 4;
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "epilogues has a flag that is none of MIXP_EPILOGUES_");
 }
 
 /* A program that clears each error as it is told: what has failed says so all the same. */
@@ -567,7 +571,7 @@ int main(void) {
     RUN(ranks_drop_as_steps_do);
     RUN(master_of_a_written_weight);
     RUN(views_that_overlap);
-    RUN(more_threads_than_any_machine_has);
+    RUN(settings_that_no_machine_has);
     RUN(errors_cleared_at_once);
     RUN(tensors_of_an_earlier_step);
     RUN(capture_within_a_capture);
