@@ -211,6 +211,9 @@ plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
 plant numbers_row        never   counters    windows_without_numbers
 plant retry_loaded       drop    counters    a_load_ends_a_retry
+plant part_of_all        bound   counters    a_part_is_no_more_than_all
+plant steps_sum          turn    counters    steps_are_the_sum
+plant site_state         logic   counters    sites_of_a_file
 plant look_least         sign    guard       test_look
 plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look
