@@ -2589,8 +2589,9 @@ typedef struct mixp_ranks_desc {
  * bucket_bytes, is summed by a reduce_scatter of its own; all others as without `scatter`. What is
  * true of a gradient after mixp_backward is then this rank's piece: mixp_read of it is
  * MIXP_ERR_ORDER, and operators must not be given it. So it is with all others once they are
- * unscaled or clipped, but those that this rank updates: a rank does that with its own alone (with
- * views, too, where no read is refused). A parameter has one optimizer.
+ * unscaled or clipped, but those that this rank updates: a rank does that with its own alone. A
+ * gradient in a view of yours could be read all the same: mixp_optimizer_add refuses one. A
+ * parameter has one optimizer.
  *
  * Where the engine takes both sums in one order, sums, and weights where nothing is clipped, have
  * the bits that they have without. The norm is put together from the ranks' parts, in double and
@@ -3625,7 +3626,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * you fill, always taken as given. Master weights follow the parameter when you write it.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
- * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it.
+ * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it; grad
+ * where `scatter` of mixp_ranks_desc is set.
  * MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
@@ -18936,6 +18938,9 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
     else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
         wrong = "has, or had, an optimizer: where sums are scattered, each has one";
+    else if (mixpi_is_scattered(opt->ctx) && g)  /* plant: scattered_view */
+        wrong = "has a view for its gradient, of which a rank would unscale and clip a part alone: "
+                "give NULL for it, or set `scatter` of mixp_ranks_desc to 0";
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
@@ -20242,7 +20247,7 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     if (!mixpi_is_scattered(opt->ctx)) return;
     for (i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
-        if (slot->grad || !slot->param->grad || mixpi_is_own(opt, i)) continue;
+        if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
         slot->param->grad->own.in_pieces = 1;  /* plant: unscaled_pieces */
     }
 }

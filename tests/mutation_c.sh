@@ -104,6 +104,7 @@ plant part_norm          zero    ranks       scattered
 plant part_element       sign    ranks       scattered_inf
 plant unscaled_pieces    drop    ranks       in_pieces
 plant buckets_order      drop    ranks       scattered
+plant scattered_view     logic   ranks       in_pieces
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention_apart odd_sizes
 plant attention_first    sign    attention_apart odd_sizes
