@@ -60,7 +60,7 @@ emulated() {
     shift 2
     command -v ${emulator%% *} >/dev/null 2>&1 || need false
     need "$cc" -static
-    tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" "$@"
+    tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" CFLAGS=-O1 LIGHT=-O0 "$@"
 }
 
 CC=${CC:-cc}
@@ -101,10 +101,10 @@ clang)      # another compiler, GNU C (products may be fused), everything the pr
     tests CC=clang STD=gnu11 CFLAGS='-O3 -march=native' LIGHT=-O0 ;;
 gcc-* | clang-*)
     need "$name"
-    tests CC="$name" OPENMP= CFLAGS=-O1 ;;
+    tests CC="$name" OPENMP= CFLAGS=-O1 LIGHT=-O0 ;;
 musl)
     need musl-gcc
-    tests CC=musl-gcc OPENMP= LDFLAGS=-static CFLAGS=-O1 ;;
+    tests CC=musl-gcc OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 ;;
 tcc)        # no vectors, few warnings; not the tests whose sources it cannot read (NAN is no constant to it)
     need tcc
     without 'attention.*' ranks threads amx arm fuzz_options
@@ -114,7 +114,7 @@ mingw)      # Windows, by wine; not the tests that are of POSIX
     wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
     [ -x "$wine" ] || need false
     need x86_64-w64-mingw32-gcc
-    tests CC=x86_64-w64-mingw32-gcc AR=x86_64-w64-mingw32-ar OPENMP= LDFLAGS=-static CFLAGS=-O1 \
+    tests CC=x86_64-w64-mingw32-gcc AR=x86_64-w64-mingw32-ar OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 \
         RUNNER="env WINEDEBUG=-all $wine" TESTS="$(set_of $able)" LEFT="$left" ;;
 aarch64)
     emulated aarch64-linux-gnu qemu-aarch64 ;;
