@@ -430,13 +430,15 @@ static void reference(const plan *p, int size, result *out) {
             for (i = 0; i < PARAMS; i++) {
                 mixp_read(m.p[i]->grad, one, MIXP_F32, m.p[i]->count);
                 for (k = 0; k < m.p[i]->count; k++) {
-                    float x = one[k], before = p->mean == MIXP_MEAN_BEFORE ? factor : 1.0f;
+                    const float before = p->mean == MIXP_MEAN_BEFORE ? factor : 1.0f;
+                    const volatile float product = one[k] * before;     /* never joined with the sum */
+                    float x = product;
                     if (p->low_sums) {          /* each step is rounded */
-                        mixp_bf16 low = mixp_bf16_from_f32(x * before);
+                        mixp_bf16 low = mixp_bf16_from_f32(x);
                         x = mixp_f32_from_bf16(low);
                         x = part ? sum[i][k] + x : x;
                         sum[i][k] = mixp_f32_from_bf16(mixp_bf16_from_f32(x));
-                    } else sum[i][k] = part ? sum[i][k] + x * before : x * before;
+                    } else sum[i][k] = part ? sum[i][k] + x : x;
                 }
             }
         }
