@@ -174,7 +174,11 @@ plant product_refused      'gemm: what cuBLASLt takes back ends the run' \
 plant sums_add             'gemm: sums that add are overwritten' \
     cuda_products test_sums 's/!k.sums.accumulate/true/'
 plant choice_taken         'gemm: nobody looks at the choices' \
-    cuda_products test_choices 's/plan_take(s, p)/false/'
+    cuda_products test_choices 's/ || p->given//'
+plant choice_check         'gemm: a choice is not checked' \
+    cuda_products test_choices_checked 's/c.none/true/'
+plant digit_count          'gemm: a word of more digits than it has room for' \
+    cuda_products test_choices_cut 's/ \&\& count < 16//'
 plant choice_head          'gemm: choices of another GPU are taken' \
     cuda_products test_choices_elsewhere 's/return MIXP_ERR_SHAPE;/text = strchr(text, 10) + 1;/'
 plant most_batch           'gemm: more matrices than cuBLASLt takes' \
