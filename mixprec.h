@@ -660,7 +660,8 @@ MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tenso
 
 /* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
 typedef struct mixp_rounding {
-    int      saturate;          /* 1: finite overflow and Inf become the largest value     */
+    int      saturate;          /* 1: finite overflow and Inf become the largest value; a copy, and
+                                   f32 of f16, bf16 and e5m2, keep Inf                     */
     int      stochastic;        /* 1: up with a probability equal to the part cut off, to
                                    within 2^-31                                            */
     uint64_t seed, step, tensor;/* with the element's index, the key of its random number  */
@@ -1709,21 +1710,33 @@ MIXPREC_HD float mixp_get(mixp_in a, int64_t i) {
     }
 }
 
+/* Those that f32 cannot hold: sums of them are made in double. */
+MIXPREC_HD void mixpi_put_f64(double *y, int accumulate, float x)
+{ *y = accumulate ? *y + (double)x : (double)x; }
+MIXPREC_HD void mixpi_put_i32(int32_t *y, int accumulate, float x) {
+    double sum = (accumulate ? (double)*y : 0.0) + (double)x;
+    *y = (int32_t)(uint32_t)mixp_encode(MIXP_I32, sum, 0);
+}
+MIXPREC_HD void mixpi_put_i64(int64_t *y, int accumulate, float x) {
+    double sum = (accumulate ? (double)*y : 0.0) + (double)x;
+    *y = (int64_t)mixp_encode(MIXP_I64, sum, 0);
+}
+
 /* Element i becomes x, rounded to nearest even (an integer: cut off, and held within its range);
- * where y accumulates, what it holds plus x, rounded once. */
+ * where y accumulates, what it holds plus x: a sum in f32, of f64, i32 and i64 in double (which
+ * rounds an i64 beyond 2^53). */
 MIXPREC_HD void mixp_put(mixp_out y, int64_t i, float x) {
+    switch (y.dtype) {
+    case MIXP_F64: mixpi_put_f64((double *)y.data + i, y.accumulate, x); return;
+    case MIXP_I32: mixpi_put_i32((int32_t *)y.data + i, y.accumulate, x); return;
+    case MIXP_I64: mixpi_put_i64((int64_t *)y.data + i, y.accumulate, x); return;
+    default: break;
+    }
     if (y.accumulate) x += mixp_get(mixpi_in(y.data, y.dtype), i);
     switch (y.dtype) {
     case MIXP_F32:  ((float *)y.data)[i] = x; break;
     case MIXP_F16:  ((mixp_f16 *)y.data)[i] = mixp_f16_from_f32(x); break;
     case MIXP_BF16: ((mixp_bf16 *)y.data)[i] = mixp_bf16_from_f32(x); break;
-    case MIXP_F64:  ((double *)y.data)[i] = (double)x; break;
-    case MIXP_I32:
-        ((int32_t *)y.data)[i] = (int32_t)(uint32_t)mixp_encode(MIXP_I32, (double)x, 0);
-        break;
-    case MIXP_I64:
-        ((int64_t *)y.data)[i] = (int64_t)mixp_encode(MIXP_I64, (double)x, 0);
-        break;
     default: ((uint8_t *)y.data)[i] = (uint8_t)mixp_encode(y.dtype, (double)x, 0); break;
     }
 }
@@ -1990,7 +2003,8 @@ typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_stri
  *
  * A query that sees no key, since all of them are hidden or have scores of -Inf, has y of 0, lse of
  * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. A value
- * (v) that is not finite may reach queries that do not see its key: 0 times it is NaN. */
+ * (v) that is not finite may reach queries that do not see its key: 0 times it is NaN. Where a
+ * size is 0, keys too, nothing is written. */
 typedef struct mixp_attention_args {
     int64_t  b, t, keys, heads, kv_heads, d;    /* heads: a multiple of kv_heads           */
     int      causal;
@@ -4306,9 +4320,10 @@ static void mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t per_task,
 /* --- axes ---------------------------------------------------------------------------------
  * Of a shape, and how far one step along each goes in up to four arrays. Array 0 is the output.
  */
+#define MIXPI_MAX_AXES (MIXP_MAX_RANK + 1)  /* one more: see mixpi_axes_part               */
 typedef struct mixpi_axes {
     int     rank, arrays;
-    int64_t n[MIXP_MAX_RANK], s[4][MIXP_MAX_RANK];
+    int64_t n[MIXPI_MAX_AXES], s[4][MIXPI_MAX_AXES];
 } mixpi_axes;
 
 static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
@@ -4604,7 +4619,7 @@ static int mixpi_axes_merge(const mixpi_axes *x, int k) {
  * element: loops write what lies together. */
 static void mixpi_axes_part(mixpi_axes *x) {
     int k, last = x->rank;
-    if (x->s[0][last - 1] <= 1 || last == MIXP_MAX_RANK) return;
+    if (x->s[0][last - 1] <= 1) return;
     x->n[last] = 1;
     for (k = 0; k < x->arrays; k++) x->s[k][last] = 1;
     x->rank++;  /* plant: axes_part */
@@ -7377,7 +7392,7 @@ MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_ar
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
     mixpi_map_source(&m, k->a, NULL);
     m.p = k->factor[0];
-    if (k->bad) MIXPI_P(note_bad)(k);
+    if (k->bad && mixpi_map_is_real(&m)) MIXPI_P(note_bad)(k);
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -9426,16 +9441,20 @@ static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
     return k->lengths ? k->lengths[head / k->heads] : k->keys;
 }
 
+/* How many keys lie before the first query's own: more than all are all. */
+static int64_t mixpi_keys_before(const mixp_attention_args *k)
+{ return mixpi_min(k->past, k->keys); }
+
 /* And how many of them up to the query before `end`. */
 static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
     int64_t keys = mixpi_keys_of(k, head);
     /* plant: attention_last */
-    return k->causal ? mixpi_min(keys, end + k->past) : keys;
+    return k->causal ? mixpi_min(keys, end + mixpi_keys_before(k)) : keys;
 }
 
 /* The first block of queries that may see a key. */
 static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
-    int64_t from = k->causal ? key - k->past : 0;  /* plant: attention_past */
+    int64_t from = k->causal ? key - mixpi_keys_before(k) : 0;  /* plant: attention_past */
     return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
 }
 
@@ -9843,9 +9862,10 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     }
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
-        /* plant: attention_reach */
-        int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
+        int64_t reach = keys;       /* keys row 0 may see */
         mixpi_some_scores at;
+        /* plant: attention_reach */
+        if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
         at.head = head;
         at.query = q0;
         at.key = k0;
@@ -9971,10 +9991,11 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
     int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0, n, row;
-    /* plant: attention_first */
-    int64_t first = k->causal ? q0 + k->past - k0 + 1 : MIXPI_KEYS; /* keys row 0 may see  */
+    int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
     const float *q, *dy;
     mixpi_some_scores at;
+    /* plant: attention_first */
+    if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
     reach = mixpi_min(reach, MIXPI_KEYS);
     if (reach <= 0) return;
     n = (reach + 15) / 16 * 16;
@@ -11085,6 +11106,7 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
 MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k) {
     int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
     mixpi_look_job job;
+    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
     job.k = k;
     job.at = mixpi_look_limits_of(k->low);
     job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
