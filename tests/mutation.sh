@@ -17,8 +17,8 @@ if [ -z "$dry" ] && [ ! -f "$CUDA/include/cuda_runtime.h" ]; then
     report
     exit
 fi
-[ -n "$dry" ] || [ -f "$build/cuda_host.o" ] ||
-    ${MAKE:-make} -s BUILD="$build" CUDA="$CUDA" "$build/cuda_host.o" || exit 1
+[ -n "$dry" ] || [ -f "$build/libmixprec.a" ] ||
+    ${MAKE:-make} -s BUILD="$build" CUDA="$CUDA" "$build/libmixprec.a" || exit 1
 
 # plant MARKER WHAT PROGRAM TEST SED [sanitized|canonical]: the sed commands SED, run on the marked line,
 # make the fault WHAT; TEST, of tests/test_PROGRAM.cpp, must fail. sanitized: as it is the
@@ -248,7 +248,7 @@ compile() {
         source=$to.s
         set --
     fi
-    $CXX "$@" "$source" "$build/cuda_host.o" -lm -o "$to"
+    $CXX "$@" "$source" "$build/libmixprec.a" ${OPENMP-} -lm -o "$to"
 }
 # run DIR PROGRAM TEST plain|sanitized|canonical. One schedule is enough of the longest tests.
 run() (
