@@ -21198,7 +21198,7 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
     if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
         return;
-    site->for_grad = 1;
+    site->for_grad = 1;  /* plant: floor_for_grad */
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
 }
 
