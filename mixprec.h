@@ -660,7 +660,8 @@ MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tenso
 
 /* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
 typedef struct mixp_rounding {
-    int      saturate;          /* 1: finite overflow and Inf become the largest value     */
+    int      saturate;          /* 1: finite overflow and Inf become the largest value; a copy, and
+                                   f32 of f16, bf16 and e5m2, keep Inf                     */
     int      stochastic;        /* 1: up with a probability equal to the part cut off, to
                                    within 2^-31                                            */
     uint64_t seed, step, tensor;/* with the element's index, the key of its random number  */
@@ -1709,21 +1710,33 @@ MIXPREC_HD float mixp_get(mixp_in a, int64_t i) {
     }
 }
 
+/* Those that f32 cannot hold: sums of them are made in double. */
+MIXPREC_HD void mixpi_put_f64(double *y, int accumulate, float x)
+{ *y = accumulate ? *y + (double)x : (double)x; }
+MIXPREC_HD void mixpi_put_i32(int32_t *y, int accumulate, float x) {
+    double sum = (accumulate ? (double)*y : 0.0) + (double)x;
+    *y = (int32_t)(uint32_t)mixp_encode(MIXP_I32, sum, 0);
+}
+MIXPREC_HD void mixpi_put_i64(int64_t *y, int accumulate, float x) {
+    double sum = (accumulate ? (double)*y : 0.0) + (double)x;
+    *y = (int64_t)mixp_encode(MIXP_I64, sum, 0);
+}
+
 /* Element i becomes x, rounded to nearest even (an integer: cut off, and held within its range);
- * where y accumulates, what it holds plus x, rounded once. */
+ * where y accumulates, what it holds plus x: a sum in f32, of f64, i32 and i64 in double (which
+ * rounds an i64 beyond 2^53). */
 MIXPREC_HD void mixp_put(mixp_out y, int64_t i, float x) {
+    switch (y.dtype) {
+    case MIXP_F64: mixpi_put_f64((double *)y.data + i, y.accumulate, x); return;
+    case MIXP_I32: mixpi_put_i32((int32_t *)y.data + i, y.accumulate, x); return;
+    case MIXP_I64: mixpi_put_i64((int64_t *)y.data + i, y.accumulate, x); return;
+    default: break;
+    }
     if (y.accumulate) x += mixp_get(mixpi_in(y.data, y.dtype), i);
     switch (y.dtype) {
     case MIXP_F32:  ((float *)y.data)[i] = x; break;
     case MIXP_F16:  ((mixp_f16 *)y.data)[i] = mixp_f16_from_f32(x); break;
     case MIXP_BF16: ((mixp_bf16 *)y.data)[i] = mixp_bf16_from_f32(x); break;
-    case MIXP_F64:  ((double *)y.data)[i] = (double)x; break;
-    case MIXP_I32:
-        ((int32_t *)y.data)[i] = (int32_t)(uint32_t)mixp_encode(MIXP_I32, (double)x, 0);
-        break;
-    case MIXP_I64:
-        ((int64_t *)y.data)[i] = (int64_t)mixp_encode(MIXP_I64, (double)x, 0);
-        break;
     default: ((uint8_t *)y.data)[i] = (uint8_t)mixp_encode(y.dtype, (double)x, 0); break;
     }
 }
@@ -1990,7 +2003,8 @@ typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_stri
  *
  * A query that sees no key, since all of them are hidden or have scores of -Inf, has y of 0, lse of
  * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. A value
- * (v) that is not finite may reach queries that do not see its key: 0 times it is NaN. */
+ * (v) that is not finite may reach queries that do not see its key: 0 times it is NaN. Where a
+ * size is 0, keys too, nothing is written. */
 typedef struct mixp_attention_args {
     int64_t  b, t, keys, heads, kv_heads, d;    /* heads: a multiple of kv_heads           */
     int      causal;
@@ -2589,8 +2603,9 @@ typedef struct mixp_ranks_desc {
  * bucket_bytes, is summed by a reduce_scatter of its own; all others as without `scatter`. What is
  * true of a gradient after mixp_backward is then this rank's piece: mixp_read of it is
  * MIXP_ERR_ORDER, and operators must not be given it. So it is with all others once they are
- * unscaled or clipped, but those that this rank updates: a rank does that with its own alone (with
- * views, too, where no read is refused). A parameter has one optimizer.
+ * unscaled or clipped, but those that this rank updates: a rank does that with its own alone. A
+ * gradient in a view of yours could be read all the same: mixp_optimizer_add refuses one. A
+ * parameter has one optimizer.
  *
  * Where the engine takes both sums in one order, sums, and weights where nothing is clipped, have
  * the bits that they have without. The norm is put together from the ranks' parts, in double and
@@ -3627,7 +3642,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * you fill, always taken as given. Master weights follow the parameter when you write it.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
- * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it.
+ * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it; grad
+ * where `scatter` of mixp_ranks_desc is set.
  * MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
@@ -4026,7 +4042,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * spikes or of a rule that predicts loads: these begin anew; one with a state that the program has
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
- * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
+ * written, by itself or beside another: SECURITY.md lists what is asked), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
  * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
  * changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
@@ -4306,9 +4322,10 @@ static void mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t per_task,
 /* --- axes ---------------------------------------------------------------------------------
  * Of a shape, and how far one step along each goes in up to four arrays. Array 0 is the output.
  */
+#define MIXPI_MAX_AXES (MIXP_MAX_RANK + 1)  /* one more: see mixpi_axes_part               */
 typedef struct mixpi_axes {
     int     rank, arrays;
-    int64_t n[MIXP_MAX_RANK], s[4][MIXP_MAX_RANK];
+    int64_t n[MIXPI_MAX_AXES], s[4][MIXPI_MAX_AXES];
 } mixpi_axes;
 
 static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
@@ -4604,7 +4621,7 @@ static int mixpi_axes_merge(const mixpi_axes *x, int k) {
  * element: loops write what lies together. */
 static void mixpi_axes_part(mixpi_axes *x) {
     int k, last = x->rank;
-    if (x->s[0][last - 1] <= 1 || last == MIXP_MAX_RANK) return;
+    if (x->s[0][last - 1] <= 1) return;
     x->n[last] = 1;
     for (k = 0; k < x->arrays; k++) x->s[k][last] = 1;
     x->rank++;  /* plant: axes_part */
@@ -7377,7 +7394,7 @@ MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_ar
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
     mixpi_map_source(&m, k->a, NULL);
     m.p = k->factor[0];
-    if (k->bad) MIXPI_P(note_bad)(k);
+    if (k->bad && mixpi_map_is_real(&m)) MIXPI_P(note_bad)(k);
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -9426,16 +9443,20 @@ static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
     return k->lengths ? k->lengths[head / k->heads] : k->keys;
 }
 
+/* How many keys lie before the first query's own: more than all are all. */
+static int64_t mixpi_keys_before(const mixp_attention_args *k)
+{ return mixpi_min(k->past, k->keys); }
+
 /* And how many of them up to the query before `end`. */
 static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
     int64_t keys = mixpi_keys_of(k, head);
     /* plant: attention_last */
-    return k->causal ? mixpi_min(keys, end + k->past) : keys;
+    return k->causal ? mixpi_min(keys, end + mixpi_keys_before(k)) : keys;
 }
 
 /* The first block of queries that may see a key. */
 static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
-    int64_t from = k->causal ? key - k->past : 0;  /* plant: attention_past */
+    int64_t from = k->causal ? key - mixpi_keys_before(k) : 0;  /* plant: attention_past */
     return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
 }
 
@@ -9843,9 +9864,10 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     }
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
-        /* plant: attention_reach */
-        int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
+        int64_t reach = keys;       /* keys row 0 may see */
         mixpi_some_scores at;
+        /* plant: attention_reach */
+        if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
         at.head = head;
         at.query = q0;
         at.key = k0;
@@ -9971,10 +9993,11 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
     int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0, n, row;
-    /* plant: attention_first */
-    int64_t first = k->causal ? q0 + k->past - k0 + 1 : MIXPI_KEYS; /* keys row 0 may see  */
+    int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
     const float *q, *dy;
     mixpi_some_scores at;
+    /* plant: attention_first */
+    if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
     reach = mixpi_min(reach, MIXPI_KEYS);
     if (reach <= 0) return;
     n = (reach + 15) / 16 * 16;
@@ -11085,6 +11108,7 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
 MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k) {
     int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
     mixpi_look_job job;
+    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
     job.k = k;
     job.at = mixpi_look_limits_of(k->low);
     job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
@@ -11595,7 +11619,8 @@ enum {                          /* the rows of one site */
 
 enum {
     MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
-    MIXPI_MAX_EVENTS = 1024
+    MIXPI_MAX_EVENTS = 1024,
+    MIXPI_SITE_COUNT = 1 << 30  /* where counts of a site stop, far from an overflow */
 };
 
 /* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH
@@ -19056,6 +19081,9 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
     else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
         wrong = "has, or had, an optimizer: where sums are scattered, each has one";
+    else if (mixpi_is_scattered(opt->ctx) && g)  /* plant: scattered_view */
+        wrong = "has a view for its gradient, of which a rank would unscale and clip a part alone: "
+                "give NULL for it, or set `scatter` of mixp_ranks_desc to 0";
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
@@ -20362,7 +20390,7 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     if (!mixpi_is_scattered(opt->ctx)) return;
     for (i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
-        if (slot->grad || !slot->param->grad || mixpi_is_own(opt, i)) continue;
+        if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
         slot->param->grad->own.in_pieces = 1;  /* plant: unscaled_pieces */
     }
 }
@@ -20938,7 +20966,7 @@ static void mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
                             const mixp_look *look) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     site->fallen = site->fallen || site->dtype == MIXP_F32 ? 2 : 1;
-    site->falls++;
+    if (site->falls < MIXPI_SITE_COUNT) site->falls++;
     site->clean = 0;
     site->changed = ctx->watch->begun;
     ctx->watch->acted = 1;
@@ -21033,7 +21061,8 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
         return;
     }
     if (!site->fallen || site->dtype == site->low) return;
-    site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
+    if (!mixpi_site_is_clean(w, site)) site->clean = 0;
+    else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
     if (site->clean < mixpi_clean_needed(w, site)) return;
     site->fallen = site->for_grad = 0;
     site->changed = w->begun;
@@ -21639,9 +21668,13 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     return r;
 }
 
-/* A count of a file, far from where counting on would overflow. */
-static int mixpi_loaded_count(int32_t count)
-{ return count < 0 || count > 1 << 30 ? 0 : count; }
+/* Could mixpi_guard_pack have written this row of a file? */
+static int mixpi_site_state_is_good(const int32_t *state) {
+    int i;
+    for (i = 0; i < MIXPI_SITE_STATES; i++)
+        if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
+    return state[0] <= 2 && state[3] <= 1;  /* plant: site_state */
+}
 
 /* After loading: the table is that of the file. Names come with the next step. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
@@ -21659,10 +21692,10 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
         number = mixpi_site_new(ctx, hash);
-        w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
-        w->sites[number - 1].falls = mixpi_loaded_count(state[1]);
-        w->sites[number - 1].clean = mixpi_loaded_count(state[2]);
-        w->sites[number - 1].for_grad = state[3] != 0;
+        w->sites[number - 1].fallen = state[0];
+        w->sites[number - 1].falls = state[1];
+        w->sites[number - 1].clean = state[2];
+        w->sites[number - 1].for_grad = state[3];
     }
     ctx->sites_moved++;
 }
@@ -23162,7 +23195,8 @@ typedef enum mixpi_must {
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
     MIXPI_COUNTER,              /* at least 0; of 64 bits, far from where counting would
                                    overflow; of 32, any: these stop at their largest       */
-    MIXPI_FLAG                  /* 0 or 1                                                  */
+    MIXPI_FLAG,                 /* 0 or 1                                                  */
+    MIXPI_SITE_ROWS             /* what a guard knows of its sites                         */
 } mixpi_must;
 
 /* The structure that a number stands in. */
@@ -23182,26 +23216,31 @@ typedef struct mixpi_field {
     size_t      offset;
     mixp_dtype  dtype;
     mixpi_must  must;
+    size_t      limit;          /* where the count stands that it cannot pass; 0 = no such */
 } mixpi_field;
 
 #define MIXPI_FIELD_CONTEXT(member, dtype, must) \
-    { MIXPI_OF_CONTEXT, "mixprec." #member, offsetof(mixp_context, member), dtype, must }
+    { MIXPI_OF_CONTEXT, "mixprec." #member, offsetof(mixp_context, member), dtype, must, 0 }
 #define MIXPI_FIELD_SCALER(member, dtype, must) \
-    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must }
-#define MIXPI_FIELD_OPTIMIZER(member, dtype, must) \
-    { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), dtype, must }
+    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must, 0 }
+#define MIXPI_FIELD_SCALER_PART(member, dtype, of) \
+    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, \
+      MIXPI_COUNTER, offsetof(mixp_scaler_state, of) }
+#define MIXPI_FIELD_OPTIMIZER(member) \
+    { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), \
+      MIXP_I64, MIXPI_COUNTER, 0 }
 #define MIXPI_FIELD_PREDICTION(member) \
     { MIXPI_OF_PREDICTION, "scaler.prediction." #member, \
-      offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0 }
-#define MIXPI_FIELD_SPIKE(name, member, dtype) \
+      offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0, 0 }
+#define MIXPI_FIELD_SPIKE(name, member, dtype, of) \
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
-      MIXPI_COUNTER }
+      MIXPI_COUNTER, offsetof(mixp_step_state, of) }
 #define MIXPI_FIELD_WATCH(member, must) \
-    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must }
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must, 0 }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
-      dtype, must }
+      dtype, must, 0 }
 
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
@@ -23213,17 +23252,17 @@ static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_SCALER(scale, MIXP_F32, MIXPI_SCALE),
     MIXPI_FIELD_SCALER(growth_tracker, MIXP_I32, MIXPI_COUNTER),
     MIXPI_FIELD_SCALER(hysteresis_left, MIXP_I32, MIXPI_COUNTER),
-    MIXPI_FIELD_SCALER(floor_skips, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER_PART(floor_skips, MIXP_I32, skips),
     MIXPI_FIELD_SCALER(updates, MIXP_I64, MIXPI_COUNTER),
-    MIXPI_FIELD_SCALER(skips, MIXP_I64, MIXPI_COUNTER),
-    MIXPI_FIELD_OPTIMIZER(steps, MIXP_I64, MIXPI_COUNTER),
-    MIXPI_FIELD_OPTIMIZER(applied, MIXP_I64, MIXPI_COUNTER),
-    MIXPI_FIELD_OPTIMIZER(skipped, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER_PART(skips, MIXP_I64, updates),
+    MIXPI_FIELD_OPTIMIZER(steps),
+    MIXPI_FIELD_OPTIMIZER(applied),
+    MIXPI_FIELD_OPTIMIZER(skipped),
     MIXPI_FIELD_PREDICTION(largest),
     MIXPI_FIELD_PREDICTION(peak),
-    MIXPI_FIELD_SPIKE("norms", entered[0], MIXP_I64),
-    MIXPI_FIELD_SPIKE("losses", entered[1], MIXP_I64),
-    MIXPI_FIELD_SPIKE("in_a_row", in_a_row, MIXP_I32),
+    MIXPI_FIELD_SPIKE("norms", entered[0], MIXP_I64, applied),
+    MIXPI_FIELD_SPIKE("losses", entered[1], MIXP_I64, applied),
+    MIXPI_FIELD_SPIKE("in_a_row", in_a_row, MIXP_I32, skipped),
     MIXPI_FIELD_GROUP(lr, MIXP_F64, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_GROUP(beta1, MIXP_F64, MIXPI_BETA),
     MIXPI_FIELD_GROUP(beta2, MIXP_F64, MIXPI_BETA),
@@ -23236,6 +23275,7 @@ static const mixpi_field mixpi_fields[] = {
 
 #undef MIXPI_FIELD_CONTEXT
 #undef MIXPI_FIELD_SCALER
+#undef MIXPI_FIELD_SCALER_PART
 #undef MIXPI_FIELD_OPTIMIZER
 #undef MIXPI_FIELD_PREDICTION
 #undef MIXPI_FIELD_SPIKE
@@ -23249,6 +23289,7 @@ typedef struct mixpi_state_item {
     int           optional;     /* a file may lack it,                                  */
     int           absent;       /* and does: it begins with zeros then                  */
     mixpi_must    must;
+    const void   *limit;        /* memory of the count that it cannot pass, or NULL        */
     mixp_tensor  *weight;       /* whose weight it is; NULL: none's                        */
     mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
 } mixpi_state_item;
@@ -23274,6 +23315,7 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.optional = field->owner == MIXPI_OF_PREDICTION ||
                     field->owner == MIXPI_OF_SPIKE || field->owner == MIXPI_OF_WATCH;
     item.must = field->must;
+    if (field->limit) item.limit = (const char *)base + field->limit;
     return item;
 }
 
@@ -23352,10 +23394,20 @@ static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
     return item;
 }
 
-static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
-                                const mixp_param_row *row, int optimizer) {
+/* How many applied steps left a parameter alone. */
+static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt,
+                                           const mixp_param_row *row) {
     static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64,
-                                        MIXPI_COUNTER };
+                                        MIXPI_COUNTER, 0 };
+    mixpi_state_item item = mixpi_state_number(&missed, row->missed);
+    item.limit = &opt->state->applied;
+    return item;
+}
+
+static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64_t i,
+                                int optimizer) {
+    const mixp_tensor *p = opt->slots[i].param;
+    const mixp_param_row *row = &opt->rows[i];
     if (row->m)
         mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m),
                         "optimizer.%d.m.%s", optimizer, p->name);
@@ -23371,8 +23423,8 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
                         optimizer, p->name);
-    mixpi_state_add(s, mixpi_state_number(&missed, row->missed), "optimizer.%d.missed.%s",
-                    optimizer, p->name);
+    mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer,
+                    p->name);
 }
 
 /* What an optimizer that skips spikes holds steps against. */
@@ -23398,7 +23450,7 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
         mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
     for (i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
-        mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
+        mixpi_state_add_row(s, opt, i, number);
         if (!s->items || mixpi_is_own(opt, i)) continue;
         while (item < s->n_items) s->items[item++].on_device = 0;   /* borrowed: see below */
     }
@@ -23421,6 +23473,7 @@ static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
     item.e.shape[1] = MIXPI_SITE_STATES;
     item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
     item.memory = w->states;
+    item.must = MIXPI_SITE_ROWS;
     mixpi_state_add(s, item, "mixprec.guard.states");
     mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
@@ -23885,6 +23938,14 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     }
 }
 
+static int mixpi_sites_are_good(const mixpi_state_item *item) {
+    const int32_t *state = (const int32_t *)item->e.data;
+    int64_t n;
+    for (n = 0; n < item->e.shape[0]; n++)
+        if (!mixpi_site_state_is_good(&state[n * MIXPI_SITE_STATES])) return 0;
+    return 1;
+}
+
 /* Is each number of the item? */
 static int mixpi_item_is_good(const mixpi_state_item *item) {
     const size_t size = mixp_dtype_size(item->e.dtype);
@@ -23892,6 +23953,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     double x = 0.0;
     size_t at;
     if (item->must == MIXPI_ANY) return 1;
+    if (item->must == MIXPI_SITE_ROWS) return mixpi_sites_are_good(item);
     for (at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
         if (!mixpi_number_is_good(item->must, x)) return 0;  /* plant: numbers_row */
@@ -23912,6 +23974,54 @@ static mixp_param_group mixpi_group_loaded(const mixpi_state *s,
             memcpy((char *)&group + (at - begin), item->e.data, item->e.bytes);
     }
     return group;
+}
+
+/* The item of a count that lives there. */
+static const mixpi_state_item *mixpi_state_at(const mixpi_state *s, const void *memory) {
+    size_t i = 0;
+    while (s->items[i].memory != memory || !s->items[i].on_device) i++;
+    return &s->items[i];
+}
+
+/* A count as the file has it. */
+static int64_t mixpi_item_count(const mixpi_state_item *item) {
+    int64_t wide = 0;
+    int32_t narrow = 0;
+    if (item->e.dtype == MIXP_I64) memcpy(&wide, item->e.data, sizeof wide);
+    else memcpy(&narrow, item->e.data, sizeof narrow);
+    return wide + narrow;
+}
+
+/* A part of what was counted is no more than all of it. */
+static void mixpi_state_check_limits(const mixpi_state *s) {
+    const mixpi_state_item *all = NULL;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *part = &s->items[i];
+        if (part->absent || !part->limit) continue;
+        if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
+        if (mixpi_item_count(part) > mixpi_item_count(all))  /* plant: part_of_all */
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is %.0f, but '%.60s' is %.0f",
+                              part->e.name, (double)mixpi_item_count(part), all->e.name,
+                              (double)mixpi_item_count(all));
+    }
+}
+
+/* Each step was applied or skipped. */
+static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint *what) {
+    int i;
+    for (i = 0; i < what->n_optimizers; i++) {
+        const mixp_step_state *at = what->optimizers[i]->state;
+        const mixpi_state_item *steps = mixpi_state_at(s, &at->steps);
+        int64_t applied = mixpi_item_count(mixpi_state_at(s, &at->applied));
+        int64_t skipped = mixpi_item_count(mixpi_state_at(s, &at->skipped));
+        uint64_t sum = (uint64_t)applied + (uint64_t)skipped;
+        if ((uint64_t)mixpi_item_count(steps) != sum)  /* plant: steps_sum */
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
+                              "'%.60s' is %.0f, but %.0f were applied and %.0f skipped",
+                              steps->e.name, (double)mixpi_item_count(steps),
+                              (double)applied, (double)skipped);
+    }
 }
 
 static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint *what) {
@@ -23942,7 +24052,10 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
                               s->items[i].e.name);
     }
-    if (s->report->result == MIXP_OK) mixpi_state_check_groups(s, what);
+    if (s->report->result != MIXP_OK) return s->report->result;
+    mixpi_state_check_limits(s);
+    mixpi_state_check_steps(s, what);
+    mixpi_state_check_groups(s, what);
     return s->report->result;
 }
 

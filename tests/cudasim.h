@@ -88,6 +88,10 @@ inline cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fails with this  */
 inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
 inline bool epilogues = true;               /* has it sums and GELU in a product's pass?     */
+enum Gelu { exact_tanh, rough_tanh, by_erf };       /* rough: as tanh.approx; erf: another one */
+inline Gelu gelu_kind = exact_tanh;
+inline cublasStatus_t check_says = CUBLAS_STATUS_SUCCESS;       /* of an algorithm that was kept */
+inline size_t check_wants = 0;              /* so many bytes more than there were            */
 inline size_t library_version = 130100;     /* cuBLASLt's                                    */
 inline int first_algorithm = 0;             /* which of three its heuristic offers first     */
 inline bool other_libm = false;             /* kernels' expf and its like are a unit off     */
@@ -100,7 +104,7 @@ const bool one_nan = false;
 
 struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products,
-         heuristics, joined;                /* joined: products with sums or GELU            */
+         heuristics, checks, joined;        /* joined: products with sums or GELU            */
     int  algorithm;                         /* of the newest product                         */
 };
 inline Count count;
@@ -602,8 +606,9 @@ struct Machine {
     ~Machine() {
         for (auto &m : memory) if (!m.second.hidden) std::free((void *)m.first);
         if (std::getenv("CUDASIM_COUNT"))
-            std::fprintf(stderr, "cudasim: %ld launches, %ld copies, %ld waits, %ld replays\n",
-                         count.launches, count.copies, count.waits, count.replays);
+            std::fprintf(stderr, "cudasim: %ld launches, %ld copies, %ld waits, %ld replays, "
+                         "%ld epilogues\n", count.launches, count.copies, count.waits,
+                         count.replays, count.joined);
     }
 };
 inline Machine &machine() { static Machine m; return m; }
@@ -1426,11 +1431,26 @@ inline cublasStatus_t check_product(Product &p) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* tanh; when it is rough, off by up to 2^-11 of its value, as PTX has it for tanh.approx.f32. */
+inline double tanh_of(double x) {
+    uint64_t bits;
+    double t = std::tanh(x);
+    if (gelu_kind != rough_tanh) return t;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits = (bits ^ bits >> 33) * 0xFF51AFD7ED558CCDu;
+    return t * (1.0 + ((double)(bits >> 40) / 8388608.0 - 1.0) / 2048.0);
+}
+
 /* GELU by tanh and its slope, as cuBLASLt's, in double. */
-inline double gelu(double x)
-{ return 0.5 * x * (1.0 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+inline double gelu(double x) {
+    if (gelu_kind == by_erf) return 0.5 * x * (1.0 + std::erf(x * 0.7071067811865476));
+    return 0.5 * x * (1.0 + tanh_of(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+}
 inline double gelu_slope(double x) {
-    double t = std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    double t = tanh_of(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    if (gelu_kind == by_erf)
+        return 0.5 * (1.0 + std::erf(x * 0.7071067811865476)) +
+               x * 0.3989422804014327 * std::exp(-0.5 * x * x);
     return 0.5 * (1.0 + t) +
            0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * x * x);
 }
@@ -1621,6 +1641,31 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
         r.wavesCount = 1.0f;
     }
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* Of an algorithm that was kept as bytes: is it one of those above, for such a product? */
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+        cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo,
+        cublasLtMatmulHeuristicResult_t *result) {
+    static const size_t needs[] = { 4u << 20, 64u << 10, 0 };
+    cudasim::Product p{};
+    p.d = *(cudasim::Desc *)(void *)desc;
+    p.A = *(cudasim::Layout *)(void *)a; p.B = *(cudasim::Layout *)(void *)b;
+    p.C = *(cudasim::Layout *)(void *)c; p.D = *(cudasim::Layout *)(void *)d;
+    cublasStatus_t status = cudasim::check_product(p);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    cudasim::count.checks++;
+    if (cudasim::check_says != CUBLAS_STATUS_SUCCESS) return cudasim::check_says;
+    if (!algo || algo->data[0] < 0x51 || algo->data[0] > 0x53) return CUBLAS_STATUS_INVALID_VALUE;
+    for (int i = 0; i < 4; i++) {
+        uint64_t to = algo->data[1] >> 16 * i & 0xFFFFu;
+        if (!to || (to & (to - 1))) return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    std::memset((void *)result, 0, sizeof *result);
+    result->algo = *algo;
+    result->workspaceSize = needs[algo->data[0] - 0x51] + cudasim::check_wants;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha,

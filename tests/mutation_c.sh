@@ -104,6 +104,7 @@ plant part_norm          zero    ranks       scattered
 plant part_element       sign    ranks       scattered_inf
 plant unscaled_pieces    drop    ranks       in_pieces
 plant buckets_order      drop    ranks       scattered
+plant scattered_view     logic   ranks       in_pieces
 plant attention_last     swap    attention   any_size_and_mix
 plant attention_reach    sign    attention_apart odd_sizes
 plant attention_first    sign    attention_apart odd_sizes
@@ -217,6 +218,9 @@ plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
 plant numbers_row        never   counters    windows_without_numbers
 plant retry_loaded       drop    counters    a_load_ends_a_retry
+plant part_of_all        bound   counters    a_part_is_no_more_than_all
+plant steps_sum          turn    counters    steps_are_the_sum
+plant site_state         logic   counters    sites_of_a_file
 plant look_least         sign    guard       test_look
 plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look
