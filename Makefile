@@ -69,7 +69,7 @@ endef
 
 # Those that need no speed and have a copy of all of mixprec.h.
 $(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads $(BUILD)/test_amx: private light = -O0
-$(BUILD)/test_threads: private LDLIBS += -pthread
+$(BUILD)/test_threads $(BUILD)/test_ranks_refused: private LDLIBS += -pthread
 
 # This one runs every optimizer on every instruction set.
 $(BUILD)/test_optimizers: private light = -O1
