@@ -2283,9 +2283,9 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 /* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
  * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
  * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
- * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
- * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
- * same on every device. */
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: f32, f16, bf16, or one of fp8 that
+ * has a sign. row, total and exponents: device memory. Integers and a maximum: the same on every
+ * device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -3170,9 +3170,9 @@ typedef struct mixp_attention_desc {
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
  * MultiheadAttention when that returns weights, give NaN there.
  *
- * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit;
- * MIXP_ERR_ARGUMENT: a number outside its range, or a length outside [0, keys] (a GPU tells that
- * later, as an id of mixp_embedding). */
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit, and on a GPU for
+ * heads wider than 256; MIXP_ERR_ARGUMENT: a number outside its range, or a length outside
+ * [0, keys] (a GPU tells that later, as an id of mixp_embedding). */
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
                                               mixp_tensor *k, mixp_tensor *v,
                                               const mixp_attention_desc *desc);
@@ -10388,8 +10388,8 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
     return mixpi_vsum(mixpi_vadd(s0, s1));
 }
 
-/* One chunk of gather. Inf and NaN are looked for after unscaling: the inverse of a scale is
- * finite and not 0, so a bad value stays bad. */
+/* One chunk of grad_stats, or of clip. Inf and NaN are looked for after unscaling: the inverse of a
+ * scale is finite and not 0, so a bad value stays bad. */
 MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     mixpi_chunk *c = &job->chunks[index];
