@@ -314,9 +314,9 @@ test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under 
 	$(Q)$(EXPORT) tests/gpu_sanitizer.sh $(GPU_TESTS)
 
 # The C tests alone, for another compiler or other flags (tests/variant.sh).
-# LEFT: names of tests that a variant cannot have; each is one skip.
+# LEFT: names of tests that a variant cannot have; each is one skip. EXE: what the compiler adds to names.
 test-programs: $(TESTS)
-	$(Q)tests/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %') \
+	$(Q)tests/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %$(EXE)') \
 	    $(LEFT:%=': % is left out; echo 0 passed, 0 failed, 1 skipped')
 
 cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)
