@@ -5254,8 +5254,9 @@ typedef uint32_t mixpi_vbits __attribute__((__vector_size__(32)));
 
 MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x,
                                    mixpi_vbits y) {
-    __m256i greater = _mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
-    return (mixpi_vbits)_mm256_blendv_epi8((__m256i)y, (__m256i)x, greater);
+    __m256 greater = (__m256)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+    /* Not of bytes: gcc 12 asks which char is negative, and an unsigned one never is. */
+    return (mixpi_vbits)_mm256_blendv_ps((__m256)y, (__m256)x, greater);
 }
 MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
