@@ -18,7 +18,7 @@ PYTHON ?= python3
 CUDA ?= $(patsubst %/include/cuda_runtime.h,%,$(firstword \
             $(wildcard $(addsuffix /include/cuda_runtime.h,$(CUDA_HOME) /usr/local/cuda /usr))))
 NVCC ?= $(if $(CUDA),$(firstword $(wildcard $(CUDA)/bin/nvcc)))
-GPU  ?= $(if $(NVCC),$(firstword $(wildcard /dev/nvidia0 /dev/dxg)))
+GPU  ?= $(if $(NVCC),$(firstword $(wildcard /dev/nvidia[0-9]* /dev/dxg)))
 CUDA_ARCH ?= $(if $(GPU),-arch=native,-gencode arch=compute_80,code=sm_80 \
              -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90)
 
@@ -100,7 +100,8 @@ $(BUILD)/bench/libpeers.so: tests/bench/peers.cpp mixprec.h
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 $(OPENMP) -fPIC -shared -I. $< -ldl -lm -o $@
 
 # The trainer uses a GPU where there is one to use; tiny_gpt_cuda can, wherever it is built.
-CUDA_LINK = $(BUILD)/mixprec_cuda.o -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lcudart -lstdc++
+CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart
+CUDA_LINK = $(BUILD)/mixprec_cuda.o $(CUDA_LIBS) -lstdc++
 ifneq ($(GPU),)
 $(BUILD)/tiny_gpt: $(BUILD)/mixprec_cuda.o
 $(BUILD)/tiny_gpt: done += -DTINY_GPT_CUDA
@@ -124,27 +125,29 @@ SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
 SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
               -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include -I. -Itests
 
-$(BUILD)/cuda_host.o: mixprec.h
-	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/cuda_host.cpp
-	$(Q)$(CXX) -std=c++17 $(CHECKED) -O1 -I. -c $(BUILD)/cuda_host.cpp -o $@
+# mixprec_cuda.cu takes most of the time: it is compiled once, and all of these link it. Those that do
+# not look inside it see its face; the others compile what stands before its table, too, of which
+# what they call is left.
+CUDA_OUTSIDE := test_cuda_face test_cuda_functions test_cuda_guard test_cuda_muon test_cuda_products test_cuda_ranks \
+                test_cuda_rows test_cuda_states test_cuda_training
+OUTSIDE := $(CUDA_OUTSIDE:%=$(BUILD)/%) $(CUDA_OUTSIDE:%=$(BUILD)/sane/%)
+INSIDE  := $(filter-out $(OUTSIDE) %/test_cudasim,$(CUDA_PLAIN) $(CUDA_SANE))
+$(OUTSIDE): private SIM_FLAGS += -DCOMPANION_LINKED
+$(INSIDE): private SIM_FLAGS += -DCOMPANION_INSIDE='"$(BUILD)/companion_inside.cu"' -Wno-unused-function
+$(INSIDE): $(BUILD)/companion_inside.cu
+$(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
+$(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o
 
-# The companion takes most of the time: it is compiled once for these, which do not
-# look inside it.
-CUDA_OUTSIDE := test_cuda_face test_cuda_functions test_cuda_guard test_cuda_muon test_cuda_ranks
-LINKED_SANE := $(filter $(CUDA_OUTSIDE:%=$(BUILD)/sane/%),$(CUDA_SANE))
-LINKED      := $(LINKED_SANE:$(BUILD)/sane/%=$(BUILD)/%)
-$(LINKED): $(BUILD)/cudasim_plain.o
-$(LINKED_SANE): $(BUILD)/cudasim.o
-$(LINKED) $(LINKED_SANE): private SIM_FLAGS += -DCOMPANION_LINKED
+$(BUILD)/companion_inside.cu: mixprec_cuda.cu
+	$(Q)mkdir -p $(@D) && { echo '#line 1 "mixprec_cuda.cu"'; sed '/>>table ==/,$$d' $<; } >$@
 
-$(CUDA_PLAIN): $(BUILD)/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+$(CUDA_PLAIN): $(BUILD)/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
-	$(Q)$(CXX) $(SIM_FLAGS) $< $(filter %.o,$^) -lm -o $@
+	$(Q)$(CXX) $(SIM_FLAGS) $< $(filter %.o,$^) $(LIB) $(OPENMP) -lm -o $@
 
-$(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+$(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) -lm -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) $(LIB) $(OPENMP) -lm -o $@
 
 # With products and sums joined, as nvcc joins them, and with the one NaN of a GPU's arithmetic: what is
 # promised to the bit must still hold. It takes gcc, which can leave two registers alone.
@@ -153,21 +156,22 @@ CUDA_FMA := $(if $(and $(CUDA),$(filter x86_64,$(shell uname -m)),$(if $(findstr
 
 ONE_NAN = -mfma -ffp-contract=fast -ffixed-xmm14 -ffixed-xmm15 -DCUDASIM_ONE_NAN
 
-$(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+$(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(ONE_NAN) -S $< -o $@.raw.s
 	$(Q)awk -f tests/canonical_nan.awk $@.raw.s >$@.s && rm -f $@.raw.s
-	$(Q)$(CXX) $@.s $(BUILD)/cuda_host.o -lm -o $@
+	$(Q)$(CXX) $@.s $(LIB) $(OPENMP) -lm -o $@
 
-# The same tests for the GPU that is there, or, where there is none, to see that they link.
+# The same tests for the GPU that is there, or, where there is none, to see that they link: then
+# nobody assembles them.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
                  tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
-GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=sm_80 -Xcicc -O1 -Xptxas -O1) -x cu -I. -Itests
+GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=compute_80 -Xcicc -O1) -x cu -I. -Itests
 
-$(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(BUILD)/cuda_host.o mixprec_cuda.cu $(wildcard tests/*.h)
+$(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@.o
-	$(Q)$(CXX) $@.o $(BUILD)/cuda_host.o -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lcudart -lm -o $@
+	$(Q)$(CXX) $@.o $(LIB) $(OPENMP) $(CUDA_LIBS) -lm -o $@
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: SIM_MORE = $(SANE)

@@ -2384,7 +2384,7 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
 }
 
 /* Notes whether a loss is Inf or NaN; one warp, for it is one element. */
-__global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
+static __global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
     for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
         float v[8];
         get8_any(a, i, 1, false, v);
