@@ -11517,12 +11517,18 @@ static int mixpi_check_subnormals(void) {
            mixpi_check_product(mixp_f32_of_bits(0x00400000u), 2.0f) == 0x00800000u;
 }
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#  define MIXPI_FAST_MATH 1
+#else
+#  define MIXPI_FAST_MATH 0
+#endif
+
 /* What the environment and the compiler's flags break; NULL: nothing. */
 static const char *mixpi_check_environment(void) {
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-    return "compiled with fast-math: operators may lose Inf and NaN, and bits differ from other "
-           "builds; conversions and the search for Inf and NaN hold; compile without -ffast-math";
-#else
+    if (MIXPI_FAST_MATH)
+        return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
+               "from other builds; conversions and the search for Inf and NaN hold; compile without "
+               "-ffast-math";
     if (!mixpi_check_nearest())
         return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
                "call fesetround(FE_TONEAREST) in this thread";
@@ -11533,7 +11539,6 @@ static const char *mixpi_check_environment(void) {
         return "floats are computed in a wider type or regrouped: bits differ from other builds; "
                "compile with -msse2 -mfpmath=sse and without -ffast-math";
     return NULL;
-#endif
 }
 
 static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
