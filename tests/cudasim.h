@@ -133,7 +133,7 @@ const size_t stack_bytes = 256 * 1024;
 typedef void *Context;
 
 /* The registers that a called function must keep stay on the stack that is left. */
-__attribute__((naked, noinline)) inline void change_stacks(void **left, void *next) {
+__attribute__((naked, noinline)) inline void change_stacks(void **, void *) {
     asm("pushq %rbp\n\t"
         "pushq %rbx\n\t"
         "pushq %r12\n\t"
@@ -480,15 +480,17 @@ inline void mma_m16n8k16(float *d, const uint32_t *a, const uint32_t *b, bool bf
     std::memcpy(mine, a, 16);
     std::memcpy(mine + 4, b, 8);
     auto *slot = meet(0xFFFFFFFFu, "mma", mine, sizeof mine);
+    double rows[2][16], columns[2][16];     /* of this lane's four results: widened once     */
+    for (int k = 0; k < 16; k++) for (int side = 0; side < 2; side++) {
+        uint32_t x, y;
+        std::memcpy(&x, slot[row * 4 + k % 8 / 2] + 4 * (side + k / 8 * 2), 4);
+        std::memcpy(&y, slot[(pair * 2 + side) * 4 + k % 8 / 2] + 4 * (4 + k / 8), 4);
+        rows[side][k] = half_at(x, k % 2, bf16);
+        columns[side][k] = half_at(y, k % 2, bf16);
+    }
     for (int i = 0; i < 4; i++) {
-        int r = row + (i / 2) * 8, c = pair * 2 + i % 2;
         double sum = 0.0;
-        for (int k = 0; k < 16; k++) {
-            uint32_t x[6], y[6];
-            std::memcpy(x, slot[r % 8 * 4 + k % 8 / 2], sizeof x);
-            std::memcpy(y, slot[c * 4 + k % 8 / 2], sizeof y);
-            sum += half_at(x[r / 8 + k / 8 * 2], k % 2, bf16) * half_at(y[4 + k / 8], k % 2, bf16);
-        }
+        for (int k = 0; k < 16; k++) sum += rows[i / 2][k] * columns[i % 2][k];
         d[i] = (float)((double)d[i] + sum);
     }
 }
