@@ -18,7 +18,7 @@ PYTHON ?= python3
 CUDA ?= $(patsubst %/include/cuda_runtime.h,%,$(firstword \
             $(wildcard $(addsuffix /include/cuda_runtime.h,$(CUDA_HOME) /usr/local/cuda /usr))))
 NVCC ?= $(if $(CUDA),$(firstword $(wildcard $(CUDA)/bin/nvcc)))
-GPU  ?= $(if $(NVCC),$(firstword $(wildcard /dev/nvidia0 /dev/dxg)))
+GPU  ?= $(if $(NVCC),$(firstword $(wildcard /dev/nvidia[0-9]* /dev/dxg)))
 CUDA_ARCH ?= $(if $(GPU),-arch=native,-gencode arch=compute_80,code=sm_80 \
              -gencode arch=compute_90,code=sm_90 -gencode arch=compute_90,code=compute_90)
 
@@ -100,7 +100,8 @@ $(BUILD)/bench/libpeers.so: tests/bench/peers.cpp mixprec.h
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 $(OPENMP) -fPIC -shared -I. $< -ldl -lm -o $@
 
 # The trainer uses a GPU where there is one to use; tiny_gpt_cuda can, wherever it is built.
-CUDA_LINK = $(BUILD)/mixprec_cuda.o -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lcudart -lstdc++
+CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart
+CUDA_LINK = $(BUILD)/mixprec_cuda.o $(CUDA_LIBS) -lstdc++
 ifneq ($(GPU),)
 $(BUILD)/tiny_gpt: $(BUILD)/mixprec_cuda.o
 $(BUILD)/tiny_gpt: done += -DTINY_GPT_CUDA
@@ -161,15 +162,16 @@ $(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(LIB) mixprec_
 	$(Q)awk -f tests/canonical_nan.awk $@.raw.s >$@.s && rm -f $@.raw.s
 	$(Q)$(CXX) $@.s $(LIB) $(OPENMP) -lm -o $@
 
-# The same tests for the GPU that is there, or, where there is none, to see that they link.
+# The same tests for the GPU that is there, or, where there is none, to see that they link: then
+# nobody assembles them.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
                  tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
-GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=sm_80 -Xcicc -O1 -Xptxas -O1) -x cu -I. -Itests
+GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=compute_80 -Xcicc -O1) -x cu -I. -Itests
 
 $(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@.o
-	$(Q)$(CXX) $@.o $(LIB) $(OPENMP) -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lcudart -lm -o $@
+	$(Q)$(CXX) $@.o $(LIB) $(OPENMP) $(CUDA_LIBS) -lm -o $@
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: SIM_MORE = $(SANE)
@@ -328,9 +330,9 @@ test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under 
 	$(Q)$(EXPORT) tests/gpu_sanitizer.sh $(GPU_TESTS)
 
 # The C tests alone, for another compiler or other flags (tests/variant.sh).
-# LEFT: names of tests that a variant cannot have; each is one skip.
+# LEFT: names of tests that a variant cannot have; each is one skip. EXE: what the compiler adds to names.
 test-programs: $(TESTS)
-	$(Q)tests/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %') \
+	$(Q)tests/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %$(EXE)') \
 	    $(LEFT:%=': % is left out; echo 0 passed, 0 failed, 1 skipped')
 
 cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)

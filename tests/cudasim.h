@@ -654,8 +654,9 @@ struct Machine {
     ~Machine() {
         for (auto &m : memory) if (!m.second.hidden) std::free((void *)m.first);
         if (std::getenv("CUDASIM_COUNT"))
-            std::fprintf(stderr, "cudasim: %ld launches, %ld copies, %ld waits, %ld replays\n",
-                         count.launches, count.copies, count.waits, count.replays);
+            std::fprintf(stderr, "cudasim: %ld launches, %ld copies, %ld waits, %ld replays, "
+                         "%ld epilogues\n", count.launches, count.copies, count.waits,
+                         count.replays, count.joined);
     }
 };
 inline Machine &machine() { static Machine m; return m; }

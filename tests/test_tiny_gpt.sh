@@ -234,6 +234,12 @@ tells "the growth of a static scale"       "--growth-interval 5 does nothing her
 tells "a prompt without a sample"          "--prompt The does nothing here"         --prompt The
 tells "the likeliest of the likeliest"     "--top-k 5 does nothing here"            --top-k 5 --sample 3 --temperature 0
 tells "tries without training"             "--retry 2 does nothing here"            --retry 2 --eval-only
+tells "what only a GPU's products do"      "--epilogues on does nothing here"       --epilogues on --device cpu
+gelu="--device cpu --steps 20 --dtype bf16 --bias on --activation gelu-tanh --quiet"
+gpt 0 $small $gelu --out apart; gpt 0 $small $gelu --epilogues on --out joined
+check "on a CPU the weights are the same" cmp apart/checkpoint.safetensors joined/checkpoint.safetensors
+check "the run keeps the choice" grep -q '"epilogues": "on"' joined/config.json; rm -rf apart joined
+refuses "an epilogue that is none" 2 "off|bias|gelu|on" $small --epilogues all
 gpt 0 $small --steps 1 --quiet --guard 0; check "a guard of 0 steps is none" test ! -s err
 gpt 0 $small --steps 1 --quiet --muon-lr 0.02 --optimizer muon; check "what works is not told of" test ! -s err
 gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
