@@ -5272,8 +5272,9 @@ typedef uint32_t mixpi_vbits __attribute__((__vector_size__(32)));
 
 MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x,
                                    mixpi_vbits y) {
-    __m256i greater = _mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
-    return (mixpi_vbits)_mm256_blendv_epi8((__m256i)y, (__m256i)x, greater);
+    __m256 greater = (__m256)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+    /* Not of bytes: gcc 12 asks which char is negative, and an unsigned one never is. */
+    return (mixpi_vbits)_mm256_blendv_ps((__m256)y, (__m256)x, greater);
 }
 MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
@@ -11517,12 +11518,18 @@ static int mixpi_check_subnormals(void) {
            mixpi_check_product(mixp_f32_of_bits(0x00400000u), 2.0f) == 0x00800000u;
 }
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#  define MIXPI_FAST_MATH 1
+#else
+#  define MIXPI_FAST_MATH 0
+#endif
+
 /* What the environment and the compiler's flags break; NULL: nothing. */
 static const char *mixpi_check_environment(void) {
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-    return "compiled with fast-math: operators may lose Inf and NaN, and bits differ from other "
-           "builds; conversions and the search for Inf and NaN hold; compile without -ffast-math";
-#else
+    if (MIXPI_FAST_MATH)
+        return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
+               "from other builds; conversions and the search for Inf and NaN hold; compile without "
+               "-ffast-math";
     if (!mixpi_check_nearest())
         return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
                "call fesetround(FE_TONEAREST) in this thread";
@@ -11533,7 +11540,6 @@ static const char *mixpi_check_environment(void) {
         return "floats are computed in a wider type or regrouped: bits differ from other builds; "
                "compile with -msse2 -mfpmath=sse and without -ffast-math";
     return NULL;
-#endif
 }
 
 static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
