@@ -101,7 +101,8 @@
  *     + - * / relu sqrt scale, embedding     same            same             same
  *     maximum, minimum, abs, clamp, where,
  *     max, gather, squares of relu           same            same             same
- *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
+ *     unscale, clip, scaler, Adam, SGD,
+ *     RMSprop, Lion                          same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
  *     products of f16 and bf16               same            same             close
@@ -2283,9 +2284,9 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 /* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
  * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
  * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
- * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
- * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
- * same on every device. */
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: f32, f16, bf16, or one of fp8 that
+ * has a sign. row, total and exponents: device memory. Integers and a maximum: the same on every
+ * device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -3172,9 +3173,9 @@ typedef struct mixp_attention_desc {
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
  * MultiheadAttention when that returns weights, give NaN there.
  *
- * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit;
- * MIXP_ERR_ARGUMENT: a number outside its range, or a length outside [0, keys] (a GPU tells that
- * later, as an id of mixp_embedding). */
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit, and on a GPU for
+ * heads wider than 256; MIXP_ERR_ARGUMENT: a number outside its range, or a length outside
+ * [0, keys] (a GPU tells that later, as an id of mixp_embedding). */
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
                                               mixp_tensor *k, mixp_tensor *v,
                                               const mixp_attention_desc *desc);
@@ -5271,8 +5272,9 @@ typedef uint32_t mixpi_vbits __attribute__((__vector_size__(32)));
 
 MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x,
                                    mixpi_vbits y) {
-    __m256i greater = _mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
-    return (mixpi_vbits)_mm256_blendv_epi8((__m256i)y, (__m256i)x, greater);
+    __m256 greater = (__m256)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+    /* Not of bytes: gcc 12 asks which char is negative, and an unsigned one never is. */
+    return (mixpi_vbits)_mm256_blendv_ps((__m256)y, (__m256)x, greater);
 }
 MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
@@ -10390,8 +10392,8 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
     return mixpi_vsum(mixpi_vadd(s0, s1));
 }
 
-/* One chunk of gather. Inf and NaN are looked for after unscaling: the inverse of a scale is
- * finite and not 0, so a bad value stays bad. */
+/* One chunk of grad_stats, or of clip. Inf and NaN are looked for after unscaling: the inverse of a
+ * scale is finite and not 0, so a bad value stays bad. */
 MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     mixpi_chunk *c = &job->chunks[index];
@@ -11516,12 +11518,18 @@ static int mixpi_check_subnormals(void) {
            mixpi_check_product(mixp_f32_of_bits(0x00400000u), 2.0f) == 0x00800000u;
 }
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#  define MIXPI_FAST_MATH 1
+#else
+#  define MIXPI_FAST_MATH 0
+#endif
+
 /* What the environment and the compiler's flags break; NULL: nothing. */
 static const char *mixpi_check_environment(void) {
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-    return "compiled with fast-math: operators may lose Inf and NaN, and bits differ from other "
-           "builds; conversions and the search for Inf and NaN hold; compile without -ffast-math";
-#else
+    if (MIXPI_FAST_MATH)
+        return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
+               "from other builds; conversions and the search for Inf and NaN hold; compile without "
+               "-ffast-math";
     if (!mixpi_check_nearest())
         return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
                "call fesetround(FE_TONEAREST) in this thread";
@@ -11532,7 +11540,6 @@ static const char *mixpi_check_environment(void) {
         return "floats are computed in a wider type or regrouped: bits differ from other builds; "
                "compile with -msse2 -mfpmath=sse and without -ffast-math";
     return NULL;
-#endif
 }
 
 static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
@@ -21333,7 +21340,7 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
     if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
         return;
-    site->for_grad = 1;
+    site->for_grad = 1;  /* plant: floor_for_grad */
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
 }
 

@@ -194,6 +194,7 @@ static void what_a_device_says(void) {
     float memory[16] = { 0 };
     mixp_context_desc d;
     mixp_optimizer *opt;
+    mixp_scaler *scaler;
     mixp_context *ctx;
     char text[8] = "";
     memset(&d, 0, sizeof d);
@@ -214,7 +215,9 @@ static void what_a_device_says(void) {
     CHECK_TEXT(text, "A");
     CHECK_INT((int64_t)mixp_context_gemm_choices(ctx, NULL, sizeof text), 7);     /* no room without a place */
     opt = mixp_sgd_new(ctx, NULL);
+    scaler = mixp_scaler_new(ctx, NULL);
     attach_gives = MIXP_ERR_DEVICE;
+    REFUSED(ctx, mixp_scaler_free(scaler), MIXP_ERR_DEVICE, "it is unplugged");
     REFUSED(ctx, mixp_optimizer_free(opt), MIXP_ERR_DEVICE, "it is unplugged");     /* it waits first */
     CHECK_INT(mixp_checkpoint_load_weights("nowhere", ctx, NULL), MIXP_ERR_DEVICE);     /* so does that */
     attach_gives = MIXP_OK;
