@@ -101,7 +101,8 @@
  *     + - * / relu sqrt scale, embedding     same            same             same
  *     maximum, minimum, abs, clamp, where,
  *     max, gather, squares of relu           same            same             same
- *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
+ *     unscale, clip, scaler, Adam, SGD,
+ *     RMSprop, Lion                          same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
  *     products of f16 and bf16               same            same             close
