@@ -1420,11 +1420,13 @@ MIXPREC_HD float mixpi_fmaf_by_hand(float x, float y, float z) {
     else bits--;
     return (float)mixp_f64_of_bits(bits);
 }
+MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
 #if defined(__MINGW32__) && !defined(__FMA__)
-#  define mixpi_fmaf mixpi_fmaf_by_hand     /* that of its libm rounds twice */
+    return mixpi_fmaf_by_hand(x, y, z);         /* that of its libm rounds twice */
 #else
-#  define mixpi_fmaf fmaf
+    return fmaf(x, y, z);
 #endif
+}
 
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
  * moments, grad as stored. */
@@ -11549,8 +11551,8 @@ static int mixpi_check_subnormals(void) {
 static const char *mixpi_check_environment(void) {
     if (MIXPI_FAST_MATH)
         return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
-               "from other builds; conversions and the search for Inf and NaN hold; compile without "
-               "-ffast-math";
+               "from other builds; conversions and the search for Inf and NaN hold; "
+               "compile without -ffast-math";
     if (!mixpi_check_nearest())
         return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
                "call fesetround(FE_TONEAREST) in this thread";
