@@ -11735,6 +11735,7 @@ struct mixp_context {
     const mixp_device *device;
     mixp_exec          exec;
     mixp_result  error;
+    uint64_t     told;          /* errors that were told so far                            */
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
     void        *user;          /* of the description                                      */
@@ -11861,6 +11862,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     va_list args;
     if (!ctx || ctx->error != MIXP_OK) return code;  /* plant: first_error */
     ctx->error = code;
+    ctx->told++;
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
     va_end(args);
@@ -12363,6 +12365,12 @@ static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
     return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
+
+/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
+ * and is not told twice. */
+static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
+                                     mixp_result r)
+{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
 
 /* A copy between host and device memory, as a device's upload and download make it. */
 typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
@@ -14188,6 +14196,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs) {
     mixpi_tape_entry *e;
+    uint64_t told = ctx ? ctx->told : 0;
     mixp_result r;
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
@@ -14199,7 +14208,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     ctx->inside++;
     r = mixpi_run_forward(&e->call);
     ctx->inside--;
-    if (mixpi_noted(ctx, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) {
         e->constant[i] = !mixp_call_wants(&e->call, i);  /* plant: call_constant */
@@ -14491,6 +14500,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
+    const uint64_t told = ctx->told;
     mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
     if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
@@ -14500,9 +14510,9 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
-    if (r != MIXP_OK)
-        return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name,
-                                 mixpi_why(ctx, r));
+    if (r != MIXP_OK && ctx->told == told)
+        mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
+    if (r != MIXP_OK) return r;
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (mixpi_forget_loan(g)) return MIXP_OK;
     r = mixpi_grad_settle(g);
@@ -15068,7 +15078,8 @@ static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
     return none;
 }
 
-/* A leaf that has no gradient gets zeros: other ranks may have one. */
+/* A leaf that has no gradient gets zeros: other ranks may have one. Of what was frozen none has:
+ * zeros are sent in its place, and no optimizer sees them. */
 static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
                                      const mixpi_bucket *b) {
     mixp_result r = MIXP_OK;
@@ -15077,6 +15088,7 @@ static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
         mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
         if (t->grad) continue;
         r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
+        if (!t->requires_grad) continue;  /* plant: bucket_frozen */
         g->own.mark = mixpi_some_mark(d);
         t->grad = g;
     }
@@ -16114,8 +16126,9 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
     if (mixpi_mlp_joins(ctx, in))
         return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, read);
-    x = mixp_gelu_tanh(ctx, mixp_linear(ctx, x, up, up_bias));
-    return mixp_linear(ctx, x, down, down_bias);
+    x = mixp_linear(ctx, x, up, up_bias);
+    if (x) x = mixp_gelu_tanh(ctx, x);
+    return x ? mixp_linear(ctx, x, down, down_bias) : NULL;
 }
 
 /* --- attention ------------------------------------------------------------------------- */
@@ -16984,6 +16997,7 @@ static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_a
     if (!ctx) return NULL;
     joined = mixpi_adds_norm(ctx, in[0], in[1], id);
     s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
+    if (!s) return NULL;
     y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
     if (y && joined && s->own.from_tape) mixpi_add_norm_give(ctx, in[1]);
     if (sum && y) *sum = s;
@@ -18498,7 +18512,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
     if (!scaler) return NULL;
     if (!mixpi_scales_entropy(scaler, logits)) {
         plain = mixp_cross_entropy(scaler->ctx, logits, targets, ignore);
-        if (share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);
+        if (plain && share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);
         scaled = mixp_scaler_scale(scaler, plain);
     } else {
         memset(&a, 0, sizeof a);
