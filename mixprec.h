@@ -1405,47 +1405,70 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
+/* x * y + z, rounded once. The product is exact in f64; where the sum is not, its last bit is made
+ * odd, which tells the narrowing on which side of a tie the true sum lies (Boldo and Melquiond,
+ * Emulation of a FMA and correctly rounded sums, 2008). */
+MIXPREC_HD float mixpi_fmaf_by_hand(float x, float y, float z) {
+    const double product = (double)x * (double)y;
+    const double sum = product + (double)z;
+    const double part = sum - product;
+    const double lost = (product - (sum - part)) + ((double)z - part);
+    uint64_t bits = mixp_bits_of_f64(sum);
+    if (bits & 1) return (float)sum;
+    if (!(lost > 0.0 || lost < 0.0)) return (float)sum;     /* exact, Inf or NaN */
+    if ((lost > 0.0) == (sum > 0.0)) bits++;
+    else bits--;
+    return (float)mixp_f64_of_bits(bits);
+}
+MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
+#if defined(__MINGW32__) && !defined(__FMA__)
+    return mixpi_fmaf_by_hand(x, y, z);         /* that of its libm rounds twice */
+#else
+    return fmaf(x, y, z);
+#endif
+}
+
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
  * moments, grad as stored. */
 MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), ratio, decay;
-    *m = fmaf(u->beta1, *m, u->rest1 * g);
-    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio, decay;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
         ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
-        *p = fmaf(-u->rate, fmaf(decay, *p, ratio), *p);
+        *p = mixpi_fmaf(-u->rate, mixpi_fmaf(decay, *p, ratio), *p);
     } else {
-        ratio = *m / fmaf(sqrtf(*v), u->scale_v, u->eps);
+        ratio = *m / mixpi_fmaf(sqrtf(*v), u->scale_v, u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
-        *p = fmaf(-decay, *p, *p);
-        *p = fmaf(-u->rate, ratio, *p);
+        *p = mixpi_fmaf(-decay, *p, *p);
+        *p = mixpi_fmaf(-u->rate, ratio, *p);
     }
 }
 
 /* One element of SGD; m NULL without momentum. */
 MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
                                  float *m) {
-    float g = fmaf(u->l2, *p, grad * u->factor);
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
     if (m) {
-        *m = fmaf(u->beta1, *m, u->rest1 * g);
-        g = u->nesterov ? fmaf(u->momentum, *m, g) : *m;
+        *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+        g = u->nesterov ? mixpi_fmaf(u->momentum, *m, g) : *m;
     }
-    *p = fmaf(-u->rate, g, *p);
+    *p = mixpi_fmaf(-u->rate, g, *p);
 }
 
 /* One element of RMSprop, in PyTorch's order; m NULL without momentum. */
 MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
                                      float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), step;
-    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     step = g / (sqrtf(*v) + u->eps);
     if (m) {
-        step = fmaf(u->momentum, *m, step);
+        step = mixpi_fmaf(u->momentum, *m, step);
         *m = step;
     }
-    *p = fmaf(-u->rate, step, *p);
+    *p = mixpi_fmaf(-u->rate, step, *p);
 }
 
 /* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
@@ -1453,17 +1476,17 @@ MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, flo
  * 2023). */
 MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m) {
-    float g = grad * u->factor, blend = fmaf(u->beta1, *m, u->rest1 * g);
+    float g = grad * u->factor, blend = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
     float sign = blend > 0.0f ? 1.0f : 0.0f > blend ? -1.0f : blend;    /* NaN stays NaN */
-    *p = fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
-    *p = fmaf(-u->rate, sign, *p);
-    *m = fmaf(u->beta2, *m, u->rest2 * g);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
+    *p = mixpi_fmaf(-u->rate, sign, *p);
+    *m = mixpi_fmaf(u->beta2, *m, u->rest2 * g);
 }
 
 /* a + (b - a) w, rounded as PyTorch's. */
 MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
     float way = b - a;
-    return w < 0.5f ? fmaf(w, way, a) : fmaf(w - 1.0f, way, b);
+    return w < 0.5f ? mixpi_fmaf(w, way, a) : mixpi_fmaf(w - 1.0f, way, b);
 }
 
 /* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
@@ -1478,8 +1501,8 @@ MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float gra
 MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
                                   float direction, float *p) {
     float rate = u->rate * shape;
-    *p = fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
-    *p = fmaf(-rate, direction, *p);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
+    *p = mixpi_fmaf(-rate, direction, *p);
 }
 
 /* --- states of fewer bytes ----------------------------------------------------------------- *
@@ -5904,7 +5927,7 @@ MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
 }
 MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
     int i;
-    for (i = 0; i < 16; i++) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
+    for (i = 0; i < 16; i++) a.f[i] = mixpi_fmaf(a.f[i], b.f[i], c.f[i]);
     return a;
 }
 MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) {
@@ -11528,8 +11551,8 @@ static int mixpi_check_subnormals(void) {
 static const char *mixpi_check_environment(void) {
     if (MIXPI_FAST_MATH)
         return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
-               "from other builds; conversions and the search for Inf and NaN hold; compile without "
-               "-ffast-math";
+               "from other builds; conversions and the search for Inf and NaN hold; "
+               "compile without -ffast-math";
     if (!mixpi_check_nearest())
         return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
                "call fesetround(FE_TONEAREST) in this thread";
