@@ -101,7 +101,8 @@
  *     + - * / relu sqrt scale, embedding     same            same             same
  *     maximum, minimum, abs, clamp, where,
  *     max, gather, squares of relu           same            same             same
- *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
+ *     unscale, clip, scaler, Adam, SGD,
+ *     RMSprop, Lion                          same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
  *     products of f16 and bf16               same            same             close
@@ -660,7 +661,8 @@ MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tenso
 
 /* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
 typedef struct mixp_rounding {
-    int      saturate;          /* 1: finite overflow and Inf become the largest value     */
+    int      saturate;          /* 1: finite overflow and Inf become the largest value; a copy, and
+                                   f32 of f16, bf16 and e5m2, keep Inf                     */
     int      stochastic;        /* 1: up with a probability equal to the part cut off, to
                                    within 2^-31                                            */
     uint64_t seed, step, tensor;/* with the element's index, the key of its random number  */
@@ -1403,47 +1405,70 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
+/* x * y + z, rounded once. The product is exact in f64; where the sum is not, its last bit is made
+ * odd, which tells the narrowing on which side of a tie the true sum lies (Boldo and Melquiond,
+ * Emulation of a FMA and correctly rounded sums, 2008). */
+MIXPREC_HD float mixpi_fmaf_by_hand(float x, float y, float z) {
+    const double product = (double)x * (double)y;
+    const double sum = product + (double)z;
+    const double part = sum - product;
+    const double lost = (product - (sum - part)) + ((double)z - part);
+    uint64_t bits = mixp_bits_of_f64(sum);
+    if (bits & 1) return (float)sum;
+    if (!(lost > 0.0 || lost < 0.0)) return (float)sum;     /* exact, Inf or NaN */
+    if ((lost > 0.0) == (sum > 0.0)) bits++;
+    else bits--;
+    return (float)mixp_f64_of_bits(bits);
+}
+MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
+#if defined(__MINGW32__) && !defined(__FMA__)
+    return mixpi_fmaf_by_hand(x, y, z);         /* that of its libm rounds twice */
+#else
+    return fmaf(x, y, z);
+#endif
+}
+
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
  * moments, grad as stored. */
 MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), ratio, decay;
-    *m = fmaf(u->beta1, *m, u->rest1 * g);
-    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio, decay;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
         ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
-        *p = fmaf(-u->rate, fmaf(decay, *p, ratio), *p);
+        *p = mixpi_fmaf(-u->rate, mixpi_fmaf(decay, *p, ratio), *p);
     } else {
-        ratio = *m / fmaf(sqrtf(*v), u->scale_v, u->eps);
+        ratio = *m / mixpi_fmaf(sqrtf(*v), u->scale_v, u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
-        *p = fmaf(-decay, *p, *p);
-        *p = fmaf(-u->rate, ratio, *p);
+        *p = mixpi_fmaf(-decay, *p, *p);
+        *p = mixpi_fmaf(-u->rate, ratio, *p);
     }
 }
 
 /* One element of SGD; m NULL without momentum. */
 MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
                                  float *m) {
-    float g = fmaf(u->l2, *p, grad * u->factor);
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
     if (m) {
-        *m = fmaf(u->beta1, *m, u->rest1 * g);
-        g = u->nesterov ? fmaf(u->momentum, *m, g) : *m;
+        *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+        g = u->nesterov ? mixpi_fmaf(u->momentum, *m, g) : *m;
     }
-    *p = fmaf(-u->rate, g, *p);
+    *p = mixpi_fmaf(-u->rate, g, *p);
 }
 
 /* One element of RMSprop, in PyTorch's order; m NULL without momentum. */
 MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
                                      float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), step;
-    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     step = g / (sqrtf(*v) + u->eps);
     if (m) {
-        step = fmaf(u->momentum, *m, step);
+        step = mixpi_fmaf(u->momentum, *m, step);
         *m = step;
     }
-    *p = fmaf(-u->rate, step, *p);
+    *p = mixpi_fmaf(-u->rate, step, *p);
 }
 
 /* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
@@ -1451,17 +1476,17 @@ MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, flo
  * 2023). */
 MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m) {
-    float g = grad * u->factor, blend = fmaf(u->beta1, *m, u->rest1 * g);
+    float g = grad * u->factor, blend = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
     float sign = blend > 0.0f ? 1.0f : 0.0f > blend ? -1.0f : blend;    /* NaN stays NaN */
-    *p = fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
-    *p = fmaf(-u->rate, sign, *p);
-    *m = fmaf(u->beta2, *m, u->rest2 * g);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
+    *p = mixpi_fmaf(-u->rate, sign, *p);
+    *m = mixpi_fmaf(u->beta2, *m, u->rest2 * g);
 }
 
 /* a + (b - a) w, rounded as PyTorch's. */
 MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
     float way = b - a;
-    return w < 0.5f ? fmaf(w, way, a) : fmaf(w - 1.0f, way, b);
+    return w < 0.5f ? mixpi_fmaf(w, way, a) : mixpi_fmaf(w - 1.0f, way, b);
 }
 
 /* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
@@ -1476,8 +1501,8 @@ MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float gra
 MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
                                   float direction, float *p) {
     float rate = u->rate * shape;
-    *p = fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
-    *p = fmaf(-rate, direction, *p);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
+    *p = mixpi_fmaf(-rate, direction, *p);
 }
 
 /* --- states of fewer bytes ----------------------------------------------------------------- *
@@ -1709,21 +1734,33 @@ MIXPREC_HD float mixp_get(mixp_in a, int64_t i) {
     }
 }
 
+/* Those that f32 cannot hold: sums of them are made in double. */
+MIXPREC_HD void mixpi_put_f64(double *y, int accumulate, float x)
+{ *y = accumulate ? *y + (double)x : (double)x; }
+MIXPREC_HD void mixpi_put_i32(int32_t *y, int accumulate, float x) {
+    double sum = (accumulate ? (double)*y : 0.0) + (double)x;
+    *y = (int32_t)(uint32_t)mixp_encode(MIXP_I32, sum, 0);
+}
+MIXPREC_HD void mixpi_put_i64(int64_t *y, int accumulate, float x) {
+    double sum = (accumulate ? (double)*y : 0.0) + (double)x;
+    *y = (int64_t)mixp_encode(MIXP_I64, sum, 0);
+}
+
 /* Element i becomes x, rounded to nearest even (an integer: cut off, and held within its range);
- * where y accumulates, what it holds plus x, rounded once. */
+ * where y accumulates, what it holds plus x: a sum in f32, of f64, i32 and i64 in double (which
+ * rounds an i64 beyond 2^53). */
 MIXPREC_HD void mixp_put(mixp_out y, int64_t i, float x) {
+    switch (y.dtype) {
+    case MIXP_F64: mixpi_put_f64((double *)y.data + i, y.accumulate, x); return;
+    case MIXP_I32: mixpi_put_i32((int32_t *)y.data + i, y.accumulate, x); return;
+    case MIXP_I64: mixpi_put_i64((int64_t *)y.data + i, y.accumulate, x); return;
+    default: break;
+    }
     if (y.accumulate) x += mixp_get(mixpi_in(y.data, y.dtype), i);
     switch (y.dtype) {
     case MIXP_F32:  ((float *)y.data)[i] = x; break;
     case MIXP_F16:  ((mixp_f16 *)y.data)[i] = mixp_f16_from_f32(x); break;
     case MIXP_BF16: ((mixp_bf16 *)y.data)[i] = mixp_bf16_from_f32(x); break;
-    case MIXP_F64:  ((double *)y.data)[i] = (double)x; break;
-    case MIXP_I32:
-        ((int32_t *)y.data)[i] = (int32_t)(uint32_t)mixp_encode(MIXP_I32, (double)x, 0);
-        break;
-    case MIXP_I64:
-        ((int64_t *)y.data)[i] = (int64_t)mixp_encode(MIXP_I64, (double)x, 0);
-        break;
     default: ((uint8_t *)y.data)[i] = (uint8_t)mixp_encode(y.dtype, (double)x, 0); break;
     }
 }
@@ -1990,7 +2027,8 @@ typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_stri
  *
  * A query that sees no key, since all of them are hidden or have scores of -Inf, has y of 0, lse of
  * +Inf and passes gradients of 0 where there is a mask or lengths; where not, y is NaN. A value
- * (v) that is not finite may reach queries that do not see its key: 0 times it is NaN. */
+ * (v) that is not finite may reach queries that do not see its key: 0 times it is NaN. Where a
+ * size is 0, keys too, nothing is written. */
 typedef struct mixp_attention_args {
     int64_t  b, t, keys, heads, kv_heads, d;    /* heads: a multiple of kv_heads           */
     int      causal;
@@ -2269,9 +2307,9 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 /* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
  * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
  * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
- * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
- * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
- * same on every device. */
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: f32, f16, bf16, or one of fp8 that
+ * has a sign. row, total and exponents: device memory. Integers and a maximum: the same on every
+ * device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -2589,8 +2627,9 @@ typedef struct mixp_ranks_desc {
  * bucket_bytes, is summed by a reduce_scatter of its own; all others as without `scatter`. What is
  * true of a gradient after mixp_backward is then this rank's piece: mixp_read of it is
  * MIXP_ERR_ORDER, and operators must not be given it. So it is with all others once they are
- * unscaled or clipped, but those that this rank updates: a rank does that with its own alone (with
- * views, too, where no read is refused). A parameter has one optimizer.
+ * unscaled or clipped, but those that this rank updates: a rank does that with its own alone. A
+ * gradient in a view of yours could be read all the same: mixp_optimizer_add refuses one. A
+ * parameter has one optimizer.
  *
  * Where the engine takes both sums in one order, sums, and weights where nothing is clipped, have
  * the bits that they have without. The norm is put together from the ranks' parts, in double and
@@ -2766,12 +2805,13 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
  * missing, or c is a or b. MIXP_ERR_SHAPE: rows longer than their stride; MIXP_ERR_DTYPE. */
 MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 
-/* Lets gradients flow into a view or an input that is f32, f16 or bf16. */
+/* Lets gradients flow into a view or an input that is f32, f16 or bf16, from operators that are
+ * applied after it; or freezes t, also for walks back of what was applied before. */
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
  * is written over logits that a product made and nothing else reads: with a large vocabulary they
- * are the largest array of a step. And what mixp_add_layer_norm and mixp_add_rms_norm add, b, is
+ * are the largest array of a step; a second walk back through it is MIXP_ERR_ORDER. And what mixp_add_layer_norm and mixp_add_rms_norm add, b, is
  * given back at once where a product made it and nothing read it before; what would read it
  * afterwards is MIXP_ERR_ORDER. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
@@ -2974,8 +3014,9 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
  * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
  * mixp_tensor_set_requires_grad was asked for. Runs once per recorded tape and loss; several losses
  * of one step may each be walked. A walk that fails forgets the gradients that it touched.
- * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; or an
- * operator's own function calls this. */
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; a
+ * parameter or view of a product, which its gradients need, was written since; or an operator's own
+ * function calls this. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* With ranks, mixp_backward sums the gradients over them, and divides them. Where several walks
@@ -3155,9 +3196,9 @@ typedef struct mixp_attention_desc {
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
  * MultiheadAttention when that returns weights, give NaN there.
  *
- * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit;
- * MIXP_ERR_ARGUMENT: a number outside its range, or a length outside [0, keys] (a GPU tells that
- * later, as an id of mixp_embedding). */
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit, and on a GPU for
+ * heads wider than 256; MIXP_ERR_ARGUMENT: a number outside its range, or a length outside
+ * [0, keys] (a GPU tells that later, as an id of mixp_embedding). */
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
                                               mixp_tensor *k, mixp_tensor *v,
                                               const mixp_attention_desc *desc);
@@ -3625,7 +3666,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
  * you fill, always taken as given. Master weights follow the parameter when you write it.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
- * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it.
+ * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it; grad
+ * where `scatter` of mixp_ranks_desc is set.
  * MIXP_ERR_DTYPE: f16 where masters are kept beside bf16. MIXP_ERR_SHAPE: no matrix, for Muon. */
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad);
@@ -4024,7 +4066,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * spikes or of a rule that predicts loads: these begin anew; one with a state that the program has
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
- * written), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
+ * written, by itself or beside another: SECURITY.md lists what is asked), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
  * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
  * changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
@@ -4304,9 +4346,10 @@ static void mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t per_task,
 /* --- axes ---------------------------------------------------------------------------------
  * Of a shape, and how far one step along each goes in up to four arrays. Array 0 is the output.
  */
+#define MIXPI_MAX_AXES (MIXP_MAX_RANK + 1)  /* one more: see mixpi_axes_part               */
 typedef struct mixpi_axes {
     int     rank, arrays;
-    int64_t n[MIXP_MAX_RANK], s[4][MIXP_MAX_RANK];
+    int64_t n[MIXPI_MAX_AXES], s[4][MIXPI_MAX_AXES];
 } mixpi_axes;
 
 static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
@@ -4602,7 +4645,7 @@ static int mixpi_axes_merge(const mixpi_axes *x, int k) {
  * element: loops write what lies together. */
 static void mixpi_axes_part(mixpi_axes *x) {
     int k, last = x->rank;
-    if (x->s[0][last - 1] <= 1 || last == MIXP_MAX_RANK) return;
+    if (x->s[0][last - 1] <= 1) return;
     x->n[last] = 1;
     for (k = 0; k < x->arrays; k++) x->s[k][last] = 1;
     x->rank++;  /* plant: axes_part */
@@ -5255,8 +5298,9 @@ typedef uint32_t mixpi_vbits __attribute__((__vector_size__(32)));
 
 MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x,
                                    mixpi_vbits y) {
-    __m256i greater = _mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
-    return (mixpi_vbits)_mm256_blendv_epi8((__m256i)y, (__m256i)x, greater);
+    __m256 greater = (__m256)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+    /* Not of bytes: gcc 12 asks which char is negative, and an unsigned one never is. */
+    return (mixpi_vbits)_mm256_blendv_ps((__m256)y, (__m256)x, greater);
 }
 MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
@@ -5886,7 +5930,7 @@ MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
 }
 MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
     int i;
-    for (i = 0; i < 16; i++) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
+    for (i = 0; i < 16; i++) a.f[i] = mixpi_fmaf(a.f[i], b.f[i], c.f[i]);
     return a;
 }
 MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) {
@@ -7378,7 +7422,7 @@ MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_ar
     mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
     mixpi_map_source(&m, k->a, NULL);
     m.p = k->factor[0];
-    if (k->bad) MIXPI_P(note_bad)(k);
+    if (k->bad && mixpi_map_is_real(&m)) MIXPI_P(note_bad)(k);
     return MIXPI_P(map_run)(x, &m);
 }
 
@@ -9542,16 +9586,20 @@ static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
     return k->lengths ? k->lengths[head / k->heads] : k->keys;
 }
 
+/* How many keys lie before the first query's own: more than all are all. */
+static int64_t mixpi_keys_before(const mixp_attention_args *k)
+{ return mixpi_min(k->past, k->keys); }
+
 /* And how many of them up to the query before `end`. */
 static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
     int64_t keys = mixpi_keys_of(k, head);
     /* plant: attention_last */
-    return k->causal ? mixpi_min(keys, end + k->past) : keys;
+    return k->causal ? mixpi_min(keys, end + mixpi_keys_before(k)) : keys;
 }
 
 /* The first block of queries that may see a key. */
 static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
-    int64_t from = k->causal ? key - k->past : 0;  /* plant: attention_past */
+    int64_t from = k->causal ? key - mixpi_keys_before(k) : 0;  /* plant: attention_past */
     return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
 }
 
@@ -9960,9 +10008,10 @@ MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
     }
     for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
         int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
-        /* plant: attention_reach */
-        int64_t reach = k->causal ? q0 + k->past - k0 + 1 : keys;   /* keys row 0 may see  */
+        int64_t reach = keys;       /* keys row 0 may see */
         mixpi_some_scores at;
+        /* plant: attention_reach */
+        if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
         at.head = head;
         at.query = q0;
         at.key = k0;
@@ -10088,10 +10137,11 @@ MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
     const mixpi_heads *h = &job->heads;
     int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
     int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0, n, row;
-    /* plant: attention_first */
-    int64_t first = k->causal ? q0 + k->past - k0 + 1 : MIXPI_KEYS; /* keys row 0 may see  */
+    int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
     const float *q, *dy;
     mixpi_some_scores at;
+    /* plant: attention_first */
+    if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
     reach = mixpi_min(reach, MIXPI_KEYS);
     if (reach <= 0) return;
     n = (reach + 15) / 16 * 16;
@@ -10484,8 +10534,8 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
     return mixpi_vsum(mixpi_vadd(s0, s1));
 }
 
-/* One chunk of gather. Inf and NaN are looked for after unscaling: the inverse of a scale is
- * finite and not 0, so a bad value stays bad. */
+/* One chunk of grad_stats, or of clip. Inf and NaN are looked for after unscaling: the inverse of a
+ * scale is finite and not 0, so a bad value stays bad. */
 MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     mixpi_chunk *c = &job->chunks[index];
@@ -11202,6 +11252,7 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
 MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k) {
     int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
     mixpi_look_job job;
+    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
     job.k = k;
     job.at = mixpi_look_limits_of(k->low);
     job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
@@ -11610,12 +11661,18 @@ static int mixpi_check_subnormals(void) {
            mixpi_check_product(mixp_f32_of_bits(0x00400000u), 2.0f) == 0x00800000u;
 }
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#  define MIXPI_FAST_MATH 1
+#else
+#  define MIXPI_FAST_MATH 0
+#endif
+
 /* What the environment and the compiler's flags break; NULL: nothing. */
 static const char *mixpi_check_environment(void) {
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-    return "compiled with fast-math: operators may lose Inf and NaN, and bits differ from other "
-           "builds; conversions and the search for Inf and NaN hold; compile without -ffast-math";
-#else
+    if (MIXPI_FAST_MATH)
+        return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
+               "from other builds; conversions and the search for Inf and NaN hold; "
+               "compile without -ffast-math";
     if (!mixpi_check_nearest())
         return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
                "call fesetround(FE_TONEAREST) in this thread";
@@ -11626,7 +11683,6 @@ static const char *mixpi_check_environment(void) {
         return "floats are computed in a wider type or regrouped: bits differ from other builds; "
                "compile with -msse2 -mfpmath=sse and without -ffast-math";
     return NULL;
-#endif
 }
 
 static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
@@ -11713,7 +11769,8 @@ enum {                          /* the rows of one site */
 
 enum {
     MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
-    MIXPI_MAX_EVENTS = 1024
+    MIXPI_MAX_EVENTS = 1024,
+    MIXPI_SITE_COUNT = 1 << 30  /* where counts of a site stop, far from an overflow */
 };
 
 /* What a guard knows of one site. TAPE finds it, AUTOCAST reads what it is to store, WATCH
@@ -11798,6 +11855,7 @@ struct mixp_context {
     const mixp_device *device;
     mixp_exec          exec;
     mixp_result  error;
+    uint64_t     told;          /* errors that were told so far                            */
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
     void        *user;          /* of the description                                      */
@@ -11924,6 +11982,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     va_list args;
     if (!ctx || ctx->error != MIXP_OK) return code;  /* plant: first_error */
     ctx->error = code;
+    ctx->told++;
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
     va_end(args);
@@ -12426,6 +12485,12 @@ static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
     return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
+
+/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
+ * and is not told twice. */
+static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
+                                     mixp_result r)
+{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
 
 /* A copy between host and device memory, as a device's upload and download make it. */
 typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
@@ -13755,6 +13820,8 @@ struct mixpi_tape_entry {
     int               alias;    /* the result shares its input's memory                    */
     int               site;     /* its number; 0: nobody watches */
     int               told;     /* gradients that the operator behind it has made: bit i */
+    mixp_result       lacks;    /* why a gradient that its walk was to make has no memory */
+    unsigned char    *constant; /* 1: an input that wanted no gradient when this was recorded */
 };
 
 static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
@@ -13839,8 +13906,8 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
         wrong = "is a gradient, which is a constant here: there is no double backward; compute "
                 "with it under MIXP_NO_GRAD";
     if (t && t->own.spent)
-        wrong = "is no longer there: it was disposable, and mixp_scaler_cross_entropy, or its sum "
-                "with its norm, has read it; apply this operator before that";
+        wrong = "is no longer there: it was disposable, and mixp_scaler_cross_entropy, a walk "
+                "back, or its sum with its norm, has read it; apply this operator before that";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
@@ -14228,12 +14295,12 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
 }
 
 /* Inputs are kept in whole fours, so that operators may look at those left out, and attributes
- * behind them are aligned as the entry is. */
+ * behind them are aligned as the entry is; then what is a constant. */
 static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, int n_in,
                                          mixp_tensor *const *in, const void *attrs) {
     size_t slots = ((size_t)n_in + 3) / 4 * 4;
     mixpi_tape_entry *e = (mixpi_tape_entry *)mixpi_step_alloc(
-        ctx, sizeof *e + slots * sizeof *in + op->attrs_size);
+        ctx, sizeof *e + slots * sizeof *in + op->attrs_size + (size_t)n_in);
     if (!e) return NULL;
     e->call.ctx = ctx;
     e->call.op = op;
@@ -14241,6 +14308,7 @@ static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, i
     e->call.in = (mixp_tensor **)(void *)(e + 1);
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
     if (op->attrs_size) e->call.attrs = memcpy(e->call.in + slots, attrs, op->attrs_size);
+    e->constant = (unsigned char *)(e->call.in + slots) + op->attrs_size;
     return e;
 }
 
@@ -14248,6 +14316,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs) {
     mixpi_tape_entry *e;
+    uint64_t told = ctx ? ctx->told : 0;
     mixp_result r;
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
@@ -14259,9 +14328,12 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     ctx->inside++;
     r = mixpi_run_forward(&e->call);
     ctx->inside--;
-    if (mixpi_noted(ctx, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
-    for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
+    for (i = 0; i < n_in; i++) {
+        e->constant[i] = !mixp_call_wants(&e->call, i);  /* plant: call_constant */
+        grad |= !e->constant[i];
+    }
     if (grad && op->backward && !mixpi_no_grad_now(ctx) &&
         mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
@@ -14330,7 +14402,9 @@ static void mixpi_mark_lose(mixpi_mark *m, const void *by) {
     m->by = NULL;
     m->seen = 0;
     if (m->kind == MIXPI_MARK_SCALED) m->kind = MIXPI_MARK_LOST;  /* plant: mark_lost */
-    if (m->kind == MIXPI_MARK_UNSCALED) m->kind = MIXPI_MARK_TRUE;
+    if (m->kind != MIXPI_MARK_UNSCALED) return;
+    m->kind = MIXPI_MARK_TRUE;
+    m->at = 0;  /* plant: mark_true */
 }
 
 /* Of a tensor, and of the gradients that it has. */
@@ -14368,8 +14442,12 @@ static mixp_tensor *mixpi_grad_owner(const mixp_call *c, int i) {
     return t && t->own.master ? t->own.master : t;
 }
 
-MIXPREC_API int mixp_call_wants(const mixp_call *c, int i)
-{ return mixpi_wants_grad(mixpi_grad_owner(c, i)); }
+/* As it was when the call was recorded, and as it is: who is frozen meanwhile gets none either. */
+MIXPREC_API int mixp_call_wants(const mixp_call *c, int i) {
+    const mixpi_tape_entry *e = (const mixpi_tape_entry *)(const void *)c;
+    const mixp_tensor *t = mixpi_grad_owner(c, i);
+    return mixpi_wants_grad(t) && !e->constant[i];
+}
 
 /* A borrowed gradient gets memory of its own, with what it held. */
 static mixp_result mixpi_end_loan(mixp_tensor *b) {
@@ -14392,6 +14470,7 @@ static mixp_result mixpi_grad_settle(mixp_tensor *g) {
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
+    mixp_result r;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                           "%s: gradients are there in backward alone, for mixp_call_grad and "
@@ -14399,8 +14478,13 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
                           c->op->name);
         return NULL;
     }
-    g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
-    if (!g || mixpi_grad_settle(g) != MIXP_OK) return NULL;
+    if (!mixp_call_wants(c, i)) return NULL;
+    g = mixpi_grad_buffer(t);
+    r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
+    if (r != MIXP_OK) {
+        mixpi_entry(c)->lacks = r;  /* plant: grad_lacks */
+        return NULL;
+    }
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
     t->own.pending = 1;
@@ -14503,7 +14587,7 @@ static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
     if (!number || !mixpi_context_sampled(ctx)) return MIXP_OK;
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
-        if (!t || t->own.from_tape || !t->grad || !mixpi_wants_grad(t)) continue;
+        if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
         r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
                        &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
     }
@@ -14536,17 +14620,19 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
+    const uint64_t told = ctx->told;
     mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
     if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
     ctx->inside++;
     if (r == MIXP_OK) r = c->op->backward(c);
     ctx->inside--;
+    if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
-    if (r != MIXP_OK)
-        return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name,
-                                 mixpi_why(ctx, r));
+    if (r != MIXP_OK && ctx->told == told)
+        mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
+    if (r != MIXP_OK) return r;
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (mixpi_forget_loan(g)) return MIXP_OK;
     r = mixpi_grad_settle(g);
@@ -14562,6 +14648,7 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
     int i;
     for (e = ctx->tape; e; e = e->older) {
         e->call.out->own.pending = e->told = 0;
+        e->lacks = MIXP_OK;
         mixpi_forget_loan(e->call.out->own.grad);
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_grad_owner(&e->call, i);
@@ -14651,7 +14738,7 @@ static void mixpi_exchange_forget(mixp_context *ctx) {
 /* The leaf that input i's gradient goes to, or NULL. */
 static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i);
-    int is_leaf = mixpi_wants_grad(t) && !t->own.from_tape && !t->own.generation;
+    int is_leaf = mixp_call_wants(c, i) && !t->own.from_tape && !t->own.generation;
     return is_leaf ? t : NULL;
 }
 
@@ -14779,8 +14866,10 @@ static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
 static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     size_t rows_size = (size_t)d->n_leaves * sizeof *d->rows,
            first_size = (size_t)d->n_buckets * sizeof *d->first;
-    mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size);
-    int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size),
+                   *new_rows;
+    int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL), *new_first;
+    mixp_step_state *looks;
     mixp_result r = MIXP_ERR_MEMORY;
     if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
     memset(rows, 0, rows_size);
@@ -14792,14 +14881,17 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
         rows[i].active = 1;
     }
     for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
-    d->rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
-    d->first = (int64_t *)mixpi_device_alloc(ctx, first_size);
-    d->looks = (mixp_step_state *)mixpi_device_alloc(
-        ctx, (size_t)d->n_buckets * sizeof *d->looks);
-    if (d->rows && d->first && d->looks) r = mixpi_upload(ctx, d->rows, rows, rows_size);
-    if (r == MIXP_OK) r = mixpi_upload(ctx, d->first, first, first_size);
+    new_rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
+    new_first = (int64_t *)mixpi_device_alloc(ctx, first_size);
+    looks = (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
+    if (new_rows && new_first && looks) r = mixpi_upload(ctx, new_rows, rows, rows_size);
+    if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
     mixpi_host_put(ctx, rows);
-    return r;
+    if (r != MIXP_OK) return r;
+    d->rows = new_rows;
+    d->first = new_first;
+    d->looks = looks;
+    return MIXP_OK;
 }
 
 /* Gives the newcomers, which stand from `from` on, their places. */
@@ -14807,6 +14899,7 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
                                            int64_t from) {
     int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
     mixp_result r = MIXP_OK;
+    mixpi_bucket *buckets;
     size_t bytes = 0;
     char *arena;
     for (i = from; i < d->n_leaves; i++)
@@ -14819,9 +14912,10 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
         bytes += mixpi_leaf_bytes(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
-    d->buckets = (mixpi_bucket *)mixpi_longer(
-        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
-    if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
+    buckets = (mixpi_bucket *)mixpi_longer(
+        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *buckets);
+    if (!arena || !buckets) return MIXP_ERR_MEMORY;
+    d->buckets = buckets;
     mixpi_buckets_cut(ctx, d, from, arena);
     if (mixpi_is_scattered(ctx)) mixpi_buckets_order(d, old_buckets);
     for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
@@ -15016,24 +15110,45 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
     return MIXP_OK;
 }
 
+/* Room for the leaves of the tape that are not known yet. */
+static mixp_result mixpi_exchange_room(mixp_context *ctx, mixpi_exchange *d) {
+    const int64_t missing = mixpi_leaves_missing(ctx);
+    mixpi_leaf *leaves;
+    if (!missing) return MIXP_OK;
+    leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, d->n_leaves, d->n_leaves + missing,
+                                        sizeof *leaves);
+    if (!leaves) return MIXP_ERR_MEMORY;
+    d->leaves = leaves;
+    return MIXP_OK;
+}
+
+/* The leaves of the tape, and newcomers' places. Where that fails there are none: the next walk
+ * meets them again. */
+static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
+    const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
+    mixp_result r = mixpi_exchange_room(ctx, d);
+    int64_t i;
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < old; i++) d->leaves[i].last = -1;
+    mixpi_leaves_meet(ctx, d);
+    if (d->n_leaves == old) return MIXP_OK;
+    r = mixpi_exchange_lay_out(ctx, d, old);
+    if (r == MIXP_OK) r = mixpi_exchange_compare(ctx, d);
+    if (r == MIXP_OK) return MIXP_OK;
+    while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.leaf = 0;
+    d->n_buckets = old_buckets;
+    return r;
+}
+
 /* Before a walk: newcomers get their places, and each bucket learns what it has to await. */
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixpi_exchange *d;
-    int64_t i, old, missing;
-    mixp_result r = MIXP_OK;
+    int64_t i;
+    mixp_result r;
     if (!ctx->ranks.size) return MIXP_OK;
     d = mixpi_exchange_of(ctx);
     if (!d) return MIXP_ERR_MEMORY;
-    old = d->n_leaves;
-    missing = mixpi_leaves_missing(ctx);
-    if (missing)
-        d->leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, old, old + missing,
-                                               sizeof *d->leaves);
-    if (missing && !d->leaves) return MIXP_ERR_MEMORY;
-    for (i = 0; i < old; i++) d->leaves[i].last = -1;
-    mixpi_leaves_meet(ctx, d);
-    if (d->n_leaves > old) r = mixpi_exchange_lay_out(ctx, d, old);
-    if (r == MIXP_OK && d->n_leaves > old) r = mixpi_exchange_compare(ctx, d);
+    r = mixpi_exchange_meet(ctx, d);
     if (r != MIXP_OK) return r;
     d->position = d->sent = 0;
     for (i = 0; i < d->n_buckets; i++) d->buckets[i].awaited = 0;
@@ -15083,7 +15198,8 @@ static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
     return none;
 }
 
-/* A leaf that has no gradient gets zeros: other ranks may have one. */
+/* A leaf that has no gradient gets zeros: other ranks may have one. Of what was frozen none has:
+ * zeros are sent in its place, and no optimizer sees them. */
 static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
                                      const mixpi_bucket *b) {
     mixp_result r = MIXP_OK;
@@ -15092,6 +15208,7 @@ static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
         mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
         if (t->grad) continue;
         r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
+        if (!t->requires_grad) continue;  /* plant: bucket_frozen */
         g->own.mark = mixpi_some_mark(d);
         t->grad = g;
     }
@@ -15594,12 +15711,29 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
 
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
+/* A product's gradient is made from its other operand: that must be what it was. A parameter or a
+ * view tells by its version. */
+static uint64_t mixpi_version_of(const mixp_call *c, int i) {
+    const mixp_tensor *t = mixpi_lasting(c->in[i]);
+    return t ? t->version : 0;
+}
+
+static mixp_result mixpi_check_version(const mixp_call *c, int i, uint64_t was) {
+    if (mixpi_version_of(c, i) == was) return MIXP_OK;  /* plant: product_version */
+    return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                             "mixp_backward: '%.60s' was written since %s has read it, by a step "
+                             "or by you, and gradients would be wrong: walk back before that, or "
+                             "run forward again",
+                             c->in[i]->name, c->op->name);
+}
+
 /* Of the forward pass; linear: a weight w[out, in] and a bias. g has the batch that is one call of
  * the kernel, the last of these axes; array 0: c, 1: a, 2: b. */
 typedef struct mixpi_product {
     int            linear;
     mixp_gemm_args g;
     mixpi_axes     batches;
+    uint64_t       read[2];     /* versions of the operands                                */
 } mixpi_product;
 
 /* An operand as matrices: a vector is one row of a, or one column of b. */
@@ -15761,6 +15895,8 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     int64_t calls = mixpi_product_calls(&p->batches), i, at[3];
     mixp_result r = MIXP_OK;
     int again;
+    p->read[0] = mixpi_version_of(c, 0);
+    p->read[1] = mixpi_version_of(c, 1);
     g->alpha = 1.0f;
     g->lda = g->trans_a ? g->m : g->k;
     g->ldb = g->trans_b ? g->k : g->n;
@@ -15872,6 +16008,8 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
     mixp_tensor *sums;
     mixp_result r;
     if (!to.data) return MIXP_OK;
+    r = mixpi_check_version(c, 1 - i, p->read[1 - i]);
+    if (r != MIXP_OK) return r;
     if (to.dtype == MIXP_F32 || mixpi_product_calls(&p->batches) == 1)
         return mixpi_product_walk(c, i, to);
     sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
@@ -15919,8 +16057,10 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_result r = mixpi_product_grad(c, 0);
     if (r != MIXP_OK) return r;
-    if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
-        return mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
+    if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2)) {
+        r = mixpi_check_version(c, 0, p->read[0]);
+        return r != MIXP_OK ? r : mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
+    }
     r = mixpi_product_grad(c, 1);
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
@@ -15950,7 +16090,7 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
  */
 enum {
     MIXPI_MLP_X, MIXPI_MLP_UP, MIXPI_MLP_DOWN, MIXPI_MLP_UP_BIAS, MIXPI_MLP_DOWN_BIAS,
-    MIXPI_MLP_INPUTS,
+    MIXPI_MLP_INPUTS, MIXPI_MLP_READ = 3,
     MIXPI_MLP_BEFORE = 0, MIXPI_MLP_AFTER       /* GELU: what is kept                      */
 };
 
@@ -15962,6 +16102,21 @@ static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w,
 
 static int64_t mixpi_mlp_rows(const mixp_call *c)
 { return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
+
+/* Versions of x and the two weights, for the walk. */
+static void mixpi_mlp_read(mixp_call *c) {
+    uint64_t *read = (uint64_t *)c->attrs;
+    int i;
+    for (i = 0; i < MIXPI_MLP_READ; i++) read[i] = mixpi_version_of(c, i);
+}
+
+static mixp_result mixpi_mlp_unwritten(const mixp_call *c) {
+    const uint64_t *read = (const uint64_t *)c->attrs;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i < MIXPI_MLP_READ && r == MIXP_OK; i++) r = mixpi_check_version(c, i, read[i]);
+    return r;
+}
 
 static mixp_result mixpi_mlp_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[MIXPI_MLP_X];
@@ -15989,6 +16144,7 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
     mixp_result r;
     shape[0] = mixpi_mlp_rows(c);
     shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
+    mixpi_mlp_read(c);
     c->ctx->calls_made += 2;    /* as if they had been apart: dropout is numbered by that */
     before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
     after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
@@ -16041,8 +16197,9 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
     mixp_tensor *before = c->saved[MIXPI_MLP_BEFORE], *dz;
     mixp_gemm_args down = mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN],
                                          mixpi_mlp_rows(c));
-    mixp_result r = mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN,
-                                      MIXPI_MLP_DOWN_BIAS);
+    mixp_result r = mixpi_mlp_unwritten(c);
+    if (r == MIXP_OK)
+        r = mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
     if (r != MIXP_OK) return r;
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
@@ -16052,7 +16209,8 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
 }
 
 static const mixp_op mixpi_mlp_op = {
-    "mlp", MIXP_CLASS_LOW, 0, mixpi_mlp_infer, mixpi_mlp_forward, mixpi_mlp_backward, NULL
+    "mlp", MIXP_CLASS_LOW, MIXPI_MLP_READ * sizeof(uint64_t), mixpi_mlp_infer,
+    mixpi_mlp_forward, mixpi_mlp_backward, NULL
 };
 
 static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t width) {
@@ -16080,15 +16238,17 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
                                   mixp_tensor *up_bias, mixp_tensor *down,
                                   mixp_tensor *down_bias) {
     mixp_tensor *in[MIXPI_MLP_INPUTS];
+    uint64_t read[MIXPI_MLP_READ] = { 0, 0, 0 };
     in[MIXPI_MLP_X] = x;
     in[MIXPI_MLP_UP] = up;
     in[MIXPI_MLP_DOWN] = down;
     in[MIXPI_MLP_UP_BIAS] = up_bias;
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
     if (mixpi_mlp_joins(ctx, in))
-        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
-    x = mixp_gelu_tanh(ctx, mixp_linear(ctx, x, up, up_bias));
-    return mixp_linear(ctx, x, down, down_bias);
+        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, read);
+    x = mixp_linear(ctx, x, up, up_bias);
+    if (x) x = mixp_gelu_tanh(ctx, x);
+    return x ? mixp_linear(ctx, x, down, down_bias) : NULL;
 }
 
 /* --- attention ------------------------------------------------------------------------- */
@@ -16957,6 +17117,7 @@ static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_a
     if (!ctx) return NULL;
     joined = mixpi_adds_norm(ctx, in[0], in[1], id);
     s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
+    if (!s) return NULL;
     y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
     if (y && joined && s->own.from_tape) mixpi_add_norm_give(ctx, in[1]);
     if (sum && y) *sum = s;
@@ -17338,12 +17499,25 @@ static void mixpi_call_grad_over(mixp_call *c, int i) {
     /* plant: grad_over */
     if (!t->own.disposable || t->requires_grad || mixpi_call_readers(c, i) != 1) return;
     g = t->own.pending ? NULL : mixpi_grad_record(t);
-    if (g && !g->data) g->data = t->data;
+    if (!g || g->data) return;
+    g->data = t->data;
+    t->own.spent = 1;  /* plant: grad_over_spent */
+}
+
+/* A second walk finds disposable logits no more. */
+static mixp_result mixpi_entropy_there(mixp_call *c) {
+    if (!c->in[0]->own.spent) return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                             "cross_entropy: its logits were disposable, and a walk back has laid "
+                             "their gradient over them; walk back the sum of the losses at once, "
+                             "or leave out mixp_tensor_set_disposable");
 }
 
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     const mixp_cross_entropy_args *forward = (const mixp_cross_entropy_args *)c->attrs;
     mixp_cross_entropy_backward_args k;
+    mixp_result r = mixpi_entropy_there(c);
+    if (r != MIXP_OK) return r;
     memset(&k, 0, sizeof k);
     k.rows = forward->rows;
     k.cols = forward->cols;
@@ -17379,6 +17553,7 @@ typedef struct mixpi_chunked {
     mixp_cross_entropy_args k;  /* of the whole; logits and top_rsum of the chunk at hand  */
     int64_t chunk, width;       /* rows at a time; columns of x and w                      */
     mixp_in x, w;
+    uint64_t read[2];           /* versions of x and w                                     */
 } mixpi_chunked;
 
 static mixp_result mixpi_chunked_infer(mixp_call *c) {
@@ -17446,6 +17621,8 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->chunk = mixpi_chunked_chunk(h->chunk, h->k.rows, h->k.cols);
     h->x = mixpi_call_x(c, 0);
     h->w = mixpi_call_x(c, 1);
+    h->read[0] = mixpi_version_of(c, 0);
+    h->read[1] = mixpi_version_of(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
     logits = mixpi_chunked_room(c, h);
     if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
@@ -17512,7 +17689,7 @@ static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp
     return r;
 }
 
-static mixp_result mixpi_chunked_backward(mixp_call *c) {
+static mixp_result mixpi_chunked_grads(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
     mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
     mixp_out dx = mixpi_call_dx(c, 0), dw = mixpi_call_dx(c, 1);
@@ -17532,6 +17709,14 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
     }
     mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
     return r;
+}
+
+/* The logits are made once more, from both. */
+static mixp_result mixpi_chunked_backward(mixp_call *c) {
+    const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
+    mixp_result r = mixpi_check_version(c, 0, h->read[0]);
+    if (r == MIXP_OK) r = mixpi_check_version(c, 1, h->read[1]);
+    return r == MIXP_OK ? mixpi_chunked_grads(c) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
@@ -17558,7 +17743,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "they must be equal");
-    if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t))
+    if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the target cannot have a gradient; only "
                                  "mse, l1, smooth_l1 and huber give one",
@@ -18287,18 +18472,18 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
 
 static mixp_result mixpi_scale_infer(mixp_call *c) {
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
+    return mixpi_call_output_fixed(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* A gradient that passes the scale is a scaled one from there on; a second scale spoils it. */
-static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
+/* A gradient that passes scale number `at` is a scaled one from there on; a second one spoils it. */
+static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
     if (m->kind != MIXPI_MARK_TRUE) {
         m->kind = MIXPI_MARK_MIXED;
         return;
     }
     m->kind = MIXPI_MARK_SCALED;
     m->by = s;
-    m->at = mixpi_scale_now(s);  /* plant: scaled_at */
+    m->at = at;  /* plant: scaled_at */
 }
 
 static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
@@ -18311,7 +18496,8 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
     if (!scaler) return mixpi_scaler_gone(c->ctx);
-    if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
+    if (c->out->grad)
+        mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
@@ -18338,6 +18524,8 @@ typedef struct mixpi_scaled_entropy {
     mixp_scaler  *scaler;       /* first, as the attributes of mixpi_scale_op              */
     mixp_cross_entropy_both_args k;
     mixp_tensor **plain;        /* where the wrapper wants to find it                      */
+    uint64_t      at;           /* the number of the scale that is in the gradient         */
+    int           walked;       /* 1: the gradient was handed on                           */
 } mixpi_scaled_entropy;
 
 static mixp_result mixpi_scaled_entropy_infer(mixp_call *c)
@@ -18366,13 +18554,24 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
 }
 
+/* Targets that lie in host memory are looked at before the kernel writes over the logits. */
+static mixp_result mixpi_scaled_entropy_targets(mixp_call *c) {
+    const mixp_cross_entropy_args *k = &((const mixpi_scaled_entropy *)c->attrs)->k.loss;
+    if (c->ctx->device->download) return MIXP_OK;
+    /* plant: entropy_targets */
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) < 0) return MIXP_OK;
+    return mixpi_bad_index(c, "target", k->cols, k->ignore);
+}
+
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &a->k.loss;
     mixp_result r = mixpi_cross_entropy_fill(c, k);
+    if (r == MIXP_OK) r = mixpi_scaled_entropy_targets(c);
     if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
     if (r != MIXP_OK) return r;
     k->loss = mixpi_saved(c, 2);
+    a->at = mixpi_scale_now(a->scaler);  /* plant: entropy_at */
     a->k.scale = &a->scaler->state->scale;
     a->k.dlogits = mixpi_tensor_out(c->in[0], 0);
     r = MIXPI_RUN(c, cross_entropy_both, &a->k);
@@ -18384,17 +18583,18 @@ static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
 
 /* It is there already, for an incoming gradient of 1. */
 static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
-    const mixpi_scaled_entropy *a = (const mixpi_scaled_entropy *)c->attrs;
+    mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_tensor *g;
     int accumulate = 0;
-    int apart = !c->out->own.walked;  /* plant: entropy_walked */
+    int apart = !c->out->own.walked || a->walked;  /* plant: entropy_walked */
     if (!a->scaler) return mixpi_scaler_gone(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                                  "the result of mixp_scaler_cross_entropy is for mixp_backward "
                                  "alone: give a factor as share, or take mixp_cross_entropy and "
                                  "mixp_scaler_scale");
-    mixpi_scale_mark(a->scaler, &c->out->grad->own.mark);
+    a->walked = 1;
+    mixpi_scale_mark(a->scaler, a->at, &c->out->grad->own.mark);
     g = mixpi_grad_record(c->in[0]);
     if (!g) return MIXP_ERR_MEMORY;
     g->data = c->in[0]->data;
@@ -18442,7 +18642,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
     if (!scaler) return NULL;
     if (!mixpi_scales_entropy(scaler, logits)) {
         plain = mixp_cross_entropy(scaler->ctx, logits, targets, ignore);
-        if (share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);
+        if (plain && share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);
         scaled = mixp_scaler_scale(scaler, plain);
     } else {
         memset(&a, 0, sizeof a);
@@ -19055,6 +19255,9 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
     else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
         wrong = "has, or had, an optimizer: where sums are scattered, each has one";
+    else if (mixpi_is_scattered(opt->ctx) && g)  /* plant: scattered_view */
+        wrong = "has a view for its gradient, of which a rank would unscale and clip a part alone: "
+                "give NULL for it, or set `scatter` of mixp_ranks_desc to 0";
     else if (g && opt->zero_grad && opt->owned)
         wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
     else wrong = mixpi_add_clash(opt, p, g);
@@ -20361,7 +20564,7 @@ static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     if (!mixpi_is_scattered(opt->ctx)) return;
     for (i = 0; i < opt->count; i++) {
         const mixpi_slot *slot = &opt->slots[i];
-        if (slot->grad || !slot->param->grad || mixpi_is_own(opt, i)) continue;
+        if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
         slot->param->grad->own.in_pieces = 1;  /* plant: unscaled_pieces */
     }
 }
@@ -20937,7 +21140,7 @@ static void mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
                             const mixp_look *look) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     site->fallen = site->fallen || site->dtype == MIXP_F32 ? 2 : 1;
-    site->falls++;
+    if (site->falls < MIXPI_SITE_COUNT) site->falls++;
     site->clean = 0;
     site->changed = ctx->watch->begun;
     ctx->watch->acted = 1;
@@ -21032,7 +21235,8 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
         return;
     }
     if (!site->fallen || site->dtype == site->low) return;
-    site->clean = mixpi_site_is_clean(w, site) ? site->clean + 1 : 0;
+    if (!mixpi_site_is_clean(w, site)) site->clean = 0;
+    else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
     if (site->clean < mixpi_clean_needed(w, site)) return;
     site->fallen = site->for_grad = 0;
     site->changed = w->begun;
@@ -21289,7 +21493,7 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
     if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
         return;
-    site->for_grad = 1;
+    site->for_grad = 1;  /* plant: floor_for_grad */
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
 }
 
@@ -21638,9 +21842,13 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     return r;
 }
 
-/* A count of a file, far from where counting on would overflow. */
-static int mixpi_loaded_count(int32_t count)
-{ return count < 0 || count > 1 << 30 ? 0 : count; }
+/* Could mixpi_guard_pack have written this row of a file? */
+static int mixpi_site_state_is_good(const int32_t *state) {
+    int i;
+    for (i = 0; i < MIXPI_SITE_STATES; i++)
+        if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
+    return state[0] <= 2 && state[3] <= 1;  /* plant: site_state */
+}
 
 /* After loading: the table is that of the file. Names come with the next step. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
@@ -21658,10 +21866,10 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
         number = mixpi_site_new(ctx, hash);
-        w->sites[number - 1].fallen = state[0] < 0 || state[0] > 2 ? 0 : state[0];
-        w->sites[number - 1].falls = mixpi_loaded_count(state[1]);
-        w->sites[number - 1].clean = mixpi_loaded_count(state[2]);
-        w->sites[number - 1].for_grad = state[3] != 0;
+        w->sites[number - 1].fallen = state[0];
+        w->sites[number - 1].falls = state[1];
+        w->sites[number - 1].clean = state[2];
+        w->sites[number - 1].for_grad = state[3];
     }
     ctx->sites_moved++;
 }
@@ -23161,7 +23369,8 @@ typedef enum mixpi_must {
     MIXPI_SCALE,                /* a loss scale that can be divided by                     */
     MIXPI_COUNTER,              /* at least 0; of 64 bits, far from where counting would
                                    overflow; of 32, any: these stop at their largest       */
-    MIXPI_FLAG                  /* 0 or 1                                                  */
+    MIXPI_FLAG,                 /* 0 or 1                                                  */
+    MIXPI_SITE_ROWS             /* what a guard knows of its sites                         */
 } mixpi_must;
 
 /* The structure that a number stands in. */
@@ -23181,26 +23390,31 @@ typedef struct mixpi_field {
     size_t      offset;
     mixp_dtype  dtype;
     mixpi_must  must;
+    size_t      limit;          /* where the count stands that it cannot pass; 0 = no such */
 } mixpi_field;
 
 #define MIXPI_FIELD_CONTEXT(member, dtype, must) \
-    { MIXPI_OF_CONTEXT, "mixprec." #member, offsetof(mixp_context, member), dtype, must }
+    { MIXPI_OF_CONTEXT, "mixprec." #member, offsetof(mixp_context, member), dtype, must, 0 }
 #define MIXPI_FIELD_SCALER(member, dtype, must) \
-    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must }
-#define MIXPI_FIELD_OPTIMIZER(member, dtype, must) \
-    { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), dtype, must }
+    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must, 0 }
+#define MIXPI_FIELD_SCALER_PART(member, dtype, of) \
+    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, \
+      MIXPI_COUNTER, offsetof(mixp_scaler_state, of) }
+#define MIXPI_FIELD_OPTIMIZER(member) \
+    { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), \
+      MIXP_I64, MIXPI_COUNTER, 0 }
 #define MIXPI_FIELD_PREDICTION(member) \
     { MIXPI_OF_PREDICTION, "scaler.prediction." #member, \
-      offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0 }
-#define MIXPI_FIELD_SPIKE(name, member, dtype) \
+      offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0, 0 }
+#define MIXPI_FIELD_SPIKE(name, member, dtype, of) \
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
-      MIXPI_COUNTER }
+      MIXPI_COUNTER, offsetof(mixp_step_state, of) }
 #define MIXPI_FIELD_WATCH(member, must) \
-    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must }
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must, 0 }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
-      dtype, must }
+      dtype, must, 0 }
 
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
@@ -23212,17 +23426,17 @@ static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_SCALER(scale, MIXP_F32, MIXPI_SCALE),
     MIXPI_FIELD_SCALER(growth_tracker, MIXP_I32, MIXPI_COUNTER),
     MIXPI_FIELD_SCALER(hysteresis_left, MIXP_I32, MIXPI_COUNTER),
-    MIXPI_FIELD_SCALER(floor_skips, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER_PART(floor_skips, MIXP_I32, skips),
     MIXPI_FIELD_SCALER(updates, MIXP_I64, MIXPI_COUNTER),
-    MIXPI_FIELD_SCALER(skips, MIXP_I64, MIXPI_COUNTER),
-    MIXPI_FIELD_OPTIMIZER(steps, MIXP_I64, MIXPI_COUNTER),
-    MIXPI_FIELD_OPTIMIZER(applied, MIXP_I64, MIXPI_COUNTER),
-    MIXPI_FIELD_OPTIMIZER(skipped, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER_PART(skips, MIXP_I64, updates),
+    MIXPI_FIELD_OPTIMIZER(steps),
+    MIXPI_FIELD_OPTIMIZER(applied),
+    MIXPI_FIELD_OPTIMIZER(skipped),
     MIXPI_FIELD_PREDICTION(largest),
     MIXPI_FIELD_PREDICTION(peak),
-    MIXPI_FIELD_SPIKE("norms", entered[0], MIXP_I64),
-    MIXPI_FIELD_SPIKE("losses", entered[1], MIXP_I64),
-    MIXPI_FIELD_SPIKE("in_a_row", in_a_row, MIXP_I32),
+    MIXPI_FIELD_SPIKE("norms", entered[0], MIXP_I64, applied),
+    MIXPI_FIELD_SPIKE("losses", entered[1], MIXP_I64, applied),
+    MIXPI_FIELD_SPIKE("in_a_row", in_a_row, MIXP_I32, skipped),
     MIXPI_FIELD_GROUP(lr, MIXP_F64, MIXPI_AT_LEAST_0),
     MIXPI_FIELD_GROUP(beta1, MIXP_F64, MIXPI_BETA),
     MIXPI_FIELD_GROUP(beta2, MIXP_F64, MIXPI_BETA),
@@ -23235,6 +23449,7 @@ static const mixpi_field mixpi_fields[] = {
 
 #undef MIXPI_FIELD_CONTEXT
 #undef MIXPI_FIELD_SCALER
+#undef MIXPI_FIELD_SCALER_PART
 #undef MIXPI_FIELD_OPTIMIZER
 #undef MIXPI_FIELD_PREDICTION
 #undef MIXPI_FIELD_SPIKE
@@ -23248,6 +23463,7 @@ typedef struct mixpi_state_item {
     int           optional;     /* a file may lack it,                                  */
     int           absent;       /* and does: it begins with zeros then                  */
     mixpi_must    must;
+    const void   *limit;        /* memory of the count that it cannot pass, or NULL        */
     mixp_tensor  *weight;       /* whose weight it is; NULL: none's                        */
     mixpi_st_item *from;        /* of a weight that is loaded: the file's; NULL = none     */
 } mixpi_state_item;
@@ -23273,6 +23489,7 @@ static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base)
     item.optional = field->owner == MIXPI_OF_PREDICTION ||
                     field->owner == MIXPI_OF_SPIKE || field->owner == MIXPI_OF_WATCH;
     item.must = field->must;
+    if (field->limit) item.limit = (const char *)base + field->limit;
     return item;
 }
 
@@ -23351,10 +23568,20 @@ static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
     return item;
 }
 
-static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
-                                const mixp_param_row *row, int optimizer) {
+/* How many applied steps left a parameter alone. */
+static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt,
+                                           const mixp_param_row *row) {
     static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64,
-                                        MIXPI_COUNTER };
+                                        MIXPI_COUNTER, 0 };
+    mixpi_state_item item = mixpi_state_number(&missed, row->missed);
+    item.limit = &opt->state->applied;
+    return item;
+}
+
+static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64_t i,
+                                int optimizer) {
+    const mixp_tensor *p = opt->slots[i].param;
+    const mixp_param_row *row = &opt->rows[i];
     if (row->m)
         mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m),
                         "optimizer.%d.m.%s", optimizer, p->name);
@@ -23370,8 +23597,8 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_tensor *p,
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
                         optimizer, p->name);
-    mixpi_state_add(s, mixpi_state_number(&missed, row->missed), "optimizer.%d.missed.%s",
-                    optimizer, p->name);
+    mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer,
+                    p->name);
 }
 
 /* What an optimizer that skips spikes holds steps against. */
@@ -23397,7 +23624,7 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
         mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
     for (i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
-        mixpi_state_add_row(s, opt->slots[i].param, &opt->rows[i], number);
+        mixpi_state_add_row(s, opt, i, number);
         if (!s->items || mixpi_is_own(opt, i)) continue;
         while (item < s->n_items) s->items[item++].on_device = 0;   /* borrowed: see below */
     }
@@ -23420,6 +23647,7 @@ static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
     item.e.shape[1] = MIXPI_SITE_STATES;
     item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
     item.memory = w->states;
+    item.must = MIXPI_SITE_ROWS;
     mixpi_state_add(s, item, "mixprec.guard.states");
     mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
@@ -23884,6 +24112,14 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     }
 }
 
+static int mixpi_sites_are_good(const mixpi_state_item *item) {
+    const int32_t *state = (const int32_t *)item->e.data;
+    int64_t n;
+    for (n = 0; n < item->e.shape[0]; n++)
+        if (!mixpi_site_state_is_good(&state[n * MIXPI_SITE_STATES])) return 0;
+    return 1;
+}
+
 /* Is each number of the item? */
 static int mixpi_item_is_good(const mixpi_state_item *item) {
     const size_t size = mixp_dtype_size(item->e.dtype);
@@ -23891,6 +24127,7 @@ static int mixpi_item_is_good(const mixpi_state_item *item) {
     double x = 0.0;
     size_t at;
     if (item->must == MIXPI_ANY) return 1;
+    if (item->must == MIXPI_SITE_ROWS) return mixpi_sites_are_good(item);
     for (at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
         if (!mixpi_number_is_good(item->must, x)) return 0;  /* plant: numbers_row */
@@ -23911,6 +24148,54 @@ static mixp_param_group mixpi_group_loaded(const mixpi_state *s,
             memcpy((char *)&group + (at - begin), item->e.data, item->e.bytes);
     }
     return group;
+}
+
+/* The item of a count that lives there. */
+static const mixpi_state_item *mixpi_state_at(const mixpi_state *s, const void *memory) {
+    size_t i = 0;
+    while (s->items[i].memory != memory || !s->items[i].on_device) i++;
+    return &s->items[i];
+}
+
+/* A count as the file has it. */
+static int64_t mixpi_item_count(const mixpi_state_item *item) {
+    int64_t wide = 0;
+    int32_t narrow = 0;
+    if (item->e.dtype == MIXP_I64) memcpy(&wide, item->e.data, sizeof wide);
+    else memcpy(&narrow, item->e.data, sizeof narrow);
+    return wide + narrow;
+}
+
+/* A part of what was counted is no more than all of it. */
+static void mixpi_state_check_limits(const mixpi_state *s) {
+    const mixpi_state_item *all = NULL;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *part = &s->items[i];
+        if (part->absent || !part->limit) continue;
+        if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
+        if (mixpi_item_count(part) > mixpi_item_count(all))  /* plant: part_of_all */
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is %.0f, but '%.60s' is %.0f",
+                              part->e.name, (double)mixpi_item_count(part), all->e.name,
+                              (double)mixpi_item_count(all));
+    }
+}
+
+/* Each step was applied or skipped. */
+static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint *what) {
+    int i;
+    for (i = 0; i < what->n_optimizers; i++) {
+        const mixp_step_state *at = what->optimizers[i]->state;
+        const mixpi_state_item *steps = mixpi_state_at(s, &at->steps);
+        int64_t applied = mixpi_item_count(mixpi_state_at(s, &at->applied));
+        int64_t skipped = mixpi_item_count(mixpi_state_at(s, &at->skipped));
+        uint64_t sum = (uint64_t)applied + (uint64_t)skipped;
+        if ((uint64_t)mixpi_item_count(steps) != sum)  /* plant: steps_sum */
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
+                              "'%.60s' is %.0f, but %.0f were applied and %.0f skipped",
+                              steps->e.name, (double)mixpi_item_count(steps),
+                              (double)applied, (double)skipped);
+    }
 }
 
 static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint *what) {
@@ -23941,7 +24226,10 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
                               s->items[i].e.name);
     }
-    if (s->report->result == MIXP_OK) mixpi_state_check_groups(s, what);
+    if (s->report->result != MIXP_OK) return s->report->result;
+    mixpi_state_check_limits(s);
+    mixpi_state_check_steps(s, what);
+    mixpi_state_check_groups(s, what);
     return s->report->result;
 }
 

@@ -2384,7 +2384,7 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
 }
 
 /* Notes whether a loss is Inf or NaN; one warp, for it is one element. */
-__global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
+static __global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
     for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
         float v[8];
         get8_any(a, i, 1, false, v);
@@ -5667,21 +5667,37 @@ inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int 
             p->algorithms[p->count++] = list[i].algo;
 }
 
-/* What the program's choices say of this product; false: nothing. */
-inline bool plan_take(State *s, Plan *p) {
+inline mixp_result choice_refused(State *s) {
+    return say(s, MIXP_ERR_DEVICE, "gemm_choices",
+               "cuBLASLt refuses the algorithm that they name for a product; leave them out, and "
+               "save them again after a step");
+}
+
+/* Does cuBLASLt take the algorithm that was read, for this product and in our workspace? */
+inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
+    cublasLtMatmulHeuristicResult_t about;
+    cublasStatus_t e = cublasLtMatmulAlgoCheck(s->lt, p->product, p->b, p->a, p->c, p->c,
+                                               &c.algorithm, &about);
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
+    if (e == CUBLAS_STATUS_SUCCESS && about.workspaceSize <= workspace_bytes) return MIXP_OK;
+    cudaGetLastError();
+    return choice_refused(s);
+}
+
+/* Takes what the program's choices say of this product; without a word there, p is not given. */
+inline mixp_result plan_take(State *s, Plan *p) {
     for (int i = 0; i < s->choice_count; i++) {
         const Choice &c = s->choices[i];
         if (memcmp((const void *)&c.key, (const void *)&p->key, sizeof c.key) != 0) continue;
         p->algorithms[0] = c.algorithm;
         p->count = !c.none;
         p->given = true;
-        return true;
+        return c.none ? MIXP_OK : choice_check(s, p, c);  /* plant: choice_check */
     }
-    return false;
+    return MIXP_OK;
 }
 
-inline mixp_result plan_choose(State *s, Plan *p) {
-    if (plan_take(s, p)) return MIXP_OK;  /* plant: choice_taken */
+inline mixp_result plan_ask(State *s, Plan *p) {
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t list[most_algorithms];
     cublasStatus_t e = cublasLtMatmulPreferenceCreate(&preference);
@@ -5697,6 +5713,11 @@ inline mixp_result plan_choose(State *s, Plan *p) {
     if (e == CUBLAS_STATUS_SUCCESS) plan_keep(p, list, found);
     if (!plan_usable(p)) cudaGetLastError();
     return MIXP_OK;
+}
+
+inline mixp_result plan_choose(State *s, Plan *p) {
+    mixp_result r = plan_take(s, p);
+    return r != MIXP_OK || p->given ? r : plan_ask(s, p);  /* plant: choice_taken */
 }
 
 /* A new plan, in the list that its key belongs to. */
@@ -5772,12 +5793,6 @@ inline bool product_point(const Product &p, Plan *plan) {
            (!has_before(p.epilogue) ||
             plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before,
                      sizeof p.before));
-}
-
-inline mixp_result choice_refused(State *s) {
-    return say(s, MIXP_ERR_DEVICE, "gemm_choices",
-               "cuBLASLt refuses the algorithm that they name for a product; leave them out, and "
-               "save them again after a step");
 }
 
 /* What cuBLASLt refuses now although it offered it is not tried again: the next of its list is, and
@@ -6046,18 +6061,31 @@ size_t gemm_choices(const mixp_exec *x, char *text, size_t size) {
     return w.used + 1;
 }
 
+/* What a digit of those that are written is worth; 16: it is none. */
+inline unsigned digit_value(char c) {
+    if (c >= '0' && c <= '9') return (unsigned)(c - '0');
+    return c >= 'a' && c <= 'f' ? (unsigned)(c - 'a') + 10 : 16;
+}
+
+/* 1 to 16 digits, from *at on, and nothing that strtoull would take besides: no sign, no 0x. */
+inline bool read_digits(const char **at, uint64_t *word) {
+    int count = 0;
+    *word = 0;
+    for (; digit_value(**at) < 16 && count < 16; count++) {  /* plant: digit_count */
+        *word = *word << 4 | digit_value(**at);
+        (*at)++;
+    }
+    return count > 0;
+}
+
 /* So many words of hexadecimal digits, from *at on; false: there are other things. */
 inline bool read_words(const char **at, void *to, int count) {
+    uint64_t word;
     for (int i = 0; i < count; i++) {
-        char *end = NULL;
-        unsigned long long word;
-        uint64_t stored;
         if (**at != ' ') return false;
-        word = strtoull(*at + 1, &end, 16);
-        if (end == *at + 1 || end - *at > 17) return false;
-        stored = word;
-        memcpy((char *)to + 8 * i, &stored, 8);
-        *at = end;
+        (*at)++;
+        if (!read_digits(at, &word)) return false;
+        memcpy((char *)to + 8 * i, &word, 8);
     }
     return true;
 }

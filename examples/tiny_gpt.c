@@ -58,7 +58,7 @@ static mixp_tensor *block_forward(const gpt *m, const block *b, layer next, mixp
     h = linear(m, attention(m, linear(m, h, b->qkv)), b->attn_out);
     h = add_norm(m, x, mixp_dropout(ctx, h, m->dropout, training), b->norm2);
 
-    h = linear(m, activate(m, linear(m, h, b->up)), b->down);
+    h = feed_forward(m, h, b);
     return add_norm(m, x, mixp_dropout(ctx, h, m->dropout, training), next);
 }
 
@@ -217,7 +217,7 @@ static void make_trainer(trainer *t) {
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
         .device = t->is_profiled ? profile_device(t->device) : t->device,
-        .seed = (uint64_t)c->seed, .threads = (int)c->threads,
+        .seed = (uint64_t)c->seed, .threads = (int)c->threads, .epilogues = (int)c->epilogues,
         .ranks = t->ranks.size ? &t->ranks : NULL});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);
@@ -422,6 +422,7 @@ static void prepare(trainer *t) {
     if (!t->ranks.rank) tell_idle_options(&t->c);
     check_export_path(&t->c);
     t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
+    if (!t->ranks.rank) tell_idle_epilogues(&t->c, t->device->kernels->gemm_epilogue != NULL);
     if (!read_vocabulary(&t->data, &t->c)) read_data(t);
     read_prompt(&t->c, &t->data, ids);
     check_memory(t);

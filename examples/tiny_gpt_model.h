@@ -154,8 +154,15 @@ static mixp_tensor *norm(const gpt *m, mixp_tensor *x, layer l) {
 }
 
 static mixp_tensor *activate(const gpt *m, mixp_tensor *x) {
-    if (m->activation == ACTIVATION_RELU2) return mixp_relu_squared(m->ctx, x);
-    return m->activation == ACTIVATION_GELU ? mixp_gelu(m->ctx, x) : mixp_gelu_tanh(m->ctx, x);
+    return m->activation == ACTIVATION_RELU2 ? mixp_relu_squared(m->ctx, x)
+                                             : mixp_gelu(m->ctx, x);
+}
+
+/* GELU by tanh may be made in its products' passes: --epilogues. */
+static mixp_tensor *feed_forward(const gpt *m, mixp_tensor *x, const block *b) {
+    if (m->activation == ACTIVATION_GELU_TANH)
+        return mixp_mlp(m->ctx, x, b->up.w, b->up.b, b->down.w, b->down.b);
+    return linear(m, activate(m, linear(m, x, b->up)), b->down);
 }
 
 /* Queries or keys, x[batch, length, width]: each head's normed, and turned by where they stand. */

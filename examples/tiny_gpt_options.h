@@ -56,6 +56,7 @@ typedef struct config {
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, muon_lr, min_lr, weight_decay, beta1, beta2, clip;
     int64_t optimizer, schedule, loss, retry, dtype, level, no_master, moments, masters, rule, growth_interval;
+    int64_t epilogues;                  /* MIXP_EPILOGUES_ */
     double  init_scale;
     int64_t eval_every, eval_batches, log_every, plant;
     int64_t resume, from, compare, eval_only, report, overwrite, quiet, threads, graph, profile;
@@ -161,6 +162,9 @@ static const option options[] = {
 
     {"guard", TEXT, AT(guard), "auto", 0, 15, "on|off|N",
      "sites that overflow fall back to f32; look every N steps; auto = on (16) for fp16"},
+    /* in the order of MIXP_EPILOGUES_BIAS, _GELU and both */
+    CHOICE_OPT("epilogues", epilogues, "off", "off|bias|gelu|on",
+               "on a GPU: sums for biases, GELU by tanh, or both in a product's own pass"),
 
     GROUP("Watching"),
     WHOLE_OPT("eval-every", eval_every, "100", 1, 1e12, "steps between validations"),
@@ -638,6 +642,16 @@ static void tell_idle_options(const config *c) {
     tell_idle(c, "top-k", c->sample > 0 && c->temperature == 0,
               "--temperature 0 takes the likeliest token");
     tell_idle(c, "retry", c->eval_only || c->compare, "no step is trained");
+}
+
+/* can: whether the device has them. */
+static void tell_idle_epilogues(const config *c, int can) {
+    int sums = (c->epilogues & MIXP_EPILOGUES_BIAS) && c->bias;
+    int gelu = (c->epilogues & MIXP_EPILOGUES_GELU) && c->activation == ACTIVATION_GELU_TANH &&
+               !guard_every(c);
+    tell_idle(c, "epilogues", !can, "they are a GPU's");
+    tell_idle(c, "epilogues", can && !sums && !gelu,
+              "sums want --bias on, and GELU --activation gelu-tanh and no guard (--guard off)");
 }
 
 /* Writes the path of a file in --out; 1 when there is such a file. */

@@ -30,7 +30,7 @@ static inline int64_t model_k(const attention_model *m, int64_t s, int64_t h, in
 
 static inline int model_sees(const attention_model *m, int64_t s, int64_t i, int64_t j) {
     if (m->lengths && j >= m->lengths[s]) return 0;
-    return !m->causal || j <= i + m->past;
+    return !m->causal || j - i <= m->past;
 }
 
 /* The factor of a probability: 0, or 1 / (1 - dropout). */

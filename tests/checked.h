@@ -5,8 +5,18 @@
  */
 #ifndef CHECKED_H
 #define CHECKED_H
+#ifdef __clang__                /* it has no __builtin_exit */
+#  ifdef __cplusplus
+extern "C" void exit(int) noexcept __attribute__((noreturn));
+#  else
+void exit(int) __attribute__((noreturn));
+#  endif
+#  define CHECKED_EXIT exit
+#else
+#  define CHECKED_EXIT __builtin_exit
+#endif
 #define MIXPREC_ASSERT(condition)                                                         \
     ((condition) ? (void)0                                                                \
                  : (void)(__builtin_printf("%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), \
-                          __builtin_exit(3)))
+                          CHECKED_EXIT(3)))
 #endif

@@ -56,6 +56,26 @@ for kind in 'fp16 1 1 3' 'bf16 2 3 9'; do
     check "$1, level $2: the same losses"         same_losses "$1" "$1.graph"
     check "$1, level $2: the same weights"        same_weights "$1" "$1.graph"
 done
+# Sums and GELU in the products' passes. Of seven steps each has the sums of four layers' biases, and
+# GELU forward and backward; two validations have GELU forward.
+joined() { tail -n 3 "$tmp/$1.log"; grep -q "^cudasim: .* $2 epilogues" "$tmp/$1.log"; }
+tells() { grep -q -e "$2" "$tmp/$1.log" || { cat "$tmp/$1.log"; return 1; }; }
+gelu='--device cuda --guard off --dtype bf16 --bias on --activation gelu-tanh'
+check 'epilogues: trains without'                 train apart $gelu
+check 'epilogues: there was none'                 joined apart 0
+check 'epilogues: trains with'                    train joined $gelu --epilogues on
+check 'epilogues: sums and GELU were joined'      joined joined 44
+check 'epilogues: the losses are the same'        near_losses joined apart
+check 'epilogues: only sums'                      train sums $gelu --epilogues bias
+check 'epilogues: those were joined'              joined sums 28
+check 'epilogues: only GELU'                      train gelus $gelu --epilogues gelu
+check 'epilogues: that was joined'                joined gelus 16
+check 'epilogues: trains by graphs'               train joined.graph $gelu --epilogues on --graph
+check 'epilogues: the same losses'                same_losses joined joined.graph
+check 'epilogues: the same weights'               same_weights joined joined.graph
+check 'epilogues: trains with a guard'            train guarded $gelu --epilogues gelu --guard on
+check 'epilogues: a guard keeps GELU apart'       joined guarded 0
+check 'epilogues: which is told'                  tells guarded '--epilogues gelu does nothing here'
 check 'fp16: trains on the CPU'                   train cpu --device cpu --dtype fp16 --dropout 0.1
 check 'fp16: the losses are the CPU'"'"'s'          near_losses fp16 cpu
 
@@ -94,14 +114,18 @@ dry() {
     return 1
 }
 has() { grep -q "$2" "$tmp/results/dry_gpu_$1.txt" || { cat "$tmp/results/dry_gpu_$1.txt"; return 1; }; }
+drawn() { for i; do grep -q '</svg>' "$tmp/results/dry_gpu_$i.svg" || return 1; done; }
 cut_short() {
     ! SCALE=0 BUILD="$build" OUT="$tmp/results" tests/gpu.sh --dry nanogpt >"$tmp/dry" 2>&1 || return 1
     has nanogpt '^cut after 1 s'
 }
 no_part() { ! tests/gpu.sh --dry nosuch >"$tmp/dry" 2>&1 && grep -q 'no such part' "$tmp/dry"; }
-check 'gpu.sh runs its parts'                     dry kernels training nanogpt
+check 'gpu.sh runs its parts'                     dry kernels training peers nanogpt
 check 'gpu.sh: a table of kernels'                has kernels 'attention f16'
 check 'gpu.sh: a table of steps'                  has training 'GPT-2 .* as a graph'
+check 'gpu.sh: steps with epilogues'              has training 'as a graph, sums and GELU in products'
+check 'gpu.sh: figures of both'                   drawn kernels training
+check 'gpu.sh: what is not timed is not drawn'    test ! -e "$tmp/results/dry_gpu_nanogpt.svg"
 check 'gpu.sh: a run in bf16'                     has nanogpt '^## bf16'
 check 'gpu.sh: what is cut keeps its head'        cut_short
 check 'gpu.sh refuses an unknown part'            no_part

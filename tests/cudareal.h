@@ -32,11 +32,14 @@ static size_t library_version = 0;
 static int  first_algorithm = 0;
 static long fail_at = 0, fault_at = 0, refused_products = 0;
 static cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
-static cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;
+enum Gelu { exact_tanh, rough_tanh, by_erf };
+static Gelu gelu_kind = rough_tanh;         /* nothing says how exact cuBLASLt's is */
+static cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS, check_says = CUBLAS_STATUS_SUCCESS;
+static size_t check_wants = 0;
 
 struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products,
-         heuristics, joined;
+         heuristics, checks, joined;
     int  algorithm;
 };
 static Count count;
@@ -62,6 +65,14 @@ struct NeedsGpu {
     }
 };
 static NeedsGpu needs_gpu;
+
+/* A kernel of a test's own. */
+template <class... P, class... A>
+cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream,
+                   A... arguments) {
+    kernel<<<grid, threads, bytes, stream>>>(arguments...);
+    return cudaGetLastError();
+}
 
 /* Nobody counts: compute-sanitizer's memcheck does. */
 inline long leaks() { return 0; }

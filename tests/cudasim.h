@@ -88,6 +88,10 @@ inline cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fails with this  */
 inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
 inline bool epilogues = true;               /* has it sums and GELU in a product's pass?     */
+enum Gelu { exact_tanh, rough_tanh, by_erf };       /* rough: as tanh.approx; erf: another one */
+inline Gelu gelu_kind = exact_tanh;
+inline cublasStatus_t check_says = CUBLAS_STATUS_SUCCESS;       /* of an algorithm that was kept */
+inline size_t check_wants = 0;              /* so many bytes more than there were            */
 inline size_t library_version = 130100;     /* cuBLASLt's                                    */
 inline int first_algorithm = 0;             /* which of three its heuristic offers first     */
 inline bool other_libm = false;             /* kernels' expf and its like are a unit off     */
@@ -100,7 +104,7 @@ const bool one_nan = false;
 
 struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products,
-         heuristics, joined;                /* joined: products with sums or GELU            */
+         heuristics, checks, joined;        /* joined: products with sums or GELU            */
     int  algorithm;                         /* of the newest product                         */
 };
 inline Count count;
@@ -123,10 +127,60 @@ inline Count count;
 
 const size_t stack_bytes = 256 * 1024;
 
+/* Where a stack that was left goes on. ucontext knows any machine, but asks the kernel for the
+ * signals' mask at each change: without it the tests take a fifth of the time. */
+#if defined(__x86_64__) && defined(__unix__)
+typedef void *Context;
+
+/* The registers that a called function must keep stay on the stack that is left. */
+__attribute__((naked, noinline)) inline void change_stacks(void **, void *) {
+    asm("pushq %rbp\n\t"
+        "pushq %rbx\n\t"
+        "pushq %r12\n\t"
+        "pushq %r13\n\t"
+        "pushq %r14\n\t"
+        "pushq %r15\n\t"
+        "movq %rsp, (%rdi)\n\t"
+        "movq %rsi, %rsp\n\t"
+        "popq %r15\n\t"
+        "popq %r14\n\t"
+        "popq %r13\n\t"
+        "popq %r12\n\t"
+        "popq %rbx\n\t"
+        "popq %rbp\n\t"
+        "ret");
+}
+
+inline void change_context(Context &left, Context &next) { change_stacks(&left, next); }
+
+/* Six registers, where to return to, and nothing above it: aligned as after a call. */
+inline void begin_context(Context &c, char *stack, void (*run)()) {
+    void **top = (void **)(((uintptr_t)stack + stack_bytes) & ~(uintptr_t)15);
+#if defined(__SANITIZE_ADDRESS__)       /* what the last thread on this stack did not return from */
+    __asan_unpoison_memory_region(stack + stack_bytes - 4096, 4096);
+#endif
+    std::memset((void *)(top - 8), 0, 8 * sizeof *top);
+    top[-2] = (void *)run;
+    c = top - 8;
+}
+#else
+typedef ucontext_t Context;
+
+inline void change_context(Context &left, Context &next) { swapcontext(&left, &next); }
+
+inline void begin_context(Context &c, char *stack, void (*run)()) {
+    getcontext(&c);
+    c.uc_stack.ss_sp = stack;
+    c.uc_stack.ss_size = stack_bytes;
+    c.uc_link = nullptr;
+    makecontext(&c, run, 0);
+}
+#endif
+
 struct Async { void *to; const void *from; int bytes, given, group; };
 
 struct Fiber {
-    ucontext_t context;
+    Context  context;
     void    *fake = nullptr;
     uint3    thread;
     int      index = 0;
@@ -163,7 +217,7 @@ struct Block {
     void    *dynamic = nullptr;
     uint3    index;
     dim3     size, grid;
-    ucontext_t scheduler;
+    Context  scheduler;
     const void *scheduler_stack = nullptr;
     size_t   scheduler_bytes = 0;
     const std::function<void()> *body = nullptr;
@@ -181,7 +235,7 @@ inline void yield(bool last) {
 #else
     (void)last;
 #endif
-    swapcontext(&fiber->context, &block->scheduler);
+    change_context(fiber->context, block->scheduler);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fiber->fake, nullptr, nullptr);
 #endif
@@ -311,7 +365,7 @@ inline void resume(Fiber &f, char *stack) {
 #else
     (void)stack;
 #endif
-    swapcontext(&block->scheduler, &f.context);
+    change_context(block->scheduler, f.context);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
@@ -332,11 +386,7 @@ inline void prepare_fibers(Block &b) {
         f.thread = uint3{ (unsigned)(i % b.size.x), (unsigned)(i / b.size.x % b.size.y),
                           (unsigned)(i / b.size.x / b.size.y) };
         b.warps[i / 32].all |= 1u << i % 32;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = stacks.p[i];
-        f.context.uc_stack.ss_size = stack_bytes;
-        f.context.uc_link = nullptr;
-        makecontext(&f.context, thread_main, 0);
+        begin_context(f.context, stacks.p[i], thread_main);
     }
 }
 
@@ -430,15 +480,17 @@ inline void mma_m16n8k16(float *d, const uint32_t *a, const uint32_t *b, bool bf
     std::memcpy(mine, a, 16);
     std::memcpy(mine + 4, b, 8);
     auto *slot = meet(0xFFFFFFFFu, "mma", mine, sizeof mine);
+    double rows[2][16], columns[2][16];     /* of this lane's four results: widened once     */
+    for (int k = 0; k < 16; k++) for (int side = 0; side < 2; side++) {
+        uint32_t x, y;
+        std::memcpy(&x, slot[row * 4 + k % 8 / 2] + 4 * (side + k / 8 * 2), 4);
+        std::memcpy(&y, slot[(pair * 2 + side) * 4 + k % 8 / 2] + 4 * (4 + k / 8), 4);
+        rows[side][k] = half_at(x, k % 2, bf16);
+        columns[side][k] = half_at(y, k % 2, bf16);
+    }
     for (int i = 0; i < 4; i++) {
-        int r = row + (i / 2) * 8, c = pair * 2 + i % 2;
         double sum = 0.0;
-        for (int k = 0; k < 16; k++) {
-            uint32_t x[6], y[6];
-            std::memcpy(x, slot[r % 8 * 4 + k % 8 / 2], sizeof x);
-            std::memcpy(y, slot[c * 4 + k % 8 / 2], sizeof y);
-            sum += half_at(x[r / 8 + k / 8 * 2], k % 2, bf16) * half_at(y[4 + k / 8], k % 2, bf16);
-        }
+        for (int k = 0; k < 16; k++) sum += rows[i / 2][k] * columns[i % 2][k];
         d[i] = (float)((double)d[i] + sum);
     }
 }
@@ -602,8 +654,9 @@ struct Machine {
     ~Machine() {
         for (auto &m : memory) if (!m.second.hidden) std::free((void *)m.first);
         if (std::getenv("CUDASIM_COUNT"))
-            std::fprintf(stderr, "cudasim: %ld launches, %ld copies, %ld waits, %ld replays\n",
-                         count.launches, count.copies, count.waits, count.replays);
+            std::fprintf(stderr, "cudasim: %ld launches, %ld copies, %ld waits, %ld replays, "
+                         "%ld epilogues\n", count.launches, count.copies, count.waits,
+                         count.replays, count.joined);
     }
 };
 inline Machine &machine() { static Machine m; return m; }
@@ -1426,11 +1479,26 @@ inline cublasStatus_t check_product(Product &p) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* tanh; when it is rough, off by up to 2^-11 of its value, as PTX has it for tanh.approx.f32. */
+inline double tanh_of(double x) {
+    uint64_t bits;
+    double t = std::tanh(x);
+    if (gelu_kind != rough_tanh) return t;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits = (bits ^ bits >> 33) * 0xFF51AFD7ED558CCDu;
+    return t * (1.0 + ((double)(bits >> 40) / 8388608.0 - 1.0) / 2048.0);
+}
+
 /* GELU by tanh and its slope, as cuBLASLt's, in double. */
-inline double gelu(double x)
-{ return 0.5 * x * (1.0 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+inline double gelu(double x) {
+    if (gelu_kind == by_erf) return 0.5 * x * (1.0 + std::erf(x * 0.7071067811865476));
+    return 0.5 * x * (1.0 + tanh_of(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+}
 inline double gelu_slope(double x) {
-    double t = std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    double t = tanh_of(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    if (gelu_kind == by_erf)
+        return 0.5 * (1.0 + std::erf(x * 0.7071067811865476)) +
+               x * 0.3989422804014327 * std::exp(-0.5 * x * x);
     return 0.5 * (1.0 + t) +
            0.5 * x * (1.0 - t * t) * 0.7978845608028654 * (1.0 + 3.0 * 0.044715 * x * x);
 }
@@ -1621,6 +1689,31 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
         r.wavesCount = 1.0f;
     }
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/* Of an algorithm that was kept as bytes: is it one of those above, for such a product? */
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+        cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+        cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo,
+        cublasLtMatmulHeuristicResult_t *result) {
+    static const size_t needs[] = { 4u << 20, 64u << 10, 0 };
+    cudasim::Product p{};
+    p.d = *(cudasim::Desc *)(void *)desc;
+    p.A = *(cudasim::Layout *)(void *)a; p.B = *(cudasim::Layout *)(void *)b;
+    p.C = *(cudasim::Layout *)(void *)c; p.D = *(cudasim::Layout *)(void *)d;
+    cublasStatus_t status = cudasim::check_product(p);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    cudasim::count.checks++;
+    if (cudasim::check_says != CUBLAS_STATUS_SUCCESS) return cudasim::check_says;
+    if (!algo || algo->data[0] < 0x51 || algo->data[0] > 0x53) return CUBLAS_STATUS_INVALID_VALUE;
+    for (int i = 0; i < 4; i++) {
+        uint64_t to = algo->data[1] >> 16 * i & 0xFFFFu;
+        if (!to || (to & (to - 1))) return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    std::memset((void *)result, 0, sizeof *result);
+    result->algo = *algo;
+    result->workspaceSize = needs[algo->data[0] - 0x51] + cudasim::check_wants;
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha,

@@ -22,8 +22,9 @@ check 'mixprec.pc has the version'    grep -x "Version: $version" "$pc"
 check 'mixprec.pc has the prefix'     grep -x "prefix=$prefix" "$pc"
 check 'and not the staging directory' sh -c "! grep -F '$tmp' '$pc'"
 
-# A program built with nothing but what was installed.
+# A program built with nothing but what was installed; its own copy, so that little is compiled.
 cat >"$tmp/user.c" <<'END'
+#define MIXPREC_STATIC
 #define MIXPREC_IMPLEMENTATION
 #include <mixprec.h>
 #include <stdio.h>
@@ -39,7 +40,7 @@ flags() {
 }
 builds() {
     env -u MAKEFLAGS -u MAKELEVEL "${MAKE:-make}" install PREFIX="$tmp/copy" DESTDIR= &&
-    (cd "$tmp" && $CC user.c $(flags --cflags --libs) -o user) && [ "$("$tmp/user")" = "$version" ]
+    (cd "$tmp" && $CC -O1 user.c $(flags --cflags --libs) -o user) && [ "$("$tmp/user")" = "$version" ]
 }
 check 'a program builds against it'   builds
 if command -v pkg-config >/dev/null 2>&1; then

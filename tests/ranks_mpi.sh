@@ -13,11 +13,15 @@ export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=n
 
 there() { command -v "mpicc$1" >/dev/null && command -v "mpirun$1" >/dev/null; }
 ranks() {
-    timeout 120 "mpirun$suffix" -n "$1" "$program" >"$tmp/log" 2>&1 &&
+    timeout 300 "mpirun$suffix" -n "$1" "$program" >"$tmp/log" 2>&1 &&
         grep -q '^6 passed, 0 failed' "$tmp/log"
 }
-# mpirun ends the others, or they give up: well before their 60 s.
-killed() { [ -x "$program" ] && ! timeout 40 "mpirun$suffix" -n 2 "$program" kill >"$tmp/log" 2>&1; }
+# mpirun ends the others, or they give up after 5 s: 300 are for a busy machine.
+killed() {
+    timeout 300 "mpirun$suffix" -n 2 "$program" kill >"$tmp/log" 2>&1
+    killed=$?
+    [ -x "$program" ] && [ "$killed" -ne 0 ]
+}
 
 # over ENGINE SUFFIX: all tests, by mpiccSUFFIX and mpirunSUFFIX.
 over() {
@@ -33,9 +37,8 @@ over() {
         check "$engine, $n ranks: order, overlap, shards, scattered sums, Inf, largest"  ranks "$n"
         [ "$failed" = 0 ] || tail -n 20 "$tmp/log"
     done
-    soon=$(date +%s)
     check "$engine: a rank that is killed ends all"  killed
-    check "$engine: and soon"                        [ $(($(date +%s) - soon)) -lt 30 ]
+    check "$engine: and soon"                        [ "$killed" -ne 124 ]
 }
 
 if there .openmpi || there .mpich; then

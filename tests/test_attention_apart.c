@@ -341,6 +341,15 @@ static void blocks_that_some_queries_see(void) {
     }
 }
 
+/* However many keys lie before the first query's own: more than all are all. */
+static void all_keys_may_lie_before(void) {
+    static const int64_t sizes[6] = { 1, 33, 70, 2, 1, 16 };
+    problem s = problem_new(sizes, CAUSAL);
+    s.m.past = INT64_MAX;
+    try_problem(&s);
+    problem_free(&s);
+}
+
 /* The model's own gradient, against central differences of its forward pass. */
 static void model_gradient_is_a_gradient(void) {
     static const int64_t sizes[6] = { 2, 3, 5, 4, 2, 3 };
@@ -953,6 +962,7 @@ int main(void) {
     RUN(any_mix);
     RUN(odd_sizes);
     RUN(blocks_that_some_queries_see);
+    RUN(all_keys_may_lie_before);
     RUN(kernels_refuse);
     RUN(packed_and_apart_are_one);
     RUN(gradients_are_differences);

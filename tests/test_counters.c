@@ -133,10 +133,10 @@ static void bias_corrections(void) {
     for (k = 0; k < 3; k++) {       /* past 2^53 no beta is that near to 1 */
         const double d = ldexp(1.0, k < 2 ? -31 : -53);
         const change changes[] = {
-            { "optimizer.0.steps", borders[k] + 5, 0 }, { "optimizer.0.skipped", borders[k] - 2, 0 },
+            { "optimizer.0.steps", 2 * borders[k] - 5, 0 }, { "optimizer.0.skipped", borders[k] - 2, 0 },
             { "optimizer.0.applied", borders[k] - 3, 0 }, { "optimizer.0.m.w", 0, 0.5f },
             { "optimizer.0.v.w", 0, 0.25f }, { "mixprec.step", borders[k] - 3, 0 },
-            { "scaler.updates", borders[k] - 2, 0 }, { "scaler.skips", borders[k] - 1, 0 } };
+            { "scaler.updates", borders[k] - 1, 0 }, { "scaler.skips", borders[k] - 1, 0 } };
         mixp_adamw_desc adamw = plain_adamw();
         double m = 0.5, v = 0.25, w = 0;
         problem p;
@@ -151,14 +151,14 @@ static void bias_corrections(void) {
             w -= 0.125 / correction(d, t) * m / (sqrt(v) / sqrt(correction(d, t)));
             CHECK_NEAR(p.w[0], w, 1e-6 * fabs(w));
             CHECK(verdict.applied == t && verdict.skipped == borders[k] - 2);
-            CHECK(verdict.step == borders[k] + 5 + step);
+            CHECK(verdict.step == 2 * borders[k] - 5 + step);
         }
         problem_step(&p, mixp_f32_of_bits(0x7F800000u));
         problem_step(&p, mixp_f32_of_bits(0x7F800000u));
         CHECK_INT(saved(&p, "optimizer.0.applied"), borders[k] + 3);
         CHECK_INT(saved(&p, "optimizer.0.skipped"), borders[k]);
         CHECK_INT(saved(&p, "scaler.skips"), borders[k] + 1);
-        CHECK_INT(saved(&p, "scaler.updates"), borders[k] + 6);
+        CHECK_INT(saved(&p, "scaler.updates"), borders[k] + 7);
         CHECK_INT(saved(&p, "mixprec.step"), borders[k] + 5);
         CHECK(mixp_context_steps(p.ctx) == (uint64_t)borders[k] + 5);
         problem_free(&p);
@@ -169,12 +169,13 @@ static void bias_corrections(void) {
 static void first_step_of_a_late_parameter(void) {
     int k;
     for (k = 0; k < BORDERS; k++) {
-        const change changes[] = { { "optimizer.0.applied", borders[k] - 1, 0 },
+        const change changes[] = { { "optimizer.0.steps", borders[k] - 1, 0 },
+                                   { "optimizer.0.applied", borders[k] - 1, 0 },
                                    { "optimizer.0.missed.w", borders[k] - 1, 0 } };
         mixp_adamw_desc adamw = plain_adamw();
         problem p;
         problem_make(&p, &adamw, NULL);
-        load_with(&p, changes, 2);
+        load_with(&p, changes, 3);
         problem_step(&p, 3.0f);
         CHECK_NEAR(p.w[0], -0.125, 1e-6);       /* the first step of Adam: the rate, against the sign */
         CHECK_INT(saved(&p, "optimizer.0.applied"), borders[k]);
@@ -216,14 +217,15 @@ static void schedules(void) {
 static void a_schedule_that_ends_there(void) {
     int k, step;
     for (k = 0; k < BORDERS; k++) {
-        const change changes[] = { { "optimizer.0.applied", borders[k] - 2, 0 } };
+        const change changes[] = { { "optimizer.0.steps", borders[k] - 2, 0 },
+                                   { "optimizer.0.applied", borders[k] - 2, 0 } };
         mixp_adamw_desc adamw = plain_adamw();
         problem p;
         adamw.schedule.kind = MIXP_SCHEDULE_LINEAR;
         adamw.schedule.warmup = borders[k] - 4;
         adamw.schedule.total = borders[k];
         problem_make(&p, &adamw, NULL);
-        load_with(&p, changes, 1);
+        load_with(&p, changes, 2);
         for (step = 0; step < 4; step++) {
             double left = step < 2 ? (double)(2 - step) / 4.0 : 0.0;
             CHECK_NEAR(problem_step(&p, 1.0f).lr, 0.125 * left, 1e-15);
@@ -266,6 +268,8 @@ static void growth_of_long_patience(void) {
 /* A count of skips that nobody wants to hear of stops where it cannot be counted on. */
 static void skips_at_the_floor(void) {
     const change changes[] = { { "scaler.floor_skips", INT32_MAX - 1, 0 },
+                               { "scaler.skips", INT32_MAX - 1, 0 },
+                               { "scaler.updates", INT32_MAX, 0 },
                                { "scaler.hysteresis_left", INT32_MAX, 0 } };
     mixp_adamw_desc adamw = plain_adamw();
     mixp_scaler_desc d;
@@ -275,7 +279,7 @@ static void skips_at_the_floor(void) {
     d.init_scale = d.min_scale = 4.0f;
     d.max_floor_skips = -1;
     problem_make(&p, &adamw, &d);
-    load_with(&p, changes, 2);
+    load_with(&p, changes, 4);
     for (step = 0; step < 3; step++) problem_step(&p, mixp_f32_of_bits(0x7F800000u));
     CHECK_INT(saved(&p, "scaler.floor_skips"), INT32_MAX);
     CHECK_NEAR(mixp_scaler_loss_scale(p.scaler), 4.0, 0);
@@ -288,7 +292,10 @@ static void windows_of_spikes(void) {
     enum { WINDOW = 5 };
     int k;
     for (k = 0; k < BORDERS; k++) {
-        const change changes[] = { { "optimizer.0.spike.norms", borders[k] + 3, 0 },
+        const change changes[] = { { "optimizer.0.steps", borders[k] + 3 + INT32_MAX, 0 },
+                                   { "optimizer.0.applied", borders[k] + 3, 0 },
+                                   { "optimizer.0.skipped", INT32_MAX, 0 },
+                                   { "optimizer.0.spike.norms", borders[k] + 3, 0 },
                                    { "optimizer.0.spike.in_a_row", INT32_MAX, 0 } };
         mixp_adamw_desc adamw = plain_adamw();
         mixp_safetensors *f;
@@ -300,7 +307,7 @@ static void windows_of_spikes(void) {
         adamw.spike.max_in_a_row = -1;
         problem_make(&p, &adamw, NULL);
         for (step = 0; step < WINDOW; step++) problem_step(&p, 1.0f);
-        load_with(&p, changes, 2);
+        load_with(&p, changes, 5);
         CHECK_INT(problem_step(&p, 1e4f).outcome, MIXP_STEP_SKIPPED);   /* one more in a row */
         CHECK_INT(saved(&p, "optimizer.0.spike.in_a_row"), INT32_MAX);
         problem_step(&p, 1.0005f);
@@ -436,12 +443,134 @@ static void largest_counts(void) {
     int i;
     problem_make(&p, &adamw, NULL);
     for (i = 0; i < 3; i++) {
-        change c = { NULL, TWO_TO(62), 0 };
-        c.name = names[i];
-        load_with(&p, &c, 1);
+        change c[2] = { { NULL, TWO_TO(62), 0 }, { "optimizer.0.steps", TWO_TO(62), 0 } };
+        c[0].name = names[i];
+        load_with(&p, c, i == 1 ? 2 : 1);
         problem_step(&p, 1.0f);
         CHECK_INT(saved(&p, names[i]), TWO_TO(62) + 1);
         CHECK_INT(mixp_checkpoint_load(path, &p.all), MIXP_OK);
+    }
+    problem_free(&p);
+}
+
+/* --- counts that must go together ----------------------------------------------------------- */
+
+/* Seven steps, two of them skipped: one for its gradients, and the last one as a spike. */
+static void seven_steps(problem *p) {
+    mixp_adamw_desc adamw = plain_adamw();
+    int step;
+    adamw.spike.of = MIXP_SPIKE_NORM;
+    adamw.spike.window = 4;
+    problem_make(p, &adamw, NULL);
+    for (step = 0; step < 7; step++)
+        problem_step(p, step == 1 ? mixp_f32_of_bits(0x7F800000u) : step == 6 ? 1e4f : 1.0f);
+    CHECK_INT(saved(p, "optimizer.0.steps"), 7);
+    CHECK_INT(saved(p, "optimizer.0.applied"), 5);
+    CHECK_INT(saved(p, "optimizer.0.skipped"), 2);
+    CHECK_INT(saved(p, "optimizer.0.spike.norms"), 5);
+    CHECK_INT(saved(p, "optimizer.0.spike.in_a_row"), 1);
+    CHECK_INT(saved(p, "scaler.updates"), 7);
+    CHECK_INT(saved(p, "scaler.skips"), 1);
+}
+
+/* A part that is more than the whole is refused by its name, and nothing is changed then; one that
+ * is all of it is loaded. */
+static void a_part_is_no_more_than_all(void) {
+    static const struct { const char *part; int64_t most, other; const char *told; } rows[] = {
+        { "optimizer.0.missed.w", 5, 0, "'optimizer.0.missed.w' is 6, but 'optimizer.0.applied' is 5" },
+        { "optimizer.0.spike.norms", 5, 5, "'optimizer.0.spike.norms' is 6, but 'optimizer.0.applied' is 5" },
+        { "optimizer.0.spike.losses", 5, 0, "'optimizer.0.spike.losses' is 6, but 'optimizer.0.applied' is 5" },
+        { "optimizer.0.spike.in_a_row", 2, 1, "'optimizer.0.spike.in_a_row' is 3, but 'optimizer.0.skipped' is 2" },
+        { "scaler.skips", 7, 1, "'scaler.skips' is 8, but 'scaler.updates' is 7" },
+        { "scaler.floor_skips", 1, 0, "'scaler.floor_skips' is 2, but 'scaler.skips' is 1" } };
+    size_t i;
+    problem p;
+    seven_steps(&p);
+    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        change c = { NULL, 0, 0 };
+        const char *why;
+        c.name = rows[i].part;
+        c.whole = rows[i].most + 1;
+        CHECK_INT(load_changed(&p, &c, 1), MIXP_ERR_FORMAT);
+        CHECK_INT(mixp_context_error(p.ctx, &why), MIXP_ERR_FORMAT);
+        CHECK_TEXT(why, rows[i].told);
+        mixp_context_clear_error(p.ctx);
+        CHECK_INT(saved(&p, rows[i].part), rows[i].other);
+        c.whole = rows[i].most;
+        load_with(&p, &c, 1);
+        CHECK_INT(saved(&p, rows[i].part), rows[i].most);
+        c.whole = rows[i].other;
+        load_with(&p, &c, 1);
+    }
+    problem_free(&p);
+}
+
+/* Each step was applied or skipped, also where the sum has 63 bits. */
+static void steps_are_the_sum(void) {
+    static const struct { int64_t steps, applied, skipped; int good; } rows[] = {
+        { 7, 5, 2, 1 }, { 8, 5, 2, 0 }, { 6, 5, 2, 0 }, { 7, 6, 2, 0 }, { 7, 5, 3, 0 }, { 8, 5, 3, 1 },
+        { TWO_TO(62), TWO_TO(61), TWO_TO(61), 1 }, { TWO_TO(62), TWO_TO(62), TWO_TO(62), 0 },
+        { 0, TWO_TO(62), TWO_TO(62), 0 } };
+    size_t i;
+    problem p;
+    seven_steps(&p);
+    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const change changes[] = { { "optimizer.0.steps", rows[i].steps, 0 },
+                                   { "optimizer.0.applied", rows[i].applied, 0 },
+                                   { "optimizer.0.skipped", rows[i].skipped, 0 } };
+        const char *why;
+        CHECK_INT(load_changed(&p, changes, 3), rows[i].good ? MIXP_OK : MIXP_ERR_FORMAT);
+        mixp_context_error(p.ctx, &why);
+        if (!rows[i].good) CHECK_TEXT(why, "'optimizer.0.steps' is ");
+        mixp_context_clear_error(p.ctx);
+    }
+    problem_free(&p);
+}
+
+/* Sets the first site's row in the file. */
+static void sites_put(const int32_t *row) {
+    static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
+    mixp_st_entry e[MOST];
+    mixp_safetensors *f;
+    int64_t i, count;
+    int found = 0;
+    CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
+    count = mixp_safetensors_count(f);
+    CHECK(count <= MOST);
+    for (i = 0; i < count && i < MOST; i++) {
+        e[i] = *mixp_safetensors_at(f, i);
+        if (strcmp(e[i].name, "mixprec.guard.states") != 0) continue;
+        CHECK_INT((int64_t)e[i].bytes, 4 * (int64_t)sizeof *row);
+        e[i].data = row;
+        found++;
+    }
+    CHECK_INT(found, 1);
+    CHECK_INT(mixp_safetensors_write(path, e, count, metadata, 2, NULL, 0), MIXP_OK);
+    mixp_safetensors_free(f);
+}
+
+/* What a guard knows of a site, in the four columns that pack and unpack name. */
+static void sites_of_a_file(void) {
+    static const struct { int32_t state[4]; int good; } rows[] = {
+        { { 0, 0, 0, 0 }, 1 }, { { 2, 1 << 30, 1 << 30, 1 }, 1 }, { { 3, 0, 0, 0 }, 0 }, { { -1, 0, 0, 0 }, 0 },
+        { { 0, -1, 0, 0 }, 0 }, { { 0, (1 << 30) + 1, 0, 0 }, 0 }, { { 0, 0, -1, 0 }, 0 },
+        { { 0, 0, INT32_MAX, 0 }, 0 }, { { 0, 0, 0, 2 }, 0 }, { { 0, 0, 0, -1 }, 0 } };
+    mixp_adamw_desc adamw = plain_adamw();
+    mixp_guard_desc guard;
+    problem p;
+    size_t i;
+    problem_make(&p, &adamw, NULL);
+    memset(&guard, 0, sizeof guard);
+    guard.max_sites = 1;
+    CHECK_INT(mixp_guard_start(p.ctx, &guard), MIXP_OK);
+    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const char *why;
+        CHECK_INT(mixp_checkpoint_save(path, &p.all), MIXP_OK);
+        sites_put(rows[i].state);
+        CHECK_INT(mixp_checkpoint_load(path, &p.all), rows[i].good ? MIXP_OK : MIXP_ERR_FORMAT);
+        mixp_context_error(p.ctx, &why);
+        if (!rows[i].good) CHECK_TEXT(why, "'mixprec.guard.states' is out of range");
+        mixp_context_clear_error(p.ctx);
     }
     problem_free(&p);
 }
@@ -465,5 +594,8 @@ int main(void) {
     RUN(a_guard_that_waited);
     RUN(a_load_ends_a_retry);
     RUN(largest_counts);
+    RUN(a_part_is_no_more_than_all);
+    RUN(steps_are_the_sum);
+    RUN(sites_of_a_file);
     return test_report();
 }

@@ -642,6 +642,25 @@ static void test_get_and_put(void) {
     }
 }
 
+/* Where f32 cannot hold what is there, a sum in f32 would lose it. */
+static void test_put_adds_in_double(void) {
+    double  d[2] = { 1.0 + 1.0 / 1099511627776.0, 5.0 };
+    int32_t small[2] = { 16777217, 2147483646 };
+    int64_t large[2] = { 9007199254740989, -3 };
+    mixp_put(mixpi_out_to(d, MIXP_F64, 1), 0, 2.0f);
+    CHECK(d[0] == 3.0 + 1.0 / 1099511627776.0);
+    mixp_put(mixpi_out_to(d, MIXP_F64, 0), 1, -0.0f);
+    CHECK(mixp_bits_of_f64(d[1]) == 0x8000000000000000u);
+    mixp_put(mixpi_out_to(small, MIXP_I32, 1), 0, 1.75f);
+    CHECK(small[0] == 16777218);
+    mixp_put(mixpi_out_to(small, MIXP_I32, 1), 1, 7.0f);
+    CHECK(small[1] == 2147483647);
+    mixp_put(mixpi_out_to(large, MIXP_I64, 1), 0, 2.0f);
+    CHECK(large[0] == 9007199254740991);
+    mixp_put(mixpi_out_to(large, MIXP_I64, 1), 1, 0.5f);
+    CHECK(large[1] == -2);
+}
+
 /* --- refusals ---------------------------------------------------------------------------------- */
 
 static void refused(const mixp_tensor *y, mixp_result code, const char *part) {
@@ -818,6 +837,7 @@ int main(void) {
     RUN(test_rope_far);
     RUN(test_own_operator);
     RUN(test_get_and_put);
+    RUN(test_put_adds_in_double);
     RUN(test_refusals);
     RUN(test_initialisers);
     RUN(test_same_bits);

@@ -198,7 +198,7 @@ static mixp_site_info site_named(const mixp_context *ctx, const char *name) {
     for (i = 0; mixp_site(ctx, i, &s); i++)
         if (strcmp(s.name, name) == 0) return s;
     memset(&s, 0, sizeof s);
-    CHECK(!"such a site");
+    CHECK(0 && "such a site");
     return s;
 }
 

@@ -477,6 +477,33 @@ static void binary_body(void) {
 }
 static void test_binary(void) { everywhere(binary_body); }
 
+/* The gradient of an operand whose axes lie the other way round, also where there are as many as
+ * there can be: no two of them lie one behind the other, and the last is not dense. */
+static void turned_body(void) {
+    int rank, i;
+    for (rank = 2; rank <= MIXP_MAX_RANK; rank++) {
+        int64_t shape[8], turned[8], dense[8], n = (int64_t)1 << rank, j;
+        test_array dy = values(MIXP_BF16, n, 2.0), b = values(MIXP_F32, n, 2.0), dx;
+        for (i = 0; i < rank; i++) {
+            shape[i] = 2;
+            turned[i] = (int64_t)1 << i;
+            dense[i] = n >> (i + 1);
+        }
+        dx = output(MIXP_F16, n, 0);
+        CALL(binary_backward(&X, args_binary_backward(MIXP_BINARY_MUL, 0, rank, shape, dx, 0, dy,
+                                                      b, turned, b, dense)));
+        for (j = 0; j < n; j++) {
+            int64_t to = 0;
+            for (i = 0; i < rank; i++) to += (j / dense[i] & 1) * turned[i];
+            expect(dx, to, array_get(dy, j) * array_get(b, j), 4.0 * EPS);
+        }
+        finish(dx, n);
+        array_free(dy);
+        array_free(b);
+    }
+}
+static void test_turned(void) { everywhere(turned_body); }
+
 static void test_binary_slopes(void) {
     int i, op, which;
     for (i = 0; i < 50; i++)
@@ -1233,6 +1260,28 @@ static void test_no_sums(void) {
     CHECK(y[0] == 0.0f && y[3] == 0.0f);
 }
 
+/* What cannot be read is not looked at. */
+static void test_not_looked_at(void) {
+    double   bad_value[2] = { 1.0, (double)INFINITY };
+    float    y[2] = { 5, 5 }, factor = 2;
+    int32_t  bad = 0;
+    test_array from = array_of(bad_value, MIXP_F64), to = array_of(y, MIXP_F32);
+    mixp_scale_by_args s = *args_scale_by(2, to, 0, from, &factor);
+    mixp_look_args k;
+    mixp_look row;
+    memset(&k, 0, sizeof k);
+    memset(&row, 0, sizeof row);
+    s.bad = &bad;
+    CHECK_INT(K->scale_by(&X, &s), MIXP_ERR_DTYPE);
+    CHECK(bad == 0 && y[0] == 5.0f);
+    k.n = 2;
+    k.x = args_in(from);
+    k.low = MIXP_F16;
+    k.row = &row;
+    CHECK_INT(K->look(&X, &k), MIXP_ERR_DTYPE);
+    CHECK(row.count == 0);
+}
+
 static void refusals_body(void) {
     double   wide[4] = { 1.0, 2.0, 3.0, 4.0 };
     float    f[4] = { 1.0f, 2.0f, 3.0f, 4.0f };
@@ -1245,6 +1294,7 @@ static void refusals_body(void) {
     CHECK_INT(K->unary(&X, args_unary(MIXP_UNARY_COUNT, 4, s, s, 0.0f)), MIXP_ERR_ARGUMENT);
     CHECK_INT(K->softmax(&X, args_softmax(2, 2, 0, d, s)), MIXP_ERR_DTYPE);
     test_no_sums();
+    test_not_looked_at();
     CHECK_INT(K->reduce(&X, args_reduce(1, 4, 1, s, 0, d, 1.0f)), MIXP_ERR_DTYPE);
     CHECK_INT(K->loss(&X, args_loss(MIXP_LOSS_COUNT, 4, f, s, s)), MIXP_ERR_ARGUMENT);
     CHECK_INT(K->embedding(&X, args_embedding(2, 2, 2, s, d, ids)), MIXP_ERR_DTYPE);
@@ -1265,6 +1315,7 @@ int main(void) {
     RUN(test_binary_slopes);
     RUN(test_extremes);
     RUN(test_binary);
+    RUN(test_turned);
     RUN(test_adding);
     RUN(test_reduce);
     RUN(test_dropout_and_scale);

@@ -2,8 +2,7 @@
  * skipping, masters, low copies; on every instruction set.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#define MIXPREC_IMPLEMENTATION      /* with its internals: the struct of an optimizer */
-#include "mixprec.h"
+#include "internals.h"      /* the struct of an optimizer */
 #include "args.h"
 #include "test.h"
 #include "numbers.h"

@@ -2,8 +2,7 @@
  * (internals of mixprec.h), asked of tiles in plain C that answer as one machine or another would.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#define MIXPREC_IMPLEMENTATION
-#include "mixprec.h"
+#include "internals.h"
 #include "test.h"
 
 #if MIXPI_BF16 || MIXPI_ARM_PAIRS

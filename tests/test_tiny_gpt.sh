@@ -24,6 +24,10 @@ check() { name=$1; shift; if "$@" >/dev/null 2>&1; then ok "$name"; else bad "$n
 # gpt STATUS ARGUMENT...: runs the trainer; its exit status must be STATUS.
 gpt() { want=$1; shift; "$program" "$@" >out 2>err </dev/null; got=$?; [ $got -eq "$want" ]; }
 
+# await COMMAND...: until it succeeds, as long as a busy machine may need.
+await() { n=0; while ! "$@" 2>/dev/null && [ $n -lt 1200 ]; do sleep 0.1; n=$((n + 1)); done; }
+gone() { ! kill -0 "$1"; }
+
 # refuses NAME STATUS TEXT ARGUMENT...: fails with STATUS, TEXT on stderr, nothing on stdout,
 # and leaves no new file behind.
 refuses() {
@@ -230,6 +234,12 @@ tells "the growth of a static scale"       "--growth-interval 5 does nothing her
 tells "a prompt without a sample"          "--prompt The does nothing here"         --prompt The
 tells "the likeliest of the likeliest"     "--top-k 5 does nothing here"            --top-k 5 --sample 3 --temperature 0
 tells "tries without training"             "--retry 2 does nothing here"            --retry 2 --eval-only
+tells "what only a GPU's products do"      "--epilogues on does nothing here"       --epilogues on --device cpu
+gelu="--device cpu --steps 20 --dtype bf16 --bias on --activation gelu-tanh --quiet"
+gpt 0 $small $gelu --out apart; gpt 0 $small $gelu --epilogues on --out joined
+check "on a CPU the weights are the same" cmp apart/checkpoint.safetensors joined/checkpoint.safetensors
+check "the run keeps the choice" grep -q '"epilogues": "on"' joined/config.json; rm -rf apart joined
+refuses "an epilogue that is none" 2 "off|bias|gelu|on" $small --epilogues all
 gpt 0 $small --steps 1 --quiet --guard 0; check "a guard of 0 steps is none" test ! -s err
 gpt 0 $small --steps 1 --quiet --muon-lr 0.02 --optimizer muon; check "what works is not told of" test ! -s err
 gpt 0 $small --steps 5 --dropout 0.2 --accumulate 3 --quiet --sample 40 --prompt "The" --top-k 5
@@ -559,7 +569,7 @@ gpt 0 $small --compare fp32 --steps 100; check "and trains nothing" sh -c '! gre
 
 # --- two runs in one folder ---
 "$program" $small --steps 100000000 --log-every 1 --eval-every 1000000 --out shared >out2 2>err2 </dev/null & first=$!
-n=0; while ! grep -q '^ *3 ' out2 && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+await grep -q '^ *3 ' out2
 refuses "a second run in the folder" 1 "another tiny_gpt is training in shared: wait until it is done, or choose another --out" $small --steps 5 --out shared --overwrite
 refuses "and a second resumed one" 1 "another tiny_gpt is training in shared" --out shared --resume --steps 50
 gpt 0 --out shared --resume --steps 0 --sample 5 --quiet; check "sampling from it is fine" test $got -eq 0
@@ -568,9 +578,9 @@ gpt 0 --out shared --resume --steps 5; check "a killed run leaves no lock" grep 
 
 # --- being stopped ---
 killer() {      # sends SIGNAL after the log line of step 50, and SIGKILL when that did not help
-    n=0; while ! grep -q '^ *50 ' out && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+    await grep -q '^ *50 ' out
     pid=$(cat pid); kill -"$1" "$pid"
-    n=0; while kill -0 "$pid" 2>/dev/null && [ $n -lt 300 ]; do sleep 0.1; n=$((n + 1)); done
+    await gone "$pid"
     kill -KILL "$pid" 2>/dev/null
 }
 # The state must be that of a run that was never stopped.
@@ -619,9 +629,9 @@ if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; t
     # Keys that are pressed while it trains, Ctrl-C among them, are not echoed into the bar.
     # In the foreground: a shell's background jobs ignore SIGINT.
     rm -f keys; mkfifo keys
-    { n=0; while ! grep -q '%' out && [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done
-      printf 'zzz'; sleep 0.3; printf '\003'; sleep 1; } >keys 2>/dev/null &
-    : >out; TERM=xterm timeout 30 script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
+    { await grep -q '%' out
+      printf 'zzz'; sleep 0.3; printf '\003'; await grep -q 'stopped after step' out; } >keys 2>/dev/null &
+    : >out; TERM=xterm timeout 300 script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
     check "Ctrl-C is not written into the bar" sh -c 'grep -q "stopped after step" out && ! grep -q "\^C" out && ! grep -q zzz out'
 else skip "the bar on a terminal" "no script(1)"; fi
 

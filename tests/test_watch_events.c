@@ -170,7 +170,7 @@ static int product_is_f32(net *m) {
     net_step(m, 1.0f, 1.0f);
     for (i = 0; mixp_site(m->ctx, i, &s); i++)
         if (strcmp(s.name, "w: linear") == 0) return s.dtype == MIXP_F32;
-    CHECK(!"no such site");
+    CHECK(0 && "no such site");
     return 0;
 }
 

@@ -2,7 +2,8 @@
 # variant.sh - builds the C tests another way and runs them; a missing tool is a skip.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/variant.sh NAME [TEST...]             TEST: of these alone, "scaler" for test_scaler.c (JOBS)
+#   tests/variant.sh NAME [TEST...]             TEST: of these alone, "scaler" for test_scaler.c,
+#                                               "fuzz_reader" for that (JOBS: so many at a time)
 #
 #   sanitizers threads clang                    other builds of everything
 #   O0 O3 lto trapv char m32 gnu ofast finite   gcc's flags; the last three: what is promised there
@@ -12,10 +13,11 @@
 
 # need FILE-PRODUCING COMMAND...: leaves, as one skip, when the tool cannot link a program.
 need() {
-    dir=$(mktemp -d)
-    trap 'rm -rf "$dir"' EXIT
+    dir=$(mktemp -d) links=
     echo 'int main(void) { return 0; }' >"$dir/probe.c"
-    if ! "$@" "$dir/probe.c" -o "$dir/probe" >/dev/null 2>&1; then
+    "$@" "$dir/probe.c" -o "$dir/probe" >/dev/null 2>&1 && links=1
+    rm -rf "$dir"
+    if [ -z "$links" ]; then
         echo "0 passed, 0 failed, 1 skipped"
         exit
     fi
@@ -29,14 +31,26 @@ tests() {
     unset MAKEFLAGS MAKEOVERRIDES MFLAGS OPENMP
     make=${MAKE:-make} jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}
     unset MAKE
-    [ -z "$chosen" ] || set -- "$@" TESTS="$(set_of $chosen)"
+    [ -z "$chosen" ] || set -- "$@" TESTS="$(set_of $chosen)" LEFT=
     exec "$make" -s -j"$jobs" --no-print-directory BUILD="${BUILD:-build}/$name" "$@" test-programs
 }
 
 # The programs of some tests.
 set_of() {
-    for t; do printf '%s/%s/test_%s ' "${BUILD:-build}" "$name" "$t"; done
+    for t; do
+        case $t in fuzz_*) ;; *) t=test_$t ;; esac
+        printf '%s/%s/%s ' "${BUILD:-build}" "$name" "$t"
+    done
 }
+
+# without PATTERN...: sets `able`, the names of all other tests, and `left`, of these.
+without() {
+    all=$(ls tests/test_*.c tests/fuzz/fuzz_*.c | sed 's,.*/,,; s,^test_,,; s,\.c$,,')
+    patterns=$(for p; do printf '^%s$\n' "$p"; done)
+    able=$(echo "$all" | grep -v -e "$patterns")
+    left=$(echo "$all" | grep -e "$patterns" | tr '\n' ' ')
+}
+
 # What holds under -ffast-math: conversions, and Inf and NaN found by their bits.
 bits='formats scaler optimizers autocast tensors'
 
@@ -46,7 +60,7 @@ emulated() {
     shift 2
     command -v ${emulator%% *} >/dev/null 2>&1 || need false
     need "$cc" -static
-    tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" "$@"
+    tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" CFLAGS=-O1 LIGHT=-O0 "$@"
 }
 
 CC=${CC:-cc}
@@ -61,47 +75,47 @@ threads)    # mixprec's own threads, watched by the thread sanitizer
     need $CC $sanitize -pthread
     export TSAN_OPTIONS=die_after_fork=0
     tests CC="$CC" OPENMP= CPPFLAGS=-DMIXPREC_THREADS LDLIBS=-pthread CFLAGS="-O1 -g1 $sanitize" ;;
-O0 | O3)
-    tests CC="$CC" CFLAGS="-$name" ;;
+O0)
+    tests CC="$CC" CFLAGS=-O0 light=-O0 ;;
+O3)
+    tests CC="$CC" CFLAGS=-O3 LIGHT=-O0 ;;
 lto)
     need $CC -flto
     tests CC="$CC" AR=gcc-ar CFLAGS='-O2 -flto' ;;
 trapv)      # an int that overflows ends the test
-    tests CC="$CC" CFLAGS='-O1 -ftrapv' ;;
+    tests CC="$CC" CFLAGS='-O1 -ftrapv' LIGHT=-O0 ;;
 char)
-    tests CC="$CC" CFLAGS='-O1 -funsigned-char -fshort-enums -fno-strict-aliasing' ;;
+    tests CC="$CC" LIGHT=-O0 CFLAGS='-O1 -funsigned-char -fshort-enums -fno-strict-aliasing' ;;
 m32)        # the kernel's headers are where those of 64 bits are, unless gcc-multilib is installed
     need $CC -m32 -msse2 -mfpmath=sse
     tests CC="$CC" OPENMP= CPPFLAGS="-idirafter /usr/include/$($CC -print-multiarch)" \
         CFLAGS='-O1 -m32 -msse2 -mfpmath=sse' ;;
 ofast)
-    tests CC="$CC" CFLAGS=-Ofast TESTS="$(set_of $bits)" ;;
+    tests CC="$CC" CFLAGS='-Ofast -ffast-math' TESTS="$(set_of $bits)" ;;
 gnu)        # gcc's own C joins a product with a sum where it can: the same bits all the same
     tests CC="$CC" STD=gnu17 CFLAGS=-O2 TESTS="$(set_of numerics functions bits optimizers states)" ;;
 finite)
     tests CC="$CC" CFLAGS='-O2 -ffinite-math-only' TESTS="$(set_of $bits)" ;;
 clang)      # another compiler, GNU C (products may be fused), everything the processor has
     need clang
-    tests CC=clang STD=gnu11 CFLAGS='-O3 -march=native' ;;
+    tests CC=clang STD=gnu11 CFLAGS='-O3 -march=native' LIGHT=-O0 ;;
 gcc-* | clang-*)
     need "$name"
-    tests CC="$name" OPENMP= CFLAGS=-O1 ;;
+    tests CC="$name" OPENMP= CFLAGS=-O1 LIGHT=-O0 ;;
 musl)
     need musl-gcc
-    tests CC=musl-gcc OPENMP= LDFLAGS=-static CFLAGS=-O1 ;;
+    tests CC=musl-gcc OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 ;;
 tcc)        # no vectors, few warnings; not the tests whose sources it cannot read (NAN is no constant to it)
     need tcc
-    able=$(ls tests/test_*.c | sed 's,tests/test_\(.*\)\.c,\1,' |
-        grep -v -x -e 'attention.*' -e ranks -e threads -e amx -e arm)
-    tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" ;;
+    without 'attention.*' ranks threads amx arm fuzz_options
+    tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" LEFT="$left" ;;
 mingw)      # Windows, by wine; not the tests that are of POSIX
-    able=$(ls tests/test_*.c | sed 's,tests/test_\(.*\)\.c,\1,' |
-        grep -v -x -e 'checkpoint.*' -e ranks -e threads -e gpt2)
+    without 'checkpoint.*' ranks threads gpt2 fuzz_load fuzz_options fuzz_resume
     wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
     [ -x "$wine" ] || need false
     need x86_64-w64-mingw32-gcc
-    tests CC=x86_64-w64-mingw32-gcc AR=x86_64-w64-mingw32-ar OPENMP= LDFLAGS=-static CFLAGS=-O1 \
-        RUNNER="env WINEDEBUG=-all $wine" TESTS="$(set_of $able)" ;;
+    tests CC=x86_64-w64-mingw32-gcc AR=x86_64-w64-mingw32-ar OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 \
+        RUNNER="env WINEDEBUG=-all $wine" EXE=.exe TESTS="$(set_of $able)" LEFT="$left" ;;
 aarch64)
     emulated aarch64-linux-gnu qemu-aarch64 ;;
 arm)        # of that, the instructions that a processor may have

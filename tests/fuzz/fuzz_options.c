@@ -148,8 +148,8 @@ static size_t fuzz_seed(int i, uint8_t *out) {
         "--width=16\n--heads\n3", "--help", "--no-such\n1", "--betas=0.9,0.95\n--seed\n18446744073709551615",
         "{\n  \"width\": \"16\",\n  \"heads\": \"2\",\n  \"lr\": \"1e-3\"\n}\n",
         "{\"prompt\": \"\\u000a\\u0041x\", \"data\": \"t\"}",
-        "{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_head\": 2, \"n_embd\": 16, \"n_positions\": 12,\n"
-        "\"vocab_size\": 29, \"layer_norm_epsilon\": 1e-05, \"vocabulary\": null}",
+        ("{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_head\": 2, \"n_embd\": 16, \"n_positions\": 12,\n"
+         "\"vocab_size\": 29, \"layer_norm_epsilon\": 1e-05, \"vocabulary\": null}"),
         "{\"model_type\": \"gpt2\", \"n_layer\": \"2",
         "m{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":5,\"loss\":1.5}\n{\"step\":20,\"loss\":1}\n{\"step\":25}\n{\"st",
         "m{\"step\":\n2}\n{\"step\":\n" };      /* a number is not to be sought on the next line */
