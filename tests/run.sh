@@ -21,6 +21,9 @@ guard=; command -v timeout >/dev/null 2>&1 && guard="timeout -k 5 $seconds"
 # other programs want the cores too.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
+# What a test frees it asks for again: glibc would give it back to the kernel each time.
+export MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432
+
 tmp=$(mktemp -d) || exit 1
 workers=
 trap 'rm -rf "$tmp"' EXIT
@@ -48,7 +51,7 @@ nap() { sleep 0.1 2>/dev/null || sleep 1; }
 # Sets p, f, s (the counts) and why (text, when the command itself failed).
 judge() {
     why= p=0 f=1 s=0
-    counts=$(tail -n 1 "$at/out" |
+    counts=$(tail -n 1 "$at/out" | tr -d '\r' |
         sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed, \([0-9][0-9]*\) skipped$/p=\1 f=\2 s=\3/p')
     if [ -n "$guard" ] && { [ "$1" = 124 ] || [ "$1" = 137 ]; }; then why="stopped after $seconds s"
     elif [ "$1" -gt 128 ]; then why="killed by signal $(($1 - 128))"
