@@ -42,7 +42,7 @@ endif
 # --- how a program is built --------------------------------------------------------------
 # The implementation takes a while to compile, so that is done once, into an archive. Programs
 # that define MIXPREC_IMPLEMENTATION are told that it is done already; OWN names those that have
-# one of their own, for its internals or for its options. All of it checks its invariants.
+# one of their own, for its options or the system's calls. All of it checks its invariants.
 Q     := $(if $(V),,@)
 CHECKED = -include tests/checked.h
 FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I. -Itests $(CHECKED) $(CPPFLAGS) $(CFLAGS) $(OPENMP)
@@ -50,7 +50,7 @@ LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-OWN    = test_optimizers test_checkpoint test_checkpoint_stdio test_pairs test_threads test_amx bench_optimizer
+OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_block bench_optimizer
 # tcc knows neither these nor tests/checked.h's builtins: tests/variant.sh takes both away.
 DEPENDS = -MMD -MP -MT $@ -MF $@.d
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
@@ -68,15 +68,11 @@ $(Q)$(CC) $(FLAGS) $(light) $(done) $(DEPENDS) $< $(LIB) $(LDFLAGS) $(LDLIBS) -l
 endef
 
 # Those that need no speed and have a copy of all of mixprec.h.
-$(BUILD)/test_checkpoint $(BUILD)/test_checkpoint_stdio $(BUILD)/test_pairs $(BUILD)/test_threads $(BUILD)/test_amx: private light = -O0
+$(OWN:%=$(BUILD)/%): private light = -O0
 $(BUILD)/test_threads: private LDLIBS += -pthread
 
-# This one runs every optimizer on every instruction set.
-$(BUILD)/test_optimizers: private light = -O1
-
-# One that has a copy, too, with names of its own for malloc.
-OWN += test_block
-$(BUILD)/test_block: private light = -O0
+# Those that look inside it: what they do not call themselves is left out (tests/internals.h).
+$(BUILD)/test_optimizers $(BUILD)/test_pairs: private light = -O1 -fno-inline
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
@@ -85,6 +81,10 @@ BENCHES  := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*
 
 $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
 $(BUILD)/%: tests/%.c $(BUILT)      ; $(link)
+# Those with a copy need not wait for the library.
+OWN_TESTS := $(patsubst %,$(BUILD)/%,$(filter test_%,$(OWN)))
+$(OWN_TESTS): private LIB =
+$(OWN_TESTS): $(BUILD)/%: tests/%.c mixprec.h $(BUILD)/flags ; $(link)
 $(BUILD)/bench/%: tests/bench/%.c $(BUILT) ; $(link) -lpthread
 
 # What the header offers to C++ alone.
@@ -136,7 +136,7 @@ $(OUTSIDE): private SIM_FLAGS += -DCOMPANION_LINKED
 $(INSIDE): private SIM_FLAGS += -DCOMPANION_INSIDE='"$(BUILD)/companion_inside.cu"' -Wno-unused-function
 $(INSIDE): $(BUILD)/companion_inside.cu
 $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
-$(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o
+$(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
 
 $(BUILD)/companion_inside.cu: mixprec_cuda.cu
 	$(Q)mkdir -p $(@D) && { echo '#line 1 "mixprec_cuda.cu"'; sed '/>>table ==/,$$d' $<; } >$@
@@ -145,9 +145,9 @@ $(CUDA_PLAIN): $(BUILD)/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*
 	$(call say,c++ $@)
 	$(Q)$(CXX) $(SIM_FLAGS) $< $(filter %.o,$^) $(LIB) $(OPENMP) -lm -o $@
 
-$(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
+$(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp mixprec.h mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) $(LIB) $(OPENMP) -lm -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) $(filter %.a,$^) $(OPENMP) -lm -o $@
 
 # With products and sums joined, as nvcc joins them, and with the one NaN of a GPU's arithmetic: what is
 # promised to the bit must still hold. It takes gcc, which can leave two registers alone.
@@ -228,6 +228,16 @@ TESTS += $(FUZZ:%=$(BUILD)/%)
 $(FUZZ:%=$(BUILD)/%): private light = -O0
 $(FUZZ:%=$(BUILD)/%): $(BUILD)/%: tests/fuzz/%.c $(BUILT) ; $(link)
 
+# Two that look at no internals share a copy that has its files in memory.
+OF_FILES := $(filter %_load %_reader,$(FUZZ:%=$(BUILD)/%))
+$(OF_FILES): $(BUILD)/memory_disk.o
+$(OF_FILES): private LIB = $(BUILD)/memory_disk.o
+$(OF_FILES): private done = -DMEMORY_DISK_LINKED
+$(BUILD)/memory_disk.o: private light = -O0
+$(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h mixprec.h $(BUILD)/flags
+	$(call say,cc $@)
+	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT -x c -c $< -o $@
+
 $(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) mixprec.h
 	$(call say,clang $@)
 	$(Q)mkdir -p $(@D) && clang -std=c99 -g -O1 -DFUZZ_EXPLORE -fsanitize=fuzzer,address,undefined \
@@ -261,6 +271,8 @@ report: $(BUILD)/tiny_gpt   ## the same, longer, with an overflow planted; BUILD
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/layers.sh tests/metrics.sh tests/install.sh
+# Those that take longest come first, so that what runs side by side ends side by side.
+LONG_SCRIPTS = tests/test_tiny_gpt.sh tests/symbols.sh tests/test_cmake.sh tests/test_overflow.sh
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
 # Most of them use one core, and a compiler up to a gigabyte.
@@ -281,9 +293,9 @@ CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
                $(wildcard tests/test_cuda*.cpp)) skipped')
 
 test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh -j $(JOBS) $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) \
-	    $(if $(GPU),$(GPU_RUN)) $(SCRIPTS) \
-	    'tests/compile_matrix.sh short'
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh -j $(JOBS) $(LONG_SCRIPTS) 'tests/compile_matrix.sh short' \
+	    $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
+	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
 
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
 # Benches are built, that they keep up with the header.
@@ -318,9 +330,9 @@ test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under 
 	$(Q)$(EXPORT) tests/gpu_sanitizer.sh $(GPU_TESTS)
 
 # The C tests alone, for another compiler or other flags (tests/variant.sh).
-# LEFT: names of tests that a variant cannot have; each is one skip.
+# LEFT: names of tests that a variant cannot have; each is one skip. EXE: what the compiler adds to names.
 test-programs: $(TESTS)
-	$(Q)tests/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %') \
+	$(Q)tests/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %$(EXE)') \
 	    $(LEFT:%=': % is left out; echo 0 passed, 0 failed, 1 skipped')
 
 cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)

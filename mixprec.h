@@ -101,7 +101,8 @@
  *     + - * / relu sqrt scale, embedding     same            same             same
  *     maximum, minimum, abs, clamp, where,
  *     max, gather, squares of relu           same            same             same
- *     unscale, clip, Adam, SGD, scaler       same            same             same; norm: 2^-22
+ *     unscale, clip, scaler, Adam, SGD,
+ *     RMSprop, Lion                          same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
  *     norms, losses                          same            same             close
  *     products of f16 and bf16               same            same             close
@@ -2283,9 +2284,9 @@ MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
 /* Looks at n elements of x (real) and joins what it finds with what `row` holds, and with
  * `total` unless that is NULL: counts are added, the larger magnitude stays. exponents, unless
  * NULL: counts of elements by exponent, 256 of them: bits 23 to 30 of the element as f32; zeros
- * are in bin 0 with the subnormals, Inf and NaN in 255. low: a floating-point dtype of more than
- * 8 bits, or one of fp8. row, total and exponents: device memory. Integers and a maximum: the
- * same on every device. */
+ * are in bin 0 with the subnormals, Inf and NaN in 255. low: f32, f16, bf16, or one of fp8 that
+ * has a sign. row, total and exponents: device memory. Integers and a maximum: the same on every
+ * device. */
 typedef struct mixp_look_args {
     int64_t    n;
     mixp_in    x;
@@ -2781,12 +2782,13 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
  * missing, or c is a or b. MIXP_ERR_SHAPE: rows longer than their stride; MIXP_ERR_DTYPE. */
 MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 
-/* Lets gradients flow into a view or an input that is f32, f16 or bf16. */
+/* Lets gradients flow into a view or an input that is f32, f16 or bf16, from operators that are
+ * applied after it; or freezes t, also for walks back of what was applied before. */
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
  * is written over logits that a product made and nothing else reads: with a large vocabulary they
- * are the largest array of a step. And what mixp_add_layer_norm and mixp_add_rms_norm add, b, is
+ * are the largest array of a step; a second walk back through it is MIXP_ERR_ORDER. And what mixp_add_layer_norm and mixp_add_rms_norm add, b, is
  * given back at once where a product made it and nothing read it before; what would read it
  * afterwards is MIXP_ERR_ORDER. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
@@ -2989,8 +2991,9 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
  * and views accumulate until mixp_zero_grad; of activations, t->grad is kept only where
  * mixp_tensor_set_requires_grad was asked for. Runs once per recorded tape and loss; several losses
  * of one step may each be walked. A walk that fails forgets the gradients that it touched.
- * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; or an
- * operator's own function calls this. */
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; a
+ * parameter or view of a product, which its gradients need, was written since; or an operator's own
+ * function calls this. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* With ranks, mixp_backward sums the gradients over them, and divides them. Where several walks
@@ -3170,9 +3173,9 @@ typedef struct mixp_attention_desc {
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
  * MultiheadAttention when that returns weights, give NaN there.
  *
- * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit;
- * MIXP_ERR_ARGUMENT: a number outside its range, or a length outside [0, keys] (a GPU tells that
- * later, as an id of mixp_embedding). */
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit, and on a GPU for
+ * heads wider than 256; MIXP_ERR_ARGUMENT: a number outside its range, or a length outside
+ * [0, keys] (a GPU tells that later, as an id of mixp_embedding). */
 MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
                                               mixp_tensor *k, mixp_tensor *v,
                                               const mixp_attention_desc *desc);
@@ -5269,8 +5272,9 @@ typedef uint32_t mixpi_vbits __attribute__((__vector_size__(32)));
 
 MIXPI_V mixpi_vbits mixpi_vbits_gt(mixpi_vbits a, mixpi_vbits b, mixpi_vbits x,
                                    mixpi_vbits y) {
-    __m256i greater = _mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
-    return (mixpi_vbits)_mm256_blendv_epi8((__m256i)y, (__m256i)x, greater);
+    __m256 greater = (__m256)_mm256_cmpgt_epi32((__m256i)a, (__m256i)b);
+    /* Not of bytes: gcc 12 asks which char is negative, and an unsigned one never is. */
+    return (mixpi_vbits)_mm256_blendv_ps((__m256)y, (__m256)x, greater);
 }
 MIXPI_V mixpi_vbits mixpi_vbits_max(mixpi_vbits a, mixpi_vbits b)
 { return (mixpi_vbits)_mm256_max_epi32((__m256i)a, (__m256i)b); }
@@ -10388,8 +10392,8 @@ MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
     return mixpi_vsum(mixpi_vadd(s0, s1));
 }
 
-/* One chunk of gather. Inf and NaN are looked for after unscaling: the inverse of a scale is
- * finite and not 0, so a bad value stays bad. */
+/* One chunk of grad_stats, or of clip. Inf and NaN are looked for after unscaling: the inverse of a
+ * scale is finite and not 0, so a bad value stays bad. */
 MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
     mixpi_chunk *c = &job->chunks[index];
@@ -11514,12 +11518,18 @@ static int mixpi_check_subnormals(void) {
            mixpi_check_product(mixp_f32_of_bits(0x00400000u), 2.0f) == 0x00800000u;
 }
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#  define MIXPI_FAST_MATH 1
+#else
+#  define MIXPI_FAST_MATH 0
+#endif
+
 /* What the environment and the compiler's flags break; NULL: nothing. */
 static const char *mixpi_check_environment(void) {
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-    return "compiled with fast-math: operators may lose Inf and NaN, and bits differ from other "
-           "builds; conversions and the search for Inf and NaN hold; compile without -ffast-math";
-#else
+    if (MIXPI_FAST_MATH)
+        return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
+               "from other builds; conversions and the search for Inf and NaN hold; compile without "
+               "-ffast-math";
     if (!mixpi_check_nearest())
         return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
                "call fesetround(FE_TONEAREST) in this thread";
@@ -11530,7 +11540,6 @@ static const char *mixpi_check_environment(void) {
         return "floats are computed in a wider type or regrouped: bits differ from other builds; "
                "compile with -msse2 -mfpmath=sse and without -ffast-math";
     return NULL;
-#endif
 }
 
 static mixp_result mixpi_check_failed(char *message, size_t size, const char *why,
@@ -13676,6 +13685,8 @@ struct mixpi_tape_entry {
     int               alias;    /* the result shares its input's memory                    */
     int               site;     /* its number; 0: nobody watches */
     int               told;     /* gradients that the operator behind it has made: bit i */
+    mixp_result       lacks;    /* why a gradient that its walk was to make has no memory */
+    unsigned char    *constant; /* 1: an input that wanted no gradient when this was recorded */
 };
 
 static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
@@ -13760,8 +13771,8 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
         wrong = "is a gradient, which is a constant here: there is no double backward; compute "
                 "with it under MIXP_NO_GRAD";
     if (t && t->own.spent)
-        wrong = "is no longer there: it was disposable, and mixp_scaler_cross_entropy, or its sum "
-                "with its norm, has read it; apply this operator before that";
+        wrong = "is no longer there: it was disposable, and mixp_scaler_cross_entropy, a walk "
+                "back, or its sum with its norm, has read it; apply this operator before that";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
@@ -14149,12 +14160,12 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
 }
 
 /* Inputs are kept in whole fours, so that operators may look at those left out, and attributes
- * behind them are aligned as the entry is. */
+ * behind them are aligned as the entry is; then what is a constant. */
 static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, int n_in,
                                          mixp_tensor *const *in, const void *attrs) {
     size_t slots = ((size_t)n_in + 3) / 4 * 4;
     mixpi_tape_entry *e = (mixpi_tape_entry *)mixpi_step_alloc(
-        ctx, sizeof *e + slots * sizeof *in + op->attrs_size);
+        ctx, sizeof *e + slots * sizeof *in + op->attrs_size + (size_t)n_in);
     if (!e) return NULL;
     e->call.ctx = ctx;
     e->call.op = op;
@@ -14162,6 +14173,7 @@ static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, i
     e->call.in = (mixp_tensor **)(void *)(e + 1);
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
     if (op->attrs_size) e->call.attrs = memcpy(e->call.in + slots, attrs, op->attrs_size);
+    e->constant = (unsigned char *)(e->call.in + slots) + op->attrs_size;
     return e;
 }
 
@@ -14182,7 +14194,10 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     ctx->inside--;
     if (mixpi_noted(ctx, op->name, r) != MIXP_OK) return NULL;
     if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
-    for (i = 0; i < n_in; i++) grad |= mixpi_wants_grad(e->call.in[i]);
+    for (i = 0; i < n_in; i++) {
+        e->constant[i] = !mixp_call_wants(&e->call, i);  /* plant: call_constant */
+        grad |= !e->constant[i];
+    }
     if (grad && op->backward && !mixpi_no_grad_now(ctx) &&
         mixpi_real(e->call.out->dtype)) {
         e->call.out->own.from_tape = 1;
@@ -14251,7 +14266,9 @@ static void mixpi_mark_lose(mixpi_mark *m, const void *by) {
     m->by = NULL;
     m->seen = 0;
     if (m->kind == MIXPI_MARK_SCALED) m->kind = MIXPI_MARK_LOST;  /* plant: mark_lost */
-    if (m->kind == MIXPI_MARK_UNSCALED) m->kind = MIXPI_MARK_TRUE;
+    if (m->kind != MIXPI_MARK_UNSCALED) return;
+    m->kind = MIXPI_MARK_TRUE;
+    m->at = 0;  /* plant: mark_true */
 }
 
 /* Of a tensor, and of the gradients that it has. */
@@ -14289,8 +14306,12 @@ static mixp_tensor *mixpi_grad_owner(const mixp_call *c, int i) {
     return t && t->own.master ? t->own.master : t;
 }
 
-MIXPREC_API int mixp_call_wants(const mixp_call *c, int i)
-{ return mixpi_wants_grad(mixpi_grad_owner(c, i)); }
+/* As it was when the call was recorded, and as it is: who is frozen meanwhile gets none either. */
+MIXPREC_API int mixp_call_wants(const mixp_call *c, int i) {
+    const mixpi_tape_entry *e = (const mixpi_tape_entry *)(const void *)c;
+    const mixp_tensor *t = mixpi_grad_owner(c, i);
+    return mixpi_wants_grad(t) && !e->constant[i];
+}
 
 /* A borrowed gradient gets memory of its own, with what it held. */
 static mixp_result mixpi_end_loan(mixp_tensor *b) {
@@ -14313,6 +14334,7 @@ static mixp_result mixpi_grad_settle(mixp_tensor *g) {
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     mixp_tensor *t = mixpi_grad_owner(c, i), *g;
+    mixp_result r;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                           "%s: gradients are there in backward alone, for mixp_call_grad and "
@@ -14320,8 +14342,13 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
                           c->op->name);
         return NULL;
     }
-    g = mixpi_wants_grad(t) ? mixpi_grad_buffer(t) : NULL;
-    if (!g || mixpi_grad_settle(g) != MIXP_OK) return NULL;
+    if (!mixp_call_wants(c, i)) return NULL;
+    g = mixpi_grad_buffer(t);
+    r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
+    if (r != MIXP_OK) {
+        mixpi_entry(c)->lacks = r;  /* plant: grad_lacks */
+        return NULL;
+    }
     *accumulate = t->own.from_tape ? t->own.pending : t->grad != NULL;
     mixpi_mark_add(&g->own.mark, &c->out->own.grad->own.mark, *accumulate);
     t->own.pending = 1;
@@ -14424,7 +14451,7 @@ static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
     if (!number || !mixpi_context_sampled(ctx)) return MIXP_OK;
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
-        if (!t || t->own.from_tape || !t->grad || !mixpi_wants_grad(t)) continue;
+        if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
         r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
                        &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
     }
@@ -14463,6 +14490,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     ctx->inside++;
     if (r == MIXP_OK) r = c->op->backward(c);
     ctx->inside--;
+    if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK)
@@ -14483,6 +14511,7 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
     int i;
     for (e = ctx->tape; e; e = e->older) {
         e->call.out->own.pending = e->told = 0;
+        e->lacks = MIXP_OK;
         mixpi_forget_loan(e->call.out->own.grad);
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_grad_owner(&e->call, i);
@@ -14572,7 +14601,7 @@ static void mixpi_exchange_forget(mixp_context *ctx) {
 /* The leaf that input i's gradient goes to, or NULL. */
 static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
     mixp_tensor *t = mixpi_grad_owner(c, i);
-    int is_leaf = mixpi_wants_grad(t) && !t->own.from_tape && !t->own.generation;
+    int is_leaf = mixp_call_wants(c, i) && !t->own.from_tape && !t->own.generation;
     return is_leaf ? t : NULL;
 }
 
@@ -14700,8 +14729,10 @@ static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
 static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     size_t rows_size = (size_t)d->n_leaves * sizeof *d->rows,
            first_size = (size_t)d->n_buckets * sizeof *d->first;
-    mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size);
-    int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL);
+    mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size),
+                   *new_rows;
+    int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL), *new_first;
+    mixp_step_state *looks;
     mixp_result r = MIXP_ERR_MEMORY;
     if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
     memset(rows, 0, rows_size);
@@ -14713,14 +14744,17 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
         rows[i].active = 1;
     }
     for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
-    d->rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
-    d->first = (int64_t *)mixpi_device_alloc(ctx, first_size);
-    d->looks = (mixp_step_state *)mixpi_device_alloc(
-        ctx, (size_t)d->n_buckets * sizeof *d->looks);
-    if (d->rows && d->first && d->looks) r = mixpi_upload(ctx, d->rows, rows, rows_size);
-    if (r == MIXP_OK) r = mixpi_upload(ctx, d->first, first, first_size);
+    new_rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
+    new_first = (int64_t *)mixpi_device_alloc(ctx, first_size);
+    looks = (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
+    if (new_rows && new_first && looks) r = mixpi_upload(ctx, new_rows, rows, rows_size);
+    if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
     mixpi_host_put(ctx, rows);
-    return r;
+    if (r != MIXP_OK) return r;
+    d->rows = new_rows;
+    d->first = new_first;
+    d->looks = looks;
+    return MIXP_OK;
 }
 
 /* Gives the newcomers, which stand from `from` on, their places. */
@@ -14728,6 +14762,7 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
                                            int64_t from) {
     int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
     mixp_result r = MIXP_OK;
+    mixpi_bucket *buckets;
     size_t bytes = 0;
     char *arena;
     for (i = from; i < d->n_leaves; i++)
@@ -14740,9 +14775,10 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
         bytes += mixpi_leaf_bytes(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
-    d->buckets = (mixpi_bucket *)mixpi_longer(
-        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *d->buckets);
-    if (!arena || !d->buckets) return MIXP_ERR_MEMORY;
+    buckets = (mixpi_bucket *)mixpi_longer(
+        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *buckets);
+    if (!arena || !buckets) return MIXP_ERR_MEMORY;
+    d->buckets = buckets;
     mixpi_buckets_cut(ctx, d, from, arena);
     if (mixpi_is_scattered(ctx)) mixpi_buckets_order(d, old_buckets);
     for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
@@ -14937,24 +14973,45 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
     return MIXP_OK;
 }
 
+/* Room for the leaves of the tape that are not known yet. */
+static mixp_result mixpi_exchange_room(mixp_context *ctx, mixpi_exchange *d) {
+    const int64_t missing = mixpi_leaves_missing(ctx);
+    mixpi_leaf *leaves;
+    if (!missing) return MIXP_OK;
+    leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, d->n_leaves, d->n_leaves + missing,
+                                        sizeof *leaves);
+    if (!leaves) return MIXP_ERR_MEMORY;
+    d->leaves = leaves;
+    return MIXP_OK;
+}
+
+/* The leaves of the tape, and newcomers' places. Where that fails there are none: the next walk
+ * meets them again. */
+static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
+    const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
+    mixp_result r = mixpi_exchange_room(ctx, d);
+    int64_t i;
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < old; i++) d->leaves[i].last = -1;
+    mixpi_leaves_meet(ctx, d);
+    if (d->n_leaves == old) return MIXP_OK;
+    r = mixpi_exchange_lay_out(ctx, d, old);
+    if (r == MIXP_OK) r = mixpi_exchange_compare(ctx, d);
+    if (r == MIXP_OK) return MIXP_OK;
+    while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.leaf = 0;
+    d->n_buckets = old_buckets;
+    return r;
+}
+
 /* Before a walk: newcomers get their places, and each bucket learns what it has to await. */
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixpi_exchange *d;
-    int64_t i, old, missing;
-    mixp_result r = MIXP_OK;
+    int64_t i;
+    mixp_result r;
     if (!ctx->ranks.size) return MIXP_OK;
     d = mixpi_exchange_of(ctx);
     if (!d) return MIXP_ERR_MEMORY;
-    old = d->n_leaves;
-    missing = mixpi_leaves_missing(ctx);
-    if (missing)
-        d->leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, old, old + missing,
-                                               sizeof *d->leaves);
-    if (missing && !d->leaves) return MIXP_ERR_MEMORY;
-    for (i = 0; i < old; i++) d->leaves[i].last = -1;
-    mixpi_leaves_meet(ctx, d);
-    if (d->n_leaves > old) r = mixpi_exchange_lay_out(ctx, d, old);
-    if (r == MIXP_OK && d->n_leaves > old) r = mixpi_exchange_compare(ctx, d);
+    r = mixpi_exchange_meet(ctx, d);
     if (r != MIXP_OK) return r;
     d->position = d->sent = 0;
     for (i = 0; i < d->n_buckets; i++) d->buckets[i].awaited = 0;
@@ -15515,12 +15572,29 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
 
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
+/* A product's gradient is made from its other operand: that must be what it was. A parameter or a
+ * view tells by its version. */
+static uint64_t mixpi_version_of(const mixp_call *c, int i) {
+    const mixp_tensor *t = mixpi_lasting(c->in[i]);
+    return t ? t->version : 0;
+}
+
+static mixp_result mixpi_check_version(const mixp_call *c, int i, uint64_t was) {
+    if (mixpi_version_of(c, i) == was) return MIXP_OK;  /* plant: product_version */
+    return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                             "mixp_backward: '%.60s' was written since %s has read it, by a step "
+                             "or by you, and gradients would be wrong: walk back before that, or "
+                             "run forward again",
+                             c->in[i]->name, c->op->name);
+}
+
 /* Of the forward pass; linear: a weight w[out, in] and a bias. g has the batch that is one call of
  * the kernel, the last of these axes; array 0: c, 1: a, 2: b. */
 typedef struct mixpi_product {
     int            linear;
     mixp_gemm_args g;
     mixpi_axes     batches;
+    uint64_t       read[2];     /* versions of the operands                                */
 } mixpi_product;
 
 /* An operand as matrices: a vector is one row of a, or one column of b. */
@@ -15682,6 +15756,8 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     int64_t calls = mixpi_product_calls(&p->batches), i, at[3];
     mixp_result r = MIXP_OK;
     int again;
+    p->read[0] = mixpi_version_of(c, 0);
+    p->read[1] = mixpi_version_of(c, 1);
     g->alpha = 1.0f;
     g->lda = g->trans_a ? g->m : g->k;
     g->ldb = g->trans_b ? g->k : g->n;
@@ -15793,6 +15869,8 @@ static mixp_result mixpi_product_grad(mixp_call *c, int i) {
     mixp_tensor *sums;
     mixp_result r;
     if (!to.data) return MIXP_OK;
+    r = mixpi_check_version(c, 1 - i, p->read[1 - i]);
+    if (r != MIXP_OK) return r;
     if (to.dtype == MIXP_F32 || mixpi_product_calls(&p->batches) == 1)
         return mixpi_product_walk(c, i, to);
     sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
@@ -15840,8 +15918,10 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
     mixp_result r = mixpi_product_grad(c, 0);
     if (r != MIXP_OK) return r;
-    if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
-        return mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
+    if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2)) {
+        r = mixpi_check_version(c, 0, p->read[0]);
+        return r != MIXP_OK ? r : mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
+    }
     r = mixpi_product_grad(c, 1);
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
@@ -15871,7 +15951,7 @@ MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_ten
  */
 enum {
     MIXPI_MLP_X, MIXPI_MLP_UP, MIXPI_MLP_DOWN, MIXPI_MLP_UP_BIAS, MIXPI_MLP_DOWN_BIAS,
-    MIXPI_MLP_INPUTS,
+    MIXPI_MLP_INPUTS, MIXPI_MLP_READ = 3,
     MIXPI_MLP_BEFORE = 0, MIXPI_MLP_AFTER       /* GELU: what is kept                      */
 };
 
@@ -15883,6 +15963,21 @@ static mixp_gemm_args mixpi_layer_of(const mixp_tensor *a, const mixp_tensor *w,
 
 static int64_t mixpi_mlp_rows(const mixp_call *c)
 { return mixpi_rows_of(c->in[MIXPI_MLP_X]); }
+
+/* Versions of x and the two weights, for the walk. */
+static void mixpi_mlp_read(mixp_call *c) {
+    uint64_t *read = (uint64_t *)c->attrs;
+    int i;
+    for (i = 0; i < MIXPI_MLP_READ; i++) read[i] = mixpi_version_of(c, i);
+}
+
+static mixp_result mixpi_mlp_unwritten(const mixp_call *c) {
+    const uint64_t *read = (const uint64_t *)c->attrs;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i < MIXPI_MLP_READ && r == MIXP_OK; i++) r = mixpi_check_version(c, i, read[i]);
+    return r;
+}
 
 static mixp_result mixpi_mlp_infer(mixp_call *c) {
     const mixp_tensor *x = c->in[MIXPI_MLP_X];
@@ -15910,6 +16005,7 @@ static mixp_result mixpi_mlp_forward(mixp_call *c) {
     mixp_result r;
     shape[0] = mixpi_mlp_rows(c);
     shape[1] = c->in[MIXPI_MLP_UP]->shape[0];
+    mixpi_mlp_read(c);
     c->ctx->calls_made += 2;    /* as if they had been apart: dropout is numbered by that */
     before = mixp_call_save(c, MIXPI_MLP_BEFORE, c->out->dtype, 2, shape);
     after = mixp_call_save(c, MIXPI_MLP_AFTER, c->out->dtype, 2, shape);
@@ -15962,8 +16058,9 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
     mixp_tensor *before = c->saved[MIXPI_MLP_BEFORE], *dz;
     mixp_gemm_args down = mixpi_layer_of(c->saved[MIXPI_MLP_AFTER], c->in[MIXPI_MLP_DOWN],
                                          mixpi_mlp_rows(c));
-    mixp_result r = mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN,
-                                      MIXPI_MLP_DOWN_BIAS);
+    mixp_result r = mixpi_mlp_unwritten(c);
+    if (r == MIXP_OK)
+        r = mixpi_mlp_weights(c, &down, mixpi_call_dy(c), MIXPI_MLP_DOWN, MIXPI_MLP_DOWN_BIAS);
     if (r != MIXP_OK) return r;
     dz = mixp_activation(c->ctx, before->dtype, 2, before->shape);
     if (!dz) return MIXP_ERR_MEMORY;
@@ -15973,7 +16070,8 @@ static mixp_result mixpi_mlp_backward(mixp_call *c) {
 }
 
 static const mixp_op mixpi_mlp_op = {
-    "mlp", MIXP_CLASS_LOW, 0, mixpi_mlp_infer, mixpi_mlp_forward, mixpi_mlp_backward, NULL
+    "mlp", MIXP_CLASS_LOW, MIXPI_MLP_READ * sizeof(uint64_t), mixpi_mlp_infer,
+    mixpi_mlp_forward, mixpi_mlp_backward, NULL
 };
 
 static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t width) {
@@ -16001,13 +16099,14 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
                                   mixp_tensor *up_bias, mixp_tensor *down,
                                   mixp_tensor *down_bias) {
     mixp_tensor *in[MIXPI_MLP_INPUTS];
+    uint64_t read[MIXPI_MLP_READ] = { 0, 0, 0 };
     in[MIXPI_MLP_X] = x;
     in[MIXPI_MLP_UP] = up;
     in[MIXPI_MLP_DOWN] = down;
     in[MIXPI_MLP_UP_BIAS] = up_bias;
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
     if (mixpi_mlp_joins(ctx, in))
-        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
+        return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, read);
     x = mixp_gelu_tanh(ctx, mixp_linear(ctx, x, up, up_bias));
     return mixp_linear(ctx, x, down, down_bias);
 }
@@ -17259,12 +17358,25 @@ static void mixpi_call_grad_over(mixp_call *c, int i) {
     /* plant: grad_over */
     if (!t->own.disposable || t->requires_grad || mixpi_call_readers(c, i) != 1) return;
     g = t->own.pending ? NULL : mixpi_grad_record(t);
-    if (g && !g->data) g->data = t->data;
+    if (!g || g->data) return;
+    g->data = t->data;
+    t->own.spent = 1;  /* plant: grad_over_spent */
+}
+
+/* A second walk finds disposable logits no more. */
+static mixp_result mixpi_entropy_there(mixp_call *c) {
+    if (!c->in[0]->own.spent) return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                             "cross_entropy: its logits were disposable, and a walk back has laid "
+                             "their gradient over them; walk back the sum of the losses at once, "
+                             "or leave out mixp_tensor_set_disposable");
 }
 
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
     const mixp_cross_entropy_args *forward = (const mixp_cross_entropy_args *)c->attrs;
     mixp_cross_entropy_backward_args k;
+    mixp_result r = mixpi_entropy_there(c);
+    if (r != MIXP_OK) return r;
     memset(&k, 0, sizeof k);
     k.rows = forward->rows;
     k.cols = forward->cols;
@@ -17300,6 +17412,7 @@ typedef struct mixpi_chunked {
     mixp_cross_entropy_args k;  /* of the whole; logits and top_rsum of the chunk at hand  */
     int64_t chunk, width;       /* rows at a time; columns of x and w                      */
     mixp_in x, w;
+    uint64_t read[2];           /* versions of x and w                                     */
 } mixpi_chunked;
 
 static mixp_result mixpi_chunked_infer(mixp_call *c) {
@@ -17367,6 +17480,8 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->chunk = mixpi_chunked_chunk(h->chunk, h->k.rows, h->k.cols);
     h->x = mixpi_call_x(c, 0);
     h->w = mixpi_call_x(c, 1);
+    h->read[0] = mixpi_version_of(c, 0);
+    h->read[1] = mixpi_version_of(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
     logits = mixpi_chunked_room(c, h);
     if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
@@ -17433,7 +17548,7 @@ static mixp_result mixpi_chunked_walk(mixp_call *c, const mixpi_chunked *h, mixp
     return r;
 }
 
-static mixp_result mixpi_chunked_backward(mixp_call *c) {
+static mixp_result mixpi_chunked_grads(mixp_call *c) {
     const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
     mixp_tensor *logits = mixpi_chunked_room(c, h), *sums = NULL;
     mixp_out dx = mixpi_call_dx(c, 0), dw = mixpi_call_dx(c, 1);
@@ -17453,6 +17568,14 @@ static mixp_result mixpi_chunked_backward(mixp_call *c) {
     }
     mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
     return r;
+}
+
+/* The logits are made once more, from both. */
+static mixp_result mixpi_chunked_backward(mixp_call *c) {
+    const mixpi_chunked *h = (const mixpi_chunked *)c->attrs;
+    mixp_result r = mixpi_check_version(c, 0, h->read[0]);
+    if (r == MIXP_OK) r = mixpi_check_version(c, 1, h->read[1]);
+    return r == MIXP_OK ? mixpi_chunked_grads(c) : r;
 }
 
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
@@ -17479,7 +17602,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "they must be equal");
-    if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t))
+    if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the target cannot have a gradient; only "
                                  "mse, l1, smooth_l1 and huber give one",
@@ -18208,18 +18331,18 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
 
 static mixp_result mixpi_scale_infer(mixp_call *c) {
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    return mixp_call_output(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
+    return mixpi_call_output_fixed(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* A gradient that passes the scale is a scaled one from there on; a second scale spoils it. */
-static void mixpi_scale_mark(mixp_scaler *s, mixpi_mark *m) {
+/* A gradient that passes scale number `at` is a scaled one from there on; a second one spoils it. */
+static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
     if (m->kind != MIXPI_MARK_TRUE) {
         m->kind = MIXPI_MARK_MIXED;
         return;
     }
     m->kind = MIXPI_MARK_SCALED;
     m->by = s;
-    m->at = mixpi_scale_now(s);  /* plant: scaled_at */
+    m->at = at;  /* plant: scaled_at */
 }
 
 static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
@@ -18232,7 +18355,8 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
     if (!scaler) return mixpi_scaler_gone(c->ctx);
-    if (c->out->grad) mixpi_scale_mark(scaler, &c->out->grad->own.mark);
+    if (c->out->grad)
+        mixpi_scale_mark(scaler, mixpi_scale_now(scaler), &c->out->grad->own.mark);
     memset(&k, 0, sizeof k);
     k.n = c->out->count;
     k.factor = &scaler->state->scale;
@@ -18259,6 +18383,8 @@ typedef struct mixpi_scaled_entropy {
     mixp_scaler  *scaler;       /* first, as the attributes of mixpi_scale_op              */
     mixp_cross_entropy_both_args k;
     mixp_tensor **plain;        /* where the wrapper wants to find it                      */
+    uint64_t      at;           /* the number of the scale that is in the gradient         */
+    int           walked;       /* 1: the gradient was handed on                           */
 } mixpi_scaled_entropy;
 
 static mixp_result mixpi_scaled_entropy_infer(mixp_call *c)
@@ -18294,6 +18420,7 @@ static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
     if (r != MIXP_OK) return r;
     k->loss = mixpi_saved(c, 2);
+    a->at = mixpi_scale_now(a->scaler);  /* plant: entropy_at */
     a->k.scale = &a->scaler->state->scale;
     a->k.dlogits = mixpi_tensor_out(c->in[0], 0);
     r = MIXPI_RUN(c, cross_entropy_both, &a->k);
@@ -18305,17 +18432,18 @@ static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
 
 /* It is there already, for an incoming gradient of 1. */
 static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
-    const mixpi_scaled_entropy *a = (const mixpi_scaled_entropy *)c->attrs;
+    mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_tensor *g;
     int accumulate = 0;
-    int apart = !c->out->own.walked;  /* plant: entropy_walked */
+    int apart = !c->out->own.walked || a->walked;  /* plant: entropy_walked */
     if (!a->scaler) return mixpi_scaler_gone(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
                                  "the result of mixp_scaler_cross_entropy is for mixp_backward "
                                  "alone: give a factor as share, or take mixp_cross_entropy and "
                                  "mixp_scaler_scale");
-    mixpi_scale_mark(a->scaler, &c->out->grad->own.mark);
+    a->walked = 1;
+    mixpi_scale_mark(a->scaler, a->at, &c->out->grad->own.mark);
     g = mixpi_grad_record(c->in[0]);
     if (!g) return MIXP_ERR_MEMORY;
     g->data = c->in[0]->data;
@@ -21237,7 +21365,7 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
     if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
         return;
-    site->for_grad = 1;
+    site->for_grad = 1;  /* plant: floor_for_grad */
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad);
 }
 

@@ -165,6 +165,12 @@ plant kept_grad          logic   operators   test_a_kept_gradient_is_not_handed_
 plant lent_kept          logic   gradient_memory sums_of_all_kinds_share_their_gradients
 plant settle_own         zero    gradient_memory sums_of_all_kinds_share_their_gradients
 plant settle_inputs      zero    gradient_memory a_users_operator_never_reads_where_it_writes
+plant mark_true          drop    walks       a_freed_scalers_gradients_are_true
+plant call_constant      zero    walks       frozen_is_frozen
+plant grad_lacks         drop    walks       memory_is_refused_in_a_walk
+plant grad_over_spent    drop    walks       disposable_logits_are_walked_once
+plant entropy_at         zero    walks       the_scale_moves_before_the_walk
+plant product_version    always  walks       what_was_written_is_not_walked
 plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_nobody_reads
 plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
@@ -223,6 +229,7 @@ plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look
 plant guard_pin          logic   guard       test_pins
 plant guard_carry        swap    guard       test_planted_overflow
+plant floor_for_grad     drop    guard_floor comes_back_with_its_gradient
 plant guard_every        bound   guard       test_bad_input
 plant site_inputs        no      guard       test_control_flow
 plant site_sibling       turn    guard       test_two_passes

@@ -21,6 +21,9 @@ guard=; command -v timeout >/dev/null 2>&1 && guard="timeout -k 5 $seconds"
 # other programs want the cores too.
 export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
 
+# What a test frees it asks for again: glibc would give it back to the kernel each time.
+export MALLOC_TRIM_THRESHOLD_=1073741824 MALLOC_MMAP_THRESHOLD_=33554432
+
 tmp=$(mktemp -d) || exit 1
 workers=
 trap 'rm -rf "$tmp"' EXIT

@@ -161,6 +161,43 @@ static void test_a_scaler_goes(void) {
     rig_close(&r);
 }
 
+/* Of several any may go first: the others train on, each by lr 0.01 against a gradient of 1. */
+static void test_scalers_go_in_any_order(void) {
+    static const int orders[6][3] = { { 0, 1, 2 }, { 0, 2, 1 }, { 1, 0, 2 }, { 1, 2, 0 }, { 2, 0, 1 }, { 2, 1, 0 } };
+    int order, gone, i, steps;
+    for (order = 0; order < 6; order++) {
+        rig r = rig_open();
+        mixp_scaler *first = r.scaler, *scalers[OPTIMIZERS];
+        int alive_too[OPTIMIZERS] = { 1, 1, 1 };
+        float w[3];
+        mixp_param_group group;
+        for (i = 0; i < OPTIMIZERS; i++) {
+            scalers[i] = mixp_scaler_new(r.ctx, NULL);
+            mixp_optimizer_group(r.opt[i], 0, &group);
+            group.lr = 0.01;
+            mixp_optimizer_set_group(r.opt[i], 0, &group);
+        }
+        for (steps = 1, gone = 0; gone < 3; gone++, steps++) {
+            mixp_step_begin(r.ctx);
+            for (i = 0; i < OPTIMIZERS; i++) {
+                if (!alive_too[i]) continue;
+                mixp_zero_grad(r.opt[i]);
+                r.scaler = scalers[i];
+                backward(&r, i, 1.0f);
+                CHECK_INT(mixp_scaler_step(scalers[i], r.opt[i]), MIXP_OK);
+                CHECK_INT(mixp_scaler_update(scalers[i]), MIXP_OK);
+                CHECK_INT(mixp_scaler_verdict(scalers[i]).applied, steps);
+                CHECK_INT(mixp_read(r.w[i], w, MIXP_F32, 3), MIXP_OK);
+                CHECK_NEAR(w[2], -0.01 * steps, 1e-6);
+            }
+            CHECK_INT(mixp_scaler_free(scalers[orders[order][gone]]), MIXP_OK);
+            alive_too[orders[order][gone]] = 0;
+        }
+        CHECK_INT(mixp_scaler_free(first), MIXP_OK);
+        rig_close(&r);
+    }
+}
+
 /* In the middle of a step: what it has unscaled is true, and no optimizer waits for it. */
 static void test_a_scaler_goes_after_unscale(void) {
     rig r = rig_open();
@@ -294,6 +331,7 @@ int main(void) {
     RUN(test_an_optimizer_goes);
     RUN(test_a_verdict_without_it);
     RUN(test_a_scaler_goes);
+    RUN(test_scalers_go_in_any_order);
     RUN(test_a_scaler_goes_after_unscale);
     RUN(test_a_scaler_of_views_goes);
     RUN(test_a_scaler_goes_under_a_guard);

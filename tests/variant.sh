@@ -115,7 +115,7 @@ mingw)      # Windows, by wine; not the tests that are of POSIX
     [ -x "$wine" ] || need false
     need x86_64-w64-mingw32-gcc
     tests CC=x86_64-w64-mingw32-gcc AR=x86_64-w64-mingw32-ar OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 \
-        RUNNER="env WINEDEBUG=-all $wine" TESTS="$(set_of $able)" LEFT="$left" ;;
+        RUNNER="env WINEDEBUG=-all $wine" EXE=.exe TESTS="$(set_of $able)" LEFT="$left" ;;
 aarch64)
     emulated aarch64-linux-gnu qemu-aarch64 ;;
 arm)        # of that, the instructions that a processor may have

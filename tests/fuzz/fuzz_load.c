@@ -1,5 +1,5 @@
 /* fuzz_load.c - a checkpoint with bytes changed, or any bytes: refused, and then nothing has
- * changed, or loaded, and then training goes on and saves again. (internals: its own copy)
+ * changed, or loaded, and then training goes on and saves again.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "memory_disk.h"

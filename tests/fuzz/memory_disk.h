@@ -1,5 +1,6 @@
 /* memory_disk.h - files in memory: the system's calls that mixprec.h makes, so that a fuzzer opens
- * thousands of files a second. Include it before the implementation.
+ * thousands of files a second. Include it in place of mixprec.h: it has the implementation. Where
+ * MEMORY_DISK_LINKED says so that is another object, this file compiled with MEMORY_DISK_OBJECT.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef MEMORY_DISK_H
@@ -17,10 +18,24 @@
 enum { DISK_FILES = 8, DISK_FOLDER = 99 };
 
 typedef struct disk_file { char name[300]; unsigned char *data; size_t size; int is_there; } disk_file;
-static disk_file disk[DISK_FILES];
+
+#ifdef MEMORY_DISK_LINKED
+extern disk_file disk[DISK_FILES];
+int disk_find(const char *name);
+void disk_put(const char *name, const void *bytes, size_t n);
+int disk_remove(const char *path);
+#  include "mixprec.h"
+#else
+#ifdef MEMORY_DISK_OBJECT
+#  define DISK_API
+#else
+#  define DISK_API static
+#endif
+
+DISK_API disk_file disk[DISK_FILES];
 static struct { int file; size_t at; } disk_open_files[DISK_FILES];    /* by descriptor */
 
-static int disk_find(const char *name) {
+DISK_API int disk_find(const char *name) {
     int i;
     for (i = 0; i < DISK_FILES; i++)
         if (disk[i].is_there && strcmp(disk[i].name, name) == 0) return i;
@@ -38,7 +53,7 @@ static int disk_make(const char *name) {
     return i;
 }
 
-static void disk_put(const char *name, const void *bytes, size_t n) {
+DISK_API void disk_put(const char *name, const void *bytes, size_t n) {
     int i = disk_find(name);
     if (i < 0) i = disk_make(name);
     disk[i].data = (unsigned char *)realloc(disk[i].data, n + 1);
@@ -112,7 +127,7 @@ static int disk_close(int d) {
     return 0;
 }
 
-static int disk_remove(const char *path) {
+DISK_API int disk_remove(const char *path) {
     int i = disk_find(path);
     if (i >= 0) disk[i].is_there = 0;
     return i >= 0 ? 0 : -1;
@@ -143,7 +158,7 @@ static char *disk_realpath(const char *path, char *out)
 #define rename(from, to)        disk_rename(from, to)
 #define realpath                disk_realpath
 
-#undef  MIXPREC_IMPLEMENTATION_DONE     /* its own copy: internals */
+#undef  MIXPREC_IMPLEMENTATION_DONE     /* its own copy, with the system's calls replaced */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #undef read
@@ -153,4 +168,5 @@ static char *disk_realpath(const char *path, char *out)
 #undef stat
 #undef remove
 #undef rename
+#endif
 #endif
