@@ -2706,7 +2706,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
- * before; or a capture is under way already. */
+ * before; a low weight was written since the last ordinary step, which takes it over into its
+ * master; or a capture is under way already. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -20406,6 +20407,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     plan->look_only = 0;
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
+    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;  /* plant: tallied_once */
     r = mixpi_tally_step(opt);
     tallied = opt->tallied;
     opt->tallied = 0;
@@ -20546,6 +20548,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     r = mixpi_need_begin(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
+    opt->tallied = 0;           /* a step before this one may have been given up */
     r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
