@@ -31,6 +31,12 @@ if command -v nm >/dev/null 2>&1 && [ -f "$tmp/i.o" ]; then
     check 'MIXPREC_STATIC leaves no external' none ' [A-TVWX] ' "$tmp/s.nm"
     check 'MIXPREC_STATIC: no writable data'  none ' [BbCDdGgSs] ' "$tmp/s.nm"
     check 'no printing, no exit'              none ' U (printf|vprintf|puts|putchar|stdout|stderr|perror|exit|_exit|abort|__assert_fail)$' "$tmp/i.nm"
+    # The companion, as the tests' simulation of CUDA has it: inline functions of others are weak.
+    if [ -f "${BUILD:-build}/cudasim_plain.o" ]; then
+        nm "${BUILD:-build}/cudasim_plain.o" | grep ' [TDBRSGC] ' >"$tmp/c.nm"
+        check 'the companion shows mixp_cuda'     some ' T mixp_cuda$' "$tmp/c.nm"
+        check 'and nothing else'                  [ "$(wc -l <"$tmp/c.nm")" -eq 1 ]
+    else skip 'symbols of the companion (not built)'; fi
 else
     skip 'symbols (no nm)'
 fi
