@@ -122,6 +122,7 @@ CUDA_SANE  := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/sane/%,$(wildcard tes
 CUDA_PLAIN := $(patsubst $(BUILD)/sane/%,$(BUILD)/%,$(filter-out %/test_cudasim,$(CUDA_SANE)))
 CUDA_TESTS := $(CUDA_PLAIN) $(filter %/test_cudasim,$(CUDA_SANE))
 SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
+$(BUILD)/sane/test_cudasim: private SANE += -O0
 SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
               -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include -I. -Itests
 
