@@ -5162,10 +5162,13 @@ static int mixpi_amx_machine(int f16) {
 #  define MIXPI_F MIXPI_RARE
 #endif
 
+/* Asks for a line of what is used at once, or (FAR) later: then not into L1. */
 #if defined(__GNUC__)
-#  define MIXPI_PREFETCH(p) __builtin_prefetch(p)
+#  define MIXPI_PREFETCH(p)     __builtin_prefetch(p)
+#  define MIXPI_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)
 #else
-#  define MIXPI_PREFETCH(p) (void)(p)
+#  define MIXPI_PREFETCH(p)     (void)(p)
+#  define MIXPI_PREFETCH_FAR(p) (void)(p)
 #endif
 
 /* --- vectors of 16 floats ------------------------------------------------------------- *
@@ -8271,60 +8274,88 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                      \
        X(12, a12, 0) X(13, a12, row)
 #  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = mixpi_vzero(), q##i = p##i;
-#  define MIXPI_TILE_STEP(i, a, at)                                                       \
-       if (rows > i) {                                                                    \
-           mixpi_v s = mixpi_vset((a)[at]);                                               \
-           p##i = mixpi_vmla(s, b0, p##i);                                                \
-           if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                    \
+#  define MIXPI_TILE_STEP(i, a, at)                                                     \
+       if (rows > i) {                                                                  \
+           mixpi_v s = mixpi_vset((a)[at]);                                             \
+           p##i = mixpi_vmla(s, b0, p##i);                                              \
+           if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                  \
        }
 /* The same for pairs: two multiply-adds, k's first. */
-#  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                                 \
-       if (rows > i) {                                                                    \
-           __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                    \
-           p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                                \
-           if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                    \
+#  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                               \
+       if (rows > i) {                                                                  \
+           __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                  \
+           p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                              \
+           if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                  \
        }
-#  define MIXPI_TILE_STEP_F16(i, a, at)                                                   \
+#  define MIXPI_TILE_STEP_F16(i, a, at)                                                 \
        if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
+#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                \
        if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_PUT(i, a, at)                                                        \
-       if (rows > i) {                                                                    \
-           p##i = mixpi_vfma(alpha, p##i, b0);                                            \
-           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                                \
-           if (t->add) {                                                                  \
-               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                   \
-               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                  \
-           }                                                                              \
-           mixpi_vstore(c, p##i);                                                         \
-           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
-           c += t->c_row;                                                                 \
+#  define MIXPI_TILE_ASK(i, a, at)                                                      \
+       if (rows > i) {                                                                  \
+           MIXPI_PREFETCH((const char *)(c + i * t->c_row));                            \
+           if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));           \
        }
-#  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
-       const int64_t row = t->a_row, step = t->a_step;                                    \
-       const float  *b = t->b;                                                            \
-       const float  *a0 = t->a;                                                           \
-       const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                  \
-       const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                  \
-       const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                  \
-       const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                                \
-       float        *c = t->c;                                                            \
-       int64_t       p;                                                                   \
-       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
-       MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                  \
-       for (p = t->depth; p > 0; p--) {                                                   \
-           b0 = LOAD(b);                                                                  \
-           if (nv > 1) b1 = LOAD(b + 16);                                                 \
-           MIXPI_TILE_ROWS(STEP)                                                          \
-           a0 += step;                                                                    \
-           a3 += step;                                                                    \
-           a6 += step;                                                                    \
-           a9 += step;                                                                    \
-           a12 += step;                                                                   \
-           b += t->b_step;                                                                \
-       }                                                                                  \
-       b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                               \
-       if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();              \
+/* b on its way, for the tiles of further rows. */
+#  define MIXPI_TILE_KEEP                                                               \
+       if (MIXPI_NV > 1 && keep) {                                                      \
+           mixpi_vstore(keep, b0);                                                      \
+           if (nv > 1) mixpi_vstore(keep + 16, b1);                                     \
+           keep += 16 * nv;                                                             \
+       }
+/* Two lines of what comes next. (Narrower tiles have no instruction to spare.) */
+#  define MIXPI_TILE_AHEAD                                                              \
+       if (nv > 1) {                                                                    \
+           MIXPI_PREFETCH_FAR((const char *)ask);                                       \
+           MIXPI_PREFETCH_FAR((const char *)(ask + t->ask_next));                       \
+           ask += t->ask_step;                                                          \
+           if (--turn == 0) {                                                           \
+               turn = t->ask_turn;                                                      \
+               ask += t->ask_jump;                                                      \
+           }                                                                            \
+       }
+#  define MIXPI_TILE_PUT(i, a, at)                                                      \
+       if (rows > i) {                                                                  \
+           p##i = mixpi_vfma(alpha, p##i, b0);                                          \
+           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                              \
+           if (t->add) {                                                                \
+               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                 \
+               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                \
+           }                                                                            \
+           mixpi_vstore(c, p##i);                                                       \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                      \
+           c += t->c_row;                                                               \
+       }
+#  define MIXPI_TILE_CODE(STEP, LOAD)                                                   \
+       const int64_t row = t->a_row, step = t->a_step;                                  \
+       const float  *b = t->b;                                                          \
+       const float  *a0 = t->a;                                                         \
+       const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                \
+       const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                \
+       const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                \
+       const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                              \
+       float        *c = t->c;                                                          \
+       float        *keep = t->keep;                                                    \
+       uintptr_t     ask = t->ask;                                                      \
+       int64_t       p, turn = t->ask_turn;                                             \
+       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);              \
+       MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                  \
+       MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                \
+       for (p = t->depth; p > 0; p--) {                                                 \
+           b0 = LOAD(b);                                                                \
+           if (nv > 1) b1 = LOAD(b + 16);                                               \
+           MIXPI_TILE_KEEP                                                              \
+           MIXPI_TILE_AHEAD                                                             \
+           MIXPI_TILE_ROWS(STEP)                                                        \
+           a0 += step;                                                                  \
+           a3 += step;                                                                  \
+           a6 += step;                                                                  \
+           a9 += step;                                                                  \
+           a12 += step;                                                                 \
+           b += t->b_step;                                                              \
+       }                                                                                \
+       b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                             \
+       if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();            \
        MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
@@ -8378,6 +8409,12 @@ typedef struct mixpi_tile {
     float       *c;             /* c(i, j) = c[i * c_row + j]                              */
     int64_t      c_row;
     const float *bias;          /* NULL = 0                                                */
+    float       *keep;          /* NULL, or where b's rows are packed while they are read  */
+    uintptr_t    ask;           /* a line of what the next tiles want, asked for at the    */
+    uintptr_t    ask_next;      /* first step with another, so many bytes on               */
+    uintptr_t    ask_step;      /* bytes from a step's two lines to the next step's        */
+    uintptr_t    ask_jump;      /* and once more so many                                   */
+    int64_t      ask_turn;      /* after every so many steps; 0 = never                    */
     float        alpha;
     int          add, cols;
     int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
@@ -8598,6 +8635,10 @@ typedef struct mixpi_gemm_block {
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: of the block's columns                         */
     float  *part;               /* sums of a c that is not f32, job->cols a row            */
+    uintptr_t ask;              /* of a, what is to be packed or read after these rows:    */
+    uintptr_t ask_next;         /* rows of it, or lines of a', so many bytes apart         */
+    uintptr_t ask_step;         /* within one: bytes from a step of the sum to the next    */
+    int64_t   asks;             /* how many are left to ask for                            */
 } mixpi_gemm_block;
 #endif
 
@@ -9096,38 +9137,28 @@ MIXPI_V mixpi_panel MIXPI_P(panel_of)(int64_t j, int64_t n) {
     return p;
 }
 
-/* Packs b[p0 .. p0+depth, n0 .. n1], with zeros beyond n1: a row of b, or a pair of them, is a
- * row of panels. */
-MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s) {
+/* Packs a panel of b[p0 .. p0+depth], from column j of the block on, with zeros beyond n1. */
+MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
-    int64_t n = s->n1 - s->n0, at = s->b_at + s->p0 * g->ldb + s->n0, j, p;
-    int64_t each = s->job->pairs ? 2 : 1;
-    for (p = 0; p < s->steps; p++, at += each * g->ldb) {
-        const float *row = s->strip;
-        int64_t left = s->depth - p * each;
-        if (!s->job->pairs) {
-            row = MIXPI_P(read)(g->b, at, n, s->strip);
-            MIXPI_P(ask)(g->b, at + 8 * g->ldb, n);
-        } else if (left <= 0) {  /* plant: pairs_beyond */
-            memset(s->strip, 0, (size_t)n * sizeof(float));
-        } else {
-            MIXPI_P(load_across)(s->strip, 0, mixpi_source_of(g->b, at, g->ldb),
-                                 mixpi_min(each, left), (int)n, 1);
-        }
-        for (j = 0; j < n; j += 16) {
-            mixpi_panel to = MIXPI_P(panel_of)(j, n);
-            mixpi_vstore(s->b_pack + to.first * s->steps + p * to.wide + j - to.first,
-                         mixpi_vpart(row + j, n - j));
-        }
-    }
+    mixpi_panel to = MIXPI_P(panel_of)(j, s->n1 - s->n0);
+    int64_t n = mixpi_min(to.wide, s->n1 - s->n0 - j);
+    int64_t rows = s->job->pairs ? mixpi_ceil_div(s->depth, 2) : s->depth;
+    int64_t first = n % 16 ? 0 : rows;          /* row from which on there are zeros */
+    mixpi_source from =
+        mixpi_source_of(g->b, s->b_at + s->p0 * g->ldb + s->n0 + j, g->ldb);
+    float  *dst = s->b_pack + j * s->steps;
+    size_t  bytes = (size_t)((s->steps - first) * to.wide) * sizeof(float);
+    memset(dst + first * to.wide, 0, bytes);  /* plant: pairs_beyond */
+    MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
 }
 
-/* Packs op(b) = b' from b[n0 .. n1, p0 .. p0+depth], 16 rows of b at a time. Whole ones of f32
- * are read where they lie. */
-MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s) {
+/* The same of op(b) = b' from b[n0 + j .., p0 .. p0+depth], 16 rows of b at a time. Whole ones
+ * of f32 are read where they lie. */
+MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
-    int64_t n = s->n1 - s->n0, strip = s->job->depth + MIXPI_PAD, i, j, p;
-    for (j = 0; j < n; j += 16) {
+    int64_t n = s->n1 - s->n0, strip = s->job->depth + MIXPI_PAD, i, p;
+    int64_t end = mixpi_min(j + MIXPI_NR, n);
+    for (; j < end; j += 16) {
         mixpi_panel to = MIXPI_P(panel_of)(j, n);
         int64_t at = s->b_at + (s->n0 + j) * g->ldb + s->p0, rows = mixpi_min(16, n - j);
         int     here = g->b.dtype == MIXP_F32 && rows == 16 && s->depth % 16 == 0;
@@ -9205,21 +9236,85 @@ MIXPI_V int MIXPI_P(b_in_place)(const mixpi_gemm_block *s) {
            g->ldb % 1024 && g->k * g->n <= 1 << 19;
 }
 
-/* Where tiles find column j of the pass's op(b): where it lies, or packed. */
-MIXPI_V void MIXPI_P(tile_b)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
+MIXPI_V uintptr_t MIXPI_P(line_of)(mixp_in a, int64_t i)
+{ return (uintptr_t)a.data + (uintptr_t)(i * MIXPI_P(size)(a.dtype)); }
+
+/* The tile reads b from column j of the block on where it lies. */
+MIXPI_V void MIXPI_P(tile_b_there)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
-    if (MIXPI_P(b_in_place)(s)) {
-        t->b = (const float *)g->b.data + s->b_at + s->p0 * g->ldb + s->n0 + j;
-        t->b_step = g->ldb;
+    t->b = (const float *)g->b.data + s->b_at + s->p0 * g->ldb + s->n0 + j;
+    t->b_step = g->ldb;
+}
+
+/* The tile's steps ask for b's next panel, row after row: or for two rows of b' at a time, line
+ * after line. */
+MIXPI_V void MIXPI_P(ask_columns)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t size = MIXPI_P(size)(g->b.dtype);
+    int64_t lines = mixpi_ceil_div(s->depth * size, 64);
+    int64_t row = g->ldb * size;
+    int64_t column = s->n0 + j + MIXPI_NR;
+    int64_t at = s->b_at + s->p0 * g->ldb + column;
+    if (column >= s->n1) return;
+    if (g->trans_b) {
+        at = s->b_at + column * g->ldb + s->p0;
+        t->ask = MIXPI_P(line_of)(g->b, at);
+        t->ask_next = (uintptr_t)(16 * row);
+        t->ask_step = 64;
+        t->ask_turn = lines;
+        t->ask_jump = (uintptr_t)(row - 64 * lines);
         return;
     }
+    t->ask = MIXPI_P(line_of)(g->b, at);
+    t->ask_next = 64;
+    t->ask_step = (uintptr_t)row;
+    if (!s->job->pairs) return;
+    t->ask_next = (uintptr_t)row;
+    t->ask_step = (uintptr_t)(2 * row);
+}
+
+/* They ask for one or two rows of a after those of this tile. */
+MIXPI_V void MIXPI_P(ask_rows)(mixpi_gemm_block *s, mixpi_tile *t) {
+    t->ask = s->ask;
+    t->ask_next = s->ask_next;
+    t->ask_step = s->ask_step;
+    s->ask += MIXPI_NV * s->ask_next;
+    s->asks -= MIXPI_NV;
+}
+
+/* Column j of the pass's op(b) for the first rows of a block: packed for all the others. What can
+ * be read where it lies is kept by the tile on its way, or not at all where no others come. */
+MIXPI_K void MIXPI_P(tile_b_first)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j,
+                                   int more) {
+    const mixp_gemm_args *g = s->job->g;
+    MIXPI_P(ask_columns)(s, t, j);
+    if (MIXPI_NV > 1 && !g->trans_b && g->b.dtype == MIXP_F32 && t->cols % 16 == 0) {
+        if (more) t->keep = s->b_pack + j * s->steps;
+        MIXPI_P(tile_b_there)(s, t, j);
+        return;
+    }
+    if (g->trans_b) MIXPI_P(pack_transposed)(s, j);
+    else MIXPI_P(pack_straight)(s, j);
+}
+
+/* Where tiles of rows from i on find column j of the pass's op(b), and what they ask for. */
+MIXPI_K void MIXPI_P(tile_b)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int64_t j,
+                             int more) {
+    t->ask = (uintptr_t)t->a;
+    t->ask_next = t->ask_step = 0;
+    t->ask_turn = 0;
+    t->ask_jump = 0;
+    t->keep = NULL;
     t->b = s->b_pack + j * s->steps;
     t->b_step = MIXPI_P(panel_of)(j, s->n1 - s->n0).wide;
+    if (MIXPI_P(b_in_place)(s)) MIXPI_P(tile_b_there)(s, t, j);
+    else if (i == s->m0) MIXPI_P(tile_b_first)(s, t, j, more);
+    if (MIXPI_NV > 1 && !t->ask_step && s->asks > 0) MIXPI_P(ask_rows)(s, t);
 }
 
 /* The tiles of rows [i, i+rows), rows <= job->tall. Sums of a c that is not f32 wait in `part`:
  * all the block's where k takes several passes, else those of these rows. */
-MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
+MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
                                  int64_t rows) {
     const mixpi_gemm_job *job = s->job;
     const mixp_gemm_args *g = job->g;
@@ -9233,7 +9328,7 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         t->cols = (int)mixpi_min(MIXPI_NR, n - j);
         t->bias = first && g->bias.data ? s->bias + j : NULL;
         t->c = c + j;
-        MIXPI_P(tile_b)(s, t, j);
+        MIXPI_P(tile_b)(s, t, i, j, i + rows < s->m1);
         MIXPI_P(tile_run)(t, rows);
     }
     if (!job->low || !last) return;
@@ -9241,22 +9336,45 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         MIXPI_P(write)(g->c, at, n, part);
 }
 
-/* job->panels panels of rows at a time, dealt out evenly. */
-MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
-    int64_t m = s->m1 - s->m0, at_once = s->job->panels, i, j;
+/* The rows after these, from `row` on, shall be asked for: of the next pass, beyond the block's
+ * end, or from k = 0 on, where another block may begin with them. */
+MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t size = MIXPI_P(size)(g->a.dtype);
+    int64_t p = s->p0;
+    int64_t at;
+    if (row == s->m1) {
+        row = s->m0;
+        p += s->depth;
+        if (p == g->k) p = 0;
+    }
+    at = s->a_at + row * g->lda + p;
+    s->ask_next = (uintptr_t)(g->lda * size);
+    s->ask_step = (uintptr_t)size;
+    s->asks = rows;
+    if (g->trans_a) {
+        at = s->a_at + p * g->lda + row;
+        s->ask_step = s->ask_next;
+        s->ask_next = 64;
+        s->asks = rows * size / 64 + 1;
+    }
+    s->ask = MIXPI_P(line_of)(g->a, at);
+    if (s->job->pairs) s->ask_step *= 2;
+}
+
+/* A panel of rows at a time, or job->panels of them where a' is packed: dealt out evenly. */
+MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
+    int64_t m = s->m1 - s->m0, at_once = s->job->g->trans_a ? s->job->panels : 1, i, j;
     int64_t panels = mixpi_ceil_div(m, s->job->tall);
     mixpi_tile t;
     t.depth = s->steps;
     t.pairs = s->job->pairs;
     t.alpha = s->job->g->alpha;
-    if (!MIXPI_P(b_in_place)(s)) {
-        if (s->job->g->trans_b) MIXPI_P(pack_transposed)(s);
-        else MIXPI_P(pack_straight)(s);
-    }
     for (i = 0; i < panels; i += at_once) {
         int64_t end = mixpi_min(i + at_once, panels), first = m * i / panels;
-        const float *a =
-            MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
+        int64_t next = m * end / panels;
+        const float *a = MIXPI_P(pack_rows)(s, s->m0 + first, next - first, &t);
+        MIXPI_P(ask_after)(s, s->m0 + next, next - first);
         for (j = i; j < end; j++) {
             int64_t row = m * j / panels;
             t.a = a + (row - first) * t.a_row;
@@ -9597,6 +9715,7 @@ MIXPI_K void MIXPI_P(product)(const mixpi_tile *all, int64_t m, int64_t n) {
             t.b = all->b + j;
             t.c = all->c + row * t.c_row + j;
             t.cols = (int)mixpi_min(MIXPI_NR, n - j);
+            t.ask = (uintptr_t)t.a;
             MIXPI_P(tile_run)(&t, m * (i + 1) / panels - row);
         }
 }
@@ -11197,6 +11316,7 @@ static const mixp_kernels MIXPI_P(kernels_mmla) =
 #undef MIXPI_F
 #undef MIXPI_RARE
 #undef MIXPI_PREFETCH
+#undef MIXPI_PREFETCH_FAR
 #endif  /* MIXPI_PASS */
 
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
@@ -18434,10 +18554,20 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
 }
 
+/* Targets that lie in host memory are looked at before the kernel writes over the logits. */
+static mixp_result mixpi_scaled_entropy_targets(mixp_call *c) {
+    const mixp_cross_entropy_args *k = &((const mixpi_scaled_entropy *)c->attrs)->k.loss;
+    if (c->ctx->device->download) return MIXP_OK;
+    /* plant: entropy_targets */
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) < 0) return MIXP_OK;
+    return mixpi_bad_index(c, "target", k->cols, k->ignore);
+}
+
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &a->k.loss;
     mixp_result r = mixpi_cross_entropy_fill(c, k);
+    if (r == MIXP_OK) r = mixpi_scaled_entropy_targets(c);
     if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
     if (r != MIXP_OK) return r;
     k->loss = mixpi_saved(c, 2);
