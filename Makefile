@@ -167,12 +167,22 @@ $(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(LIB) mixprec_
 # nobody assembles them.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
                  tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
-GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=compute_80 -Xcicc -O1) -x cu -I. -Itests
+GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=compute_80 -Xcicc -O1) -O1 -x cu -I. -Itests
+
+# Here, too, those that do not look inside the companion link it: mixprec_cuda.o where there is a GPU.
+GPU_OUTSIDE  := $(CUDA_OUTSIDE:%=$(BUILD)/gpu/%)
+GPU_LINKED   := $(if $(GPU),$(BUILD)/mixprec_cuda.o,$(BUILD)/gpu/mixprec_cuda.o)
+$(GPU_OUTSIDE): private GPU_FLAGS += -DCOMPANION_LINKED
+$(GPU_OUTSIDE): $(GPU_LINKED)
+
+$(BUILD)/gpu/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
+	$(call say,nvcc $@)
+	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@
 
 $(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@.o
-	$(Q)$(CXX) $@.o $(LIB) $(OPENMP) $(CUDA_LIBS) -lm -o $@
+	$(Q)$(CXX) $@.o $(filter %.o,$^) $(LIB) $(OPENMP) $(CUDA_LIBS) -lm -o $@
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: SIM_MORE = $(SANE)
@@ -202,7 +212,7 @@ $(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
 $(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp $(BUILD)/mixprec_cuda.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -isystem $(CUDA)/include -I. \
-	    $< $(LIB) $(CUDA_LINK) $(OPENMP) -lm -o $@
+	    $< $(LIB) $(CUDA_LINK) $(OPENMP) -ldl -lm -o $@
 
 $(LIB): $(BUILD)/mixprec.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $<

@@ -562,6 +562,8 @@ static void any_floating_point_environment(void) {
         convert_everything(got, EACH, src, N);
 #endif
         fesetenv(&before);
+        fesetround(FE_TONEAREST);       /* Windows' fesetenv leaves both as they are */
+        flush_subnormals(0);
         CHECK(memcmp(got, want, BYTES) == 0);
     }
     free(want); free(got);
@@ -846,13 +848,14 @@ static void copy_strided(void) {
 
 /* What breaks a promise is said in one line; the message stays in its buffer. */
 static void self_check(void) {
-    char message[256], cut[8];
+    char message[256];
     mixp_result good = mixp_self_check(message, sizeof message);
-#if defined(__FAST_MATH__)
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
     CHECK_INT(good, MIXP_ERR_DEVICE);
     CHECK_TEXT(message, "fast-math");
 #else
     static const int modes[] = { FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO };
+    char cut[8];
     int i;
     CHECK_INT(good, MIXP_OK);
     CHECK_TEXT(message, "");
