@@ -122,6 +122,7 @@ CUDA_SANE  := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/sane/%,$(wildcard tes
 CUDA_PLAIN := $(patsubst $(BUILD)/sane/%,$(BUILD)/%,$(filter-out %/test_cudasim,$(CUDA_SANE)))
 CUDA_TESTS := $(CUDA_PLAIN) $(filter %/test_cudasim,$(CUDA_SANE))
 SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
+$(BUILD)/sane/test_cudasim: private SANE += -O0
 SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
               -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include -I. -Itests
 
@@ -166,12 +167,22 @@ $(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(LIB) mixprec_
 # nobody assembles them.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
                  tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
-GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=compute_80 -Xcicc -O1) -x cu -I. -Itests
+GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=compute_80 -Xcicc -O1) -O1 -x cu -I. -Itests
+
+# Here, too, those that do not look inside the companion link it: mixprec_cuda.o where there is a GPU.
+GPU_OUTSIDE  := $(CUDA_OUTSIDE:%=$(BUILD)/gpu/%)
+GPU_LINKED   := $(if $(GPU),$(BUILD)/mixprec_cuda.o,$(BUILD)/gpu/mixprec_cuda.o)
+$(GPU_OUTSIDE): private GPU_FLAGS += -DCOMPANION_LINKED
+$(GPU_OUTSIDE): $(GPU_LINKED)
+
+$(BUILD)/gpu/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
+	$(call say,nvcc $@)
+	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@
 
 $(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@.o
-	$(Q)$(CXX) $@.o $(LIB) $(OPENMP) $(CUDA_LIBS) -lm -o $@
+	$(Q)$(CXX) $@.o $(filter %.o,$^) $(LIB) $(OPENMP) $(CUDA_LIBS) -lm -o $@
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: SIM_MORE = $(SANE)
@@ -201,7 +212,7 @@ $(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
 $(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp $(BUILD)/mixprec_cuda.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -isystem $(CUDA)/include -I. \
-	    $< $(LIB) $(CUDA_LINK) $(OPENMP) -lm -o $@
+	    $< $(LIB) $(CUDA_LINK) $(OPENMP) -ldl -lm -o $@
 
 $(LIB): $(BUILD)/mixprec.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $<
@@ -311,7 +322,7 @@ LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA
 test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) tests/cuda_programs.sh 'ARCHS="75 90" tests/cuda_static.sh' \
 	    $(call CUDA_RUN,$(LONGEST_FIRST)) $(LONG) 'tests/variant.sh arm' 'tests/variant.sh amx' tests/ranks_mpi.sh tests/ranks_nccl.sh \
-	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
+	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' tests/test_overflow.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
 # Too long for CI on two cores. tests/variant.sh lists them.

@@ -1405,47 +1405,70 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
+/* x * y + z, rounded once. The product is exact in f64; where the sum is not, its last bit is made
+ * odd, which tells the narrowing on which side of a tie the true sum lies (Boldo and Melquiond,
+ * Emulation of a FMA and correctly rounded sums, 2008). */
+MIXPREC_HD float mixpi_fmaf_by_hand(float x, float y, float z) {
+    const double product = (double)x * (double)y;
+    const double sum = product + (double)z;
+    const double part = sum - product;
+    const double lost = (product - (sum - part)) + ((double)z - part);
+    uint64_t bits = mixp_bits_of_f64(sum);
+    if (bits & 1) return (float)sum;
+    if (!(lost > 0.0 || lost < 0.0)) return (float)sum;     /* exact, Inf or NaN */
+    if ((lost > 0.0) == (sum > 0.0)) bits++;
+    else bits--;
+    return (float)mixp_f64_of_bits(bits);
+}
+MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
+#if defined(__MINGW32__) && !defined(__FMA__)
+    return mixpi_fmaf_by_hand(x, y, z);         /* that of its libm rounds twice */
+#else
+    return fmaf(x, y, z);
+#endif
+}
+
 /* One element of Adam or AdamW, every rounding in its place: p the master weight, m and v the
  * moments, grad as stored. */
 MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), ratio, decay;
-    *m = fmaf(u->beta1, *m, u->rest1 * g);
-    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio, decay;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     if (u->order == MIXP_ADAM_ORDER_APEX) {
         ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
-        *p = fmaf(-u->rate, fmaf(decay, *p, ratio), *p);
+        *p = mixpi_fmaf(-u->rate, mixpi_fmaf(decay, *p, ratio), *p);
     } else {
-        ratio = *m / fmaf(sqrtf(*v), u->scale_v, u->eps);
+        ratio = *m / mixpi_fmaf(sqrtf(*v), u->scale_v, u->eps);
         decay = mixpi_decay_of(u, ratio, *p);
-        *p = fmaf(-decay, *p, *p);
-        *p = fmaf(-u->rate, ratio, *p);
+        *p = mixpi_fmaf(-decay, *p, *p);
+        *p = mixpi_fmaf(-u->rate, ratio, *p);
     }
 }
 
 /* One element of SGD; m NULL without momentum. */
 MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
                                  float *m) {
-    float g = fmaf(u->l2, *p, grad * u->factor);
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
     if (m) {
-        *m = fmaf(u->beta1, *m, u->rest1 * g);
-        g = u->nesterov ? fmaf(u->momentum, *m, g) : *m;
+        *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+        g = u->nesterov ? mixpi_fmaf(u->momentum, *m, g) : *m;
     }
-    *p = fmaf(-u->rate, g, *p);
+    *p = mixpi_fmaf(-u->rate, g, *p);
 }
 
 /* One element of RMSprop, in PyTorch's order; m NULL without momentum. */
 MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
                                      float *m, float *v) {
-    float g = fmaf(u->l2, *p, grad * u->factor), step;
-    *v = fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
     step = g / (sqrtf(*v) + u->eps);
     if (m) {
-        step = fmaf(u->momentum, *m, step);
+        step = mixpi_fmaf(u->momentum, *m, step);
         *m = step;
     }
-    *p = fmaf(-u->rate, step, *p);
+    *p = mixpi_fmaf(-u->rate, step, *p);
 }
 
 /* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
@@ -1453,17 +1476,17 @@ MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, flo
  * 2023). */
 MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float *p,
                                   float *m) {
-    float g = grad * u->factor, blend = fmaf(u->beta1, *m, u->rest1 * g);
+    float g = grad * u->factor, blend = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
     float sign = blend > 0.0f ? 1.0f : 0.0f > blend ? -1.0f : blend;    /* NaN stays NaN */
-    *p = fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
-    *p = fmaf(-u->rate, sign, *p);
-    *m = fmaf(u->beta2, *m, u->rest2 * g);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
+    *p = mixpi_fmaf(-u->rate, sign, *p);
+    *m = mixpi_fmaf(u->beta2, *m, u->rest2 * g);
 }
 
 /* a + (b - a) w, rounded as PyTorch's. */
 MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
     float way = b - a;
-    return w < 0.5f ? fmaf(w, way, a) : fmaf(w - 1.0f, way, b);
+    return w < 0.5f ? mixpi_fmaf(w, way, a) : mixpi_fmaf(w - 1.0f, way, b);
 }
 
 /* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
@@ -1478,8 +1501,8 @@ MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float gra
 MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
                                   float direction, float *p) {
     float rate = u->rate * shape;
-    *p = fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
-    *p = fmaf(-rate, direction, *p);
+    *p = mixpi_fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
+    *p = mixpi_fmaf(-rate, direction, *p);
 }
 
 /* --- states of fewer bytes ----------------------------------------------------------------- *
@@ -5140,10 +5163,13 @@ static int mixpi_amx_machine(int f16) {
 #  define MIXPI_F MIXPI_RARE
 #endif
 
+/* Asks for a line of what is used at once, or (FAR) later: then not into L1. */
 #if defined(__GNUC__)
-#  define MIXPI_PREFETCH(p) __builtin_prefetch(p)
+#  define MIXPI_PREFETCH(p)     __builtin_prefetch(p)
+#  define MIXPI_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)
 #else
-#  define MIXPI_PREFETCH(p) (void)(p)
+#  define MIXPI_PREFETCH(p)     (void)(p)
+#  define MIXPI_PREFETCH_FAR(p) (void)(p)
 #endif
 
 /* --- vectors of 16 floats ------------------------------------------------------------- *
@@ -5905,7 +5931,7 @@ MIXPI_V mixpi_v mixpi_vround(mixpi_v a) {
 }
 MIXPI_V mixpi_v mixpi_vfma(mixpi_v a, mixpi_v b, mixpi_v c) {
     int i;
-    for (i = 0; i < 16; i++) a.f[i] = fmaf(a.f[i], b.f[i], c.f[i]);
+    for (i = 0; i < 16; i++) a.f[i] = mixpi_fmaf(a.f[i], b.f[i], c.f[i]);
     return a;
 }
 MIXPI_V mixpi_v mixpi_vmla(mixpi_v a, mixpi_v b, mixpi_v c) {
@@ -8249,60 +8275,88 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                      \
        X(12, a12, 0) X(13, a12, row)
 #  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = mixpi_vzero(), q##i = p##i;
-#  define MIXPI_TILE_STEP(i, a, at)                                                       \
-       if (rows > i) {                                                                    \
-           mixpi_v s = mixpi_vset((a)[at]);                                               \
-           p##i = mixpi_vmla(s, b0, p##i);                                                \
-           if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                    \
+#  define MIXPI_TILE_STEP(i, a, at)                                                     \
+       if (rows > i) {                                                                  \
+           mixpi_v s = mixpi_vset((a)[at]);                                             \
+           p##i = mixpi_vmla(s, b0, p##i);                                              \
+           if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                  \
        }
 /* The same for pairs: two multiply-adds, k's first. */
-#  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                                 \
-       if (rows > i) {                                                                    \
-           __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                    \
-           p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                                \
-           if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                    \
+#  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                               \
+       if (rows > i) {                                                                  \
+           __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                  \
+           p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                              \
+           if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                  \
        }
-#  define MIXPI_TILE_STEP_F16(i, a, at)                                                   \
+#  define MIXPI_TILE_STEP_F16(i, a, at)                                                 \
        if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
+#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                \
        if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_PUT(i, a, at)                                                        \
-       if (rows > i) {                                                                    \
-           p##i = mixpi_vfma(alpha, p##i, b0);                                            \
-           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                                \
-           if (t->add) {                                                                  \
-               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                   \
-               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                  \
-           }                                                                              \
-           mixpi_vstore(c, p##i);                                                         \
-           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
-           c += t->c_row;                                                                 \
+#  define MIXPI_TILE_ASK(i, a, at)                                                      \
+       if (rows > i) {                                                                  \
+           MIXPI_PREFETCH((const char *)(c + i * t->c_row));                            \
+           if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));           \
        }
-#  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
-       const int64_t row = t->a_row, step = t->a_step;                                    \
-       const float  *b = t->b;                                                            \
-       const float  *a0 = t->a;                                                           \
-       const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                  \
-       const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                  \
-       const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                  \
-       const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                                \
-       float        *c = t->c;                                                            \
-       int64_t       p;                                                                   \
-       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
-       MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                  \
-       for (p = t->depth; p > 0; p--) {                                                   \
-           b0 = LOAD(b);                                                                  \
-           if (nv > 1) b1 = LOAD(b + 16);                                                 \
-           MIXPI_TILE_ROWS(STEP)                                                          \
-           a0 += step;                                                                    \
-           a3 += step;                                                                    \
-           a6 += step;                                                                    \
-           a9 += step;                                                                    \
-           a12 += step;                                                                   \
-           b += t->b_step;                                                                \
-       }                                                                                  \
-       b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                               \
-       if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();              \
+/* b on its way, for the tiles of further rows. */
+#  define MIXPI_TILE_KEEP                                                               \
+       if (MIXPI_NV > 1 && keep) {                                                      \
+           mixpi_vstore(keep, b0);                                                      \
+           if (nv > 1) mixpi_vstore(keep + 16, b1);                                     \
+           keep += 16 * nv;                                                             \
+       }
+/* Two lines of what comes next. (Narrower tiles have no instruction to spare.) */
+#  define MIXPI_TILE_AHEAD                                                              \
+       if (nv > 1) {                                                                    \
+           MIXPI_PREFETCH_FAR((const char *)ask);                                       \
+           MIXPI_PREFETCH_FAR((const char *)(ask + t->ask_next));                       \
+           ask += t->ask_step;                                                          \
+           if (--turn == 0) {                                                           \
+               turn = t->ask_turn;                                                      \
+               ask += t->ask_jump;                                                      \
+           }                                                                            \
+       }
+#  define MIXPI_TILE_PUT(i, a, at)                                                      \
+       if (rows > i) {                                                                  \
+           p##i = mixpi_vfma(alpha, p##i, b0);                                          \
+           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                              \
+           if (t->add) {                                                                \
+               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                 \
+               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                \
+           }                                                                            \
+           mixpi_vstore(c, p##i);                                                       \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                      \
+           c += t->c_row;                                                               \
+       }
+#  define MIXPI_TILE_CODE(STEP, LOAD)                                                   \
+       const int64_t row = t->a_row, step = t->a_step;                                  \
+       const float  *b = t->b;                                                          \
+       const float  *a0 = t->a;                                                         \
+       const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                \
+       const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                \
+       const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                \
+       const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                              \
+       float        *c = t->c;                                                          \
+       float        *keep = t->keep;                                                    \
+       uintptr_t     ask = t->ask;                                                      \
+       int64_t       p, turn = t->ask_turn;                                             \
+       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);              \
+       MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                  \
+       MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                \
+       for (p = t->depth; p > 0; p--) {                                                 \
+           b0 = LOAD(b);                                                                \
+           if (nv > 1) b1 = LOAD(b + 16);                                               \
+           MIXPI_TILE_KEEP                                                              \
+           MIXPI_TILE_AHEAD                                                             \
+           MIXPI_TILE_ROWS(STEP)                                                        \
+           a0 += step;                                                                  \
+           a3 += step;                                                                  \
+           a6 += step;                                                                  \
+           a9 += step;                                                                  \
+           a12 += step;                                                                 \
+           b += t->b_step;                                                              \
+       }                                                                                \
+       b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                             \
+       if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();            \
        MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
@@ -8356,6 +8410,12 @@ typedef struct mixpi_tile {
     float       *c;             /* c(i, j) = c[i * c_row + j]                              */
     int64_t      c_row;
     const float *bias;          /* NULL = 0                                                */
+    float       *keep;          /* NULL, or where b's rows are packed while they are read  */
+    uintptr_t    ask;           /* a line of what the next tiles want, asked for at the    */
+    uintptr_t    ask_next;      /* first step with another, so many bytes on               */
+    uintptr_t    ask_step;      /* bytes from a step's two lines to the next step's        */
+    uintptr_t    ask_jump;      /* and once more so many                                   */
+    int64_t      ask_turn;      /* after every so many steps; 0 = never                    */
     float        alpha;
     int          add, cols;
     int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
@@ -8576,6 +8636,10 @@ typedef struct mixpi_gemm_block {
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: of the block's columns                         */
     float  *part;               /* sums of a c that is not f32, job->cols a row            */
+    uintptr_t ask;              /* of a, what is to be packed or read after these rows:    */
+    uintptr_t ask_next;         /* rows of it, or lines of a', so many bytes apart         */
+    uintptr_t ask_step;         /* within one: bytes from a step of the sum to the next    */
+    int64_t   asks;             /* how many are left to ask for                            */
 } mixpi_gemm_block;
 #endif
 
@@ -9074,38 +9138,28 @@ MIXPI_V mixpi_panel MIXPI_P(panel_of)(int64_t j, int64_t n) {
     return p;
 }
 
-/* Packs b[p0 .. p0+depth, n0 .. n1], with zeros beyond n1: a row of b, or a pair of them, is a
- * row of panels. */
-MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s) {
+/* Packs a panel of b[p0 .. p0+depth], from column j of the block on, with zeros beyond n1. */
+MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
-    int64_t n = s->n1 - s->n0, at = s->b_at + s->p0 * g->ldb + s->n0, j, p;
-    int64_t each = s->job->pairs ? 2 : 1;
-    for (p = 0; p < s->steps; p++, at += each * g->ldb) {
-        const float *row = s->strip;
-        int64_t left = s->depth - p * each;
-        if (!s->job->pairs) {
-            row = MIXPI_P(read)(g->b, at, n, s->strip);
-            MIXPI_P(ask)(g->b, at + 8 * g->ldb, n);
-        } else if (left <= 0) {  /* plant: pairs_beyond */
-            memset(s->strip, 0, (size_t)n * sizeof(float));
-        } else {
-            MIXPI_P(load_across)(s->strip, 0, mixpi_source_of(g->b, at, g->ldb),
-                                 mixpi_min(each, left), (int)n, 1);
-        }
-        for (j = 0; j < n; j += 16) {
-            mixpi_panel to = MIXPI_P(panel_of)(j, n);
-            mixpi_vstore(s->b_pack + to.first * s->steps + p * to.wide + j - to.first,
-                         mixpi_vpart(row + j, n - j));
-        }
-    }
+    mixpi_panel to = MIXPI_P(panel_of)(j, s->n1 - s->n0);
+    int64_t n = mixpi_min(to.wide, s->n1 - s->n0 - j);
+    int64_t rows = s->job->pairs ? mixpi_ceil_div(s->depth, 2) : s->depth;
+    int64_t first = n % 16 ? 0 : rows;          /* row from which on there are zeros */
+    mixpi_source from =
+        mixpi_source_of(g->b, s->b_at + s->p0 * g->ldb + s->n0 + j, g->ldb);
+    float  *dst = s->b_pack + j * s->steps;
+    size_t  bytes = (size_t)((s->steps - first) * to.wide) * sizeof(float);
+    memset(dst + first * to.wide, 0, bytes);  /* plant: pairs_beyond */
+    MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
 }
 
-/* Packs op(b) = b' from b[n0 .. n1, p0 .. p0+depth], 16 rows of b at a time. Whole ones of f32
- * are read where they lie. */
-MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s) {
+/* The same of op(b) = b' from b[n0 + j .., p0 .. p0+depth], 16 rows of b at a time. Whole ones
+ * of f32 are read where they lie. */
+MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
-    int64_t n = s->n1 - s->n0, strip = s->job->depth + MIXPI_PAD, i, j, p;
-    for (j = 0; j < n; j += 16) {
+    int64_t n = s->n1 - s->n0, strip = s->job->depth + MIXPI_PAD, i, p;
+    int64_t end = mixpi_min(j + MIXPI_NR, n);
+    for (; j < end; j += 16) {
         mixpi_panel to = MIXPI_P(panel_of)(j, n);
         int64_t at = s->b_at + (s->n0 + j) * g->ldb + s->p0, rows = mixpi_min(16, n - j);
         int     here = g->b.dtype == MIXP_F32 && rows == 16 && s->depth % 16 == 0;
@@ -9183,21 +9237,85 @@ MIXPI_V int MIXPI_P(b_in_place)(const mixpi_gemm_block *s) {
            g->ldb % 1024 && g->k * g->n <= 1 << 19;
 }
 
-/* Where tiles find column j of the pass's op(b): where it lies, or packed. */
-MIXPI_V void MIXPI_P(tile_b)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
+MIXPI_V uintptr_t MIXPI_P(line_of)(mixp_in a, int64_t i)
+{ return (uintptr_t)a.data + (uintptr_t)(i * MIXPI_P(size)(a.dtype)); }
+
+/* The tile reads b from column j of the block on where it lies. */
+MIXPI_V void MIXPI_P(tile_b_there)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
-    if (MIXPI_P(b_in_place)(s)) {
-        t->b = (const float *)g->b.data + s->b_at + s->p0 * g->ldb + s->n0 + j;
-        t->b_step = g->ldb;
+    t->b = (const float *)g->b.data + s->b_at + s->p0 * g->ldb + s->n0 + j;
+    t->b_step = g->ldb;
+}
+
+/* The tile's steps ask for b's next panel, row after row: or for two rows of b' at a time, line
+ * after line. */
+MIXPI_V void MIXPI_P(ask_columns)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t size = MIXPI_P(size)(g->b.dtype);
+    int64_t lines = mixpi_ceil_div(s->depth * size, 64);
+    int64_t row = g->ldb * size;
+    int64_t column = s->n0 + j + MIXPI_NR;
+    int64_t at = s->b_at + s->p0 * g->ldb + column;
+    if (column >= s->n1) return;
+    if (g->trans_b) {
+        at = s->b_at + column * g->ldb + s->p0;
+        t->ask = MIXPI_P(line_of)(g->b, at);
+        t->ask_next = (uintptr_t)(16 * row);
+        t->ask_step = 64;
+        t->ask_turn = lines;
+        t->ask_jump = (uintptr_t)(row - 64 * lines);
         return;
     }
+    t->ask = MIXPI_P(line_of)(g->b, at);
+    t->ask_next = 64;
+    t->ask_step = (uintptr_t)row;
+    if (!s->job->pairs) return;
+    t->ask_next = (uintptr_t)row;
+    t->ask_step = (uintptr_t)(2 * row);
+}
+
+/* They ask for one or two rows of a after those of this tile. */
+MIXPI_V void MIXPI_P(ask_rows)(mixpi_gemm_block *s, mixpi_tile *t) {
+    t->ask = s->ask;
+    t->ask_next = s->ask_next;
+    t->ask_step = s->ask_step;
+    s->ask += MIXPI_NV * s->ask_next;
+    s->asks -= MIXPI_NV;
+}
+
+/* Column j of the pass's op(b) for the first rows of a block: packed for all the others. What can
+ * be read where it lies is kept by the tile on its way, or not at all where no others come. */
+MIXPI_K void MIXPI_P(tile_b_first)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j,
+                                   int more) {
+    const mixp_gemm_args *g = s->job->g;
+    MIXPI_P(ask_columns)(s, t, j);
+    if (MIXPI_NV > 1 && !g->trans_b && g->b.dtype == MIXP_F32 && t->cols % 16 == 0) {
+        if (more) t->keep = s->b_pack + j * s->steps;
+        MIXPI_P(tile_b_there)(s, t, j);
+        return;
+    }
+    if (g->trans_b) MIXPI_P(pack_transposed)(s, j);
+    else MIXPI_P(pack_straight)(s, j);
+}
+
+/* Where tiles of rows from i on find column j of the pass's op(b), and what they ask for. */
+MIXPI_K void MIXPI_P(tile_b)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int64_t j,
+                             int more) {
+    t->ask = (uintptr_t)t->a;
+    t->ask_next = t->ask_step = 0;
+    t->ask_turn = 0;
+    t->ask_jump = 0;
+    t->keep = NULL;
     t->b = s->b_pack + j * s->steps;
     t->b_step = MIXPI_P(panel_of)(j, s->n1 - s->n0).wide;
+    if (MIXPI_P(b_in_place)(s)) MIXPI_P(tile_b_there)(s, t, j);
+    else if (i == s->m0) MIXPI_P(tile_b_first)(s, t, j, more);
+    if (MIXPI_NV > 1 && !t->ask_step && s->asks > 0) MIXPI_P(ask_rows)(s, t);
 }
 
 /* The tiles of rows [i, i+rows), rows <= job->tall. Sums of a c that is not f32 wait in `part`:
  * all the block's where k takes several passes, else those of these rows. */
-MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
+MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
                                  int64_t rows) {
     const mixpi_gemm_job *job = s->job;
     const mixp_gemm_args *g = job->g;
@@ -9211,7 +9329,7 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         t->cols = (int)mixpi_min(MIXPI_NR, n - j);
         t->bias = first && g->bias.data ? s->bias + j : NULL;
         t->c = c + j;
-        MIXPI_P(tile_b)(s, t, j);
+        MIXPI_P(tile_b)(s, t, i, j, i + rows < s->m1);
         MIXPI_P(tile_run)(t, rows);
     }
     if (!job->low || !last) return;
@@ -9219,22 +9337,45 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         MIXPI_P(write)(g->c, at, n, part);
 }
 
-/* job->panels panels of rows at a time, dealt out evenly. */
-MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
-    int64_t m = s->m1 - s->m0, at_once = s->job->panels, i, j;
+/* The rows after these, from `row` on, shall be asked for: of the next pass, beyond the block's
+ * end, or from k = 0 on, where another block may begin with them. */
+MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t size = MIXPI_P(size)(g->a.dtype);
+    int64_t p = s->p0;
+    int64_t at;
+    if (row == s->m1) {
+        row = s->m0;
+        p += s->depth;
+        if (p == g->k) p = 0;
+    }
+    at = s->a_at + row * g->lda + p;
+    s->ask_next = (uintptr_t)(g->lda * size);
+    s->ask_step = (uintptr_t)size;
+    s->asks = rows;
+    if (g->trans_a) {
+        at = s->a_at + p * g->lda + row;
+        s->ask_step = s->ask_next;
+        s->ask_next = 64;
+        s->asks = rows * size / 64 + 1;
+    }
+    s->ask = MIXPI_P(line_of)(g->a, at);
+    if (s->job->pairs) s->ask_step *= 2;
+}
+
+/* A panel of rows at a time, or job->panels of them where a' is packed: dealt out evenly. */
+MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
+    int64_t m = s->m1 - s->m0, at_once = s->job->g->trans_a ? s->job->panels : 1, i, j;
     int64_t panels = mixpi_ceil_div(m, s->job->tall);
     mixpi_tile t;
     t.depth = s->steps;
     t.pairs = s->job->pairs;
     t.alpha = s->job->g->alpha;
-    if (!MIXPI_P(b_in_place)(s)) {
-        if (s->job->g->trans_b) MIXPI_P(pack_transposed)(s);
-        else MIXPI_P(pack_straight)(s);
-    }
     for (i = 0; i < panels; i += at_once) {
         int64_t end = mixpi_min(i + at_once, panels), first = m * i / panels;
-        const float *a =
-            MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
+        int64_t next = m * end / panels;
+        const float *a = MIXPI_P(pack_rows)(s, s->m0 + first, next - first, &t);
+        MIXPI_P(ask_after)(s, s->m0 + next, next - first);
         for (j = i; j < end; j++) {
             int64_t row = m * j / panels;
             t.a = a + (row - first) * t.a_row;
@@ -9575,6 +9716,7 @@ MIXPI_K void MIXPI_P(product)(const mixpi_tile *all, int64_t m, int64_t n) {
             t.b = all->b + j;
             t.c = all->c + row * t.c_row + j;
             t.cols = (int)mixpi_min(MIXPI_NR, n - j);
+            t.ask = (uintptr_t)t.a;
             MIXPI_P(tile_run)(&t, m * (i + 1) / panels - row);
         }
 }
@@ -11175,6 +11317,7 @@ static const mixp_kernels MIXPI_P(kernels_mmla) =
 #undef MIXPI_F
 #undef MIXPI_RARE
 #undef MIXPI_PREFETCH
+#undef MIXPI_PREFETCH_FAR
 #endif  /* MIXPI_PASS */
 
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
@@ -11529,8 +11672,8 @@ static int mixpi_check_subnormals(void) {
 static const char *mixpi_check_environment(void) {
     if (MIXPI_FAST_MATH)
         return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
-               "from other builds; conversions and the search for Inf and NaN hold; compile without "
-               "-ffast-math";
+               "from other builds; conversions and the search for Inf and NaN hold; "
+               "compile without -ffast-math";
     if (!mixpi_check_nearest())
         return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
                "call fesetround(FE_TONEAREST) in this thread";
@@ -11713,6 +11856,7 @@ struct mixp_context {
     const mixp_device *device;
     mixp_exec          exec;
     mixp_result  error;
+    uint64_t     told;          /* errors that were told so far                            */
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
     void        *user;          /* of the description                                      */
@@ -11841,6 +11985,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
     va_list args;
     if (!ctx || ctx->error != MIXP_OK) return code;  /* plant: first_error */
     ctx->error = code;
+    ctx->told++;
     va_start(args, format);
     vsnprintf(ctx->message, sizeof ctx->message, format, args);
     va_end(args);
@@ -12343,6 +12488,12 @@ static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
     return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
 }
+
+/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
+ * and is not told twice. */
+static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
+                                     mixp_result r)
+{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
 
 /* A copy between host and device memory, as a device's upload and download make it. */
 typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
@@ -14182,6 +14333,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
                                     mixp_tensor *const *in, int required,
                                     const void *attrs) {
     mixpi_tape_entry *e;
+    uint64_t told = ctx ? ctx->told : 0;
     mixp_result r;
     int i, grad = 0;
     if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
@@ -14193,7 +14345,7 @@ MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_
     ctx->inside++;
     r = mixpi_run_forward(&e->call);
     ctx->inside--;
-    if (mixpi_noted(ctx, op->name, r) != MIXP_OK) return NULL;
+    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     if (e->site && mixpi_look_forward(e, in) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) {
         e->constant[i] = !mixp_call_wants(&e->call, i);  /* plant: call_constant */
@@ -14485,6 +14637,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
+    const uint64_t told = ctx->told;
     mixp_result r = mixpi_settle_inputs(c);  /* plant: settle_inputs */
     out->grad = g; out->own.pending = 0;
     if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
@@ -14494,9 +14647,9 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
     out->grad = NULL;
-    if (r != MIXP_OK)
-        return mixp_context_fail(ctx, r, "%s backward: %s", c->op->name,
-                                 mixpi_why(ctx, r));
+    if (r != MIXP_OK && ctx->told == told)
+        mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
+    if (r != MIXP_OK) return r;
     if (out->requires_grad) return mixpi_keep_grad(out);
     if (mixpi_forget_loan(g)) return MIXP_OK;
     r = mixpi_grad_settle(g);
@@ -15062,7 +15215,8 @@ static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
     return none;
 }
 
-/* A leaf that has no gradient gets zeros: other ranks may have one. */
+/* A leaf that has no gradient gets zeros: other ranks may have one. Of what was frozen none has:
+ * zeros are sent in its place, and no optimizer sees them. */
 static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
                                      const mixpi_bucket *b) {
     mixp_result r = MIXP_OK;
@@ -15071,6 +15225,7 @@ static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
         mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
         if (t->grad) continue;
         r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
+        if (!t->requires_grad) continue;  /* plant: bucket_frozen */
         g->own.mark = mixpi_some_mark(d);
         t->grad = g;
     }
@@ -16108,8 +16263,9 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     in[MIXPI_MLP_DOWN_BIAS] = down_bias;
     if (mixpi_mlp_joins(ctx, in))
         return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, read);
-    x = mixp_gelu_tanh(ctx, mixp_linear(ctx, x, up, up_bias));
-    return mixp_linear(ctx, x, down, down_bias);
+    x = mixp_linear(ctx, x, up, up_bias);
+    if (x) x = mixp_gelu_tanh(ctx, x);
+    return x ? mixp_linear(ctx, x, down, down_bias) : NULL;
 }
 
 /* --- attention ------------------------------------------------------------------------- */
@@ -16978,6 +17134,7 @@ static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_a
     if (!ctx) return NULL;
     joined = mixpi_adds_norm(ctx, in[0], in[1], id);
     s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
+    if (!s) return NULL;
     y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
     if (y && joined && s->own.from_tape) mixpi_add_norm_give(ctx, in[1]);
     if (sum && y) *sum = s;
@@ -18414,10 +18571,20 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
 }
 
+/* Targets that lie in host memory are looked at before the kernel writes over the logits. */
+static mixp_result mixpi_scaled_entropy_targets(mixp_call *c) {
+    const mixp_cross_entropy_args *k = &((const mixpi_scaled_entropy *)c->attrs)->k.loss;
+    if (c->ctx->device->download) return MIXP_OK;
+    /* plant: entropy_targets */
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) < 0) return MIXP_OK;
+    return mixpi_bad_index(c, "target", k->cols, k->ignore);
+}
+
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &a->k.loss;
     mixp_result r = mixpi_cross_entropy_fill(c, k);
+    if (r == MIXP_OK) r = mixpi_scaled_entropy_targets(c);
     if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
     if (r != MIXP_OK) return r;
     k->loss = mixpi_saved(c, 2);
@@ -18492,7 +18659,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
     if (!scaler) return NULL;
     if (!mixpi_scales_entropy(scaler, logits)) {
         plain = mixp_cross_entropy(scaler->ctx, logits, targets, ignore);
-        if (share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);
+        if (plain && share != 1.0f) plain = mixp_scale(scaler->ctx, plain, share);
         scaled = mixp_scaler_scale(scaler, plain);
     } else {
         memset(&a, 0, sizeof a);

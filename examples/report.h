@@ -124,7 +124,7 @@ REPORT_UNUSED static void report_header(char *line, size_t space, const char *ti
 REPORT_UNUSED static report_file *report_open(const char *path, const char *header, int append) {
     report_file *log = (report_file *)calloc(1, sizeof *log);
     if (!log) return NULL;
-    log->f = fopen(path, append ? "a" : "w");
+    log->f = fopen(path, append ? "ab" : "wb");
     if (!log->f) { free(log); return NULL; }
     if (!append) fputs(header, log->f);
     return log;

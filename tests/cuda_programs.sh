@@ -114,14 +114,18 @@ dry() {
     return 1
 }
 has() { grep -q "$2" "$tmp/results/dry_gpu_$1.txt" || { cat "$tmp/results/dry_gpu_$1.txt"; return 1; }; }
+drawn() { for i; do grep -q '</svg>' "$tmp/results/dry_gpu_$i.svg" || return 1; done; }
 cut_short() {
     ! SCALE=0 BUILD="$build" OUT="$tmp/results" tests/gpu.sh --dry nanogpt >"$tmp/dry" 2>&1 || return 1
     has nanogpt '^cut after 1 s'
 }
 no_part() { ! tests/gpu.sh --dry nosuch >"$tmp/dry" 2>&1 && grep -q 'no such part' "$tmp/dry"; }
-check 'gpu.sh runs its parts'                     dry kernels training nanogpt
+check 'gpu.sh runs its parts'                     dry kernels training peers nanogpt
 check 'gpu.sh: a table of kernels'                has kernels 'attention f16'
 check 'gpu.sh: a table of steps'                  has training 'GPT-2 .* as a graph'
+check 'gpu.sh: steps with epilogues'              has training 'as a graph, sums and GELU in products'
+check 'gpu.sh: figures of both'                   drawn kernels training
+check 'gpu.sh: what is not timed is not drawn'    test ! -e "$tmp/results/dry_gpu_nanogpt.svg"
 check 'gpu.sh: a run in bf16'                     has nanogpt '^## bf16'
 check 'gpu.sh: what is cut keeps its head'        cut_short
 check 'gpu.sh refuses an unknown part'            no_part

@@ -66,6 +66,14 @@ struct NeedsGpu {
 };
 static NeedsGpu needs_gpu;
 
+/* A kernel of a test's own. */
+template <class... P, class... A>
+cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes, cudaStream_t stream,
+                   A... arguments) {
+    kernel<<<grid, threads, bytes, stream>>>(arguments...);
+    return cudaGetLastError();
+}
+
 /* Nobody counts: compute-sanitizer's memcheck does. */
 inline long leaks() { return 0; }
 

@@ -171,6 +171,9 @@ plant grad_lacks         drop    walks       memory_is_refused_in_a_walk
 plant grad_over_spent    drop    walks       disposable_logits_are_walked_once
 plant entropy_at         zero    walks       the_scale_moves_before_the_walk
 plant product_version    always  walks       what_was_written_is_not_walked
+plant bucket_frozen      never   walks       what_is_frozen_stays_among_ranks
+plant entropy_targets    always    scaled_entropy bad_input_is_told
+plant noted_since        turn    hostile     a_failure_is_told_once
 plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_nobody_reads
 plant transpose          drop    operators   test_gradients
 plant slice_rest         drop    operators   test_slices_of_one_tensor
@@ -252,7 +255,7 @@ plant pin_void           no      watch_events test_patterns_given_again
 plant site_bins          turn    watch_exponents test_bins
 
 # By an emulation of AMX, whose packing needs AVX-512.
-plant pairs_beyond       turn    amx         f16_in_the_stated_order
+plant pairs_beyond       drop    amx         f16_in_the_stated_order
 plant pairs_turned       drop    amx         bf16_in_the_stated_order
 plant sums_bias          never   amx         bf16_in_the_stated_order
 plant sums_add           never   amx         bf16_in_the_stated_order

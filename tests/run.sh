@@ -51,7 +51,7 @@ nap() { sleep 0.1 2>/dev/null || sleep 1; }
 # Sets p, f, s (the counts) and why (text, when the command itself failed).
 judge() {
     why= p=0 f=1 s=0
-    counts=$(tail -n 1 "$at/out" |
+    counts=$(tail -n 1 "$at/out" | tr -d '\r' |
         sed -n 's/^\([0-9][0-9]*\) passed, \([0-9][0-9]*\) failed, \([0-9][0-9]*\) skipped$/p=\1 f=\2 s=\3/p')
     if [ -n "$guard" ] && { [ "$1" = 124 ] || [ "$1" = 137 ]; }; then why="stopped after $seconds s"
     elif [ "$1" -gt 128 ]; then why="killed by signal $(($1 - 128))"

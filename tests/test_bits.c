@@ -7,6 +7,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "test.h"
+#include <float.h>
 
 enum { MAX_BYTES = 1 << 20 };
 
@@ -207,7 +208,59 @@ static void test_products(void) {
     compare(products, MIXP_BF16, 0);
 }
 
+/* --- a product and a sum, rounded once --------------------------------------------------------- */
+#ifdef __MINGW32__
+#  define FUSED_TWICE 1         /* its own fmaf is the reason for this one */
+#else
+#  define FUSED_TWICE 0
+#endif
+
+#if !defined(__FAST_MATH__)
+static uint32_t draw(uint32_t *s) { return *s = *s * 1664525u + 1013904223u; }
+
+static void fused_is(float x, float y, float z, float want) {
+    const float got = mixpi_fmaf_by_hand(x, y, z);
+    const uint32_t found = mixp_bits_of_f32(got), right = mixp_bits_of_f32(want);
+    if (isnan(got) && isnan(want)) return;
+    if (found == right) return;
+    test_bad++;
+    TEST_SHOW("%a * %a + %a is %a, not %a", (double)x, (double)y, (double)z, (double)got,
+              (double)want);
+}
+#endif
+
+/* Sums that rounding twice gets wrong, and any bits; terms of like size, and far apart. */
+static void test_fused(void) {
+#if defined(__FAST_MATH__)
+    SKIP("fast-math leaves no bits to promise");
+#else
+    uint32_t s = 5;
+    int i;
+    fused_is(0x1.195b74p+0f, -0x1.ef1c68p+0f, -0x1.ff138p-1f, -0x1.8fd866p+1f);
+    fused_is(0x1.73779p-2f, -0x1.0f4844p+0f, 0x1.718c6p+0f, 0x1.0f2344p+0f);
+    fused_is(0x1.000002p+0f, 0x1p-24f, 1.0f, 0x1.000002p+0f);       /* 2^-47 past a tie */
+    fused_is(0x1.fffffep-1f, 0x1p-24f, 1.0f, 1.0f);                 /* and before it */
+    fused_is(0x1.000002p+0f, 0x1p-24f, 0x1.000002p+0f, 0x1.000004p+0f);
+    fused_is(0x1.8p+0f, 0x1p-149f, 0x1p-149f, 0x1p-148f);           /* 2.5 of the least: even */
+    fused_is(0x1.800002p+0f, 0x1p-149f, 0x1p-149f, 0x1.8p-148f);
+    fused_is(FLT_MAX, 1.0f, 0x1p+103f, HUGE_VALF);                  /* half a last place past it */
+    fused_is(FLT_MAX, 2.0f, -FLT_MAX, FLT_MAX);
+    fused_is(1.0f, -1.0f, 1.0f, 0.0f);
+    fused_is(-0.0f, 1.0f, -0.0f, -0.0f);
+    fused_is(HUGE_VALF, 0.0f, 1.0f, NAN);
+    fused_is(HUGE_VALF, 1.0f, -1.0f, HUGE_VALF);
+    for (i = 0; i < 300000 && !FUSED_TWICE; i++) {
+        float x = mixp_f32_of_bits(draw(&s)), y = mixp_f32_of_bits(draw(&s));
+        float z = mixp_f32_of_bits(draw(&s));
+        fused_is(x, y, z, fmaf(x, y, z));
+        z = mixp_f32_of_bits((mixp_bits_of_f32(x * y) & 0xFF800000u) + (draw(&s) >> 4));
+        fused_is(x, y, z, fmaf(x, y, z));
+    }
+#endif
+}
+
 int main(void) {
+    RUN(test_fused);
     RUN(test_elementwise);
     RUN(test_rows);
     RUN(test_products);

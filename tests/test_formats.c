@@ -562,6 +562,8 @@ static void any_floating_point_environment(void) {
         convert_everything(got, EACH, src, N);
 #endif
         fesetenv(&before);
+        fesetround(FE_TONEAREST);       /* Windows' fesetenv leaves both as they are */
+        flush_subnormals(0);
         CHECK(memcmp(got, want, BYTES) == 0);
     }
     free(want); free(got);

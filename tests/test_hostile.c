@@ -433,6 +433,52 @@ static void errors_cleared_at_once(void) {
     close_clean(ctx);
 }
 
+/* And it is told once, by who knows most. */
+typedef struct listener { mixp_context *ctx; int told; } listener;
+
+static void count_error(mixp_result code, const char *message, void *user) {
+    listener *l = (listener *)user;
+    (void)code;
+    (void)message;
+    l->told++;
+    mixp_context_clear_error(l->ctx);
+}
+
+static mixp_result fails_backward(mixp_call *c) {
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "as it says itself");
+}
+
+static mixp_result fails_in_silence(mixp_call *c) { (void)c; return MIXP_ERR_DEVICE; }
+
+static void a_failure_is_told_once(void) {
+    mixp_op op = { "row", MIXP_CLASS_KEEP, 0, visitor_infer, does_nothing, fails_backward, NULL };
+    mixp_context_desc d;
+    listener l = { NULL, 0 };
+    mixp_tensor *a, *b, *loss;
+    memset(&d, 0, sizeof d);
+    d.on_error = count_error;
+    d.user = &l;
+    l.ctx = mixp_context_new(&d);
+    a = matrix(l.ctx, "a", 1, 3);
+    b = matrix(l.ctx, "b", 2, 5);
+    mixp_step_begin(l.ctx);
+    CHECK(!mixp_linear(l.ctx, a, b, NULL));
+    CHECK_INT(l.told, 1);
+    CHECK(!mixp_clamp(l.ctx, a, 2, 1));
+    CHECK_INT(l.told, 2);
+    CHECK(!mixp_add_layer_norm(l.ctx, a, b, NULL, NULL, 1e-5f, NULL));
+    CHECK_INT(l.told, 3);
+    CHECK(!mixp_mlp(l.ctx, a, b, NULL, b, NULL));
+    CHECK_INT(l.told, 4);
+    loss = mixp_apply(l.ctx, &op, 1, &a, 1, NULL);
+    CHECK_INT(mixp_backward(l.ctx, mixp_sum(l.ctx, loss, MIXP_ALL, 0)), MIXP_ERR_ARGUMENT);
+    CHECK_INT(l.told, 5);
+    op.backward = fails_in_silence;     /* and what says nothing is told by the tape */
+    CHECK_INT(mixp_backward(l.ctx, mixp_mean(l.ctx, loss, MIXP_ALL, 0)), MIXP_ERR_DEVICE);
+    CHECK_INT(l.told, 6);
+    close_clean(l.ctx);
+}
+
 /* --- tensors of an earlier step, whose records are other memory by now ------------------------- */
 
 enum { LATE = 12, FILLER = 1 << 14 };
@@ -573,6 +619,7 @@ int main(void) {
     RUN(views_that_overlap);
     RUN(settings_that_no_machine_has);
     RUN(errors_cleared_at_once);
+    RUN(a_failure_is_told_once);
     RUN(tensors_of_an_earlier_step);
     RUN(capture_within_a_capture);
     RUN(block_without_memory);

@@ -192,6 +192,42 @@ static void frozen_is_frozen(void) {
     }
 }
 
+/* With ranks, too: gradients go out in buckets, and whoever is frozen is still in one. */
+static void what_is_frozen_stays_among_ranks(void) {
+    float w[2][VOCAB * WIDTH];
+    for (int ranks = 0; ranks < 2; ranks++) {
+        mixp_ranks_desc alone;
+        mixp_context_desc d;
+        mixp_adamw_desc a = mixp_adamw_defaults();
+        model m;
+        mixp_tensor *v;
+        memset(&alone, 0, sizeof alone);
+        memset(&d, 0, sizeof d);
+        alone.size = 1;
+        d.ranks = ranks ? &alone : NULL;
+        m.ctx = mixp_context_new(&d);
+        m.w = mixp_param(m.ctx, "w", MIXP_F32, 2, w_shape);
+        v = mixp_param(m.ctx, "v", MIXP_F32, 2, w_shape);
+        fill(m.w, 1);
+        fill(v, 2);
+        a.lr = 0.1;
+        m.opt = mixp_adamw_new(m.ctx, &a);
+        mixp_optimizer_add(m.opt, m.w, NULL);
+        mixp_optimizer_add(m.opt, v, NULL);
+        for (int step = 0; step < 3; step++) {
+            mixp_step_begin(m.ctx);
+            mixp_zero_grad(m.opt);
+            mixp_tensor_set_requires_grad(m.w, step == 0);
+            CHECK_INT(mixp_backward(m.ctx, mixp_sum(m.ctx, mixp_mul(m.ctx, m.w, v), MIXP_ALL, 0)), MIXP_OK);
+            CHECK_INT(m.w->grad != NULL, step == 0);
+            CHECK_INT(mixp_optimizer_step(m.opt), MIXP_OK);
+        }
+        CHECK_INT(mixp_read(m.w, w[ranks], MIXP_F32, VOCAB * WIDTH), MIXP_OK);
+        mixp_context_free(m.ctx);
+    }
+    CHECK_INT(memcmp(w[0], w[1], sizeof w[0]), 0);
+}
+
 /* A low copy stands for its parameter, also where it was asked for when that was frozen. */
 static void a_low_copy_of_what_was_frozen(void) {
     model m = model_new();
@@ -330,6 +366,7 @@ int main(void) {
     RUN(a_scaled_loss_is_f32_whatever_its_rank);
     RUN(a_freed_scalers_gradients_are_true);
     RUN(frozen_is_frozen);
+    RUN(what_is_frozen_stays_among_ranks);
     RUN(a_low_copy_of_what_was_frozen);
     RUN(what_was_written_is_not_walked);
     RUN(evaluation_with_any_target);

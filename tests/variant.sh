@@ -110,7 +110,7 @@ tcc)        # no vectors, few warnings; not the tests whose sources it cannot re
     without 'attention.*' ranks threads amx arm fuzz_options
     tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" LEFT="$left" ;;
 mingw)      # Windows, by wine; not the tests that are of POSIX
-    without 'checkpoint.*' ranks threads gpt2 fuzz_options
+    without 'checkpoint.*' ranks threads gpt2 fuzz_load fuzz_options fuzz_resume
     wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
     [ -x "$wine" ] || need false
     need x86_64-w64-mingw32-gcc

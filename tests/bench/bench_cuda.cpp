@@ -10,9 +10,10 @@
  *     --peak N        dense TFLOP/s of f16 and bf16 by the data sheet, where the GPU is not known
  *     --part PART     kernels (products too) or training; both when left out
  *     --model MODEL   gpt2, or char: nanoGPT's character GPT for a GPU, 256 tokens a sequence
- *     --epilogues N   of GPT-2's steps: 1 bias gradients, 2 GELU, 3 both, in the products' passes
- *     --choices TEXT  reads the algorithms of their products from TEXT_DTYPE_LEVEL.txt where that is
- *                     there, and writes them afterwards
+ *     --epilogues N   of GPT-2's steps: 0 none, 1 bias gradients, 2 GELU, 3 both, in the products'
+ *                     passes; each in turn when left out, so that the table says which pay
+ *     --choices TEXT  reads the algorithms of their products from TEXT_DTYPE_LEVEL[_EPILOGUES].txt
+ *                     where that is there, and writes them afterwards
  *     --tiny          small shapes and one round: does everything run?
  *
  * Times are CUDA events'. A kernel and its copy take turns; the median is shown, [least most],
@@ -26,12 +27,14 @@
 #include "cudasim.h"
 #else
 #include <cuda_runtime.h>
+#include <dlfcn.h>
 #endif
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -44,7 +47,7 @@ static const mixp_kernels *table;
 static mixp_exec           x;               /* of single kernels                             */
 static cudaStream_t        stream;
 static std::string         only, part, model = "gpt2", choices;
-static int                 epilogues;
+static int                  epilogues = -1, failures;   /* -1: each in turn                  */
 static double              peak;            /* TFLOP/s; 0: not known                         */
 static int                 rounds = 21, tiny, lines;
 static int64_t             batch = 64, length = 1024, width = 768, heads = 12, vocab = 50304;
@@ -61,6 +64,26 @@ static void good(mixp_result r, const char *what) {
     if (r == MIXP_OK) return;
     die(what, gpu->message(&x)[0] ? gpu->message(&x) : "failed");
 }
+
+/* --- launches ----------------------------------------------------------------------------
+ *
+ * Those of mixprec_cuda.cu pass by here: this program's function is found before the library's.
+ * cuBLASLt's own are none of them.
+ */
+#ifdef MIXPREC_CUDASIM
+static long launches() { return cudasim::count.launches; }
+#else
+static long launched;
+static long launches() { return launched; }
+extern "C" cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *how, const void *kernel,
+                                           void **arguments) {
+    typedef cudaError_t (*Launch)(const cudaLaunchConfig_t *, const void *, void **);
+    static const Launch launch = (Launch)dlsym(RTLD_NEXT, "cudaLaunchKernelExC");
+    if (!launch) die("cudaLaunchKernelExC", "it is not in the CUDA library");
+    launched++;
+    return launch(how, kernel, arguments);
+}
+#endif
 
 /* --- memory ------------------------------------------------------------------------------ */
 
@@ -541,7 +564,7 @@ static void epilogues_of(const std::string &start, const std::string &s, double 
 static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype dtype) {
     size_t mark = taken.size();
     test_array in = numbers(dtype, m * k), w = numbers(dtype, n * k), y = numbers(dtype, m * n);
-    test_array dw = numbers(MIXP_F32, n * k), bias = numbers(dtype, n);
+    test_array dw = numbers(MIXP_F32, n * k), bias = numbers(dtype, n), dx = numbers(dtype, m * k);
     std::string start = std::string("linear ") + name + " " + mixp_dtype_name(dtype);
     std::string s = shape_text(m, n, k);
     double flops = 2.0 * (double)m * (double)n * (double)k;
@@ -555,7 +578,8 @@ static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype
     forward.c = args_out(y, 0);
     forward.lda = forward.ldb = k; forward.ldc = n;
     back.m = m; back.n = k; back.k = n;
-    back.a = args_in(y); back.b = args_in(w); back.c = args_out(in, 0); back.lda = n; back.ldb = back.ldc = k;
+    back.a = args_in(y); back.b = args_in(w); back.c = args_out(dx, 0);
+    back.lda = n; back.ldb = back.ldc = k;
     weights.m = n; weights.n = k; weights.k = m; weights.trans_a = 1;
     weights.a = args_in(y); weights.b = args_in(in); weights.c = args_out(dw, 1);
     weights.lda = n; weights.ldb = weights.ldc = k;
@@ -605,12 +629,13 @@ struct Model {
     std::vector<Block>   blocks;
     std::vector<int32_t> in, out, places;
     int64_t              parameters;
+    int                  joins;         /* MIXP_EPILOGUES_ */
 };
 
 static mixp_tensor *parameter(Model &m, const char *name, int64_t rows, int64_t cols, double fill) {
     int64_t shape[2] = { rows, cols };
     mixp_tensor *t = mixp_param(m.ctx, name, MIXP_F32, cols ? 2 : 1, shape);
-    if (cols) mixp_init_normal(t, 0, 0.02); else mixp_fill(t, fill);
+    if (cols) mixp_init_uniform(t, -0.035, 0.035); else mixp_fill(t, fill);     /* std 0.02 */
     mixp_optimizer_add(m.opt, t, NULL);
     m.parameters += rows * (cols ? cols : 1);
     return t;
@@ -634,13 +659,15 @@ static void make_optimizer(Model &m) {
 }
 
 /* The file with the algorithms of such a step's products: --choices PREFIX. */
-static std::string choices_file(mixp_dtype dtype, int level)
-{ return choices + "_" + mixp_dtype_name(dtype) + "_" + std::to_string(level) + ".txt"; }
+static std::string choices_file(mixp_dtype dtype, int level, int joins) {
+    return choices + "_" + mixp_dtype_name(dtype) + "_" + std::to_string(level) +
+           (joins ? "_" + std::to_string(joins) : "") + ".txt";
+}
 
 /* What it holds; "" without one. */
-static std::string choices_of(mixp_dtype dtype, int level) {
+static std::string choices_of(mixp_dtype dtype, int level, int joins) {
     std::string text;
-    FILE *f = choices.empty() ? NULL : fopen(choices_file(dtype, level).c_str(), "r");
+    FILE *f = choices.empty() ? NULL : fopen(choices_file(dtype, level, joins).c_str(), "r");
     if (!f) return text;
     for (int c = getc(f); c != EOF; c = getc(f)) text += (char)c;
     fclose(f);
@@ -648,26 +675,26 @@ static std::string choices_of(mixp_dtype dtype, int level) {
 }
 static void keep_choices(const Model &m, int level) {
     std::string text(mixp_context_gemm_choices(m.ctx, NULL, 0), 0);
-    FILE *f = choices.empty() ? NULL : fopen(choices_file(m.dtype, level).c_str(), "w");
+    FILE *f = choices.empty() ? NULL : fopen(choices_file(m.dtype, level, m.joins).c_str(), "w");
     if (!f) return;
     mixp_context_gemm_choices(m.ctx, &text[0], text.size());
     fputs(text.c_str(), f);
     fclose(f);
 }
 
-static void make_model(Model &m, mixp_dtype dtype, int level) {
+static void make_model(Model &m, mixp_dtype dtype, int level, int joins) {
     mixp_context_desc desc;
     const char *why = "";
-    std::string text = choices_of(dtype, level);
+    std::string text = choices_of(dtype, level, joins);
     memset((void *)&desc, 0, sizeof desc);
     desc.device = gpu;
     desc.seed = 1;
     desc.why = &why;
-    desc.epilogues = epilogues;
+    desc.epilogues = joins;
     desc.gemm_choices = text.empty() ? NULL : text.c_str();
     m.parameters = 0;
     m.dtype = dtype;
-    if (!(m.ctx = mixp_context_new(&desc))) die("GPT-2: no context", why);
+    if (!(m.ctx = mixp_context_new(&desc))) throw std::runtime_error(why);
     mixp_autocast_set_level(m.ctx, level);
     mixp_autocast_override(m.ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     make_optimizer(m);
@@ -744,7 +771,7 @@ static mixp_tensor *train_step(Model &m) {
 
 static mixp_result error_of(const Model &m) {
     const char *why = "";
-    if (mixp_context_error(m.ctx, &why) != MIXP_OK) die("GPT-2", why);
+    if (mixp_context_error(m.ctx, &why) != MIXP_OK) throw std::runtime_error(why);
     return MIXP_OK;
 }
 
@@ -757,13 +784,16 @@ static mixp_graph *record(Model &m) {
     return g;
 }
 
+static const char *const joined[] = { "", ", sums in products", ", GELU in products",
+                                      ", sums and GELU in products" };
+
 /* FLOP of a step: 6 N a token; and with attention, as PaLM's paper counts, 12 L C T more. */
 static void print_step(const Model &m, const char *how, int level, const Times &t) {
     double tokens = (double)(batch * length), plain = 6.0 * (double)m.parameters * tokens;
     double full = plain + 12.0 * layers * (double)width * (double)length * tokens;
-    printf("GPT-2 %s %.1fM %s level %d, %-13s %9.3f ms [%.3f %.3f], %.0f tokens/s",
-           model.c_str(), (double)m.parameters / 1e6, mixp_dtype_name(m.dtype), level, how, t.median, t.least,
-           t.most, tokens / t.median * 1e3);
+    printf("GPT-2 %s %.1fM %s level %d, %s%s %9.3f ms [%.3f %.3f], %.0f tokens/s", model.c_str(),
+           (double)m.parameters / 1e6, mixp_dtype_name(m.dtype), level, how, joined[m.joins],
+           t.median, t.least, t.most, tokens / t.median * 1e3);
     if (peak > 0.0)
         printf(", MFU %.1f%% (6N), %.1f%% (6N + attention)",
                plain / t.median / 1e7 / peak, full / t.median / 1e7 / peak);
@@ -776,13 +806,22 @@ static void print_ways(const mixp_gemm_count &n) {
            (long long)n.direct, (long long)n.packed, (long long)n.plain);
 }
 
+/* Launches of a step, products apart. */
+static void print_launches(Model &m) {
+    mixp_gemm_count before = mixp_context_gemm_count(m.ctx), after;
+    long began = launches(), ended;
+    train_step(m);
+    ended = launches();
+    after = mixp_context_gemm_count(m.ctx);
+    printf("  a step: %ld launches and %lld products\n", ended - began,
+           (long long)(after.direct + after.packed + after.plain - before.direct - before.packed -
+                       before.plain));
+}
+
 /* Steps and replays of the step take turns. */
-static void gpt2(mixp_dtype dtype, int level) {
-    Model m;
+static void measure_steps(Model &m, int level) {
     std::vector<double> plain, replayed;
     double first, last;
-    if (!wanted("GPT-2")) return;
-    make_model(m, dtype, level);
     next_batch(m, 0);
     first = mixp_item(train_step(m));
     error_of(m);
@@ -790,7 +829,7 @@ static void gpt2(mixp_dtype dtype, int level) {
     cudaStream_t on = (cudaStream_t)mixp_context_exec(m.ctx)->stream;
     Work step = [&] { train_step(m); return error_of(m); };
     Work replay = [&] { return mixp_replay(graph); };
-    int calls = tiny ? 1 : 5;
+    int calls = tiny ? 1 : m.dtype == MIXP_F32 ? 2 : 5;
     for (int i = 0; i < rounds; i++) {
         next_batch(m, (uint64_t)i + 1);
         plain.push_back(sample(step, calls, on));
@@ -802,10 +841,41 @@ static void gpt2(mixp_dtype dtype, int level) {
     print_step(m, "as a graph", level, times_of(replayed));
     printf("  loss %.4f -> %.4f, %.2f GB of device memory\n", first, last,
            (double)mixp_context_memory(m.ctx).allocated / 1e9);
+    print_launches(m);
     print_ways(mixp_context_gemm_count(m.ctx));
-    keep_choices(m, level);
-    if (!std::isfinite(first) || !std::isfinite(last)) die("GPT-2", "the loss is not finite");
-    mixp_context_free(m.ctx);
+    if (!std::isfinite(first) || !std::isfinite(last))
+        throw std::runtime_error("the loss is not finite");
+}
+
+/* What fails, for want of memory say, is told, and the rest is measured. */
+static void gpt2(mixp_dtype dtype, int level, int joins) {
+    Model m;
+    if (epilogues >= 0 && joins != epilogues) return;
+    if (!wanted("GPT-2")) return;
+    m.ctx = NULL;
+    m.joins = joins;
+    try {
+        make_model(m, dtype, level, joins);
+        measure_steps(m, level);
+        keep_choices(m, level);
+    } catch (const std::runtime_error &e) {
+        printf("GPT-2 %s %s level %d%s was not measured: %s\n", model.c_str(),
+               mixp_dtype_name(dtype), level, joined[joins], e.what());
+        failures++;
+    }
+    if (m.ctx) mixp_context_free(m.ctx);
+}
+
+/* What decides comes first, for a run may be cut: bf16 with every epilogue, then f16 with none and
+ * with all, then f32. With --epilogues those alone. */
+static void steps() {
+    int some = epilogues >= 0 ? 1 : 3, most = tiny && epilogues < 0 ? 0 : 3;
+    for (int level = 2; level >= 1; level--)
+        for (int joins = 0; joins <= (level == 2 ? 3 : most); joins++)
+            gpt2(MIXP_BF16, level, joins);
+    for (int level = 2; level >= 1; level--)
+        for (int joins = 0; joins <= most; joins += some) gpt2(MIXP_F16, level, joins);
+    for (int joins = 0; joins <= (epilogues >= 0 ? 3 : 0); joins++) gpt2(MIXP_F32, 1, joins);
 }
 
 /* --- the program ------------------------------------------------------------------------- */
@@ -873,6 +943,7 @@ static void read_options(int argc, char **argv) {
         else die(argv[i], "no such option: see the head of tests/bench/bench_cuda.cpp");
     }
     if (batch < 1 || rounds < 1) die("--batch and --rounds", "at least 1");
+    if (epilogues < -1 || epilogues > 3) die("--epilogues", "0, 1, 2 or 3");
     if (!part.empty() && part != "kernels" && part != "training")
         die("--part", "kernels or training");
     if (model != "gpt2" && model != "char") die("--model", "gpt2 or char");
@@ -904,6 +975,7 @@ static void products(int64_t rows) {
 }
 
 int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 1 << 12);     /* a run that is cut keeps its lines */
     read_options(argc, argv);
     open_gpu();
     if (part != "training") {
@@ -912,14 +984,10 @@ int main(int argc, char **argv) {
         if (gpu->gemm_count) print_ways(gpu->gemm_count(&x));
         give_back(0);
     }
-    if (part != "kernels") {
-        for (mixp_dtype dtype : { MIXP_F16, MIXP_BF16 })
-            for (int level = 1; level <= 2; level++) gpt2(dtype, level);
-        gpt2(MIXP_F32, 1);
-    }
+    if (part != "kernels") steps();
     gpu->detach(&x);
     cuda(cudaStreamDestroy(stream), "stream");
     if (!lines) die("nothing was measured", "no line has this name");
     printf("%d lines\n", lines);
-    return 0;
+    return failures != 0;
 }
