@@ -2729,7 +2729,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
- * before; or a capture is under way already. */
+ * before; a low weight was written since the last ordinary step, which takes it over into its
+ * master; or a capture is under way already. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -11815,7 +11816,7 @@ typedef struct mixpi_watch {
     int         posted;         /* of the one that is on its way to the host; 0 = none */
     int         looked;         /* 1: a sample was settled since the update */
     int         settled;        /* 1: one ever was */
-    int         acted;          /* 1: a site fell back since the last skip */
+    int32_t     acted;          /* 1: a site fell back since the last skip */
     void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
     int         dropped;        /* 1: attention has drawn random numbers since it began */
     int         turns;          /* sites that this step has stored to */
@@ -11885,6 +11886,8 @@ struct mixp_context {
     int            capturing;
     int            inside;      /* operators at work: their functions begin no step        */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
+    int            cast_recorded; /* since then: 1: a low copy was renewed, at replays alone */
+    int64_t        lows_made;   /* low copies of permanent tensors                         */
     const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
     void          *scalers, *optimizers;    /* all of them, newest first                   */
     uint64_t       made_in;     /* the generation in which a permanent tensor was made last */
@@ -12771,7 +12774,16 @@ struct mixp_graph {
     uint64_t      step;
     int           moves_scale;  /* 0: gradients of before and after a replay may be added   */
     uint64_t      sites_moved;  /* the context's when it was recorded */
+    int64_t       lows_made;    /* likewise */
 };
+
+/* Low copies are renewed before anybody reads them: what a graph writes, or has not yet written,
+ * the host does not see. */
+static void mixpi_lows_doubt(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (t->own.low[0] || t->own.low[1]) t->version++;
+}
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixp_graph *g;
@@ -12803,7 +12815,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: a step is being captured already; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
-    ctx->scale_moved = 0;
+    ctx->scale_moved = ctx->cast_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;  /* plant: capture_twice */
     return r;
@@ -12814,6 +12826,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
     if (ctx) ctx->capturing = 0;
+    if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
@@ -12827,6 +12840,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->step = ctx->step;
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
+    g->lows_made = ctx->lows_made;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
     ctx->replays += g->moves_scale != 0;
@@ -12843,6 +12857,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
+    if (ctx->lows_made != graph->lows_made) mixpi_lows_doubt(ctx);  /* it knows them not */
     if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
@@ -13784,6 +13799,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         if (!low || !low->data) return NULL;
         low->own.master = t;
         t->own.low[which] = low;
+        ctx->lows_made++;
     }
     MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
     MIXPI_ASSERT(t->own.low_version[which] <= t->version);
@@ -13791,6 +13807,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
     t->own.low_version[which] = t->version;  /* plant: low_version */
+    ctx->cast_recorded |= ctx->capturing;
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
 }
@@ -18715,6 +18732,7 @@ struct mixp_optimizer {
     int              tally_here;    /* 1: the copy is the newest                        */
     int              tally_recorded; /* 1: a graph counts, too, and nobody is told      */
     int64_t          tallies;   /* how many there is memory for                         */
+    int64_t          tally_count;   /* parameters that there were when they were counted    */
     int              tally_due; /* 1: the next look at the gradients counts, too        */
     int              tallied;   /* 1: those of this step are counted                    */
     int64_t          tally_step;    /* the context's then, and 1                        */
@@ -19700,10 +19718,31 @@ static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
     return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
 }
 
+/* A graph would make the masters anew of the weights at each replay, and lose what they have more
+ * than these. */
+static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        const mixp_tensor *p = opt->slots[i].param;
+        if (opt->slots[i].version == p->version) continue;
+        if (p->dtype == MIXP_F32 || opt->no_master) continue;
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: '%s' was written since the last step, and a captured one "
+                                 "cannot take that over into its master weight: run an ordinary "
+                                 "step first",
+                                 who, p->name);
+    }
+    return MIXP_OK;
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
- * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
+ * nothing changed, and nothing is sent, but where there are graphs: each brings its own table.
+ * MIXP_ERR_ORDER when there is no gradient at all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     int64_t i, active = 0;
+    if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
+        return MIXP_ERR_ORDER;
+    if (opt->ctx->capturing || opt->ctx->graphs) opt->rows_changed = 1;
     for (i = 0; i < opt->count; i++) {
         mixp_param_row now = mixpi_row_now(opt, i);
         active += now.active != 0;
@@ -19963,7 +20002,7 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
 
 static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
     return (size_t)opt->tallies * sizeof *opt->lost +
-           (size_t)opt->count * sizeof *opt->tally;
+           (size_t)opt->tally_count * sizeof *opt->tally;
 }
 
 /* Memory for all parameters that were added. */
@@ -20022,6 +20061,7 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     /* Parameters may have come since it was asked for. */
     if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
+    opt->tally_count = opt->count;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     opt->tally_here = 0;
     if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
@@ -20537,6 +20577,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     plan->look_only = 0;
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
+    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;  /* plant: tallied_once */
     r = mixpi_tally_step(opt);
     tallied = opt->tallied;
     opt->tallied = 0;
@@ -20677,6 +20718,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     r = mixpi_need_begin(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
+    opt->tallied = 0;           /* a step before this one may have been given up */
     r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
@@ -21998,6 +22040,7 @@ static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *
 static void mixpi_forget_grads(mixp_context *ctx) {
     mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+    mixpi_exchange_forget(ctx);  /* plant: compare_held */
 }
 
 /* Leaves the region of a run, and whatever fn has left open in it. */
@@ -23423,6 +23466,7 @@ typedef struct mixpi_field {
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
     MIXPI_FIELD_WATCH(force, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(acted, MIXPI_FLAG),
     MIXPI_FIELD_WATCH(barren, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
@@ -23656,11 +23700,18 @@ static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
     mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
 
+/* "optimizer.0.spike.window", but not "optimizer.0.m.spike.w", which is of a parameter. */
+static int mixpi_is_spike_name(const char *name) {
+    if (strncmp(name, "optimizer.", 10) != 0) return 0;
+    name += 10;
+    name += strspn(name, "0123456789");
+    return strncmp(name, ".spike.", 7) == 0;  /* plant: spike_name */
+}
+
 /* Is it of a kind that a file may have without a use for it here? */
 static int mixpi_is_optional_name(const char *name) {
     if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
-    if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
-    return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
+    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_spike_name(name);
 }
 
 /* The same for saving, checking and loading; what NULL: the weights alone. */
@@ -23948,6 +23999,10 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                      who, i);
         for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
+    if (what->scaler && what->scaler->checked_epoch == what->scaler->epoch)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: the scaler awaits mixp_scaler_update: call it first",
+                                 who);
     r = mixpi_check_names(ctx, who);
     if (r == MIXP_OK && ctx->device->wait)
         r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
@@ -24238,6 +24293,15 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
     return s->report->result;
 }
 
+/* What a pass since the last update has found is not of the state that was loaded. */
+static mixp_result mixpi_found_forget(const mixp_scaler *scaler) {
+    mixp_scaler_state *s = scaler->state;
+    const int32_t none = 0;
+    mixp_result r = mixpi_upload(scaler->ctx, &s->found_inf, &none, sizeof none);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(scaler->ctx, &s->loss_bad, &none, sizeof none);  /* plant: found_forget */
+}
+
 /* Changes the state: nothing but a failing device can go wrong any more. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
@@ -24263,7 +24327,9 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
         }
+    for (o = 0; o < what->n_optimizers; o++) what->optimizers[o]->clipped = 0;
     if (what->scaler) mixpi_scaler_forget(what->scaler);
+    if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
     mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
