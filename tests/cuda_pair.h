@@ -24,6 +24,8 @@ static mixp_exec gpu_exec, cpu_exec;
 static const mixp_kernels *gpu_kernels, *cpu_kernels;
 static int       on_gpu;                /* which side X and ON mean                           */
 static int       scratch_requests;
+/* A product that a real cuBLASLt refuses when it should run is packed anew. */
+static const int most_scratch = cudasim::simulated ? 1 : 2;
 static uint64_t  seen_hash;
 
 #define X  (on_gpu ? &gpu_exec : &cpu_exec)
@@ -33,7 +35,7 @@ static uint64_t  seen_hash;
     do { mixp_result gpu_, cpu_;                                                          \
          scratch_requests = 0;                                                            \
          on_gpu = 1; gpu_ = gpu_kernels->call;                                            \
-         CHECK(scratch_requests <= 1);                                                    \
+         CHECK(scratch_requests <= most_scratch);                                         \
          CHECK_INT(cudaPeekAtLastError(), cudaSuccess);                                   \
          on_gpu = 0; cpu_ = cpu_kernels->call;                                            \
          CHECK_INT(gpu_, cpu_); } while (0)

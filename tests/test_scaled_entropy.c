@@ -167,12 +167,16 @@ static void bad_input_is_told(void) {
     head h = head_new(0);
     const char *why = "";
     mixp_tensor *loss = h.x;
+    float before[ROWS * VOCAB], after[ROWS * VOCAB];
     CHECK(!mixp_scaler_cross_entropy(NULL, NULL, NULL, 0, 1, &loss) && !loss);
     mixp_step_begin(h.ctx);
     logits_of(&h);
+    CHECK_INT(mixp_read(h.logits, before, MIXP_F32, ROWS * VOCAB), MIXP_OK);
     CHECK(!mixp_scaler_cross_entropy(h.scaler, h.logits, mixp_input(h.ctx, MIXP_I32, 1, rows, bad),
                                      MIXP_IGNORE, 1, &loss));
     CHECK(!loss);
+    CHECK_INT(mixp_read(h.logits, after, MIXP_F32, ROWS * VOCAB), MIXP_OK);
+    CHECK_INT(memcmp(before, after, sizeof before), 0);     /* and the logits are as they were */
     CHECK_INT(mixp_context_error(h.ctx, &why), MIXP_ERR_ARGUMENT);
     CHECK_TEXT(why, "target 40 at row 2 is outside [0, 40)");
     mixp_context_free(h.ctx);
