@@ -69,7 +69,7 @@ endef
 
 # Those that need no speed and have a copy of all of mixprec.h.
 $(OWN:%=$(BUILD)/%): private light = -O0
-$(BUILD)/test_threads: private LDLIBS += -pthread
+$(BUILD)/test_threads $(BUILD)/test_ranks_refused: private LDLIBS += -pthread
 
 # Those that look inside it: what they do not call themselves is left out (tests/internals.h).
 $(BUILD)/test_optimizers $(BUILD)/test_pairs: private light = -O1 -fno-inline

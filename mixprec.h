@@ -12039,6 +12039,17 @@ static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
     return *why ? why : mixp_result_text(r);
 }
 
+/* A failure of the device, whatever call it came up in, must not pass unseen. */
+static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
+}
+
+/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
+ * and is not told twice. */
+static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
+                                     mixp_result r)
+{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
+
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                              "out of memory: %.0f bytes could not be had (%.0f in "
@@ -12107,7 +12118,7 @@ static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
     k.n = n;
     k.value = value;
     k.dst = dst;
-    return ctx->device->kernels->fill(&ctx->exec, &k);
+    return mixpi_noted(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
 static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src,
                                     int64_t n) {
@@ -12116,7 +12127,7 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     k.n = n;
     k.src = src;
     k.dst = dst;
-    return ctx->device->kernels->convert(&ctx->exec, &k);
+    return mixpi_noted(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
 }
 
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
@@ -12483,17 +12494,6 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 
 static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 #endif
-
-/* A failure of the device, whatever call it came up in, must not pass unseen. */
-static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
-    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
-}
-
-/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
- * and is not told twice. */
-static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
-                                     mixp_result r)
-{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
 
 /* A copy between host and device memory, as a device's upload and download make it. */
 typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
@@ -15543,6 +15543,9 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
 /* Runs one kernel of the device that x (a call, an optimizer, a scaler) lives on. */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
+/* The same outside of operators, whose failures the tape tells. */
+#define MIXPI_STEP_RUN(x, kernel, k) \
+    mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) {
     return t->rank ? t->shape[t->rank - 1] : 1;
@@ -19820,7 +19823,7 @@ static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int uns
     k.step = o->state;
     k.plan = plan;
     k.scaler = s;
-    return MIXPI_RUN(o, grad_stats, &k);
+    return MIXPI_STEP_RUN(o, grad_stats, &k);
 }
 
 static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
@@ -19829,7 +19832,7 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     k.plan = &o->plan;
     k.step = o->state;
     k.scaler = s;
-    return MIXPI_RUN(o, prepare, &k);
+    return MIXPI_STEP_RUN(o, prepare, &k);
 }
 
 /* --- Muon: the products between its passes ------------------------------------------------ */
@@ -19858,7 +19861,7 @@ static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out 
     k.n = n;
     k.a = mixpi_in(a.data, a.dtype);
     k.y = mixpi_out_to(sum, MIXP_F32, 0);
-    return MIXPI_RUN(o, unary, &k);
+    return MIXPI_STEP_RUN(o, unary, &k);
 }
 
 /* to = sum, rounded once. */
@@ -19869,7 +19872,7 @@ static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const floa
     k.n = n;
     k.src = mixpi_in(sum, MIXP_F32);
     k.dst = to;
-    return MIXPI_RUN(o, convert, &k);
+    return MIXPI_STEP_RUN(o, convert, &k);
 }
 
 /* gram = x x', or x' x where that is smaller: the same iteration, of the transposed matrix. */
@@ -19883,7 +19886,7 @@ static mixp_result mixpi_muon_gram(mixp_optimizer *o, int64_t rows, int64_t cols
     g.a = g.b = mixpi_in(m->x.data, m->x.dtype);
     g.c = m->gram;
     g.lda = g.ldb = cols;
-    return MIXPI_RUN(o, gemm, &g);
+    return MIXPI_STEP_RUN(o, gemm, &g);
 }
 
 /* poly = b gram + c gram gram. */
@@ -19893,7 +19896,7 @@ static mixp_result mixpi_muon_poly(mixp_optimizer *o, int64_t side) {
     mixp_result r = mixpi_muon_begin_sum(o, m->poly_sum, m->gram, side * side, m->b);
     g.a = g.b = mixpi_in(m->gram.data, m->gram.dtype);
     g.c = mixpi_out_to(m->poly_sum, MIXP_F32, 1);
-    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
     return r == MIXP_OK ? mixpi_muon_end_sum(o, m->poly, m->poly_sum, side * side) : r;
 }
 
@@ -19908,7 +19911,7 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
     g.a = tall ? x : poly;
     g.b = tall ? poly : x;
     g.c = mixpi_out_to(m->x_sum, MIXP_F32, 1);
-    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
     return r == MIXP_OK ? mixpi_muon_end_sum(o, m->x, m->x_sum, rows * cols) : r;
 }
 
@@ -19922,7 +19925,7 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
     k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + pass];
     k.count = 1;
     k.step = step;
-    return MIXPI_RUN(o, update, &k);
+    return MIXPI_STEP_RUN(o, update, &k);
 }
 
 /* x gets norm 1: statistics of it, into a step of its own, and a pass that multiplies. */
@@ -19941,7 +19944,7 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     k.count = 1;
     k.step = o->muon->look;
     k.plan = &plan;
-    r = MIXPI_RUN(o, grad_stats, &k);
+    r = MIXPI_STEP_RUN(o, grad_stats, &k);
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look) : r;
 }
 
@@ -19982,7 +19985,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     k.count = o->count;
     k.step = o->state;
     k.lost = counting ? o->lost : NULL;
-    return MIXPI_RUN(o, update, &k);
+    return MIXPI_STEP_RUN(o, update, &k);
 }
 
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
@@ -19992,7 +19995,7 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
-    return MIXPI_RUN(o, clip, &k);
+    return MIXPI_STEP_RUN(o, clip, &k);
 }
 
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
@@ -20047,7 +20050,7 @@ static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
     k.low = mixpi_row_low(row);
     k.row = &opt->tally[i].look;
     k.exponents = opt->tally[i].exponents;
-    return MIXPI_RUN(opt, look, &k);
+    return MIXPI_STEP_RUN(opt, look, &k);
 }
 
 /* Before the first look at the gradients of a step, when it was asked for or is a sampled one. */
@@ -20285,12 +20288,12 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
     k.rank = ranks->rank;
     k.size = ranks->size;
     k.in_parts = in_parts;
-    r = MIXPI_RUN(o, agree, &k);
+    r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
                             mixpi_out_to(o->table, MIXP_F64, 0), n);
     k.reads = 1;
-    return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
+    return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
 }
 
 /* Two numbers that differ, with as many digits as it takes to see that. */
@@ -20880,7 +20883,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
-    r = MIXPI_RUN(scaler, advance, &k);
+    r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
     scaler->first = scaler->began;
     scaler->began = 0;
@@ -21298,7 +21301,8 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     k.low = low;
     k.row = row;
     r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK) r = ctx->device->kernels->look(&ctx->exec, &k);
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
@@ -24000,7 +24004,8 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                  "%s: the scaler awaits mixp_scaler_update: call it first",
                                  who);
     r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait) r = ctx->device->wait(&ctx->exec);
+    if (r == MIXP_OK && ctx->device->wait)
+        r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
 
@@ -24528,7 +24533,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
     result = mixpi_check_names(ctx, who);
-    if (result == MIXP_OK && ctx->device->wait) result = ctx->device->wait(&ctx->exec);
+    if (result == MIXP_OK && ctx->device->wait)
+        result = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     if (result != MIXP_OK) return result;
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);
