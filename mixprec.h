@@ -2729,7 +2729,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
- * before; or a capture is under way already. */
+ * before; a low weight was written since the last ordinary step, which takes it over into its
+ * master; or a capture is under way already. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -5162,10 +5163,13 @@ static int mixpi_amx_machine(int f16) {
 #  define MIXPI_F MIXPI_RARE
 #endif
 
+/* Asks for a line of what is used at once, or (FAR) later: then not into L1. */
 #if defined(__GNUC__)
-#  define MIXPI_PREFETCH(p) __builtin_prefetch(p)
+#  define MIXPI_PREFETCH(p)     __builtin_prefetch(p)
+#  define MIXPI_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)
 #else
-#  define MIXPI_PREFETCH(p) (void)(p)
+#  define MIXPI_PREFETCH(p)     (void)(p)
+#  define MIXPI_PREFETCH_FAR(p) (void)(p)
 #endif
 
 /* --- vectors of 16 floats ------------------------------------------------------------- *
@@ -8271,60 +8275,88 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                      \
        X(12, a12, 0) X(13, a12, row)
 #  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = mixpi_vzero(), q##i = p##i;
-#  define MIXPI_TILE_STEP(i, a, at)                                                       \
-       if (rows > i) {                                                                    \
-           mixpi_v s = mixpi_vset((a)[at]);                                               \
-           p##i = mixpi_vmla(s, b0, p##i);                                                \
-           if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                    \
+#  define MIXPI_TILE_STEP(i, a, at)                                                     \
+       if (rows > i) {                                                                  \
+           mixpi_v s = mixpi_vset((a)[at]);                                             \
+           p##i = mixpi_vmla(s, b0, p##i);                                              \
+           if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                  \
        }
 /* The same for pairs: two multiply-adds, k's first. */
-#  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                                 \
-       if (rows > i) {                                                                    \
-           __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                    \
-           p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                                \
-           if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                    \
+#  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                               \
+       if (rows > i) {                                                                  \
+           __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                  \
+           p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                              \
+           if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                  \
        }
-#  define MIXPI_TILE_STEP_F16(i, a, at)                                                   \
+#  define MIXPI_TILE_STEP_F16(i, a, at)                                                 \
        if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                  \
+#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                \
        if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
-#  define MIXPI_TILE_PUT(i, a, at)                                                        \
-       if (rows > i) {                                                                    \
-           p##i = mixpi_vfma(alpha, p##i, b0);                                            \
-           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                                \
-           if (t->add) {                                                                  \
-               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                   \
-               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                  \
-           }                                                                              \
-           mixpi_vstore(c, p##i);                                                         \
-           if (nv > 1) mixpi_vstore(c + 16, q##i);                                        \
-           c += t->c_row;                                                                 \
+#  define MIXPI_TILE_ASK(i, a, at)                                                      \
+       if (rows > i) {                                                                  \
+           MIXPI_PREFETCH((const char *)(c + i * t->c_row));                            \
+           if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));           \
        }
-#  define MIXPI_TILE_CODE(STEP, LOAD)                                                     \
-       const int64_t row = t->a_row, step = t->a_step;                                    \
-       const float  *b = t->b;                                                            \
-       const float  *a0 = t->a;                                                           \
-       const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                  \
-       const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                  \
-       const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                  \
-       const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                                \
-       float        *c = t->c;                                                            \
-       int64_t       p;                                                                   \
-       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
-       MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                  \
-       for (p = t->depth; p > 0; p--) {                                                   \
-           b0 = LOAD(b);                                                                  \
-           if (nv > 1) b1 = LOAD(b + 16);                                                 \
-           MIXPI_TILE_ROWS(STEP)                                                          \
-           a0 += step;                                                                    \
-           a3 += step;                                                                    \
-           a6 += step;                                                                    \
-           a9 += step;                                                                    \
-           a12 += step;                                                                   \
-           b += t->b_step;                                                                \
-       }                                                                                  \
-       b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                               \
-       if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();              \
+/* b on its way, for the tiles of further rows. */
+#  define MIXPI_TILE_KEEP                                                               \
+       if (MIXPI_NV > 1 && keep) {                                                      \
+           mixpi_vstore(keep, b0);                                                      \
+           if (nv > 1) mixpi_vstore(keep + 16, b1);                                     \
+           keep += 16 * nv;                                                             \
+       }
+/* Two lines of what comes next. (Narrower tiles have no instruction to spare.) */
+#  define MIXPI_TILE_AHEAD                                                              \
+       if (nv > 1) {                                                                    \
+           MIXPI_PREFETCH_FAR((const char *)ask);                                       \
+           MIXPI_PREFETCH_FAR((const char *)(ask + t->ask_next));                       \
+           ask += t->ask_step;                                                          \
+           if (--turn == 0) {                                                           \
+               turn = t->ask_turn;                                                      \
+               ask += t->ask_jump;                                                      \
+           }                                                                            \
+       }
+#  define MIXPI_TILE_PUT(i, a, at)                                                      \
+       if (rows > i) {                                                                  \
+           p##i = mixpi_vfma(alpha, p##i, b0);                                          \
+           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                              \
+           if (t->add) {                                                                \
+               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                 \
+               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                \
+           }                                                                            \
+           mixpi_vstore(c, p##i);                                                       \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                      \
+           c += t->c_row;                                                               \
+       }
+#  define MIXPI_TILE_CODE(STEP, LOAD)                                                   \
+       const int64_t row = t->a_row, step = t->a_step;                                  \
+       const float  *b = t->b;                                                          \
+       const float  *a0 = t->a;                                                         \
+       const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                \
+       const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                \
+       const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                \
+       const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                              \
+       float        *c = t->c;                                                          \
+       float        *keep = t->keep;                                                    \
+       uintptr_t     ask = t->ask;                                                      \
+       int64_t       p, turn = t->ask_turn;                                             \
+       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);              \
+       MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                  \
+       MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                \
+       for (p = t->depth; p > 0; p--) {                                                 \
+           b0 = LOAD(b);                                                                \
+           if (nv > 1) b1 = LOAD(b + 16);                                               \
+           MIXPI_TILE_KEEP                                                              \
+           MIXPI_TILE_AHEAD                                                             \
+           MIXPI_TILE_ROWS(STEP)                                                        \
+           a0 += step;                                                                  \
+           a3 += step;                                                                  \
+           a6 += step;                                                                  \
+           a9 += step;                                                                  \
+           a12 += step;                                                                 \
+           b += t->b_step;                                                              \
+       }                                                                                \
+       b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                             \
+       if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();            \
        MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
 /* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers; MIXPI_PASS is of the use. */
 #  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
@@ -8378,6 +8410,12 @@ typedef struct mixpi_tile {
     float       *c;             /* c(i, j) = c[i * c_row + j]                              */
     int64_t      c_row;
     const float *bias;          /* NULL = 0                                                */
+    float       *keep;          /* NULL, or where b's rows are packed while they are read  */
+    uintptr_t    ask;           /* a line of what the next tiles want, asked for at the    */
+    uintptr_t    ask_next;      /* first step with another, so many bytes on               */
+    uintptr_t    ask_step;      /* bytes from a step's two lines to the next step's        */
+    uintptr_t    ask_jump;      /* and once more so many                                   */
+    int64_t      ask_turn;      /* after every so many steps; 0 = never                    */
     float        alpha;
     int          add, cols;
     int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
@@ -8598,6 +8636,10 @@ typedef struct mixpi_gemm_block {
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: of the block's columns                         */
     float  *part;               /* sums of a c that is not f32, job->cols a row            */
+    uintptr_t ask;              /* of a, what is to be packed or read after these rows:    */
+    uintptr_t ask_next;         /* rows of it, or lines of a', so many bytes apart         */
+    uintptr_t ask_step;         /* within one: bytes from a step of the sum to the next    */
+    int64_t   asks;             /* how many are left to ask for                            */
 } mixpi_gemm_block;
 #endif
 
@@ -9096,38 +9138,28 @@ MIXPI_V mixpi_panel MIXPI_P(panel_of)(int64_t j, int64_t n) {
     return p;
 }
 
-/* Packs b[p0 .. p0+depth, n0 .. n1], with zeros beyond n1: a row of b, or a pair of them, is a
- * row of panels. */
-MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s) {
+/* Packs a panel of b[p0 .. p0+depth], from column j of the block on, with zeros beyond n1. */
+MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
-    int64_t n = s->n1 - s->n0, at = s->b_at + s->p0 * g->ldb + s->n0, j, p;
-    int64_t each = s->job->pairs ? 2 : 1;
-    for (p = 0; p < s->steps; p++, at += each * g->ldb) {
-        const float *row = s->strip;
-        int64_t left = s->depth - p * each;
-        if (!s->job->pairs) {
-            row = MIXPI_P(read)(g->b, at, n, s->strip);
-            MIXPI_P(ask)(g->b, at + 8 * g->ldb, n);
-        } else if (left <= 0) {  /* plant: pairs_beyond */
-            memset(s->strip, 0, (size_t)n * sizeof(float));
-        } else {
-            MIXPI_P(load_across)(s->strip, 0, mixpi_source_of(g->b, at, g->ldb),
-                                 mixpi_min(each, left), (int)n, 1);
-        }
-        for (j = 0; j < n; j += 16) {
-            mixpi_panel to = MIXPI_P(panel_of)(j, n);
-            mixpi_vstore(s->b_pack + to.first * s->steps + p * to.wide + j - to.first,
-                         mixpi_vpart(row + j, n - j));
-        }
-    }
+    mixpi_panel to = MIXPI_P(panel_of)(j, s->n1 - s->n0);
+    int64_t n = mixpi_min(to.wide, s->n1 - s->n0 - j);
+    int64_t rows = s->job->pairs ? mixpi_ceil_div(s->depth, 2) : s->depth;
+    int64_t first = n % 16 ? 0 : rows;          /* row from which on there are zeros */
+    mixpi_source from =
+        mixpi_source_of(g->b, s->b_at + s->p0 * g->ldb + s->n0 + j, g->ldb);
+    float  *dst = s->b_pack + j * s->steps;
+    size_t  bytes = (size_t)((s->steps - first) * to.wide) * sizeof(float);
+    memset(dst + first * to.wide, 0, bytes);  /* plant: pairs_beyond */
+    MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
 }
 
-/* Packs op(b) = b' from b[n0 .. n1, p0 .. p0+depth], 16 rows of b at a time. Whole ones of f32
- * are read where they lie. */
-MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s) {
+/* The same of op(b) = b' from b[n0 + j .., p0 .. p0+depth], 16 rows of b at a time. Whole ones
+ * of f32 are read where they lie. */
+MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
-    int64_t n = s->n1 - s->n0, strip = s->job->depth + MIXPI_PAD, i, j, p;
-    for (j = 0; j < n; j += 16) {
+    int64_t n = s->n1 - s->n0, strip = s->job->depth + MIXPI_PAD, i, p;
+    int64_t end = mixpi_min(j + MIXPI_NR, n);
+    for (; j < end; j += 16) {
         mixpi_panel to = MIXPI_P(panel_of)(j, n);
         int64_t at = s->b_at + (s->n0 + j) * g->ldb + s->p0, rows = mixpi_min(16, n - j);
         int     here = g->b.dtype == MIXP_F32 && rows == 16 && s->depth % 16 == 0;
@@ -9205,21 +9237,85 @@ MIXPI_V int MIXPI_P(b_in_place)(const mixpi_gemm_block *s) {
            g->ldb % 1024 && g->k * g->n <= 1 << 19;
 }
 
-/* Where tiles find column j of the pass's op(b): where it lies, or packed. */
-MIXPI_V void MIXPI_P(tile_b)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
+MIXPI_V uintptr_t MIXPI_P(line_of)(mixp_in a, int64_t i)
+{ return (uintptr_t)a.data + (uintptr_t)(i * MIXPI_P(size)(a.dtype)); }
+
+/* The tile reads b from column j of the block on where it lies. */
+MIXPI_V void MIXPI_P(tile_b_there)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
     const mixp_gemm_args *g = s->job->g;
-    if (MIXPI_P(b_in_place)(s)) {
-        t->b = (const float *)g->b.data + s->b_at + s->p0 * g->ldb + s->n0 + j;
-        t->b_step = g->ldb;
+    t->b = (const float *)g->b.data + s->b_at + s->p0 * g->ldb + s->n0 + j;
+    t->b_step = g->ldb;
+}
+
+/* The tile's steps ask for b's next panel, row after row: or for two rows of b' at a time, line
+ * after line. */
+MIXPI_V void MIXPI_P(ask_columns)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t size = MIXPI_P(size)(g->b.dtype);
+    int64_t lines = mixpi_ceil_div(s->depth * size, 64);
+    int64_t row = g->ldb * size;
+    int64_t column = s->n0 + j + MIXPI_NR;
+    int64_t at = s->b_at + s->p0 * g->ldb + column;
+    if (column >= s->n1) return;
+    if (g->trans_b) {
+        at = s->b_at + column * g->ldb + s->p0;
+        t->ask = MIXPI_P(line_of)(g->b, at);
+        t->ask_next = (uintptr_t)(16 * row);
+        t->ask_step = 64;
+        t->ask_turn = lines;
+        t->ask_jump = (uintptr_t)(row - 64 * lines);
         return;
     }
+    t->ask = MIXPI_P(line_of)(g->b, at);
+    t->ask_next = 64;
+    t->ask_step = (uintptr_t)row;
+    if (!s->job->pairs) return;
+    t->ask_next = (uintptr_t)row;
+    t->ask_step = (uintptr_t)(2 * row);
+}
+
+/* They ask for one or two rows of a after those of this tile. */
+MIXPI_V void MIXPI_P(ask_rows)(mixpi_gemm_block *s, mixpi_tile *t) {
+    t->ask = s->ask;
+    t->ask_next = s->ask_next;
+    t->ask_step = s->ask_step;
+    s->ask += MIXPI_NV * s->ask_next;
+    s->asks -= MIXPI_NV;
+}
+
+/* Column j of the pass's op(b) for the first rows of a block: packed for all the others. What can
+ * be read where it lies is kept by the tile on its way, or not at all where no others come. */
+MIXPI_K void MIXPI_P(tile_b_first)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j,
+                                   int more) {
+    const mixp_gemm_args *g = s->job->g;
+    MIXPI_P(ask_columns)(s, t, j);
+    if (MIXPI_NV > 1 && !g->trans_b && g->b.dtype == MIXP_F32 && t->cols % 16 == 0) {
+        if (more) t->keep = s->b_pack + j * s->steps;
+        MIXPI_P(tile_b_there)(s, t, j);
+        return;
+    }
+    if (g->trans_b) MIXPI_P(pack_transposed)(s, j);
+    else MIXPI_P(pack_straight)(s, j);
+}
+
+/* Where tiles of rows from i on find column j of the pass's op(b), and what they ask for. */
+MIXPI_K void MIXPI_P(tile_b)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int64_t j,
+                             int more) {
+    t->ask = (uintptr_t)t->a;
+    t->ask_next = t->ask_step = 0;
+    t->ask_turn = 0;
+    t->ask_jump = 0;
+    t->keep = NULL;
     t->b = s->b_pack + j * s->steps;
     t->b_step = MIXPI_P(panel_of)(j, s->n1 - s->n0).wide;
+    if (MIXPI_P(b_in_place)(s)) MIXPI_P(tile_b_there)(s, t, j);
+    else if (i == s->m0) MIXPI_P(tile_b_first)(s, t, j, more);
+    if (MIXPI_NV > 1 && !t->ask_step && s->asks > 0) MIXPI_P(ask_rows)(s, t);
 }
 
 /* The tiles of rows [i, i+rows), rows <= job->tall. Sums of a c that is not f32 wait in `part`:
  * all the block's where k takes several passes, else those of these rows. */
-MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
+MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
                                  int64_t rows) {
     const mixpi_gemm_job *job = s->job;
     const mixp_gemm_args *g = job->g;
@@ -9233,7 +9329,7 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         t->cols = (int)mixpi_min(MIXPI_NR, n - j);
         t->bias = first && g->bias.data ? s->bias + j : NULL;
         t->c = c + j;
-        MIXPI_P(tile_b)(s, t, j);
+        MIXPI_P(tile_b)(s, t, i, j, i + rows < s->m1);
         MIXPI_P(tile_run)(t, rows);
     }
     if (!job->low || !last) return;
@@ -9241,22 +9337,45 @@ MIXPI_K void MIXPI_P(gemm_panel)(const mixpi_gemm_block *s, mixpi_tile *t, int64
         MIXPI_P(write)(g->c, at, n, part);
 }
 
-/* job->panels panels of rows at a time, dealt out evenly. */
-MIXPI_K void MIXPI_P(gemm_pass)(const mixpi_gemm_block *s) {
-    int64_t m = s->m1 - s->m0, at_once = s->job->panels, i, j;
+/* The rows after these, from `row` on, shall be asked for: of the next pass, beyond the block's
+ * end, or from k = 0 on, where another block may begin with them. */
+MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t size = MIXPI_P(size)(g->a.dtype);
+    int64_t p = s->p0;
+    int64_t at;
+    if (row == s->m1) {
+        row = s->m0;
+        p += s->depth;
+        if (p == g->k) p = 0;
+    }
+    at = s->a_at + row * g->lda + p;
+    s->ask_next = (uintptr_t)(g->lda * size);
+    s->ask_step = (uintptr_t)size;
+    s->asks = rows;
+    if (g->trans_a) {
+        at = s->a_at + p * g->lda + row;
+        s->ask_step = s->ask_next;
+        s->ask_next = 64;
+        s->asks = rows * size / 64 + 1;
+    }
+    s->ask = MIXPI_P(line_of)(g->a, at);
+    if (s->job->pairs) s->ask_step *= 2;
+}
+
+/* A panel of rows at a time, or job->panels of them where a' is packed: dealt out evenly. */
+MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
+    int64_t m = s->m1 - s->m0, at_once = s->job->g->trans_a ? s->job->panels : 1, i, j;
     int64_t panels = mixpi_ceil_div(m, s->job->tall);
     mixpi_tile t;
     t.depth = s->steps;
     t.pairs = s->job->pairs;
     t.alpha = s->job->g->alpha;
-    if (!MIXPI_P(b_in_place)(s)) {
-        if (s->job->g->trans_b) MIXPI_P(pack_transposed)(s);
-        else MIXPI_P(pack_straight)(s);
-    }
     for (i = 0; i < panels; i += at_once) {
         int64_t end = mixpi_min(i + at_once, panels), first = m * i / panels;
-        const float *a =
-            MIXPI_P(pack_rows)(s, s->m0 + first, m * end / panels - first, &t);
+        int64_t next = m * end / panels;
+        const float *a = MIXPI_P(pack_rows)(s, s->m0 + first, next - first, &t);
+        MIXPI_P(ask_after)(s, s->m0 + next, next - first);
         for (j = i; j < end; j++) {
             int64_t row = m * j / panels;
             t.a = a + (row - first) * t.a_row;
@@ -9597,6 +9716,7 @@ MIXPI_K void MIXPI_P(product)(const mixpi_tile *all, int64_t m, int64_t n) {
             t.b = all->b + j;
             t.c = all->c + row * t.c_row + j;
             t.cols = (int)mixpi_min(MIXPI_NR, n - j);
+            t.ask = (uintptr_t)t.a;
             MIXPI_P(tile_run)(&t, m * (i + 1) / panels - row);
         }
 }
@@ -11197,6 +11317,7 @@ static const mixp_kernels MIXPI_P(kernels_mmla) =
 #undef MIXPI_F
 #undef MIXPI_RARE
 #undef MIXPI_PREFETCH
+#undef MIXPI_PREFETCH_FAR
 #endif  /* MIXPI_PASS */
 
 #if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
@@ -11695,7 +11816,7 @@ typedef struct mixpi_watch {
     int         posted;         /* of the one that is on its way to the host; 0 = none */
     int         looked;         /* 1: a sample was settled since the update */
     int         settled;        /* 1: one ever was */
-    int         acted;          /* 1: a site fell back since the last skip */
+    int32_t     acted;          /* 1: a site fell back since the last skip */
     void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
     int         dropped;        /* 1: attention has drawn random numbers since it began */
     int         turns;          /* sites that this step has stored to */
@@ -11765,6 +11886,8 @@ struct mixp_context {
     int            capturing;
     int            inside;      /* operators at work: their functions begin no step        */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
+    int            cast_recorded; /* since then: 1: a low copy was renewed, at replays alone */
+    int64_t        lows_made;   /* low copies of permanent tensors                         */
     const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
     void          *scalers, *optimizers;    /* all of them, newest first                   */
     uint64_t       made_in;     /* the generation in which a permanent tensor was made last */
@@ -11916,6 +12039,17 @@ static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
     return *why ? why : mixp_result_text(r);
 }
 
+/* A failure of the device, whatever call it came up in, must not pass unseen. */
+static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
+}
+
+/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
+ * and is not told twice. */
+static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
+                                     mixp_result r)
+{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
+
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                              "out of memory: %.0f bytes could not be had (%.0f in "
@@ -11984,7 +12118,7 @@ static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
     k.n = n;
     k.value = value;
     k.dst = dst;
-    return ctx->device->kernels->fill(&ctx->exec, &k);
+    return mixpi_noted(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
 static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src,
                                     int64_t n) {
@@ -11993,7 +12127,7 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     k.n = n;
     k.src = src;
     k.dst = dst;
-    return ctx->device->kernels->convert(&ctx->exec, &k);
+    return mixpi_noted(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
 }
 
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
@@ -12361,17 +12495,6 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 #endif
 
-/* A failure of the device, whatever call it came up in, must not pass unseen. */
-static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
-    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
-}
-
-/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
- * and is not told twice. */
-static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
-                                     mixp_result r)
-{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
-
 /* A copy between host and device memory, as a device's upload and download make it. */
 typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
                                       size_t bytes);
@@ -12651,7 +12774,16 @@ struct mixp_graph {
     uint64_t      step;
     int           moves_scale;  /* 0: gradients of before and after a replay may be added   */
     uint64_t      sites_moved;  /* the context's when it was recorded */
+    int64_t       lows_made;    /* likewise */
 };
+
+/* Low copies are renewed before anybody reads them: what a graph writes, or has not yet written,
+ * the host does not see. */
+static void mixpi_lows_doubt(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (t->own.low[0] || t->own.low[1]) t->version++;
+}
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixp_graph *g;
@@ -12683,7 +12815,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: a step is being captured already; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
-    ctx->scale_moved = 0;
+    ctx->scale_moved = ctx->cast_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;  /* plant: capture_twice */
     return r;
@@ -12694,6 +12826,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
     if (ctx) ctx->capturing = 0;
+    if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
@@ -12707,6 +12840,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->step = ctx->step;
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
+    g->lows_made = ctx->lows_made;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
     ctx->replays += g->moves_scale != 0;
@@ -12723,6 +12857,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
+    if (ctx->lows_made != graph->lows_made) mixpi_lows_doubt(ctx);  /* it knows them not */
     if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
@@ -13664,6 +13799,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         if (!low || !low->data) return NULL;
         low->own.master = t;
         t->own.low[which] = low;
+        ctx->lows_made++;
     }
     MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
     MIXPI_ASSERT(t->own.low_version[which] <= t->version);
@@ -13671,6 +13807,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
     t->own.low_version[which] = t->version;  /* plant: low_version */
+    ctx->cast_recorded |= ctx->capturing;
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
 }
@@ -15406,6 +15543,9 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
 /* Runs one kernel of the device that x (a call, an optimizer, a scaler) lives on. */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
+/* The same outside of operators, whose failures the tape tells. */
+#define MIXPI_STEP_RUN(x, kernel, k) \
+    mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) {
     return t->rank ? t->shape[t->rank - 1] : 1;
@@ -18582,6 +18722,7 @@ struct mixp_optimizer {
     int              tally_here;    /* 1: the copy is the newest                        */
     int              tally_recorded; /* 1: a graph counts, too, and nobody is told      */
     int64_t          tallies;   /* how many there is memory for                         */
+    int64_t          tally_count;   /* parameters that there were when they were counted    */
     int              tally_due; /* 1: the next look at the gradients counts, too        */
     int              tallied;   /* 1: those of this step are counted                    */
     int64_t          tally_step;    /* the context's then, and 1                        */
@@ -19567,10 +19708,31 @@ static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
     return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
 }
 
+/* A graph would make the masters anew of the weights at each replay, and lose what they have more
+ * than these. */
+static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        const mixp_tensor *p = opt->slots[i].param;
+        if (opt->slots[i].version == p->version) continue;
+        if (p->dtype == MIXP_F32 || opt->no_master) continue;
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: '%s' was written since the last step, and a captured one "
+                                 "cannot take that over into its master weight: run an ordinary "
+                                 "step first",
+                                 who, p->name);
+    }
+    return MIXP_OK;
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
- * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
+ * nothing changed, and nothing is sent, but where there are graphs: each brings its own table.
+ * MIXP_ERR_ORDER when there is no gradient at all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     int64_t i, active = 0;
+    if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
+        return MIXP_ERR_ORDER;
+    if (opt->ctx->capturing || opt->ctx->graphs) opt->rows_changed = 1;
     for (i = 0; i < opt->count; i++) {
         mixp_param_row now = mixpi_row_now(opt, i);
         active += now.active != 0;
@@ -19651,7 +19813,7 @@ static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int uns
     k.step = o->state;
     k.plan = plan;
     k.scaler = s;
-    return MIXPI_RUN(o, grad_stats, &k);
+    return MIXPI_STEP_RUN(o, grad_stats, &k);
 }
 
 static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
@@ -19660,7 +19822,7 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     k.plan = &o->plan;
     k.step = o->state;
     k.scaler = s;
-    return MIXPI_RUN(o, prepare, &k);
+    return MIXPI_STEP_RUN(o, prepare, &k);
 }
 
 /* --- Muon: the products between its passes ------------------------------------------------ */
@@ -19689,7 +19851,7 @@ static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out 
     k.n = n;
     k.a = mixpi_in(a.data, a.dtype);
     k.y = mixpi_out_to(sum, MIXP_F32, 0);
-    return MIXPI_RUN(o, unary, &k);
+    return MIXPI_STEP_RUN(o, unary, &k);
 }
 
 /* to = sum, rounded once. */
@@ -19700,7 +19862,7 @@ static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const floa
     k.n = n;
     k.src = mixpi_in(sum, MIXP_F32);
     k.dst = to;
-    return MIXPI_RUN(o, convert, &k);
+    return MIXPI_STEP_RUN(o, convert, &k);
 }
 
 /* gram = x x', or x' x where that is smaller: the same iteration, of the transposed matrix. */
@@ -19714,7 +19876,7 @@ static mixp_result mixpi_muon_gram(mixp_optimizer *o, int64_t rows, int64_t cols
     g.a = g.b = mixpi_in(m->x.data, m->x.dtype);
     g.c = m->gram;
     g.lda = g.ldb = cols;
-    return MIXPI_RUN(o, gemm, &g);
+    return MIXPI_STEP_RUN(o, gemm, &g);
 }
 
 /* poly = b gram + c gram gram. */
@@ -19724,7 +19886,7 @@ static mixp_result mixpi_muon_poly(mixp_optimizer *o, int64_t side) {
     mixp_result r = mixpi_muon_begin_sum(o, m->poly_sum, m->gram, side * side, m->b);
     g.a = g.b = mixpi_in(m->gram.data, m->gram.dtype);
     g.c = mixpi_out_to(m->poly_sum, MIXP_F32, 1);
-    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
     return r == MIXP_OK ? mixpi_muon_end_sum(o, m->poly, m->poly_sum, side * side) : r;
 }
 
@@ -19739,7 +19901,7 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
     g.a = tall ? x : poly;
     g.b = tall ? poly : x;
     g.c = mixpi_out_to(m->x_sum, MIXP_F32, 1);
-    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
     return r == MIXP_OK ? mixpi_muon_end_sum(o, m->x, m->x_sum, rows * cols) : r;
 }
 
@@ -19753,7 +19915,7 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
     k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + pass];
     k.count = 1;
     k.step = step;
-    return MIXPI_RUN(o, update, &k);
+    return MIXPI_STEP_RUN(o, update, &k);
 }
 
 /* x gets norm 1: statistics of it, into a step of its own, and a pass that multiplies. */
@@ -19772,7 +19934,7 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     k.count = 1;
     k.step = o->muon->look;
     k.plan = &plan;
-    r = MIXPI_RUN(o, grad_stats, &k);
+    r = MIXPI_STEP_RUN(o, grad_stats, &k);
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look) : r;
 }
 
@@ -19813,7 +19975,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     k.count = o->count;
     k.step = o->state;
     k.lost = counting ? o->lost : NULL;
-    return MIXPI_RUN(o, update, &k);
+    return MIXPI_STEP_RUN(o, update, &k);
 }
 
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
@@ -19823,14 +19985,14 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
-    return MIXPI_RUN(o, clip, &k);
+    return MIXPI_STEP_RUN(o, clip, &k);
 }
 
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
 
 static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
     return (size_t)opt->tallies * sizeof *opt->lost +
-           (size_t)opt->count * sizeof *opt->tally;
+           (size_t)opt->tally_count * sizeof *opt->tally;
 }
 
 /* Memory for all parameters that were added. */
@@ -19878,7 +20040,7 @@ static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
     k.low = mixpi_row_low(row);
     k.row = &opt->tally[i].look;
     k.exponents = opt->tally[i].exponents;
-    return MIXPI_RUN(opt, look, &k);
+    return MIXPI_STEP_RUN(opt, look, &k);
 }
 
 /* Before the first look at the gradients of a step, when it was asked for or is a sampled one. */
@@ -19889,6 +20051,7 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     /* Parameters may have come since it was asked for. */
     if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
+    opt->tally_count = opt->count;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     opt->tally_here = 0;
     if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
@@ -20115,12 +20278,12 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
     k.rank = ranks->rank;
     k.size = ranks->size;
     k.in_parts = in_parts;
-    r = MIXPI_RUN(o, agree, &k);
+    r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
                             mixpi_out_to(o->table, MIXP_F64, 0), n);
     k.reads = 1;
-    return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
+    return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
 }
 
 /* Two numbers that differ, with as many digits as it takes to see that. */
@@ -20404,6 +20567,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     plan->look_only = 0;
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
+    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;  /* plant: tallied_once */
     r = mixpi_tally_step(opt);
     tallied = opt->tallied;
     opt->tallied = 0;
@@ -20544,6 +20708,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     r = mixpi_need_begin(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
+    opt->tallied = 0;           /* a step before this one may have been given up */
     r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
@@ -20708,7 +20873,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
-    r = MIXPI_RUN(scaler, advance, &k);
+    r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
     scaler->first = scaler->began;
     scaler->began = 0;
@@ -21126,7 +21291,8 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     k.low = low;
     k.row = row;
     r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK) r = ctx->device->kernels->look(&ctx->exec, &k);
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
@@ -21864,6 +22030,7 @@ static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *
 static void mixpi_forget_grads(mixp_context *ctx) {
     mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+    mixpi_exchange_forget(ctx);  /* plant: compare_held */
 }
 
 /* Leaves the region of a run, and whatever fn has left open in it. */
@@ -23289,6 +23456,7 @@ typedef struct mixpi_field {
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
     MIXPI_FIELD_WATCH(force, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(acted, MIXPI_FLAG),
     MIXPI_FIELD_WATCH(barren, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
@@ -23522,11 +23690,18 @@ static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
     mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
 
+/* "optimizer.0.spike.window", but not "optimizer.0.m.spike.w", which is of a parameter. */
+static int mixpi_is_spike_name(const char *name) {
+    if (strncmp(name, "optimizer.", 10) != 0) return 0;
+    name += 10;
+    name += strspn(name, "0123456789");
+    return strncmp(name, ".spike.", 7) == 0;  /* plant: spike_name */
+}
+
 /* Is it of a kind that a file may have without a use for it here? */
 static int mixpi_is_optional_name(const char *name) {
     if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
-    if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
-    return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
+    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_spike_name(name);
 }
 
 /* The same for saving, checking and loading; what NULL: the weights alone. */
@@ -23814,8 +23989,13 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                      who, i);
         for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
+    if (what->scaler && what->scaler->checked_epoch == what->scaler->epoch)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: the scaler awaits mixp_scaler_update: call it first",
+                                 who);
     r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait) r = ctx->device->wait(&ctx->exec);
+    if (r == MIXP_OK && ctx->device->wait)
+        r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
 
@@ -24103,6 +24283,15 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
     return s->report->result;
 }
 
+/* What a pass since the last update has found is not of the state that was loaded. */
+static mixp_result mixpi_found_forget(const mixp_scaler *scaler) {
+    mixp_scaler_state *s = scaler->state;
+    const int32_t none = 0;
+    mixp_result r = mixpi_upload(scaler->ctx, &s->found_inf, &none, sizeof none);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(scaler->ctx, &s->loss_bad, &none, sizeof none);  /* plant: found_forget */
+}
+
 /* Changes the state: nothing but a failing device can go wrong any more. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
@@ -24128,7 +24317,9 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
         }
+    for (o = 0; o < what->n_optimizers; o++) what->optimizers[o]->clipped = 0;
     if (what->scaler) mixpi_scaler_forget(what->scaler);
+    if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
     mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
@@ -24332,7 +24523,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
     result = mixpi_check_names(ctx, who);
-    if (result == MIXP_OK && ctx->device->wait) result = ctx->device->wait(&ctx->exec);
+    if (result == MIXP_OK && ctx->device->wait)
+        result = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     if (result != MIXP_OK) return result;
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);

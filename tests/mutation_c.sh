@@ -220,6 +220,10 @@ plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
 plant numbers_row        never   counters    windows_without_numbers
 plant retry_loaded       drop    counters    a_load_ends_a_retry
+plant found_forget       no      checkpoint  test_between_step_and_update
+plant tallied_once       never   watch_scale test_underflow_after_a_step_given_up
+plant spike_name         yes     checkpoint  test_a_parameter_called_spike
+plant compare_held       drop    guard       test_compare_forgets
 plant part_of_all        bound   counters    a_part_is_no_more_than_all
 plant steps_sum          turn    counters    steps_are_the_sum
 plant site_state         logic   counters    sites_of_a_file
@@ -250,7 +254,7 @@ plant pin_void           no      watch_events test_patterns_given_again
 plant site_bins          turn    watch_exponents test_bins
 
 # By an emulation of AMX, whose packing needs AVX-512.
-plant pairs_beyond       turn    amx         f16_in_the_stated_order
+plant pairs_beyond       drop    amx         f16_in_the_stated_order
 plant pairs_turned       drop    amx         bf16_in_the_stated_order
 plant sums_bias          never   amx         bf16_in_the_stated_order
 plant sums_add           never   amx         bf16_in_the_stated_order
