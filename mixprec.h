@@ -2814,7 +2814,8 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
  * is written over logits that a product made and nothing else reads: with a large vocabulary they
  * are the largest array of a step; a second walk back through it is MIXP_ERR_ORDER. And what
  * mixp_add_layer_norm and mixp_add_rms_norm add, b, is given back at once where a product made
- * it and nothing read it before; what would read it afterwards is MIXP_ERR_ORDER. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
+ * it and nothing read it before; what would read it afterwards is MIXP_ERR_ORDER. t is an
+ * activation: MIXP_ERR_ARGUMENT otherwise. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
