@@ -247,7 +247,8 @@ $(OF_FILES): private done = -DMEMORY_DISK_LINKED
 $(BUILD)/memory_disk.o: private light = -O0
 $(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h mixprec.h $(BUILD)/flags
 	$(call say,cc $@)
-	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT -x c -c $< -o $@
+	$(Q)printf '#include "%s"\n' $< >$(BUILD)/memory_disk.c
+	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT -c $(BUILD)/memory_disk.c -o $@
 
 $(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) mixprec.h
 	$(call say,clang $@)
