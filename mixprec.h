@@ -9450,23 +9450,28 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
 #endif
 }
 
+/* Elements that are packed, those of a row of blocks once for each. */
+MIXPI_K double MIXPI_P(gemm_packed)(const mixp_gemm_args *g, int64_t down, int64_t across)
+{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+
 /* What a cut costs: elements packed twice, and most of all threads idle in the last round. */
 MIXPI_K double MIXPI_P(gemm_cost)(const mixp_gemm_args *g, int64_t down, int64_t across,
                                   int64_t idle) {
     int64_t blocks = g->batch * down * across;
     double  waste = (double)(blocks + idle) / (double)blocks;
-    double  packed = (double)across * (double)g->m + (double)down * (double)g->n;
-    return packed * (waste * waste * waste);
+    return MIXPI_P(gemm_packed)(g, down, across) * (waste * waste * waste);
 }
 
-/* How many blocks: as few as their largest size allows, or more, for the sake of threads. */
+/* How many blocks: as few as their largest size allows, or more, for the sake of threads. No finer
+ * cut is better once its packing alone costs as much: many threads make many cuts. */
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
             least_n = mixpi_ceil_div(g->n, MIXPI_NB);
     int64_t most_m = mixpi_ceil_div(g->m, job->tall),
             most_n = mixpi_ceil_div(g->n, MIXPI_NR);
-    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
+    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double best = 1e300;
     int64_t m, n;
     job->down = least_m;
     job->across = least_n;
@@ -9475,10 +9480,10 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     most_m = mixpi_min(most_m, least_m + threads);
     most_n = mixpi_min(most_n, least_n + threads);
     for (m = least_m; m <= most_m; m++)
-        for (n = least_n; n <= most_n; n++) {
+        for (n = least_n; n <= most_n && MIXPI_P(gemm_packed)(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;
             double  cost = MIXPI_P(gemm_cost)(g, m, n, idle);
-            if (best <= 0 || cost < best) {
+            if (cost < best) {
                 best = cost;
                 job->down = m;
                 job->across = n;
