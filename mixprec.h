@@ -2812,9 +2812,10 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
  * is written over logits that a product made and nothing else reads: with a large vocabulary they
- * are the largest array of a step; a second walk back through it is MIXP_ERR_ORDER. And what mixp_add_layer_norm and mixp_add_rms_norm add, b, is
- * given back at once where a product made it and nothing read it before; what would read it
- * afterwards is MIXP_ERR_ORDER. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
+ * are the largest array of a step; a second walk back through it is MIXP_ERR_ORDER. And what
+ * mixp_add_layer_norm and mixp_add_rms_norm add, b, is given back at once where a product made
+ * it and nothing read it before; what would read it afterwards is MIXP_ERR_ORDER. t is an
+ * activation: MIXP_ERR_ARGUMENT otherwise. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
@@ -4067,9 +4068,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * spikes or of a rule that predicts loads: these begin anew; one with a state that the program has
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
- * written, by itself or beside another: SECURITY.md lists what is asked), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
- * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
- * changed then. */
+ * written, by itself or beside another: SECURITY.md lists what is asked), MIXP_ERR_SHAPE or
+ * MIXP_ERR_DTYPE (another model: the message lists what differs, and no memory was taken for
+ * its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -9449,23 +9450,28 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
 #endif
 }
 
+/* Elements that are packed, those of a row of blocks once for each. */
+MIXPI_K double MIXPI_P(gemm_packed)(const mixp_gemm_args *g, int64_t down, int64_t across)
+{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+
 /* What a cut costs: elements packed twice, and most of all threads idle in the last round. */
 MIXPI_K double MIXPI_P(gemm_cost)(const mixp_gemm_args *g, int64_t down, int64_t across,
                                   int64_t idle) {
     int64_t blocks = g->batch * down * across;
     double  waste = (double)(blocks + idle) / (double)blocks;
-    double  packed = (double)across * (double)g->m + (double)down * (double)g->n;
-    return packed * (waste * waste * waste);
+    return MIXPI_P(gemm_packed)(g, down, across) * (waste * waste * waste);
 }
 
-/* How many blocks: as few as their largest size allows, or more, for the sake of threads. */
+/* How many blocks: as few as their largest size allows, or more, for the sake of threads. No finer
+ * cut is better once its packing alone costs as much: many threads make many cuts. */
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
             least_n = mixpi_ceil_div(g->n, MIXPI_NB);
     int64_t most_m = mixpi_ceil_div(g->m, job->tall),
             most_n = mixpi_ceil_div(g->n, MIXPI_NR);
-    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
+    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double best = 1e300;
     int64_t m, n;
     job->down = least_m;
     job->across = least_n;
@@ -9474,10 +9480,10 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     most_m = mixpi_min(most_m, least_m + threads);
     most_n = mixpi_min(most_n, least_n + threads);
     for (m = least_m; m <= most_m; m++)
-        for (n = least_n; n <= most_n; n++) {
+        for (n = least_n; n <= most_n && MIXPI_P(gemm_packed)(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;
             double  cost = MIXPI_P(gemm_cost)(g, m, n, idle);
-            if (best <= 0 || cost < best) {
+            if (cost < best) {
                 best = cost;
                 job->down = m;
                 job->across = n;
@@ -12039,6 +12045,17 @@ static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
     return *why ? why : mixp_result_text(r);
 }
 
+/* A failure of the device, whatever call it came up in, must not pass unseen. */
+static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
+}
+
+/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
+ * and is not told twice. */
+static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
+                                     mixp_result r)
+{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
+
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                              "out of memory: %.0f bytes could not be had (%.0f in "
@@ -12107,7 +12124,7 @@ static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
     k.n = n;
     k.value = value;
     k.dst = dst;
-    return ctx->device->kernels->fill(&ctx->exec, &k);
+    return mixpi_noted(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
 static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src,
                                     int64_t n) {
@@ -12116,7 +12133,7 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     k.n = n;
     k.src = src;
     k.dst = dst;
-    return ctx->device->kernels->convert(&ctx->exec, &k);
+    return mixpi_noted(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
 }
 
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
@@ -12483,17 +12500,6 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 
 static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 #endif
-
-/* A failure of the device, whatever call it came up in, must not pass unseen. */
-static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
-    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
-}
-
-/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
- * and is not told twice. */
-static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
-                                     mixp_result r)
-{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
 
 /* A copy between host and device memory, as a device's upload and download make it. */
 typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
@@ -15543,6 +15549,9 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
 /* Runs one kernel of the device that x (a call, an optimizer, a scaler) lives on. */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
+/* The same outside of operators, whose failures the tape tells. */
+#define MIXPI_STEP_RUN(x, kernel, k) \
+    mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) {
     return t->rank ? t->shape[t->rank - 1] : 1;
@@ -18492,7 +18501,8 @@ static mixp_result mixpi_scale_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* A gradient that passes scale number `at` is a scaled one from there on; a second one spoils it. */
+/* A gradient that passes scale number `at` is a scaled one from there on; a second one spoils
+ * it. */
 static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
     if (m->kind != MIXPI_MARK_TRUE) {
         m->kind = MIXPI_MARK_MIXED;
@@ -18571,20 +18581,10 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
 }
 
-/* Targets that lie in host memory are looked at before the kernel writes over the logits. */
-static mixp_result mixpi_scaled_entropy_targets(mixp_call *c) {
-    const mixp_cross_entropy_args *k = &((const mixpi_scaled_entropy *)c->attrs)->k.loss;
-    if (c->ctx->device->download) return MIXP_OK;
-    /* plant: entropy_targets */
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) < 0) return MIXP_OK;
-    return mixpi_bad_index(c, "target", k->cols, k->ignore);
-}
-
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &a->k.loss;
     mixp_result r = mixpi_cross_entropy_fill(c, k);
-    if (r == MIXP_OK) r = mixpi_scaled_entropy_targets(c);
     if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
     if (r != MIXP_OK) return r;
     k->loss = mixpi_saved(c, 2);
@@ -19833,7 +19833,7 @@ static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int uns
     k.step = o->state;
     k.plan = plan;
     k.scaler = s;
-    return MIXPI_RUN(o, grad_stats, &k);
+    return MIXPI_STEP_RUN(o, grad_stats, &k);
 }
 
 static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
@@ -19842,7 +19842,7 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     k.plan = &o->plan;
     k.step = o->state;
     k.scaler = s;
-    return MIXPI_RUN(o, prepare, &k);
+    return MIXPI_STEP_RUN(o, prepare, &k);
 }
 
 /* --- Muon: the products between its passes ------------------------------------------------ */
@@ -19871,7 +19871,7 @@ static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out 
     k.n = n;
     k.a = mixpi_in(a.data, a.dtype);
     k.y = mixpi_out_to(sum, MIXP_F32, 0);
-    return MIXPI_RUN(o, unary, &k);
+    return MIXPI_STEP_RUN(o, unary, &k);
 }
 
 /* to = sum, rounded once. */
@@ -19882,7 +19882,7 @@ static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const floa
     k.n = n;
     k.src = mixpi_in(sum, MIXP_F32);
     k.dst = to;
-    return MIXPI_RUN(o, convert, &k);
+    return MIXPI_STEP_RUN(o, convert, &k);
 }
 
 /* gram = x x', or x' x where that is smaller: the same iteration, of the transposed matrix. */
@@ -19896,7 +19896,7 @@ static mixp_result mixpi_muon_gram(mixp_optimizer *o, int64_t rows, int64_t cols
     g.a = g.b = mixpi_in(m->x.data, m->x.dtype);
     g.c = m->gram;
     g.lda = g.ldb = cols;
-    return MIXPI_RUN(o, gemm, &g);
+    return MIXPI_STEP_RUN(o, gemm, &g);
 }
 
 /* poly = b gram + c gram gram. */
@@ -19906,7 +19906,7 @@ static mixp_result mixpi_muon_poly(mixp_optimizer *o, int64_t side) {
     mixp_result r = mixpi_muon_begin_sum(o, m->poly_sum, m->gram, side * side, m->b);
     g.a = g.b = mixpi_in(m->gram.data, m->gram.dtype);
     g.c = mixpi_out_to(m->poly_sum, MIXP_F32, 1);
-    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
     return r == MIXP_OK ? mixpi_muon_end_sum(o, m->poly, m->poly_sum, side * side) : r;
 }
 
@@ -19921,7 +19921,7 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
     g.a = tall ? x : poly;
     g.b = tall ? poly : x;
     g.c = mixpi_out_to(m->x_sum, MIXP_F32, 1);
-    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
     return r == MIXP_OK ? mixpi_muon_end_sum(o, m->x, m->x_sum, rows * cols) : r;
 }
 
@@ -19935,7 +19935,7 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
     k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + pass];
     k.count = 1;
     k.step = step;
-    return MIXPI_RUN(o, update, &k);
+    return MIXPI_STEP_RUN(o, update, &k);
 }
 
 /* x gets norm 1: statistics of it, into a step of its own, and a pass that multiplies. */
@@ -19954,7 +19954,7 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     k.count = 1;
     k.step = o->muon->look;
     k.plan = &plan;
-    r = MIXPI_RUN(o, grad_stats, &k);
+    r = MIXPI_STEP_RUN(o, grad_stats, &k);
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look) : r;
 }
 
@@ -19995,7 +19995,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     k.count = o->count;
     k.step = o->state;
     k.lost = counting ? o->lost : NULL;
-    return MIXPI_RUN(o, update, &k);
+    return MIXPI_STEP_RUN(o, update, &k);
 }
 
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
@@ -20005,7 +20005,7 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
-    return MIXPI_RUN(o, clip, &k);
+    return MIXPI_STEP_RUN(o, clip, &k);
 }
 
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
@@ -20060,7 +20060,7 @@ static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
     k.low = mixpi_row_low(row);
     k.row = &opt->tally[i].look;
     k.exponents = opt->tally[i].exponents;
-    return MIXPI_RUN(opt, look, &k);
+    return MIXPI_STEP_RUN(opt, look, &k);
 }
 
 /* Before the first look at the gradients of a step, when it was asked for or is a sampled one. */
@@ -20298,12 +20298,12 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
     k.rank = ranks->rank;
     k.size = ranks->size;
     k.in_parts = in_parts;
-    r = MIXPI_RUN(o, agree, &k);
+    r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
                             mixpi_out_to(o->table, MIXP_F64, 0), n);
     k.reads = 1;
-    return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
+    return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
 }
 
 /* Two numbers that differ, with as many digits as it takes to see that. */
@@ -20893,7 +20893,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
-    r = MIXPI_RUN(scaler, advance, &k);
+    r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
     scaler->first = scaler->began;
     scaler->began = 0;
@@ -21311,7 +21311,8 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     k.low = low;
     k.row = row;
     r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK) r = ctx->device->kernels->look(&ctx->exec, &k);
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
@@ -24013,7 +24014,8 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                  "%s: the scaler awaits mixp_scaler_update: call it first",
                                  who);
     r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait) r = ctx->device->wait(&ctx->exec);
+    if (r == MIXP_OK && ctx->device->wait)
+        r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
 
@@ -24541,7 +24543,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
     result = mixpi_check_names(ctx, who);
-    if (result == MIXP_OK && ctx->device->wait) result = ctx->device->wait(&ctx->exec);
+    if (result == MIXP_OK && ctx->device->wait)
+        result = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     if (result != MIXP_OK) return result;
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);
