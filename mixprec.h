@@ -717,7 +717,7 @@ typedef enum mixp_master_kind {
 } mixp_master_kind;
 
 /* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. RMSprop's
- * alpha is beta2. */
+ * alpha is beta2. An optimizer keeps 0 in them, and 1 for any nesterov but 0. */
 typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
@@ -2812,9 +2812,10 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
  * is written over logits that a product made and nothing else reads: with a large vocabulary they
- * are the largest array of a step; a second walk back through it is MIXP_ERR_ORDER. And what mixp_add_layer_norm and mixp_add_rms_norm add, b, is
- * given back at once where a product made it and nothing read it before; what would read it
- * afterwards is MIXP_ERR_ORDER. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
+ * are the largest array of a step; a second walk back through it is MIXP_ERR_ORDER. And what
+ * mixp_add_layer_norm and mixp_add_rms_norm add, b, is given back at once where a product made
+ * it and nothing read it before; what would read it afterwards is MIXP_ERR_ORDER. t is an
+ * activation: MIXP_ERR_ARGUMENT otherwise. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
@@ -4067,9 +4068,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * spikes or of a rule that predicts loads: these begin anew; one with a state that the program has
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
- * written, by itself or beside another: SECURITY.md lists what is asked), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
- * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
- * changed then. */
+ * written, by itself or beside another: SECURITY.md lists what is asked), MIXP_ERR_SHAPE or
+ * MIXP_ERR_DTYPE (another model: the message lists what differs, and no memory was taken for
+ * its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -9449,23 +9450,28 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
 #endif
 }
 
+/* Elements that are packed, those of a row of blocks once for each. */
+MIXPI_K double MIXPI_P(gemm_packed)(const mixp_gemm_args *g, int64_t down, int64_t across)
+{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+
 /* What a cut costs: elements packed twice, and most of all threads idle in the last round. */
 MIXPI_K double MIXPI_P(gemm_cost)(const mixp_gemm_args *g, int64_t down, int64_t across,
                                   int64_t idle) {
     int64_t blocks = g->batch * down * across;
     double  waste = (double)(blocks + idle) / (double)blocks;
-    double  packed = (double)across * (double)g->m + (double)down * (double)g->n;
-    return packed * (waste * waste * waste);
+    return MIXPI_P(gemm_packed)(g, down, across) * (waste * waste * waste);
 }
 
-/* How many blocks: as few as their largest size allows, or more, for the sake of threads. */
+/* How many blocks: as few as their largest size allows, or more, for the sake of threads. No finer
+ * cut is better once its packing alone costs as much: many threads make many cuts. */
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
             least_n = mixpi_ceil_div(g->n, MIXPI_NB);
     int64_t most_m = mixpi_ceil_div(g->m, job->tall),
             most_n = mixpi_ceil_div(g->n, MIXPI_NR);
-    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
+    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double best = 1e300;
     int64_t m, n;
     job->down = least_m;
     job->across = least_n;
@@ -9474,10 +9480,10 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     most_m = mixpi_min(most_m, least_m + threads);
     most_n = mixpi_min(most_n, least_n + threads);
     for (m = least_m; m <= most_m; m++)
-        for (n = least_n; n <= most_n; n++) {
+        for (n = least_n; n <= most_n && MIXPI_P(gemm_packed)(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;
             double  cost = MIXPI_P(gemm_cost)(g, m, n, idle);
-            if (best <= 0 || cost < best) {
+            if (cost < best) {
                 best = cost;
                 job->down = m;
                 job->across = n;
@@ -18495,7 +18501,8 @@ static mixp_result mixpi_scale_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* A gradient that passes scale number `at` is a scaled one from there on; a second one spoils it. */
+/* A gradient that passes scale number `at` is a scaled one from there on; a second one spoils
+ * it. */
 static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
     if (m->kind != MIXPI_MARK_TRUE) {
         m->kind = MIXPI_MARK_MIXED;
@@ -18574,20 +18581,10 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
 }
 
-/* Targets that lie in host memory are looked at before the kernel writes over the logits. */
-static mixp_result mixpi_scaled_entropy_targets(mixp_call *c) {
-    const mixp_cross_entropy_args *k = &((const mixpi_scaled_entropy *)c->attrs)->k.loss;
-    if (c->ctx->device->download) return MIXP_OK;
-    /* plant: entropy_targets */
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) < 0) return MIXP_OK;
-    return mixpi_bad_index(c, "target", k->cols, k->ignore);
-}
-
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &a->k.loss;
     mixp_result r = mixpi_cross_entropy_fill(c, k);
-    if (r == MIXP_OK) r = mixpi_scaled_entropy_targets(c);
     if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
     if (r != MIXP_OK) return r;
     k->loss = mixpi_saved(c, 2);
@@ -18870,6 +18867,18 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
     return NULL;
 }
 
+/* A group as it is kept: what its kind lacks is 0, so that a checkpoint holds nothing that its load
+ * would refuse. */
+static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
+                                         const mixp_param_group *group) {
+    const int is_sgd = kind == MIXP_OPTIMIZER_SGD;
+    mixp_param_group g = *group;
+    g.nesterov = (is_sgd || kind == MIXP_OPTIMIZER_MUON) && g.nesterov;  /* plant: group_kept */
+    if (is_sgd) g.beta1 = g.beta2 = g.eps = 0.0;
+    else g.dampening = 0.0;
+    return g;
+}
+
 static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
     if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is none of mixp_moment_kind";
     if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is none of mixp_moment_kind";
@@ -18954,7 +18963,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->plan.max_norm = d->max_norm;
     opt->plan.schedule = d->schedule;
     opt->plan.spike = spike;
-    opt->plan.groups[0] = *group;
+    opt->plan.groups[0] = mixpi_group_kept(d->kind, group);
     opt->plan.n_groups = 1;
     opt->plan.cautious = d->cautious != 0;
     opt->states = d->states;
@@ -19113,7 +19122,8 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
         wrong = "beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (index < 0 || index >= count) wrong = "there are fewer groups";
     if (index >= MIXP_MAX_GROUPS) wrong = "MIXP_MAX_GROUPS groups are the most";
-    if (!wrong) { opt->plan.groups[index] = *group; return MIXP_OK; }
+    if (!wrong) opt->plan.groups[index] = mixpi_group_kept(opt->plan.kind, group);
+    if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index,
                              wrong);
 }
