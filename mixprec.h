@@ -717,7 +717,7 @@ typedef enum mixp_master_kind {
 } mixp_master_kind;
 
 /* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. RMSprop's
- * alpha is beta2. */
+ * alpha is beta2. An optimizer keeps 0 in them, and 1 for any nesterov but 0. */
 typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
@@ -18867,6 +18867,18 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
     return NULL;
 }
 
+/* A group as it is kept: what its kind lacks is 0, so that a checkpoint holds nothing that its load
+ * would refuse. */
+static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
+                                         const mixp_param_group *group) {
+    const int is_sgd = kind == MIXP_OPTIMIZER_SGD;
+    mixp_param_group g = *group;
+    g.nesterov = (is_sgd || kind == MIXP_OPTIMIZER_MUON) && g.nesterov;  /* plant: group_kept */
+    if (is_sgd) g.beta1 = g.beta2 = g.eps = 0.0;
+    else g.dampening = 0.0;
+    return g;
+}
+
 static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
     if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is none of mixp_moment_kind";
     if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is none of mixp_moment_kind";
@@ -18951,7 +18963,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->plan.max_norm = d->max_norm;
     opt->plan.schedule = d->schedule;
     opt->plan.spike = spike;
-    opt->plan.groups[0] = *group;
+    opt->plan.groups[0] = mixpi_group_kept(d->kind, group);
     opt->plan.n_groups = 1;
     opt->plan.cautious = d->cautious != 0;
     opt->states = d->states;
@@ -19110,7 +19122,8 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
         wrong = "beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (index < 0 || index >= count) wrong = "there are fewer groups";
     if (index >= MIXP_MAX_GROUPS) wrong = "MIXP_MAX_GROUPS groups are the most";
-    if (!wrong) { opt->plan.groups[index] = *group; return MIXP_OK; }
+    if (!wrong) opt->plan.groups[index] = mixpi_group_kept(opt->plan.kind, group);
+    if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index,
                              wrong);
 }

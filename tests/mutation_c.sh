@@ -222,6 +222,7 @@ plant numbers_row        never   counters    windows_without_numbers
 plant retry_loaded       drop    counters    a_load_ends_a_retry
 plant found_forget       no      checkpoint  test_between_step_and_update
 plant tallied_once       never   watch_scale test_underflow_after_a_step_given_up
+plant group_kept         logic   checkpoint  test_groups_with_anything
 plant spike_name         yes     checkpoint  test_a_parameter_called_spike
 plant compare_held       drop    guard       test_compare_forgets
 plant part_of_all        bound   counters    a_part_is_no_more_than_all
