@@ -173,7 +173,6 @@ plant grad_over_spent    drop    walks       disposable_logits_are_walked_once
 plant entropy_at         zero    walks       the_scale_moves_before_the_walk
 plant product_version    always  walks       what_was_written_is_not_walked
 plant bucket_frozen      never   walks       what_is_frozen_stays_among_ranks
-plant entropy_targets    always    scaled_entropy bad_input_is_told
 plant noted_since        turn    hostile     a_failure_is_told_once
 plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_nobody_reads
 plant transpose          drop    operators   test_gradients
@@ -222,6 +221,11 @@ plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
 plant numbers_row        never   counters    windows_without_numbers
 plant retry_loaded       drop    counters    a_load_ends_a_retry
+plant found_forget       no      checkpoint  test_between_step_and_update
+plant tallied_once       never   watch_scale test_underflow_after_a_step_given_up
+plant group_kept         logic   checkpoint  test_groups_with_anything
+plant spike_name         yes     checkpoint  test_a_parameter_called_spike
+plant compare_held       drop    guard       test_compare_forgets
 plant part_of_all        bound   counters    a_part_is_no_more_than_all
 plant steps_sum          turn    counters    steps_are_the_sum
 plant site_state         logic   counters    sites_of_a_file

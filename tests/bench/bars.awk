@@ -32,7 +32,8 @@ function add(label, x, color) {
     add((torch ? "PyTorch: " : "") name, $(NF - 2) + 0, torch ? "#d55e00" : "#0072b2")
 }
 END {
-    if (!n || most <= 0) exit 1
+    if (!n) exit 1
+    if (most <= 0) most = 1
     printf "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"900\" height=\"%d\" " \
            "font-family=\"sans-serif\" font-size=\"12\">\n", 40 + 20 * n
     print "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
