@@ -717,7 +717,7 @@ typedef enum mixp_master_kind {
 } mixp_master_kind;
 
 /* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. RMSprop's
- * alpha is beta2. */
+ * alpha is beta2. An optimizer keeps 0 in them, and 1 for any nesterov but 0. */
 typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
@@ -2729,7 +2729,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is another one meanwhile. The graph lives until it or the context
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
- * before; or a capture is under way already. */
+ * before; a low weight was written since the last ordinary step, which takes it over into its
+ * master; or a capture is under way already. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -2811,9 +2812,10 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Says that the program itself will not read t's values again. Then mixp_cross_entropy's gradient
  * is written over logits that a product made and nothing else reads: with a large vocabulary they
- * are the largest array of a step; a second walk back through it is MIXP_ERR_ORDER. And what mixp_add_layer_norm and mixp_add_rms_norm add, b, is
- * given back at once where a product made it and nothing read it before; what would read it
- * afterwards is MIXP_ERR_ORDER. t is an activation: MIXP_ERR_ARGUMENT otherwise. */
+ * are the largest array of a step; a second walk back through it is MIXP_ERR_ORDER. And what
+ * mixp_add_layer_norm and mixp_add_rms_norm add, b, is given back at once where a product made
+ * it and nothing read it before; what would read it afterwards is MIXP_ERR_ORDER. t is an
+ * activation: MIXP_ERR_ARGUMENT otherwise. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
 /* Says that t's data was written behind the library's back: cached low copies are stale. */
@@ -4066,9 +4068,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * spikes or of a rule that predicts loads: these begin anew; one with a state that the program has
  * no use for loads, too.
  * MIXP_ERR_IO, MIXP_ERR_FORMAT (malformed, no checkpoint, or a number that no save can have
- * written, by itself or beside another: SECURITY.md lists what is asked), MIXP_ERR_SHAPE or MIXP_ERR_DTYPE (another model: the message lists what differs, and
- * no memory was taken for its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is
- * changed then. */
+ * written, by itself or beside another: SECURITY.md lists what is asked), MIXP_ERR_SHAPE or
+ * MIXP_ERR_DTYPE (another model: the message lists what differs, and no memory was taken for
+ * its tensors), MIXP_ERR_ORDER (as mixp_checkpoint_save); nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -6195,12 +6197,12 @@ MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
     x += first + (uint32_t)key;
     x = (x ^ x >> 16) * 0x7FEB352Du;
     x = (x ^ x >> 15) + (uint32_t)(key >> 32);
-    x *= 0x846CA68Bu;
+    x *= 0x846CA68Bu;  /* plant: vector_random */
     return x ^ x >> 16;
 }
 MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
     const mixpi_vbits a = x & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
-    return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);
+    return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);  /* plant: vector_bf16 */
 }
 MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u);
@@ -6209,40 +6211,43 @@ MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits ra
     mixpi_vbits a = y & 0x7FFFFFFFu;
     mixpi_vbits code = ((a + (random << 4)) >> 20) - (120u << 3);
     mixpi_vbits tiny = (mixpi_vbits)((mixpi_vreg)a + 16384.0f) - 0x46800000u;
-    code = mixpi_vbits_gt(least, a, tiny, code);
+    code = mixpi_vbits_gt(least, a, tiny, code);  /* plant: vector_tiny */
+    /* plant: vector_m_nan */
     code = mixpi_vbits_gt(inf, a, code, mixpi_vbits_all(0x7Fu));
     return (y >> 24 & 0x80u) | code;
 }
 MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale) {
     mixpi_vbits u = mixpi_vcode_widen(MIXP_F8_E4M3, code);     /* which knows the sign */
-    return (mixpi_vreg)u * mixp_f32_of_bits(scale << 23);
+    return (mixpi_vreg)u * mixp_f32_of_bits(scale << 23);  /* plant: vector_m_value */
 }
 MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), zero = mixpi_vbits_all(0);
     mixpi_vbits a = root & 0x7FFFFFFFu;
     mixpi_vbits code = ((a + (random << 3)) >> 19) - ((scale - 15u) << 4);
-    code = mixpi_vbits_max(code, mixpi_vbits_all(1));
-    code = mixpi_vbits_gt(inf, a, code, mixpi_vbits_all(255));
+    code = mixpi_vbits_max(code, mixpi_vbits_all(1));  /* plant: vector_floor */
+    code = mixpi_vbits_gt(inf, a, code, mixpi_vbits_all(255));  /* plant: vector_v_inf */
     return mixpi_vbits_gt(a, zero, code, zero);
 }
 MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), zero = mixpi_vbits_all(0);
     mixpi_vbits c = code & 0xFFu, u = (c + ((scale - 15u) << 4)) << 19;
     u = mixpi_vbits_gt(mixpi_vbits_all(255), c, u, inf);
-    u = mixpi_vbits_gt(c, zero, u, zero);
+    u = mixpi_vbits_gt(c, zero, u, zero);  /* plant: vector_v_none */
     return (mixpi_vreg)u * (mixpi_vreg)u;
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), a = u & 0x7FFFFFFFu;
     mixpi_vmaster_parts r;
+    /* plant: vector_master_16 */
     r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, u + 0x8000u);
     r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), u);
     return r;
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), a = u & 0x7FFFFFFFu;
-    const mixpi_vbits kept = u + random;
+    const mixpi_vbits kept = u + random;  /* plant: vector_kept */
     mixpi_vmaster_parts r;
+    /* plant: vector_master_8 */
     r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, kept + 0x8000u);
     r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), kept >> 8);
     return r;
@@ -9448,23 +9453,28 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
 #endif
 }
 
+/* Elements that are packed, those of a row of blocks once for each. */
+MIXPI_K double MIXPI_P(gemm_packed)(const mixp_gemm_args *g, int64_t down, int64_t across)
+{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+
 /* What a cut costs: elements packed twice, and most of all threads idle in the last round. */
 MIXPI_K double MIXPI_P(gemm_cost)(const mixp_gemm_args *g, int64_t down, int64_t across,
                                   int64_t idle) {
     int64_t blocks = g->batch * down * across;
     double  waste = (double)(blocks + idle) / (double)blocks;
-    double  packed = (double)across * (double)g->m + (double)down * (double)g->n;
-    return packed * (waste * waste * waste);
+    return MIXPI_P(gemm_packed)(g, down, across) * (waste * waste * waste);
 }
 
-/* How many blocks: as few as their largest size allows, or more, for the sake of threads. */
+/* How many blocks: as few as their largest size allows, or more, for the sake of threads. No finer
+ * cut is better once its packing alone costs as much: many threads make many cuts. */
 MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     const mixp_gemm_args *g = job->g;
     int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
             least_n = mixpi_ceil_div(g->n, MIXPI_NB);
     int64_t most_m = mixpi_ceil_div(g->m, job->tall),
             most_n = mixpi_ceil_div(g->n, MIXPI_NR);
-    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch, best = 0;
+    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double best = 1e300;
     int64_t m, n;
     job->down = least_m;
     job->across = least_n;
@@ -9473,10 +9483,10 @@ MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
     most_m = mixpi_min(most_m, least_m + threads);
     most_n = mixpi_min(most_n, least_n + threads);
     for (m = least_m; m <= most_m; m++)
-        for (n = least_n; n <= most_n; n++) {
+        for (n = least_n; n <= most_n && MIXPI_P(gemm_packed)(g, m, n) < best; n++) {
             int64_t idle = (threads - g->batch * m * n % threads) % threads;
             double  cost = MIXPI_P(gemm_cost)(g, m, n, idle);
-            if (best <= 0 || cost < best) {
+            if (cost < best) {
                 best = cost;
                 job->down = m;
                 job->across = n;
@@ -10838,16 +10848,26 @@ MIXPI_F void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
     }
 }
 
-/* The bits of a block's largest finite magnitude: see mixpi_state_size. */
-MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
-    const mixpi_v zero = mixpi_vzero(), inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
-    mixpi_v top = zero;
+/* The bits of a block's largest finite magnitude: see mixpi_state_size. NaN is above nothing. Inf is
+ * seldom there, and looked for no sooner. */
+MIXPI_RARE uint32_t MIXPI_P(block_largest_finite)(const float *x) {
+    uint32_t largest = 0;
     int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
-        mixpi_v size = mixpi_vabs(mixpi_vload(x + k));
-        top = mixpi_vmax(top, mixpi_vselect_gt(inf, size, size, zero));
+    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+        uint32_t size = mixpi_state_size(x[k]);
+        if (size > largest) largest = size;
     }
-    return mixp_bits_of_f32(mixpi_vmaxof(top));
+    return largest;
+}
+MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
+    mixpi_v  top = mixpi_vzero();
+    uint32_t largest;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+        top = mixpi_vmax(mixpi_vabs(mixpi_vload(x + k)), top);
+    largest = mixp_bits_of_f32(mixpi_vmaxof(top));
+    if (largest < 0x7F800000u) return largest;  /* plant: block_largest */
+    return MIXPI_P(block_largest_finite)(x);
 }
 MIXPI_F void MIXPI_P(block_roots)(float *v) {
     int k;
@@ -11815,7 +11835,7 @@ typedef struct mixpi_watch {
     int         posted;         /* of the one that is on its way to the host; 0 = none */
     int         looked;         /* 1: a sample was settled since the update */
     int         settled;        /* 1: one ever was */
-    int         acted;          /* 1: a site fell back since the last skip */
+    int32_t     acted;          /* 1: a site fell back since the last skip */
     void       *comparing;      /* mixp_compare's, while it runs: nothing is sampled then */
     int         dropped;        /* 1: attention has drawn random numbers since it began */
     int         turns;          /* sites that this step has stored to */
@@ -11885,6 +11905,8 @@ struct mixp_context {
     int            capturing;
     int            inside;      /* operators at work: their functions begin no step        */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
+    int            cast_recorded; /* since then: 1: a low copy was renewed, at replays alone */
+    int64_t        lows_made;   /* low copies of permanent tensors                         */
     const void    *tally_of;    /* the optimizer whose counts are on their way to the host  */
     void          *scalers, *optimizers;    /* all of them, newest first                   */
     uint64_t       made_in;     /* the generation in which a permanent tensor was made last */
@@ -12036,6 +12058,17 @@ static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
     return *why ? why : mixp_result_text(r);
 }
 
+/* A failure of the device, whatever call it came up in, must not pass unseen. */
+static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
+}
+
+/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
+ * and is not told twice. */
+static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
+                                     mixp_result r)
+{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
+
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                              "out of memory: %.0f bytes could not be had (%.0f in "
@@ -12104,7 +12137,7 @@ static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
     k.n = n;
     k.value = value;
     k.dst = dst;
-    return ctx->device->kernels->fill(&ctx->exec, &k);
+    return mixpi_noted(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
 }
 static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src,
                                     int64_t n) {
@@ -12113,7 +12146,7 @@ static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src
     k.n = n;
     k.src = src;
     k.dst = dst;
-    return ctx->device->kernels->convert(&ctx->exec, &k);
+    return mixpi_noted(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
 }
 
 static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
@@ -12481,17 +12514,6 @@ static void mixpi_context_parallel(void *user, int64_t tasks, mixp_task task, vo
 static int mixpi_threads_there(void) { return omp_get_max_threads(); }
 #endif
 
-/* A failure of the device, whatever call it came up in, must not pass unseen. */
-static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
-    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
-}
-
-/* The same for what may have told it since, when there were `told`: on_error may have cleared that,
- * and is not told twice. */
-static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
-                                     mixp_result r)
-{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
-
 /* A copy between host and device memory, as a device's upload and download make it. */
 typedef mixp_result (*mixpi_transfer)(const mixp_exec *x, void *to, const void *from,
                                       size_t bytes);
@@ -12771,7 +12793,16 @@ struct mixp_graph {
     uint64_t      step;
     int           moves_scale;  /* 0: gradients of before and after a replay may be added   */
     uint64_t      sites_moved;  /* the context's when it was recorded */
+    int64_t       lows_made;    /* likewise */
 };
+
+/* Low copies are renewed before anybody reads them: what a graph writes, or has not yet written,
+ * the host does not see. */
+static void mixpi_lows_doubt(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (t->own.low[0] || t->own.low[1]) t->version++;
+}
 
 MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixp_graph *g;
@@ -12803,7 +12834,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: a step is being captured already; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
-    ctx->scale_moved = 0;
+    ctx->scale_moved = ctx->cast_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;  /* plant: capture_twice */
     return r;
@@ -12814,6 +12845,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
     if (ctx) ctx->capturing = 0;
+    if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
@@ -12827,6 +12859,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->step = ctx->step;
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
+    g->lows_made = ctx->lows_made;
     ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
     ctx->replays += g->moves_scale != 0;
@@ -12843,6 +12876,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
+    if (ctx->lows_made != graph->lows_made) mixpi_lows_doubt(ctx);  /* it knows them not */
     if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
@@ -13784,6 +13818,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
         if (!low || !low->data) return NULL;
         low->own.master = t;
         t->own.low[which] = low;
+        ctx->lows_made++;
     }
     MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
     MIXPI_ASSERT(t->own.low_version[which] <= t->version);
@@ -13791,6 +13826,7 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
     t->own.low_version[which] = t->version;  /* plant: low_version */
+    ctx->cast_recorded |= ctx->capturing;
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
     return r == MIXP_OK ? low : NULL;
 }
@@ -15526,6 +15562,9 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
 /* Runs one kernel of the device that x (a call, an optimizer, a scaler) lives on. */
 #define MIXPI_RUN(x, kernel, ...)                                                         \
     (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
+/* The same outside of operators, whose failures the tape tells. */
+#define MIXPI_STEP_RUN(x, kernel, k) \
+    mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
 
 static int64_t mixpi_last_dim(const mixp_tensor *t) {
     return t->rank ? t->shape[t->rank - 1] : 1;
@@ -18475,7 +18514,8 @@ static mixp_result mixpi_scale_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, MIXP_F32, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* A gradient that passes scale number `at` is a scaled one from there on; a second one spoils it. */
+/* A gradient that passes scale number `at` is a scaled one from there on; a second one spoils
+ * it. */
 static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
     if (m->kind != MIXPI_MARK_TRUE) {
         m->kind = MIXPI_MARK_MIXED;
@@ -18554,20 +18594,10 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;
 }
 
-/* Targets that lie in host memory are looked at before the kernel writes over the logits. */
-static mixp_result mixpi_scaled_entropy_targets(mixp_call *c) {
-    const mixp_cross_entropy_args *k = &((const mixpi_scaled_entropy *)c->attrs)->k.loss;
-    if (c->ctx->device->download) return MIXP_OK;
-    /* plant: entropy_targets */
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) < 0) return MIXP_OK;
-    return mixpi_bad_index(c, "target", k->cols, k->ignore);
-}
-
 static mixp_result mixpi_scaled_entropy_forward(mixp_call *c) {
     mixpi_scaled_entropy *a = (mixpi_scaled_entropy *)c->attrs;
     mixp_cross_entropy_args *k = &a->k.loss;
     mixp_result r = mixpi_cross_entropy_fill(c, k);
-    if (r == MIXP_OK) r = mixpi_scaled_entropy_targets(c);
     if (r == MIXP_OK && !mixp_call_save(c, 2, MIXP_F32, 0, NULL)) r = MIXP_ERR_MEMORY;
     if (r != MIXP_OK) return r;
     k->loss = mixpi_saved(c, 2);
@@ -18712,6 +18742,7 @@ struct mixp_optimizer {
     int              tally_here;    /* 1: the copy is the newest                        */
     int              tally_recorded; /* 1: a graph counts, too, and nobody is told      */
     int64_t          tallies;   /* how many there is memory for                         */
+    int64_t          tally_count;   /* parameters that there were when they were counted    */
     int              tally_due; /* 1: the next look at the gradients counts, too        */
     int              tallied;   /* 1: those of this step are counted                    */
     int64_t          tally_step;    /* the context's then, and 1                        */
@@ -18849,6 +18880,18 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
     return NULL;
 }
 
+/* A group as it is kept: what its kind lacks is 0, so that a checkpoint holds nothing that its load
+ * would refuse. */
+static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
+                                         const mixp_param_group *group) {
+    const int is_sgd = kind == MIXP_OPTIMIZER_SGD;
+    mixp_param_group g = *group;
+    g.nesterov = (is_sgd || kind == MIXP_OPTIMIZER_MUON) && g.nesterov;  /* plant: group_kept */
+    if (is_sgd) g.beta1 = g.beta2 = g.eps = 0.0;
+    else g.dampening = 0.0;
+    return g;
+}
+
 static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
     if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is none of mixp_moment_kind";
     if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is none of mixp_moment_kind";
@@ -18933,7 +18976,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->plan.max_norm = d->max_norm;
     opt->plan.schedule = d->schedule;
     opt->plan.spike = spike;
-    opt->plan.groups[0] = *group;
+    opt->plan.groups[0] = mixpi_group_kept(d->kind, group);
     opt->plan.n_groups = 1;
     opt->plan.cautious = d->cautious != 0;
     opt->states = d->states;
@@ -19092,7 +19135,8 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
         wrong = "beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)";
     if (index < 0 || index >= count) wrong = "there are fewer groups";
     if (index >= MIXP_MAX_GROUPS) wrong = "MIXP_MAX_GROUPS groups are the most";
-    if (!wrong) { opt->plan.groups[index] = *group; return MIXP_OK; }
+    if (!wrong) opt->plan.groups[index] = mixpi_group_kept(opt->plan.kind, group);
+    if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index,
                              wrong);
 }
@@ -19697,10 +19741,31 @@ static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
     return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
 }
 
+/* A graph would make the masters anew of the weights at each replay, and lose what they have more
+ * than these. */
+static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        const mixp_tensor *p = opt->slots[i].param;
+        if (opt->slots[i].version == p->version) continue;
+        if (p->dtype == MIXP_F32 || opt->no_master) continue;
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: '%s' was written since the last step, and a captured one "
+                                 "cannot take that over into its master weight: run an ordinary "
+                                 "step first",
+                                 who, p->name);
+    }
+    return MIXP_OK;
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
- * nothing changed, and nothing is sent. MIXP_ERR_ORDER when there is no gradient at all. */
+ * nothing changed, and nothing is sent, but where there are graphs: each brings its own table.
+ * MIXP_ERR_ORDER when there is no gradient at all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     int64_t i, active = 0;
+    if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
+        return MIXP_ERR_ORDER;
+    if (opt->ctx->capturing || opt->ctx->graphs) opt->rows_changed = 1;
     for (i = 0; i < opt->count; i++) {
         mixp_param_row now = mixpi_row_now(opt, i);
         active += now.active != 0;
@@ -19781,7 +19846,7 @@ static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int uns
     k.step = o->state;
     k.plan = plan;
     k.scaler = s;
-    return MIXPI_RUN(o, grad_stats, &k);
+    return MIXPI_STEP_RUN(o, grad_stats, &k);
 }
 
 static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
@@ -19790,7 +19855,7 @@ static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
     k.plan = &o->plan;
     k.step = o->state;
     k.scaler = s;
-    return MIXPI_RUN(o, prepare, &k);
+    return MIXPI_STEP_RUN(o, prepare, &k);
 }
 
 /* --- Muon: the products between its passes ------------------------------------------------ */
@@ -19819,7 +19884,7 @@ static mixp_result mixpi_muon_begin_sum(mixp_optimizer *o, float *sum, mixp_out 
     k.n = n;
     k.a = mixpi_in(a.data, a.dtype);
     k.y = mixpi_out_to(sum, MIXP_F32, 0);
-    return MIXPI_RUN(o, unary, &k);
+    return MIXPI_STEP_RUN(o, unary, &k);
 }
 
 /* to = sum, rounded once. */
@@ -19830,7 +19895,7 @@ static mixp_result mixpi_muon_end_sum(mixp_optimizer *o, mixp_out to, const floa
     k.n = n;
     k.src = mixpi_in(sum, MIXP_F32);
     k.dst = to;
-    return MIXPI_RUN(o, convert, &k);
+    return MIXPI_STEP_RUN(o, convert, &k);
 }
 
 /* gram = x x', or x' x where that is smaller: the same iteration, of the transposed matrix. */
@@ -19844,7 +19909,7 @@ static mixp_result mixpi_muon_gram(mixp_optimizer *o, int64_t rows, int64_t cols
     g.a = g.b = mixpi_in(m->x.data, m->x.dtype);
     g.c = m->gram;
     g.lda = g.ldb = cols;
-    return MIXPI_RUN(o, gemm, &g);
+    return MIXPI_STEP_RUN(o, gemm, &g);
 }
 
 /* poly = b gram + c gram gram. */
@@ -19854,7 +19919,7 @@ static mixp_result mixpi_muon_poly(mixp_optimizer *o, int64_t side) {
     mixp_result r = mixpi_muon_begin_sum(o, m->poly_sum, m->gram, side * side, m->b);
     g.a = g.b = mixpi_in(m->gram.data, m->gram.dtype);
     g.c = mixpi_out_to(m->poly_sum, MIXP_F32, 1);
-    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
     return r == MIXP_OK ? mixpi_muon_end_sum(o, m->poly, m->poly_sum, side * side) : r;
 }
 
@@ -19869,7 +19934,7 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
     g.a = tall ? x : poly;
     g.b = tall ? poly : x;
     g.c = mixpi_out_to(m->x_sum, MIXP_F32, 1);
-    if (r == MIXP_OK) r = MIXPI_RUN(o, gemm, &g);
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
     return r == MIXP_OK ? mixpi_muon_end_sum(o, m->x, m->x_sum, rows * cols) : r;
 }
 
@@ -19883,7 +19948,7 @@ static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
     k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + pass];
     k.count = 1;
     k.step = step;
-    return MIXPI_RUN(o, update, &k);
+    return MIXPI_STEP_RUN(o, update, &k);
 }
 
 /* x gets norm 1: statistics of it, into a step of its own, and a pass that multiplies. */
@@ -19902,7 +19967,7 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     k.count = 1;
     k.step = o->muon->look;
     k.plan = &plan;
-    r = MIXPI_RUN(o, grad_stats, &k);
+    r = MIXPI_STEP_RUN(o, grad_stats, &k);
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_UNIT, &plan, o->muon->look) : r;
 }
 
@@ -19943,7 +20008,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     k.count = o->count;
     k.step = o->state;
     k.lost = counting ? o->lost : NULL;
-    return MIXPI_RUN(o, update, &k);
+    return MIXPI_STEP_RUN(o, update, &k);
 }
 
 static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
@@ -19953,14 +20018,14 @@ static mixp_result mixpi_opt_clip(mixp_optimizer *o, double max_norm) {
     k.count = o->count;
     k.max_norm = max_norm;
     k.step = o->state;
-    return MIXPI_RUN(o, clip, &k);
+    return MIXPI_STEP_RUN(o, clip, &k);
 }
 
 /* --- how the gradients lie in their low dtypes --------------------------------------------- */
 
 static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
     return (size_t)opt->tallies * sizeof *opt->lost +
-           (size_t)opt->count * sizeof *opt->tally;
+           (size_t)opt->tally_count * sizeof *opt->tally;
 }
 
 /* Memory for all parameters that were added. */
@@ -20008,7 +20073,7 @@ static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
     k.low = mixpi_row_low(row);
     k.row = &opt->tally[i].look;
     k.exponents = opt->tally[i].exponents;
-    return MIXPI_RUN(opt, look, &k);
+    return MIXPI_STEP_RUN(opt, look, &k);
 }
 
 /* Before the first look at the gradients of a step, when it was asked for or is a sampled one. */
@@ -20019,6 +20084,7 @@ static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
     /* Parameters may have come since it was asked for. */
     if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
+    opt->tally_count = opt->count;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
     opt->tally_here = 0;
     if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
@@ -20245,12 +20311,12 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
     k.rank = ranks->rank;
     k.size = ranks->size;
     k.in_parts = in_parts;
-    r = MIXPI_RUN(o, agree, &k);
+    r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
         r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
                             mixpi_out_to(o->table, MIXP_F64, 0), n);
     k.reads = 1;
-    return r == MIXP_OK ? MIXPI_RUN(o, agree, &k) : r;
+    return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
 }
 
 /* Two numbers that differ, with as many digits as it takes to see that. */
@@ -20534,6 +20600,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     plan->look_only = 0;
     /* plant: clipped_once */
     if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
+    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;  /* plant: tallied_once */
     r = mixpi_tally_step(opt);
     tallied = opt->tallied;
     opt->tallied = 0;
@@ -20674,6 +20741,7 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     r = mixpi_need_begin(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;
+    opt->tallied = 0;           /* a step before this one may have been given up */
     r = mixpi_tally_step(opt);
     if (r != MIXP_OK) return r;
     opt->plan.look_only = opt->plan.gathered = 1;
@@ -20838,7 +20906,7 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     /* What one of several ranks met would move its scale alone. */
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
-    r = MIXPI_RUN(scaler, advance, &k);
+    r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return r;
     scaler->first = scaler->began;
     scaler->began = 0;
@@ -21256,7 +21324,8 @@ static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_loo
     k.low = low;
     k.row = row;
     r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK) r = ctx->device->kernels->look(&ctx->exec, &k);
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
     return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
 }
 
@@ -21994,6 +22063,7 @@ static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *
 static void mixpi_forget_grads(mixp_context *ctx) {
     mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+    mixpi_exchange_forget(ctx);  /* plant: compare_held */
 }
 
 /* Leaves the region of a run, and whatever fn has left open in it. */
@@ -23419,6 +23489,7 @@ typedef struct mixpi_field {
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
     MIXPI_FIELD_WATCH(force, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(acted, MIXPI_FLAG),
     MIXPI_FIELD_WATCH(barren, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
     MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
@@ -23652,11 +23723,18 @@ static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
     mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
 
+/* "optimizer.0.spike.window", but not "optimizer.0.m.spike.w", which is of a parameter. */
+static int mixpi_is_spike_name(const char *name) {
+    if (strncmp(name, "optimizer.", 10) != 0) return 0;
+    name += 10;
+    name += strspn(name, "0123456789");
+    return strncmp(name, ".spike.", 7) == 0;  /* plant: spike_name */
+}
+
 /* Is it of a kind that a file may have without a use for it here? */
 static int mixpi_is_optional_name(const char *name) {
     if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
-    if (strncmp(name, "scaler.prediction.", 18) == 0) return 1;
-    return strncmp(name, "optimizer.", 10) == 0 && strstr(name, ".spike.") != NULL;
+    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_spike_name(name);
 }
 
 /* The same for saving, checking and loading; what NULL: the weights alone. */
@@ -23944,8 +24022,13 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                      who, i);
         for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
+    if (what->scaler && what->scaler->checked_epoch == what->scaler->epoch)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: the scaler awaits mixp_scaler_update: call it first",
+                                 who);
     r = mixpi_check_names(ctx, who);
-    if (r == MIXP_OK && ctx->device->wait) r = ctx->device->wait(&ctx->exec);
+    if (r == MIXP_OK && ctx->device->wait)
+        r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
 }
 
@@ -24233,6 +24316,15 @@ static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file
     return s->report->result;
 }
 
+/* What a pass since the last update has found is not of the state that was loaded. */
+static mixp_result mixpi_found_forget(const mixp_scaler *scaler) {
+    mixp_scaler_state *s = scaler->state;
+    const int32_t none = 0;
+    mixp_result r = mixpi_upload(scaler->ctx, &s->found_inf, &none, sizeof none);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(scaler->ctx, &s->loss_bad, &none, sizeof none);  /* plant: found_forget */
+}
+
 /* Changes the state: nothing but a failing device can go wrong any more. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
@@ -24258,7 +24350,9 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
         }
+    for (o = 0; o < what->n_optimizers; o++) what->optimizers[o]->clipped = 0;
     if (what->scaler) mixpi_scaler_forget(what->scaler);
+    if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
     mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
@@ -24462,7 +24556,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
     result = mixpi_check_names(ctx, who);
-    if (result == MIXP_OK && ctx->device->wait) result = ctx->device->wait(&ctx->exec);
+    if (result == MIXP_OK && ctx->device->wait)
+        result = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     if (result != MIXP_OK) return result;
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);

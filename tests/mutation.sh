@@ -187,7 +187,7 @@ plant choice_taken         'gemm: nobody looks at the choices' \
 plant choice_check         'gemm: a choice is not checked' \
     cuda_products test_choices_checked 's/c.none/true/'
 plant digit_count          'gemm: a word of more digits than it has room for' \
-    cuda_products test_choices_cut 's/ \&\& count < 16//'
+    cuda_products test_choices_words 's/ \&\& count < 16//'
 plant choice_head          'gemm: choices of another GPU are taken' \
     cuda_products test_choices_elsewhere 's/return MIXP_ERR_SHAPE;/text = strchr(text, 10) + 1;/'
 plant most_batch           'gemm: more matrices than cuBLASLt takes' \

@@ -8,7 +8,8 @@
 #   tests/mutation_c.sh NAME...         the markers of these names (CC, BUILD, JOBS)
 #   tests/mutation_c.sh -n              only sees that each changes its line
 #
-# Builds are unoptimised and without SIMD: the code for every instruction set is one text.
+# Builds are unoptimised and without SIMD, for the code of every instruction set is one text; _simd
+# behind a program's name builds it with all of them.
 . tests/check.sh
 . tests/plants.sh
 unset MIXPREC_TEST_QUICK
@@ -172,7 +173,6 @@ plant grad_over_spent    drop    walks       disposable_logits_are_walked_once
 plant entropy_at         zero    walks       the_scale_moves_before_the_walk
 plant product_version    always  walks       what_was_written_is_not_walked
 plant bucket_frozen      never   walks       what_is_frozen_stays_among_ranks
-plant entropy_targets    always    scaled_entropy bad_input_is_told
 plant noted_since        turn    hostile     a_failure_is_told_once
 plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_nobody_reads
 plant transpose          drop    operators   test_gradients
@@ -221,6 +221,11 @@ plant counter_range      yes     checkpoint  test_load_refuses
 plant flag_range         yes     checkpoint  test_load_refuses
 plant numbers_row        never   counters    windows_without_numbers
 plant retry_loaded       drop    counters    a_load_ends_a_retry
+plant found_forget       no      checkpoint  test_between_step_and_update
+plant tallied_once       never   watch_scale test_underflow_after_a_step_given_up
+plant group_kept         logic   checkpoint  test_groups_with_anything
+plant spike_name         yes     checkpoint  test_a_parameter_called_spike
+plant compare_held       drop    guard       test_compare_forgets
 plant part_of_all        bound   counters    a_part_is_no_more_than_all
 plant steps_sum          turn    counters    steps_are_the_sum
 plant site_state         logic   counters    sites_of_a_file
@@ -260,14 +265,28 @@ plant amx_configure      never   amx         bf16_of_any_size
 plant amx_release        never   amx         bf16_of_any_size
 plant amx_answer         never   amx         wrong_answers_are_not_used
 
+# Functions of registers, which the scalar table's bytes judge.
+plant vector_random      drop    states_simd test_same_bytes
+plant vector_bf16        sign    states_simd test_same_bytes
+plant vector_tiny        drop    states_simd test_same_bytes
+plant vector_m_nan       drop    states_simd test_same_bytes
+plant vector_m_value     factor  states_simd test_same_bytes
+plant vector_floor       drop    states_simd test_same_bytes
+plant vector_v_inf       drop    states_simd test_same_bytes
+plant vector_v_none      drop    states_simd test_same_bytes
+plant vector_master_16   sign    states_simd test_same_bytes
+plant vector_kept        sign    states_simd test_same_bytes
+plant vector_master_8    sign    states_simd test_same_bytes
+plant block_largest      always  states      test_nan_stays_alone
+
 # --- how a fault is judged -----------------------------------------------------------------
 flags='-std=c99 -D_GNU_SOURCE -O0 -w -include tests/checked.h -Itests -I.'
 
 # build DIR PROGRAM: DIR holds the header that is tested; it and the test are one piece of text.
 build() {
     case $2 in checkpoint) ;; *) echo '#define MIXPREC_IMPLEMENTATION' ;; esac >"$1/main.c"
-    echo "#include \"tests/test_$2.c\"" >>"$1/main.c"
-    case $2 in amx) simd= ;; *) simd=-DMIXPREC_NO_SIMD ;; esac
+    echo "#include \"tests/test_${2%_simd}.c\"" >>"$1/main.c"
+    case $2 in amx|*_simd) simd= ;; *) simd=-DMIXPREC_NO_SIMD ;; esac
     $CC "-I$1" $flags $simd "$1/main.c" -lm -o "$1/$2"
 }
 run() ( MIXPREC_TEST_ONLY=$3; export MIXPREC_TEST_ONLY; cd "$tmp" && $guard "$1/$2" )
@@ -296,10 +315,12 @@ work() {
 
 # --- which, and the verdicts ---------------------------------------------------------------
 avx512=$(grep -c -m 1 avx512dq /proc/cpuinfo 2>/dev/null)
-awk -v seed="$seed" -v share="$share" -v names="$names" -v avx512="${avx512:-0}" '
+simd=$(grep -c -m 1 -E 'avx2|asimd' /proc/cpuinfo 2>/dev/null)
+awk -v seed="$seed" -v share="$share" -v names="$names" -v avx512="${avx512:-0}" -v simd="${simd:-0}" '
     BEGIN { srand(seed) }
     { draw = rand() * share < 1
       if ($3 == "amx" && !avx512) next
+      if ($3 ~ /_simd$/ && !simd) next
       if (names == "" ? draw : index(names, " " $1 " ")) print }' "$tmp/plants" >"$tmp/drawn"
 used() {
     plant_markers mixprec.h >"$tmp/marked"

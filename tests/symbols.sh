@@ -14,7 +14,8 @@ printf '#define MIXPREC_STATIC\n' | cat - "$tmp/i.c" >"$tmp/s.c"
 # Position-dependent code, so that constant tables of pointers are plain read-only data; a
 # position-independent build has to put them in .data.rel.ro, which is read-only as well.
 objects() {
-    compile -fno-pie -c "$tmp/i.c" -o "$tmp/i.o" && compile -fno-pie -c "$tmp/s.c" -o "$tmp/s.o"
+    compile -Wmissing-prototypes -Wdouble-promotion -Werror -fno-pie -c "$tmp/i.c" -o "$tmp/i.o" &&
+        compile -fno-pie -c "$tmp/s.c" -o "$tmp/s.o"
 }
 # none PATTERN FILE: no line matches; those that do are shown.
 none() { ! grep -E "$1" "$2"; }
@@ -31,6 +32,12 @@ if command -v nm >/dev/null 2>&1 && [ -f "$tmp/i.o" ]; then
     check 'MIXPREC_STATIC leaves no external' none ' [A-TVWX] ' "$tmp/s.nm"
     check 'MIXPREC_STATIC: no writable data'  none ' [BbCDdGgSs] ' "$tmp/s.nm"
     check 'no printing, no exit'              none ' U (printf|vprintf|puts|putchar|stdout|stderr|perror|exit|_exit|abort|__assert_fail)$' "$tmp/i.nm"
+    # The companion, as the tests' simulation of CUDA has it: inline functions of others are weak.
+    if [ -f "${BUILD:-build}/cudasim_plain.o" ]; then
+        nm "${BUILD:-build}/cudasim_plain.o" | grep ' [TDBRSGC] ' >"$tmp/c.nm"
+        check 'the companion shows mixp_cuda'     some ' T mixp_cuda$' "$tmp/c.nm"
+        check 'and nothing else'                  [ "$(wc -l <"$tmp/c.nm")" -eq 1 ]
+    else skip 'symbols of the companion (not built)'; fi
 else
     skip 'symbols (no nm)'
 fi

@@ -1588,6 +1588,90 @@ static void test_save_refuses(void) {
     mixp_context_free(p.ctx);
 }
 
+/* What a pass has found waits for the update: a file of before it would lose that. A load forgets
+ * it, as it is of another state. */
+static void test_between_step_and_update(void) {
+    const int32_t found = 1;
+    mixp_scaler_state state;
+    problem p;
+    int i;
+    problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
+    problem_run(&p, 2);
+    CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
+    for (i = 0; i < 64; i++) p.grads[0][i] = p.grads[1][i] = mixp_f32_of_bits(0x7F800000u);
+    CHECK_INT(mixp_scaler_unscale(p.scaler, p.opt[0]), MIXP_OK);
+    CHECK_INT(mixp_zero_grad(p.opt[0]), MIXP_OK);
+    fails("keep", &p, MIXP_ERR_ORDER, "the scaler awaits mixp_scaler_update");
+    CHECK_INT(mixp_checkpoint_load("ck", &p.all), MIXP_ERR_ORDER);
+    mixp_context_clear_error(p.ctx);
+    CHECK_INT(mixp_scaler_update(p.scaler), MIXP_OK);
+    p.scaler->state->loss_bad = p.scaler->state->found_inf = found;
+    CHECK_INT(mixp_checkpoint_load("ck", &p.all), MIXP_OK);
+    CHECK_INT(mixpi_scaler_get(p.scaler, &state), MIXP_OK);
+    CHECK_INT(state.found_inf, 0);
+    CHECK_INT(state.loss_bad, 0);
+    mixp_context_free(p.ctx);
+}
+
+/* What the kind of an optimizer lacks may hold anything in a group, and nesterov any truth: what is
+ * saved of it loads. */
+static void test_groups_with_anything(void) {
+    static const int64_t n[1] = { 3 };
+    mixp_checkpoint all;
+    int k;
+    memset(&all, 0, sizeof all);
+    for (k = 0; k < 3; k++) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_sgd_desc d = mixp_sgd_defaults();
+        mixp_optimizer *opt;
+        mixp_param_group g;
+        const char *why = "";
+        d.momentum = 0.9;
+        d.nesterov = 2;
+        opt = k == 0 ? mixp_sgd_new(ctx, &d) : k == 1 ? mixp_adamw_new(ctx, NULL) : mixp_muon_new(ctx, NULL);
+        CHECK_INT(mixp_optimizer_group(opt, 0, &g), MIXP_OK);
+        CHECK_INT(g.nesterov, k != 1);
+        g.nesterov = -5;
+        if (k == 0) g.beta1 = g.beta2 = g.eps = -1.0;
+        else g.dampening = (double)mixp_f32_of_bits(0x7FC00000u);
+        CHECK_INT(mixp_optimizer_set_group(opt, 0, &g), MIXP_OK);
+        CHECK_INT(mixp_optimizer_add_group(opt, &g), 1);
+        if (k < 2) CHECK_INT(mixp_optimizer_add(opt, mixp_param(ctx, "x", MIXP_F32, 1, n), NULL), MIXP_OK);
+        all.ctx = ctx;
+        all.optimizers = &opt;
+        all.n_optimizers = 1;
+        CHECK_INT(mixp_checkpoint_save("ck", &all), MIXP_OK);
+        CHECK_INT(mixp_checkpoint_load("ck", &all), MIXP_OK);
+        mixp_context_error(ctx, &why);
+        CHECK_TEXT(why, "");
+        mixp_context_free(ctx);
+    }
+}
+
+/* States of a parameter called "net.spike.w" are no state of spikes, which may be passed over. */
+static void test_a_parameter_called_spike(void) {
+    static const int64_t n[1] = { 3 };
+    mixp_checkpoint all;
+    const char *why = "";
+    int has;
+    memset(&all, 0, sizeof all);
+    for (has = 1; has >= 0; has--) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_tensor *w = mixp_param(ctx, "net.spike.w", MIXP_F32, 1, n);
+        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        CHECK_INT(mixp_optimizer_add(opt, mixp_param(ctx, "x", MIXP_F32, 1, n), NULL), MIXP_OK);
+        if (has) CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
+        all.ctx = ctx;
+        all.optimizers = &opt;
+        all.n_optimizers = 1;
+        if (has) CHECK_INT(mixp_checkpoint_save("ck", &all), MIXP_OK);
+        CHECK_INT(mixp_checkpoint_load("ck", &all), has ? MIXP_OK : MIXP_ERR_SHAPE);
+        mixp_context_error(ctx, &why);
+        if (!has) CHECK_TEXT(why, "'optimizer.0.m.net.spike.w' is in the file only");
+        mixp_context_free(ctx);
+    }
+}
+
 /* A fault in each system call of a load: an error, and nothing has changed; or, of one whose
  * failure does not matter, all is loaded. */
 static void test_fault_at_each_call_of_a_load(void) {
@@ -2013,6 +2097,9 @@ int main(int argc, char **argv) {
     RUN(test_fault_at_each_call_of_a_load);
     RUN(test_values);
     RUN(test_save_refuses);
+    RUN(test_between_step_and_update);
+    RUN(test_a_parameter_called_spike);
+    RUN(test_groups_with_anything);
     RUN(test_out_of_memory);
     RUN(test_weights);
     RUN(test_weights_left_alone);

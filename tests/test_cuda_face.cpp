@@ -196,6 +196,153 @@ static void test_states_come_back(void) {
     mixp_context_free(t.ctx);
 }
 
+/* --- a graph and what is done beside it ------------------------------------------------------ */
+
+/* w alone moves by 1/8 a step, in one dtype or two. */
+struct Moved {
+    mixp_context   *ctx;
+    mixp_tensor    *w, *v;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+};
+
+static Moved moved_open(mixp_dtype dtype, double lr) {
+    const int64_t shape[2] = { 8, 8 };
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    Moved m;
+    sgd.lr = lr;
+    m.ctx = gpu_context();
+    m.w = mixp_param(m.ctx, "w", dtype, 2, shape);
+    m.v = mixp_param(m.ctx, "v", dtype, 2, shape);
+    m.opt = mixp_sgd_new(m.ctx, &sgd);
+    m.scaler = mixp_scaler_new(m.ctx, NULL);
+    CHECK_INT(mixp_optimizer_add(m.opt, m.w, NULL), MIXP_OK);
+    CHECK_INT(mixp_optimizer_add(m.opt, m.v, NULL), MIXP_OK);
+    return m;
+}
+
+/* A step in which t alone has a gradient, which is 1. */
+static mixp_result move(Moved *m, mixp_tensor *t) {
+    mixp_step_begin(m->ctx);
+    mixp_zero_grad(m->opt);
+    mixp_tensor *loss = mixp_sum(m->ctx, t, MIXP_ALL, 0);
+    mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss));
+    mixp_result r = mixp_scaler_step(m->scaler, m->opt);
+    mixp_scaler_update(m->scaler);
+    return r;
+}
+
+static mixp_graph *recorded(Moved *m, mixp_tensor *t) {
+    CHECK_INT(mixp_capture_begin(m->ctx), MIXP_OK);
+    CHECK_INT(move(m, t), MIXP_OK);
+    mixp_graph *graph = mixp_capture_end(m->ctx);
+    CHECK(graph != NULL);
+    return graph;
+}
+
+static double first_of(const mixp_tensor *t) {
+    float x[64] = { 0.0f };
+    CHECK_INT(mixp_read(t, x, MIXP_F32, 64), MIXP_OK);
+    return (double)x[0];
+}
+
+static void has_moved(const Moved *m, double w, double v) {
+    CHECK_NEAR(first_of(m->w), -w / 8.0, 0);
+    CHECK_NEAR(first_of(m->v), -v / 8.0, 0);
+}
+
+/* Graphs and ordinary steps in turn, with gradients of other parameters: each moves its own. */
+static void test_each_graph_has_its_parameters(void) {
+    Moved m = moved_open(MIXP_F32, 0.125);
+    mixp_graph *of_w, *of_v;
+    move(&m, m.v);
+    move(&m, m.w);
+    of_w = recorded(&m, m.w);
+    of_v = recorded(&m, m.v);
+    has_moved(&m, 1, 1);
+    move(&m, m.v);
+    CHECK_INT(mixp_replay(of_w), MIXP_OK);
+    has_moved(&m, 2, 2);
+    move(&m, m.v);
+    has_moved(&m, 2, 3);
+    CHECK_INT(mixp_replay(of_v), MIXP_OK);
+    CHECK_INT(mixp_replay(of_w), MIXP_OK);
+    CHECK_INT(mixp_replay(of_w), MIXP_OK);
+    has_moved(&m, 4, 4);
+    move(&m, m.w);
+    has_moved(&m, 5, 4);
+    fine(m.ctx);
+    mixp_context_free(m.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* What is too little for a bf16 adds up in the master, which no replay makes anew. */
+static void test_masters_of_a_graph(void) {
+    Moved m = moved_open(MIXP_BF16, 1.0 / 4096.0);
+    mixp_fill(m.w, 1.0);
+    move(&m, m.w);
+    mixp_fill(m.w, 1.0);
+    CHECK_INT(mixp_capture_begin(m.ctx), MIXP_OK);
+    refused(m.ctx, move(&m, m.w), "'w' was written since the last step");
+    mixp_graph *graph = mixp_capture_end(m.ctx);
+    CHECK_INT(mixp_graph_free(graph), MIXP_OK);
+    move(&m, m.w);
+    graph = recorded(&m, m.w);
+    for (int i = 0; i < 127; i++) CHECK_INT(mixp_replay(graph), MIXP_OK);
+    CHECK_NEAR(first_of(m.w), 1.0 - 128.0 / 4096.0, 0);
+    fine(m.ctx);
+    mixp_context_free(m.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* The product of a 1 with w's low copy. */
+static double through_low(Moved *m) {
+    const int64_t shape[2] = { 8, 8 };
+    float one[64] = { 1.0f };
+    mixp_tensor *y = NULL;
+    mixp_step_begin(m->ctx);
+    MIXP_AUTOCAST(m->ctx, MIXP_BF16)
+        y = mixp_matmul(m->ctx, mixp_input(m->ctx, MIXP_F32, 2, shape, one), m->w, 0, 0);
+    return first_of(y);
+}
+
+/* A low copy that was made after the graph, and one that was renewed in the capture alone. */
+static void test_low_copies_beside_a_graph(void) {
+    Moved m = moved_open(MIXP_F32, 0.125);
+    move(&m, m.w);
+    mixp_graph *graph = recorded(&m, m.w);
+    for (int i = 1; i < 4; i++) {
+        CHECK_NEAR(through_low(&m), -i / 8.0, 0);
+        CHECK_INT(mixp_replay(graph), MIXP_OK);
+    }
+    CHECK_INT(mixp_graph_free(graph), MIXP_OK);
+    CHECK_NEAR(through_low(&m), -0.5, 0);
+    mixp_fill(m.w, 3.0);
+    CHECK_INT(mixp_capture_begin(m.ctx), MIXP_OK);
+    CHECK(mixp_tensor_low(m.w, MIXP_BF16) != NULL);
+    CHECK(mixp_capture_end(m.ctx) != NULL);
+    CHECK_NEAR(through_low(&m), 3.0, 0);
+    fine(m.ctx);
+    mixp_context_free(m.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* A parameter that came after the count is in none. */
+static void test_counts_of_before(void) {
+    Moved m = moved_open(MIXP_F32, 0.125);
+    const int64_t n = 5;
+    mixp_underflow u;
+    CHECK_INT(mixp_optimizer_sample(m.opt), MIXP_OK);
+    move(&m, m.w);
+    CHECK_INT(mixp_optimizer_add(m.opt, mixp_param(m.ctx, "late", MIXP_F32, 1, &n), NULL), MIXP_OK);
+    CHECK_INT(mixp_optimizer_underflow(m.opt, -1, &u), 1);
+    CHECK_INT(u.look.count, 64);
+    CHECK_INT(mixp_optimizer_underflow(m.opt, 2, &u), 1);
+    CHECK_INT(u.look.count, 0);
+    fine(m.ctx);
+    mixp_context_free(m.ctx);
+}
+
 int main(void) {
     RUN(test_graphs_go);
     RUN(test_many_come_and_go);
@@ -203,5 +350,9 @@ int main(void) {
     RUN(test_a_batch_that_is_there);
     RUN(test_a_product);
     RUN(test_states_come_back);
+    RUN(test_each_graph_has_its_parameters);
+    RUN(test_masters_of_a_graph);
+    RUN(test_low_copies_beside_a_graph);
+    RUN(test_counts_of_before);
     return test_report();
 }

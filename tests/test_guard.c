@@ -1181,6 +1181,91 @@ static void test_compare(void) {
     gpt_close(&g);
 }
 
+/* The sum of w, four times over: its gradient is 4. */
+static mixp_tensor *four_times(mixp_context *ctx, void *w)
+{ return mixp_scale(ctx, mixp_sum(ctx, (mixp_tensor *)w, MIXP_ALL, 0), 4.0f); }
+
+/* Gradients that mixp_ranks_hold kept back are forgotten like all others, and a comparison keeps
+ * none of its own. */
+static void test_compare_forgets(void) {
+    static const int64_t shape[1] = { 6 };
+    static mixp_difference rows[8];
+    mixp_ranks_desc ranks;
+    mixp_context_desc desc;
+    mixp_compare_desc d;
+    mixp_context *ctx;
+    mixp_tensor *w;
+    float g[6];
+    int64_t n;
+    memset(&ranks, 0, sizeof ranks);
+    memset(&desc, 0, sizeof desc);
+    memset(&d, 0, sizeof d);
+    ranks.size = ranks.apart = 1;
+    desc.ranks = &ranks;
+    ctx = mixp_context_new(&desc);
+    w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
+    d.a.dtype = MIXP_F16;
+    d.a.level = 1;
+    d.fn = four_times;
+    d.user = w;
+    mixp_ranks_hold(ctx, 1);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, four_times(ctx, w)), MIXP_OK);
+    CHECK_INT(mixp_compare(ctx, &d, rows, 8, &n), MIXP_OK);
+    mixp_ranks_hold(ctx, 0);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, four_times(ctx, w)), MIXP_OK);
+    CHECK_INT(mixp_read(w->grad, g, MIXP_F32, 6), MIXP_OK);
+    CHECK_NEAR(g[5], 4.0, 0);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* "mixprec.guard.acted" of the file at path; -1: it has none. */
+static int acted_in_file(void) {
+    mixp_safetensors *f = NULL;
+    const mixp_st_entry *e;
+    int32_t acted = -1;
+    CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
+    e = mixp_safetensors_find(f, "mixprec.guard.acted");
+    if (e) memcpy(&acted, e->data, sizeof acted);
+    mixp_safetensors_free(f);
+    return (int)acted;
+}
+
+/* Writes that file anew, and 1 there. */
+static void act_in_file(void) {
+    static const char *const metadata[1][2] = { { "mixprec", "1" } };
+    static const int32_t one = 1;
+    static mixp_st_entry e[256];
+    mixp_safetensors *f = NULL;
+    int64_t i, n;
+    CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
+    n = mixp_safetensors_count(f);
+    CHECK(n <= 256);
+    for (i = 0; i < n && i < 256; i++) {
+        e[i] = *mixp_safetensors_at(f, i);
+        if (strcmp(e[i].name, "mixprec.guard.acted") == 0) e[i].data = &one;
+    }
+    CHECK_INT(mixp_safetensors_write(path, e, i, metadata, 1, NULL, 0), MIXP_OK);
+    mixp_safetensors_free(f);
+}
+
+/* A site fell back for its gradient just before the save: the next skip knows it, resumed or not. */
+static void test_what_was_done_is_saved(void) {
+    gpt g = gpt_open(1e-3);
+    CHECK_INT(mixp_guard_start(g.ctx, NULL), MIXP_OK);
+    gpt_train(&g, MIXP_F16);
+    CHECK_INT(checkpoint(&g, 1), MIXP_OK);
+    CHECK_INT(acted_in_file(), 0);
+    act_in_file();
+    CHECK_INT(checkpoint(&g, 0), MIXP_OK);
+    CHECK_INT(checkpoint(&g, 1), MIXP_OK);
+    CHECK_INT(acted_in_file(), 1);
+    remove(path);
+    gpt_close(&g);
+}
+
 int main(void) {
     RUN(test_look);
     RUN(test_look_at);
@@ -1202,6 +1287,8 @@ int main(void) {
     RUN(test_resume);
     RUN(test_underflow);
     RUN(test_compare);
+    RUN(test_compare_forgets);
+    RUN(test_what_was_done_is_saved);
     RUN(test_planted_overflow);
     RUN(test_off_and_on_are_equal);
     return test_report();

@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_overflow.sh: examples/overflow.c, an activation beyond fp16's range, with the guard and without;
-# and examples/underflow.c, gradients below it.
+# and examples/underflow.c, gradients below it. The quick tests have two of its three cases.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 program=${BUILD:-build}/overflow
@@ -31,10 +31,12 @@ check "there GradScaler's rule skips what follows"          has "^fp16, GradScal
 check 'the guarded runs end near f32'                       near 'fp16, guarded, level 1'
 check 'at level 2, too'                                     near 'fp16, guarded, level 2'
 check 'with that product and what reads it in f32'          in_f32 'h\.1\.mlp\.up\.w: linear, h\.1\.mlp\.up\.w: gelu'
-check 'logits of attention that grow'                       ran logits
-check 'the guarded runs end near f32'                       near 'fp16, guarded, level 1'
-check 'at level 2, too'                                     near 'fp16, guarded, level 2'
-check 'with q, k and v alone in f32'                        in_f32 'h\.1\.attn\.qkv\.w: linear'
+if [ -z "$MIXPREC_TEST_QUICK" ]; then
+    check 'logits of attention that grow'                   ran logits
+    check 'the guarded runs end near f32'                   near 'fp16, guarded, level 1'
+    check 'at level 2, too'                                 near 'fp16, guarded, level 2'
+    check 'with q, k and v alone in f32'                    in_f32 'h\.1\.attn\.qkv\.w: linear'
+fi
 
 # end ROW: the loss that a run of underflow ends at; lost ROW: the share of its gradients that are 0
 under()    { "${BUILD:-build}/underflow" >"$tmp/out" 2>"$tmp/err"; }

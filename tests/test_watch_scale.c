@@ -537,6 +537,32 @@ static void underflow_with(int unscale) {
 static void test_underflow(void) { underflow_with(0); }
 static void test_underflow_unscaled(void) { underflow_with(1); }
 
+/* Unscaled, counted and then given up: the next step that is to be counted is, by step or unscale. */
+static void test_underflow_after_a_step_given_up(void) {
+    const int64_t n[1] = { 3 };
+    float g[3];
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_underflow u;
+    int step;
+    CHECK(mixp_scaler_loss_scale(scaler) > 0.0f);
+    mixp_optimizer_add(opt, mixp_param(ctx, "w", MIXP_F32, 1, n), mixp_view(ctx, "g", MIXP_F32, 1, n, g));
+    for (step = 1; step < 5; step++) {
+        mixp_step_begin(ctx);
+        g[0] = g[1] = g[2] = (float)step;
+        CHECK_INT(mixp_optimizer_sample(opt), MIXP_OK);
+        if (step != 4) CHECK_INT(mixp_scaler_unscale(scaler, opt), MIXP_OK);
+        if (step == 4) CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+        CHECK_INT(mixp_optimizer_underflow(opt, 0, &u), 1);
+        CHECK_INT(u.step, step);
+        CHECK_NEAR(u.look.largest, step, 0);
+    }
+    is_clean(ctx);
+    mixp_context_free(ctx);
+}
+
 /* x to the nearest number of so many digits, ties to even; none is finer than 2^lowest. */
 static double rounded(double x, int digits, int lowest) {
     double unit;
@@ -802,6 +828,7 @@ int main(void) {
     RUN(test_spikes_refused);
     RUN(test_underflow);
     RUN(test_underflow_unscaled);
+    RUN(test_underflow_after_a_step_given_up);
     RUN(test_lost_updates);
     RUN(test_resume);
     RUN(test_other_files);

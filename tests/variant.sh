@@ -60,7 +60,8 @@ emulated() {
     shift 2
     command -v ${emulator%% *} >/dev/null 2>&1 || need false
     need "$cc" -static
-    tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" CFLAGS=-O1 LIGHT=-O0 "$@"
+    tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" CPPFLAGS=-DTEST_EMULATED \
+        CFLAGS=-O1 LIGHT=-O0 "$@"
 }
 
 CC=${CC:-cc}
@@ -107,10 +108,10 @@ musl)
     tests CC=musl-gcc OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 ;;
 tcc)        # no vectors, few warnings; not the tests whose sources it cannot read (NAN is no constant to it)
     need tcc
-    without 'attention.*' ranks threads amx arm fuzz_options
+    without 'attention.*' 'ranks.*' threads amx arm fuzz_options
     tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" LEFT="$left" ;;
 mingw)      # Windows, by wine; not the tests that are of POSIX
-    without 'checkpoint.*' ranks threads gpt2 fuzz_load fuzz_options fuzz_resume
+    without 'checkpoint.*' 'ranks.*' threads gpt2 fuzz_load fuzz_options fuzz_resume
     wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
     [ -x "$wine" ] || need false
     need x86_64-w64-mingw32-gcc

@@ -1,0 +1,368 @@
+/* test_ranks_refused.c - two ranks train; one of them is refused a request, each in its turn: memory, a
+ * kernel, a copy, or a hook of its own. It is told, nothing leaks, and the other rank is told that it
+ * stands alone, or has finished: none of the two waits for ever, and none crashes.
+ * The ranks are threads of this process, with a context each; their hooks meet in memory.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#define _XOPEN_SOURCE 700
+#include <limits.h>
+#include <pthread.h>
+#include <unistd.h>
+#include "mixprec.h"
+#include "test.h"
+
+static double seconds_now(void) { return 0; }
+#include "../examples/profile.h"        /* for its list of all kernels */
+
+/* --- requests of rank 0, numbered --------------------------------------------------------------- */
+
+static struct {
+    long made, refuse, most;    /* so far; the first that is refused; how many are at most */
+    long refused;
+    long alive;                 /* pieces of memory */
+    const char *what;           /* the newest that was refused */
+} requests;
+
+static int refuses(const char *what) {
+    long n = requests.made++;
+    if (requests.refuse < 0 || n < requests.refuse || requests.refused >= requests.most) return 0;
+    requests.refused++;
+    requests.what = what;
+    return 1;
+}
+
+static void *give(size_t bytes, const char *what) {
+    void *p = refuses(what) ? NULL : malloc(bytes ? bytes : 1);
+    if (p) memset(p, 0xA5, bytes);
+    requests.alive += p != NULL;
+    return p;
+}
+
+static void take_back(void *p) {
+    requests.alive -= p != NULL;
+    free(p);
+}
+
+static void *host_allocate(size_t bytes, void *user) { (void)user; return give(bytes, "host memory"); }
+static void host_release(void *p, void *user) { (void)user; take_back(p); }
+static void *far_allocate(const mixp_exec *x, size_t bytes) { (void)x; return give(bytes, "device memory"); }
+static void far_release(const mixp_exec *x, void *p) { (void)x; take_back(p); }
+
+static mixp_result far_upload(const mixp_exec *x, void *device, const void *host, size_t bytes) {
+    (void)x;
+    if (refuses("upload")) return MIXP_ERR_DEVICE;
+    memcpy(device, host, bytes);
+    return MIXP_OK;
+}
+static mixp_result far_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
+    (void)x;
+    if (refuses("download")) return MIXP_ERR_DEVICE;
+    memcpy(host, device, bytes);
+    return MIXP_OK;
+}
+
+#define REFUSED_WRAP(group, kernel, words, parameters, arguments)                                \
+    static mixp_result refused_##kernel parameters {                                             \
+        if (refuses(#kernel)) return MIXP_ERR_DEVICE;                                            \
+        return mixp_cpu()->kernels->kernel arguments;                                            \
+    }
+PROFILE_KERNELS(REFUSED_WRAP)
+
+static mixp_kernels kernels;
+static mixp_device  device;
+
+static void device_make(void) {
+    device = *mixp_cpu();
+    kernels = *device.kernels;
+#define REFUSED_PUT(group, kernel, words, parameters, arguments)                                 \
+    if (kernels.kernel) kernels.kernel = refused_##kernel;
+    PROFILE_KERNELS(REFUSED_PUT)
+    device.kernels = &kernels;
+    device.allocate = far_allocate;
+    device.release = far_release;
+    device.upload = far_upload;
+    device.download = far_download;
+}
+
+/* --- where two ranks meet ------------------------------------------------------------------------ */
+
+static pthread_mutex_t door = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t  bell = PTHREAD_COND_INITIALIZER;
+static struct {
+    void   *data[2];            /* of who is there */
+    int64_t count[2];
+    int     arrived, meetings, gone;
+} room;
+
+static void leave_room(void) {
+    pthread_mutex_lock(&door);
+    room.gone = 1;
+    pthread_cond_broadcast(&bell);
+    pthread_mutex_unlock(&door);
+}
+
+typedef void (*joining)(void *a, void *b, int64_t count, mixp_dtype dtype);
+
+/* Both come with their data; the second joins them, and both go on. */
+static const char *meet(void *user, void *data, int64_t count, mixp_dtype dtype, joining join) {
+    const int rank = *(const int *)user;
+    const char *why = NULL;
+    int meeting;
+    if (rank == 0 && refuses("hook")) return "the cable is cut";
+    pthread_mutex_lock(&door);
+    room.data[rank] = data;
+    room.count[rank] = count;
+    meeting = room.meetings;
+    if (++room.arrived == 2 && !room.gone) {
+        if (room.count[0] == room.count[1]) join(room.data[0], room.data[1], count, dtype);
+        else room.gone = 1;
+        room.arrived = 0;
+        room.meetings++;
+        pthread_cond_broadcast(&bell);
+    }
+    while (room.meetings == meeting && !room.gone) pthread_cond_wait(&bell, &door);
+    if (room.meetings == meeting || room.gone) why = "the other rank is gone";
+    pthread_mutex_unlock(&door);
+    return why;
+}
+
+static void join_sum(void *a, void *b, int64_t count, mixp_dtype dtype) {
+    int64_t i;
+    for (i = 0; i < count; i++) {
+        if (dtype == MIXP_F64) ((double *)a)[i] += ((double *)b)[i];
+        else if (dtype == MIXP_I32) ((int32_t *)a)[i] += ((int32_t *)b)[i];
+        else mixp_put(mixpi_out_to(a, dtype, 1), i, mixp_get(mixpi_in(b, dtype), i));
+    }
+    memcpy(b, a, (size_t)count * mixp_dtype_size(dtype));
+}
+static void join_pieces_sum(void *a, void *b, int64_t count, mixp_dtype dtype)
+{ join_sum(a, b, 2 * count, dtype); }
+static void join_pieces(void *a, void *b, int64_t count, mixp_dtype dtype) {
+    const size_t bytes = (size_t)count * mixp_dtype_size(dtype);
+    memcpy(b, a, bytes);
+    memcpy((char *)a + bytes, (char *)b + bytes, bytes);
+}
+
+static const char *sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double seconds) {
+    (void)stream, (void)seconds;
+    return meet(user, data, count, dtype, join_sum);
+}
+static const char *reduce_scatter(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                                  double seconds) {
+    (void)stream, (void)seconds;
+    return meet(user, data, count, dtype, join_pieces_sum);
+}
+static const char *all_gather(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                              double seconds) {
+    (void)stream, (void)seconds;
+    return meet(user, data, count, dtype, join_pieces);
+}
+static void stop(void *user, const char *why) {
+    (void)user, (void)why;
+    leave_room();
+}
+
+/* --- a training ---------------------------------------------------------------------------------- */
+
+enum { D = 64, ROWS = 4 };
+typedef enum way { SUMS, LOW_SUMS, APART, SHARDED, SCATTERED, WAYS } way;
+
+typedef struct rank {
+    int             number;
+    way             how;
+    mixp_result     error;      /* the first that it was told */
+    char            text[200];
+    float           weights[2 * D];
+} rank;
+
+typedef struct training {
+    mixp_context   *ctx;
+    mixp_tensor    *w, *v, *bias;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+    mixp_checkpoint all;
+    char            path[64];
+} training;
+
+/* Nothing was said yet. */
+static int fine(const training *t) { return t->ctx && mixp_context_error(t->ctx, NULL) == MIXP_OK; }
+
+static void training_ranks(mixp_ranks_desc *d, rank *r) {
+    memset(d, 0, sizeof *d);
+    d->rank = r->number;
+    d->size = 2;
+    d->sum = sum;
+    d->all_gather = all_gather;
+    d->reduce_scatter = reduce_scatter;
+    d->stop = stop;
+    d->user = &r->number;
+    d->bucket_bytes = 8192;     /* a matrix alone has as much */
+    d->low_sums = r->how == LOW_SUMS;
+    d->mean = r->how == LOW_SUMS ? MIXP_MEAN_AFTER : MIXP_MEAN_BEFORE;
+    d->apart = r->how == APART;
+    d->shard = r->how == SHARDED || r->how == SCATTERED;
+    d->scatter = r->how == SCATTERED;
+}
+
+static void training_make(training *t, rank *r) {
+    static const int64_t shape[2] = { D, D };
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_context_desc desc;
+    mixp_ranks_desc ranks;
+    mixp_guard_desc guard;
+    memset(t, 0, sizeof *t);
+    memset(&desc, 0, sizeof desc);
+    memset(&guard, 0, sizeof guard);
+    training_ranks(&ranks, r);
+    snprintf(t->path, sizeof t->path, "/tmp/mixprec_ranks_refused_%ld.st", (long)getpid());
+    desc.threads = 1;
+    desc.ranks = &ranks;
+    if (r->number == 0) {
+        desc.device = &device;
+        desc.allocate = host_allocate;
+        desc.release = host_release;
+    }
+    t->ctx = mixp_context_new(&desc);
+    if (!fine(t)) return;
+    adamw.max_norm = 1;
+    t->w = mixp_param(t->ctx, "w", MIXP_F32, 2, shape);
+    t->v = mixp_param(t->ctx, "v", MIXP_BF16, 2, shape);
+    t->bias = mixp_param(t->ctx, "bias", MIXP_F32, 1, shape);
+    t->opt = mixp_adamw_new(t->ctx, &adamw);
+    t->scaler = mixp_scaler_new(t->ctx, NULL);
+    guard.every = 2;
+    guard.max_sites = 16;
+    if (!fine(t)) return;
+    mixp_init_uniform(t->w, -0.2, 0.2);
+    mixp_init_uniform(t->v, -0.2, 0.2);
+    mixp_optimizer_add(t->opt, t->w, NULL);
+    mixp_optimizer_add(t->opt, t->v, NULL);
+    mixp_optimizer_add(t->opt, t->bias, NULL);
+    mixp_guard_start(t->ctx, &guard);
+    t->all.ctx = t->ctx;
+    t->all.scaler = t->scaler;
+    t->all.optimizers = &t->opt;
+    t->all.n_optimizers = 1;
+}
+
+static void training_walk(training *t, const rank *r, int walk) {
+    static const int64_t shape[2] = { ROWS, D };
+    float x[ROWS * D];
+    mixp_tensor *h = NULL;
+    int i;
+    for (i = 0; i < ROWS * D; i++) x[i] = 0.125f * (float)((i * 7 + 3 * r->number + walk) % 11 - 5);
+    mixp_step_begin(t->ctx);
+    if (fine(t) && r->how == APART) mixp_ranks_hold(t->ctx, walk == 0);
+    MIXP_AUTOCAST(t->ctx, MIXP_F16) {
+        h = mixp_linear(t->ctx, mixp_input(t->ctx, MIXP_F32, 2, shape, x), t->w, t->bias);
+        h = mixp_linear(t->ctx, mixp_gelu(t->ctx, h), t->v, NULL);
+    }
+    h = mixp_mean(t->ctx, mixp_mul(t->ctx, h, h), MIXP_ALL, 0);
+    if (fine(t)) mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, h));
+}
+
+static void training_step(training *t, const rank *r, int careful) {
+    int walk = r->how == APART ? 0 : 1;
+    for (; walk < 2 && fine(t); walk++) training_walk(t, r, walk);
+    if (fine(t) && careful) mixp_scaler_unscale(t->scaler, t->opt);
+    if (fine(t) && careful) mixp_clip_grad_norm(t->opt, 0.5);
+    if (fine(t)) mixp_scaler_step(t->scaler, t->opt);
+    if (fine(t)) mixp_scaler_update(t->scaler);
+    if (fine(t)) mixp_zero_grad(t->opt);
+}
+
+static void training_all(training *t, rank *r) {
+    training_step(t, r, 0);
+    training_step(t, r, 1);
+    if (fine(t) && (r->how >= SHARDED || r->number == 0)) mixp_checkpoint_save(t->path, &t->all);
+    if (fine(t) && r->how >= SHARDED) mixp_checkpoint_load(t->path, &t->all);
+    training_step(t, r, 0);
+}
+
+static void *rank_run(void *user) {
+    rank *r = user;
+    const char *why = "";
+    training t;
+    training_make(&t, r);
+    if (fine(&t)) training_all(&t, r);
+    r->error = t.ctx ? mixp_context_error(t.ctx, &why) : MIXP_ERR_MEMORY;
+    snprintf(r->text, sizeof r->text, "%s", why);
+    if (r->error == MIXP_OK && t.w) memcpy(r->weights, t.w->data, sizeof r->weights);
+    else leave_room();
+    if (r->number == 0) requests.refuse = -1;
+    mixp_context_free(t.ctx);
+    return NULL;
+}
+
+/* --- what must hold ------------------------------------------------------------------------------- */
+
+/* Both ranks, with requests of rank 0 from `from` on refused, `most` of them; 0: there were not so many. */
+static int run_refused(way how, long from, long most) {
+    rank ranks[2];
+    pthread_t other;
+    char path[64];
+    int hit;
+    memset(&requests, 0, sizeof requests);
+    memset(&room, 0, sizeof room);
+    memset(ranks, 0, sizeof ranks);
+    requests.refuse = from;
+    requests.most = most;
+    ranks[0].how = ranks[1].how = how;
+    ranks[1].number = 1;
+    CHECK_INT(pthread_create(&other, NULL, rank_run, &ranks[1]), 0);
+    rank_run(&ranks[0]);
+    CHECK_INT(pthread_join(other, NULL), 0);
+    hit = requests.refused > 0;
+    if (hit && ranks[0].error == MIXP_OK) {
+        CHECK(hit == 0);
+        TEST_SHOW("request %ld, %s: nobody was told", from, requests.what);
+    }
+    if (hit && ranks[1].error != MIXP_OK && ranks[1].error != MIXP_ERR_RANKS &&
+        !strstr(ranks[1].text, "rank 0 could not")) {       /* write the file */
+        CHECK(hit == 0);
+        TEST_SHOW("request %ld, %s: the other rank says %s", from, requests.what, ranks[1].text);
+    }
+    if (!hit) {
+        CHECK_INT(ranks[0].error, MIXP_OK);
+        CHECK_INT(ranks[1].error, MIXP_OK);
+        CHECK(memcmp(ranks[0].weights, ranks[1].weights, sizeof ranks[0].weights) == 0);
+    }
+    CHECK_INT(requests.alive, 0);
+    snprintf(path, sizeof path, "/tmp/mixprec_ranks_refused_%ld.st", (long)getpid());
+    remove(path);
+    return hit;
+}
+
+static void each_once(way how, long most) {
+    long k = 0, step = getenv("MIXPREC_TEST_QUICK") ? 7 : 3;
+    device_make();
+    while (run_refused(how, k, most)) k += step;
+    CHECK(k > 100);
+    printf("  %ld requests\n", requests.made);
+}
+
+static void one_of_sums(void)           { each_once(SUMS, 1); }
+static void one_of_low_sums(void)       { each_once(LOW_SUMS, 1); }
+static void one_of_held_walks(void)     { each_once(APART, 1); }
+static void one_of_shards(void)         { each_once(SHARDED, 1); }
+static void one_of_scattered_sums(void) { each_once(SCATTERED, 1); }
+static void all_after_it(void) {
+    int how;
+    for (how = 0; how < WAYS; how++) each_once((way)how, LONG_MAX);
+}
+
+int main(void) {
+    const uint16_t one = 1;
+    (void)profile_begin, (void)profile_end, (void)profile_print, (void)profile_device;    /* not used */
+    if (!*(const char *)&one) {
+        printf("0 passed, 0 failed, 1 skipped\n");      /* no checkpoints there */
+        return 0;
+    }
+    RUN(one_of_sums);
+    RUN(one_of_low_sums);
+    RUN(one_of_held_walks);
+    RUN(one_of_shards);
+    RUN(one_of_scattered_sums);
+    RUN(all_after_it);
+    return test_report();
+}
