@@ -9,8 +9,8 @@
  *
  * Needs compute capability 7.5 (T4, RTX 20) and CUDA 12.0 or newer. On 7.5 train in f16: its tensor
  * cores know no bf16, and the backward pass of attention with heads of 128 does not fit its 64 KB of
- * shared memory, so it is done without them. Leave --use_fast_math out: it flushes
- * subnormal moments, and no promise about bits holds with it.
+ * shared memory, so it is done without them (wider than 240: refused). Leave --use_fast_math out: it
+ * flushes subnormal moments, and no promise about bits holds with it.
  *
  * CONTENTS: each section has a banner; search for its mark
  *
@@ -1110,6 +1110,12 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
 }
 
+/* What kernels have noted, unless the program captures the stream just now: then later. */
+inline mixp_result tell_unless_captured(State *s) {
+    if (!s->shared->fault || check_stream(s, "a look") != MIXP_OK) return MIXP_OK;
+    return tell_fault(s);
+}
+
 mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t bytes) {
     Kernel k(x);
     State *s = k.state;
@@ -1117,7 +1123,7 @@ mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t byte
     if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
     r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");  /* plant: collect */
     if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
-    return r == MIXP_OK ? tell_fault(s) : r;
+    return r == MIXP_OK ? tell_unless_captured(s) : r;
 }
 
 /* Before the first write to the mirror there is nothing to see but the block itself. Host memory
@@ -1130,9 +1136,7 @@ mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
     if (i >= 0) {
         size_t offset = (size_t)((const char *)device - (const char *)s->mirrored[i]);
         if (mirror_load(&s->shared->mirrors[i], host, offset, bytes))
-            return s->shared->fault && check_stream(s, "a look") == MIXP_OK
-                       ? tell_fault(s)
-                       : MIXP_OK;
+            return tell_unless_captured(s);
     }
     return device_download(x, host, device, bytes);
 }
