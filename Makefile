@@ -111,9 +111,12 @@ $(BUILD)/tiny_gpt_cuda: done += -DTINY_GPT_CUDA
 $(BUILD)/tiny_gpt_cuda: LDLIBS += $(CUDA_LINK)
 $(BUILD)/tiny_gpt_cuda: examples/tiny_gpt.c $(BUILT) $(BUILD)/mixprec_cuda.o ; $(link)
 
+# Where there is a GPU nobody should wait for it: newer nvcc use all cores for one file.
+SPLIT := $(if $(GPU),$(shell $(NVCC) --help 2>/dev/null | grep -q -e '--split-compile ' && \
+             echo --split-compile=0))
 $(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
 	$(call say,nvcc $@)
-	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(CUDA_ARCH) -I. -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(SPLIT) $(CUDA_ARCH) -I. -c $< -o $@
 
 # The companion compiled by a C++ compiler for a simulated GPU: plain for the quick tests, and with
 # the sanitizers, which take three times as long, for the long ones.
@@ -167,7 +170,7 @@ $(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(LIB) mixprec_
 # nobody assembles them.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
                  tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
-GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=compute_80 -Xcicc -O1) -O1 -x cu -I. -Itests
+GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native $(SPLIT),-arch=compute_80 -Xcicc -O1) -O1 -x cu -I. -Itests
 
 # Here, too, those that do not look inside the companion link it: mixprec_cuda.o where there is a GPU.
 GPU_OUTSIDE  := $(CUDA_OUTSIDE:%=$(BUILD)/gpu/%)
