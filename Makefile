@@ -111,9 +111,12 @@ $(BUILD)/tiny_gpt_cuda: done += -DTINY_GPT_CUDA
 $(BUILD)/tiny_gpt_cuda: LDLIBS += $(CUDA_LINK)
 $(BUILD)/tiny_gpt_cuda: examples/tiny_gpt.c $(BUILT) $(BUILD)/mixprec_cuda.o ; $(link)
 
+# Where there is a GPU nobody should wait for it: newer nvcc use all cores for one file.
+SPLIT := $(if $(GPU),$(shell $(NVCC) --help 2>/dev/null | grep -q -e '--split-compile ' && \
+             echo --split-compile=0))
 $(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
 	$(call say,nvcc $@)
-	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(CUDA_ARCH) -I. -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(SPLIT) $(CUDA_ARCH) -I. -c $< -o $@
 
 # The companion compiled by a C++ compiler for a simulated GPU: plain for the quick tests, and with
 # the sanitizers, which take three times as long, for the long ones.
@@ -167,7 +170,7 @@ $(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(LIB) mixprec_
 # nobody assembles them.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
                  tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
-GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native,-arch=compute_80 -Xcicc -O1) -O1 -x cu -I. -Itests
+GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native $(SPLIT),-arch=compute_80 -Xcicc -O1) -O1 -x cu -I. -Itests
 
 # Here, too, those that do not look inside the companion link it: mixprec_cuda.o where there is a GPU.
 GPU_OUTSIDE  := $(CUDA_OUTSIDE:%=$(BUILD)/gpu/%)
@@ -247,7 +250,8 @@ $(OF_FILES): private done = -DMEMORY_DISK_LINKED
 $(BUILD)/memory_disk.o: private light = -O0
 $(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h mixprec.h $(BUILD)/flags
 	$(call say,cc $@)
-	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT -x c -c $< -o $@
+	$(Q)printf '#include "%s"\n' $< >$(BUILD)/memory_disk.c
+	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT -c $(BUILD)/memory_disk.c -o $@
 
 $(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) mixprec.h
 	$(call say,clang $@)
@@ -321,7 +325,7 @@ LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA
 
 test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) tests/cuda_programs.sh 'ARCHS="75 90" tests/cuda_static.sh' \
-	    $(call CUDA_RUN,$(LONGEST_FIRST)) $(LONG) 'tests/variant.sh arm' 'tests/variant.sh amx' tests/ranks_mpi.sh tests/ranks_nccl.sh \
+	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/variant.sh arm' 'tests/variant.sh amx' tests/ranks_mpi.sh tests/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' tests/test_overflow.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 

@@ -1343,6 +1343,9 @@ REPORT_UNUSED static report_result report_render(const char *path, const char *h
         if (f) report_page(&d, f, message);
         good = f && !ferror(f);
         if (f && fclose(f) != 0) good = 0;
+#ifdef _WIN32
+        if (good) remove(html);         /* there a file is not renamed over another */
+#endif
         if (!good || rename(temporary, html) != 0)
             result = report_fail(error, REPORT_ERR_IO, "cannot write %s: %s", html,
                                  strerror(errno));

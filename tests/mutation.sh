@@ -187,7 +187,7 @@ plant choice_taken         'gemm: nobody looks at the choices' \
 plant choice_check         'gemm: a choice is not checked' \
     cuda_products test_choices_checked 's/c.none/true/'
 plant digit_count          'gemm: a word of more digits than it has room for' \
-    cuda_products test_choices_cut 's/ \&\& count < 16//'
+    cuda_products test_choices_words 's/ \&\& count < 16//'
 plant choice_head          'gemm: choices of another GPU are taken' \
     cuda_products test_choices_elsewhere 's/return MIXP_ERR_SHAPE;/text = strchr(text, 10) + 1;/'
 plant most_batch           'gemm: more matrices than cuBLASLt takes' \
@@ -222,6 +222,8 @@ plant attention_padding    'attention: padding has a gradient' \
     cuda_attention_apart test_padding 's/own < to.end/own >= 0/'
 plant attention_bent       'attention: what was dropped passes a gradient' \
     cuda_attention_apart test_wide 's/ \* kept//'
+plant attention_far        'attention: a mask far from 0 is rounded before it is subtracted' \
+    cuda_attention_apart test_far 's/exp_from<bends>/exp_from<false>/'
 plant attention_turn       'attention: the second head of a group is masked as the first' \
     cuda_attention_apart test_mixes 's/ + i . tiles//'
 plant attention_begin      'attention: keys begin one block of queries late' \

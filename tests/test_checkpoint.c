@@ -1613,6 +1613,41 @@ static void test_between_step_and_update(void) {
     mixp_context_free(p.ctx);
 }
 
+/* What the kind of an optimizer lacks may hold anything in a group, and nesterov any truth: what is
+ * saved of it loads. */
+static void test_groups_with_anything(void) {
+    static const int64_t n[1] = { 3 };
+    mixp_checkpoint all;
+    int k;
+    memset(&all, 0, sizeof all);
+    for (k = 0; k < 3; k++) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_sgd_desc d = mixp_sgd_defaults();
+        mixp_optimizer *opt;
+        mixp_param_group g;
+        const char *why = "";
+        d.momentum = 0.9;
+        d.nesterov = 2;
+        opt = k == 0 ? mixp_sgd_new(ctx, &d) : k == 1 ? mixp_adamw_new(ctx, NULL) : mixp_muon_new(ctx, NULL);
+        CHECK_INT(mixp_optimizer_group(opt, 0, &g), MIXP_OK);
+        CHECK_INT(g.nesterov, k != 1);
+        g.nesterov = -5;
+        if (k == 0) g.beta1 = g.beta2 = g.eps = -1.0;
+        else g.dampening = (double)mixp_f32_of_bits(0x7FC00000u);
+        CHECK_INT(mixp_optimizer_set_group(opt, 0, &g), MIXP_OK);
+        CHECK_INT(mixp_optimizer_add_group(opt, &g), 1);
+        if (k < 2) CHECK_INT(mixp_optimizer_add(opt, mixp_param(ctx, "x", MIXP_F32, 1, n), NULL), MIXP_OK);
+        all.ctx = ctx;
+        all.optimizers = &opt;
+        all.n_optimizers = 1;
+        CHECK_INT(mixp_checkpoint_save("ck", &all), MIXP_OK);
+        CHECK_INT(mixp_checkpoint_load("ck", &all), MIXP_OK);
+        mixp_context_error(ctx, &why);
+        CHECK_TEXT(why, "");
+        mixp_context_free(ctx);
+    }
+}
+
 /* States of a parameter called "net.spike.w" are no state of spikes, which may be passed over. */
 static void test_a_parameter_called_spike(void) {
     static const int64_t n[1] = { 3 };
@@ -2064,6 +2099,7 @@ int main(int argc, char **argv) {
     RUN(test_save_refuses);
     RUN(test_between_step_and_update);
     RUN(test_a_parameter_called_spike);
+    RUN(test_groups_with_anything);
     RUN(test_out_of_memory);
     RUN(test_weights);
     RUN(test_weights_left_alone);

@@ -41,6 +41,7 @@ shows() { tests/run.sh "$1" | grep -q -e "$2"; }
 hides() { ! shows "$@"; }
 
 check 'a good program'            expect 0 '3 passed, 0 failed, 1 skipped' "$good"
+check 'lines of Windows'          expect 0 '3 passed, 0 failed, 1 skipped' "printf '3 passed, 0 failed, 1 skipped\\r\\n'"
 check 'sums of two'               expect 0 '6 passed, 0 failed, 2 skipped' "$good" "$good"
 check 'failures are summed'       expect 1 '5 passed, 1 failed, 1 skipped' "$good" "$bad"
 check 'a crash'                   expect 1 '0 passed, 1 failed, 0 skipped' 'kill -SEGV $$'

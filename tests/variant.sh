@@ -60,7 +60,8 @@ emulated() {
     shift 2
     command -v ${emulator%% *} >/dev/null 2>&1 || need false
     need "$cc" -static
-    tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" CFLAGS=-O1 LIGHT=-O0 "$@"
+    tests CC="$cc" AR="$ar" LDFLAGS=-static OPENMP= RUNNER="$emulator" CPPFLAGS=-DTEST_EMULATED \
+        CFLAGS=-O1 LIGHT=-O0 "$@"
 }
 
 CC=${CC:-cc}
