@@ -10848,8 +10848,8 @@ MIXPI_F void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
     }
 }
 
-/* The bits of a block's largest finite magnitude: see mixpi_state_size. NaN is above nothing. Inf is
- * seldom there, and looked for no sooner. */
+/* The bits of a block's largest finite magnitude: see mixpi_state_size. NaN is above nothing. Inf
+ * is seldom there, and looked for no sooner. */
 MIXPI_RARE uint32_t MIXPI_P(block_largest_finite)(const float *x) {
     uint32_t largest = 0;
     int k;

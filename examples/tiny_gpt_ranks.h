@@ -65,7 +65,7 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     char            rest;
     int             n = 0;
     if (!c->ranks[0]) return d;
-    if (sscanf(c->ranks, "fork:%d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
+    if (sscanf(c->ranks, "fork:%4d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
         if (c->threads == 0) c->threads = 1;
         d = ddp_fork(n);
         if (!d.size) die(1, "--ranks %s: no shared memory could be had", c->ranks);
