@@ -80,11 +80,24 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     return d;
 }
 
+/* Why what a GPU holds is worth nothing, or NULL: only NCCL's world fails behind our back. */
+static const char *ranks_failed(const mixp_ranks_desc *d) {
+#ifdef TINY_GPT_NCCL
+    if (d->sum == ddp_nccl_sum) return ddp_nccl_failed();
+#endif
+    (void)d;
+    return NULL;
+}
+
 /* Rank 0 waits for the others. failed: a rank that has failed must not leave them waiting. */
 static int end_ranks(const config *c, const mixp_ranks_desc *d, int failed) {
     if (!d->size) return failed;
 #ifdef TINY_GPT_MPI
     if (strcmp(c->ranks, "mpi") == 0) ddp_mpi_end(failed);
+#endif
+#ifdef TINY_GPT_NCCL
+    if (strcmp(c->ranks, "nccl") == 0 && failed) ddp_nccl_stop(NULL, "this rank failed");
+    if (strcmp(c->ranks, "nccl") == 0) ddp_nccl_end();
 #endif
     return strncmp(c->ranks, "fork:", 5) == 0 ? ddp_wait(failed) : failed;
 }
