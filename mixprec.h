@@ -6197,12 +6197,12 @@ MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
     x += first + (uint32_t)key;
     x = (x ^ x >> 16) * 0x7FEB352Du;
     x = (x ^ x >> 15) + (uint32_t)(key >> 32);
-    x *= 0x846CA68Bu;
+    x *= 0x846CA68Bu;  /* plant: vector_random */
     return x ^ x >> 16;
 }
 MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
     const mixpi_vbits a = x & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
-    return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);
+    return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);  /* plant: vector_bf16 */
 }
 MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits random) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u);
@@ -6211,40 +6211,43 @@ MIXPI_V mixpi_vbits mixpi_vstate_m(mixpi_vbits x, uint32_t scale, mixpi_vbits ra
     mixpi_vbits a = y & 0x7FFFFFFFu;
     mixpi_vbits code = ((a + (random << 4)) >> 20) - (120u << 3);
     mixpi_vbits tiny = (mixpi_vbits)((mixpi_vreg)a + 16384.0f) - 0x46800000u;
-    code = mixpi_vbits_gt(least, a, tiny, code);
+    code = mixpi_vbits_gt(least, a, tiny, code);  /* plant: vector_tiny */
+    /* plant: vector_m_nan */
     code = mixpi_vbits_gt(inf, a, code, mixpi_vbits_all(0x7Fu));
     return (y >> 24 & 0x80u) | code;
 }
 MIXPI_V mixpi_vreg mixpi_vstate_m_value(mixpi_vbits code, uint32_t scale) {
     mixpi_vbits u = mixpi_vcode_widen(MIXP_F8_E4M3, code);     /* which knows the sign */
-    return (mixpi_vreg)u * mixp_f32_of_bits(scale << 23);
+    return (mixpi_vreg)u * mixp_f32_of_bits(scale << 23);  /* plant: vector_m_value */
 }
 MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits random) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), zero = mixpi_vbits_all(0);
     mixpi_vbits a = root & 0x7FFFFFFFu;
     mixpi_vbits code = ((a + (random << 3)) >> 19) - ((scale - 15u) << 4);
-    code = mixpi_vbits_max(code, mixpi_vbits_all(1));
-    code = mixpi_vbits_gt(inf, a, code, mixpi_vbits_all(255));
+    code = mixpi_vbits_max(code, mixpi_vbits_all(1));  /* plant: vector_floor */
+    code = mixpi_vbits_gt(inf, a, code, mixpi_vbits_all(255));  /* plant: vector_v_inf */
     return mixpi_vbits_gt(a, zero, code, zero);
 }
 MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), zero = mixpi_vbits_all(0);
     mixpi_vbits c = code & 0xFFu, u = (c + ((scale - 15u) << 4)) << 19;
     u = mixpi_vbits_gt(mixpi_vbits_all(255), c, u, inf);
-    u = mixpi_vbits_gt(c, zero, u, zero);
+    u = mixpi_vbits_gt(c, zero, u, zero);  /* plant: vector_v_none */
     return (mixpi_vreg)u * (mixpi_vreg)u;
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_16(mixpi_vbits u) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), a = u & 0x7FFFFFFFu;
     mixpi_vmaster_parts r;
+    /* plant: vector_master_16 */
     r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, u + 0x8000u);
     r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), u);
     return r;
 }
 MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), a = u & 0x7FFFFFFFu;
-    const mixpi_vbits kept = u + random;
+    const mixpi_vbits kept = u + random;  /* plant: vector_kept */
     mixpi_vmaster_parts r;
+    /* plant: vector_master_8 */
     r.weight = mixpi_vbits_gt(a, inf, u | 0x400000u, kept + 0x8000u);
     r.rest = mixpi_vbits_gt(a, inf, mixpi_vbits_all(0), kept >> 8);
     return r;
@@ -10845,16 +10848,26 @@ MIXPI_F void MIXPI_P(small_put_8)(const mixpi_small *b, const float *p,
     }
 }
 
-/* The bits of a block's largest finite magnitude: see mixpi_state_size. */
-MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
-    const mixpi_v zero = mixpi_vzero(), inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
-    mixpi_v top = zero;
+/* The bits of a block's largest finite magnitude: see mixpi_state_size. NaN is above nothing. Inf
+ * is seldom there, and looked for no sooner. */
+MIXPI_RARE uint32_t MIXPI_P(block_largest_finite)(const float *x) {
+    uint32_t largest = 0;
     int k;
-    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
-        mixpi_v size = mixpi_vabs(mixpi_vload(x + k));
-        top = mixpi_vmax(top, mixpi_vselect_gt(inf, size, size, zero));
+    for (k = 0; k < MIXP_STATE_BLOCK; k++) {
+        uint32_t size = mixpi_state_size(x[k]);
+        if (size > largest) largest = size;
     }
-    return mixp_bits_of_f32(mixpi_vmaxof(top));
+    return largest;
+}
+MIXPI_F uint32_t MIXPI_P(block_largest)(const float *x) {
+    mixpi_v  top = mixpi_vzero();
+    uint32_t largest;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16)
+        top = mixpi_vmax(mixpi_vabs(mixpi_vload(x + k)), top);
+    largest = mixp_bits_of_f32(mixpi_vmaxof(top));
+    if (largest < 0x7F800000u) return largest;  /* plant: block_largest */
+    return MIXPI_P(block_largest_finite)(x);
 }
 MIXPI_F void MIXPI_P(block_roots)(float *v) {
     int k;

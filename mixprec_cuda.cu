@@ -9,8 +9,8 @@
  *
  * Needs compute capability 7.5 (T4, RTX 20) and CUDA 12.0 or newer. On 7.5 train in f16: its tensor
  * cores know no bf16, and the backward pass of attention with heads of 128 does not fit its 64 KB of
- * shared memory, so it is done without them. Leave --use_fast_math out: it flushes
- * subnormal moments, and no promise about bits holds with it.
+ * shared memory, so it is done without them (wider than 240: refused). Leave --use_fast_math out: it
+ * flushes subnormal moments, and no promise about bits holds with it.
  *
  * CONTENTS: each section has a banner; search for its mark
  *
@@ -596,7 +596,6 @@ struct State {
     size_t           post_bytes[post_slots];
     cudaEvent_t      post_sent[post_slots];
     const void      *roomy[roomy_kernels];      /* kernels that may have more than 48 KB      */
-    size_t           roomy_bytes[roomy_kernels];
     char             message[384];
 };
 
@@ -1103,11 +1102,18 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     mixp_result r;
     if (!s) return MIXP_ERR_ORDER;
     if (s->capture) return in_capture(s, "post");
-    r = post_room(s, slot, bytes);
+    r = check_stream(s, "post");
+    if (r == MIXP_OK) r = post_room(s, slot, bytes);
     if (r == MIXP_OK)
         r = k.launched("post", cudaMemcpyAsync(s->post[slot], device, bytes,
                                                cudaMemcpyDeviceToHost, k.stream));
     return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
+}
+
+/* What kernels have noted, unless the program captures the stream just now: then later. */
+inline mixp_result tell_unless_captured(State *s) {
+    if (!s->shared->fault || check_stream(s, "a look") != MIXP_OK) return MIXP_OK;
+    return tell_fault(s);
 }
 
 mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t bytes) {
@@ -1117,7 +1123,7 @@ mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t byte
     if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
     r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");  /* plant: collect */
     if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
-    return r == MIXP_OK ? tell_fault(s) : r;
+    return r == MIXP_OK ? tell_unless_captured(s) : r;
 }
 
 /* Before the first write to the mirror there is nothing to see but the block itself. Host memory
@@ -1130,9 +1136,7 @@ mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
     if (i >= 0) {
         size_t offset = (size_t)((const char *)device - (const char *)s->mirrored[i]);
         if (mirror_load(&s->shared->mirrors[i], host, offset, bytes))
-            return s->shared->fault && check_stream(s, "a look") == MIXP_OK
-                       ? tell_fault(s)
-                       : MIXP_OK;
+            return tell_unless_captured(s);
     }
     return device_download(x, host, device, bytes);
 }
@@ -3759,19 +3763,18 @@ embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
     }
 }
 
-/* Lets a kernel have so much dynamic shared memory. CUDA takes a lock for that, so it is asked once
- * for each kernel; those beyond the table at every launch. */
-inline cudaError_t make_room(State *s, const void *kernel, size_t bytes) {
+/* Lets a kernel have more than 48 KB of dynamic shared memory: all that there is, but for what it has
+ * `beside`. It is asked once for each kernel, for CUDA takes a lock for that; those beyond the table
+ * at every launch. What is asked is the GPU's, not the context's: were it as much as is needed,
+ * a context that needs less would take it from one that needs more. */
+inline cudaError_t make_room(State *s, const void *kernel, size_t bytes, int beside) {
     int i = 0;
     if (bytes <= 48 * 1024) return cudaSuccess;
     while (i < roomy_kernels && s->roomy[i] && s->roomy[i] != kernel) i++;
-    if (i < roomy_kernels && s->roomy[i] == kernel && s->roomy_bytes[i] >= bytes)
-        return cudaSuccess;
+    if (i < roomy_kernels && s->roomy[i] == kernel) return cudaSuccess;
     cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                         (int)bytes);
-    if (e != cudaSuccess || i == roomy_kernels) return e;
-    s->roomy[i] = kernel;
-    s->roomy_bytes[i] = bytes;
+                                         s->most_shared - beside);
+    if (e == cudaSuccess && i < roomy_kernels) s->roomy[i] = kernel;
     return e;
 }
 
@@ -3958,6 +3961,7 @@ entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
         Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank == 0) put_loss(s, r, e, below, at_target);
+        __syncwarp();       /* dlogits may be logits: lane 0 has read its target by now */
         put_slopes<T, D>(s, r, a, from, e);
     }
 }
@@ -4329,7 +4333,7 @@ static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBot
                                         : entropy_both_rows<team_threads, D>;
     int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
     size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
-    cudaError_t e = make_room(on.state, (const void *)kernel, room);
+    cudaError_t e = make_room(on.state, (const void *)kernel, room, beside_row);
     if (e != cudaSuccess) return e;
     return MIXPI_LAUNCH(kernel, grid_for(job.rows * team, team_threads), team_threads,
                         (size_t)job.kept, on.stream, job);
@@ -6404,8 +6408,14 @@ __device__ inline void forward_drop(float (*s)[4], const Heads &h, const Place &
     }
 }
 
-/* Scores become weights, and the rows' sums follow their new top. factor: scale log2 e. */
-template <int D, int M, int N>
+/* e to a score's distance from its row's top. Bent scores lie as far from 0 as a mask puts them:
+ * their difference comes first, for a product would round off more than it. */
+template <bool bends> __device__ inline float exp_from(float s, float top, float factor)
+{ return exp2_approx(bends ? (s - top) * log2_e : fmaf(s, factor, -top)); }
+
+/* Scores become weights, and the rows' sums follow their new top: of scores, if they are bent, else
+ * of scores times factor, which is scale log2 e. */
+template <int D, bool bends, int M, int N>
 __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m,
                                        float factor) {
     MIXPI_UNROLL
@@ -6416,14 +6426,14 @@ __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m,
             most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
-        top = fmaxf(r.top[m][half], most * factor);
-        shrink = exp2_approx(r.top[m][half] - top);
+        top = fmaxf(r.top[m][half], bends ? most : most * factor);
+        shrink = exp2_approx((r.top[m][half] - top) * (bends ? log2_e : 1.0f));
         r.top[m][half] = top;
         MIXPI_UNROLL
         for (int n = 0; n < N; n++) {
             MIXPI_UNROLL
             for (int e = 2 * half; e < 2 * half + 2; e++) {
-                s[n][e] = exp2_approx(fmaf(s[n][e], factor, -top));
+                s[n][e] = exp_from<bends>(s[n][e], top, factor);  /* plant: attention_far */
                 sum += s[n][e];
             }
         }
@@ -6453,7 +6463,7 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h,
         /* plant: attention_keys_end */
         if (key + N > end || key + N - 1 > query + h.ahead)
             hide_keys<N / 8>(s[m], h.ahead, at);
-        forward_softmax<D, M, N / 8>(s[m], r, m, bends ? log2_e : h.scale * log2_e);
+        forward_softmax<D, bends, M, N / 8>(s[m], r, m, h.scale * log2_e);
         if (bends && h.limit) forward_drop<N / 8>(s[m], h, at);
     }
     MIXPI_UNROLL
@@ -6465,7 +6475,7 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h,
     }
 }
 
-template <int D, int M>
+template <int D, bool bends, int M>
 __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int z,
                                      int row) {
     int lane = (int)threadIdx.x % warp_size;
@@ -6473,7 +6483,7 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
     for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, query = row + 16 * m + 8 * half + lane / 4;
         int64_t at = head_at(h, h.y_at, z) + query * h.y_at.row + lane % 4 * 2;
-        float sum = r.sum[m][half], inverse;
+        float sum = r.sum[m][half], top = r.top[m][half], inverse;
         bool  none;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);  /* plant: attention_row_sum */
@@ -6482,7 +6492,7 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
         if (query >= h.t) continue;
         if (lane % 4 == 0)
             h.lse[(int64_t)z * h.t + query] =
-                none ? INFINITY : (r.top[m][half] + log2f(sum)) * ln_2;
+                none ? INFINITY : bends ? top + log2f(sum) * ln_2 : (top + log2f(sum)) * ln_2;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
             put_pair(h.out, at + 8 * n, r.o[m][n][2 * half] * inverse,
@@ -6534,7 +6544,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
             forward_tile<D, bf16, bends, M>(r, h, held, now, tile);
         __syncthreads();  /* plant: attention_tile */
     }
-    forward_store<D, M>(r, h, z, first + row);
+    forward_store<D, bends, M>(r, h, z, first + row);
 }
 
 /* --- backward on tensor cores ----------------------------------------------------------- *
@@ -6629,7 +6639,7 @@ __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &
             int query = keys ? column : row, key = keys ? row : column;
             float score = capped(h, s[n][e]), weight, kept, slope = cap_slope(h, score);
             if (query < h.t && key < p.end) score += mask_of(h, p.z, query, key);
-            weight = exp2_approx(fmaf(score, log2_e, -lse[at]));
+            weight = exp2_approx((score - lse[at]) * log2_e);
             kept = kept_of(h, p.z, query, key);
             g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;  /* plant: attention_bent */
             s[n][e] = weight * kept;
@@ -6713,12 +6723,16 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
     }
 }
 
-/* A thread's piece of the statistics of 64 queries: lse log2e, then delta. */
+/* What weights are relative to: lse log2e, or lse itself for scores that are bent. */
+__device__ inline float lse_of(const Heads &h, int64_t at)
+{ return h.bends ? h.lse[at] : h.lse[at] * log2_e; }
+
+/* A thread's piece of the statistics of 64 queries: lse, then delta. */
 __device__ inline float query_statistic(const Heads &h, int z, int first) {
     int query = first + (int)threadIdx.x % 64;
     int64_t at = (int64_t)z * h.t + query;
     if (query >= h.t) return 0.0f;
-    return threadIdx.x < 64 ? h.lse[at] * log2_e : h.delta[at];
+    return threadIdx.x < 64 ? lse_of(h, at) : h.delta[at];
 }
 
 /* The statistics of a warp's own queries. delta, what a row's softmax gradient is relative to, is
@@ -6743,7 +6757,7 @@ __device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);  /* plant: attention_delta */
         w.delta[i / 2][i % 2] = sum;
-        w.lse[i / 2][i % 2] = there ? h.lse[at] * log2_e : 0.0f;
+        w.lse[i / 2][i % 2] = there ? lse_of(h, at) : 0.0f;
         if (there && lane % 4 == 0) h.delta[at] = sum;
     }
 }
@@ -7087,7 +7101,10 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
-    e = make_room(k->state, (const void *)kernel, bytes);
+    if (bytes > (size_t)k->state->most_shared)
+        return say(k->state, MIXP_ERR_SHAPE, "attention",
+                   "a head of more than 240 is too wide for this GPU's shared memory");
+    e = make_room(k->state, (const void *)kernel, bytes, 0);
     if (e == cudaSuccess)
         e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream,
                          h);

@@ -7,6 +7,7 @@
 #ifndef MIXPREC_H_INCLUDED
 #  include "../mixprec.h"
 #endif
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -27,7 +28,7 @@ static struct ddp_board {               /* what all ranks see */
 } *ddp_board;
 
 static struct ddp_self {                /* what one has of its own */
-    int       rank, size, gone[DDP_RANKS];
+    int       rank, size, failed, gone[DDP_RANKS];     /* failed: 1: a child has */
     pid_t     first, child[DDP_RANKS];  /* rank 0, and those that it forked */
     char      why[340];
 } ddp;
@@ -52,11 +53,19 @@ static int ddp_lacks(int r) {
            ddp_board->barriers[ddp.rank];
 }
 
-/* Rank 0 sees its children die, and they see it die. Who is done has been at this barrier. */
+/* Rank 0 sees its children die, and they see it die. */
+static int ddp_ended(int r) {
+    int status = 0;
+    if (ddp.rank) return r == 0 && getppid() != ddp.first;
+    if (ddp.child[r] <= 0 || waitpid(ddp.child[r], &status, WNOHANG) <= 0) return 0;
+    ddp.failed |= status != 0;
+    return 1;
+}
+
+/* Who is done has been at this barrier. */
 static void ddp_look_for_dead(void) {
     for (int r = 0; r < ddp.size; r++) {
-        ddp.gone[r] |= ddp.rank ? r == 0 && getppid() != ddp.first
-                                : ddp.child[r] > 0 && waitpid(ddp.child[r], NULL, WNOHANG) > 0;
+        ddp.gone[r] |= ddp_ended(r);
         if (ddp.gone[r] && ddp_lacks(r)) ddp_tell("rank %d is gone%s", r, "");
     }
 }
@@ -133,12 +142,15 @@ DDP_HOOK(ddp_scatter, DDP_SCATTER)
 /* Makes `size` ranks of this process, then rank 0. Size 0, which no context takes: it could not. */
 static mixp_ranks_desc ddp_fork(int size) {
     mixp_ranks_desc d;
-    int zero = open("/dev/zero", O_RDWR);
+    int zero;
     size_t bytes = sizeof *ddp_board + (size_t)size * DDP_CHUNK;
     memset(&d, 0, sizeof d);
     memset(&ddp, 0, sizeof ddp);
-    if (size < 1 || size > DDP_RANKS || zero < 0) return d;
+    if (size < 1 || size > DDP_RANKS) return d;
+    zero = open("/dev/zero", O_RDWR);
+    if (zero < 0) return d;
     ddp_board = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, zero, 0);
+    close(zero);
     if (ddp_board == MAP_FAILED) return d;
     ddp.size = d.size = size;
     ddp.first = getpid();
@@ -153,9 +165,14 @@ static mixp_ranks_desc ddp_fork(int size) {
     return d;
 }
 
-/* For the end of main: rank 0 waits for the others; 1 when this rank or one of those failed. */
+/* For the end of main: rank 0 waits for the others, and who has failed lets none wait for it. Returns
+ * `failed`, or 1 when another has failed. */
 static int ddp_wait(int failed) {
-    int status;
-    while (!ddp.rank && wait(&status) > 0) failed |= status != 0;
-    return failed;
+    int status = 0;
+    if (failed && ddp.size) ddp_stop(NULL, "its program has ended");
+    while (!ddp.rank && (wait(&status) > 0 || errno == EINTR)) {
+        ddp.failed |= status != 0;
+        status = 0;
+    }
+    return failed ? failed : ddp.failed;
 }

@@ -123,7 +123,8 @@ DDP_MPI_HOOK(ddp_mpi_scatter) {
 DDP_MPI_HOOK(ddp_mpi_gather) {
     const char *why = ddp_mpi_ready(stream);
     int64_t     bytes = count * (int64_t)mixp_dtype_size(dtype);
-    if (why || bytes > INT32_MAX) return why ? why : "too much at once";
+    if (why) return why;
+    if (ddp_m.n == DDP_MPI_MOST || bytes > INT32_MAX) return "too much at once";
     why = ddp_mpi_says(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, data, (int)bytes, MPI_BYTE,
                                       MPI_COMM_WORLD, &ddp_m.under_way[ddp_m.n++]));
     return why ? why : ddp_mpi_wait(user, stream, seconds);
@@ -138,6 +139,7 @@ DDP_MPI_HOOK(ddp_mpi_sum_in_order) {
         n = count - at < DDP_MPI_PIECE ? count - at : DDP_MPI_PIECE;
         memcpy(all + (size_t)(ddp_m.rank * n) * size, to, (size_t)n * size);
         why = ddp_mpi_gather(user, all, n, dtype, NULL, seconds);
+        if (why) break;
         for (int r = 1; r < ddp_m.size; r++)
             ddp_mpi_add(all, all + (size_t)(r * n) * size, n, dtype);
         memcpy(to, all, (size_t)n * size);

@@ -26,6 +26,7 @@ static struct ddp_nccl_state {
     ncclComm_t   comm;
     cudaStream_t stream;                /* of the sums */
     cudaEvent_t  ready, summed;         /* what they wait for, and what waits for them */
+    pthread_t    watch;
     int          rank, device, over;    /* over: the program has ended the world */
     double       seconds;
     const char  *why;                   /* the world has failed; read and written atomically */
@@ -103,6 +104,7 @@ static const char *ddp_nccl_meet(ncclUniqueId *id, int rank, const char *path, d
     (void)path, (void)seconds;
     if (MPI_Bcast(id, (int)sizeof *id, MPI_BYTE, 0, MPI_COMM_WORLD)) why = "MPI_Bcast failed";
 #else
+    const struct timespec nap = {0, 10000000};
     char   part[512];
     time_t until = time(NULL) + (time_t)seconds;
     FILE  *f = NULL;
@@ -112,7 +114,7 @@ static const char *ddp_nccl_meet(ncclUniqueId *id, int rank, const char *path, d
         if (f) bad |= fclose(f);
         return bad || rename(part, path) ? "the file cannot be written" : NULL;
     }
-    while (!f && time(NULL) <= until) f = fopen(path, "rb");
+    while (!(f = fopen(path, "rb")) && time(NULL) <= until) nanosleep(&nap, NULL);
     if (!why && (!f || fread(id, sizeof *id, 1, f) != 1)) why = "rank 0 did not write the file";
     if (f) fclose(f);
 #endif
@@ -124,7 +126,6 @@ static mixp_ranks_desc ddp_nccl(int rank, int size, const char *path, double sec
     mixp_ranks_desc       d;
     struct ddp_nccl_state *n = &ddp_n;
     ncclUniqueId          id;
-    pthread_t             watch;
     memset(&d, 0, sizeof d);
     *why = ddp_nccl_meet(&id, rank, path, seconds);
     if (!*why) *why = ddp_nccl_says(ncclCommInitRank(&n->comm, size, id, rank));
@@ -133,7 +134,7 @@ static mixp_ranks_desc ddp_nccl(int rank, int size, const char *path, double sec
     if (!*why) *why = ddp_cuda_says(cudaEventCreateWithFlags(&n->ready, cudaEventDisableTiming));
     if (!*why) *why = ddp_cuda_says(cudaEventCreateWithFlags(&n->summed, cudaEventDisableTiming));
     n->seconds = seconds;
-    if (!*why && pthread_create(&watch, NULL, ddp_nccl_watch, NULL)) *why = "no thread to watch";
+    if (!*why && pthread_create(&n->watch, NULL, ddp_nccl_watch, NULL)) *why = "no thread to watch";
     if (*why) return d;
     d.rank = n->rank = rank, d.size = size, d.seconds = seconds;
     d.sum = ddp_nccl_sum, d.max = ddp_nccl_max, d.all_gather = ddp_nccl_gather;
@@ -145,5 +146,7 @@ static mixp_ranks_desc ddp_nccl(int rank, int size, const char *path, double sec
 /* At the end of main, after mixp_context_free. */
 static void ddp_nccl_end(void) {
     __atomic_store_n(&ddp_n.over, 1, __ATOMIC_SEQ_CST);
+    if (ddp_nccl_failed()) return;
+    pthread_join(ddp_n.watch, NULL);            /* it looks at the world until then */
     if (!ddp_nccl_failed()) ncclCommDestroy(ddp_n.comm);
 }

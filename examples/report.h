@@ -283,7 +283,9 @@ static char *report_parse_string(report_parser *r) {
         if (code < 32) return NULL;     /* the end of the line, too */
         if (code == '\\' && (from[1] == '"' || from[1] == '\\')) code = (unsigned char)*++from;
         else if (code == '\\') {
-            if (sscanf(from, "\\u%4x", &code) != 1 || code > 255) return NULL;
+            int is_whole = from[1] == 'u' && strspn(from + 2, "0123456789abcdefABCDEF") >= 4;
+            if (!is_whole || sscanf(from + 2, "%4x", &code) != 1 || code > 255) return NULL;
+            if ((code < 32 && code != '\n') || code == 127) code = '?';     /* a terminal may show it */
             from += 5;
         }
         *to++ = (char)code;
@@ -397,6 +399,7 @@ static int report_parse(report_parser *r, char *line) {
     } while (*r->p == ',');
     if (r->p[0] != '}' || r->p[1] != '\0') return 0;
     if (!(r->point.step >= 0 && r->point.step <= REPORT_MOST_STEPS)) return 0;
+    if (r->point.step > floor(r->point.step)) return 0;
     r->note.step = r->point.step;
     if (r->note.kind == REPORT_COST) r->note.amount = r->point.ms;
     return 1;
@@ -522,7 +525,8 @@ typedef struct report_axes {
 } report_axes;
 
 static int report_is_there(double v) { return v > REPORT_NONE || v < REPORT_NONE; }
-static int report_is_finite(double v) { return report_is_there(v) && v - v == 0; }
+/* Beyond REPORT_NONE a difference of two may be none: such a number counts as not finite. */
+static int report_is_finite(double v) { return fabs(v) < -REPORT_NONE; }
 
 static double report_value(const report_point *p, size_t field) {
     double v;
@@ -1339,6 +1343,9 @@ REPORT_UNUSED static report_result report_render(const char *path, const char *h
         if (f) report_page(&d, f, message);
         good = f && !ferror(f);
         if (f && fclose(f) != 0) good = 0;
+#ifdef _WIN32
+        if (good) remove(html);         /* there a file is not renamed over another */
+#endif
         if (!good || rename(temporary, html) != 0)
             result = report_fail(error, REPORT_ERR_IO, "cannot write %s: %s", html,
                                  strerror(errno));

@@ -405,14 +405,14 @@ static void train_or_validate(trainer *t) {
 static int finish(trainer *t, int trained) {
     const config *c = &t->c;
     if (stop_signal) {
-        save(t, CHECKPOINT);
-        return report_stop(t);
+        if (trained) save(t, CHECKPOINT);       /* who only looked has nothing new to save */
+        return report_stop(t, trained);
     }
     if (c->sample > 0) sample_text(t);
     if (c->export_to[0] && !t->ranks.rank) export_weights(t);
     if (trained && c->out[0] && !c->quiet && !t->save_failed)
         say_line("again", "%s --out %s --resume --steps 0 --sample 500", t->program, c->out);
-    return t->save_failed || stop_signal;
+    return stop_signal ? stop_status() : t->save_failed;
 }
 
 /* Nothing is written before all is known to be well. */
@@ -440,7 +440,7 @@ static int run(trainer *t) {
     prepare(t);
     look_at_terminal((int)t->c.quiet);
     if (!t->ranks.rank) catch_signals();
-    else signal(SIGINT, SIG_IGN);               /* rank 0 stops, and so do the others */
+    else ignore_signals();                      /* rank 0 stops, and so do the others */
     quiet_terminal();
     if (!t->c.quiet) print_header(t);
     warn_of_threads(t);

@@ -71,8 +71,9 @@ static mixp_result save_or_load(trainer *t, const char *file, int load) {
 
 /* A full disk must not end a long training: the next save may work. */
 static void save(trainer *t, const char *file) {
-    const char *why = "";
+    const char *why = "", *lost = ranks_failed(&t->ranks);
     if (!t->c.out[0]) return;
+    if (lost) die(1, "a rank has failed: %s. Go on from the last checkpoint with --resume", lost);
     t->save_failed = save_or_load(t, file, 0) != MIXP_OK;
     if (!t->save_failed) return;
     mixp_context_error(t->ctx, &why);
@@ -91,11 +92,10 @@ static int64_t step_of_line(const char *line) {
 
 /* Does a line stay when the run goes on at `step`? Time and memory are written again at its end. */
 static int line_stays(const char *line, size_t n, int64_t step) {
-    int64_t of = step_of_line(line);
-    char    key[12] = "";
+    int64_t     of = step_of_line(line);
+    const char *key = (const char *)memchr(line, ',', n);
     if (line[n - 1] != '\n' || of < 0 || of > step) return 0;
-    sscanf(line, "{\"step\":%*[0-9],\"%11[a-z]", key);
-    return strcmp(key, "cost") != 0 && strcmp(key, "memory") != 0;
+    return !key || (strncmp(key, ",\"cost\"", 7) != 0 && strncmp(key, ",\"memory\"", 9) != 0);
 }
 
 /* A killed run may have logged steps after its last checkpoint: they will be done again. The log
@@ -105,6 +105,7 @@ static void trim_metrics(const trainer *t, const char *path, const char *header)
     size_t  length = strlen(header), kept = length, newest = 0, n;
     char   *text = read_file(path, (int64_t)1 << 30, &size);
     char   *all = text ? (char *)malloc((size_t)size + 2 * length) : NULL;
+    if (!text && errno != ENOENT) die(1, "cannot read %s: %s", path, strerror(errno));
     if (text && !all) die(1, "out of memory: %s has %lld bytes", path, (long long)size);
     if (!text) { all = (char *)malloc(2 * length); if (!all) die(1, "out of memory"); }
     memcpy(all, header, length);
@@ -281,15 +282,19 @@ static void export_weights(const trainer *t) {
     if (!t->c.quiet) say_line("export", "%s, for transformers to load", path);
 }
 
+static int stop_status(void)
+{ return output_error && output_error != EPIPE ? 1 : 128 + stop_signal; }
+
 /* The last words of a run that was stopped; its exit status. */
-static int report_stop(const trainer *t) {
+static int report_stop(const trainer *t, int trained) {
     const config *c = &t->c;
-    fprintf(stderr, "tiny_gpt: stopped after step %lld: %s. ", (long long)t->step,
-            output_error ? strerror(output_error) : strsignal(stop_signal));
-    if (c->out[0] && !t->save_failed)
+    const char   *why = output_error ? strerror(output_error) : strsignal(stop_signal);
+    fprintf(stderr, "tiny_gpt: stopped after step %lld: %s. ", (long long)t->step, why);
+    if (!trained) fprintf(stderr, "No step was trained, and nothing is changed\n");
+    else if (c->out[0] && !t->save_failed)
         fprintf(stderr, "Go on with: %s --out %s --resume\n", t->program, c->out);
     else fprintf(stderr, "Nothing is saved%s\n", c->out[0] ? "" : ": there was no --out DIR");
-    return output_error && output_error != EPIPE ? 1 : 128 + stop_signal;
+    return stop_status();
 }
 
 /* ==== The report ==================================================================== */

@@ -452,6 +452,8 @@ static int is_wanted(config_part part, const char *name) {
     return is_vocabulary || strcmp(name, "vocab") == 0;
 }
 
+#define HEX_DIGITS "0123456789abcdefABCDEF"
+
 /* The option of a line `"name": "value"`, or -1; its value is left in `value`, 6 KiB. */
 static int read_config_line(const char *line, char *value) {
     char  name[64], *to = value;
@@ -463,7 +465,8 @@ static int read_config_line(const char *line, char *value) {
         i = find_option(name, strlen(name));
     for (const char *from = value; *from; from++) {         /* \u00XX: a special character */
         unsigned code = (unsigned char)*from;
-        if (code == '\\' && sscanf(from, "\\u%4x", &code) == 1) from += 5;
+        int      is_code = code == '\\' && from[1] == 'u' && strspn(from + 2, HEX_DIGITS) >= 4;
+        if (is_code && sscanf(from + 2, "%4x", &code) == 1) from += 5;
         *to++ = (char)code;
     }
     *to = '\0';

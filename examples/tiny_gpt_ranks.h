@@ -65,7 +65,7 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     char            rest;
     int             n = 0;
     if (!c->ranks[0]) return d;
-    if (sscanf(c->ranks, "fork:%d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
+    if (sscanf(c->ranks, "fork:%4d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
         if (c->threads == 0) c->threads = 1;
         d = ddp_fork(n);
         if (!d.size) die(1, "--ranks %s: no shared memory could be had", c->ranks);
@@ -80,11 +80,24 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     return d;
 }
 
+/* Why what a GPU holds is worth nothing, or NULL: only NCCL's world fails behind our back. */
+static const char *ranks_failed(const mixp_ranks_desc *d) {
+#ifdef TINY_GPT_NCCL
+    if (d->sum == ddp_nccl_sum) return ddp_nccl_failed();
+#endif
+    (void)d;
+    return NULL;
+}
+
 /* Rank 0 waits for the others. failed: a rank that has failed must not leave them waiting. */
 static int end_ranks(const config *c, const mixp_ranks_desc *d, int failed) {
     if (!d->size) return failed;
 #ifdef TINY_GPT_MPI
     if (strcmp(c->ranks, "mpi") == 0) ddp_mpi_end(failed);
+#endif
+#ifdef TINY_GPT_NCCL
+    if (strcmp(c->ranks, "nccl") == 0 && failed) ddp_nccl_stop(NULL, "this rank failed");
+    if (strcmp(c->ranks, "nccl") == 0) ddp_nccl_end();
 #endif
     return strncmp(c->ranks, "fork:", 5) == 0 ? ddp_wait(failed) : failed;
 }

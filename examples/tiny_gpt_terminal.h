@@ -133,17 +133,22 @@ static void on_signal(int number) {
     restore_terminal();
 }
 
+static const int stop_signals[] = {SIGINT, SIGTERM, SIGHUP};
+enum { STOP_SIGNALS = (int)(sizeof stop_signals / sizeof stop_signals[0]) };
+
+static void ignore_signals(void)
+{ for (int i = 0; i < STOP_SIGNALS; i++) signal(stop_signals[i], SIG_IGN); }
+
 /* A second signal of the kind finds the default action again, and ends the program. */
 static void catch_signals(void) {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction action, old;
     memset(&action, 0, sizeof action);
     action.sa_handler = on_signal;
     action.sa_flags = (int)SA_RESETHAND;
     sigemptyset(&action.sa_mask);
-    for (int i = 0; i < 3; i++)
-        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
-            sigaction(numbers[i], &action, NULL);
+    for (int i = 0; i < STOP_SIGNALS; i++)
+        if (sigaction(stop_signals[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(stop_signals[i], &action, NULL);
     signal(SIGPIPE, SIG_IGN);           /* a write to a closed pipe fails instead */
 }
 

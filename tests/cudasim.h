@@ -563,6 +563,7 @@ namespace cudasim {
  * What was freed comes back for the next of its size. The sanitizer sees what lies between. */
 struct Hidden {
     static const size_t range = (size_t)1 << 36;
+    static const size_t page = (size_t)2 << 20;     /* a large one is soon opened and closed    */
     char  *base = nullptr;
     size_t top = 0;
     int    opened = 0;
@@ -599,10 +600,13 @@ inline void touched(int number, siginfo_t *info, void *) {
 }
 inline void reserve_hidden() {
     struct sigaction action;
-    void *p = mmap(nullptr, Hidden::range, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
+    void *p = mmap(nullptr, Hidden::range + Hidden::page, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) fatal("no addresses for device memory");
-    hidden.base = (char *)p;
+    hidden.base = (char *)(((uintptr_t)p + Hidden::page - 1) / Hidden::page * Hidden::page);
+#ifdef MADV_HUGEPAGE
+    madvise(hidden.base, Hidden::range, MADV_HUGEPAGE);
+#endif
     std::memset((void *)&action, 0, sizeof action);
     action.sa_sigaction = touched;
     action.sa_flags = SA_SIGINFO;
@@ -612,7 +616,7 @@ inline void reserve_hidden() {
 inline size_t hidden_room(size_t bytes) { return (bytes + 64 + 255) / 256 * 256; }
 
 inline void *hidden_new(size_t bytes) {
-    size_t room = hidden_room(bytes), pages = 4096;
+    size_t room = hidden_room(bytes);
     std::vector<char *> &spare = hidden.spare[room];
     char *p;
     if (!hidden.base) reserve_hidden();
@@ -624,7 +628,7 @@ inline void *hidden_new(size_t bytes) {
         if (used + room > Hidden::range) fatal("out of addresses for device memory");
         p = hidden.base + used;
         used += room;
-        hidden.top = (used + pages - 1) / pages * pages;
+        hidden.top = (used + Hidden::page - 1) / Hidden::page * Hidden::page;
     }
     Opened now;
     poison(p, room, true);

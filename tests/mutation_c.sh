@@ -8,7 +8,8 @@
 #   tests/mutation_c.sh NAME...         the markers of these names (CC, BUILD, JOBS)
 #   tests/mutation_c.sh -n              only sees that each changes its line
 #
-# Builds are unoptimised and without SIMD: the code for every instruction set is one text.
+# Builds are unoptimised and without SIMD, for the code of every instruction set is one text; _simd
+# behind a program's name builds it with all of them.
 . tests/check.sh
 . tests/plants.sh
 unset MIXPREC_TEST_QUICK
@@ -264,14 +265,28 @@ plant amx_configure      never   amx         bf16_of_any_size
 plant amx_release        never   amx         bf16_of_any_size
 plant amx_answer         never   amx         wrong_answers_are_not_used
 
+# Functions of registers, which the scalar table's bytes judge.
+plant vector_random      drop    states_simd test_same_bytes
+plant vector_bf16        sign    states_simd test_same_bytes
+plant vector_tiny        drop    states_simd test_same_bytes
+plant vector_m_nan       drop    states_simd test_same_bytes
+plant vector_m_value     factor  states_simd test_same_bytes
+plant vector_floor       drop    states_simd test_same_bytes
+plant vector_v_inf       drop    states_simd test_same_bytes
+plant vector_v_none      drop    states_simd test_same_bytes
+plant vector_master_16   sign    states_simd test_same_bytes
+plant vector_kept        sign    states_simd test_same_bytes
+plant vector_master_8    sign    states_simd test_same_bytes
+plant block_largest      always  states      test_nan_stays_alone
+
 # --- how a fault is judged -----------------------------------------------------------------
 flags='-std=c99 -D_GNU_SOURCE -O0 -w -include tests/checked.h -Itests -I.'
 
 # build DIR PROGRAM: DIR holds the header that is tested; it and the test are one piece of text.
 build() {
     case $2 in checkpoint) ;; *) echo '#define MIXPREC_IMPLEMENTATION' ;; esac >"$1/main.c"
-    echo "#include \"tests/test_$2.c\"" >>"$1/main.c"
-    case $2 in amx) simd= ;; *) simd=-DMIXPREC_NO_SIMD ;; esac
+    echo "#include \"tests/test_${2%_simd}.c\"" >>"$1/main.c"
+    case $2 in amx|*_simd) simd= ;; *) simd=-DMIXPREC_NO_SIMD ;; esac
     $CC "-I$1" $flags $simd "$1/main.c" -lm -o "$1/$2"
 }
 run() ( MIXPREC_TEST_ONLY=$3; export MIXPREC_TEST_ONLY; cd "$tmp" && $guard "$1/$2" )
@@ -300,10 +315,12 @@ work() {
 
 # --- which, and the verdicts ---------------------------------------------------------------
 avx512=$(grep -c -m 1 avx512dq /proc/cpuinfo 2>/dev/null)
-awk -v seed="$seed" -v share="$share" -v names="$names" -v avx512="${avx512:-0}" '
+simd=$(grep -c -m 1 -E 'avx2|asimd' /proc/cpuinfo 2>/dev/null)
+awk -v seed="$seed" -v share="$share" -v names="$names" -v avx512="${avx512:-0}" -v simd="${simd:-0}" '
     BEGIN { srand(seed) }
     { draw = rand() * share < 1
       if ($3 == "amx" && !avx512) next
+      if ($3 ~ /_simd$/ && !simd) next
       if (names == "" ? draw : index(names, " " $1 " ")) print }' "$tmp/plants" >"$tmp/drawn"
 used() {
     plant_markers mixprec.h >"$tmp/marked"

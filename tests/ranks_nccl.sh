@@ -8,7 +8,7 @@
 cuda=${CUDA:-/usr/local/cuda}
 header=$(ls ${NCCL:+"$NCCL/include/nccl.h"} "$cuda/include/nccl.h" /usr/include/nccl.h 2>/dev/null | head -n 1)
 if [ -z "$header" ] || [ ! -r "$cuda/include/cuda_runtime.h" ]; then
-    echo '0 passed, 0 failed, 3 skipped'
+    echo '0 passed, 0 failed, 4 skipped'
     exit 0
 fi
 library=$(ls ${NCCL:+"$NCCL"/lib/libnccl.so*} "$cuda"/lib64/libnccl.so* /usr/lib/*/libnccl.so* 2>/dev/null | head -n 1)
@@ -26,6 +26,9 @@ END_OF_PROGRAM
 warnings='-Wall -Wextra -Werror -Wno-unused-function'
 check 'examples/ddp_nccl.c is compiled' ${CC:-cc} -std=gnu99 $warnings -I. -isystem "$cuda/include" \
     -isystem "$(dirname "$header")" -c "$tmp/nccl.c" -o "$tmp/nccl.o"
+check 'so is the trainer with it' ${CC:-cc} -std=gnu99 $warnings -I. -isystem "$cuda/include" \
+    -isystem "$(dirname "$header")" -DTINY_GPT_NCCL -DTINY_GPT_CUDA -DMIXPREC_IMPLEMENTATION_DONE \
+    -fsyntax-only examples/tiny_gpt.c
 if [ -n "$library" ]; then
     check 'and linked' ${CC:-cc} "$tmp/nccl.o" "${BUILD:-build}/libmixprec.a" "$library" \
         -L"$cuda/lib64" -lcudart ${OPENMP-} -lpthread -lm -o "$tmp/nccl"

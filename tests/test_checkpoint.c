@@ -1534,7 +1534,7 @@ static void test_load_looks_first(void) {
     desc.release = asked_release;
     problem_make(&p, &desc, MIXP_RULE_TORCH, 0.9);
     put_file("huge", bytes, n);
-    if (truncate("huge", (off_t)n + INT64_C(3221225472)) != 0) SKIP("no room for a file with a hole");
+    if (truncate("huge", (off_t)((int64_t)n + INT64_C(3221225472))) != 0) SKIP("no room for a file with a hole");
     most_asked = 0;
     CHECK_INT(mixp_checkpoint_load("huge", &p.all), MIXP_ERR_SHAPE);
     mixp_context_error(p.ctx, &why);

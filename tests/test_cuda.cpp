@@ -874,6 +874,7 @@ static void captures_of_others(void) {
     CHECK_TEXT(device_message(&x), "mixp_capture_begin");
     CHECK_INT(device_download(&x, &token, p, sizeof token), MIXP_ERR_ORDER);
     CHECK_INT(device_wait(&x), MIXP_ERR_ORDER);
+    CHECK_INT(device_post(&x, 0, p, sizeof token), MIXP_ERR_ORDER);
     CHECK_INT(capture_begin(&x), MIXP_ERR_ORDER);
     CHECK_INT(cudaStreamEndCapture(mine, &graph), cudaSuccess);
     cudaGraphDestroy(graph);

@@ -354,6 +354,46 @@ static void refuses_body(void) {
 }
 static void test_refuses(void) { in_all_schedules(refuses_body); }
 
+/* How much shared memory a kernel may have is the GPU's: a context that needs less takes nothing from
+ * one that needs more. */
+static void two_contexts_body(void) {
+    Case more = case_of(MIXP_F32, 3, 256, 0), less = case_of(MIXP_F32, 3, 192, 0);
+    Arrays a = arrays_of(more), b = arrays_of(less);
+    mixp_exec other = gpu_exec;
+    other.stream = other.state = NULL;
+    CHECK_INT(gpu_device->attach(&other), MIXP_OK);
+    both_forward(more, a);
+    both_forward(less, b);
+    WAIT();
+    on_gpu = 1;
+    mixp_attention_backward_args large = backward_of(more, a), small = backward_of(less, b);
+    CHECK_INT(gpu_kernels->attention_backward(&gpu_exec, &large), MIXP_OK);
+    WAIT();
+    CHECK_INT(gpu_kernels->attention_backward(&other, &small), MIXP_OK);
+    CHECK_INT(gpu_device->wait(&other), MIXP_OK);
+    CHECK_INT(gpu_kernels->attention_backward(&gpu_exec, &large), MIXP_OK);
+    WAIT();
+    gpu_device->detach(&other);
+    finish_arrays(a);
+    finish_arrays(b);
+}
+static void test_two_contexts(void) { in_all_schedules(two_contexts_body); }
+
+/* Heads of 248 and more pass nothing back in 64 KB: that is said, and is no error of CUDA's. */
+static void too_wide_body(void) {
+    Case c = case_of(MIXP_F32, 3, 256, 0);
+    Arrays a = arrays_of(c);
+    run_case(case_of(MIXP_F32, 3, 240, 0), 0);
+    both_forward(c, a);
+    on_gpu = 1;
+    CHECK_INT(backward(gpu_kernels, c, a), MIXP_ERR_SHAPE);
+    CHECK_TEXT(device_message(&gpu_exec), "shared memory");
+    CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
+    WAIT();
+    finish_arrays(a);
+}
+static void test_too_wide(void) { in_all_schedules(too_wide_body); }
+
 /* Capability 7.5: 64 KB of shared memory, and no bf16. Heads of 64 still have their tensor cores. */
 static void test_turing(void) {
     NEEDS_SIMULATION;
@@ -363,6 +403,7 @@ static void test_turing(void) {
     test_tensor_32();
     test_tensor_64();
     test_tensor_128();
+    test_too_wide();
     cudasim::capability_major = 9;
     cudasim::capability_minor = 0;
     cudasim::max_shared = 99 * 1024;
@@ -380,6 +421,7 @@ int main(void) {
     RUN(test_causal);
     RUN(test_large);
     RUN(test_refuses);
+    RUN(test_two_contexts);
     RUN(test_turing);
     return test_report();
 }

@@ -340,6 +340,43 @@ static void lengths_body(void) {
 }
 static void test_lengths(void) { in_all_schedules(lengths_body); }
 
+/* A mask may put scores as far from 0 as f32 goes: the first tile of keys, and all of a query's. */
+static void far_problem(Problem &p, const Case &c, double low) {
+    make(p, c);
+    finish(p.a.mask);
+    p.mask.clear();
+    p.a.mask = numbers(MIXP_F32, c.t * c.keys, 1.0, 0);
+    for (int64_t i = 0; i < p.a.mask.n; i++)
+        if (i % c.keys < 70 || i / c.keys == 1) set_value(p.a.mask, i, low);
+    for (int64_t i = 0; i < c.heads * c.t * c.keys; i++)
+        p.mask.push_back(value_at(p.a.mask.cpu, MIXP_F32, i % p.a.mask.n));
+    for (int64_t i = c.heads * c.d; i < 2 * c.heads * c.d; i++) {
+        set_value(p.a.dy, i, 0.0);      /* its lse cannot hold the logarithm of how many there are */
+        p.dy[(size_t)i] = 0.0;
+    }
+    p.m.mask = p.mask.data();
+    model_run(&p.m, NULL);
+}
+static void far_body(void) {
+    for (int i = 0; i < 4; i++) {
+        Case c = case_of(i % 2 ? MIXP_F16 : MIXP_BF16, 20, 150, i / 2 ? 128 : 32, MASK);
+        double one = i % 2 ? 1.0 / 1024.0 : 1.0 / 128.0;
+        Problem p;
+        far_problem(p, c, i == 1 || i == 2 ? -3.4028234663852886e38 : -1e20);
+        run_both(p, false);
+        near_model(p.a.y, p.m.y, p.m.y_size, one, NULL);
+        for (int64_t j = 0; j < p.a.lse.n; j++)
+            CHECK(fabs(value_at(p.a.lse.gpu, MIXP_F32, j) - p.m.lse[j]) <=
+                  4e-6 * (1.0 + fabs(p.m.lse[j])));
+        run_both(p, true);
+        near_model(p.a.dq, p.m.dq, p.m.dq_size, one, NULL);
+        near_model(p.a.dk, p.m.dk, p.m.dk_size, one, NULL);
+        near_model(p.a.dv, p.m.dv, p.m.dv_size, one, NULL);
+        end(p);
+    }
+}
+static void test_far(void) { in_all_schedules(far_body); }
+
 int main(void) {
     cudasim::max_shared = 99 * 1024;        /* of 8.6, 8.9 and 12.0: the least there is */
     RUN(test_mixes);
@@ -349,5 +386,6 @@ int main(void) {
     RUN(test_padding);
     RUN(test_some_wanted);
     RUN(test_lengths);
+    RUN(test_far);
     return test_report();
 }

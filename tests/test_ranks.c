@@ -1461,6 +1461,48 @@ static void sums_of_yours(void) {
     }
 }
 
+/* --- how ranks end ------------------------------------------------------------------------------ */
+
+static void nothing(int number) { (void)number; }
+
+/* Way 0: rank 0 fails, and rank 1 does not wait for it. Way 1: rank 1 fails, and rank 0 has looked for it
+ * before. Way 2: it fails when signals have come. What rank 0 returns. */
+static int end_of_ranks(int way) {
+    mixp_ranks_desc ranks = ddp_fork(2);
+    float x = 1;
+    int i;
+    alarm(HANGS);
+    if (way == 0 && ranks.rank) return ddp_wait(ranks.sum(ranks.user, &x, 1, MIXP_F32, NULL, 1e9) != NULL);
+    if (way == 0) return ddp_wait(7);
+    for (i = 0; i < 50 && ranks.rank && way == 2; i++) {
+        kill(ddp.first, SIGUSR1);
+        poll(NULL, 0, 1);
+    }
+    if (ranks.rank) leave(1);
+    while (way == 1 && !ddp.gone[1]) ddp_look_for_dead();
+    return ddp_wait(0);
+}
+
+static void ends(void) {
+    static const int want[3] = {7, 1, 1};
+    int way, status;
+    for (way = 0; way < 3; way++) {
+        struct sigaction look;
+        pid_t root;
+        fflush(stdout);
+        root = fork();
+        if (root == 0) {
+            memset(&look, 0, sizeof look);
+            look.sa_handler = nothing;          /* without SA_RESTART */
+            sigaction(SIGUSR1, &look, NULL);
+            leave(end_of_ranks(way));
+        }
+        CHECK(waitpid(root, &status, 0) > 0);
+        CHECK(WIFEXITED(status));
+        CHECK_INT(WEXITSTATUS(status), want[way]);
+    }
+}
+
 /* --- a rank that is killed ---------------------------------------------------------------------- */
 
 /* kill -9 of one of four ranks at some moment of a run of `steps`: the others end with an error, and
@@ -1550,6 +1592,7 @@ int main(void) {
     RUN(unused_parameter);
     RUN(in_pieces);
     RUN(sums_of_yours);
+    RUN(ends);
     RUN(killed_rank);
     return test_report();
 }

@@ -110,8 +110,8 @@ static void test_page(void) {
 
 /* An axis ends, however large the numbers on it, and however near to each other. */
 static void test_huge_numbers(void) {
-    static const char near[] = "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"loss\":1e300}\n"
-                               "{\"step\":9007199254740992,\"loss\":1.0000000000000002e300}\n";
+    static const char near[] = "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"loss\":1e299}\n"
+                               "{\"step\":9007199254740992,\"loss\":1.0000000000000002e299}\n";
     static const char far[] = "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"loss\":-1e308,"
                               "\"norm\":5e-324}\n{\"step\":2,\"val\":1e308,\"norm\":1e308}\n";
     put(near, sizeof near - 1);
@@ -120,6 +120,22 @@ static void test_huge_numbers(void) {
     put(far, sizeof far - 1);
     CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
     CHECK_TEXT(slurp(PAGE), "</html>");
+    CHECK(!strstr(text, "nan"));
+}
+
+/* So does the line of characters, which numbers beyond 1e300 are no part of. What a log says does
+ * nothing to the terminal. */
+static void test_huge_summary(void) {
+    static const char far[] = "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"loss\":-1e308}\n"
+                              "{\"step\":2,\"loss\":1e308}\n{\"step\":3,\"loss\":-9e299}\n"
+                              "{\"step\":4,\"loss\":9e299,\"skip\":\"\\u001b[2J\"}\n"
+                              "{\"step\":4,\"loss\":9e299}\n";
+    FILE *f = fopen(PAGE, "wb");
+    put(far, sizeof far - 1);
+    CHECK_INT(report_summary(LOG, f, error), REPORT_OK);
+    fclose(f);
+    CHECK_TEXT(slurp(PAGE), "_#  -9e+299 -> 9e+299\n");
+    CHECK_TEXT(text, "step 4: ?[2J");
 }
 
 /* At whatever byte a log ends, what is whole is shown, or it is said that nothing is. */
@@ -153,6 +169,12 @@ static void test_damaged(void) {
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":null}\n", REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":-1}\n", REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":11e308,\"loss\":2.5}\n",
+          REPORT_ERR_FORMAT, "line 2" },
+        { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":2e-323,\"loss\":1}\n",
+          REPORT_ERR_FORMAT, "line 2" },
+        { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"skip\":\"\\u1\n\"}\n",
+          REPORT_ERR_FORMAT, "line 2" },
+        { "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"skip\":\"\\u 01b\"}\n",
           REPORT_ERR_FORMAT, "line 2" },
         { "{\"metrics\":\"mixprec\",\"version\":1}\n\n", REPORT_ERR_FORMAT, "take that line out" } };
     size_t i;
@@ -215,6 +237,7 @@ int main(void) {
     RUN(test_layers);
     RUN(test_page);
     RUN(test_huge_numbers);
+    RUN(test_huge_summary);
     RUN(test_cut);
     RUN(test_damaged);
     RUN(test_summary);

@@ -672,20 +672,21 @@ static void test_8_bit_v_explodes_without_its_floor(void) {
 
 /* --- bad gradients, skipped steps ------------------------------------------------------------ */
 
-/* One NaN, unchecked: that weight and its moments are NaN, and nothing else differs. */
+/* One NaN or Inf, unchecked: that weight and its moments are NaN, and nothing else differs. */
 static void test_nan_stays_alone(void) {
     const mixp_device *cpu;
     int isa, master, i, t, k;
     EACH_CPU(isa, cpu) for (master = 0; master < 4; master++) {
         run r[2];
         row_memory *both[2] = { &memory, &other };
+        const uint32_t bad = master % 2 ? 0x7F800000u : 0x7FFFFFFFu;
         for (k = 0; k < 2; k++) {
             r[k] = run_of(cpu, MIXP_OPTIMIZER_ADAMW, 2, 2, master, both[k]);
             random_state = 23;
             for (i = 0; i < N; i++) set_weight(&r[k], i, (float)random_value());
             for (t = 0; t < 4; t++) {
                 for (i = 0; i < N; i++) both[k]->grad[i] = (float)random_value();
-                both[k]->grad[300] = k && t == 1 ? bits_f32(0x7FFFFFFFu) : 1e-9f;
+                both[k]->grad[300] = k && t == 1 ? bits_f32(bad) : 1e-9f;
                 step_of(&r[k]);
             }
         }

@@ -140,6 +140,8 @@ refuses "more than the machine's memory" 1 "needs about .* TiB, and the machine 
 refuses "config file missing"   1 "cannot read nosuch"      --config nosuch
 printf '{\n"lr": "1e-3",\nbroken\n}\n' >broken.json
 refuses "config file malformed" 1 "not the line of an option" --config broken.json
+{ printf '{\n"prompt": "'; head -c 6140 /dev/zero | tr '\0' a; printf '\\u1"\n}\n'; } >escape.json
+refuses "half a character at the end of a long value" 2 "--prompt is too long" --config escape.json
 : >empty.bin; head -c 5001 raw.bin >odd.bin; head -c 4000 llm.bin >cut.bin; head -c 100 llm.bin >head.bin
 { cat llm.bin; numbers 1; } >long.bin; { llm_header $count 20240520 2; cat raw.bin; } >version.bin
 { llm_header $count 20240801 7; cat raw.bin; } >wide.bin; head -c 2000 /dev/zero >zeros.bin; mkdir folder.bin
@@ -466,6 +468,9 @@ before=$(cksum straight/*); gpt 0 --out straight --resume --steps 0 --sample 10 
 check "--steps 0 samples and writes nothing" test "$before" = "$(cksum straight/*)"
 gpt 0 --out straight --resume --steps 0; check "--steps 0 leaves nothing to train" grep -q "^resumed  at step 40; nothing is left to train: --steps is 0$" out
 gpt 0 $run --steps 10 --out no/such/run/; check "missing folders are made" test -s no/such/run/config.json
+mkdir lost; cp straight/*.* lost; rm lost/metrics.jsonl; ln -s metrics.jsonl lost/metrics.jsonl
+refuses "a log that cannot be read"  1 "cannot read lost/metrics.jsonl" --out lost --resume --steps 50
+check "is not replaced" test -h lost/metrics.jsonl
 refuses "resume with another width"  2 "--width is 16 in straight/config.json.*Leave out --width 32" --out straight --resume --steps 50 --width 32
 refuses "resume with other heads"    2 "--heads is 2 in straight/config.json" --out straight --resume --steps 50 --heads=4
 refuses "resume with biases"         2 "--bias is off in straight/config.json" --out straight --resume --steps 50 --bias on
@@ -603,6 +608,16 @@ stopped() {     # SIGNAL STATUS
 }
 stopped INT 130
 stopped TERM 143
+# Whatever reads our output or stops us, a look at the best checkpoint does not replace the newest.
+gpt 0 $small --steps 6 --eval-every 2 --lr 1 --out looked; before=$(cksum looked/*)
+if [ -w /dev/full ]; then
+    "$program" --out looked --resume --from best --compare fp32 >/dev/full 2>err; got=$?
+    check "a look at the best one, cut short, changes nothing" sh -c "test $got -eq 1 && grep -q 'nothing is changed' err"
+    check "no checkpoint" test "$before" = "$(cksum looked/*)"
+else skip "a look that is cut short" "no /dev/full"; fi
+rm -f pid; : >out; { await grep -q jumps out; kill -INT "$(cat pid)"; } &
+sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" --init looked/best.safetensors --steps 0 --sample 1000000000 --prompt jumps --quiet >out 2>err </dev/null
+got=$?; wait; check "Ctrl-C ends a sample with 130" test $got -eq 130
 ( "$program" $small --steps 100000000 --log-every 10 --eval-every 1000000 --out pipe 2>err; echo $? >status ) | head -n 5 >out
 check "a closed pipe ends the run with 141" test "$(cat status)" -eq 141
 check "which is saved" test -s pipe/checkpoint.safetensors
@@ -620,6 +635,13 @@ gpt 0 $small --steps 6 --accumulate 2; one=$(best)
 check "2 ranks learn what 2 batches a step do" sh -c "'$program' $small --steps 6 --ranks fork:2 >out 2>err && grep -q '$one' out"
 check "ranks write one folder" gpt 0 $small --steps 4 --ranks fork:2 --out ranks
 check "and go on in it"        gpt 0 --out ranks --resume --steps 8 --ranks fork:2
+# A signal to all of them, as of a terminal that is closed.
+: >out; rm -f pid
+{ await grep -q '^ *50 ' out; pid=$(cat pid); kill -TERM "$pid" $(ps -o pid= --ppid "$pid" 2>/dev/null); } &
+sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" $small --ranks fork:2 --steps 100000000 --log-every 50 --eval-every 1000000 --out ranks --overwrite >out 2>err </dev/null
+got=$?; wait; check "a signal to all ranks stops them with 143" test $got -eq 143
+at=$(sed -n 's/.*after step \([0-9]*\).*/\1/p' err); at=${at:-0}
+gpt 0 --out ranks --resume --steps $((at + 2)) --ranks fork:2; check "and is saved" grep -q "^resumed  at step $at of" out
 rm -rf ranks
 
 # --- the terminal ---
