@@ -19759,13 +19759,15 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
 }
 
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
- * nothing changed, and nothing is sent, but where there are graphs: each brings its own table.
- * MIXP_ERR_ORDER when there is no gradient at all. */
+ * nothing changed, and nothing is sent, but where there are graphs, or were at the last step: each
+ * brings its own table, which stays on the device. MIXP_ERR_ORDER when there is no gradient at
+ * all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
+    const int brought = opt->ctx->capturing || opt->ctx->graphs;
     int64_t i, active = 0;
     if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
         return MIXP_ERR_ORDER;
-    if (opt->ctx->capturing || opt->ctx->graphs) opt->rows_changed = 1;
+    if (brought) opt->rows_changed = 1;
     for (i = 0; i < opt->count; i++) {
         mixp_param_row now = mixpi_row_now(opt, i);
         active += now.active != 0;
@@ -19787,7 +19789,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
             "gradient; call mixp_backward first, on a loss made from them",
             who);
     if (!opt->rows_changed) return MIXP_OK;
-    opt->rows_changed = 0;
+    opt->rows_changed = brought;
     if (opt->muon && mixpi_muon_refresh(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
     if (mixpi_own_rows_send(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
     return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,

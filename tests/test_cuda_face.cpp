@@ -271,6 +271,11 @@ static void test_each_graph_has_its_parameters(void) {
     has_moved(&m, 4, 4);
     move(&m, m.w);
     has_moved(&m, 5, 4);
+    CHECK_INT(mixp_replay(of_v), MIXP_OK);
+    CHECK_INT(mixp_graph_free(of_v), MIXP_OK);
+    CHECK_INT(mixp_graph_free(of_w), MIXP_OK);
+    move(&m, m.w);
+    has_moved(&m, 6, 5);
     fine(m.ctx);
     mixp_context_free(m.ctx);
     CHECK_INT(cudasim::leaks(), 0);
