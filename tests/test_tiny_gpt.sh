@@ -471,6 +471,8 @@ gpt 0 $run --steps 10 --out no/such/run/; check "missing folders are made" test 
 mkdir lost; cp straight/*.* lost; rm lost/metrics.jsonl; ln -s metrics.jsonl lost/metrics.jsonl
 refuses "a log that cannot be read"  1 "cannot read lost/metrics.jsonl" --out lost --resume --steps 50
 check "is not replaced" test -h lost/metrics.jsonl
+mkdir -p nobest/best.safetensors/x; gpt 1 $run --steps 10 --out nobest
+check "a best checkpoint that is not saved is a failure" sh -c "test $got -eq 1 && grep -q 'best.safetensors was not saved' err && test -s nobest/checkpoint.safetensors"
 refuses "resume with another width"  2 "--width is 16 in straight/config.json.*Leave out --width 32" --out straight --resume --steps 50 --width 32
 refuses "resume with other heads"    2 "--heads is 2 in straight/config.json" --out straight --resume --steps 50 --heads=4
 refuses "resume with biases"         2 "--bias is off in straight/config.json" --out straight --resume --steps 50 --bias on
