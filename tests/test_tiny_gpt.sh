@@ -541,6 +541,7 @@ check "leaves the page as it is" cmp -s before.html reported/report.html
 refuses "a log with a bad line" 1 "line 4 is malformed: take that line out, or go on with the run" --out reported --report
 echo hello >reported/metrics.jsonl; refuses "no log at all" 1 "give the metrics.jsonl of a run" --out reported --report
 refuses "a folder without a log" 1 "cannot read nosuch/metrics.jsonl" --out nosuch --report
+gpt 0 --out straight --report --ranks fork:2; check "--report is one rank's work" test $got -eq 0
 refuses "a report without a folder" 2 "--report needs the folder" --report
 if command -v "${CXX:-c++}" >/dev/null && [ -r "$root/examples/report.h" ]; then
     { echo '#include "mixprec.h"'; echo '#include "examples/report.h"'; } >report.cpp
