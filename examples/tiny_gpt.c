@@ -433,6 +433,7 @@ static void prepare(trainer *t) {
     if (t->ranks.rank) t->c.out[0] = '\0';      /* rank 0 writes */
     if (is_training(t) || only_looks(t) || t->data.count > 0) read_data(t);
     open_folder(t);
+    if (!t->ranks.rank) make_export_folder(&t->c);
 }
 
 static int run(trainer *t) {

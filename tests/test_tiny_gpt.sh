@@ -365,6 +365,7 @@ gpt 0 --init hf --steps 0 --sample 20 --quiet; check "a folder of GPT-2's writes
 gpt 0 --init hf --data text --steps 3 --lr 1e-3 --batch 4 --eval-batches 2 --threads 1; check "and trains on" grep -q "^begun    with the weights of hf/model.safetensors$" out
 gpt 0 $small --steps 1 --out gpt2_run
 refuses "an export over a run" 1 "is the configuration of a run, which --export would replace" $small --steps 0 --export gpt2_run
+refuses "an export where no folder can be" 1 "cannot make the folder one/hf: .* Choose another --export" $small --steps 3 --export one/hf
 printf '{"model_type": "gpt2"}' >hf/config.json
 refuses "a config.json of nothing" 1 "has no n_layer" --init hf --steps 0
 
