@@ -586,8 +586,8 @@ kill -KILL $first; wait $first 2>/dev/null
 gpt 0 --out shared --resume --steps 5; check "a killed run leaves no lock" grep -q "^resumed  at step 0 of 5" out
 
 # --- being stopped ---
-killer() {      # sends SIGNAL after the log line of step 50, and SIGKILL when that did not help
-    await grep -q '^ *50 ' out
+killer() {      # sends SIGNAL when TEXT, or the log line of step 50, is out, and SIGKILL when that did not help
+    await grep -q "${2:-^ *50 }" out
     pid=$(cat pid); kill -"$1" "$pid"
     await gone "$pid"
     kill -KILL "$pid" 2>/dev/null
@@ -619,8 +619,8 @@ if [ -w /dev/full ]; then
     check "a look at the best one, cut short, changes nothing" sh -c "test $got -eq 1 && grep -q 'nothing is changed' err"
     check "no checkpoint" test "$before" = "$(cksum looked/*)"
 else skip "a look that is cut short" "no /dev/full"; fi
-rm -f pid; : >out; { await grep -q jumps out; kill -INT "$(cat pid)"; } &
-sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" --init looked/best.safetensors --steps 0 --sample 1000000000 --prompt jumps --quiet >out 2>err </dev/null
+rm -f pid; : >out; killer INT jumps &
+$heeding sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" --init looked/best.safetensors --steps 0 --sample 1000000000 --prompt jumps --quiet >out 2>err </dev/null
 got=$?; wait; check "Ctrl-C ends a sample with 130" test $got -eq 130
 ( "$program" $small --steps 100000000 --log-every 10 --eval-every 1000000 --out pipe 2>err; echo $? >status ) | head -n 5 >out
 check "a closed pipe ends the run with 141" test "$(cat status)" -eq 141
@@ -659,7 +659,7 @@ if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; t
     rm -f keys; mkfifo keys
     { await grep -q '%' out
       printf 'zzz'; sleep 0.3; printf '\003'; await grep -q 'stopped after step' out; } >keys 2>/dev/null &
-    : >out; TERM=xterm timeout 300 script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
+    : >out; TERM=xterm timeout 300 $heeding script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
     check "Ctrl-C is not written into the bar" sh -c 'grep -q "stopped after step" out && ! grep -q "\^C" out && ! grep -q zzz out'
 else skip "the bar on a terminal" "no script(1)"; fi
 
