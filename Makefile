@@ -123,7 +123,7 @@ $(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
 # The simulation's own tests look at what the sanitizers say, so they always have them.
 CUDA_SANE  := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/sane/%,$(wildcard tests/test_cuda*.cpp)))
 CUDA_PLAIN := $(patsubst $(BUILD)/sane/%,$(BUILD)/%,$(filter-out %/test_cudasim,$(CUDA_SANE)))
-CUDA_TESTS := $(CUDA_PLAIN) $(filter %/test_cudasim,$(CUDA_SANE))
+CUDA_TESTS := $(strip $(CUDA_PLAIN) $(filter %/test_cudasim,$(CUDA_SANE)))
 SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
 $(BUILD)/sane/test_cudasim: private SANE += -O0
 SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
@@ -189,7 +189,7 @@ $(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard test
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: SIM_MORE = $(SANE)
-$(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: mixprec_cuda.cu mixprec.h tests/cudasim.h
+$(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: mixprec_cuda.cu mixprec.h tests/cudasim.h tests/checked.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SIM_MORE) -x c++ -c $< -o $@
 
@@ -220,7 +220,7 @@ $(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp $(BUILD)/mixprec_cuda.o $(LIB)
 $(LIB): $(BUILD)/mixprec.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $<
 
-$(BUILD)/mixprec.o: mixprec.h $(BUILD)/flags
+$(BUILD)/mixprec.o: mixprec.h tests/checked.h $(BUILD)/flags
 	$(call say,cc $@)
 	$(Q)printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/mixprec.c
 	$(Q)$(CC) $(FLAGS) -c $(BUILD)/mixprec.c -o $@
@@ -248,7 +248,7 @@ $(OF_FILES): $(BUILD)/memory_disk.o
 $(OF_FILES): private LIB = $(BUILD)/memory_disk.o
 $(OF_FILES): private done = -DMEMORY_DISK_LINKED
 $(BUILD)/memory_disk.o: private light = -O0
-$(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h mixprec.h $(BUILD)/flags
+$(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h mixprec.h tests/checked.h $(BUILD)/flags
 	$(call say,cc $@)
 	$(Q)printf '#include "%s"\n' $< >$(BUILD)/memory_disk.c
 	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT -c $(BUILD)/memory_disk.c -o $@

@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { DDP_SUM, DDP_MAX, DDP_GATHER, DDP_SCATTER, DDP_RANKS = 64, DDP_CHUNK = 1 << 18 /* bytes at once */ };
@@ -34,6 +35,11 @@ static struct ddp_self {                /* what one has of its own */
 } ddp;
 
 static double ddp_now(void) {
+#ifdef CLOCK_MONOTONIC                  /* a clock that nobody sets, where the program may see it */
+    struct timespec steady;
+    if (clock_gettime(CLOCK_MONOTONIC, &steady) == 0)
+        return (double)steady.tv_sec + 1e-9 * (double)steady.tv_nsec;
+#endif
     struct timeval t;
     return gettimeofday(&t, NULL) ? 0 : (double)t.tv_sec + 1e-6 * (double)t.tv_usec;
 }

@@ -113,7 +113,7 @@ typedef struct trainer {
     int             is_profiled;        /* 1: kernels are timed, for --profile or the report */
     int             lock;               /* descriptor of the folder's lock; -1 = none */
     int             locked_out;         /* 1: another run had the folder when ours began */
-    int             save_failed;
+    int             save_failed, best_failed;   /* the newest save, and that of the best */
     int64_t         applied, streak;    /* steps applied; where a streak of skips began */
     int             warned;             /* 1: of divergence, in this streak */
     double          seconds;            /* of training since the last log line */
@@ -346,6 +346,7 @@ static void validate_log_save(trainer *t, double loss) {
     }
     log_line(t, loss, val);
     if (better) save(t, BEST);
+    if (better) t->best_failed = t->save_failed;
     save(t, CHECKPOINT);
     write_report(t);
 }
@@ -412,7 +413,7 @@ static int finish(trainer *t, int trained) {
     if (c->export_to[0] && !t->ranks.rank) export_weights(t);
     if (trained && c->out[0] && !c->quiet && !t->save_failed)
         say_line("again", "%s --out %s --resume --steps 0 --sample 500", t->program, c->out);
-    return stop_signal ? stop_status() : t->save_failed;
+    return stop_signal ? stop_status() : t->save_failed || t->best_failed;
 }
 
 /* Nothing is written before all is known to be well. */
@@ -432,6 +433,7 @@ static void prepare(trainer *t) {
     if (t->ranks.rank) t->c.out[0] = '\0';      /* rank 0 writes */
     if (is_training(t) || only_looks(t) || t->data.count > 0) read_data(t);
     open_folder(t);
+    if (!t->ranks.rank) make_export_folder(&t->c);
 }
 
 static int run(trainer *t) {

@@ -262,19 +262,23 @@ static void open_folder(trainer *t) {
     write_config(t);
 }
 
+/* Before training, whose weights would be lost. */
+static void make_export_folder(const config *c) {
+    char path[PATH_SPACE], *slash;
+    if (!c->export_to[0]) return;
+    export_path(c, path);
+    slash = strrchr(path, '/');
+    if (!slash || slash == path) return;
+    *slash = '\0';
+    make_folders(path, "--export");
+}
+
 /* --export: weights that have their config.json beside them are whole. */
 static void export_weights(const trainer *t) {
     char    path[PATH_SPACE], beside[PATH_SPACE], text[2048];
     int64_t n = gpt2_config_text(&t->c, &t->data, text, sizeof text);
-    char   *slash;
     export_path(&t->c, path);
     config_beside(path, beside);
-    slash = strrchr(path, '/');
-    if (slash && slash > path) {
-        *slash = '\0';
-        make_folders(path, "--export");
-        *slash = '/';
-    }
     gpt2_write_weights(&t->model, path);
     check(t, "exporting");
     if (!replace_file(beside, text, (size_t)n))

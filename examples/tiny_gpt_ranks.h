@@ -64,7 +64,7 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     mixp_ranks_desc d = {.size = 0};
     char            rest;
     int             n = 0;
-    if (!c->ranks[0]) return d;
+    if (!c->ranks[0] || c->report) return d;    /* a report is one's work */
     if (sscanf(c->ranks, "fork:%4d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
         if (c->threads == 0) c->threads = 1;
         d = ddp_fork(n);

@@ -87,12 +87,13 @@ static int train(const char *name, mixp_dtype dtype, int with_scaler) {
             mixp_scaler_update(scaler);
         } else mixp_optimizer_step(opt);
     }
-    mixp_optimizer_underflow(opt, -1, &u);
     printf("%s: loss %.5f after %d steps, scale %g\n", name, mixp_item(error), STEPS,
            with_scaler ? (double)mixp_scaler_loss_scale(scaler) : 1.0);
-    printf("  gradients at step %d: %.1f%% of them 0 altogether; of the rest fp16 flushes %.1f%%\n",
-           LOOK_AT, 100.0 * (double)u.look.zeros / (double)u.look.count, 100.0 * u.flushed);
-    draw(&u);
+    if (mixp_optimizer_underflow(opt, -1, &u)) {
+        printf("  gradients at step %d: %.1f%% of them 0 altogether; of the rest fp16 flushes %.1f%%\n",
+               LOOK_AT, 100.0 * (double)u.look.zeros / (double)u.look.count, 100.0 * u.flushed);
+        draw(&u);
+    }
     int failed = mixp_context_error(ctx, &why) != MIXP_OK;
     if (failed) fprintf(stderr, "underflow: %s\n", why);
     mixp_context_free(ctx);

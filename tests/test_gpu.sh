@@ -18,7 +18,7 @@ stand_in() {
 stand_in bin/nvidia-smi    'echo "Some GPU, 999.1, 1000 MiB"'
 stand_in bin/make          'printf "%s\n" "$@" >"$MACHINE/made"' 'exit ${MAKE_STATUS:-0}'
 stand_in cuda/bin/nvcc     'echo "Cuda compilation tools, release 13.0, V13.0.88"'
-stand_in cuda/bin/compute-sanitizer 'echo "$@" >>"$MACHINE/sanitized"' 'exit ${SANITIZER_STATUS:-0}'
+stand_in bin/compute-sanitizer 'echo "$@" >>"$MACHINE/sanitized"' 'exit ${SANITIZER_STATUS:-0}'
 stand_in bin/python3 'case "$*" in -c*) exit ${NO_TORCH:-0} ;; esac' 'echo "torch 9.9 on Some GPU"' \
     'case "$*" in *kernels*) printf "%s\n" "gelu_tanh                      9x9  1.0 MB 0.1 ms [0.1 0.1]  8 GB/s, the copy  10: 0.80 of it" ;;
      *) echo "GPT-2 gpt2 124.4M bf16 eager           200.000 ms [199.0 201.0], 9 tokens/s" ;; esac'
@@ -75,7 +75,7 @@ check 'steps are drawn'                         draws training 3
 check 'what has no times is not'                test ! -e "$machine/results/$(date +%F)_gpu_tests.svg"
 
 check 'a part builds what it needs'             gpu 0 kernels
-check 'and nothing else'                        many 'build/' "$machine/made" 1
+check 'and nothing else'                        many '^/' "$machine/made" 1
 NO_TORCH=1; export NO_TORCH
 check 'without PyTorch'                         gpu 0 kernels peers
 check 'which is told'                           has peers '^no PyTorch that sees the GPU'

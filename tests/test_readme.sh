@@ -7,6 +7,8 @@ cd "$(dirname "$0")/.." || exit 1
 . tests/check.sh
 
 library=${BUILD:-build}/libmixprec.a
+# By hand, without make's word for it: as the library was built.
+[ -n "${OPENMP+set}" ] || ! grep -q -s -e -fopenmp "${BUILD:-build}/flags" || OPENMP=-fopenmp
 linked="-DMIXPREC_IMPLEMENTATION_DONE $library ${OPENMP-}"
 [ -f "$library" ] || linked=
 

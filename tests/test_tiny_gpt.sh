@@ -365,6 +365,7 @@ gpt 0 --init hf --steps 0 --sample 20 --quiet; check "a folder of GPT-2's writes
 gpt 0 --init hf --data text --steps 3 --lr 1e-3 --batch 4 --eval-batches 2 --threads 1; check "and trains on" grep -q "^begun    with the weights of hf/model.safetensors$" out
 gpt 0 $small --steps 1 --out gpt2_run
 refuses "an export over a run" 1 "is the configuration of a run, which --export would replace" $small --steps 0 --export gpt2_run
+refuses "an export where no folder can be" 1 "cannot make the folder one/hf: .* Choose another --export" $small --steps 3 --export one/hf
 printf '{"model_type": "gpt2"}' >hf/config.json
 refuses "a config.json of nothing" 1 "has no n_layer" --init hf --steps 0
 
@@ -471,6 +472,8 @@ gpt 0 $run --steps 10 --out no/such/run/; check "missing folders are made" test 
 mkdir lost; cp straight/*.* lost; rm lost/metrics.jsonl; ln -s metrics.jsonl lost/metrics.jsonl
 refuses "a log that cannot be read"  1 "cannot read lost/metrics.jsonl" --out lost --resume --steps 50
 check "is not replaced" test -h lost/metrics.jsonl
+mkdir -p nobest/best.safetensors/x; gpt 1 $run --steps 10 --out nobest
+check "a best checkpoint that is not saved is a failure" sh -c "test $got -eq 1 && grep -q 'best.safetensors was not saved' err && test -s nobest/checkpoint.safetensors"
 refuses "resume with another width"  2 "--width is 16 in straight/config.json.*Leave out --width 32" --out straight --resume --steps 50 --width 32
 refuses "resume with other heads"    2 "--heads is 2 in straight/config.json" --out straight --resume --steps 50 --heads=4
 refuses "resume with biases"         2 "--bias is off in straight/config.json" --out straight --resume --steps 50 --bias on
@@ -539,6 +542,7 @@ check "leaves the page as it is" cmp -s before.html reported/report.html
 refuses "a log with a bad line" 1 "line 4 is malformed: take that line out, or go on with the run" --out reported --report
 echo hello >reported/metrics.jsonl; refuses "no log at all" 1 "give the metrics.jsonl of a run" --out reported --report
 refuses "a folder without a log" 1 "cannot read nosuch/metrics.jsonl" --out nosuch --report
+gpt 0 --out straight --report --ranks fork:2; check "--report is one rank's work" test $got -eq 0
 refuses "a report without a folder" 2 "--report needs the folder" --report
 if command -v "${CXX:-c++}" >/dev/null && [ -r "$root/examples/report.h" ]; then
     { echo '#include "mixprec.h"'; echo '#include "examples/report.h"'; } >report.cpp
@@ -582,8 +586,8 @@ kill -KILL $first; wait $first 2>/dev/null
 gpt 0 --out shared --resume --steps 5; check "a killed run leaves no lock" grep -q "^resumed  at step 0 of 5" out
 
 # --- being stopped ---
-killer() {      # sends SIGNAL after the log line of step 50, and SIGKILL when that did not help
-    await grep -q '^ *50 ' out
+killer() {      # sends SIGNAL when TEXT, or the log line of step 50, is out, and SIGKILL when that did not help
+    await grep -q "${2:-^ *50 }" out
     pid=$(cat pid); kill -"$1" "$pid"
     await gone "$pid"
     kill -KILL "$pid" 2>/dev/null
@@ -615,8 +619,8 @@ if [ -w /dev/full ]; then
     check "a look at the best one, cut short, changes nothing" sh -c "test $got -eq 1 && grep -q 'nothing is changed' err"
     check "no checkpoint" test "$before" = "$(cksum looked/*)"
 else skip "a look that is cut short" "no /dev/full"; fi
-rm -f pid; : >out; { await grep -q jumps out; kill -INT "$(cat pid)"; } &
-sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" --init looked/best.safetensors --steps 0 --sample 1000000000 --prompt jumps --quiet >out 2>err </dev/null
+rm -f pid; : >out; killer INT jumps &
+$heeding sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" --init looked/best.safetensors --steps 0 --sample 1000000000 --prompt jumps --quiet >out 2>err </dev/null
 got=$?; wait; check "Ctrl-C ends a sample with 130" test $got -eq 130
 ( "$program" $small --steps 100000000 --log-every 10 --eval-every 1000000 --out pipe 2>err; echo $? >status ) | head -n 5 >out
 check "a closed pipe ends the run with 141" test "$(cat status)" -eq 141
@@ -655,7 +659,7 @@ if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; t
     rm -f keys; mkfifo keys
     { await grep -q '%' out
       printf 'zzz'; sleep 0.3; printf '\003'; await grep -q 'stopped after step' out; } >keys 2>/dev/null &
-    : >out; TERM=xterm timeout 300 script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
+    : >out; TERM=xterm timeout 300 $heeding script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
     check "Ctrl-C is not written into the bar" sh -c 'grep -q "stopped after step" out && ! grep -q "\^C" out && ! grep -q zzz out'
 else skip "the bar on a terminal" "no script(1)"; fi
 

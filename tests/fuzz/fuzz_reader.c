@@ -1,5 +1,5 @@
 /* fuzz_reader.c - any bytes as a safetensors file: refused with a reason, or read, and then every
- * byte is there, and what is written again reads the same. (internals: its own implementation)
+ * byte is there, and what is written again reads the same.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "memory_disk.h"

@@ -49,9 +49,10 @@ static void pieces_copy(void) {
     pieces_watched = 1;
 }
 
-/* What a failed call may change of a context: its error, and what it counts of memory. */
+/* What a failed call may change of a context: its errors, and what it counts of memory. */
 static void context_excused(mixp_context *copy, const mixp_context *now) {
     copy->error = now->error;
+    copy->told = now->told;
     memcpy(copy->message, now->message, sizeof copy->message);
     copy->allocations = now->allocations;
     copy->permanent = now->permanent;
