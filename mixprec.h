@@ -717,7 +717,8 @@ typedef enum mixp_master_kind {
 } mixp_master_kind;
 
 /* The hyper-parameters of one group; those that the optimizer's kind lacks are unused. RMSprop's
- * alpha is beta2. An optimizer keeps 0 in them, and 1 for any nesterov but 0. */
+ * alpha is beta2. An optimizer keeps 0 in those that may be anything (SGD's betas and eps, the
+ * others' dampening, nesterov of all but SGD and Muon), and 1 for any other nesterov but 0. */
 typedef struct mixp_param_group {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
     int    nesterov;
@@ -16149,11 +16150,17 @@ static void mixpi_mlp_read(mixp_call *c) {
     for (i = 0; i < MIXPI_MLP_READ; i++) read[i] = mixpi_version_of(c, i);
 }
 
+/* Those that gradients are made of, as where they are three. */
 static mixp_result mixpi_mlp_unwritten(const mixp_call *c) {
     const uint64_t *read = (const uint64_t *)c->attrs;
     mixp_result r = MIXP_OK;
-    int i;
-    for (i = 0; i < MIXPI_MLP_READ && r == MIXP_OK; i++) r = mixpi_check_version(c, i, read[i]);
+    int i, needed[MIXPI_MLP_READ];
+    needed[MIXPI_MLP_X] = mixp_call_wants(c, MIXPI_MLP_UP);
+    needed[MIXPI_MLP_UP] = mixp_call_wants(c, MIXPI_MLP_X);
+    needed[MIXPI_MLP_DOWN] = needed[MIXPI_MLP_X] || needed[MIXPI_MLP_UP] ||
+                             mixp_call_wants(c, MIXPI_MLP_UP_BIAS);
+    for (i = 0; i < MIXPI_MLP_READ && r == MIXP_OK; i++)
+        if (needed[i]) r = mixpi_check_version(c, i, read[i]);
     return r;
 }
 
@@ -18880,8 +18887,8 @@ static const char *mixpi_group_wrong(mixp_optimizer_kind kind,
     return NULL;
 }
 
-/* A group as it is kept: what its kind lacks is 0, so that a checkpoint holds nothing that its load
- * would refuse. */
+/* A group as it is kept: what mixpi_group_wrong does not ask of its kind is 0, so that a checkpoint
+ * holds nothing that its load would refuse. */
 static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
                                          const mixp_param_group *group) {
     const int is_sgd = kind == MIXP_OPTIMIZER_SGD;

@@ -163,6 +163,34 @@ static void what_nobody_wants_is_not_made(void) {
     mixp_context_free(m.ctx);
 }
 
+/* Runs forward with some parameters frozen, touches one, and walks back. */
+static mixp_result written_between(int apart, unsigned frozen, int written) {
+    model m = model_new(BOTH, 1);
+    mixp_tensor *loss;
+    mixp_result r;
+    m.apart = apart;
+    for (int i = 0; i < PARAMS; i++) mixp_tensor_set_requires_grad(m.p[i], !(frozen >> i & 1));
+    mixp_step_begin(m.ctx);
+    loss = mixp_mean(m.ctx, layers(&m), MIXP_ALL, 0);
+    mixp_tensor_touch(m.p[written]);
+    r = mixp_backward(m.ctx, loss);
+    mixp_context_free(m.ctx);
+    return r;
+}
+
+/* What no gradient is made of may be written before the walk, as where they are three. */
+static void what_was_written_matters_as_to_three(void) {
+    int fine = 0, refused = 0;
+    for (unsigned frozen = 0; frozen < (1u << PARAMS) - 1; frozen++)
+        for (int written = 0; written < PARAMS; written++) {
+            mixp_result three = written_between(1, frozen, written);
+            CHECK_INT(written_between(0, frozen, written), three);
+            fine += three == MIXP_OK;
+            refused += three == MIXP_ERR_ORDER;
+        }
+    CHECK(fine && refused);
+}
+
 /* Without the kernel, with another class, or while a guard looks, they are three. */
 static void others_are_three(void) {
     mixp_guard_desc guard = { 0 };
@@ -244,6 +272,7 @@ int main(void) {
     RUN(values_are_those_of_three_operators);
     RUN(gradients_are_differences);
     RUN(what_nobody_wants_is_not_made);
+    RUN(what_was_written_matters_as_to_three);
     RUN(others_are_three);
     RUN(refusals);
     RUN(a_tensor_of_an_earlier_step);
