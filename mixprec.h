@@ -12838,6 +12838,8 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     ctx->scale_moved = ctx->cast_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;  /* plant: capture_twice */
+    /* Steps that ranks share write no copies: each replay makes them anew. */
+    if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     return r;
 }
 
@@ -12877,7 +12879,8 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
-    if (ctx->lows_made != graph->lows_made) mixpi_lows_doubt(ctx);  /* it knows them not */
+    /* It knows them not, or leaves them as they were. */
+    if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
     return mixpi_noted(
         ctx, "mixp_replay",
