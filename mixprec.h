@@ -14496,8 +14496,7 @@ static mixp_result mixpi_end_loan(mixp_tensor *b) {
     b->own.borrowed = 0;
     b->data = mixpi_data_alloc(b);
     if (!b->data) return MIXP_ERR_MEMORY;
-    return mixpi_noted(b->ctx, "mixp_backward",
-                       mixpi_convert_to(b->ctx, mixpi_tensor_out(b, 0), held, b->count));
+    return mixpi_convert_to(b->ctx, mixpi_tensor_out(b, 0), held, b->count);
 }
 
 /* g is about to change, or its memory to go: it must be its own, and nobody else's. */
@@ -15281,12 +15280,13 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
 /* Its walk has ended it: it goes out. */
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
+    const uint64_t told = ctx->told;
     mixp_out sum = b->wire;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, sum.dtype), b->count);
-    if (r != MIXP_OK) return mixpi_noted(ctx, "a sum over ranks", r);
+    if (r != MIXP_OK) return mixpi_noted_since(ctx, told, "a sum over ranks", r);
     return mixpi_bucket_sum(ctx, b);
 }
 
@@ -15343,6 +15343,7 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
     const mixp_ranks_desc *k = &ctx->ranks;
     const int64_t first = b->each * k->rank, n = b->each ? b->each : b->count;
     const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
+    const uint64_t told = ctx->told;
     mixp_result r = MIXP_OK;
     int64_t i;
     if (k->mean == MIXP_MEAN_AFTER && k->parts > 1)
@@ -15358,7 +15359,7 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
         g->version++;
     }
     b->holds = b->due = 0;
-    return mixpi_noted(ctx, "a mean over ranks", r);
+    return mixpi_noted_since(ctx, told, "a mean over ranks", r);
 }
 
 /* After a walk. */
@@ -21191,8 +21192,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
 static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
     int64_t found[MIXP_EXPONENTS];
     const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
-    mixp_result r = mixpi_noted(ctx, "mixp_site_exponents",
-                                mixpi_download(ctx, found, from, sizeof found));
+    mixp_result r = mixpi_download(ctx, found, from, sizeof found);
     int e;
     for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
     return r;
@@ -21687,7 +21687,7 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
     w = mixpi_watch_of(t->ctx);
     if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
     if (!w || !w->row) return MIXP_ERR_MEMORY;
-    return mixpi_noted(t->ctx, "mixp_look_at", mixpi_look_now(t, low, w->row, out));
+    return mixpi_look_now(t, low, w->row, out);
 }
 
 /* Room for n sites; asked for once. */

@@ -479,6 +479,49 @@ static void a_failure_is_told_once(void) {
     close_clean(l.ctx);
 }
 
+static mixp_result no_look(const mixp_exec *x, const mixp_look_args *k) {
+    (void)x;
+    (void)k;
+    return MIXP_ERR_DEVICE;
+}
+static int converts;                    /* 0: conversions fail, too */
+static mixp_result may_convert(const mixp_exec *x, const mixp_convert_args *k)
+{ return converts ? mixp_cpu()->kernels->convert(x, k) : MIXP_ERR_DEVICE; }
+
+/* Nor is one of a kernel, behind which several stand. */
+static void a_kernel_s_failure_is_told_once(void) {
+    mixp_kernels kernels = *mixp_cpu()->kernels;
+    mixp_device device = *mixp_cpu();
+    const int64_t n = 6;
+    mixp_ranks_desc ranks;
+    mixp_context_desc d;
+    listener l = { NULL, 0 };
+    mixp_tensor *w;
+    mixp_look found;
+    memset(&ranks, 0, sizeof ranks);
+    memset(&d, 0, sizeof d);
+    kernels.look = no_look;
+    kernels.convert = may_convert;
+    device.kernels = &kernels;
+    converts = 1;
+    ranks.size = ranks.apart = 1;
+    d.device = &device;
+    d.ranks = &ranks;
+    d.on_error = count_error;
+    d.user = &l;
+    l.ctx = mixp_context_new(&d);
+    w = mixp_param(l.ctx, "w", MIXP_BF16, 1, &n);
+    mixp_fill(w, 1.0);
+    CHECK_INT(mixp_look_at(w, MIXP_F16, &found), MIXP_ERR_DEVICE);
+    CHECK_INT(l.told, 1);
+    mixp_step_begin(l.ctx);
+    w = mixp_sum(l.ctx, w, MIXP_ALL, 0);
+    converts = 0;
+    CHECK_INT(mixp_backward(l.ctx, w), MIXP_ERR_DEVICE);
+    CHECK_INT(l.told, 2);
+    mixp_context_free(l.ctx);
+}
+
 /* --- tensors of an earlier step, whose records are other memory by now ------------------------- */
 
 enum { LATE = 12, FILLER = 1 << 14 };
@@ -620,6 +663,7 @@ int main(void) {
     RUN(settings_that_no_machine_has);
     RUN(errors_cleared_at_once);
     RUN(a_failure_is_told_once);
+    RUN(a_kernel_s_failure_is_told_once);
     RUN(tensors_of_an_earlier_step);
     RUN(capture_within_a_capture);
     RUN(block_without_memory);
