@@ -116,6 +116,7 @@ static const char *ddp_run(int what, char *data, int64_t count, mixp_dtype dtype
     const char   *own = data + (what == DDP_GATHER ? mine : 0), *why = NULL;
     char         *sum = data + (scatters ? mine : 0);
     double        until = ddp_now() + seconds;
+    if (ddp.why[0]) return ddp.why;     /* others may still read what this one asked last */
     memcpy(ddp_board->asked[ddp.rank], asked, sizeof asked);
     for (size_t at = 0; at < total && !why; at += step) {
         size_t bytes = total - at < step ? total - at : step;

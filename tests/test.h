@@ -34,6 +34,11 @@ static int test_shown;              /* only the first failures of a test are pri
              TEST_SHOW("\"%s\" does not contain \"%s\"", g_ ? g_ : "NULL", (part)); } } while (0)
 /* Leaves the running test, counted as skipped. */
 #define SKIP(why) do { printf("  skipped: %s\n", (why)); test_skip = 1; return; } while (0)
+#ifdef __FAST_MATH__    /* which leaves few bits to promise */
+#  define FAST_MATH 1
+#else
+#  define FAST_MATH 0
+#endif
 #define NEEDS_SIMULATION if (!cudasim::simulated) SKIP("needs the simulated CUDA")
 
 static int test_wanted(const char *name) {

@@ -26,12 +26,6 @@ static mixp_context *context_on(int isa) {
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++)                                            \
         if ((ctx = context_on(isa)) != NULL)
 
-#ifdef __FAST_MATH__
-#  define FAST_MATH 1
-#else
-#  define FAST_MATH 0
-#endif
-
 static const mixp_dtype reals[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 
 static mixp_tensor *view1(mixp_context *ctx, const char *name, mixp_dtype dtype, int64_t n,

@@ -1503,6 +1503,30 @@ static void ends(void) {
     }
 }
 
+/* Who knows that another is gone leaves its question on the board, which a third may still read, and
+ * gives the same answer again. */
+static void asks_no_more(void) {
+    int status;
+    pid_t root;
+    fflush(stdout);
+    root = fork();
+    if (root == 0) {
+        mixp_ranks_desc ranks = ddp_fork(2);
+        float x[2] = {1, 2};
+        const char *first, *again;
+        alarm(HANGS);
+        if (ranks.rank) leave(0);
+        first = ranks.sum(ranks.user, x, 1, MIXP_F32, NULL, 1e9);
+        again = ranks.sum(ranks.user, x, 2, MIXP_F32, NULL, 1e9);
+        CHECK_TEXT(first ? first : "", "rank 1 is gone");
+        CHECK_TEXT(again ? again : "", "rank 1 is gone");
+        CHECK_INT(ddp_board->asked[0][1], 1);
+        leave(test_bad != 0);
+    }
+    CHECK(waitpid(root, &status, 0) > 0);
+    CHECK_INT(status, 0);
+}
+
 /* --- a rank that is killed ---------------------------------------------------------------------- */
 
 /* kill -9 of one of four ranks at some moment of a run of `steps`: the others end with an error, and
@@ -1593,6 +1617,7 @@ int main(void) {
     RUN(in_pieces);
     RUN(sums_of_yours);
     RUN(ends);
+    RUN(asks_no_more);
     RUN(killed_rank);
     return test_report();
 }
