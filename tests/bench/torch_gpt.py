@@ -1,10 +1,11 @@
 """PyTorch's time for one GPT training step on the CPU, the peer of mixprec's own bench.
 
-    python3 torch_gpt.py [--model char|gpt2] [--dtype f32|f16|bf16] [--threads N] [--steps N]
+    python3 torch_gpt.py [--model char|gpt2] [--dtype f32|f16|bf16] [--threads N] [--steps N] [--compile]
 
 char is nanoGPT's CPU configuration of Shakespeare: 4 layers, 4 heads, 128 wide, block 64,
 batch 12, vocabulary 65. gpt2 is the 124M model at batch 4, 64 tokens. One step is zero_grad,
-forward, backward, unscale (f16), clip at 1.0, fused AdamW. For PyTorch's best numbers, start
+forward, backward, unscale (f16), clip at 1.0, fused AdamW; --compile takes the model through
+torch.compile first. For PyTorch's best numbers, start
 it with the environment it prints when that is missing.
 SPDX-License-Identifier: MIT OR Unlicense"""
 import argparse
@@ -92,6 +93,7 @@ def main():
     args.add_argument("--threads", type=int, default=os.cpu_count())
     args.add_argument("--steps", type=int, default=0, help="0: 100 of char, 8 of gpt2")
     args.add_argument("--warmup", type=int, default=3)
+    args.add_argument("--compile", action="store_true")
     a = args.parse_args()
     for name, value in TUNING.items():
         if os.environ.get(name) != value:
@@ -103,15 +105,16 @@ def main():
     scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
     vocab, batch, tokens = MODELS[a.model][4], MODELS[a.model][6], MODELS[a.model][7]
     steps = a.steps or (100 if a.model == "char" else 8)
+    run, how = (torch.compile(model), "compiled") if a.compile else (model, "eager")
     times = []
     for i in range(a.warmup + steps):
         text = torch.randint(vocab, (batch, tokens + 1))
         start = time.perf_counter()
-        loss = float(train_step(model, opt, scaler, dtype, text[:, :-1], text[:, 1:]))
+        loss = float(train_step(run, opt, scaler, dtype, text[:, :-1], text[:, 1:]))
         if i >= a.warmup:
             times.append(1e3 * (time.perf_counter() - start))
     median = statistics.median(times)
-    print(f"torch {torch.__version__} {a.model} {a.dtype} {a.threads} threads, "
+    print(f"torch {torch.__version__} {a.model} {a.dtype} {how} {a.threads} threads, "
           f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {steps} steps: "
           f"{median:.2f} ms [{min(times):.2f} {max(times):.2f}], "
           f"{batch * tokens / median * 1e3:.0f} tokens/s, loss {loss:.4f}")
