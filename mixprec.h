@@ -24115,7 +24115,9 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     mixp_result shared, of_0;
     if (!mixpi_any_sharded(what)) return r;
     table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
-    if (!table) return mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table);
+    if (!table)
+        return mixpi_ranks_stop(what->ctx,
+                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
     shared = mixpi_ranks_share(what->ctx, table, 1);
@@ -24245,7 +24247,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
     writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
     borrowed = mixpi_states_borrow(what, &r);
-    result = mixpi_states_collect(what);
+    result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
