@@ -19911,6 +19911,14 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
     return MIXP_OK;
 }
 
+static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
+    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_own_rows_send(opt);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
+                        (size_t)opt->count * sizeof *opt->rows);
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent, but where there are graphs, or were at the last step: each
  * brings its own table, which stays on the device. MIXP_ERR_ORDER when there is no gradient at
@@ -19930,7 +19938,8 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
-        if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
+        if (mixpi_master_sync(opt, i) != MIXP_OK)
+            return mixpi_ranks_stop(opt->ctx, MIXP_ERR_DEVICE);
     }
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -19946,10 +19955,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     opt->plan.graded = graded >> 11;
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = brought;
-    if (opt->muon && mixpi_muon_refresh(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    if (mixpi_own_rows_send(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
-                        (size_t)opt->count * sizeof *opt->rows);
+    return mixpi_ranks_stop(opt->ctx, mixpi_rows_send(opt));
 }
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
