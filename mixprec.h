@@ -969,6 +969,7 @@ typedef struct mixp_step_plan {
     int32_t       cautious;     /* 1: weight decay only where it goes the update's way     */
     int32_t       small;        /* 1: some states of the table are of fewer bytes than f32 */
     uint64_t      seed;         /* of the random numbers that round states                 */
+    uint64_t      graded;       /* which parameters have gradients, as a hash of 53 bits   */
     mixp_spike_rule spike;      /* resolved                                             */
     double       *spike_window; /* device memory: `window` norms, as many losses        */
     const float  *loss;         /* device memory; NULL: not looked at                   */
@@ -1281,7 +1282,8 @@ enum {
     MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
                                    of the sums alone: its norm is squared */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
-    MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
+    MIXP_AGREE_GRADED,          /* must this, which parameters have gradients              */
+    MIXP_AGREE_NORM,            /* and this, of summed gradients: else the sums are not    */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
     MIXP_AGREE_LARGEST,
     MIXP_AGREE_LOSS,
@@ -1316,6 +1318,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
     row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    row[MIXP_AGREE_GRADED] = (double)plan->graded;  /* plant: agree_graded */
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
@@ -1360,7 +1363,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
 /* Is rank r unlike rank 0? Then that is noted. */
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
-    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_RATE : MIXP_AGREE_NORM;
+    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_GRADED : MIXP_AGREE_NORM;
     int word = MIXP_AGREE_HERE;
     while (word <= last &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
@@ -1484,6 +1487,15 @@ MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float 
     *m = mixpi_fmaf(u->beta2, *m, u->rest2 * g);
 }
 
+/* x * y, rounded by itself: a compiler may join a plain product with a difference that reads it. */
+MIXPREC_HD float mixpi_rounded_product(float x, float y) {
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(x, y);
+#else
+    return mixpi_fmaf(x, y, -0.0f);
+#endif
+}
+
 /* a + (b - a) w, rounded as PyTorch's. */
 MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
     float way = b - a;
@@ -1493,7 +1505,7 @@ MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
 /* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
 MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float grad,
                                            float *direction, float *m) {
-    float g = grad * u->factor;
+    float g = mixpi_rounded_product(grad, u->factor);
     *m = mixpi_lerp(*m, g, u->rest1);
     *direction = u->nesterov ? mixpi_lerp(g, *m, u->momentum) : *m;
 }
@@ -2732,7 +2744,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
  * before; a low weight was written since the last ordinary step, which takes it over into its
- * master; or a capture is under way already. */
+ * master; a low weight has two optimizers with masters; or a capture is under way already. One
+ * that fails leaves the count of steps as it was. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -2886,7 +2899,8 @@ typedef struct mixp_autocast {
 } mixp_autocast;
 
 /* Opens a region until the matching pop. MIXP_ERR_ARGUMENT: other dtype or level, or more
- * than 64 nested; MIXP_ERR_ORDER: pop without push. */
+ * than 64 nested; MIXP_ERR_ORDER: pop without push, or what was opened last is no region of a push:
+ * the message names it, and it stays open. */
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region);
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
@@ -2940,7 +2954,8 @@ MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name);     /* al
 MIXPREC_API int mixp_scope_leave(mixp_context *ctx);                       /* always 0 */
 
 /* The same until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
- * are nested more than 64 deep; MIXP_ERR_ORDER: pop without push. */
+ * are nested more than 64 deep; MIXP_ERR_ORDER: pop without push, or what was opened last is no
+ * scope of a push, as above. */
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
 
@@ -3028,7 +3043,17 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * Then only the last one's gradients, with those that they were added to, leave the rank. Walking
  * back into a gradient that was summed, before mixp_zero_grad, is MIXP_ERR_ORDER.
  * The first walk compares what the ranks are: MIXP_ERR_RANKS says what differs, and where. Without
- * ranks nothing happens. */
+ * ranks nothing happens.
+ *
+ * A PARAMETER THAT A STEP LEAVES OUT. What lies in one range (see bucket_bytes) goes out together: a
+ * parameter of it that this rank's loss was not made from counts as 0 there, for other ranks may have
+ * used it. Where none has, its gradient is zeros, and not NULL as without ranks: momentum and weight
+ * decay move it. (PyTorch's DDP refuses such a step; with find_unused_parameters it sums a map of what
+ * was used, waits for it, and leaves alone what no rank has used.) Where that matters, freeze it for
+ * the step, on all ranks, by mixp_tensor_set_requires_grad(t, 0), or give it to an optimizer of its
+ * own, and step that when it was used. A range that no walk of this rank has met is not sent: ranks
+ * must leave out the same ones. MIXP_ERR_RANKS in the step otherwise, which is skipped, or, where what
+ * they send does not even fit together, in backward. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
@@ -3667,7 +3692,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 /* Adds a parameter (f32, f16 or bf16) to the newest group. grad NULL: the gradient that
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
  * counts the steps of each parameter). Otherwise a view of yours with the same count, which
- * you fill, always taken as given. Master weights follow the parameter when you write it.
+ * you fill, always taken as given. Master weights follow the parameter when you write it, or when
+ * another optimizer does: of two that share a low parameter, neither keeps more than its bits.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
  * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it; grad
@@ -3732,7 +3758,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
  * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
  * them alone when one is non-finite. MIXP_ERR_ARGUMENT: max_norm is below 0 or not finite.
  * MIXP_ERR_ORDER: no gradient, or the loss was scaled and mixp_scaler_unscale has not been
- * called. */
+ * called. With ranks, gradients in views of yours become their mean in the first call that looks at
+ * them, and not again until the step, mixp_zero_grad or mixp_step_begin. */
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
 
 /* A step without a scaler. Applies whatever the gradients are, as PyTorch does; for a finite
@@ -12848,11 +12875,20 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     return r;
 }
 
+/* What was recorded has not run, whether or not a graph comes of it: replays count steps. Gradients
+ * of before have another scale than the host knows. */
+static void mixpi_capture_undo(mixp_context *ctx) {
+    ctx->capturing = 0;
+    ctx->step = ctx->capture_step;  /* plant: capture_undo */
+    ctx->replays += ctx->scale_moved != 0;
+}
+
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
-    if (ctx) ctx->capturing = 0;
+    const uint64_t step = ctx ? ctx->step : 0;
+    if (ctx && ctx->capturing) mixpi_capture_undo(ctx);
     if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
@@ -12864,13 +12900,11 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->ctx = ctx;
     g->next = ctx->graphs;
     g->handle = handle;
-    g->step = ctx->step;
+    g->step = step;
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
     g->lows_made = ctx->lows_made;
-    ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
-    ctx->replays += g->moves_scale != 0;
     return g;
 }
 
@@ -13391,9 +13425,11 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 #define MIXPI_MAX_OVERRIDES 64
 #define MIXPI_SCOPE_ROOM    201
 
-/* What ends a region: mixp_autocast_pop, the end of its block, or mixp_autocast_close. */
+/* What ends a region: mixp_autocast_pop, mixp_scope_pop, the end of its block, or
+ * mixp_autocast_close. */
 typedef enum mixpi_region_kind {
     MIXPI_REGION_PUSHED,
+    MIXPI_REGION_NAMED,
     MIXPI_REGION_IN_BLOCK,
     MIXPI_REGION_IN_SCOPE,
     MIXPI_REGION_IN_WALK
@@ -13503,15 +13539,52 @@ MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
     return r;
 }
 
-MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
-    const mixpi_region *region = mixpi_region_now(ctx);
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!region || region->kind != MIXPI_REGION_PUSHED)  /* plant: region_pop */
+/* The kind of the innermost region. One that was refused for want of room is a block's. */
+static mixpi_region_kind mixpi_region_innermost(const mixpi_casting *c) {
+    if (c->n_regions > MIXPI_MAX_REGIONS) return MIXPI_REGION_IN_BLOCK;
+    return c->regions[c->n_regions - 1].kind;
+}
+
+/* A pop that met another kind of region: a pop or a push is missing somewhere. */
+static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
+    const mixpi_casting *c = ctx->casting;
+    const mixpi_region_kind kind = mixpi_region_innermost(c);
+    const mixp_autocast now = mixp_autocast_current(ctx);
+    int length;
+    const char *scope = mixpi_scope_now(ctx, &length);
+    if (kind == MIXPI_REGION_NAMED)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_autocast_pop: no region is open that "
-                                 "mixp_autocast_push opened");
+                                 "%s: what was opened last is the scope '%.*s' of "
+                                 "mixp_scope_push; close that first",
+                                 who, length, scope);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER,
+        "%s: what was opened last is %s (autocast to %s there); close that first", who,
+        kind == MIXPI_REGION_PUSHED ? "a region of mixp_autocast_push"
+        : kind == MIXPI_REGION_IN_BLOCK
+            ? "a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block"
+            : "a region of mixp_autocast_open or mixp_no_grad_open",
+        mixp_dtype_name(now.dtype));
+}
+
+/* Closes the innermost region, which must be of that kind. */
+static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind,
+                                    const char *who, const char *what,
+                                    const char *push) {
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_region_now(ctx))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open that %s opened",
+                                 who, what, push);
+    /* plant: region_pop */
+    if (mixpi_region_innermost(ctx->casting) != kind)
+        return mixpi_region_crossed(ctx, who);
     ctx->casting->n_regions--;
     return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
+    return mixpi_region_pop(ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region",
+                            "mixp_autocast_push");
 }
 
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
@@ -13584,17 +13657,13 @@ MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_scope_push: the name is %s; give one, say \"h.3\"",
                                  name ? "empty" : "NULL");
-    r = mixpi_scope_open(ctx, name, MIXPI_REGION_PUSHED);
+    r = mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
     if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;
     return r;
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
-    const mixpi_region *region = mixpi_region_now(ctx);
-    if (region && region->kind == MIXPI_REGION_PUSHED) return mixp_autocast_pop(ctx);
-    return !ctx ? MIXP_ERR_ARGUMENT
-                : mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                    "mixp_scope_pop: no scope is open that "
-                                    "mixp_scope_push opened");
+    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope",
+                            "mixp_scope_push");
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
@@ -18804,6 +18873,7 @@ struct mixp_optimizer {
     int64_t         *owned;
     mixp_param_row  *own_rows, *device_own_rows;
     void            *slices;
+    uint64_t         views_summed;  /* generation in which clip summed views; 0 = it did not */
     uint64_t         stepped_in;    /* the context's generation at the newest update, and  */
     int64_t          stepped_after; /* how many operators it had applied by then           */
     mixp_optimizer  *next;      /* in the context's list                                   */
@@ -19587,6 +19657,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     }
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = 0;
+    opt->views_summed = 0;
     mixpi_exchange_forget(opt->ctx);
     return r;
 }
@@ -19794,6 +19865,12 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].version == p->version) continue;
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
+        if (p->own.optimizers > 1)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: '%s' has %d optimizers; each takes over into its master "
+                                     "weight what another wrote, which a captured step cannot: "
+                                     "give it one, or set no_master",
+                                     who, p->name, p->own.optimizers);
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: '%s' was written since the last step, and a captured one "
                                  "cannot take that over into its master weight: run an ordinary "
@@ -19809,6 +19886,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
  * all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     const int brought = opt->ctx->capturing || opt->ctx->graphs;
+    uint64_t graded = 1469598103934665603u;
     int64_t i, active = 0;
     if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
         return MIXP_ERR_ORDER;
@@ -19816,6 +19894,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     for (i = 0; i < opt->count; i++) {
         mixp_param_row now = mixpi_row_now(opt, i);
         active += now.active != 0;
+        graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
         /* Padding may differ where fields do not: then the table is sent once more. */
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
@@ -19833,6 +19912,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
             "%s: no parameter of this optimizer has a "
             "gradient; call mixp_backward first, on a loss made from them",
             who);
+    opt->plan.graded = graded >> 11;
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = brought;
     if (opt->muon && mixpi_muon_refresh(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
@@ -20380,7 +20460,7 @@ static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     static const char *const words[] = { "", "the loss scale",
                                          "the number of applied steps",
-                                         "the learning rate",
+                                         "the learning rate", "",
                                          "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
@@ -20392,6 +20472,12 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                                  "rank %d took another kind of step than rank 0, or "
                                  "none; the step was skipped: do the hooks carry f64?",
+                                 other);
+    if (a->word == MIXP_AGREE_GRADED)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: other parameters have gradients on rank %d than on "
+                                 "rank 0; all ranks must walk back the same ones; the step was "
+                                 "skipped",
                                  other);
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
@@ -20422,13 +20508,13 @@ static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
 }
 
 /* Gradients that the caller keeps in views were in no walk: they become their mean here, each once
- * in a step. */
+ * in a step, also where the caller changes them between clip and step. */
 static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     mixp_context *ctx = o->ctx;
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED || o->clipped)
-        return MIXP_OK;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
+    if (o->views_summed == ctx->generation) return MIXP_OK;  /* plant: views_once */
     for (i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slots[i].grad;
         if (!view) continue;
@@ -20651,7 +20737,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     r = mixpi_tally_step(opt);
     tallied = opt->tallied;
     opt->tallied = 0;
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
                      ((int)plan->spike.of & MIXP_SPIKE_NORM);
     if (plan->gathered && !opt->clipped)
@@ -20667,8 +20753,9 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (r == MIXP_OK) mixpi_opt_written(opt);
     if (r == MIXP_OK) mixpi_stepped(opt);
     opt->clipped = 0;
+    opt->views_summed = 0;
     plan->loss = NULL;
-    return r;
+    return mixpi_ranks_stop(opt->ctx, r);   /* the others are on their way to the next sum */
 }
 
 /* Where sums are scattered, a rank unscales and clips what it updates alone. Gradients that are not
@@ -20695,8 +20782,11 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
     if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
-    if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
+    if (r == MIXP_OK) r = mixpi_ranks_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
     opt->clipped = r == MIXP_OK;
+    /* Unscaled ones are means until the update. */
+    if (r == MIXP_OK && mixpi_stage(opt) != MIXPI_UNSCALED)
+        opt->views_summed = opt->ctx->generation;
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g) g->version++;    /* another optimizer that shares it must look again */
@@ -20790,12 +20880,13 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (r != MIXP_OK) return r;
     opt->tallied = 0;           /* a step before this one may have been given up */
     r = mixpi_tally_step(opt);
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
     opt->plan.look_only = opt->plan.gathered = 1;
     r = mixpi_ranks_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
                          scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
+    opt->views_summed = 0;
     mixpi_opt_in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);

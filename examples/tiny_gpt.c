@@ -93,6 +93,8 @@ static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int
 
 typedef struct trainer {
     mixp_ranks_desc ranks;              /* size 0: there are none */
+    int             saves;              /* 1: this rank takes part in saves */
+    int             stopped;            /* of ranks that share states: 1: all have heard of a signal */
     config          c;
     const mixp_device *device;
     char            device_name[32];
@@ -365,12 +367,24 @@ static void note_step(trainer *t, double began, double loss) {
     look_for_divergence(t, &v, loss);
 }
 
+/* Ranks that share states save together, and so they stop together: where a loss is read, which waits
+ * for all in any case. */
+static void hear_of_signals(trainer *t) {
+    float        signal_here = stop_signal ? 1 : 0;
+    int64_t      one = 1;
+    mixp_tensor *all = mixp_input(t->ctx, MIXP_F32, 1, &one, &signal_here);
+    mixp_ranks_max(all);
+    t->stopped = mixp_item(all) > 0;
+    if (t->stopped && !stop_signal) stop_signal = SIGTERM;      /* rank 0 says which it was */
+}
+static int is_stopped(const trainer *t) { return t->ranks.shard ? t->stopped : stop_signal != 0; }
+
 static void train(trainer *t) {
     const config *c = &t->c;
     double        began = seconds_now();
     int64_t       first = t->step;
     if (!c->resume) validate_log_save(t, ABSENT);
-    while (t->step < c->steps && !stop_signal) {
+    while (t->step < c->steps && !is_stopped(t)) {
         int64_t next = t->step + 1;
         int     validates = next % c->eval_every == 0 || next == c->steps;
         int     logs = validates || next % c->log_every == 0;
@@ -380,6 +394,7 @@ static void train(trainer *t) {
         if (watches) mixp_optimizer_sample(t->opt);
         if (t->is_profiled && t->warm) profile_begin();
         loss = train_step(t, logs);
+        if (logs && t->ranks.shard) hear_of_signals(t);
         note_step(t, now, loss);
         profile_end();
         if (watches) report_watching(t->metrics, (double)t->step, t->ctx, t->opt);
@@ -406,7 +421,7 @@ static void train_or_validate(trainer *t) {
 
 static int finish(trainer *t, int trained) {
     const config *c = &t->c;
-    if (stop_signal) {
+    if (is_stopped(t)) {
         if (trained) save(t, CHECKPOINT);       /* who only looked has nothing new to save */
         return report_stop(t, trained);
     }
@@ -476,7 +491,9 @@ int main(int argc, char **argv) {
     if (mixp_self_check(warning, sizeof warning) != MIXP_OK)
         fprintf(stderr, "tiny_gpt: warning: %s\n", warning);
     t.program = argv[0];
+    t.saves = t.c.out[0] != '\0';
     t.ranks = start_ranks(&t.c, &argc, &argv);
+    if (t.ranks.rank && !t.ranks.shard) t.saves = 0;
     status = run(&t);
     free_trainer(&t);
     return end_ranks(&t.c, &t.ranks, status);

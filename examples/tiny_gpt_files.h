@@ -85,7 +85,7 @@ static mixp_result save_or_load(trainer *t, const char *file, int load) {
 /* A full disk must not end a long training: the next save may work. */
 static void save(trainer *t, const char *file) {
     const char *why = "", *lost = ranks_failed(&t->ranks);
-    if (!t->c.out[0]) return;
+    if (!t->saves) return;
     if (lost) die(1, "a rank has failed: %s. Go on from the last checkpoint with --resume", lost);
     t->save_failed = save_or_load(t, file, 0) != MIXP_OK;
     if (!t->save_failed) return;
