@@ -80,6 +80,7 @@
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
  *     MIXPREC_THREADS          implementation    threads of its own (POSIX) instead of OpenMP's:
  *                                                they sleep when they wait, and survive fork
+ *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio alone: see CHECKPOINT
  *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
  *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
@@ -134,7 +135,9 @@
  *
  *     mixp_zero_grad forgotten, without a scaler   gradients add up: the verdict's grad_norm grows
  *       or with a scale that never moves             from step to step
- *     a weight written without mixp_tensor_touch   under autocast nothing changes
+ *     a weight written without mixp_tensor_touch   under autocast nothing changes;
+ *                                                    a low one with a master weight is what it
+ *                                                    was after the next step
  *     host data of another dtype than was said     mixp_read gives other numbers than the data's
  *     a parameter that nobody initialised          it is 0, and what lies before it gets gradients
  *                                                    of 0
@@ -2817,8 +2820,9 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
 
 /* A product for programs with a backward pass of their own, of matrices in device memory, in any
  * mix of f32, f16 and bf16, summed in f32: see mixp_gemm_args. On a GPU it is queued on the
- * context's stream. MIXP_ERR_ARGUMENT: k is NULL, a size or a stride is negative, an array is
- * missing, or c is a or b. MIXP_ERR_SHAPE: rows longer than their stride; MIXP_ERR_DTYPE. */
+ * context's stream. MIXP_ERR_ARGUMENT: k is NULL, batch or alpha is 0 (forgotten: both are 1, as a
+ * rule), a size or a stride is negative, an array is missing, or c is a or b. MIXP_ERR_SHAPE: rows
+ * longer than their stride; MIXP_ERR_DTYPE. */
 MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 
 /* Lets gradients flow into a view or an input that is f32, f16 or bf16, from operators that are
@@ -4103,8 +4107,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
-/* Loads the parameters of a context alone, and views that an optimizer trains, by name, from a checkpoint of mixprec's (whose other
- * state is passed over) or from anybody's safetensors file: for inference and for fine-tuning.
+/* Loads the parameters of a context alone, and the views that its optimizers train, by name, from a
+ * checkpoint of mixprec's (whose other state is passed over) or from anybody's safetensors file:
+ * for inference and for fine-tuning.
  * Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
@@ -4127,6 +4132,13 @@ typedef struct mixp_weights_desc {
  * MIXP_ERR_DTYPE; the message lists what differs, and nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc);
+
+/* Saves those weights alone, each with its own dtype, as crash-safe as a checkpoint: for others to
+ * read. In PyTorch, model.load_state_dict(safetensors.torch.load_file(path)) takes them, where
+ * names and shapes are the model's. Of several ranks one calls it. Waits for the device.
+ * MIXP_ERR_ARGUMENT: path is NULL, a name is missing or used twice; MIXP_ERR_IO, and whatever was
+ * at path is then as it was. */
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
 
 /* --- safetensors files by themselves --- */
 
@@ -12101,6 +12113,13 @@ static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const cha
 { return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
 
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
+    const mixpi_block *b = ctx->block;
+    if (b)
+        return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
+                                 "out of memory: %.0f bytes could not be had of a block of %.0f; "
+                                 "after a run with large memory_bytes, "
+                                 "mixp_context_memory(ctx).block says how many it takes",
+                                 (double)bytes, (double)(b->before + b->size));
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                              "out of memory: %.0f bytes could not be had (%.0f in "
                              "use); use a smaller batch or model",
@@ -13222,6 +13241,8 @@ MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, in
 static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
     if (!k) return "its arguments are NULL";
     if (k->m < 0 || k->n < 0 || k->k < 0 || k->batch < 0) return "a size is negative";
+    if (k->batch == 0) return "batch is 0: nothing would be done; 1 for one product";
+    if (k->alpha == 0.0f) return "alpha is 0: nothing would be multiplied; 1 for a b alone";
     if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
     if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
         return "a, b or c has no data";
@@ -14041,11 +14062,14 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
                                      const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
-    if (!op || !op->name || !op->infer || !op->forward || !in ||
-        (op->attrs_size && !attrs))
+    if (!op || !op->name || !op->infer || !op->forward || !in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_apply: the operator, its infer, forward, "
-                                 "inputs or attributes are missing");
+                                 "mixp_apply: the operator, its name, infer, forward "
+                                 "or inputs are missing");
+    if (op->attrs_size && !attrs)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: attrs is NULL, and its row says attrs_size %.0f",
+                                 op->name, (double)op->attrs_size);
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 0 || required > n_in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "%s: %d inputs, of which %d required; at most %d",
@@ -15744,7 +15768,8 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input %d%s is %s; indices must be i32", c->op->name, which,
+                             "%s: input %d%s is %s; indices must be i32: mixp_convert makes "
+                             "them", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
@@ -19400,8 +19425,10 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         code = MIXP_ERR_DTYPE;
         wrong = "and its gradient must be f32, f16 or bf16";
     } else if (g && g->count != p->count) {
-        code = MIXP_ERR_SHAPE;
-        wrong = "and its gradient differ in their number of elements";
+        return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
+                                 "mixp_optimizer_add: '%s' and its gradient differ in their "
+                                 "number of elements: %.0f and %.0f",
+                                 p->name, (double)p->count, (double)g->count);
     } else if (mixpi_stage(opt) != MIXPI_READY) {
         code = MIXP_ERR_ORDER;
         wrong = "comes in the middle of a step: update the scaler first";
@@ -23882,15 +23909,14 @@ static int mixpi_is_optional_name(const char *name) {
 static int mixpi_is_weight(const mixp_tensor *t)
 { return t->own.is_param || t->own.optimizers > 0; }
 
-/* The same for saving, checking and loading; what NULL: the weights alone, of views those that
- * have a name. */
+/* The same for saving, checking and loading; what NULL: the weights alone. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
     int i;
     s->n_items = s->names_used = 0;
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
-        if (!mixpi_is_weight(t) || (!what && !t->name[0])) continue;
+        if (!mixpi_is_weight(t)) continue;
         item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
         mixpi_state_add(s, item, "%s", t->name);
@@ -24135,11 +24161,11 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     return wrong;
 }
 
-/* Every parameter must have a name; with `views`, also each view that an optimizer trains. */
-static mixp_result mixpi_check_names(mixp_context *ctx, int views, const char *who) {
+/* Every parameter must have a name, and each view that an optimizer trains. */
+static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     const mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next)
-        if ((views ? mixpi_is_weight(t) : t->own.is_param) && !t->name[0])
+        if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                      "%s: a parameter has no name (%s, %.0f "
                                      "elements)",
@@ -24170,7 +24196,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "%s: the scaler awaits mixp_scaler_update: call it first",
                                  who);
-    r = mixpi_check_names(ctx, 1, who);
+    r = mixpi_check_names(ctx, who);
     if (r == MIXP_OK && ctx->device->wait)
         r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
     return r;
@@ -24687,6 +24713,17 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
     if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
 }
 
+/* Whether there is something to do, and it can be done. */
+static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx,
+                                       const char *who) {
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
+    r = mixpi_check_names(ctx, who);
+    if (r != MIXP_OK || !ctx->device->wait) return r;
+    return mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+}
+
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_load_weights";
@@ -24696,12 +24733,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
     mixpi_report r;
     mixpi_state state;
     mixpi_file f;
-    mixp_result result;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
-    result = mixpi_check_names(ctx, 0, who);
-    if (result == MIXP_OK && ctx->device->wait)
-        result = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);
@@ -24712,6 +24744,27 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
         mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx) {
+    static const char *const who = "mixp_checkpoint_save_weights";
+    static const char *const metadata[1][2] = { { "format", "pt" } };
+    char error[MIXP_MESSAGE_SIZE];
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_plan plan;
+    mixp_result result = mixpi_weights_check(path, ctx, who);
+    if (result != MIXP_OK) return result;
+    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_state_list(&state, &r, ctx, NULL);
+    memset(&plan, 0, sizeof plan);
+    plan.metadata = metadata;
+    plan.n_metadata = 1;
+    mixpi_state_plan(&state, &plan);
+    mixpi_plan_save(&r, &plan);
     mixpi_state_release(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);

@@ -111,7 +111,7 @@ static void a_refused_save_changes_nothing(void) {
     mixp_context_free(m.ctx);
 }
 
-/* Weights alone: of views those that are trained and have a name. */
+/* Weights alone: of views those that an optimizer trains, while it does. */
 static void weights_go_to_trained_views(void) {
     two             m, other;
     mixp_checkpoint both;
@@ -125,6 +125,9 @@ static void weights_go_to_trained_views(void) {
     CHECK(memcmp(other.memory, values, sizeof values) == 0);
     mixp_context_free(other.ctx);
     two_new(&other, "");
+    CHECK_INT(mixp_checkpoint_load_weights(file, other.ctx, NULL), MIXP_ERR_ARGUMENT);
+    clear(other.ctx, MIXP_ERR_ARGUMENT, "a parameter has no name");
+    CHECK_INT(mixp_optimizer_free(other.opt[1]), MIXP_OK);      /* then it is none of the weights */
     CHECK_INT(mixp_checkpoint_load_weights(file, other.ctx, NULL), MIXP_ERR_SHAPE);
     clear(other.ctx, MIXP_ERR_SHAPE, "'view' is in the file only");
     mixp_context_free(other.ctx);
