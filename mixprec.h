@@ -4146,8 +4146,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
 
 /* Loads the parameters of a context alone, and the views that its optimizers train, by name, from a
  * checkpoint of mixprec's (whose other state is passed over) or from anybody's safetensors file:
- * for inference and for fine-tuning.
- * Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+ * for inference and for fine-tuning. (Where nobody trains a view, mixp_safetensors_find has its
+ * numbers.) Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -12818,7 +12818,8 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
     mixp_result r;
     if (!ctx) {
-        *wrong = "out of memory: the allocator gave none for the context itself";
+        *wrong = d->memory ? "memory_bytes is too small"
+                           : "out of memory: the allocator gave none for the context itself";
         return NULL;
     }
     memset(ctx, 0, sizeof *ctx);
