@@ -1023,11 +1023,57 @@ typedef struct mixp_step_state {
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
+/* a + b; *lost is what its rounding left out (Knuth). */
+MIXPREC_HD double mixpi_sum_and_lost(double a, double b, double *lost) {
+    const double sum = a + b;
+    const double part = sum - a;
+    *lost = (a - (sum - part)) + (b - part);
+    return sum;
+}
+
+/* A sum that was not exact with its last bit odd, which tells whoever rounds it again on which side
+ * of a tie the true sum lies (Boldo and Melquiond, Emulation of a FMA and correctly rounded sums,
+ * 2008). */
+MIXPREC_HD double mixpi_sum_odd(double sum, double lost) {
+    const uint64_t bits = mixp_bits_of_f64(sum);
+    if (bits & 1) return sum;
+    if (!(lost > 0.0 || lost < 0.0)) return sum;    /* exact, Inf or NaN */
+    return mixp_f64_of_bits((lost > 0.0) == (sum > 0.0) ? bits + 1 : bits - 1);
+}
+
+/* x without the lower half of its digits (Veltkamp). */
+MIXPREC_HD double mixpi_upper_half(double x) {
+    const double wide = 134217729.0 * x;            /* 2^27 + 1 */
+    return wide - (wide - x);
+}
+
+/* x * y + z, rounded once, where the product is between 2^-900 and 2^900: all of it is in two
+ * numbers (Dekker), which are added to z. */
+MIXPREC_HD double mixpi_fma_by_hand(double x, double y, double z) {
+    const double x1 = mixpi_upper_half(x), x2 = x - x1;
+    const double y1 = mixpi_upper_half(y), y2 = y - y1;
+    const double product = x * y;
+    const double rest = ((x1 * y1 - product) + x1 * y2 + x2 * y1) + x2 * y2;
+    double lost_low, lost_high, lost;
+    const double low = mixpi_sum_and_lost(z, rest, &lost_low);
+    const double high = mixpi_sum_and_lost(product, low, &lost_high);
+    const double tail = mixpi_sum_and_lost(lost_low, lost_high, &lost);
+    return high + mixpi_sum_odd(tail, lost);
+}
+MIXPREC_HD double mixpi_fma(double x, double y, double z) {
+#if defined(__MINGW32__) && defined(__x86_64__) && !defined(__FMA__)
+    return mixpi_fma_by_hand(x, y, z);          /* that of its libm rounds twice */
+#else
+    return fma(x, y, z);
+#endif
+}
+
 /* cos(pi x) for x in [0, 1], by its series: the same bits on every device, as libm's are not. */
 MIXPREC_HD double mixpi_cospi(double x) {
     double t = 3.14159265358979323846 * (x < 0.5 ? x : 1.0 - x), c = 1.0;
     int k;
-    for (k = 20; k > 0; k -= 2) c = fma(-t * t / (double)(k * (k - 1)), c, 1.0);
+    for (k = 20; k > 0; k -= 2)
+        c = mixpi_fma(-t * t / (double)(k * (k - 1)), c, 1.0);
     return x < 0.5 ? c : -c;
 }
 
@@ -1041,7 +1087,7 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
     done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
     shape =
         s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
-    return lr * fma(shape, 1.0 - s->min_factor, s->min_factor);
+    return lr * mixpi_fma(shape, 1.0 - s->min_factor, s->min_factor);
 }
 
 /* The scalars of SGD's update. The first momentum buffer is the gradient itself, without
@@ -1172,7 +1218,8 @@ MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double
     int64_t i;
     for (i = 0; i < n; i++) sum += x[i];
     *mean = sum / (double)n;
-    for (i = 0; i < n; i++) squares = fma(x[i] - *mean, x[i] - *mean, squares);
+    for (i = 0; i < n; i++)
+        squares = mixpi_fma(x[i] - *mean, x[i] - *mean, squares);
     *sd = sqrt(squares / (double)(n - 1));
     least = fabs(*mean) * 0.001;
     if (*sd < least) *sd = least;
@@ -1412,20 +1459,11 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
-/* x * y + z, rounded once. The product is exact in f64; where the sum is not, its last bit is made
- * odd, which tells the narrowing on which side of a tie the true sum lies (Boldo and Melquiond,
- * Emulation of a FMA and correctly rounded sums, 2008). */
+/* x * y + z, rounded once: the product is exact in f64. */
 MIXPREC_HD float mixpi_fmaf_by_hand(float x, float y, float z) {
-    const double product = (double)x * (double)y;
-    const double sum = product + (double)z;
-    const double part = sum - product;
-    const double lost = (product - (sum - part)) + ((double)z - part);
-    uint64_t bits = mixp_bits_of_f64(sum);
-    if (bits & 1) return (float)sum;
-    if (!(lost > 0.0 || lost < 0.0)) return (float)sum;     /* exact, Inf or NaN */
-    if ((lost > 0.0) == (sum > 0.0)) bits++;
-    else bits--;
-    return (float)mixp_f64_of_bits(bits);
+    double lost;
+    const double sum = mixpi_sum_and_lost((double)x * (double)y, (double)z, &lost);
+    return (float)mixpi_sum_odd(sum, lost);
 }
 MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
 #if defined(__MINGW32__) && !defined(__FMA__)
@@ -4109,8 +4147,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
 
 /* Loads the parameters of a context alone, and the views that its optimizers train, by name, from a
  * checkpoint of mixprec's (whose other state is passed over) or from anybody's safetensors file:
- * for inference and for fine-tuning.
- * Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+ * for inference and for fine-tuning. (Where nobody trains a view, mixp_safetensors_find has its
+ * numbers.) Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -12785,7 +12823,8 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
     mixp_result r;
     if (!ctx) {
-        *wrong = "out of memory: the allocator gave none for the context itself";
+        *wrong = d->memory ? "memory_bytes is too small"
+                           : "out of memory: the allocator gave none for the context itself";
         return NULL;
     }
     memset(ctx, 0, sizeof *ctx);
