@@ -2626,8 +2626,9 @@ struct mixp_tensor {
  *
  * A hook works on `count` elements of device memory, in place, in the order of `stream` (on a CPU,
  * NULL: before it returns), and gives up after `seconds`. It begins no step and walks nothing back
- * (MIXP_ERR_ORDER). It returns NULL, or why it failed, a text that lives on: that is MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers).
- * In a captured step hooks are called once, to be recorded. */
+ * (MIXP_ERR_ORDER). It returns NULL, or why it failed, a text that lives on: that is
+ * MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step
+ * hooks are called once, to be recorded. */
 typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
                                        mixp_dtype dtype, void *stream, double seconds);
 
@@ -3087,15 +3088,15 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * The first walk compares what the ranks are: MIXP_ERR_RANKS says what differs, and where. Without
  * ranks nothing happens.
  *
- * A PARAMETER THAT A STEP LEAVES OUT. What lies in one range (see bucket_bytes) goes out together: a
- * parameter of it that this rank's loss was not made from counts as 0 there, for other ranks may have
- * used it. Where none has, its gradient is zeros, and not NULL as without ranks: momentum and weight
- * decay move it. (PyTorch's DDP refuses such a step; with find_unused_parameters it sums a map of what
- * was used, waits for it, and leaves alone what no rank has used.) Where that matters, freeze it for
- * the step, on all ranks, by mixp_tensor_set_requires_grad(t, 0), or give it to an optimizer of its
- * own, and step that when it was used. A range that no walk of this rank has met is not sent: ranks
- * must leave out the same ones. MIXP_ERR_RANKS in the step otherwise, which is skipped, or, where what
- * they send does not even fit together, in backward. */
+ * A PARAMETER THAT A STEP LEAVES OUT. What lies in one range (see bucket_bytes) goes out together:
+ * a parameter of it that this rank's loss was not made from counts as 0 there, for other ranks may
+ * have used it. Where none has, its gradient is zeros, and not NULL as without ranks: momentum and
+ * weight decay move it. (PyTorch's DDP refuses such a step; with find_unused_parameters it sums a
+ * map of what was used, waits for it, and leaves alone what no rank has used.) Where that matters,
+ * freeze it for the step, on all ranks, by mixp_tensor_set_requires_grad(t, 0), or give it to an
+ * optimizer of its own, and step that when it was used. A range that no walk of this rank has met
+ * is not sent: ranks must leave out the same ones. MIXP_ERR_RANKS in the step otherwise, which is
+ * skipped, or, where what they send does not even fit together, in backward. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
@@ -4148,7 +4149,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
 /* Loads the parameters of a context alone, and the views that its optimizers train, by name, from a
  * checkpoint of mixprec's (whose other state is passed over) or from anybody's safetensors file:
  * for inference and for fine-tuning. (Where nobody trains a view, mixp_safetensors_find has its
- * numbers.) Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+ * numbers.) Master weights follow. desc NULL: every parameter and every tensor must fit, with its
+ * dtype. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -12108,8 +12110,8 @@ static mixp_result mixpi_failed(const mixp_context *ctx)
 { return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
 
 /* Is it one? The record of an activation is other memory once a later step has used it, or has come
- * as far as its beginning, for an arena is handed out upwards; or that of a gradient which was given
- * back. */
+ * as far as its beginning, for an arena is handed out upwards; or that of a gradient which was
+ * given back. */
 static int mixpi_is_tensor(const mixp_tensor *t)
 { return t && t->own.self == t && t->own.of == t->ctx && t->data; }  /* plant: recycled */
 
