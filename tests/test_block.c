@@ -207,6 +207,9 @@ static void test_what_is_refused(void) {
     d.memory = block;
     CHECK(mixp_context_new(&d) == NULL);
     CHECK_TEXT(why, "memory_bytes is too small");
+    d.memory_bytes = 700;                               /* a block, but no context */
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "memory_bytes is too small");
     d.memory_bytes = BLOCK;
     d.allocate = no_malloc_for;
     d.release = no_free_for;
