@@ -12710,6 +12710,13 @@ static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
     return r;
 }
 
+/* The same where mistakes of the program come by, too, which all ranks make alike, and may survive:
+ * memory and a device fail on one alone. */
+static mixp_result mixpi_ranks_stop_alone(mixp_context *ctx, mixp_result r) {
+    const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;
+    return alone ? mixpi_ranks_stop(ctx, r) : r;
+}
+
 /* What a hook returned: NULL, or why it failed. */
 static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
                                      const char *why) {
@@ -14048,7 +14055,7 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_outside(ctx, "mixp_step_begin") != MIXP_OK) return MIXP_ERR_ORDER;
     r = mixpi_regions_check(ctx);
-    watched = mixpi_watch_begin(ctx);
+    watched = mixpi_ranks_stop_alone(ctx, mixpi_watch_begin(ctx));
     if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
     ctx->tape = NULL; ctx->calls_made = 0;
@@ -21119,16 +21126,15 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
     scaler->first = scaler->began;
     scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
     r = mixpi_scaler_diverged(scaler);
-    if (!mixpi_guard_on(ctx) || ctx->capturing) return r;
-    watched = ctx->watch->updated(ctx, scaler);
-    return r == MIXP_OK ? watched : r;
+    watched = mixpi_guard_on(ctx) && !ctx->capturing ? ctx->watch->updated(ctx, scaler) : r;
+    return mixpi_ranks_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
 /* --- freeing -------------------------------------------------------------------------------- */
