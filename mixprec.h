@@ -4147,7 +4147,8 @@ MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
 /* Loads the parameters of a context alone, and the views that its optimizers train, by name, from a
  * checkpoint of mixprec's (whose other state is passed over) or from anybody's safetensors file:
  * for inference and for fine-tuning. (Where nobody trains a view, mixp_safetensors_find has its
- * numbers.) Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+ * numbers.) Master weights follow. desc NULL: every parameter and every tensor must fit, with its
+ * dtype. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
