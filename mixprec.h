@@ -2585,6 +2585,7 @@ struct mixp_tensor {
     uint64_t      version;      /* goes up with every write: what the cast cache looks at  */
     struct mixpi_tensor_private {
         const mixp_tensor *self;/* its own address: another stands where it was recycled    */
+        const mixp_context *of; /* its context: another stands where its beginning alone was */
         mixp_tensor *grad;      /* the gradient's storage, whether or not it holds one     */
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
         mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
@@ -2598,7 +2599,7 @@ struct mixp_tensor {
         int          walked;    /* 1: a loss that has been walked back                     */
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
-        int          is_param;  /* 1: saved in checkpoints                                 */
+        int          is_param;  /* 1: made by mixp_param                                   */
         int          is_grad;   /* 1: a gradient that a walk back has made                 */
         mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
         int          borrowed;  /* 1: a gradient whose memory is another's                 */
@@ -2624,9 +2625,10 @@ struct mixp_tensor {
  * the same scale, or skip it.
  *
  * A hook works on `count` elements of device memory, in place, in the order of `stream` (on a CPU,
- * NULL: before it returns), and gives up after `seconds`. It returns NULL, or why it failed, a text
- * that lives on: that is MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers).
- * In a captured step hooks are called once, to be recorded. */
+ * NULL: before it returns), and gives up after `seconds`. It begins no step and walks nothing back
+ * (MIXP_ERR_ORDER). It returns NULL, or why it failed, a text that lives on: that is
+ * MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step
+ * hooks are called once, to be recorded. */
 typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
                                        mixp_dtype dtype, void *stream, double seconds);
 
@@ -3067,7 +3069,7 @@ MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "
  * step before, whose tensors must not be used again. Call it first in every training or
  * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
  * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same); or an
- * operator of yours calls this from its own functions: then nothing changes. */
+ * operator or a hook of yours calls this from its own functions: then nothing changes. */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
@@ -3086,15 +3088,15 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * The first walk compares what the ranks are: MIXP_ERR_RANKS says what differs, and where. Without
  * ranks nothing happens.
  *
- * A PARAMETER THAT A STEP LEAVES OUT. What lies in one range (see bucket_bytes) goes out together: a
- * parameter of it that this rank's loss was not made from counts as 0 there, for other ranks may have
- * used it. Where none has, its gradient is zeros, and not NULL as without ranks: momentum and weight
- * decay move it. (PyTorch's DDP refuses such a step; with find_unused_parameters it sums a map of what
- * was used, waits for it, and leaves alone what no rank has used.) Where that matters, freeze it for
- * the step, on all ranks, by mixp_tensor_set_requires_grad(t, 0), or give it to an optimizer of its
- * own, and step that when it was used. A range that no walk of this rank has met is not sent: ranks
- * must leave out the same ones. MIXP_ERR_RANKS in the step otherwise, which is skipped, or, where what
- * they send does not even fit together, in backward. */
+ * A PARAMETER THAT A STEP LEAVES OUT. What lies in one range (see bucket_bytes) goes out together:
+ * a parameter of it that this rank's loss was not made from counts as 0 there, for other ranks may
+ * have used it. Where none has, its gradient is zeros, and not NULL as without ranks: momentum and
+ * weight decay move it. (PyTorch's DDP refuses such a step; with find_unused_parameters it sums a
+ * map of what was used, waits for it, and leaves alone what no rank has used.) Where that matters,
+ * freeze it for the step, on all ranks, by mixp_tensor_set_requires_grad(t, 0), or give it to an
+ * optimizer of its own, and step that when it was used. A range that no walk of this rank has met
+ * is not sent: ranks must leave out the same ones. MIXP_ERR_RANKS in the step otherwise, which is
+ * skipped, or, where what they send does not even fit together, in backward. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
@@ -11982,7 +11984,7 @@ struct mixp_context {
     uint64_t       replayed;    /* the step count after the newest replay */
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
-    int            inside;      /* operators at work: their functions begin no step        */
+    int            inside;      /* operators and hooks at work: they begin no step         */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
     int            cast_recorded; /* since then: 1: a low copy was renewed, at replays alone */
     int64_t        lows_made;   /* low copies of permanent tensors                         */
@@ -12107,9 +12109,11 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
 static mixp_result mixpi_failed(const mixp_context *ctx)
 { return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
 
-/* Is it one? The record of an activation is other memory once a later step has used it. */
+/* Is it one? The record of an activation is other memory once a later step has used it, or has come
+ * as far as its beginning, for an arena is handed out upwards; or that of a gradient which was
+ * given back. */
 static int mixpi_is_tensor(const mixp_tensor *t)
-{ return t && t->own.self == t; }  /* plant: recycled */
+{ return t && t->own.self == t && t->own.of == t->ctx && t->data; }  /* plant: recycled */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -12740,11 +12744,13 @@ static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
 static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
                                    mixp_ranks_hook hook, mixp_out data, int64_t count) {
     const mixp_ranks_desc *k = &ctx->ranks;
+    const char *why;
     if (k->size < 2) return MIXP_OK;
     if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
-    return mixpi_ranks_heard(ctx, what,
-                             hook(k->user, data.data, count, data.dtype,
-                                  ctx->exec.stream, k->seconds));
+    ctx->inside++;              /* a walk may be under way: it must begin no step */
+    why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
+    ctx->inside--;
+    return mixpi_ranks_heard(ctx, what, why);
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
@@ -13135,6 +13141,7 @@ static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
     twin->own.self = twin;
+    twin->own.of = t->ctx;
     twin->ctx = t->ctx;
     twin->name = t->name;
     twin->dtype = dtype;
@@ -13154,6 +13161,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
     t->own.self = t;
+    t->own.of = ctx;
     t->ctx = ctx;
     t->name = "";
     t->dtype = dtype;
@@ -13475,6 +13483,7 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64
+#define MIXPI_REGIONS_ROOM  (MIXPI_MAX_REGIONS + 1)     /* a walk back has one of its own */
 #define MIXPI_MAX_OVERRIDES 64
 #define MIXPI_SCOPE_ROOM    201
 
@@ -13484,7 +13493,8 @@ typedef enum mixpi_region_kind {
     MIXPI_REGION_PUSHED,
     MIXPI_REGION_NAMED,
     MIXPI_REGION_IN_BLOCK,
-    MIXPI_REGION_IN_SCOPE
+    MIXPI_REGION_IN_SCOPE,
+    MIXPI_REGION_IN_WALK
 } mixpi_region_kind;
 
 typedef struct mixpi_region {
@@ -13498,7 +13508,7 @@ typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_ov
 typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixpi_casting {
-    mixpi_region    regions[MIXPI_MAX_REGIONS];
+    mixpi_region    regions[MIXPI_REGIONS_ROOM];
     mixpi_override  overrides[MIXPI_MAX_OVERRIDES];
     mixpi_tally     tallies[MIXPI_MAX_OVERRIDES * 2];
     int             n_regions;  /* those that were refused for want of room included       */
@@ -13522,7 +13532,7 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
 static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
     const mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c || !c->n_regions) return NULL;
-    return &c->regions[mixpi_min(c->n_regions, MIXPI_MAX_REGIONS) - 1];
+    return &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx) {
@@ -13549,12 +13559,13 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
                                      mixpi_region_kind kind, int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
+    const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
     const char *wrong = NULL;
     if (!c) return MIXP_ERR_MEMORY;
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
-    else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
-    if (c->n_regions < MIXPI_MAX_REGIONS) {
+    else if (c->n_regions >= most) wrong = "too many nested regions";
+    if (c->n_regions < MIXPI_REGIONS_ROOM) {
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? mixp_autocast_current(ctx) : cast;  /* plant: region_refused */
@@ -13662,7 +13673,7 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
     mixpi_casting *c = ctx ? ctx->casting : NULL;
     int i;
     if (!c) return 0;
-    if (c->n_regions > MIXPI_MAX_REGIONS) {
+    if (c->n_regions > MIXPI_REGIONS_ROOM) {
         c->n_regions--;
         return 0;
     }
@@ -13747,7 +13758,7 @@ MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
 
 /* Closes blocks that were left by return, goto or break; reports that there were some. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_MAX_REGIONS);
+    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_REGIONS_ROOM);
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
     ctx->casting->n_regions = i;  /* plant: region_told */
@@ -13959,10 +13970,11 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
-    t->own.low_version[which] = t->version;  /* plant: low_version */
     ctx->cast_recorded |= ctx->capturing;
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
-    return r == MIXP_OK ? low : NULL;
+    if (r != MIXP_OK) return NULL;
+    t->own.low_version[which] = t->version;  /* plant: low_version */
+    return low;
 }
 
 MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
@@ -14027,7 +14039,7 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->inside) return MIXP_OK;  /* plant: inside_operator */
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: an operator is at work: its infer, forward and backward begin "
-                             "no step, and walk nothing back",
+                             "no step, and walk nothing back; nor do hooks of ranks",
                              who);
 }
 
@@ -15441,7 +15453,7 @@ static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) 
     if (!d) return MIXP_OK;
     for (i = 0; i < c->n_in; i++) {
         const mixp_tensor *t = mixpi_leaf_of(c, i);
-        mixpi_leaf *l = t ? &d->leaves[t->own.leaf - 1] : NULL;
+        mixpi_leaf *l = t && t->own.leaf ? &d->leaves[t->own.leaf - 1] : NULL;
         if (!l || l->last != d->position) continue;
         l->last = -1;
         d->buckets[l->bucket].awaited--;  /* plant: ranks_awaited */
@@ -15495,6 +15507,16 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
     return mixpi_noted_since(ctx, told, "a mean over ranks", r);
 }
 
+/* All that grad_ready began is there. */
+static mixp_result mixpi_ranks_await(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    const char *why;
+    ctx->inside++;
+    why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
+    ctx->inside--;
+    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
+}
+
 /* After a walk. */
 static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
@@ -15503,9 +15525,7 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     int64_t i;
     if (!d) return MIXP_OK;
     r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
-    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1)
-        r = mixpi_ranks_heard(ctx, "the wait for gradients",
-                              k->grad_wait(k->user, ctx->exec.stream, k->seconds));
+    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
     for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
         mixpi_bucket *b = &d->buckets[i];
         if (!b->due) continue;
@@ -15567,7 +15587,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
-    opened = mixp_no_grad_open(ctx);    /* a user's backward may apply operators */
+    opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
+    mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
         if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
@@ -15664,26 +15685,40 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
     return r;
 }
 
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn,
-                                             void *user, int n_inputs,
-                                             mixp_tensor *const *inputs, double eps,
-                                             double *worst) {
-    int64_t most = 0;
-    mixp_result r;
-    float *memory;
+/* Can all of them be checked? *most: elements of the largest. */
+static mixp_result mixpi_check_inputs(mixp_context *ctx, int n, mixp_tensor *const *inputs,
+                                      int64_t *most) {
     int i;
-    if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
-    for (i = 0; i < n_inputs; i++) {
-        if (!inputs[i] || inputs[i]->dtype != MIXP_F32 || inputs[i]->own.generation)
+    *most = 0;
+    for (i = 0; i < n; i++) {
+        const mixp_tensor *t = inputs[i];
+        if (!mixpi_is_tensor(t) || t->dtype != MIXP_F32 || t->own.generation)
             return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                                      "mixp_check_gradients: input %d must be a "
                                      "permanent f32 tensor (mixp_param or mixp_view)",
                                      i);
-        if (inputs[i]->count > most) most = inputs[i]->count;
-        inputs[i]->grad = NULL;
+        if (t->ctx != ctx)
+            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                     "mixp_check_gradients: input %d is of another context", i);
+        if (t->count > *most) *most = t->count;
     }
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn,
+                                             void *user, int n_inputs,
+                                             mixp_tensor *const *inputs, double eps,
+                                             double *worst) {
+    int64_t most;
+    mixp_result r;
+    float *memory;
+    int i;
+    if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
+    r = mixpi_check_inputs(ctx, n_inputs, inputs, &most);
+    if (r != MIXP_OK) return r;
     memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
+    for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
     mixp_step_begin(ctx);
     r = mixp_backward(ctx, fn(ctx, user));
     *worst = 0.0;
@@ -19913,6 +19948,14 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
     return MIXP_OK;
 }
 
+static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
+    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_own_rows_send(opt);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
+                        (size_t)opt->count * sizeof *opt->rows);
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent, but where there are graphs, or were at the last step: each
  * brings its own table, which stays on the device. MIXP_ERR_ORDER when there is no gradient at
@@ -19932,7 +19975,8 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
-        if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
+        if (mixpi_master_sync(opt, i) != MIXP_OK)
+            return mixpi_ranks_stop(opt->ctx, MIXP_ERR_DEVICE);
     }
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -19948,10 +19992,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     opt->plan.graded = graded >> 11;
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = brought;
-    if (opt->muon && mixpi_muon_refresh(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    if (mixpi_own_rows_send(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
-                        (size_t)opt->count * sizeof *opt->rows);
+    return mixpi_ranks_stop(opt->ctx, mixpi_rows_send(opt));
 }
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
@@ -22377,10 +22418,14 @@ typedef struct mixpi_report {
     size_t      text_size;
 } mixpi_report;
 
-/* Names come from files: no control character may reach a terminal. */
+/* Names come from files: no control character may reach a terminal, nor those from U+0080 to
+ * U+009F, one of which begins what ESC [ does. */
 static void mixpi_printable(char *text) {
-    for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
+    for (; *text; text++) {
+        const unsigned char *c = (const unsigned char *)text;
+        if (c[0] == 0xC2 && c[1] >= 0x80 && c[1] < 0xA0) text[1] = '?';  /* plant: printable */
+        if (c[0] < 0x20 || c[0] == 0x7F || (c[0] == 0xC2 && c[1] == '?')) *text = '?';
+    }
 }
 
 /* Writes the message, and behind it the path. Names in it are cut to %.60s. */
@@ -23907,6 +23952,10 @@ static int mixpi_is_optional_name(const char *name) {
     return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_spike_name(name);
 }
 
+/* Is it one that a checkpoint holds? Views are while an optimizer trains them, whoever saves. */
+static int mixpi_is_weight(const mixp_tensor *t)
+{ return t->own.is_param || t->own.optimizers > 0; }
+
 /* The same for saving, checking and loading; what NULL: the weights alone. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
@@ -23914,7 +23963,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     s->n_items = s->names_used = 0;
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
-        if (!t->own.is_param) continue;
+        if (!mixpi_is_weight(t)) continue;
         item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
         mixpi_state_add(s, item, "%s", t->name);
@@ -24117,7 +24166,9 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     mixp_result shared, of_0;
     if (!mixpi_any_sharded(what)) return r;
     table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
-    if (!table) return mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table);
+    if (!table)
+        return mixpi_ranks_stop(what->ctx,
+                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
     shared = mixpi_ranks_share(what->ctx, table, 1);
@@ -24159,11 +24210,11 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     return wrong;
 }
 
-/* Every parameter must have a name. */
+/* Every parameter must have a name, and each view that an optimizer trains. */
 static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     const mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param && !t->name[0])
+        if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                      "%s: a parameter has no name (%s, %.0f "
                                      "elements)",
@@ -24171,26 +24222,24 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     return MIXP_OK;
 }
 
-/* Are the arguments whole, the context between two steps? Marks views that optimizers train. */
+/* Are the arguments whole, the context between two steps? */
 static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
                                           const char *who) {
     const char *wrong;
     mixp_context *ctx;
     mixp_result r;
-    int64_t k;
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
     wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     for (i = 0; i < what->n_optimizers; i++) {
-        mixp_optimizer *opt = what->optimizers[i];
+        const mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
             return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                      "%s: optimizer %d is in the middle of a step; "
                                      "call mixp_scaler_update first",
                                      who, i);
-        for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
     if (what->scaler && what->scaler->checked_epoch == what->scaler->epoch)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -24247,7 +24296,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
     writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
     borrowed = mixpi_states_borrow(what, &r);
-    result = mixpi_states_collect(what);
+    result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
@@ -24514,7 +24563,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixp_tensor_touch(t);
+        if (mixpi_is_weight(t)) mixp_tensor_touch(t);
     for (o = 0; o < what->n_optimizers; o++)        /* weights and masters came together */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
@@ -24713,15 +24762,12 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
     if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
 }
 
-/* Whether there is something to do, and it can be done. Marks views that optimizers train. */
+/* Whether there is something to do, and it can be done. */
 static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx,
                                        const char *who) {
-    mixp_tensor *t;
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
-    for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.optimizers) t->own.is_param = 1;
     r = mixpi_check_names(ctx, who);
     if (r != MIXP_OK || !ctx->device->wait) return r;
     return mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));

@@ -115,6 +115,7 @@ typedef struct trainer {
     int             is_profiled;        /* 1: kernels are timed, for --profile or the report */
     int             lock;               /* descriptor of the folder's lock; -1 = none */
     int             locked_out;         /* 1: another run had the folder when ours began */
+    struct stat     loaded;             /* the checkpoint that is resumed from */
     int             save_failed, best_failed;   /* the newest save, and that of the best */
     int64_t         applied, streak;    /* steps applied; where a streak of skips began */
     int             warned;             /* 1: of divergence, in this streak */
@@ -469,12 +470,21 @@ static int run(trainer *t) {
     return status;
 }
 
+/* Where a standard file is closed the next file that is opened would take its number, and what is
+ * printed would go there. What stands in for it cannot be used, as one that is closed. */
+static void hold_standard_files(void) {
+    for (int i = 0; i <= STDERR_FILENO; i++)
+        if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+            return;
+}
+
 int main(int argc, char **argv) {
     trainer t;
     char    warning[MIXP_MESSAGE_SIZE];
     int     status;
     memset(&t, 0, sizeof t);
     t.lock = -1;
+    hold_standard_files();
     read_options(&t.c, argc, argv);
     if (t.c.help) { print_help(); return fflush(stdout) != 0; }
     if (t.c.version) { printf("tiny_gpt %s\n", mixp_version()); return fflush(stdout) != 0; }
