@@ -5262,6 +5262,8 @@ static int mixpi_amx_machine(int f16) {
 #define mixpi_vwrite_8       MIXPI_P(vwrite_8)
 #define mixpi_vlow_16        MIXPI_P(vlow_16)
 #define mixpi_vstate_random  MIXPI_P(vstate_random)
+#define mixpi_vstate_place   MIXPI_P(vstate_place)
+#define mixpi_vstate_word    MIXPI_P(vstate_word)
 #define mixpi_vstate_bf16    MIXPI_P(vstate_bf16)
 #define mixpi_vstate_m       MIXPI_P(vstate_m)
 #define mixpi_vstate_m_value MIXPI_P(vstate_m_value)
@@ -6090,12 +6092,12 @@ MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_ro
  * their sign; the forms in _high have 16 bits in the upper half of each element. */
 #if MIXPI_PASS == 2
 MIXPI_V mixpi_vbits mixpi_vread_high(const char *p) {       /* one instruction, not two */
-    const mixpi_vbits to = { 0, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
-                             0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000,
-                             0xF0000 };
-    __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
-    return (mixpi_vbits)_mm512_maskz_permutexvar_epi16(
-        0xAAAAAAAAu, (__m512i)to, _mm512_castsi256_si512(h));
+    const mixpi_vbits to = { 0x0001F, 0x1001F, 0x2001F, 0x3001F, 0x4001F, 0x5001F, 0x6001F,
+                             0x7001F, 0x8001F, 0x9001F, 0xA001F, 0xB001F, 0xC001F, 0xD001F,
+                             0xE001F, 0xF001F };         /* from 16 on there are zeros */
+    const __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    const __m512i zeros = _mm512_setzero_si512();
+    return (mixpi_vbits)_mm512_permutexvar_epi16((__m512i)to, _mm512_inserti64x4(zeros, h, 0));
 }
 MIXPI_V mixpi_vbits mixpi_vread_16(const char *p) {
     __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
@@ -6211,16 +6213,22 @@ MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
 MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return mixp_f32_of_bits(bits); }
 
 #else
-MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
+/* What its words are made of, and the words: where many are wanted, adding goes from place to
+ * place. */
+MIXPI_V mixpi_vbits mixpi_vstate_place(uint64_t key, uint32_t first) {
     const uint32_t lane[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
     mixpi_vbits x;
     memcpy(&x, lane, sizeof x);
-    x += first + (uint32_t)key;
+    return x + (first + (uint32_t)key);
+}
+MIXPI_V mixpi_vbits mixpi_vstate_word(uint64_t key, mixpi_vbits x) {
     x = (x ^ x >> 16) * 0x7FEB352Du;
     x = (x ^ x >> 15) + (uint32_t)(key >> 32);
     x *= 0x846CA68Bu;  /* plant: vector_random */
     return x ^ x >> 16;
 }
+MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first)
+{ return mixpi_vstate_word(key, mixpi_vstate_place(key, first)); }
 MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
     const mixpi_vbits a = x & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
     return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);  /* plant: vector_bf16 */
@@ -10940,6 +10948,20 @@ MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
     }
 }
 
+/* What a block of the next stretch has is asked for: the processor would begin anew with each page
+ * of each of the arrays. */
+MIXPI_V void MIXPI_P(ask_codes)(const char *codes, int size) {
+    int at;
+    for (at = 0; codes && at < size * MIXP_STATE_BLOCK; at += 64)
+        MIXPI_PREFETCH(codes + size * MIXPI_BLOCK + at);
+}
+MIXPI_V void MIXPI_P(small_ask)(const mixpi_small *b) {
+    MIXPI_P(ask_codes)(b->m, b->m_size);
+    MIXPI_P(ask_codes)(b->v, b->v_size);
+    MIXPI_P(ask_codes)(b->weight, 2);
+    MIXPI_P(ask_codes)(b->rest, b->rest_size);
+}
+
 /* The same and Adam in one loop, for a whole block whose moments have codes of `size` bytes both:
  * the words and the widening take place while roots and quotients are waited for. */
 MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
@@ -10954,6 +10976,7 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
     float *m = s->m + i, *v = s->v + i, *p = s->p + i;
     const int roots = s->roots;
     int k;
+    MIXPI_P(small_ask)(&b);
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
         mixpi_v d = MIXPI_P(small_moment)(b.v, size, 1, v_scale, k);
@@ -10987,6 +11010,13 @@ MIXPI_V mixpi_v MIXPI_P(bytes_v)(const char *codes, uint32_t base) {
     return _mm512_maskz_mul_ps(_mm_test_epi8_mask(c, c), (mixpi_v)u, (mixpi_v)u);
 }
 
+/* 16 gradients from k on, of a dtype that autocast knows. */
+MIXPI_V mixpi_v MIXPI_P(bytes_grad)(mixp_in grad, int64_t k) {
+    const char *p = (const char *)grad.data + k * (grad.dtype == MIXP_F32 ? 4 : 2);
+    if (grad.dtype == MIXP_F32) return mixpi_vget(MIXP_F32, p);
+    if (grad.dtype == MIXP_F16) return mixpi_vget(MIXP_F16, p);
+    return (mixpi_v)mixpi_vread_high(p);
+}
 /* As mixp_state_m: `unit` makes of m 2^-8 of what it is in the block's, and then the low bits of its
  * exponent with the first of its mantissa are the code. Of what is subnormal there the sum with 64
  * has the code as its last bits. */
@@ -11058,22 +11088,26 @@ MIXPI_V int MIXPI_P(bytes_close)(const mixpi_stretch *s, const mixpi_small *b, i
 
 /* A block of Adam, opened, updated and closed. Not closed: an Inf or a NaN came up. */
 MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
-                                const mixp_step_scalars *u, const float *g) {
+                                const mixp_step_scalars *u, mixp_in grad) {
     const int64_t block = b->first / MIXP_STATE_BLOCK;
     const uint32_t m_scale = s->row->m_scale[block] + 8u;
     const uint32_t base = (s->row->v_scale[block] - 15u) << 23;
     const mixpi_v unit = mixpi_vset(mixp_f32_of_bits(m_scale << 23));
     const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b->first);
+    const mixp_step_scalars own = *u;           /* which no store of a code may change */
+    mixpi_vbits place = mixpi_vstate_place(key, (uint32_t)b->first);
     __m512i m_top = _mm512_setzero_si512(), v_top = m_top;
     float *m = s->m + i, *v = s->v + i, *p = s->p + i, *words = s->word + i;
+    const int roots = s->roots;
     int k;
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
-        const mixpi_vbits word = mixpi_vstate_random(key, (uint32_t)b->first + (uint32_t)k);
+        const mixpi_vbits word = mixpi_vstate_word(key, place);
         mixpi_v w = b->rest ? MIXPI_P(small_master)(b, k) : mixpi_vload(p + k);
         mixpi_v c = mixpi_vmul(MIXPI_P(bytes_m)(b->m + k), unit);
         mixpi_v d = MIXPI_P(bytes_v)(b->v + k, base), root;
-        w = MIXPI_P(adam)(u, MIXPI_P(form_any), mixpi_vload(g + i + k), w, &c, &d, &root);
-        if (!s->roots) root = mixpi_vsqrt(d);
+        mixpi_v g = MIXPI_P(bytes_grad)(grad, b->first + k);
+        w = MIXPI_P(adam)(&own, MIXPI_P(form_any), g, w, &c, &d, &root);
+        if (!roots) root = mixpi_vsqrt(d);
         m_top = _mm512_max_epu32(m_top, (__m512i)mixpi_vabs(c));
         v_top = _mm512_max_epu32(v_top, (__m512i)root);
         mixpi_vstore(p + k, w);
@@ -11081,17 +11115,23 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
         mixpi_vstore(v + k, root);
         memcpy(words + k, &word, sizeof word);
         if (b->rest && b->rest_size == 1) MIXPI_P(bytes_put_master)(b, k, w, word);
+        place += 16;
     }
     if (b->rest && b->rest_size == 2) MIXPI_P(small_put_16)(b, p);
     return MIXPI_P(bytes_close)(s, b, i, _mm512_reduce_max_epu32(m_top),
                                 _mm512_reduce_max_epu32(v_top));
 }
 
-/* A stretch of whole blocks. 0: nothing happened, for one of them is unusual. */
-MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, const mixp_step_scalars *u,
-                                      const float *g) {
+/* A stretch opened, updated and closed. 0: nothing happened, for it is not of that kind, or a block
+ * is not usual. */
+MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind,
+                                      const mixp_step_scalars *u, mixp_in grad) {
+    const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
     mixpi_small_copy copy;
     int i;
+    if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
+    if (s->n % MIXP_STATE_BLOCK || m != MIXP_F8_E4M3 || v != MIXP_U8) return 0;
+    if (grad.dtype != MIXP_F32 && grad.dtype != MIXP_F16 && grad.dtype != MIXP_BF16) return 0;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
         const uint32_t scale = s->row->m_scale[b.first / MIXP_STATE_BLOCK];
@@ -11100,10 +11140,21 @@ MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, const mixp_step_scalars 
     s->roots = u->order != MIXP_ADAM_ORDER_APEX;
     for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
         const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
-        if (MIXPI_P(bytes_adam)(s, &b, i, u, g)) s->closed |= 1u << i / MIXP_STATE_BLOCK;
+        MIXPI_P(small_ask)(&b);
+        MIXPI_P(ask)(grad, b.first + MIXPI_BLOCK, MIXP_STATE_BLOCK);
+        if (MIXPI_P(bytes_adam)(s, &b, i, u, grad)) s->closed |= 1u << i / MIXP_STATE_BLOCK;
     }
     s->roots = 1;
     return 1;
+}
+#else
+MIXPI_V int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind,
+                                   const mixp_step_scalars *u, mixp_in grad) {
+    (void)s;
+    (void)kind;
+    (void)u;
+    (void)grad;
+    return 0;
 }
 #endif
 
@@ -11189,9 +11240,6 @@ MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
     if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
     if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
     for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
-#if MIXPI_PASS == 2
-    if (bytes) return MIXPI_P(stretch_bytes)(s, u, g);
-#endif
     s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
     for (i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
     return 1;
@@ -11278,13 +11326,15 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const float *g = MIXPI_P(read)(grad, i, n, s.g_buffer);
-        if (g == s.g_buffer) MIXPI_P(ask)(grad, i + n, n);  /* f32 comes by `stream` */
         MIXPI_P(stretch_begin)(&s, i, n);
-        if (job->counting || !MIXPI_P(stretch_small)(&s, job->plan->kind, u, g)) {
-            MIXPI_P(stretch_open)(&s);
-            if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
-            MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        if (job->counting || !MIXPI_P(stretch_bytes)(&s, job->plan->kind, u, grad)) {
+            const float *g = MIXPI_P(read)(grad, i, n, s.g_buffer);
+            if (g == s.g_buffer) MIXPI_P(ask)(grad, i + n, n);  /* f32 comes by `stream` */
+            if (job->counting || !MIXPI_P(stretch_small)(&s, job->plan->kind, u, g)) {
+                MIXPI_P(stretch_open)(&s);
+                if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
+                MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+            }
         }
         if (job->counting)
             MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
