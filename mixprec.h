@@ -80,6 +80,7 @@
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
  *     MIXPREC_THREADS          implementation    threads of its own (POSIX) instead of OpenMP's:
  *                                                they sleep when they wait, and survive fork
+ *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio alone: see CHECKPOINT
  *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
  *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
@@ -134,7 +135,9 @@
  *
  *     mixp_zero_grad forgotten, without a scaler   gradients add up: the verdict's grad_norm grows
  *       or with a scale that never moves             from step to step
- *     a weight written without mixp_tensor_touch   under autocast nothing changes
+ *     a weight written without mixp_tensor_touch   under autocast nothing changes;
+ *                                                    a low one with a master weight is what it
+ *                                                    was after the next step
  *     host data of another dtype than was said     mixp_read gives other numbers than the data's
  *     a parameter that nobody initialised          it is 0, and what lies before it gets gradients
  *                                                    of 0
@@ -969,6 +972,7 @@ typedef struct mixp_step_plan {
     int32_t       cautious;     /* 1: weight decay only where it goes the update's way     */
     int32_t       small;        /* 1: some states of the table are of fewer bytes than f32 */
     uint64_t      seed;         /* of the random numbers that round states                 */
+    uint64_t      graded;       /* which parameters have gradients, as a hash of 53 bits   */
     mixp_spike_rule spike;      /* resolved                                             */
     double       *spike_window; /* device memory: `window` norms, as many losses        */
     const float  *loss;         /* device memory; NULL: not looked at                   */
@@ -1019,11 +1023,57 @@ typedef struct mixp_step_state {
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
+/* a + b; *lost is what its rounding left out (Knuth). */
+MIXPREC_HD double mixpi_sum_and_lost(double a, double b, double *lost) {
+    const double sum = a + b;
+    const double part = sum - a;
+    *lost = (a - (sum - part)) + (b - part);
+    return sum;
+}
+
+/* A sum that was not exact with its last bit odd, which tells whoever rounds it again on which side
+ * of a tie the true sum lies (Boldo and Melquiond, Emulation of a FMA and correctly rounded sums,
+ * 2008). */
+MIXPREC_HD double mixpi_sum_odd(double sum, double lost) {
+    const uint64_t bits = mixp_bits_of_f64(sum);
+    if (bits & 1) return sum;
+    if (!(lost > 0.0 || lost < 0.0)) return sum;    /* exact, Inf or NaN */
+    return mixp_f64_of_bits((lost > 0.0) == (sum > 0.0) ? bits + 1 : bits - 1);
+}
+
+/* x without the lower half of its digits (Veltkamp). */
+MIXPREC_HD double mixpi_upper_half(double x) {
+    const double wide = 134217729.0 * x;            /* 2^27 + 1 */
+    return wide - (wide - x);
+}
+
+/* x * y + z, rounded once, where the product is between 2^-900 and 2^900: all of it is in two
+ * numbers (Dekker), which are added to z. */
+MIXPREC_HD double mixpi_fma_by_hand(double x, double y, double z) {
+    const double x1 = mixpi_upper_half(x), x2 = x - x1;
+    const double y1 = mixpi_upper_half(y), y2 = y - y1;
+    const double product = x * y;
+    const double rest = ((x1 * y1 - product) + x1 * y2 + x2 * y1) + x2 * y2;
+    double lost_low, lost_high, lost;
+    const double low = mixpi_sum_and_lost(z, rest, &lost_low);
+    const double high = mixpi_sum_and_lost(product, low, &lost_high);
+    const double tail = mixpi_sum_and_lost(lost_low, lost_high, &lost);
+    return high + mixpi_sum_odd(tail, lost);
+}
+MIXPREC_HD double mixpi_fma(double x, double y, double z) {
+#if defined(__MINGW32__) && defined(__x86_64__) && !defined(__FMA__)
+    return mixpi_fma_by_hand(x, y, z);          /* that of its libm rounds twice */
+#else
+    return fma(x, y, z);
+#endif
+}
+
 /* cos(pi x) for x in [0, 1], by its series: the same bits on every device, as libm's are not. */
 MIXPREC_HD double mixpi_cospi(double x) {
     double t = 3.14159265358979323846 * (x < 0.5 ? x : 1.0 - x), c = 1.0;
     int k;
-    for (k = 20; k > 0; k -= 2) c = fma(-t * t / (double)(k * (k - 1)), c, 1.0);
+    for (k = 20; k > 0; k -= 2)
+        c = mixpi_fma(-t * t / (double)(k * (k - 1)), c, 1.0);
     return x < 0.5 ? c : -c;
 }
 
@@ -1037,7 +1087,7 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
     done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
     shape =
         s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
-    return lr * fma(shape, 1.0 - s->min_factor, s->min_factor);
+    return lr * mixpi_fma(shape, 1.0 - s->min_factor, s->min_factor);
 }
 
 /* The scalars of SGD's update. The first momentum buffer is the gradient itself, without
@@ -1168,7 +1218,8 @@ MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double
     int64_t i;
     for (i = 0; i < n; i++) sum += x[i];
     *mean = sum / (double)n;
-    for (i = 0; i < n; i++) squares = fma(x[i] - *mean, x[i] - *mean, squares);
+    for (i = 0; i < n; i++)
+        squares = mixpi_fma(x[i] - *mean, x[i] - *mean, squares);
     *sd = sqrt(squares / (double)(n - 1));
     least = fabs(*mean) * 0.001;
     if (*sd < least) *sd = least;
@@ -1281,7 +1332,8 @@ enum {
     MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
                                    of the sums alone: its norm is squared */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
-    MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
+    MIXP_AGREE_GRADED,          /* must this, which parameters have gradients              */
+    MIXP_AGREE_NORM,            /* and this, of summed gradients: else the sums are not    */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
     MIXP_AGREE_LARGEST,
     MIXP_AGREE_LOSS,
@@ -1316,6 +1368,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
     row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    row[MIXP_AGREE_GRADED] = (double)plan->graded;  /* plant: agree_graded */
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
@@ -1360,7 +1413,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
 /* Is rank r unlike rank 0? Then that is noted. */
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
-    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_RATE : MIXP_AGREE_NORM;
+    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_GRADED : MIXP_AGREE_NORM;
     int word = MIXP_AGREE_HERE;
     while (word <= last &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
@@ -1406,20 +1459,11 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
-/* x * y + z, rounded once. The product is exact in f64; where the sum is not, its last bit is made
- * odd, which tells the narrowing on which side of a tie the true sum lies (Boldo and Melquiond,
- * Emulation of a FMA and correctly rounded sums, 2008). */
+/* x * y + z, rounded once: the product is exact in f64. */
 MIXPREC_HD float mixpi_fmaf_by_hand(float x, float y, float z) {
-    const double product = (double)x * (double)y;
-    const double sum = product + (double)z;
-    const double part = sum - product;
-    const double lost = (product - (sum - part)) + ((double)z - part);
-    uint64_t bits = mixp_bits_of_f64(sum);
-    if (bits & 1) return (float)sum;
-    if (!(lost > 0.0 || lost < 0.0)) return (float)sum;     /* exact, Inf or NaN */
-    if ((lost > 0.0) == (sum > 0.0)) bits++;
-    else bits--;
-    return (float)mixp_f64_of_bits(bits);
+    double lost;
+    const double sum = mixpi_sum_and_lost((double)x * (double)y, (double)z, &lost);
+    return (float)mixpi_sum_odd(sum, lost);
 }
 MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
 #if defined(__MINGW32__) && !defined(__FMA__)
@@ -1484,6 +1528,15 @@ MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float 
     *m = mixpi_fmaf(u->beta2, *m, u->rest2 * g);
 }
 
+/* x * y, rounded by itself: a compiler may join a plain product with a difference that reads it. */
+MIXPREC_HD float mixpi_rounded_product(float x, float y) {
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(x, y);
+#else
+    return mixpi_fmaf(x, y, -0.0f);
+#endif
+}
+
 /* a + (b - a) w, rounded as PyTorch's. */
 MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
     float way = b - a;
@@ -1493,7 +1546,7 @@ MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
 /* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
 MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float grad,
                                            float *direction, float *m) {
-    float g = grad * u->factor;
+    float g = mixpi_rounded_product(grad, u->factor);
     *m = mixpi_lerp(*m, g, u->rest1);
     *direction = u->nesterov ? mixpi_lerp(g, *m, u->momentum) : *m;
 }
@@ -2532,6 +2585,7 @@ struct mixp_tensor {
     uint64_t      version;      /* goes up with every write: what the cast cache looks at  */
     struct mixpi_tensor_private {
         const mixp_tensor *self;/* its own address: another stands where it was recycled    */
+        const mixp_context *of; /* its context: another stands where its beginning alone was */
         mixp_tensor *grad;      /* the gradient's storage, whether or not it holds one     */
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
         mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
@@ -2545,7 +2599,7 @@ struct mixp_tensor {
         int          walked;    /* 1: a loss that has been walked back                     */
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
-        int          is_param;  /* 1: saved in checkpoints                                 */
+        int          is_param;  /* 1: made by mixp_param                                   */
         int          is_grad;   /* 1: a gradient that a walk back has made                 */
         mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
         int          borrowed;  /* 1: a gradient whose memory is another's                 */
@@ -2571,9 +2625,10 @@ struct mixp_tensor {
  * the same scale, or skip it.
  *
  * A hook works on `count` elements of device memory, in place, in the order of `stream` (on a CPU,
- * NULL: before it returns), and gives up after `seconds`. It returns NULL, or why it failed, a text
- * that lives on: that is MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers).
- * In a captured step hooks are called once, to be recorded. */
+ * NULL: before it returns), and gives up after `seconds`. It begins no step and walks nothing back
+ * (MIXP_ERR_ORDER). It returns NULL, or why it failed, a text that lives on: that is
+ * MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step
+ * hooks are called once, to be recorded. */
 typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
                                        mixp_dtype dtype, void *stream, double seconds);
 
@@ -2731,7 +2786,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
  * before; a low weight was written since the last ordinary step, which takes it over into its
- * master; or a capture is under way already. */
+ * master; a low weight has two optimizers with masters; or a capture is under way already. One
+ * that fails leaves the count of steps as it was. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -2803,8 +2859,9 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
 
 /* A product for programs with a backward pass of their own, of matrices in device memory, in any
  * mix of f32, f16 and bf16, summed in f32: see mixp_gemm_args. On a GPU it is queued on the
- * context's stream. MIXP_ERR_ARGUMENT: k is NULL, a size or a stride is negative, an array is
- * missing, or c is a or b. MIXP_ERR_SHAPE: rows longer than their stride; MIXP_ERR_DTYPE. */
+ * context's stream. MIXP_ERR_ARGUMENT: k is NULL, batch or alpha is 0 (forgotten: both are 1, as a
+ * rule), a size or a stride is negative, an array is missing, or c is a or b. MIXP_ERR_SHAPE: rows
+ * longer than their stride; MIXP_ERR_DTYPE. */
 MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 
 /* Lets gradients flow into a view or an input that is f32, f16 or bf16, from operators that are
@@ -2885,7 +2942,8 @@ typedef struct mixp_autocast {
 } mixp_autocast;
 
 /* Opens a region until the matching pop. MIXP_ERR_ARGUMENT: other dtype or level, or more
- * than 64 nested; MIXP_ERR_ORDER: pop without push. */
+ * than 64 nested; MIXP_ERR_ORDER: pop without push, or what was opened last is no region of a push:
+ * the message names it, and it stays open. */
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region);
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
@@ -2939,7 +2997,8 @@ MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name);     /* al
 MIXPREC_API int mixp_scope_leave(mixp_context *ctx);                       /* always 0 */
 
 /* The same until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
- * are nested more than 64 deep; MIXP_ERR_ORDER: pop without push. */
+ * are nested more than 64 deep; MIXP_ERR_ORDER: pop without push, or what was opened last is no
+ * scope of a push, as above. */
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
 
@@ -3010,7 +3069,7 @@ MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "
  * step before, whose tensors must not be used again. Call it first in every training or
  * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
  * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same); or an
- * operator of yours calls this from its own functions: then nothing changes. */
+ * operator or a hook of yours calls this from its own functions: then nothing changes. */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
@@ -3027,7 +3086,17 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * Then only the last one's gradients, with those that they were added to, leave the rank. Walking
  * back into a gradient that was summed, before mixp_zero_grad, is MIXP_ERR_ORDER.
  * The first walk compares what the ranks are: MIXP_ERR_RANKS says what differs, and where. Without
- * ranks nothing happens. */
+ * ranks nothing happens.
+ *
+ * A PARAMETER THAT A STEP LEAVES OUT. What lies in one range (see bucket_bytes) goes out together:
+ * a parameter of it that this rank's loss was not made from counts as 0 there, for other ranks may
+ * have used it. Where none has, its gradient is zeros, and not NULL as without ranks: momentum and
+ * weight decay move it. (PyTorch's DDP refuses such a step; with find_unused_parameters it sums a
+ * map of what was used, waits for it, and leaves alone what no rank has used.) Where that matters,
+ * freeze it for the step, on all ranks, by mixp_tensor_set_requires_grad(t, 0), or give it to an
+ * optimizer of its own, and step that when it was used. A range that no walk of this rank has met
+ * is not sent: ranks must leave out the same ones. MIXP_ERR_RANKS in the step otherwise, which is
+ * skipped, or, where what they send does not even fit together, in backward. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
@@ -3666,7 +3735,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 /* Adds a parameter (f32, f16 or bf16) to the newest group. grad NULL: the gradient that
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
  * counts the steps of each parameter). Otherwise a view of yours with the same count, which
- * you fill, always taken as given. Master weights follow the parameter when you write it.
+ * you fill, always taken as given. Master weights follow the parameter when you write it, or when
+ * another optimizer does: of two that share a low parameter, neither keeps more than its bits.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
  * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it; grad
@@ -3731,7 +3801,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
  * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
  * them alone when one is non-finite. MIXP_ERR_ARGUMENT: max_norm is below 0 or not finite.
  * MIXP_ERR_ORDER: no gradient, or the loss was scaled and mixp_scaler_unscale has not been
- * called. */
+ * called. With ranks, gradients in views of yours become their mean in the first call that looks at
+ * them, and not again until the step, mixp_zero_grad or mixp_step_begin. */
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
 
 /* A step without a scaler. Applies whatever the gradients are, as PyTorch does; for a finite
@@ -4075,9 +4146,11 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
-/* Loads the parameters of a context alone, by name, from a checkpoint of mixprec's (whose other
- * state is passed over) or from anybody's safetensors file: for inference and for fine-tuning.
- * Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+/* Loads the parameters of a context alone, and the views that its optimizers train, by name, from a
+ * checkpoint of mixprec's (whose other state is passed over) or from anybody's safetensors file:
+ * for inference and for fine-tuning. (Where nobody trains a view, mixp_safetensors_find has its
+ * numbers.) Master weights follow. desc NULL: every parameter and every tensor must fit, with its
+ * dtype. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -4099,6 +4172,13 @@ typedef struct mixp_weights_desc {
  * MIXP_ERR_DTYPE; the message lists what differs, and nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc);
+
+/* Saves those weights alone, each with its own dtype, as crash-safe as a checkpoint: for others to
+ * read. In PyTorch, model.load_state_dict(safetensors.torch.load_file(path)) takes them, where
+ * names and shapes are the model's. Of several ranks one calls it. Waits for the device.
+ * MIXP_ERR_ARGUMENT: path is NULL, a name is missing or used twice; MIXP_ERR_IO, and whatever was
+ * at path is then as it was. */
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
 
 /* --- safetensors files by themselves --- */
 
@@ -12121,7 +12201,7 @@ struct mixp_context {
     uint64_t       replayed;    /* the step count after the newest replay */
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
-    int            inside;      /* operators at work: their functions begin no step        */
+    int            inside;      /* operators and hooks at work: they begin no step         */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
     int            cast_recorded; /* since then: 1: a low copy was renewed, at replays alone */
     int64_t        lows_made;   /* low copies of permanent tensors                         */
@@ -12246,9 +12326,11 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
 static mixp_result mixpi_failed(const mixp_context *ctx)
 { return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
 
-/* Is it one? The record of an activation is other memory once a later step has used it. */
+/* Is it one? The record of an activation is other memory once a later step has used it, or has come
+ * as far as its beginning, for an arena is handed out upwards; or that of a gradient which was
+ * given back. */
 static int mixpi_is_tensor(const mixp_tensor *t)
-{ return t && t->own.self == t; }  /* plant: recycled */
+{ return t && t->own.self == t && t->own.of == t->ctx && t->data; }  /* plant: recycled */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -12288,6 +12370,13 @@ static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const cha
 { return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
 
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
+    const mixpi_block *b = ctx->block;
+    if (b)
+        return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
+                                 "out of memory: %.0f bytes could not be had of a block of %.0f; "
+                                 "after a run with large memory_bytes, "
+                                 "mixp_context_memory(ctx).block says how many it takes",
+                                 (double)bytes, (double)(b->before + b->size));
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                              "out of memory: %.0f bytes could not be had (%.0f in "
                              "use); use a smaller batch or model",
@@ -12872,11 +12961,13 @@ static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
 static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
                                    mixp_ranks_hook hook, mixp_out data, int64_t count) {
     const mixp_ranks_desc *k = &ctx->ranks;
+    const char *why;
     if (k->size < 2) return MIXP_OK;
     if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
-    return mixpi_ranks_heard(ctx, what,
-                             hook(k->user, data.data, count, data.dtype,
-                                  ctx->exec.stream, k->seconds));
+    ctx->inside++;              /* a walk may be under way: it must begin no step */
+    why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
+    ctx->inside--;
+    return mixpi_ranks_heard(ctx, what, why);
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
@@ -12951,7 +13042,8 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
     mixp_result r;
     if (!ctx) {
-        *wrong = "out of memory: the allocator gave none for the context itself";
+        *wrong = d->memory ? "memory_bytes is too small"
+                           : "out of memory: the allocator gave none for the context itself";
         return NULL;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -13060,11 +13152,20 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     return r;
 }
 
+/* What was recorded has not run, whether or not a graph comes of it: replays count steps. Gradients
+ * of before have another scale than the host knows. */
+static void mixpi_capture_undo(mixp_context *ctx) {
+    ctx->capturing = 0;
+    ctx->step = ctx->capture_step;  /* plant: capture_undo */
+    ctx->replays += ctx->scale_moved != 0;
+}
+
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
-    if (ctx) ctx->capturing = 0;
+    const uint64_t step = ctx ? ctx->step : 0;
+    if (ctx && ctx->capturing) mixpi_capture_undo(ctx);
     if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
@@ -13076,13 +13177,11 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->ctx = ctx;
     g->next = ctx->graphs;
     g->handle = handle;
-    g->step = ctx->step;
+    g->step = step;
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
     g->lows_made = ctx->lows_made;
-    ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
-    ctx->replays += g->moves_scale != 0;
     return g;
 }
 
@@ -13259,6 +13358,7 @@ static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
     twin->own.self = twin;
+    twin->own.of = t->ctx;
     twin->ctx = t->ctx;
     twin->name = t->name;
     twin->dtype = dtype;
@@ -13278,6 +13378,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
     t->own.self = t;
+    t->own.of = ctx;
     t->ctx = ctx;
     t->name = "";
     t->dtype = dtype;
@@ -13398,6 +13499,8 @@ MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, in
 static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
     if (!k) return "its arguments are NULL";
     if (k->m < 0 || k->n < 0 || k->k < 0 || k->batch < 0) return "a size is negative";
+    if (k->batch == 0) return "batch is 0: nothing would be done; 1 for one product";
+    if (k->alpha == 0.0f) return "alpha is 0: nothing would be multiplied; 1 for a b alone";
     if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
     if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
         return "a, b or c has no data";
@@ -13597,14 +13700,18 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64
+#define MIXPI_REGIONS_ROOM  (MIXPI_MAX_REGIONS + 1)     /* a walk back has one of its own */
 #define MIXPI_MAX_OVERRIDES 64
 #define MIXPI_SCOPE_ROOM    201
 
-/* What ends a region: mixp_autocast_pop, the end of its block, or mixp_autocast_close. */
+/* What ends a region: mixp_autocast_pop, mixp_scope_pop, the end of its block, or
+ * mixp_autocast_close. */
 typedef enum mixpi_region_kind {
     MIXPI_REGION_PUSHED,
+    MIXPI_REGION_NAMED,
     MIXPI_REGION_IN_BLOCK,
-    MIXPI_REGION_IN_SCOPE
+    MIXPI_REGION_IN_SCOPE,
+    MIXPI_REGION_IN_WALK
 } mixpi_region_kind;
 
 typedef struct mixpi_region {
@@ -13618,7 +13725,7 @@ typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_ov
 typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixpi_casting {
-    mixpi_region    regions[MIXPI_MAX_REGIONS];
+    mixpi_region    regions[MIXPI_REGIONS_ROOM];
     mixpi_override  overrides[MIXPI_MAX_OVERRIDES];
     mixpi_tally     tallies[MIXPI_MAX_OVERRIDES * 2];
     int             n_regions;  /* those that were refused for want of room included       */
@@ -13642,7 +13749,7 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
 static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
     const mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c || !c->n_regions) return NULL;
-    return &c->regions[mixpi_min(c->n_regions, MIXPI_MAX_REGIONS) - 1];
+    return &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx) {
@@ -13669,12 +13776,13 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
                                      mixpi_region_kind kind, int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
+    const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
     const char *wrong = NULL;
     if (!c) return MIXP_ERR_MEMORY;
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
-    else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
-    if (c->n_regions < MIXPI_MAX_REGIONS) {
+    else if (c->n_regions >= most) wrong = "too many nested regions";
+    if (c->n_regions < MIXPI_REGIONS_ROOM) {
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? mixp_autocast_current(ctx) : cast;  /* plant: region_refused */
@@ -13710,15 +13818,52 @@ MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
     return r;
 }
 
-MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
-    const mixpi_region *region = mixpi_region_now(ctx);
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!region || region->kind != MIXPI_REGION_PUSHED)  /* plant: region_pop */
+/* The kind of the innermost region. One that was refused for want of room is a block's. */
+static mixpi_region_kind mixpi_region_innermost(const mixpi_casting *c) {
+    if (c->n_regions > MIXPI_MAX_REGIONS) return MIXPI_REGION_IN_BLOCK;
+    return c->regions[c->n_regions - 1].kind;
+}
+
+/* A pop that met another kind of region: a pop or a push is missing somewhere. */
+static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
+    const mixpi_casting *c = ctx->casting;
+    const mixpi_region_kind kind = mixpi_region_innermost(c);
+    const mixp_autocast now = mixp_autocast_current(ctx);
+    int length;
+    const char *scope = mixpi_scope_now(ctx, &length);
+    if (kind == MIXPI_REGION_NAMED)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_autocast_pop: no region is open that "
-                                 "mixp_autocast_push opened");
+                                 "%s: what was opened last is the scope '%.*s' of "
+                                 "mixp_scope_push; close that first",
+                                 who, length, scope);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER,
+        "%s: what was opened last is %s (autocast to %s there); close that first", who,
+        kind == MIXPI_REGION_PUSHED ? "a region of mixp_autocast_push"
+        : kind == MIXPI_REGION_IN_BLOCK
+            ? "a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block"
+            : "a region of mixp_autocast_open or mixp_no_grad_open",
+        mixp_dtype_name(now.dtype));
+}
+
+/* Closes the innermost region, which must be of that kind. */
+static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind,
+                                    const char *who, const char *what,
+                                    const char *push) {
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_region_now(ctx))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open that %s opened",
+                                 who, what, push);
+    /* plant: region_pop */
+    if (mixpi_region_innermost(ctx->casting) != kind)
+        return mixpi_region_crossed(ctx, who);
     ctx->casting->n_regions--;
     return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
+    return mixpi_region_pop(ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region",
+                            "mixp_autocast_push");
 }
 
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
@@ -13745,7 +13890,7 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
     mixpi_casting *c = ctx ? ctx->casting : NULL;
     int i;
     if (!c) return 0;
-    if (c->n_regions > MIXPI_MAX_REGIONS) {
+    if (c->n_regions > MIXPI_REGIONS_ROOM) {
         c->n_regions--;
         return 0;
     }
@@ -13791,17 +13936,13 @@ MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_scope_push: the name is %s; give one, say \"h.3\"",
                                  name ? "empty" : "NULL");
-    r = mixpi_scope_open(ctx, name, MIXPI_REGION_PUSHED);
+    r = mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
     if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;
     return r;
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
-    const mixpi_region *region = mixpi_region_now(ctx);
-    if (region && region->kind == MIXPI_REGION_PUSHED) return mixp_autocast_pop(ctx);
-    return !ctx ? MIXP_ERR_ARGUMENT
-                : mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                    "mixp_scope_pop: no scope is open that "
-                                    "mixp_scope_push opened");
+    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope",
+                            "mixp_scope_push");
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
@@ -13834,7 +13975,7 @@ MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
 
 /* Closes blocks that were left by return, goto or break; reports that there were some. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_MAX_REGIONS);
+    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_REGIONS_ROOM);
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
     ctx->casting->n_regions = i;  /* plant: region_told */
@@ -14046,10 +14187,11 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
-    t->own.low_version[which] = t->version;  /* plant: low_version */
     ctx->cast_recorded |= ctx->capturing;
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
-    return r == MIXP_OK ? low : NULL;
+    if (r != MIXP_OK) return NULL;
+    t->own.low_version[which] = t->version;  /* plant: low_version */
+    return low;
 }
 
 MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
@@ -14114,7 +14256,7 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->inside) return MIXP_OK;  /* plant: inside_operator */
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: an operator is at work: its infer, forward and backward begin "
-                             "no step, and walk nothing back",
+                             "no step, and walk nothing back; nor do hooks of ranks",
                              who);
 }
 
@@ -14178,11 +14320,14 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
                                      const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
-    if (!op || !op->name || !op->infer || !op->forward || !in ||
-        (op->attrs_size && !attrs))
+    if (!op || !op->name || !op->infer || !op->forward || !in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_apply: the operator, its infer, forward, "
-                                 "inputs or attributes are missing");
+                                 "mixp_apply: the operator, its name, infer, forward "
+                                 "or inputs are missing");
+    if (op->attrs_size && !attrs)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: attrs is NULL, and its row says attrs_size %.0f",
+                                 op->name, (double)op->attrs_size);
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 0 || required > n_in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "%s: %d inputs, of which %d required; at most %d",
@@ -15525,7 +15670,7 @@ static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) 
     if (!d) return MIXP_OK;
     for (i = 0; i < c->n_in; i++) {
         const mixp_tensor *t = mixpi_leaf_of(c, i);
-        mixpi_leaf *l = t ? &d->leaves[t->own.leaf - 1] : NULL;
+        mixpi_leaf *l = t && t->own.leaf ? &d->leaves[t->own.leaf - 1] : NULL;
         if (!l || l->last != d->position) continue;
         l->last = -1;
         d->buckets[l->bucket].awaited--;  /* plant: ranks_awaited */
@@ -15579,6 +15724,16 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
     return mixpi_noted_since(ctx, told, "a mean over ranks", r);
 }
 
+/* All that grad_ready began is there. */
+static mixp_result mixpi_ranks_await(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    const char *why;
+    ctx->inside++;
+    why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
+    ctx->inside--;
+    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
+}
+
 /* After a walk. */
 static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
@@ -15587,9 +15742,7 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     int64_t i;
     if (!d) return MIXP_OK;
     r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
-    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1)
-        r = mixpi_ranks_heard(ctx, "the wait for gradients",
-                              k->grad_wait(k->user, ctx->exec.stream, k->seconds));
+    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
     for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
         mixpi_bucket *b = &d->buckets[i];
         if (!b->due) continue;
@@ -15651,7 +15804,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
-    opened = mixp_no_grad_open(ctx);    /* a user's backward may apply operators */
+    opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
+    mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
         if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
@@ -15748,26 +15902,40 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
     return r;
 }
 
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn,
-                                             void *user, int n_inputs,
-                                             mixp_tensor *const *inputs, double eps,
-                                             double *worst) {
-    int64_t most = 0;
-    mixp_result r;
-    float *memory;
+/* Can all of them be checked? *most: elements of the largest. */
+static mixp_result mixpi_check_inputs(mixp_context *ctx, int n, mixp_tensor *const *inputs,
+                                      int64_t *most) {
     int i;
-    if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
-    for (i = 0; i < n_inputs; i++) {
-        if (!inputs[i] || inputs[i]->dtype != MIXP_F32 || inputs[i]->own.generation)
+    *most = 0;
+    for (i = 0; i < n; i++) {
+        const mixp_tensor *t = inputs[i];
+        if (!mixpi_is_tensor(t) || t->dtype != MIXP_F32 || t->own.generation)
             return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                                      "mixp_check_gradients: input %d must be a "
                                      "permanent f32 tensor (mixp_param or mixp_view)",
                                      i);
-        if (inputs[i]->count > most) most = inputs[i]->count;
-        inputs[i]->grad = NULL;
+        if (t->ctx != ctx)
+            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                     "mixp_check_gradients: input %d is of another context", i);
+        if (t->count > *most) *most = t->count;
     }
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn,
+                                             void *user, int n_inputs,
+                                             mixp_tensor *const *inputs, double eps,
+                                             double *worst) {
+    int64_t most;
+    mixp_result r;
+    float *memory;
+    int i;
+    if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
+    r = mixpi_check_inputs(ctx, n_inputs, inputs, &most);
+    if (r != MIXP_OK) return r;
     memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
+    for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
     mixp_step_begin(ctx);
     r = mixp_backward(ctx, fn(ctx, user));
     *worst = 0.0;
@@ -15858,7 +16026,8 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input %d%s is %s; indices must be i32", c->op->name, which,
+                             "%s: input %d%s is %s; indices must be i32: mixp_convert makes "
+                             "them", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
@@ -18987,6 +19156,7 @@ struct mixp_optimizer {
     int64_t         *owned;
     mixp_param_row  *own_rows, *device_own_rows;
     void            *slices;
+    uint64_t         views_summed;  /* generation in which clip summed views; 0 = it did not */
     uint64_t         stepped_in;    /* the context's generation at the newest update, and  */
     int64_t          stepped_after; /* how many operators it had applied by then           */
     mixp_optimizer  *next;      /* in the context's list                                   */
@@ -19513,8 +19683,10 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         code = MIXP_ERR_DTYPE;
         wrong = "and its gradient must be f32, f16 or bf16";
     } else if (g && g->count != p->count) {
-        code = MIXP_ERR_SHAPE;
-        wrong = "and its gradient differ in their number of elements";
+        return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
+                                 "mixp_optimizer_add: '%s' and its gradient differ in their "
+                                 "number of elements: %.0f and %.0f",
+                                 p->name, (double)p->count, (double)g->count);
     } else if (mixpi_stage(opt) != MIXPI_READY) {
         code = MIXP_ERR_ORDER;
         wrong = "comes in the middle of a step: update the scaler first";
@@ -19770,6 +19942,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     }
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = 0;
+    opt->views_summed = 0;
     mixpi_exchange_forget(opt->ctx);
     return r;
 }
@@ -19977,6 +20150,12 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].version == p->version) continue;
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
+        if (p->own.optimizers > 1)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: '%s' has %d optimizers; each takes over into its master "
+                                     "weight what another wrote, which a captured step cannot: "
+                                     "give it one, or set no_master",
+                                     who, p->name, p->own.optimizers);
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: '%s' was written since the last step, and a captured one "
                                  "cannot take that over into its master weight: run an ordinary "
@@ -19986,12 +20165,21 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
     return MIXP_OK;
 }
 
+static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
+    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_own_rows_send(opt);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
+                        (size_t)opt->count * sizeof *opt->rows);
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent, but where there are graphs, or were at the last step: each
  * brings its own table, which stays on the device. MIXP_ERR_ORDER when there is no gradient at
  * all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     const int brought = opt->ctx->capturing || opt->ctx->graphs;
+    uint64_t graded = 1469598103934665603u;
     int64_t i, active = 0;
     if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
         return MIXP_ERR_ORDER;
@@ -19999,11 +20187,13 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     for (i = 0; i < opt->count; i++) {
         mixp_param_row now = mixpi_row_now(opt, i);
         active += now.active != 0;
+        graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
         /* Padding may differ where fields do not: then the table is sent once more. */
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
-        if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
+        if (mixpi_master_sync(opt, i) != MIXP_OK)
+            return mixpi_ranks_stop(opt->ctx, MIXP_ERR_DEVICE);
     }
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -20016,12 +20206,10 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
             "%s: no parameter of this optimizer has a "
             "gradient; call mixp_backward first, on a loss made from them",
             who);
+    opt->plan.graded = graded >> 11;
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = brought;
-    if (opt->muon && mixpi_muon_refresh(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    if (mixpi_own_rows_send(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
-                        (size_t)opt->count * sizeof *opt->rows);
+    return mixpi_ranks_stop(opt->ctx, mixpi_rows_send(opt));
 }
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
@@ -20563,7 +20751,7 @@ static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     static const char *const words[] = { "", "the loss scale",
                                          "the number of applied steps",
-                                         "the learning rate",
+                                         "the learning rate", "",
                                          "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
@@ -20575,6 +20763,12 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                                  "rank %d took another kind of step than rank 0, or "
                                  "none; the step was skipped: do the hooks carry f64?",
+                                 other);
+    if (a->word == MIXP_AGREE_GRADED)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: other parameters have gradients on rank %d than on "
+                                 "rank 0; all ranks must walk back the same ones; the step was "
+                                 "skipped",
                                  other);
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
@@ -20605,13 +20799,13 @@ static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
 }
 
 /* Gradients that the caller keeps in views were in no walk: they become their mean here, each once
- * in a step. */
+ * in a step, also where the caller changes them between clip and step. */
 static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     mixp_context *ctx = o->ctx;
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED || o->clipped)
-        return MIXP_OK;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
+    if (o->views_summed == ctx->generation) return MIXP_OK;  /* plant: views_once */
     for (i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slots[i].grad;
         if (!view) continue;
@@ -20834,7 +21028,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     r = mixpi_tally_step(opt);
     tallied = opt->tallied;
     opt->tallied = 0;
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
                      ((int)plan->spike.of & MIXP_SPIKE_NORM);
     if (plan->gathered && !opt->clipped)
@@ -20850,8 +21044,9 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (r == MIXP_OK) mixpi_opt_written(opt);
     if (r == MIXP_OK) mixpi_stepped(opt);
     opt->clipped = 0;
+    opt->views_summed = 0;
     plan->loss = NULL;
-    return r;
+    return mixpi_ranks_stop(opt->ctx, r);   /* the others are on their way to the next sum */
 }
 
 /* Where sums are scattered, a rank unscales and clips what it updates alone. Gradients that are not
@@ -20878,8 +21073,11 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
     if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
-    if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
+    if (r == MIXP_OK) r = mixpi_ranks_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
     opt->clipped = r == MIXP_OK;
+    /* Unscaled ones are means until the update. */
+    if (r == MIXP_OK && mixpi_stage(opt) != MIXPI_UNSCALED)
+        opt->views_summed = opt->ctx->generation;
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g) g->version++;    /* another optimizer that shares it must look again */
@@ -20973,12 +21171,13 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (r != MIXP_OK) return r;
     opt->tallied = 0;           /* a step before this one may have been given up */
     r = mixpi_tally_step(opt);
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
     opt->plan.look_only = opt->plan.gathered = 1;
     r = mixpi_ranks_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
                          scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
+    opt->views_summed = 0;
     mixpi_opt_in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
@@ -22436,10 +22635,14 @@ typedef struct mixpi_report {
     size_t      text_size;
 } mixpi_report;
 
-/* Names come from files: no control character may reach a terminal. */
+/* Names come from files: no control character may reach a terminal, nor those from U+0080 to
+ * U+009F, one of which begins what ESC [ does. */
 static void mixpi_printable(char *text) {
-    for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
+    for (; *text; text++) {
+        const unsigned char *c = (const unsigned char *)text;
+        if (c[0] == 0xC2 && c[1] >= 0x80 && c[1] < 0xA0) text[1] = '?';  /* plant: printable */
+        if (c[0] < 0x20 || c[0] == 0x7F || (c[0] == 0xC2 && c[1] == '?')) *text = '?';
+    }
 }
 
 /* Writes the message, and behind it the path. Names in it are cut to %.60s. */
@@ -23966,6 +24169,10 @@ static int mixpi_is_optional_name(const char *name) {
     return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_spike_name(name);
 }
 
+/* Is it one that a checkpoint holds? Views are while an optimizer trains them, whoever saves. */
+static int mixpi_is_weight(const mixp_tensor *t)
+{ return t->own.is_param || t->own.optimizers > 0; }
+
 /* The same for saving, checking and loading; what NULL: the weights alone. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
@@ -23973,7 +24180,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     s->n_items = s->names_used = 0;
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
-        if (!t->own.is_param) continue;
+        if (!mixpi_is_weight(t)) continue;
         item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
         mixpi_state_add(s, item, "%s", t->name);
@@ -24176,7 +24383,9 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     mixp_result shared, of_0;
     if (!mixpi_any_sharded(what)) return r;
     table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
-    if (!table) return mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table);
+    if (!table)
+        return mixpi_ranks_stop(what->ctx,
+                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
     shared = mixpi_ranks_share(what->ctx, table, 1);
@@ -24218,11 +24427,11 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     return wrong;
 }
 
-/* Every parameter must have a name. */
+/* Every parameter must have a name, and each view that an optimizer trains. */
 static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     const mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param && !t->name[0])
+        if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                      "%s: a parameter has no name (%s, %.0f "
                                      "elements)",
@@ -24230,26 +24439,24 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     return MIXP_OK;
 }
 
-/* Are the arguments whole, the context between two steps? Marks views that optimizers train. */
+/* Are the arguments whole, the context between two steps? */
 static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
                                           const char *who) {
     const char *wrong;
     mixp_context *ctx;
     mixp_result r;
-    int64_t k;
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
     wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     for (i = 0; i < what->n_optimizers; i++) {
-        mixp_optimizer *opt = what->optimizers[i];
+        const mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
             return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                      "%s: optimizer %d is in the middle of a step; "
                                      "call mixp_scaler_update first",
                                      who, i);
-        for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
     if (what->scaler && what->scaler->checked_epoch == what->scaler->epoch)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -24306,7 +24513,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
     writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
     borrowed = mixpi_states_borrow(what, &r);
-    result = mixpi_states_collect(what);
+    result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
@@ -24573,7 +24780,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixp_tensor_touch(t);
+        if (mixpi_is_weight(t)) mixp_tensor_touch(t);
     for (o = 0; o < what->n_optimizers; o++)        /* weights and masters came together */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
@@ -24772,6 +24979,17 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
     if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
 }
 
+/* Whether there is something to do, and it can be done. */
+static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx,
+                                       const char *who) {
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
+    r = mixpi_check_names(ctx, who);
+    if (r != MIXP_OK || !ctx->device->wait) return r;
+    return mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+}
+
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_load_weights";
@@ -24781,12 +24999,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
     mixpi_report r;
     mixpi_state state;
     mixpi_file f;
-    mixp_result result;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
-    result = mixpi_check_names(ctx, who);
-    if (result == MIXP_OK && ctx->device->wait)
-        result = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);
@@ -24797,6 +25010,27 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
         mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx) {
+    static const char *const who = "mixp_checkpoint_save_weights";
+    static const char *const metadata[1][2] = { { "format", "pt" } };
+    char error[MIXP_MESSAGE_SIZE];
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_plan plan;
+    mixp_result result = mixpi_weights_check(path, ctx, who);
+    if (result != MIXP_OK) return result;
+    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_state_list(&state, &r, ctx, NULL);
+    memset(&plan, 0, sizeof plan);
+    plan.metadata = metadata;
+    plan.n_metadata = 1;
+    mixpi_state_plan(&state, &plan);
+    mixpi_plan_save(&r, &plan);
     mixpi_state_release(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
