@@ -278,6 +278,8 @@ plant vector_m_value     factor  states_simd test_same_bytes
 plant vector_floor       drop    states_simd test_same_bytes
 plant vector_v_inf       drop    states_simd test_same_bytes
 plant vector_v_none      drop    states_simd test_same_bytes
+plant vector_v_top       drop    states_simd test_same_bytes
+plant vector_draw        drop    formats_simd stochastic_is_reproducible
 plant vector_master_16   sign    states_simd test_same_bytes
 plant vector_kept        sign    states_simd test_same_bytes
 plant vector_master_8    sign    states_simd test_same_bytes
