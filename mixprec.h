@@ -11128,9 +11128,9 @@ MIXPI_V mixpi_v MIXPI_P(bytes_grad)(mixp_in grad, int64_t k) {
     if (grad.dtype == MIXP_F16) return mixpi_vget(MIXP_F16, p);
     return (mixpi_v)mixpi_vread_high(p);
 }
-/* As mixp_state_m: `unit` makes of m 2^-8 of what it is in the block's, and then the low bits of its
- * exponent with the first of its mantissa are the code. Of what is subnormal there the sum with 64
- * has the code as its last bits. */
+/* As mixp_state_m: `unit` makes of m 2^-8 of what it is in the block's, and then the low bits of
+ * its exponent with the first of its mantissa are the code. Of what is subnormal there the sum with
+ * 64 has the code as its last bits. */
 MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
                                   mixpi_vbits word) {
     const mixpi_vbits y = (mixpi_vbits)mixpi_vmul(mixpi_vload(m), unit);
