@@ -205,7 +205,11 @@ plant attention_rank     zero    hostile     ranks_drop_as_steps_do
 plant overlap            turn    hostile     views_that_overlap
 plant failed             turn    hostile     errors_cleared_at_once
 plant recycled           yes     hostile     tensors_of_an_earlier_step
+plant printable          never   borders     no_control_character_of_a_name_is_told
 plant capture_twice      zero    hostile     capture_within_a_capture
+plant capture_undo       drop    orders      a_capture_that_fails
+plant views_once         never   orders      views_are_summed_once
+plant agree_graded       zero    ranks       other_parameters
 plant checked_lose       never   free        test_a_verdict_without_it
 plant block_join         never   block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge
@@ -274,6 +278,8 @@ plant vector_m_value     factor  states_simd test_same_bytes
 plant vector_floor       drop    states_simd test_same_bytes
 plant vector_v_inf       drop    states_simd test_same_bytes
 plant vector_v_none      drop    states_simd test_same_bytes
+plant vector_v_top       drop    states_simd test_same_bytes
+plant vector_draw        drop    formats_simd stochastic_is_reproducible
 plant vector_master_16   sign    states_simd test_same_bytes
 plant vector_kept        sign    states_simd test_same_bytes
 plant vector_master_8    sign    states_simd test_same_bytes

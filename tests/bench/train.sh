@@ -37,7 +37,7 @@ peer() { # ROW DTYPE [OPTION...]: the median of a run
 }
 show() { # ROW
     [ ! -s "$tmp/$1" ] || sort -n "$tmp/$1" | awk -v name="$1" '{ v[NR] = $1 } END {
-        printf "%-22s %8.2f  [%.2f %.2f]  %d runs\n", name, v[int((NR + 1) / 2)], v[1], v[NR], NR }'
+        printf "%-26s %8.2f  [%.2f %.2f]  %d runs\n", name, v[int((NR + 1) / 2)], v[1], v[NR], NR }'
 }
 median() { [ ! -s "$tmp/$1" ] || sort -n "$tmp/$1" | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
 ratio() { # ROW TO: the median of the first over that of the second
@@ -58,7 +58,7 @@ for round in $(seq "$rounds"); do
         [ -z "$have" ] || [ $d = f16 ] || peer "$d compiled" $d --compile
     done
 done
-echo "ms a step                median  [min max]"
+echo "ms a step                    median  [min max]"
 for d in $dtypes; do for row in "$d" "$d O2" "$d small states"; do show "mixprec $row"; done; done
 for d in $dtypes; do show "torch $d"; show "torch $d compiled"; done
 for d in $dtypes; do
