@@ -13554,6 +13554,9 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     return region ? ctx->casting->scope : "";
 }
 
+static int mixpi_region_is_pushed(mixpi_region_kind kind)
+{ return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED; }
+
 /* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
  * find it. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -13572,7 +13575,8 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
     }
-    c->n_regions++;
+    /* A refused push has no pop. All is done before on_error is called: it may close regions. */
+    if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;  /* plant: region_pushed */
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                       "autocast to %s at level %d: %s",
@@ -13591,14 +13595,10 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
 
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region) {
-    mixp_result r;
     if (!ctx || !region)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_autocast_push: region is NULL");
-    r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
-    /* plant: region_pushed */
-    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
-    return r;
+    return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
 }
 
 /* The kind of the innermost region. One that was refused for want of room is a block's. */
@@ -13714,14 +13714,11 @@ MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
 MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
 
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
-    mixp_result r;
     if (!ctx || !name || !*name)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_scope_push: the name is %s; give one, say \"h.3\"",
                                  name ? "empty" : "NULL");
-    r = mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
-    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;
-    return r;
+    return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
     return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope",
