@@ -11105,6 +11105,7 @@ MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
     const mixpi_vbits y = (mixpi_vbits)mixpi_vmul(mixpi_vload(m), unit);
     const mixpi_vbits a = y & 0x7FFFFFFFu, sign = y >> 24;
     const __m512i least = _mm512_set1_epi32(0x38800000), bit = _mm512_set1_epi32(0x80);
+    /* plant: bytes_tiny */
     const __mmask16 tiny = _mm512_cmplt_epi32_mask((__m512i)a, least);
     mixpi_vbits code = (a + ((word & 0xFFFFu) << 4)) >> 20;
     mixpi_v c = _mm512_mask_add_ps((mixpi_v)code, tiny, (mixpi_v)a, mixpi_vset(64.0f));
@@ -11144,7 +11145,7 @@ MIXPI_V int MIXPI_P(bytes_usual)(const mixpi_small *b, uint32_t m_scale) {
         top = _mm512_max_epu8(top, _mm512_loadu_si512(b->v + k));
     }
     return !_mm512_cmpeq_epi8_mask(top, _mm512_set1_epi8(-1)) &&
-           m_scale - 1u < (uint32_t)MIXPI_BYTES_MOST;
+           m_scale - 1u < (uint32_t)MIXPI_BYTES_MOST;  /* plant: bytes_usual */
 }
 
 /* The moments of a block, rounded; 0 where one is not finite, and nothing happened. */
@@ -11154,8 +11155,8 @@ MIXPI_V int MIXPI_P(bytes_close)(const mixpi_stretch *s, const mixpi_small *b, i
     const mixpi_v unit = mixpi_vset(mixp_f32_of_bits((246u - m_scale) << 23));
     const int64_t block = b->first / MIXP_STATE_BLOCK;
     int k;
-    if (m_top >= 0x7F800000u || v_top >= 0x7F800000u) return 0;
-    if (m_scale > (uint32_t)MIXPI_BYTES_MOST) return 0;
+    if (m_top >= 0x7F800000u || v_top >= 0x7F800000u) return 0;  /* plant: bytes_bad */
+    if (m_scale > (uint32_t)MIXPI_BYTES_MOST) return 0;  /* plant: bytes_large */
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         const mixpi_vbits word = mixpi_vbits_at(s->word + i + k, 0);
         MIXPI_P(bytes_put_m)(b->m + k, s->m + i + k, unit, word);
@@ -11195,7 +11196,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
         mixpi_vstore(v + k, root);
         memcpy(words + k, &word, sizeof word);
         if (b->rest && b->rest_size == 1) MIXPI_P(bytes_put_master)(b, k, w, word);
-        place += 16;
+        place += 16;  /* plant: bytes_place */
     }
     if (b->rest && b->rest_size == 2) MIXPI_P(small_put_16)(b, p);
     return MIXPI_P(bytes_close)(s, b, i, _mm512_reduce_max_epu32(m_top),
