@@ -3268,6 +3268,11 @@ typedef struct mixp_attention_desc {
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
  * MultiheadAttention when that returns weights, give NaN there.
  *
+ * A mask of finite numbers hides by their size alone. A query that -1e9 or less covers whole has
+ * the mean of v for its result, and what it passes to q, k and v is too large by the number of its
+ * keys, as in PyTorch's fused kernels: beside 1e9 f32 has no room for that number's logarithm
+ * (beside 1e4 it is rounded by up to 5e-4). Where such a query counts in the loss, hide with -Inf.
+ *
  * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit, and on a GPU for
  * heads wider than 256; MIXP_ERR_ARGUMENT: a number outside its range, or a length outside
  * [0, keys] (a GPU tells that later, as an id of mixp_embedding). */
@@ -3289,7 +3294,8 @@ MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_te
 MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
 MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
 
-/* KEEP. Elementwise. */
+/* KEEP. Elementwise. Slopes of gelu, gelu_tanh and silu at an Inf are their limits, 0 or 1, where
+ * PyTorch's are NaN. */
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
 MIXPREC_API mixp_tensor *mixp_relu(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_gelu(mixp_context *ctx, mixp_tensor *x);      /* x Phi(x)      */
@@ -3380,7 +3386,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 
 /* F32. Losses are f32 scalars, means over all elements (rows, for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32; targets equal to `ignore` do not
- * count (PyTorch's default is -100: MIXP_IGNORE). */
+ * count (PyTorch's default is -100: MIXP_IGNORE). Where none counts the loss is NaN, and gradients
+ * are 0, as in PyTorch. */
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
