@@ -2770,7 +2770,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
                                           const char *format, ...)
 #if defined(__GNUC__)
-    __attribute__((__format__(__printf__, 3, 4)))
+    __attribute__((__format__(__printf__, 3, 4), __cold__))
 #endif
     ;
 
@@ -3268,6 +3268,11 @@ typedef struct mixp_attention_desc {
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
  * MultiheadAttention when that returns weights, give NaN there.
  *
+ * A mask of finite numbers hides by their size alone. A query that -1e9 or less covers whole has
+ * the mean of v for its result, and what it passes to q, k and v is too large by the number of its
+ * keys, as in PyTorch's fused kernels: beside 1e9 f32 has no room for that number's logarithm
+ * (beside 1e4 it is rounded by up to 5e-4). Where such a query counts in the loss, hide with -Inf.
+ *
  * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit, and on a GPU for
  * heads wider than 256; MIXP_ERR_ARGUMENT: a number outside its range, or a length outside
  * [0, keys] (a GPU tells that later, as an id of mixp_embedding). */
@@ -3289,7 +3294,8 @@ MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_te
 MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
 MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
 
-/* KEEP. Elementwise. */
+/* KEEP. Elementwise. Slopes of gelu, gelu_tanh and silu at an Inf are their limits, 0 or 1, where
+ * PyTorch's are NaN. */
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
 MIXPREC_API mixp_tensor *mixp_relu(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_gelu(mixp_context *ctx, mixp_tensor *x);      /* x Phi(x)      */
@@ -3380,7 +3386,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 
 /* F32. Losses are f32 scalars, means over all elements (rows, for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32; targets equal to `ignore` do not
- * count (PyTorch's default is -100: MIXP_IGNORE). */
+ * count (PyTorch's default is -100: MIXP_IGNORE). Where none counts the loss is NaN, and gradients
+ * are 0, as in PyTorch. */
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
@@ -4279,6 +4286,13 @@ extern "C" {
 /* Does not compile unless the condition holds. */
 #define MIXPI_STATIC_ASSERT(name, condition)                                              \
     struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
+
+/* What runs once, or seldom: it shall be small, with what it alone calls, and soon be compiled. */
+#if defined(__GNUC__)
+#  define MIXPI_SELDOM __attribute__((__cold__))
+#else
+#  define MIXPI_SELDOM
+#endif
 
 #ifdef MIXPREC_ASSERT
 #  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
@@ -5643,7 +5657,7 @@ typedef struct mixpi_vcodes { mixpi_vbits lo, hi; } mixpi_vcodes;
 MIXPI_V mixpi_v mixpi_vset(float x) {
     mixpi_v r;
     r.lo = _mm256_set1_ps(x);
-    r.hi = _mm256_set1_ps(x);
+    r.hi = r.lo;
     return r;
 }
 MIXPI_V mixpi_v mixpi_vload(const float *p) {
@@ -6384,60 +6398,74 @@ MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
 #  define MIXPI_LOOP MIXPI_V
 #endif
 
-/* n elements of one dtype to another, to nearest even. In place it works upwards: `to` must
- * not be wider. */
+/* n elements of one dtype to another, to nearest even, n a multiple of 16. In place it works
+ * upwards: `to` must not be wider. */
 MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
                              int64_t n) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from);
     char *d = (char *)dst;
     const char *s = (const char *)src;
-    unsigned char tail[64] = { 0 }, end[64];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16)
+    for (i = 0; i < n; i += 16)
         mixpi_vput(to, d + i * out, mixpi_vget(from, s + i * in), 0);
-    if (i == n) return;
-    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
-    mixpi_vput(to, end, mixpi_vget(from, tail), 0);
-    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
-/* n floats to a narrow dtype, rounded as r says; random: as many numbers, in whole vectors. */
+/* n floats to a narrow dtype, rounded as r says, likewise; random: as many numbers. */
 MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
                                      const mixp_rounding *r, const uint32_t *random) {
     const int out = MIXPI_P(size)(to);
     char *d = (char *)dst;
     const char *s = (const char *)src;
-    unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16)
+    for (i = 0; i < n; i += 16)
         mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, random + i);
-    if (i == n) return;
-    memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
-    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, random + i);
-    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
-MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n) {
-    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, n);
-    if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, n);
-    if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
-    if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
+/* Any number of elements. What is left beyond 16s goes by way of copies, through the same loop: a
+ * second one would double what is compiled. */
+MIXPI_RARE void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n) {
+    const int64_t whole = n & ~(int64_t)15;
+    const int64_t done = whole * MIXPI_P(size)(from);
+    const size_t left = (size_t)(n - whole);
+    unsigned char rest[32] = { 0 };
+    float end[16];
+    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, whole);
+    if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, whole);
+    if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, whole);
+    if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, whole);
+    if (left == 0) return;
+    memcpy(rest, (const char *)src + done, left * (size_t)MIXPI_P(size)(from));
+    MIXPI_P(widen_run)(from, end, rest, 16);
+    memcpy((float *)dst + whole, end, left * sizeof *end);
 }
-MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n) {
-    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, n);
-    if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n);
-    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
-    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
+MIXPI_RARE void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n) {
+    const int64_t whole = n & ~(int64_t)15;
+    const int64_t done = whole * MIXPI_P(size)(to);
+    const size_t left = (size_t)(n - whole);
+    float rest[16] = { 0 };
+    unsigned char end[32];
+    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, whole);
+    if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, whole);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, whole);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, whole);
+    if (left == 0) return;
+    memcpy(rest, (const float *)src + whole, left * sizeof *rest);
+    MIXPI_P(narrow_run)(to, end, rest, 16);
+    memcpy((char *)dst + done, end, left * (size_t)MIXPI_P(size)(to));
 }
 /* index: of the first. Random numbers are made for many at a time. */
-MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key,
-                                     uint64_t index) {
-    uint32_t random[256] = { 0 };
-    char *d = (char *)dst;
+MIXPI_RARE void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src, int64_t n,
+                                        const mixp_rounding *r, uint64_t key,
+                                        uint64_t index) {
+    const int64_t whole = n & ~(int64_t)15;
+    const size_t left = (size_t)(n - whole);
+    uint32_t random[256];
+    float rest[16] = { 0 };
+    char end[32], *d = (char *)dst;
     int64_t i, k;
-    for (i = 0; i < n; i += 256, d += 256 * MIXPI_P(size)(to)) {
-        const int64_t m = mixpi_min(256, n - i);
+    if (!r->stochastic) memset(random, 0, (size_t)mixpi_min(256, whole) * sizeof *random);
+    for (i = 0; i < whole; i += 256, d += 256 * MIXPI_P(size)(to)) {
+        const int64_t m = mixpi_min(256, whole - i);
         for (k = 0; r->stochastic && k < m; k += 16)
             mixpi_vrandom(key, index + (uint64_t)(i + k), random + k);
         if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, d, src + i, m, r, random);
@@ -6445,6 +6473,11 @@ MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src,
         if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, d, src + i, m, r, random);
         if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, d, src + i, m, r, random);
     }
+    if (left == 0) return;
+    memcpy(rest, src + whole, left * sizeof *rest);
+    MIXPI_P(narrow_rounded)(to, end, rest, 16, r, key, index + (uint64_t)whole);
+    d = (char *)dst + whole * MIXPI_P(size)(to);
+    memcpy(d, end, left * (size_t)MIXPI_P(size)(to));
 }
 #undef MIXPI_LOOP
 
@@ -8387,26 +8420,28 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        X(6, a6, 0) X(7, a6, row) X(8, a6, 2 * row)                                        \
        X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                      \
        X(12, a12, 0) X(13, a12, row)
-#  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = mixpi_vzero(), q##i = p##i;
+/* (Said twice, so that rows which no tile of a set has are not compiled at all.) */
+#  define MIXPI_TILE_HAS(i) (MIXPI_MR > (i) && rows > (i))
+#  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = none, q##i = none;
 #  define MIXPI_TILE_STEP(i, a, at)                                                     \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            mixpi_v s = mixpi_vset((a)[at]);                                             \
            p##i = mixpi_vmla(s, b0, p##i);                                              \
            if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                  \
        }
 /* The same for pairs: two multiply-adds, k's first. */
 #  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                               \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                  \
            p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                              \
            if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                  \
        }
 #  define MIXPI_TILE_STEP_F16(i, a, at)                                                 \
-       if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_STEP_BF16(i, a, at)                                                \
-       if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_ASK(i, a, at)                                                      \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            MIXPI_PREFETCH((const char *)(c + i * t->c_row));                            \
            if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));           \
        }
@@ -8429,7 +8464,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            }                                                                            \
        }
 #  define MIXPI_TILE_PUT(i, a, at)                                                      \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            p##i = mixpi_vfma(alpha, p##i, b0);                                          \
            if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                              \
            if (t->add) {                                                                \
@@ -8452,7 +8487,8 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        float        *keep = t->keep;                                                    \
        uintptr_t     ask = t->ask;                                                      \
        int64_t       p, turn = t->ask_turn;                                             \
-       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);              \
+       const mixpi_v none = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
+       mixpi_v       b0, b1 = none;                                                     \
        MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                  \
        MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                \
        for (p = t->depth; p > 0; p--) {                                                 \
@@ -8573,6 +8609,7 @@ static float mixpi_known_pair(uint32_t pair)
 { return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
 
 /* Does a tile of one row answer as it should? */
+MIXPI_SELDOM
 static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     const mixpi_pairs_known *known = &mixpi_known_bf16;
     float      rows[2], columns[2 * 16], sums[16];
@@ -8645,6 +8682,7 @@ static void mixpi_amx_put(float *pair, int k, int f16, float x) {
 }
 
 /* 32 rows, 1, 2, 4 and 8 times that row, by 32 columns: does the tile answer as it should? */
+MIXPI_SELDOM
 static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
     float      a[32][32], b[32][32], c[32][32];
     mixpi_tile t;
@@ -11097,9 +11135,9 @@ MIXPI_V mixpi_v MIXPI_P(bytes_grad)(mixp_in grad, int64_t k) {
     if (grad.dtype == MIXP_F16) return mixpi_vget(MIXP_F16, p);
     return (mixpi_v)mixpi_vread_high(p);
 }
-/* As mixp_state_m: `unit` makes of m 2^-8 of what it is in the block's, and then the low bits of its
- * exponent with the first of its mantissa are the code. Of what is subnormal there the sum with 64
- * has the code as its last bits. */
+/* As mixp_state_m: `unit` makes of m 2^-8 of what it is in the block's, and then the low bits of
+ * its exponent with the first of its mantissa are the code. Of what is subnormal there the sum with
+ * 64 has the code as its last bits. */
 MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
                                   mixpi_vbits word) {
     const mixpi_vbits y = (mixpi_vbits)mixpi_vmul(mixpi_vload(m), unit);
@@ -12010,6 +12048,7 @@ static mixp_result mixpi_check_failed(char *message, size_t size, const char *wh
     return MIXP_ERR_DEVICE;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     const char *why = mixpi_check_environment();
     int isa;
@@ -12928,6 +12967,13 @@ static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
     return r;
 }
 
+/* The same where mistakes of the program come by, too, which all ranks make alike, and may survive:
+ * memory and a device fail on one alone. */
+static mixp_result mixpi_ranks_stop_alone(mixp_context *ctx, mixp_result r) {
+    const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;
+    return alone ? mixpi_ranks_stop(ctx, r) : r;
+}
+
 /* What a hook returned: NULL, or why it failed. */
 static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
                                      const char *why) {
@@ -13072,6 +13118,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     return NULL;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
     mixp_context *ctx = NULL;
@@ -14266,7 +14313,7 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_outside(ctx, "mixp_step_begin") != MIXP_OK) return MIXP_ERR_ORDER;
     r = mixpi_regions_check(ctx);
-    watched = mixpi_watch_begin(ctx);
+    watched = mixpi_ranks_stop_alone(ctx, mixpi_watch_begin(ctx));
     if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
     ctx->tape = NULL; ctx->calls_made = 0;
@@ -15923,6 +15970,7 @@ static mixp_result mixpi_check_inputs(mixp_context *ctx, int n, mixp_tensor *con
     return MIXP_OK;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn,
                                              void *user, int n_inputs,
                                              mixp_tensor *const *inputs, double eps,
@@ -19890,6 +19938,7 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad) {
     mixp_param_row *row;
@@ -21337,16 +21386,15 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
     scaler->first = scaler->began;
     scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
     r = mixpi_scaler_diverged(scaler);
-    if (!mixpi_guard_on(ctx) || ctx->capturing) return r;
-    watched = ctx->watch->updated(ctx, scaler);
-    return r == MIXP_OK ? watched : r;
+    watched = mixpi_guard_on(ctx) && !ctx->capturing ? ctx->watch->updated(ctx, scaler) : r;
+    return mixpi_ranks_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
 /* --- freeing -------------------------------------------------------------------------------- */
@@ -22170,6 +22218,7 @@ static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
                              who);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
     mixp_guard_desc d = mixpi_guard_resolved(desc);
     const char *wrong;
@@ -22589,6 +22638,7 @@ static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
     return r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n) {
     const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
@@ -23589,6 +23639,7 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     return f->report->result;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
                                               char *error, size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
@@ -23838,6 +23889,7 @@ static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
     return r->result;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
                                                const mixp_st_entry *entries, int64_t n,
                                                const char *const (*metadata)[2],
@@ -24498,6 +24550,7 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
                                              const mixp_checkpoint *what) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
@@ -24819,6 +24872,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
@@ -24991,6 +25045,7 @@ static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx,
     return mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_load_weights";
