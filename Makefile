@@ -148,13 +148,14 @@ SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -D
 # mixprec_cuda.cu takes most of the time: it is compiled once, and all of these link it. Those that do
 # not look inside it see its face; the others compile what stands before its table, too, of which
 # what they call is left.
-CUDA_OUTSIDE := test_cuda_face test_cuda_functions test_cuda_guard test_cuda_muon test_cuda_products test_cuda_ranks \
+CUDA_OUTSIDE := test_cuda_by_hand test_cuda_face test_cuda_functions test_cuda_guard test_cuda_muon test_cuda_products test_cuda_ranks \
                 test_cuda_rows test_cuda_states test_cuda_training
 OUTSIDE := $(CUDA_OUTSIDE:%=$(BUILD)/%) $(CUDA_OUTSIDE:%=$(BUILD)/sane/%)
 INSIDE  := $(filter-out $(OUTSIDE) %/test_cudasim,$(CUDA_PLAIN) $(CUDA_SANE))
 $(OUTSIDE): private SIM_FLAGS += -DCOMPANION_LINKED
 $(INSIDE): private SIM_FLAGS += -DCOMPANION_INSIDE='"$(BUILD)/companion_inside.cu"' -Wno-unused-function
 $(INSIDE): $(BUILD)/companion_inside.cu
+$(addsuffix /test_cuda_by_hand,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): examples/by_hand_cuda.cu
 $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
 

@@ -2770,7 +2770,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
                                           const char *format, ...)
 #if defined(__GNUC__)
-    __attribute__((__format__(__printf__, 3, 4)))
+    __attribute__((__format__(__printf__, 3, 4), __cold__))
 #endif
     ;
 
@@ -3268,6 +3268,11 @@ typedef struct mixp_attention_desc {
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
  * MultiheadAttention when that returns weights, give NaN there.
  *
+ * A mask of finite numbers hides by their size alone. A query that -1e9 or less covers whole has
+ * the mean of v for its result, and what it passes to q, k and v is too large by the number of its
+ * keys, as in PyTorch's fused kernels: beside 1e9 f32 has no room for that number's logarithm
+ * (beside 1e4 it is rounded by up to 5e-4). Where such a query counts in the loss, hide with -Inf.
+ *
  * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit, and on a GPU for
  * heads wider than 256; MIXP_ERR_ARGUMENT: a number outside its range, or a length outside
  * [0, keys] (a GPU tells that later, as an id of mixp_embedding). */
@@ -3289,7 +3294,8 @@ MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_te
 MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
 MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
 
-/* KEEP. Elementwise. */
+/* KEEP. Elementwise. Slopes of gelu, gelu_tanh and silu at an Inf are their limits, 0 or 1, where
+ * PyTorch's are NaN. */
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
 MIXPREC_API mixp_tensor *mixp_relu(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_gelu(mixp_context *ctx, mixp_tensor *x);      /* x Phi(x)      */
@@ -3380,7 +3386,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 
 /* F32. Losses are f32 scalars, means over all elements (rows, for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32; targets equal to `ignore` do not
- * count (PyTorch's default is -100: MIXP_IGNORE). */
+ * count (PyTorch's default is -100: MIXP_IGNORE). Where none counts the loss is NaN, and gradients
+ * are 0, as in PyTorch. */
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
@@ -4279,6 +4286,13 @@ extern "C" {
 /* Does not compile unless the condition holds. */
 #define MIXPI_STATIC_ASSERT(name, condition)                                              \
     struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
+
+/* What runs once, or seldom: it shall be small, with what it alone calls, and soon be compiled. */
+#if defined(__GNUC__)
+#  define MIXPI_SELDOM __attribute__((__cold__))
+#else
+#  define MIXPI_SELDOM
+#endif
 
 #ifdef MIXPREC_ASSERT
 #  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
@@ -5342,6 +5356,8 @@ static int mixpi_amx_machine(int f16) {
 #define mixpi_vwrite_8       MIXPI_P(vwrite_8)
 #define mixpi_vlow_16        MIXPI_P(vlow_16)
 #define mixpi_vstate_random  MIXPI_P(vstate_random)
+#define mixpi_vstate_place   MIXPI_P(vstate_place)
+#define mixpi_vstate_word    MIXPI_P(vstate_word)
 #define mixpi_vstate_bf16    MIXPI_P(vstate_bf16)
 #define mixpi_vstate_m       MIXPI_P(vstate_m)
 #define mixpi_vstate_m_value MIXPI_P(vstate_m_value)
@@ -5641,7 +5657,7 @@ typedef struct mixpi_vcodes { mixpi_vbits lo, hi; } mixpi_vcodes;
 MIXPI_V mixpi_v mixpi_vset(float x) {
     mixpi_v r;
     r.lo = _mm256_set1_ps(x);
-    r.hi = _mm256_set1_ps(x);
+    r.hi = r.lo;
     return r;
 }
 MIXPI_V mixpi_v mixpi_vload(const float *p) {
@@ -6111,7 +6127,27 @@ MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
     memcpy(p, t, (size_t)n * sizeof(float));
 }
 
+#endif
+
 /* mixp_random_at for 16 elements from `first` on. */
+#if MIXPI_PASS == 1
+MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
+    typedef uint64_t mixpi_u64x4 __attribute__((__vector_size__(32)));
+    const uint64_t step = 0x9E3779B97F4A7C15u;
+    const mixpi_u64x4 ahead = { 0, step, 2 * step, 3 * step };
+    const __m256i upper = _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7);
+    uint64_t k;
+    for (k = 0; k < 16; k += 4) {
+        mixpi_u64x4 z = ahead + (key + (first + k) * step);
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;  /* plant: vector_draw */
+        z ^= z >> 31;
+        _mm_storeu_si128((__m128i *)(void *)(out + k),
+                         _mm256_castsi256_si128(
+                             _mm256_permutevar8x32_epi32((__m256i)z, upper)));
+    }
+}
+#elif MIXPI_PASS != 2
 MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     uint64_t k;
     for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
@@ -6150,12 +6186,12 @@ MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_ro
  * their sign; the forms in _high have 16 bits in the upper half of each element. */
 #if MIXPI_PASS == 2
 MIXPI_V mixpi_vbits mixpi_vread_high(const char *p) {       /* one instruction, not two */
-    const mixpi_vbits to = { 0, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
-                             0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000,
-                             0xF0000 };
-    __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
-    return (mixpi_vbits)_mm512_maskz_permutexvar_epi16(
-        0xAAAAAAAAu, (__m512i)to, _mm512_castsi256_si512(h));
+    const mixpi_vbits to = { 0x0001F, 0x1001F, 0x2001F, 0x3001F, 0x4001F, 0x5001F, 0x6001F,
+                             0x7001F, 0x8001F, 0x9001F, 0xA001F, 0xB001F, 0xC001F, 0xD001F,
+                             0xE001F, 0xF001F };         /* from 16 on there are zeros */
+    const __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    const __m512i zeros = _mm512_setzero_si512();
+    return (mixpi_vbits)_mm512_permutexvar_epi16((__m512i)to, _mm512_inserti64x4(zeros, h, 0));
 }
 MIXPI_V mixpi_vbits mixpi_vread_16(const char *p) {
     __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
@@ -6271,16 +6307,22 @@ MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
 MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return mixp_f32_of_bits(bits); }
 
 #else
-MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
+/* What its words are made of, and the words: where many are wanted, adding goes from place to
+ * place. */
+MIXPI_V mixpi_vbits mixpi_vstate_place(uint64_t key, uint32_t first) {
     const uint32_t lane[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
     mixpi_vbits x;
     memcpy(&x, lane, sizeof x);
-    x += first + (uint32_t)key;
+    return x + (first + (uint32_t)key);
+}
+MIXPI_V mixpi_vbits mixpi_vstate_word(uint64_t key, mixpi_vbits x) {
     x = (x ^ x >> 16) * 0x7FEB352Du;
     x = (x ^ x >> 15) + (uint32_t)(key >> 32);
     x *= 0x846CA68Bu;  /* plant: vector_random */
     return x ^ x >> 16;
 }
+MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first)
+{ return mixpi_vstate_word(key, mixpi_vstate_place(key, first)); }
 MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
     const mixpi_vbits a = x & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
     return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);  /* plant: vector_bf16 */
@@ -6312,7 +6354,7 @@ MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits
 MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), zero = mixpi_vbits_all(0);
     mixpi_vbits c = code & 0xFFu, u = (c + ((scale - 15u) << 4)) << 19;
-    u = mixpi_vbits_gt(mixpi_vbits_all(255), c, u, inf);
+    u = mixpi_vbits_gt(mixpi_vbits_all(255), c, u, inf);  /* plant: vector_v_top */
     u = mixpi_vbits_gt(c, zero, u, zero);  /* plant: vector_v_none */
     return (mixpi_vreg)u * (mixpi_vreg)u;
 }
@@ -6356,60 +6398,74 @@ MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
 #  define MIXPI_LOOP MIXPI_V
 #endif
 
-/* n elements of one dtype to another, to nearest even. In place it works upwards: `to` must
- * not be wider. */
+/* n elements of one dtype to another, to nearest even, n a multiple of 16. In place it works
+ * upwards: `to` must not be wider. */
 MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
                              int64_t n) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from);
     char *d = (char *)dst;
     const char *s = (const char *)src;
-    unsigned char tail[64] = { 0 }, end[64];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16)
+    for (i = 0; i < n; i += 16)
         mixpi_vput(to, d + i * out, mixpi_vget(from, s + i * in), 0);
-    if (i == n) return;
-    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
-    mixpi_vput(to, end, mixpi_vget(from, tail), 0);
-    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
-/* n floats to a narrow dtype, rounded as r says; random: as many numbers, in whole vectors. */
+/* n floats to a narrow dtype, rounded as r says, likewise; random: as many numbers. */
 MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
                                      const mixp_rounding *r, const uint32_t *random) {
     const int out = MIXPI_P(size)(to);
     char *d = (char *)dst;
     const char *s = (const char *)src;
-    unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16)
+    for (i = 0; i < n; i += 16)
         mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, random + i);
-    if (i == n) return;
-    memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
-    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, random + i);
-    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
-MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n) {
-    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, n);
-    if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, n);
-    if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
-    if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
+/* Any number of elements. What is left beyond 16s goes by way of copies, through the same loop: a
+ * second one would double what is compiled. */
+MIXPI_RARE void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n) {
+    const int64_t whole = n & ~(int64_t)15;
+    const int64_t done = whole * MIXPI_P(size)(from);
+    const size_t left = (size_t)(n - whole);
+    unsigned char rest[32] = { 0 };
+    float end[16];
+    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, whole);
+    if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, whole);
+    if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, whole);
+    if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, whole);
+    if (left == 0) return;
+    memcpy(rest, (const char *)src + done, left * (size_t)MIXPI_P(size)(from));
+    MIXPI_P(widen_run)(from, end, rest, 16);
+    memcpy((float *)dst + whole, end, left * sizeof *end);
 }
-MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n) {
-    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, n);
-    if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n);
-    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
-    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
+MIXPI_RARE void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n) {
+    const int64_t whole = n & ~(int64_t)15;
+    const int64_t done = whole * MIXPI_P(size)(to);
+    const size_t left = (size_t)(n - whole);
+    float rest[16] = { 0 };
+    unsigned char end[32];
+    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, whole);
+    if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, whole);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, whole);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, whole);
+    if (left == 0) return;
+    memcpy(rest, (const float *)src + whole, left * sizeof *rest);
+    MIXPI_P(narrow_run)(to, end, rest, 16);
+    memcpy((char *)dst + done, end, left * (size_t)MIXPI_P(size)(to));
 }
 /* index: of the first. Random numbers are made for many at a time. */
-MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key,
-                                     uint64_t index) {
-    uint32_t random[256] = { 0 };
-    char *d = (char *)dst;
+MIXPI_RARE void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src, int64_t n,
+                                        const mixp_rounding *r, uint64_t key,
+                                        uint64_t index) {
+    const int64_t whole = n & ~(int64_t)15;
+    const size_t left = (size_t)(n - whole);
+    uint32_t random[256];
+    float rest[16] = { 0 };
+    char end[32], *d = (char *)dst;
     int64_t i, k;
-    for (i = 0; i < n; i += 256, d += 256 * MIXPI_P(size)(to)) {
-        const int64_t m = mixpi_min(256, n - i);
+    if (!r->stochastic) memset(random, 0, (size_t)mixpi_min(256, whole) * sizeof *random);
+    for (i = 0; i < whole; i += 256, d += 256 * MIXPI_P(size)(to)) {
+        const int64_t m = mixpi_min(256, whole - i);
         for (k = 0; r->stochastic && k < m; k += 16)
             mixpi_vrandom(key, index + (uint64_t)(i + k), random + k);
         if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, d, src + i, m, r, random);
@@ -6417,6 +6473,11 @@ MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src,
         if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, d, src + i, m, r, random);
         if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, d, src + i, m, r, random);
     }
+    if (left == 0) return;
+    memcpy(rest, src + whole, left * sizeof *rest);
+    MIXPI_P(narrow_rounded)(to, end, rest, 16, r, key, index + (uint64_t)whole);
+    d = (char *)dst + whole * MIXPI_P(size)(to);
+    memcpy(d, end, left * (size_t)MIXPI_P(size)(to));
 }
 #undef MIXPI_LOOP
 
@@ -8359,26 +8420,28 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        X(6, a6, 0) X(7, a6, row) X(8, a6, 2 * row)                                        \
        X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                      \
        X(12, a12, 0) X(13, a12, row)
-#  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = mixpi_vzero(), q##i = p##i;
+/* (Said twice, so that rows which no tile of a set has are not compiled at all.) */
+#  define MIXPI_TILE_HAS(i) (MIXPI_MR > (i) && rows > (i))
+#  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = none, q##i = none;
 #  define MIXPI_TILE_STEP(i, a, at)                                                     \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            mixpi_v s = mixpi_vset((a)[at]);                                             \
            p##i = mixpi_vmla(s, b0, p##i);                                              \
            if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                  \
        }
 /* The same for pairs: two multiply-adds, k's first. */
 #  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                               \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                  \
            p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                              \
            if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                  \
        }
 #  define MIXPI_TILE_STEP_F16(i, a, at)                                                 \
-       if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_STEP_BF16(i, a, at)                                                \
-       if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_ASK(i, a, at)                                                      \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            MIXPI_PREFETCH((const char *)(c + i * t->c_row));                            \
            if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));           \
        }
@@ -8401,7 +8464,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            }                                                                            \
        }
 #  define MIXPI_TILE_PUT(i, a, at)                                                      \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            p##i = mixpi_vfma(alpha, p##i, b0);                                          \
            if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                              \
            if (t->add) {                                                                \
@@ -8424,7 +8487,8 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        float        *keep = t->keep;                                                    \
        uintptr_t     ask = t->ask;                                                      \
        int64_t       p, turn = t->ask_turn;                                             \
-       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);              \
+       const mixpi_v none = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
+       mixpi_v       b0, b1 = none;                                                     \
        MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                  \
        MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                \
        for (p = t->depth; p > 0; p--) {                                                 \
@@ -8545,6 +8609,7 @@ static float mixpi_known_pair(uint32_t pair)
 { return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
 
 /* Does a tile of one row answer as it should? */
+MIXPI_SELDOM
 static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     const mixpi_pairs_known *known = &mixpi_known_bf16;
     float      rows[2], columns[2 * 16], sums[16];
@@ -8617,6 +8682,7 @@ static void mixpi_amx_put(float *pair, int k, int f16, float x) {
 }
 
 /* 32 rows, 1, 2, 4 and 8 times that row, by 32 columns: does the tile answer as it should? */
+MIXPI_SELDOM
 static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
     float      a[32][32], b[32][32], c[32][32];
     mixpi_tile t;
@@ -10446,6 +10512,7 @@ typedef struct mixpi_stretch {
     uint64_t key;               /* of its random numbers                                   */
     float   *p, *m, *v;
     int      roots;             /* v holds its roots: the update needed them anyway        */
+    uint32_t closed;            /* blocks whose codes are written already, a bit each      */
     float   *g_buffer, *p_buffer, *m_buffer, *v_buffer;
     float   *word;              /* the bits of its random words                            */
 } mixpi_stretch;
@@ -10999,6 +11066,20 @@ MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
     }
 }
 
+/* What a block of the next stretch has is asked for: the processor would begin anew with each page
+ * of each of the arrays. */
+MIXPI_V void MIXPI_P(ask_codes)(const char *codes, int size) {
+    int at;
+    for (at = 0; codes && at < size * MIXP_STATE_BLOCK; at += 64)
+        MIXPI_PREFETCH(codes + size * MIXPI_BLOCK + at);
+}
+MIXPI_V void MIXPI_P(small_ask)(const mixpi_small *b) {
+    MIXPI_P(ask_codes)(b->m, b->m_size);
+    MIXPI_P(ask_codes)(b->v, b->v_size);
+    MIXPI_P(ask_codes)(b->weight, 2);
+    MIXPI_P(ask_codes)(b->rest, b->rest_size);
+}
+
 /* The same and Adam in one loop, for a whole block whose moments have codes of `size` bytes both:
  * the words and the widening take place while roots and quotients are waited for. */
 MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
@@ -11013,6 +11094,7 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
     float *m = s->m + i, *v = s->v + i, *p = s->p + i;
     const int roots = s->roots;
     int k;
+    MIXPI_P(small_ask)(&b);
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
         mixpi_v d = MIXPI_P(small_moment)(b.v, size, 1, v_scale, k);
@@ -11024,6 +11106,176 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
         mixpi_vstore(v + k, roots ? root : d);
     }
 }
+
+#if MIXPI_PASS == 2
+/* --- the same for moments of one byte, rounded at once ------------------------------------- *
+ * To the bit what small_open, the update and small_close do, with fewer operations, for finite
+ * numbers and scales that are usual. A code's bits are those of an f16, or lie within an f32, whose
+ * exponent is off by 8; one product puts that right, with the block's unit.
+ */
+enum { MIXPI_BYTES_MOST = 245 };         /* the largest usual scale of first moments */
+
+/* 2^-8 of 16 first moments in their block's unit. */
+MIXPI_V mixpi_v MIXPI_P(bytes_m)(const char *codes) {
+    const __m128i c = _mm_loadu_si128((const __m128i *)(const void *)codes);
+    const __m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(c), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(h, _mm256_set1_epi16(-0x4001)));
+}
+/* 16 second moments, whose roots count up from base. */
+MIXPI_V mixpi_v MIXPI_P(bytes_v)(const char *codes, uint32_t base) {
+    const __m128i c = _mm_loadu_si128((const __m128i *)(const void *)codes);
+    const mixpi_vbits u = ((mixpi_vbits)_mm512_cvtepu8_epi32(c) << 19) + base;
+    return _mm512_maskz_mul_ps(_mm_test_epi8_mask(c, c), (mixpi_v)u, (mixpi_v)u);
+}
+
+/* 16 gradients from k on, of a dtype that autocast knows. */
+MIXPI_V mixpi_v MIXPI_P(bytes_grad)(mixp_in grad, int64_t k) {
+    const char *p = (const char *)grad.data + k * (grad.dtype == MIXP_F32 ? 4 : 2);
+    if (grad.dtype == MIXP_F32) return mixpi_vget(MIXP_F32, p);
+    if (grad.dtype == MIXP_F16) return mixpi_vget(MIXP_F16, p);
+    return (mixpi_v)mixpi_vread_high(p);
+}
+/* As mixp_state_m: `unit` makes of m 2^-8 of what it is in the block's, and then the low bits of
+ * its exponent with the first of its mantissa are the code. Of what is subnormal there the sum with
+ * 64 has the code as its last bits. */
+MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
+                                  mixpi_vbits word) {
+    const mixpi_vbits y = (mixpi_vbits)mixpi_vmul(mixpi_vload(m), unit);
+    const mixpi_vbits a = y & 0x7FFFFFFFu, sign = y >> 24;
+    const __m512i least = _mm512_set1_epi32(0x38800000), bit = _mm512_set1_epi32(0x80);
+    /* plant: bytes_tiny */
+    const __mmask16 tiny = _mm512_cmplt_epi32_mask((__m512i)a, least);
+    mixpi_vbits code = (a + ((word & 0xFFFFu) << 4)) >> 20;
+    mixpi_v c = _mm512_mask_add_ps((mixpi_v)code, tiny, (mixpi_v)a, mixpi_vset(64.0f));
+    code = (mixpi_vbits)_mm512_ternarylogic_epi32(bit, (__m512i)sign, (__m512i)c, 0xCA);
+    mixpi_vwrite_8(codes, code);
+}
+/* As mixp_state_v. */
+MIXPI_V void MIXPI_P(bytes_put_v)(char *codes, const float *roots, uint32_t base,
+                                  mixpi_vbits word) {
+    const mixpi_vbits a = (mixpi_vbits)mixpi_vload(roots);
+    const mixpi_vbits code = ((a + (word >> 13 & 0x7FFF8u)) >> 19) - base;
+    const __mmask16 some = _mm512_test_epi32_mask((__m512i)a, (__m512i)a);
+    const __m512i least = _mm512_set1_epi32(1);
+    mixpi_vwrite_8(codes, (mixpi_vbits)_mm512_maskz_max_epi32(some, (__m512i)code, least));
+}
+/* As mixp_master_to_8. */
+MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
+                                       mixpi_vbits word) {
+    const __mmask16 real = _mm512_cmp_ps_mask(p, p, _CMP_ORD_Q);
+    const __mmask16 nan = (__mmask16)~real;
+    const mixpi_vbits kept = (mixpi_vbits)p + ((word * 0x9E3779B1u) >> 24);
+    const __m512i quiet = _mm512_set1_epi32(0x400000);
+    const __m512i carried = (__m512i)(kept + 0x8000u);
+    const __m512i high = _mm512_mask_or_epi32(carried, nan, (__m512i)p, quiet);
+    mixpi_vwrite_high(b->weight + 2 * k, (mixpi_vbits)high);
+    mixpi_vwrite_8(b->rest + k,
+                   (mixpi_vbits)_mm512_maskz_srli_epi32(real, (__m512i)kept, 8));
+}
+
+/* Has a block only codes of finite moments, and a usual scale? */
+MIXPI_V int MIXPI_P(bytes_usual)(const mixpi_small *b, uint32_t m_scale) {
+    const __m512i sign = _mm512_set1_epi8(-0x80);
+    __m512i top = sign;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 64) {
+        top = _mm512_max_epu8(top, _mm512_or_si512(sign, _mm512_loadu_si512(b->m + k)));
+        top = _mm512_max_epu8(top, _mm512_loadu_si512(b->v + k));
+    }
+    return !_mm512_cmpeq_epi8_mask(top, _mm512_set1_epi8(-1)) &&
+           m_scale - 1u < (uint32_t)MIXPI_BYTES_MOST;  /* plant: bytes_usual */
+}
+
+/* The moments of a block, rounded; 0 where one is not finite, and nothing happened. */
+MIXPI_V int MIXPI_P(bytes_close)(const mixpi_stretch *s, const mixpi_small *b, int i,
+                                 uint32_t m_top, uint32_t v_top) {
+    const uint32_t m_scale = mixp_state_scale_m(m_top), v_scale = mixp_state_scale_v(v_top);
+    const mixpi_v unit = mixpi_vset(mixp_f32_of_bits((246u - m_scale) << 23));
+    const int64_t block = b->first / MIXP_STATE_BLOCK;
+    int k;
+    if (m_top >= 0x7F800000u || v_top >= 0x7F800000u) return 0;  /* plant: bytes_bad */
+    if (m_scale > (uint32_t)MIXPI_BYTES_MOST) return 0;  /* plant: bytes_large */
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+        const mixpi_vbits word = mixpi_vbits_at(s->word + i + k, 0);
+        MIXPI_P(bytes_put_m)(b->m + k, s->m + i + k, unit, word);
+        MIXPI_P(bytes_put_v)(b->v + k, s->v + i + k, (v_scale - 15u) << 4, word);
+    }
+    s->row->m_scale[block] = (uint8_t)m_scale;
+    s->row->v_scale[block] = (uint8_t)v_scale;
+    return 1;
+}
+
+/* A block of Adam, opened, updated and closed. Not closed: an Inf or a NaN came up. */
+MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
+                                const mixp_step_scalars *u, mixp_in grad) {
+    const int64_t block = b->first / MIXP_STATE_BLOCK;
+    const uint32_t m_scale = s->row->m_scale[block] + 8u;
+    const uint32_t base = (s->row->v_scale[block] - 15u) << 23;
+    const mixpi_v unit = mixpi_vset(mixp_f32_of_bits(m_scale << 23));
+    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b->first);
+    const mixp_step_scalars own = *u;           /* which no store of a code may change */
+    mixpi_vbits place = mixpi_vstate_place(key, (uint32_t)b->first);
+    __m512i m_top = _mm512_setzero_si512(), v_top = m_top;
+    float *m = s->m + i, *v = s->v + i, *p = s->p + i, *words = s->word + i;
+    const int roots = s->roots;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+        const mixpi_vbits word = mixpi_vstate_word(key, place);
+        mixpi_v w = b->rest ? MIXPI_P(small_master)(b, k) : mixpi_vload(p + k);
+        mixpi_v c = mixpi_vmul(MIXPI_P(bytes_m)(b->m + k), unit);
+        mixpi_v d = MIXPI_P(bytes_v)(b->v + k, base), root;
+        mixpi_v g = MIXPI_P(bytes_grad)(grad, b->first + k);
+        w = MIXPI_P(adam)(&own, MIXPI_P(form_any), g, w, &c, &d, &root);
+        if (!roots) root = mixpi_vsqrt(d);
+        m_top = _mm512_max_epu32(m_top, (__m512i)mixpi_vabs(c));
+        v_top = _mm512_max_epu32(v_top, (__m512i)root);
+        mixpi_vstore(p + k, w);
+        mixpi_vstore(m + k, c);
+        mixpi_vstore(v + k, root);
+        memcpy(words + k, &word, sizeof word);
+        if (b->rest && b->rest_size == 1) MIXPI_P(bytes_put_master)(b, k, w, word);
+        place += 16;  /* plant: bytes_place */
+    }
+    if (b->rest && b->rest_size == 2) MIXPI_P(small_put_16)(b, p);
+    return MIXPI_P(bytes_close)(s, b, i, _mm512_reduce_max_epu32(m_top),
+                                _mm512_reduce_max_epu32(v_top));
+}
+
+/* A stretch opened, updated and closed. 0: nothing happened, for it is not of that kind, or a block
+ * is not usual. */
+MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind,
+                                      const mixp_step_scalars *u, mixp_in grad) {
+    const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
+    mixpi_small_copy copy;
+    int i;
+    if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
+    if (s->n % MIXP_STATE_BLOCK || m != MIXP_F8_E4M3 || v != MIXP_U8) return 0;
+    if (grad.dtype != MIXP_F32 && grad.dtype != MIXP_F16 && grad.dtype != MIXP_BF16) return 0;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
+        const uint32_t scale = s->row->m_scale[b.first / MIXP_STATE_BLOCK];
+        if (!MIXPI_P(bytes_usual)(&b, scale)) return 0;
+    }
+    s->roots = u->order != MIXP_ADAM_ORDER_APEX;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
+        MIXPI_P(small_ask)(&b);
+        MIXPI_P(ask)(grad, b.first + MIXPI_BLOCK, MIXP_STATE_BLOCK);
+        if (MIXPI_P(bytes_adam)(s, &b, i, u, grad)) s->closed |= 1u << i / MIXP_STATE_BLOCK;
+    }
+    s->roots = 1;
+    return 1;
+}
+#else
+MIXPI_V int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind,
+                                   const mixp_step_scalars *u, mixp_in grad) {
+    (void)s;
+    (void)kind;
+    (void)u;
+    (void)grad;
+    return 0;
+}
+#endif
 
 /* A block's states, rounded; v may become its roots. */
 MIXPI_F void MIXPI_P(small_close)(const mixpi_stretch *s, int i) {
@@ -11052,6 +11304,7 @@ MIXPI_V void MIXPI_P(stretch_begin)(mixpi_stretch *s, int64_t first, int n) {
     s->first = first;
     s->n = n;
     s->roots = 0;
+    s->closed = 0;
     s->m = MIXPI_P(moment)(s, row->m, row->m_dtype, s->m_buffer);
     s->v = MIXPI_P(moment)(s, row->v, row->v_dtype, s->v_buffer);
     s->p = row->master ? (float *)row->master + first
@@ -11071,7 +11324,8 @@ MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
     int i;
     if (!mixpi_row_is_split(row)) MIXPI_P(placed)(weight, s->first, s->n, s->p);
     if (mixpi_row_is_coded(row))
-        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_close)(s, i);
+        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK)
+            if (!(s->closed >> i / MIXP_STATE_BLOCK & 1u)) MIXPI_P(small_close)(s, i);
 }
 
 MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
@@ -11104,8 +11358,8 @@ MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
     int i;
     if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
     if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
-    s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
     for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
+    s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
     for (i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
     return 1;
 }
@@ -11191,13 +11445,15 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const float *g = MIXPI_P(read)(grad, i, n, s.g_buffer);
-        if (g == s.g_buffer) MIXPI_P(ask)(grad, i + n, n);  /* f32 comes by `stream` */
         MIXPI_P(stretch_begin)(&s, i, n);
-        if (job->counting || !MIXPI_P(stretch_small)(&s, job->plan->kind, u, g)) {
-            MIXPI_P(stretch_open)(&s);
-            if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
-            MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        if (job->counting || !MIXPI_P(stretch_bytes)(&s, job->plan->kind, u, grad)) {
+            const float *g = MIXPI_P(read)(grad, i, n, s.g_buffer);
+            if (g == s.g_buffer) MIXPI_P(ask)(grad, i + n, n);  /* f32 comes by `stream` */
+            if (job->counting || !MIXPI_P(stretch_small)(&s, job->plan->kind, u, g)) {
+                MIXPI_P(stretch_open)(&s);
+                if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
+                MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+            }
         }
         if (job->counting)
             MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
@@ -11792,6 +12048,7 @@ static mixp_result mixpi_check_failed(char *message, size_t size, const char *wh
     return MIXP_ERR_DEVICE;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     const char *why = mixpi_check_environment();
     int isa;
@@ -12710,6 +12967,13 @@ static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
     return r;
 }
 
+/* The same where mistakes of the program come by, too, which all ranks make alike, and may survive:
+ * memory and a device fail on one alone. */
+static mixp_result mixpi_ranks_stop_alone(mixp_context *ctx, mixp_result r) {
+    const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;
+    return alone ? mixpi_ranks_stop(ctx, r) : r;
+}
+
 /* What a hook returned: NULL, or why it failed. */
 static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
                                      const char *why) {
@@ -12854,6 +13118,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     return NULL;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
     mixp_context *ctx = NULL;
@@ -14045,7 +14310,7 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_outside(ctx, "mixp_step_begin") != MIXP_OK) return MIXP_ERR_ORDER;
     r = mixpi_regions_check(ctx);
-    watched = mixpi_watch_begin(ctx);
+    watched = mixpi_ranks_stop_alone(ctx, mixpi_watch_begin(ctx));
     if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
     ctx->tape = NULL; ctx->calls_made = 0;
@@ -15702,6 +15967,7 @@ static mixp_result mixpi_check_inputs(mixp_context *ctx, int n, mixp_tensor *con
     return MIXP_OK;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn,
                                              void *user, int n_inputs,
                                              mixp_tensor *const *inputs, double eps,
@@ -19669,6 +19935,7 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad) {
     mixp_param_row *row;
@@ -19945,6 +20212,14 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
     return MIXP_OK;
 }
 
+static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
+    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_own_rows_send(opt);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
+                        (size_t)opt->count * sizeof *opt->rows);
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent, but where there are graphs, or were at the last step: each
  * brings its own table, which stays on the device. MIXP_ERR_ORDER when there is no gradient at
@@ -19964,7 +20239,8 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
-        if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
+        if (mixpi_master_sync(opt, i) != MIXP_OK)
+            return mixpi_ranks_stop(opt->ctx, MIXP_ERR_DEVICE);
     }
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -19980,10 +20256,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     opt->plan.graded = graded >> 11;
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = brought;
-    if (opt->muon && mixpi_muon_refresh(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    if (mixpi_own_rows_send(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
-                        (size_t)opt->count * sizeof *opt->rows);
+    return mixpi_ranks_stop(opt->ctx, mixpi_rows_send(opt));
 }
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
@@ -21110,16 +21383,15 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
     scaler->first = scaler->began;
     scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
     r = mixpi_scaler_diverged(scaler);
-    if (!mixpi_guard_on(ctx) || ctx->capturing) return r;
-    watched = ctx->watch->updated(ctx, scaler);
-    return r == MIXP_OK ? watched : r;
+    watched = mixpi_guard_on(ctx) && !ctx->capturing ? ctx->watch->updated(ctx, scaler) : r;
+    return mixpi_ranks_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
 /* --- freeing -------------------------------------------------------------------------------- */
@@ -21943,6 +22215,7 @@ static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
                              who);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
     mixp_guard_desc d = mixpi_guard_resolved(desc);
     const char *wrong;
@@ -22362,6 +22635,7 @@ static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
     return r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n) {
     const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
@@ -23362,6 +23636,7 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     return f->report->result;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
                                               char *error, size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
@@ -23611,6 +23886,7 @@ static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
     return r->result;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
                                                const mixp_st_entry *entries, int64_t n,
                                                const char *const (*metadata)[2],
@@ -24157,7 +24433,9 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     mixp_result shared, of_0;
     if (!mixpi_any_sharded(what)) return r;
     table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
-    if (!table) return mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table);
+    if (!table)
+        return mixpi_ranks_stop(what->ctx,
+                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
     shared = mixpi_ranks_share(what->ctx, table, 1);
@@ -24269,6 +24547,7 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
                                              const mixp_checkpoint *what) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
@@ -24285,7 +24564,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
     writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
     borrowed = mixpi_states_borrow(what, &r);
-    result = mixpi_states_collect(what);
+    result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
@@ -24590,6 +24869,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
@@ -24762,6 +25042,7 @@ static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx,
     return mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_load_weights";

@@ -68,6 +68,7 @@ static int ddp_ended(int r) {
     if (ddp.rank) return r == 0 && getppid() != ddp.first;
     if (ddp.child[r] <= 0 || waitpid(ddp.child[r], &status, WNOHANG) == 0) return 0;
     ddp.failed |= status != 0;
+    ddp.child[r] = 0;                   /* its number may be another's now */
     return 1;
 }
 
