@@ -347,6 +347,7 @@ static void refused_body(void) {
         int way = refusals / 3;
         Operands o = operands_of(plain_case(8, 16, 24 + 8 * refusals, MIXP_BF16, MIXP_F32));
         mixp_gemm_count n = ways();
+        if (refusals % 2) cudaFree((void *)&o);     /* an error of the program's stays, ours goes */
         for (int again = 0; again < 2; again++) {
             cudasim::refused_products = again ? 0 : refusals;
             on_gpu = 1;             /* each way may ask for scratch memory of its own */
@@ -356,6 +357,7 @@ static void refused_body(void) {
             close_to(o.c, 1e-4, 0.0);
         }
         went(n.direct + 2 * (way == 0), n.packed + 2 * (way == 1), n.plain + 2 * (way == 2));
+        CHECK_INT(cudaGetLastError(), refusals % 2 ? cudaErrorInvalidValue : cudaSuccess);
         finish_operands(o);
     }
 }

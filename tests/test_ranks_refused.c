@@ -190,7 +190,7 @@ static void training_walk(training *t, rank *r, int walk) {
     mixp_tensor *h = NULL;
     int i;
     for (i = 0; i < ROWS * D; i++) x[i] = 0.125f * (float)((i * 7 + 3 * r->number + walk) % 11 - 5);
-    mixp_step_begin(t->ctx);
+    MEET(t, r, mixp_step_begin(t->ctx));
     if (fine(t) && r->how == APART) mixp_ranks_hold(t->ctx, walk == 0);
     MIXP_AUTOCAST(t->ctx, MIXP_F16) {
         h = mixp_linear(t->ctx, mixp_input(t->ctx, MIXP_F32, 2, shape, x), t->w, t->bias);
@@ -207,7 +207,7 @@ static void training_step(training *t, rank *r, int careful) {
     if (careful) MEET(t, r, mixp_scaler_unscale(t->scaler, t->opt));
     if (careful) MEET(t, r, mixp_clip_grad_norm(t->opt, 0.5));
     MEET(t, r, mixp_scaler_step(t->scaler, t->opt));
-    if (fine(t)) mixp_scaler_update(t->scaler);
+    MEET(t, r, mixp_scaler_update(t->scaler));
     if (fine(t)) mixp_zero_grad(t->opt);
 }
 
