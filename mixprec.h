@@ -3268,6 +3268,11 @@ typedef struct mixp_attention_desc {
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
  * MultiheadAttention when that returns weights, give NaN there.
  *
+ * A mask of finite numbers hides by their size alone. A query that -1e9 or less covers whole has
+ * the mean of v for its result, and what it passes to q, k and v is too large by the number of its
+ * keys, as in PyTorch's fused kernels: beside 1e9 f32 has no room for that number's logarithm
+ * (beside 1e4 it is rounded by up to 5e-4). Where such a query counts in the loss, hide with -Inf.
+ *
  * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit, and on a GPU for
  * heads wider than 256; MIXP_ERR_ARGUMENT: a number outside its range, or a length outside
  * [0, keys] (a GPU tells that later, as an id of mixp_embedding). */
@@ -3289,7 +3294,8 @@ MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_te
 MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
 MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
 
-/* KEEP. Elementwise. */
+/* KEEP. Elementwise. Slopes of gelu, gelu_tanh and silu at an Inf are their limits, 0 or 1, where
+ * PyTorch's are NaN. */
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
 MIXPREC_API mixp_tensor *mixp_relu(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_gelu(mixp_context *ctx, mixp_tensor *x);      /* x Phi(x)      */
@@ -3380,7 +3386,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 
 /* F32. Losses are f32 scalars, means over all elements (rows, for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32; targets equal to `ignore` do not
- * count (PyTorch's default is -100: MIXP_IGNORE). */
+ * count (PyTorch's default is -100: MIXP_IGNORE). Where none counts the loss is NaN, and gradients
+ * are 0, as in PyTorch. */
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
@@ -7156,11 +7163,11 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
 }
 
 /* The gradient of b in a / b: -dy a / b^2. */
-MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
 /* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
-MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
+MIXPI_F mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
     mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
     half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
     half = mixpi_vselect_gt(mixpi_vabs(y), below, half, dy);
@@ -9204,7 +9211,7 @@ MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int6
 #endif
 
 /* dst[p * ldd + j] = src[j * ld + p] for 16 by 16 floats. */
-MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
+MIXPI_F void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     const int lanes = MIXPI_PASS == 2 ? 16 : 8;     /* of a register */
     int row, column;
@@ -9346,7 +9353,7 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
-    if (g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
+    if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
         t->a_step = 1;
         t->a_row = s->job->depth + MIXPI_PAD;
         MIXPI_P(turn_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
@@ -11136,6 +11143,7 @@ MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
     const mixpi_vbits y = (mixpi_vbits)mixpi_vmul(mixpi_vload(m), unit);
     const mixpi_vbits a = y & 0x7FFFFFFFu, sign = y >> 24;
     const __m512i least = _mm512_set1_epi32(0x38800000), bit = _mm512_set1_epi32(0x80);
+    /* plant: bytes_tiny */
     const __mmask16 tiny = _mm512_cmplt_epi32_mask((__m512i)a, least);
     mixpi_vbits code = (a + ((word & 0xFFFFu) << 4)) >> 20;
     mixpi_v c = _mm512_mask_add_ps((mixpi_v)code, tiny, (mixpi_v)a, mixpi_vset(64.0f));
@@ -11175,7 +11183,7 @@ MIXPI_V int MIXPI_P(bytes_usual)(const mixpi_small *b, uint32_t m_scale) {
         top = _mm512_max_epu8(top, _mm512_loadu_si512(b->v + k));
     }
     return !_mm512_cmpeq_epi8_mask(top, _mm512_set1_epi8(-1)) &&
-           m_scale - 1u < (uint32_t)MIXPI_BYTES_MOST;
+           m_scale - 1u < (uint32_t)MIXPI_BYTES_MOST;  /* plant: bytes_usual */
 }
 
 /* The moments of a block, rounded; 0 where one is not finite, and nothing happened. */
@@ -11185,8 +11193,8 @@ MIXPI_V int MIXPI_P(bytes_close)(const mixpi_stretch *s, const mixpi_small *b, i
     const mixpi_v unit = mixpi_vset(mixp_f32_of_bits((246u - m_scale) << 23));
     const int64_t block = b->first / MIXP_STATE_BLOCK;
     int k;
-    if (m_top >= 0x7F800000u || v_top >= 0x7F800000u) return 0;
-    if (m_scale > (uint32_t)MIXPI_BYTES_MOST) return 0;
+    if (m_top >= 0x7F800000u || v_top >= 0x7F800000u) return 0;  /* plant: bytes_bad */
+    if (m_scale > (uint32_t)MIXPI_BYTES_MOST) return 0;  /* plant: bytes_large */
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         const mixpi_vbits word = mixpi_vbits_at(s->word + i + k, 0);
         MIXPI_P(bytes_put_m)(b->m + k, s->m + i + k, unit, word);
@@ -11226,7 +11234,7 @@ MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
         mixpi_vstore(v + k, root);
         memcpy(words + k, &word, sizeof word);
         if (b->rest && b->rest_size == 1) MIXPI_P(bytes_put_master)(b, k, w, word);
-        place += 16;
+        place += 16;  /* plant: bytes_place */
     }
     if (b->rest && b->rest_size == 2) MIXPI_P(small_put_16)(b, p);
     return MIXPI_P(bytes_close)(s, b, i, _mm512_reduce_max_epu32(m_top),
@@ -13811,6 +13819,9 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     return region ? ctx->casting->scope : "";
 }
 
+static int mixpi_region_is_pushed(mixpi_region_kind kind)
+{ return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED; }
+
 /* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
  * find it. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -13829,7 +13840,8 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
     }
-    c->n_regions++;
+    /* A refused push has no pop. All is done before on_error is called: it may close regions. */
+    if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;  /* plant: region_pushed */
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                       "autocast to %s at level %d: %s",
@@ -13848,14 +13860,10 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
 
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region) {
-    mixp_result r;
     if (!ctx || !region)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_autocast_push: region is NULL");
-    r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
-    /* plant: region_pushed */
-    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
-    return r;
+    return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
 }
 
 /* The kind of the innermost region. One that was refused for want of room is a block's. */
@@ -13971,14 +13979,11 @@ MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
 MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
 
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
-    mixp_result r;
     if (!ctx || !name || !*name)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_scope_push: the name is %s; give one, say \"h.3\"",
                                  name ? "empty" : "NULL");
-    r = mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
-    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;
-    return r;
+    return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
     return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope",
@@ -20854,7 +20859,8 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
         r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
                             mixpi_tensor_out(view, 0), view->count);
         if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
-            r = mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count);
+            r = mixpi_noted(ctx, "the mean of a view",
+                            mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
         view->version++;
     }
     return r;

@@ -134,19 +134,23 @@ static int differ(const states *a, const states *b) {
     for (isa = 0; isa < MIXP_ISA_COUNT; isa++)                                            \
         if ((cpu = mixp_cpu_with((mixp_isa)isa)) != NULL)
 
-/* Codes in an order of their own, gradients of the moments' size. special: NaN and Inf too. */
+/* Codes in an order of their own. Of four blocks one has gradients of its moments' size, one in
+ * addition weights that are NaN or Inf, one a second moment that becomes Inf, and one no gradient.
+ * special: codes of NaN and Inf. */
 static void fill(states *s, uint32_t m_scale, uint32_t v_scale, int special) {
     int i;
     memset(s, 0, sizeof *s);
     for (i = 0; i < N; i++) {
+        const int kind = i / MIXP_STATE_BLOCK % 4;
         const uint32_t m = (uint32_t)(i * 37 + i / 256) & 255u, v = (uint32_t)(i * 91) & 255u;
         float p = (float)ldexp(random_value(), random_to(40) - 30);
         s->m[i] = (uint8_t)(special || (m & 127u) != 127u ? m : 0u);
         s->v[i] = (uint8_t)(special || v != 255u ? v : 1u);
-        if (i % 61 == 7) p = i % 2 ? bits_f32(0x7F800000u) : bits_f32(0x7FC01234u);
+        if (kind == 1 && i % 61 == 7) p = i % 2 ? bits_f32(0x7F800000u) : bits_f32(0x7FC01234u);
         put_weight(s, i, p, 0);
-        if (i % 5 == 0) continue;
+        if (i % 5 == 0 || kind == 3) continue;
         s->grad[i] = (float)ldexp(random_value(), (int)m_scale - 124 + random_to(24) - 16);
+        if (kind == 2 && i % 128 == 77) s->grad[i] = 1e30f;
     }
     memset(s->m_scale, (int)m_scale, BLOCKS);
     memset(s->v_scale, (int)v_scale, BLOCKS);
