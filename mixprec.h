@@ -21888,8 +21888,12 @@ static void mixpi_settle_origin(mixp_context *ctx) {
 static void mixpi_settle_rows(mixp_context *ctx, int sample) {
     mixpi_watch *w = ctx->watch;
     int n, known = w->n_sites;
-    w->looked = w->settled = 1;
-    mixpi_settle_origin(ctx);
+    w->settled = 1;
+    /* A step that walked nothing back, as an evaluation, is not the one that is skipped. */
+    if (w->seen[MIXPI_ROW_BACKWARD].count > 0) {  /* plant: settle_walked */
+        w->looked = 1;
+        mixpi_settle_origin(ctx);
+    }
     for (n = 1; n <= known; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->changed >= sample || !mixpi_site_can_fall(site)) continue;
