@@ -11162,7 +11162,8 @@ MIXPI_V void MIXPI_P(bytes_put_v)(char *codes, const float *roots, uint32_t base
 /* As mixp_master_to_8. */
 MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
                                        mixpi_vbits word) {
-    const __mmask16 real = _mm512_cmp_ps_mask(p, p, _CMP_ORD_Q);
+    const __m512i inf = _mm512_set1_epi32(0x7F800000);
+    const __mmask16 real = _mm512_cmple_epi32_mask((__m512i)mixpi_vabs(p), inf);
     const __mmask16 nan = (__mmask16)~real;
     const mixpi_vbits kept = (mixpi_vbits)p + ((word * 0x9E3779B1u) >> 24);
     const __m512i quiet = _mm512_set1_epi32(0x400000);
