@@ -7163,11 +7163,11 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
 }
 
 /* The gradient of b in a / b: -dy a / b^2. */
-MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
 /* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
-MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
+MIXPI_F mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
     mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
     half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
     half = mixpi_vselect_gt(mixpi_vabs(y), below, half, dy);
@@ -9211,7 +9211,7 @@ MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int6
 #endif
 
 /* dst[p * ldd + j] = src[j * ld + p] for 16 by 16 floats. */
-MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
+MIXPI_F void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     const int lanes = MIXPI_PASS == 2 ? 16 : 8;     /* of a register */
     int row, column;
@@ -9353,7 +9353,7 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
-    if (g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
+    if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
         t->a_step = 1;
         t->a_row = s->job->depth + MIXPI_PAD;
         MIXPI_P(turn_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
@@ -13820,6 +13820,9 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     return region ? ctx->casting->scope : "";
 }
 
+static int mixpi_region_is_pushed(mixpi_region_kind kind)
+{ return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED; }
+
 /* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
  * find it. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -13838,7 +13841,8 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
     }
-    c->n_regions++;
+    /* A refused push has no pop. All is done before on_error is called: it may close regions. */
+    if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;  /* plant: region_pushed */
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                       "autocast to %s at level %d: %s",
@@ -13857,14 +13861,10 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
 
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region) {
-    mixp_result r;
     if (!ctx || !region)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_autocast_push: region is NULL");
-    r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
-    /* plant: region_pushed */
-    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
-    return r;
+    return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
 }
 
 /* The kind of the innermost region. One that was refused for want of room is a block's. */
@@ -13980,14 +13980,11 @@ MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
 MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
 
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
-    mixp_result r;
     if (!ctx || !name || !*name)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_scope_push: the name is %s; give one, say \"h.3\"",
                                  name ? "empty" : "NULL");
-    r = mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
-    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;
-    return r;
+    return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
     return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope",
@@ -20863,7 +20860,8 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
         r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
                             mixpi_tensor_out(view, 0), view->count);
         if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
-            r = mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count);
+            r = mixpi_noted(ctx, "the mean of a view",
+                            mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
         view->version++;
     }
     return r;

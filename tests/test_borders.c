@@ -238,6 +238,34 @@ static void a_region_too_many_is_left_all_the_same(void) {
     mixp_context_free(ctx);
 }
 
+/* Who is told of an error may close what is open: then a refused push has nothing to take back. */
+static mixp_context *closing;
+
+static void close_all(mixp_result code, const char *message, void *user) {
+    (void)code; (void)message; (void)user;
+    mixp_context_clear_error(closing);
+    mixp_autocast_close(closing, 0);
+}
+
+static void a_refused_push_that_is_closed_at_once(void) {
+    mixp_context_desc d;
+    mixp_autocast     region = { MIXP_I32, 1 };
+    memset(&d, 0, sizeof d);
+    d.on_error = close_all;
+    closing = mixp_context_new(&d);
+    for (int i = 0; i < 3; i++) CHECK_INT(mixp_autocast_push(closing, &region), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_autocast_open(closing, MIXP_F16), 0);
+    CHECK_INT(mixp_autocast_current(closing).dtype, MIXP_F16);
+    mixp_autocast_close(closing, 0);
+    for (int i = 0; i < 64; i++) CHECK_INT(mixp_scope_push(closing, "s"), MIXP_OK);
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(mixp_scope_push(closing, "s"), i ? MIXP_OK : MIXP_ERR_ARGUMENT);
+        CHECK_INT(mixp_autocast_current(closing).level, 0);
+    }
+    CHECK_INT(mixp_autocast_open(closing, MIXP_F16), 2);
+    mixp_context_free(closing);
+}
+
 /* --- what an earlier step left --------------------------------------------------------------- */
 
 /* Its memory is handed out again from its beginning: then it is no tensor, though its end is whole. */
@@ -418,6 +446,7 @@ int main(void) {
     RUN(letters_of_a_name_are_told);
     RUN(a_walk_within_as_many_regions_as_may_be);
     RUN(a_region_too_many_is_left_all_the_same);
+    RUN(a_refused_push_that_is_closed_at_once);
     RUN(a_tensor_that_is_recycled_by_and_by);
     RUN(a_cast_that_failed_is_made_again);
     RUN(a_parameter_that_thaws_in_a_walk);

@@ -193,18 +193,27 @@ static const char *double_it(void *user, void *data, int64_t count, mixp_dtype d
     return NULL;
 }
 
-static mixp_context *one_of_two(void) {
+static int stops;
+static void count_stop(void *user, const char *why) {
+    (void)user;
+    stops += *why != '\0';
+}
+
+static mixp_context *one_of_two_on(const mixp_device *device, mixp_ranks_mean mean) {
     mixp_ranks_desc ranks;
     mixp_context_desc d;
     memset(&ranks, 0, sizeof ranks);
     memset(&d, 0, sizeof d);
     ranks.size = 2;
     ranks.sum = double_it;
-    ranks.mean = MIXP_MEAN_NONE;
+    ranks.mean = mean;
+    ranks.stop = count_stop;
     d.ranks = &ranks;
-    sums = 0;
+    d.device = device;
+    sums = stops = 0;
     return mixp_context_new(&d);
 }
+static mixp_context *one_of_two(void) { return one_of_two_on(NULL, MIXP_MEAN_NONE); }
 
 /* A view is summed once in a step: also where it was written between clip and step, and where the step
  * was given up after clipping, by mixp_zero_grad or by the next step's beginning. */
@@ -238,6 +247,31 @@ static void views_are_summed_once(void) {
         CHECK_INT(sums, way < 2 ? 2 : 3);
         mixp_context_free(ctx);
     }
+}
+
+static mixp_result no_unary(const mixp_exec *x, const mixp_unary_args *k) {
+    (void)x, (void)k;
+    return MIXP_ERR_DEVICE;
+}
+
+/* A mean that cannot be taken is told, to the program and to the other rank; the weight rests. */
+static void a_mean_that_fails(void) {
+    static const int64_t n[1] = { 1 };
+    mixp_kernels kernels = *mixp_cpu()->kernels;
+    mixp_device device = *mixp_cpu();
+    float w = 5, g = 1;
+    mixp_optimizer *opt;
+    mixp_context *ctx;
+    kernels.unary = no_unary;
+    device.kernels = &kernels;
+    ctx = one_of_two_on(&device, MIXP_MEAN_AFTER);
+    opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, n, &w), mixp_view(ctx, "g", MIXP_F32, 1, n, &g));
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
+    told(ctx, MIXP_ERR_DEVICE, "the mean of a view: ");
+    CHECK_INT(stops, 1);
+    CHECK_NEAR(w, 5, 0);
+    mixp_context_free(ctx);
 }
 
 /* What a loss leaves out beside others of its range has zeros, and weight decay moves it; without ranks
@@ -285,6 +319,7 @@ int main(void) {
     RUN(a_capture_that_fails);
     RUN(two_masters);
     RUN(views_are_summed_once);
+    RUN(a_mean_that_fails);
     RUN(what_a_step_leaves_out);
     return test_report();
 }
