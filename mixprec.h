@@ -7163,11 +7163,11 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
 }
 
 /* The gradient of b in a / b: -dy a / b^2. */
-MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
 /* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
-MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
+MIXPI_F mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
     mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
     half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
     half = mixpi_vselect_gt(mixpi_vabs(y), below, half, dy);
@@ -9211,7 +9211,7 @@ MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int6
 #endif
 
 /* dst[p * ldd + j] = src[j * ld + p] for 16 by 16 floats. */
-MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
+MIXPI_F void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     const int lanes = MIXPI_PASS == 2 ? 16 : 8;     /* of a register */
     int row, column;
@@ -9353,7 +9353,7 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
-    if (g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
+    if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
         t->a_step = 1;
         t->a_row = s->job->depth + MIXPI_PAD;
         MIXPI_P(turn_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
@@ -11162,7 +11162,8 @@ MIXPI_V void MIXPI_P(bytes_put_v)(char *codes, const float *roots, uint32_t base
 /* As mixp_master_to_8. */
 MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
                                        mixpi_vbits word) {
-    const __mmask16 real = _mm512_cmp_ps_mask(p, p, _CMP_ORD_Q);
+    const __m512i inf = _mm512_set1_epi32(0x7F800000);
+    const __mmask16 real = _mm512_cmple_epi32_mask((__m512i)mixpi_vabs(p), inf);
     const __mmask16 nan = (__mmask16)~real;
     const mixpi_vbits kept = (mixpi_vbits)p + ((word * 0x9E3779B1u) >> 24);
     const __m512i quiet = _mm512_set1_epi32(0x400000);

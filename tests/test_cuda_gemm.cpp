@@ -464,6 +464,15 @@ static void test_no_memory(void) {
     }
 }
 
+/* Sums cut off as tensor cores cut them: the bounds stand that. */
+static void test_cut_sums(void) {
+    NEEDS_SIMULATION;
+    cudasim::cut_sums = true;
+    test_direct();
+    test_any_mix();
+    cudasim::cut_sums = false;
+}
+
 int main(void) {
     RUN(test_direct);
     RUN(test_any_mix);
@@ -479,5 +488,6 @@ int main(void) {
     RUN(test_new_in_capture);
     RUN(test_large_batch);
     RUN(test_no_memory);
+    RUN(test_cut_sums);
     return test_report();
 }

@@ -65,6 +65,7 @@ typedef struct plan {
     double          plant_value;        /* 0 = Inf */
     int             unscaled;           /* 1: gradients are unscaled and clipped by calls of their own */
     int             cut_at;             /* the hooks' call that fails on rank 1, from 1; 0 = none */
+    int             cut_kills;          /* 1: it kills rank 1 */
     int             muon;               /* 1: it has the matrices, AdamW the rest */
     int             guard;              /* one step in so many is sampled; 0 = no guard */
     int             guard_pins;         /* 1: no site may fall back, and two skips are too many */
@@ -287,8 +288,12 @@ static void scatter_later(mixp_ranks_desc *d) {
 }
 
 /* Hooks of which one call fails. */
-static int cut_calls, cut_at;
-static const char *cut(const char *why) { return ++cut_calls == cut_at ? "the cable is cut" : why; }
+static int cut_calls, cut_at, cut_kills;
+static const char *cut(const char *why) {
+    if (++cut_calls != cut_at) return why;
+    if (cut_kills) raise(SIGKILL);
+    return "the cable is cut";
+}
 #define CUT(name, hook)                                                                               \
     static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,    \
                             double seconds) {                                                         \
@@ -354,6 +359,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     if (p->scatter == 2) scatter_later(&given);
     if (p->patience > 0 && ranks->rank == 0) given.sum = impatient_sum;
     if (p->cut_at) cut_cable(&given, ranks->rank == 1 ? p->cut_at : -1);
+    cut_kills = p->cut_kills;
     if (odd == ODD_SIZE) given.size++;
     model_open(&m, p, &given, odd);
     model_add(&m);
@@ -1090,6 +1096,39 @@ static void any_hook_fails(void) {
     for (i = 0; i < SITES; i++) CHECK_TEXT(seen[i] ? sites[i] : "never seen", sites[i]);
 }
 
+/* A rank that is killed at whichever call: the other hears that it is gone, and ends as failed. */
+static void dies_at_any_call(void) {
+    char path[64];
+    plan p = plan_of(2);
+    int way, calls;
+    snprintf(path, sizeof path, "ranks.dies.%d.tmp", (int)getpid());
+    p.shard = 1;
+    p.guard = 2;
+    p.bucket = 20000;
+    p.checkpoint = path;
+    for (way = 0; way < 3; way++) {
+        p.scatter = way;
+        p.cut_at = 1 << 20;
+        p.cut_kills = 0;
+        remove(path);
+        calls = run(&p, 2)[1].calls;
+        CHECK(calls > 20);
+        p.cut_kills = 1;
+        for (p.cut_at = 1 + way; p.cut_at <= calls; p.cut_at += 4) {
+            result *got = results();
+            int status = 0;
+            remove(path);
+            CHECK(waitpid(start(&p, 2, got), &status, 0) > 0);
+            CHECK(WIFEXITED(status));
+            CHECK_INT(WEXITSTATUS(status), 1);
+            CHECK_INT(got[0].code, MIXP_ERR_RANKS);
+            CHECK_TEXT(got[0].text, "rank 1 is gone");
+            CHECK_INT(got[1].done, 0);
+        }
+    }
+    remove(path);
+}
+
 static void late_rank(void) {
     plan p = plan_of(4);
     result *got;
@@ -1806,6 +1845,7 @@ int main(void) {
     RUN(refused_at_the_start);
     RUN(refused_later);
     RUN(any_hook_fails);
+    RUN(dies_at_any_call);
     RUN(late_rank);
     RUN(descriptions);
     RUN(failing_hook);
