@@ -26,6 +26,11 @@ CUDA_ARCH ?= $(if $(GPU),-arch=native,-gencode arch=compute_80,code=sm_80 \
 .DELETE_ON_ERROR:
 
 # --- what the machine has ----------------------------------------------------------------
+# Unless you say otherwise, C++ is compiled by the compiler that CC is of: clang-16, clang++-16.
+ifeq ($(origin CXX),default)
+  in_place = $(if $(findstring clang,$(notdir $1)),$(filter-out ./,$(dir $1))$(subst clang,clang++,$(notdir $1)),$1)
+  CXX := $(if $(findstring clang,$(CC)),$(foreach word,$(CC),$(call in_place,$(word))),$(CXX))
+endif
 ifeq ($(filter clean help install uninstall,$(MAKECMDGOALS)),)
   ifeq ($(origin OPENMP),undefined)
     OPENMP := $(shell mkdir -p $(BUILD) && \
@@ -38,6 +43,17 @@ ifeq ($(filter clean help install uninstall,$(MAKECMDGOALS)),)
            CC=$(CC), CFLAGS=$(CFLAGS), OpenMP $(if $(OPENMP),found,not used))
   endif
 endif
+
+# What CXX links the library with, where that was compiled with OpenMP: its own runtime, if it knows what
+# CC calls, else CC's. Never both. Asked at the first use.
+OMP_PROBE = cd $(BUILD) && echo 'int main(void) { _Pragma("omp parallel") ; return 0; }' >runtime.c && \
+    $(CC) $(OPENMP) -c runtime.c -o runtime.o && $(CC) $(OPENMP) runtime.o $(LDFLAGS) -o runtime && \
+    lib=$$(ldd runtime 2>/dev/null | awk '/omp/ { print $$3; exit }'); \
+    for flags in '$(OPENMP)' "$$lib -Wl,-rpath,$${lib%/*}"; do \
+        $(CXX) runtime.o $$flags -o runtime 2>/dev/null && echo $$flags && exit; done
+OMP_FOUND = $(or $(shell $(OMP_PROBE)),$(error CXX=$(CXX) cannot link the OpenMP of CC=$(CC): set CXX to \
+    a compiler of the same kind, or OPENMP= to do without))
+OMP_LINK  = $(if $(OPENMP),$(eval OMP_LINK := $(OMP_FOUND))$(OMP_LINK))
 
 # --- how a program is built --------------------------------------------------------------
 # The implementation takes a while to compile, so that is done once, into an archive. Programs
@@ -92,7 +108,7 @@ CPP_TESTS := $(if $(shell command -v $(CXX)),$(BUILD)/test_scopes)
 $(BUILD)/test_scopes: tests/test_scopes.cpp $(BUILT) tests/test.h
 	$(call say,c++ $@)
 	$(Q)$(CXX) -std=c++11 $(filter-out -Wstrict-prototypes,$(WARN)) $(if $(WERROR),-Werror) -O1 -I. -Itests \
-	    $< $(LIB) $(OPENMP) -lm -o $@
+	    $< $(LIB) $(OMP_LINK) -lm -o $@
 
 # Peers that are installed are called from one process, by a script: see tests/bench/peers.py.
 $(BUILD)/bench/libpeers.so: tests/bench/peers.cpp mixprec.h
@@ -132,13 +148,14 @@ SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -D
 # mixprec_cuda.cu takes most of the time: it is compiled once, and all of these link it. Those that do
 # not look inside it see its face; the others compile what stands before its table, too, of which
 # what they call is left.
-CUDA_OUTSIDE := test_cuda_face test_cuda_functions test_cuda_guard test_cuda_muon test_cuda_products test_cuda_ranks \
+CUDA_OUTSIDE := test_cuda_by_hand test_cuda_face test_cuda_functions test_cuda_guard test_cuda_muon test_cuda_products test_cuda_ranks \
                 test_cuda_rows test_cuda_states test_cuda_training
 OUTSIDE := $(CUDA_OUTSIDE:%=$(BUILD)/%) $(CUDA_OUTSIDE:%=$(BUILD)/sane/%)
 INSIDE  := $(filter-out $(OUTSIDE) %/test_cudasim,$(CUDA_PLAIN) $(CUDA_SANE))
 $(OUTSIDE): private SIM_FLAGS += -DCOMPANION_LINKED
 $(INSIDE): private SIM_FLAGS += -DCOMPANION_INSIDE='"$(BUILD)/companion_inside.cu"' -Wno-unused-function
 $(INSIDE): $(BUILD)/companion_inside.cu
+$(addsuffix /test_cuda_by_hand,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): examples/by_hand_cuda.cu
 $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
 
@@ -147,11 +164,11 @@ $(BUILD)/companion_inside.cu: mixprec_cuda.cu
 
 $(CUDA_PLAIN): $(BUILD)/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
-	$(Q)$(CXX) $(SIM_FLAGS) $< $(filter %.o,$^) $(LIB) $(OPENMP) -lm -o $@
+	$(Q)$(CXX) $(SIM_FLAGS) $< $(filter %.o,$^) $(LIB) $(OMP_LINK) -lm -o $@
 
 $(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp mixprec.h mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,c++ $@)
-	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) $(filter %.a,$^) $(OPENMP) -lm -o $@
+	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) $(filter %.a,$^) $(OMP_LINK) -lm -o $@
 
 # With products and sums joined, as nvcc joins them, and with the one NaN of a GPU's arithmetic: what is
 # promised to the bit must still hold. It takes gcc, which can leave two registers alone.
@@ -164,7 +181,7 @@ $(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(LIB) mixprec_
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(ONE_NAN) -S $< -o $@.raw.s
 	$(Q)awk -f tests/canonical_nan.awk $@.raw.s >$@.s && rm -f $@.raw.s
-	$(Q)$(CXX) $@.s $(LIB) $(OPENMP) -lm -o $@
+	$(Q)$(CXX) $@.s $(LIB) $(OMP_LINK) -lm -o $@
 
 # The same tests for the GPU that is there, or, where there is none, to see that they link: then
 # nobody assembles them.
@@ -185,7 +202,7 @@ $(BUILD)/gpu/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
 $(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@.o
-	$(Q)$(CXX) $@.o $(filter %.o,$^) $(LIB) $(OPENMP) $(CUDA_LIBS) -lm -o $@
+	$(Q)$(CXX) $@.o $(filter %.o,$^) $(LIB) $(OMP_LINK) $(CUDA_LIBS) -lm -o $@
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: SIM_MORE = $(SANE)
@@ -193,7 +210,7 @@ $(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: mixprec_cuda.cu mixprec.h tests/cud
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SIM_MORE) -x c++ -c $< -o $@
 
-SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OPENMP) -lm -o $@
+SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OMP_LINK) -lm -o $@
 
 $(BUILD)/tiny_gpt_sim.o: examples/tiny_gpt.c $(wildcard examples/*.h) $(BUILT)
 	$(call say,cc $@)
@@ -215,7 +232,7 @@ $(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
 $(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp $(BUILD)/mixprec_cuda.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -isystem $(CUDA)/include -I. \
-	    $< $(LIB) $(CUDA_LINK) $(OPENMP) -ldl -lm -o $@
+	    $< $(LIB) $(CUDA_LINK) $(OMP_LINK) -ldl -lm -o $@
 
 $(LIB): $(BUILD)/mixprec.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $<

@@ -80,6 +80,7 @@
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
  *     MIXPREC_THREADS          implementation    threads of its own (POSIX) instead of OpenMP's:
  *                                                they sleep when they wait, and survive fork
+ *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio alone: see CHECKPOINT
  *     MIXPREC_ASSERT(x)        implementation    checks of what must hold inside; none unless
  *                                                given. A failure is a fault of mixprec's
  *     MIXPREC_SELF             implementation    this file's name, when you renamed it
@@ -134,7 +135,9 @@
  *
  *     mixp_zero_grad forgotten, without a scaler   gradients add up: the verdict's grad_norm grows
  *       or with a scale that never moves             from step to step
- *     a weight written without mixp_tensor_touch   under autocast nothing changes
+ *     a weight written without mixp_tensor_touch   under autocast nothing changes;
+ *                                                    a low one with a master weight is what it
+ *                                                    was after the next step
  *     host data of another dtype than was said     mixp_read gives other numbers than the data's
  *     a parameter that nobody initialised          it is 0, and what lies before it gets gradients
  *                                                    of 0
@@ -969,6 +972,7 @@ typedef struct mixp_step_plan {
     int32_t       cautious;     /* 1: weight decay only where it goes the update's way     */
     int32_t       small;        /* 1: some states of the table are of fewer bytes than f32 */
     uint64_t      seed;         /* of the random numbers that round states                 */
+    uint64_t      graded;       /* which parameters have gradients, as a hash of 53 bits   */
     mixp_spike_rule spike;      /* resolved                                             */
     double       *spike_window; /* device memory: `window` norms, as many losses        */
     const float  *loss;         /* device memory; NULL: not looked at                   */
@@ -1019,11 +1023,57 @@ typedef struct mixp_step_state {
     mixp_step_scalars update[MIXP_MAX_GROUPS];
 } mixp_step_state;
 
+/* a + b; *lost is what its rounding left out (Knuth). */
+MIXPREC_HD double mixpi_sum_and_lost(double a, double b, double *lost) {
+    const double sum = a + b;
+    const double part = sum - a;
+    *lost = (a - (sum - part)) + (b - part);
+    return sum;
+}
+
+/* A sum that was not exact with its last bit odd, which tells whoever rounds it again on which side
+ * of a tie the true sum lies (Boldo and Melquiond, Emulation of a FMA and correctly rounded sums,
+ * 2008). */
+MIXPREC_HD double mixpi_sum_odd(double sum, double lost) {
+    const uint64_t bits = mixp_bits_of_f64(sum);
+    if (bits & 1) return sum;
+    if (!(lost > 0.0 || lost < 0.0)) return sum;    /* exact, Inf or NaN */
+    return mixp_f64_of_bits((lost > 0.0) == (sum > 0.0) ? bits + 1 : bits - 1);
+}
+
+/* x without the lower half of its digits (Veltkamp). */
+MIXPREC_HD double mixpi_upper_half(double x) {
+    const double wide = 134217729.0 * x;            /* 2^27 + 1 */
+    return wide - (wide - x);
+}
+
+/* x * y + z, rounded once, where the product is between 2^-900 and 2^900: all of it is in two
+ * numbers (Dekker), which are added to z. */
+MIXPREC_HD double mixpi_fma_by_hand(double x, double y, double z) {
+    const double x1 = mixpi_upper_half(x), x2 = x - x1;
+    const double y1 = mixpi_upper_half(y), y2 = y - y1;
+    const double product = x * y;
+    const double rest = ((x1 * y1 - product) + x1 * y2 + x2 * y1) + x2 * y2;
+    double lost_low, lost_high, lost;
+    const double low = mixpi_sum_and_lost(z, rest, &lost_low);
+    const double high = mixpi_sum_and_lost(product, low, &lost_high);
+    const double tail = mixpi_sum_and_lost(lost_low, lost_high, &lost);
+    return high + mixpi_sum_odd(tail, lost);
+}
+MIXPREC_HD double mixpi_fma(double x, double y, double z) {
+#if defined(__MINGW32__) && defined(__x86_64__) && !defined(__FMA__)
+    return mixpi_fma_by_hand(x, y, z);          /* that of its libm rounds twice */
+#else
+    return fma(x, y, z);
+#endif
+}
+
 /* cos(pi x) for x in [0, 1], by its series: the same bits on every device, as libm's are not. */
 MIXPREC_HD double mixpi_cospi(double x) {
     double t = 3.14159265358979323846 * (x < 0.5 ? x : 1.0 - x), c = 1.0;
     int k;
-    for (k = 20; k > 0; k -= 2) c = fma(-t * t / (double)(k * (k - 1)), c, 1.0);
+    for (k = 20; k > 0; k -= 2)
+        c = mixpi_fma(-t * t / (double)(k * (k - 1)), c, 1.0);
     return x < 0.5 ? c : -c;
 }
 
@@ -1037,7 +1087,7 @@ MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t ap
     done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
     shape =
         s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
-    return lr * fma(shape, 1.0 - s->min_factor, s->min_factor);
+    return lr * mixpi_fma(shape, 1.0 - s->min_factor, s->min_factor);
 }
 
 /* The scalars of SGD's update. The first momentum buffer is the gradient itself, without
@@ -1168,7 +1218,8 @@ MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double
     int64_t i;
     for (i = 0; i < n; i++) sum += x[i];
     *mean = sum / (double)n;
-    for (i = 0; i < n; i++) squares = fma(x[i] - *mean, x[i] - *mean, squares);
+    for (i = 0; i < n; i++)
+        squares = mixpi_fma(x[i] - *mean, x[i] - *mean, squares);
     *sd = sqrt(squares / (double)(n - 1));
     least = fabs(*mean) * 0.001;
     if (*sd < least) *sd = least;
@@ -1281,7 +1332,8 @@ enum {
     MIXP_AGREE_HERE,            /* 1: this rank is there; 2: and has looked at its part
                                    of the sums alone: its norm is squared */
     MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,  /* these must be alike; so   */
-    MIXP_AGREE_NORM,            /* must this, of summed gradients: else the sums are not   */
+    MIXP_AGREE_GRADED,          /* must this, which parameters have gradients              */
+    MIXP_AGREE_NORM,            /* and this, of summed gradients: else the sums are not    */
     MIXP_AGREE_FOUND,           /* a look at the summed gradients found Inf or NaN         */
     MIXP_AGREE_LARGEST,
     MIXP_AGREE_LOSS,
@@ -1316,6 +1368,7 @@ MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
     row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
     row[MIXP_AGREE_APPLIED] = (double)s->applied;
     row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    row[MIXP_AGREE_GRADED] = (double)plan->graded;  /* plant: agree_graded */
     row[MIXP_AGREE_FOUND] = (double)found;
     row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
     row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
@@ -1360,7 +1413,7 @@ MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state 
 /* Is rank r unlike rank 0? Then that is noted. */
 MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
     const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
-    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_RATE : MIXP_AGREE_NORM;
+    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_GRADED : MIXP_AGREE_NORM;
     int word = MIXP_AGREE_HERE;
     while (word <= last &&
            mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
@@ -1406,20 +1459,11 @@ MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *
     if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
 }
 
-/* x * y + z, rounded once. The product is exact in f64; where the sum is not, its last bit is made
- * odd, which tells the narrowing on which side of a tie the true sum lies (Boldo and Melquiond,
- * Emulation of a FMA and correctly rounded sums, 2008). */
+/* x * y + z, rounded once: the product is exact in f64. */
 MIXPREC_HD float mixpi_fmaf_by_hand(float x, float y, float z) {
-    const double product = (double)x * (double)y;
-    const double sum = product + (double)z;
-    const double part = sum - product;
-    const double lost = (product - (sum - part)) + ((double)z - part);
-    uint64_t bits = mixp_bits_of_f64(sum);
-    if (bits & 1) return (float)sum;
-    if (!(lost > 0.0 || lost < 0.0)) return (float)sum;     /* exact, Inf or NaN */
-    if ((lost > 0.0) == (sum > 0.0)) bits++;
-    else bits--;
-    return (float)mixp_f64_of_bits(bits);
+    double lost;
+    const double sum = mixpi_sum_and_lost((double)x * (double)y, (double)z, &lost);
+    return (float)mixpi_sum_odd(sum, lost);
 }
 MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
 #if defined(__MINGW32__) && !defined(__FMA__)
@@ -1484,6 +1528,15 @@ MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float 
     *m = mixpi_fmaf(u->beta2, *m, u->rest2 * g);
 }
 
+/* x * y, rounded by itself: a compiler may join a plain product with a difference that reads it. */
+MIXPREC_HD float mixpi_rounded_product(float x, float y) {
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(x, y);
+#else
+    return mixpi_fmaf(x, y, -0.0f);
+#endif
+}
+
 /* a + (b - a) w, rounded as PyTorch's. */
 MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
     float way = b - a;
@@ -1493,7 +1546,7 @@ MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
 /* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
 MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float grad,
                                            float *direction, float *m) {
-    float g = grad * u->factor;
+    float g = mixpi_rounded_product(grad, u->factor);
     *m = mixpi_lerp(*m, g, u->rest1);
     *direction = u->nesterov ? mixpi_lerp(g, *m, u->momentum) : *m;
 }
@@ -2532,6 +2585,7 @@ struct mixp_tensor {
     uint64_t      version;      /* goes up with every write: what the cast cache looks at  */
     struct mixpi_tensor_private {
         const mixp_tensor *self;/* its own address: another stands where it was recycled    */
+        const mixp_context *of; /* its context: another stands where its beginning alone was */
         mixp_tensor *grad;      /* the gradient's storage, whether or not it holds one     */
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
         mixp_tensor *master;    /* of a cached copy: the tensor it was cast from           */
@@ -2545,7 +2599,7 @@ struct mixp_tensor {
         int          walked;    /* 1: a loss that has been walked back                     */
         int64_t      id;        /* key of its random numbers                               */
         int          from_tape; /* 1: made by an operator that will be walked backwards    */
-        int          is_param;  /* 1: saved in checkpoints                                 */
+        int          is_param;  /* 1: made by mixp_param                                   */
         int          is_grad;   /* 1: a gradient that a walk back has made                 */
         mixp_tensor *lent;      /* of a gradient: one that reads this one's memory         */
         int          borrowed;  /* 1: a gradient whose memory is another's                 */
@@ -2571,9 +2625,10 @@ struct mixp_tensor {
  * the same scale, or skip it.
  *
  * A hook works on `count` elements of device memory, in place, in the order of `stream` (on a CPU,
- * NULL: before it returns), and gives up after `seconds`. It returns NULL, or why it failed, a text
- * that lives on: that is MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers).
- * In a captured step hooks are called once, to be recorded. */
+ * NULL: before it returns), and gives up after `seconds`. It begins no step and walks nothing back
+ * (MIXP_ERR_ORDER). It returns NULL, or why it failed, a text that lives on: that is
+ * MIXP_ERR_RANKS. dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step
+ * hooks are called once, to be recorded. */
 typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
                                        mixp_dtype dtype, void *stream, double seconds);
 
@@ -2715,7 +2770,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
                                           const char *format, ...)
 #if defined(__GNUC__)
-    __attribute__((__format__(__printf__, 3, 4)))
+    __attribute__((__format__(__printf__, 3, 4), __cold__))
 #endif
     ;
 
@@ -2731,7 +2786,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * is freed; NULL on error. MIXP_ERR_DEVICE: the device has no graphs (no CPU has).
  * MIXP_ERR_ORDER: something in it allocated, waited, or multiplied shapes that no step had
  * before; a low weight was written since the last ordinary step, which takes it over into its
- * master; or a capture is under way already. */
+ * master; a low weight has two optimizers with masters; or a capture is under way already. One
+ * that fails leaves the count of steps as it was. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -2803,8 +2859,9 @@ MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, in
 
 /* A product for programs with a backward pass of their own, of matrices in device memory, in any
  * mix of f32, f16 and bf16, summed in f32: see mixp_gemm_args. On a GPU it is queued on the
- * context's stream. MIXP_ERR_ARGUMENT: k is NULL, a size or a stride is negative, an array is
- * missing, or c is a or b. MIXP_ERR_SHAPE: rows longer than their stride; MIXP_ERR_DTYPE. */
+ * context's stream. MIXP_ERR_ARGUMENT: k is NULL, batch or alpha is 0 (forgotten: both are 1, as a
+ * rule), a size or a stride is negative, an array is missing, or c is a or b. MIXP_ERR_SHAPE: rows
+ * longer than their stride; MIXP_ERR_DTYPE. */
 MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 
 /* Lets gradients flow into a view or an input that is f32, f16 or bf16, from operators that are
@@ -2885,7 +2942,8 @@ typedef struct mixp_autocast {
 } mixp_autocast;
 
 /* Opens a region until the matching pop. MIXP_ERR_ARGUMENT: other dtype or level, or more
- * than 64 nested; MIXP_ERR_ORDER: pop without push. */
+ * than 64 nested; MIXP_ERR_ORDER: pop without push, or what was opened last is no region of a push:
+ * the message names it, and it stays open. */
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region);
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
@@ -2939,7 +2997,8 @@ MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name);     /* al
 MIXPREC_API int mixp_scope_leave(mixp_context *ctx);                       /* always 0 */
 
 /* The same until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
- * are nested more than 64 deep; MIXP_ERR_ORDER: pop without push. */
+ * are nested more than 64 deep; MIXP_ERR_ORDER: pop without push, or what was opened last is no
+ * scope of a push, as above. */
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
 
@@ -3010,7 +3069,7 @@ MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "
  * step before, whose tensors must not be used again. Call it first in every training or
  * evaluation step. Counts steps for random numbers. MIXP_ERR_ORDER: a MIXP_AUTOCAST or
  * MIXP_NO_GRAD block is open, say left by return, goto or break (it is closed all the same); or an
- * operator of yours calls this from its own functions: then nothing changes. */
+ * operator or a hook of yours calls this from its own functions: then nothing changes. */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was made from. Gradients of parameters
@@ -3027,7 +3086,17 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * Then only the last one's gradients, with those that they were added to, leave the rank. Walking
  * back into a gradient that was summed, before mixp_zero_grad, is MIXP_ERR_ORDER.
  * The first walk compares what the ranks are: MIXP_ERR_RANKS says what differs, and where. Without
- * ranks nothing happens. */
+ * ranks nothing happens.
+ *
+ * A PARAMETER THAT A STEP LEAVES OUT. What lies in one range (see bucket_bytes) goes out together:
+ * a parameter of it that this rank's loss was not made from counts as 0 there, for other ranks may
+ * have used it. Where none has, its gradient is zeros, and not NULL as without ranks: momentum and
+ * weight decay move it. (PyTorch's DDP refuses such a step; with find_unused_parameters it sums a
+ * map of what was used, waits for it, and leaves alone what no rank has used.) Where that matters,
+ * freeze it for the step, on all ranks, by mixp_tensor_set_requires_grad(t, 0), or give it to an
+ * optimizer of its own, and step that when it was used. A range that no walk of this rank has met
+ * is not sent: ranks must leave out the same ones. MIXP_ERR_RANKS in the step otherwise, which is
+ * skipped, or, where what they send does not even fit together, in backward. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
 
 /* Compares the gradients that backward gives for fn's scalar result with central differences, for
@@ -3199,6 +3268,11 @@ typedef struct mixp_attention_desc {
  * gradients of 0, as in PyTorch's scaled_dot_product_attention since 2.5; its softmax, and its
  * MultiheadAttention when that returns weights, give NaN there.
  *
+ * A mask of finite numbers hides by their size alone. A query that -1e9 or less covers whole has
+ * the mean of v for its result, and what it passes to q, k and v is too large by the number of its
+ * keys, as in PyTorch's fused kernels: beside 1e9 f32 has no room for that number's logarithm
+ * (beside 1e4 it is rounded by up to 5e-4). Where such a query counts in the loss, hide with -Inf.
+ *
  * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE, with names and shapes of what does not fit, and on a GPU for
  * heads wider than 256; MIXP_ERR_ARGUMENT: a number outside its range, or a length outside
  * [0, keys] (a GPU tells that later, as an id of mixp_embedding). */
@@ -3220,7 +3294,8 @@ MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_te
 MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
 MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
 
-/* KEEP. Elementwise. */
+/* KEEP. Elementwise. Slopes of gelu, gelu_tanh and silu at an Inf are their limits, 0 or 1, where
+ * PyTorch's are NaN. */
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
 MIXPREC_API mixp_tensor *mixp_relu(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_gelu(mixp_context *ctx, mixp_tensor *x);      /* x Phi(x)      */
@@ -3311,7 +3386,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
 
 /* F32. Losses are f32 scalars, means over all elements (rows, for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32; targets equal to `ignore` do not
- * count (PyTorch's default is -100: MIXP_IGNORE). */
+ * count (PyTorch's default is -100: MIXP_IGNORE). Where none counts the loss is NaN, and gradients
+ * are 0, as in PyTorch. */
 #define MIXP_IGNORE (-100)
 MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
                                             mixp_tensor *targets, int32_t ignore);
@@ -3666,7 +3742,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
 /* Adds a parameter (f32, f16 or bf16) to the newest group. grad NULL: the gradient that
  * backward fills, left alone in a step that gave it none (as PyTorch's None; bias correction
  * counts the steps of each parameter). Otherwise a view of yours with the same count, which
- * you fill, always taken as given. Master weights follow the parameter when you write it.
+ * you fill, always taken as given. Master weights follow the parameter when you write it, or when
+ * another optimizer does: of two that share a low parameter, neither keeps more than its bits.
  * A parameter that no optimizer has keeps its gradient: a step that follows a second walk back into
  * it is MIXP_ERR_ORDER, unless you wrote to that gradient in between.
  * MIXP_ERR_ARGUMENT: added before, or another view of the same memory or of a part of it; grad
@@ -3731,7 +3808,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
  * coefficient min(1, max_norm / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_. Leaves
  * them alone when one is non-finite. MIXP_ERR_ARGUMENT: max_norm is below 0 or not finite.
  * MIXP_ERR_ORDER: no gradient, or the loss was scaled and mixp_scaler_unscale has not been
- * called. */
+ * called. With ranks, gradients in views of yours become their mean in the first call that looks at
+ * them, and not again until the step, mixp_zero_grad or mixp_step_begin. */
 MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm);
 
 /* A step without a scaler. Applies whatever the gradients are, as PyTorch does; for a finite
@@ -4075,9 +4153,11 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
-/* Loads the parameters of a context alone, by name, from a checkpoint of mixprec's (whose other
- * state is passed over) or from anybody's safetensors file: for inference and for fine-tuning.
- * Master weights follow. desc NULL: every parameter and every tensor must fit, with its dtype. */
+/* Loads the parameters of a context alone, and the views that its optimizers train, by name, from a
+ * checkpoint of mixprec's (whose other state is passed over) or from anybody's safetensors file:
+ * for inference and for fine-tuning. (Where nobody trains a view, mixp_safetensors_find has its
+ * numbers.) Master weights follow. desc NULL: every parameter and every tensor must fit, with its
+ * dtype. */
 typedef enum mixp_weight_fate {
     MIXP_WEIGHT_LOADED,
     MIXP_WEIGHT_CONVERTED,
@@ -4099,6 +4179,13 @@ typedef struct mixp_weights_desc {
  * MIXP_ERR_DTYPE; the message lists what differs, and nothing is changed then. */
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc);
+
+/* Saves those weights alone, each with its own dtype, as crash-safe as a checkpoint: for others to
+ * read. In PyTorch, model.load_state_dict(safetensors.torch.load_file(path)) takes them, where
+ * names and shapes are the model's. Of several ranks one calls it. Waits for the device.
+ * MIXP_ERR_ARGUMENT: path is NULL, a name is missing or used twice; MIXP_ERR_IO, and whatever was
+ * at path is then as it was. */
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
 
 /* --- safetensors files by themselves --- */
 
@@ -4199,6 +4286,13 @@ extern "C" {
 /* Does not compile unless the condition holds. */
 #define MIXPI_STATIC_ASSERT(name, condition)                                              \
     struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
+
+/* What runs once, or seldom: it shall be small, with what it alone calls, and soon be compiled. */
+#if defined(__GNUC__)
+#  define MIXPI_SELDOM __attribute__((__cold__))
+#else
+#  define MIXPI_SELDOM
+#endif
 
 #ifdef MIXPREC_ASSERT
 #  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
@@ -5262,6 +5356,8 @@ static int mixpi_amx_machine(int f16) {
 #define mixpi_vwrite_8       MIXPI_P(vwrite_8)
 #define mixpi_vlow_16        MIXPI_P(vlow_16)
 #define mixpi_vstate_random  MIXPI_P(vstate_random)
+#define mixpi_vstate_place   MIXPI_P(vstate_place)
+#define mixpi_vstate_word    MIXPI_P(vstate_word)
 #define mixpi_vstate_bf16    MIXPI_P(vstate_bf16)
 #define mixpi_vstate_m       MIXPI_P(vstate_m)
 #define mixpi_vstate_m_value MIXPI_P(vstate_m_value)
@@ -5561,7 +5657,7 @@ typedef struct mixpi_vcodes { mixpi_vbits lo, hi; } mixpi_vcodes;
 MIXPI_V mixpi_v mixpi_vset(float x) {
     mixpi_v r;
     r.lo = _mm256_set1_ps(x);
-    r.hi = _mm256_set1_ps(x);
+    r.hi = r.lo;
     return r;
 }
 MIXPI_V mixpi_v mixpi_vload(const float *p) {
@@ -6031,7 +6127,27 @@ MIXPI_V void mixpi_vstore_n(float *p, mixpi_v a, int n) {
     memcpy(p, t, (size_t)n * sizeof(float));
 }
 
+#endif
+
 /* mixp_random_at for 16 elements from `first` on. */
+#if MIXPI_PASS == 1
+MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
+    typedef uint64_t mixpi_u64x4 __attribute__((__vector_size__(32)));
+    const uint64_t step = 0x9E3779B97F4A7C15u;
+    const mixpi_u64x4 ahead = { 0, step, 2 * step, 3 * step };
+    const __m256i upper = _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7);
+    uint64_t k;
+    for (k = 0; k < 16; k += 4) {
+        mixpi_u64x4 z = ahead + (key + (first + k) * step);
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;  /* plant: vector_draw */
+        z ^= z >> 31;
+        _mm_storeu_si128((__m128i *)(void *)(out + k),
+                         _mm256_castsi256_si128(
+                             _mm256_permutevar8x32_epi32((__m256i)z, upper)));
+    }
+}
+#elif MIXPI_PASS != 2
 MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     uint64_t k;
     for (k = 0; k < 16; k++) out[k] = mixp_random_at(key, first + k);
@@ -6070,12 +6186,12 @@ MIXPI_V void mixpi_vput_rounded(mixp_dtype to, void *p, mixpi_v a, const mixp_ro
  * their sign; the forms in _high have 16 bits in the upper half of each element. */
 #if MIXPI_PASS == 2
 MIXPI_V mixpi_vbits mixpi_vread_high(const char *p) {       /* one instruction, not two */
-    const mixpi_vbits to = { 0, 0x10000, 0x20000, 0x30000, 0x40000, 0x50000, 0x60000, 0x70000,
-                             0x80000, 0x90000, 0xA0000, 0xB0000, 0xC0000, 0xD0000, 0xE0000,
-                             0xF0000 };
-    __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
-    return (mixpi_vbits)_mm512_maskz_permutexvar_epi16(
-        0xAAAAAAAAu, (__m512i)to, _mm512_castsi256_si512(h));
+    const mixpi_vbits to = { 0x0001F, 0x1001F, 0x2001F, 0x3001F, 0x4001F, 0x5001F, 0x6001F,
+                             0x7001F, 0x8001F, 0x9001F, 0xA001F, 0xB001F, 0xC001F, 0xD001F,
+                             0xE001F, 0xF001F };         /* from 16 on there are zeros */
+    const __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    const __m512i zeros = _mm512_setzero_si512();
+    return (mixpi_vbits)_mm512_permutexvar_epi16((__m512i)to, _mm512_inserti64x4(zeros, h, 0));
 }
 MIXPI_V mixpi_vbits mixpi_vread_16(const char *p) {
     __m256i h = _mm256_loadu_si256((const __m256i *)(const void *)p);
@@ -6191,16 +6307,22 @@ MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
 MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return mixp_f32_of_bits(bits); }
 
 #else
-MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first) {
+/* What its words are made of, and the words: where many are wanted, adding goes from place to
+ * place. */
+MIXPI_V mixpi_vbits mixpi_vstate_place(uint64_t key, uint32_t first) {
     const uint32_t lane[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
     mixpi_vbits x;
     memcpy(&x, lane, sizeof x);
-    x += first + (uint32_t)key;
+    return x + (first + (uint32_t)key);
+}
+MIXPI_V mixpi_vbits mixpi_vstate_word(uint64_t key, mixpi_vbits x) {
     x = (x ^ x >> 16) * 0x7FEB352Du;
     x = (x ^ x >> 15) + (uint32_t)(key >> 32);
     x *= 0x846CA68Bu;  /* plant: vector_random */
     return x ^ x >> 16;
 }
+MIXPI_V mixpi_vbits mixpi_vstate_random(uint64_t key, uint32_t first)
+{ return mixpi_vstate_word(key, mixpi_vstate_place(key, first)); }
 MIXPI_V mixpi_vbits mixpi_vstate_bf16(mixpi_vbits x, mixpi_vbits random) {
     const mixpi_vbits a = x & 0x7FFFFFFFu, inf = mixpi_vbits_all(0x7F800000u);
     return mixpi_vbits_gt(a, inf, x | 0x400000u, x + random);  /* plant: vector_bf16 */
@@ -6232,7 +6354,7 @@ MIXPI_V mixpi_vbits mixpi_vstate_v(mixpi_vbits root, uint32_t scale, mixpi_vbits
 MIXPI_V mixpi_vreg mixpi_vstate_v_value(mixpi_vbits code, uint32_t scale) {
     const mixpi_vbits inf = mixpi_vbits_all(0x7F800000u), zero = mixpi_vbits_all(0);
     mixpi_vbits c = code & 0xFFu, u = (c + ((scale - 15u) << 4)) << 19;
-    u = mixpi_vbits_gt(mixpi_vbits_all(255), c, u, inf);
+    u = mixpi_vbits_gt(mixpi_vbits_all(255), c, u, inf);  /* plant: vector_v_top */
     u = mixpi_vbits_gt(c, zero, u, zero);  /* plant: vector_v_none */
     return (mixpi_vreg)u * (mixpi_vreg)u;
 }
@@ -6276,60 +6398,74 @@ MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
 #  define MIXPI_LOOP MIXPI_V
 #endif
 
-/* n elements of one dtype to another, to nearest even. In place it works upwards: `to` must
- * not be wider. */
+/* n elements of one dtype to another, to nearest even, n a multiple of 16. In place it works
+ * upwards: `to` must not be wider. */
 MIXPI_LOOP void MIXPI_P(run)(mixp_dtype to, mixp_dtype from, void *dst, const void *src,
                              int64_t n) {
     const int out = MIXPI_P(size)(to), in = MIXPI_P(size)(from);
     char *d = (char *)dst;
     const char *s = (const char *)src;
-    unsigned char tail[64] = { 0 }, end[64];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16)
+    for (i = 0; i < n; i += 16)
         mixpi_vput(to, d + i * out, mixpi_vget(from, s + i * in), 0);
-    if (i == n) return;
-    memcpy(tail, s + i * in, (size_t)(n - i) * (size_t)in);
-    mixpi_vput(to, end, mixpi_vget(from, tail), 0);
-    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
-/* n floats to a narrow dtype, rounded as r says; random: as many numbers, in whole vectors. */
+/* n floats to a narrow dtype, rounded as r says, likewise; random: as many numbers. */
 MIXPI_LOOP void MIXPI_P(run_rounded)(mixp_dtype to, void *dst, const void *src, int64_t n,
                                      const mixp_rounding *r, const uint32_t *random) {
     const int out = MIXPI_P(size)(to);
     char *d = (char *)dst;
     const char *s = (const char *)src;
-    unsigned char tail[64] = { 0 }, end[32];
     int64_t i;
-    for (i = 0; i + 16 <= n; i += 16)
+    for (i = 0; i < n; i += 16)
         mixpi_vput_rounded(to, d + i * out, mixpi_vget(MIXP_F32, s + i * 4), r, random + i);
-    if (i == n) return;
-    memcpy(tail, s + i * 4, (size_t)(n - i) * 4);
-    mixpi_vput_rounded(to, end, mixpi_vget(MIXP_F32, tail), r, random + i);
-    memcpy(d + i * out, end, (size_t)(n - i) * (size_t)out);
 }
 
-MIXPI_K void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n) {
-    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, n);
-    if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, n);
-    if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, n);
-    if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, n);
+/* Any number of elements. What is left beyond 16s goes by way of copies, through the same loop: a
+ * second one would double what is compiled. */
+MIXPI_RARE void MIXPI_P(widen_run)(mixp_dtype from, void *dst, const void *src, int64_t n) {
+    const int64_t whole = n & ~(int64_t)15;
+    const int64_t done = whole * MIXPI_P(size)(from);
+    const size_t left = (size_t)(n - whole);
+    unsigned char rest[32] = { 0 };
+    float end[16];
+    if (from == MIXP_F16) MIXPI_P(run)(MIXP_F32, MIXP_F16, dst, src, whole);
+    if (from == MIXP_BF16) MIXPI_P(run)(MIXP_F32, MIXP_BF16, dst, src, whole);
+    if (from == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F32, MIXP_F8_E4M3, dst, src, whole);
+    if (from == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F32, MIXP_F8_E5M2, dst, src, whole);
+    if (left == 0) return;
+    memcpy(rest, (const char *)src + done, left * (size_t)MIXPI_P(size)(from));
+    MIXPI_P(widen_run)(from, end, rest, 16);
+    memcpy((float *)dst + whole, end, left * sizeof *end);
 }
-MIXPI_K void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n) {
-    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, n);
-    if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, n);
-    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, n);
-    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, n);
+MIXPI_RARE void MIXPI_P(narrow_run)(mixp_dtype to, void *dst, const void *src, int64_t n) {
+    const int64_t whole = n & ~(int64_t)15;
+    const int64_t done = whole * MIXPI_P(size)(to);
+    const size_t left = (size_t)(n - whole);
+    float rest[16] = { 0 };
+    unsigned char end[32];
+    if (to == MIXP_F16) MIXPI_P(run)(MIXP_F16, MIXP_F32, dst, src, whole);
+    if (to == MIXP_BF16) MIXPI_P(run)(MIXP_BF16, MIXP_F32, dst, src, whole);
+    if (to == MIXP_F8_E4M3) MIXPI_P(run)(MIXP_F8_E4M3, MIXP_F32, dst, src, whole);
+    if (to == MIXP_F8_E5M2) MIXPI_P(run)(MIXP_F8_E5M2, MIXP_F32, dst, src, whole);
+    if (left == 0) return;
+    memcpy(rest, (const float *)src + whole, left * sizeof *rest);
+    MIXPI_P(narrow_run)(to, end, rest, 16);
+    memcpy((char *)dst + done, end, left * (size_t)MIXPI_P(size)(to));
 }
 /* index: of the first. Random numbers are made for many at a time. */
-MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src, int64_t n,
-                                     const mixp_rounding *r, uint64_t key,
-                                     uint64_t index) {
-    uint32_t random[256] = { 0 };
-    char *d = (char *)dst;
+MIXPI_RARE void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src, int64_t n,
+                                        const mixp_rounding *r, uint64_t key,
+                                        uint64_t index) {
+    const int64_t whole = n & ~(int64_t)15;
+    const size_t left = (size_t)(n - whole);
+    uint32_t random[256];
+    float rest[16] = { 0 };
+    char end[32], *d = (char *)dst;
     int64_t i, k;
-    for (i = 0; i < n; i += 256, d += 256 * MIXPI_P(size)(to)) {
-        const int64_t m = mixpi_min(256, n - i);
+    if (!r->stochastic) memset(random, 0, (size_t)mixpi_min(256, whole) * sizeof *random);
+    for (i = 0; i < whole; i += 256, d += 256 * MIXPI_P(size)(to)) {
+        const int64_t m = mixpi_min(256, whole - i);
         for (k = 0; r->stochastic && k < m; k += 16)
             mixpi_vrandom(key, index + (uint64_t)(i + k), random + k);
         if (to == MIXP_F16) MIXPI_P(run_rounded)(MIXP_F16, d, src + i, m, r, random);
@@ -6337,6 +6473,11 @@ MIXPI_K void MIXPI_P(narrow_rounded)(mixp_dtype to, void *dst, const float *src,
         if (to == MIXP_F8_E4M3) MIXPI_P(run_rounded)(MIXP_F8_E4M3, d, src + i, m, r, random);
         if (to == MIXP_F8_E5M2) MIXPI_P(run_rounded)(MIXP_F8_E5M2, d, src + i, m, r, random);
     }
+    if (left == 0) return;
+    memcpy(rest, src + whole, left * sizeof *rest);
+    MIXPI_P(narrow_rounded)(to, end, rest, 16, r, key, index + (uint64_t)whole);
+    d = (char *)dst + whole * MIXPI_P(size)(to);
+    memcpy(d, end, left * (size_t)MIXPI_P(size)(to));
 }
 #undef MIXPI_LOOP
 
@@ -7022,11 +7163,11 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
 }
 
 /* The gradient of b in a / b: -dy a / b^2. */
-MIXPI_V mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
+MIXPI_F mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
 /* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
-MIXPI_V mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
+MIXPI_F mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
     mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
     half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
     half = mixpi_vselect_gt(mixpi_vabs(y), below, half, dy);
@@ -8279,26 +8420,28 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        X(6, a6, 0) X(7, a6, row) X(8, a6, 2 * row)                                        \
        X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                      \
        X(12, a12, 0) X(13, a12, row)
-#  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = mixpi_vzero(), q##i = p##i;
+/* (Said twice, so that rows which no tile of a set has are not compiled at all.) */
+#  define MIXPI_TILE_HAS(i) (MIXPI_MR > (i) && rows > (i))
+#  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = none, q##i = none;
 #  define MIXPI_TILE_STEP(i, a, at)                                                     \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            mixpi_v s = mixpi_vset((a)[at]);                                             \
            p##i = mixpi_vmla(s, b0, p##i);                                              \
            if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                  \
        }
 /* The same for pairs: two multiply-adds, k's first. */
 #  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                               \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                  \
            p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                              \
            if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                  \
        }
 #  define MIXPI_TILE_STEP_F16(i, a, at)                                                 \
-       if (rows > i) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_STEP_BF16(i, a, at)                                                \
-       if (rows > i) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_ASK(i, a, at)                                                      \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            MIXPI_PREFETCH((const char *)(c + i * t->c_row));                            \
            if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));           \
        }
@@ -8321,7 +8464,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            }                                                                            \
        }
 #  define MIXPI_TILE_PUT(i, a, at)                                                      \
-       if (rows > i) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                                  \
            p##i = mixpi_vfma(alpha, p##i, b0);                                          \
            if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                              \
            if (t->add) {                                                                \
@@ -8344,7 +8487,8 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
        float        *keep = t->keep;                                                    \
        uintptr_t     ask = t->ask;                                                      \
        int64_t       p, turn = t->ask_turn;                                             \
-       mixpi_v       b0, b1 = mixpi_vzero(), alpha = mixpi_vset(t->alpha);              \
+       const mixpi_v none = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
+       mixpi_v       b0, b1 = none;                                                     \
        MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                  \
        MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                \
        for (p = t->depth; p > 0; p--) {                                                 \
@@ -8465,6 +8609,7 @@ static float mixpi_known_pair(uint32_t pair)
 { return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
 
 /* Does a tile of one row answer as it should? */
+MIXPI_SELDOM
 static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
     const mixpi_pairs_known *known = &mixpi_known_bf16;
     float      rows[2], columns[2 * 16], sums[16];
@@ -8537,6 +8682,7 @@ static void mixpi_amx_put(float *pair, int k, int f16, float x) {
 }
 
 /* 32 rows, 1, 2, 4 and 8 times that row, by 32 columns: does the tile answer as it should? */
+MIXPI_SELDOM
 static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
     float      a[32][32], b[32][32], c[32][32];
     mixpi_tile t;
@@ -9065,7 +9211,7 @@ MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int6
 #endif
 
 /* dst[p * ldd + j] = src[j * ld + p] for 16 by 16 floats. */
-MIXPI_V void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
+MIXPI_F void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     const int lanes = MIXPI_PASS == 2 ? 16 : 8;     /* of a register */
     int row, column;
@@ -9207,7 +9353,7 @@ MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t r
 MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
                                         int64_t rows, mixpi_tile *t) {
     const mixp_gemm_args *g = s->job->g;
-    if (g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
+    if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_PAIRS_MMLA) {
         t->a_step = 1;
         t->a_row = s->job->depth + MIXPI_PAD;
         MIXPI_P(turn_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
@@ -10366,6 +10512,7 @@ typedef struct mixpi_stretch {
     uint64_t key;               /* of its random numbers                                   */
     float   *p, *m, *v;
     int      roots;             /* v holds its roots: the update needed them anyway        */
+    uint32_t closed;            /* blocks whose codes are written already, a bit each      */
     float   *g_buffer, *p_buffer, *m_buffer, *v_buffer;
     float   *word;              /* the bits of its random words                            */
 } mixpi_stretch;
@@ -10919,6 +11066,20 @@ MIXPI_F void MIXPI_P(small_open)(mixpi_stretch *s, int i) {
     }
 }
 
+/* What a block of the next stretch has is asked for: the processor would begin anew with each page
+ * of each of the arrays. */
+MIXPI_V void MIXPI_P(ask_codes)(const char *codes, int size) {
+    int at;
+    for (at = 0; codes && at < size * MIXP_STATE_BLOCK; at += 64)
+        MIXPI_PREFETCH(codes + size * MIXPI_BLOCK + at);
+}
+MIXPI_V void MIXPI_P(small_ask)(const mixpi_small *b) {
+    MIXPI_P(ask_codes)(b->m, b->m_size);
+    MIXPI_P(ask_codes)(b->v, b->v_size);
+    MIXPI_P(ask_codes)(b->weight, 2);
+    MIXPI_P(ask_codes)(b->rest, b->rest_size);
+}
+
 /* The same and Adam in one loop, for a whole block whose moments have codes of `size` bytes both:
  * the words and the widening take place while roots and quotients are waited for. */
 MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
@@ -10933,6 +11094,7 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
     float *m = s->m + i, *v = s->v + i, *p = s->p + i;
     const int roots = s->roots;
     int k;
+    MIXPI_P(small_ask)(&b);
     for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
         mixpi_v c = MIXPI_P(small_moment)(b.m, size, 0, m_scale, k), root;
         mixpi_v d = MIXPI_P(small_moment)(b.v, size, 1, v_scale, k);
@@ -10944,6 +11106,177 @@ MIXPI_F void MIXPI_P(small_adam)(mixpi_stretch *s, int i, int size,
         mixpi_vstore(v + k, roots ? root : d);
     }
 }
+
+#if MIXPI_PASS == 2
+/* --- the same for moments of one byte, rounded at once ------------------------------------- *
+ * To the bit what small_open, the update and small_close do, with fewer operations, for finite
+ * numbers and scales that are usual. A code's bits are those of an f16, or lie within an f32, whose
+ * exponent is off by 8; one product puts that right, with the block's unit.
+ */
+enum { MIXPI_BYTES_MOST = 245 };         /* the largest usual scale of first moments */
+
+/* 2^-8 of 16 first moments in their block's unit. */
+MIXPI_V mixpi_v MIXPI_P(bytes_m)(const char *codes) {
+    const __m128i c = _mm_loadu_si128((const __m128i *)(const void *)codes);
+    const __m256i h = _mm256_slli_epi16(_mm256_cvtepi8_epi16(c), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(h, _mm256_set1_epi16(-0x4001)));
+}
+/* 16 second moments, whose roots count up from base. */
+MIXPI_V mixpi_v MIXPI_P(bytes_v)(const char *codes, uint32_t base) {
+    const __m128i c = _mm_loadu_si128((const __m128i *)(const void *)codes);
+    const mixpi_vbits u = ((mixpi_vbits)_mm512_cvtepu8_epi32(c) << 19) + base;
+    return _mm512_maskz_mul_ps(_mm_test_epi8_mask(c, c), (mixpi_v)u, (mixpi_v)u);
+}
+
+/* 16 gradients from k on, of a dtype that autocast knows. */
+MIXPI_V mixpi_v MIXPI_P(bytes_grad)(mixp_in grad, int64_t k) {
+    const char *p = (const char *)grad.data + k * (grad.dtype == MIXP_F32 ? 4 : 2);
+    if (grad.dtype == MIXP_F32) return mixpi_vget(MIXP_F32, p);
+    if (grad.dtype == MIXP_F16) return mixpi_vget(MIXP_F16, p);
+    return (mixpi_v)mixpi_vread_high(p);
+}
+/* As mixp_state_m: `unit` makes of m 2^-8 of what it is in the block's, and then the low bits of
+ * its exponent with the first of its mantissa are the code. Of what is subnormal there the sum with
+ * 64 has the code as its last bits. */
+MIXPI_V void MIXPI_P(bytes_put_m)(char *codes, const float *m, mixpi_v unit,
+                                  mixpi_vbits word) {
+    const mixpi_vbits y = (mixpi_vbits)mixpi_vmul(mixpi_vload(m), unit);
+    const mixpi_vbits a = y & 0x7FFFFFFFu, sign = y >> 24;
+    const __m512i least = _mm512_set1_epi32(0x38800000), bit = _mm512_set1_epi32(0x80);
+    /* plant: bytes_tiny */
+    const __mmask16 tiny = _mm512_cmplt_epi32_mask((__m512i)a, least);
+    mixpi_vbits code = (a + ((word & 0xFFFFu) << 4)) >> 20;
+    mixpi_v c = _mm512_mask_add_ps((mixpi_v)code, tiny, (mixpi_v)a, mixpi_vset(64.0f));
+    code = (mixpi_vbits)_mm512_ternarylogic_epi32(bit, (__m512i)sign, (__m512i)c, 0xCA);
+    mixpi_vwrite_8(codes, code);
+}
+/* As mixp_state_v. */
+MIXPI_V void MIXPI_P(bytes_put_v)(char *codes, const float *roots, uint32_t base,
+                                  mixpi_vbits word) {
+    const mixpi_vbits a = (mixpi_vbits)mixpi_vload(roots);
+    const mixpi_vbits code = ((a + (word >> 13 & 0x7FFF8u)) >> 19) - base;
+    const __mmask16 some = _mm512_test_epi32_mask((__m512i)a, (__m512i)a);
+    const __m512i least = _mm512_set1_epi32(1);
+    mixpi_vwrite_8(codes, (mixpi_vbits)_mm512_maskz_max_epi32(some, (__m512i)code, least));
+}
+/* As mixp_master_to_8. */
+MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
+                                       mixpi_vbits word) {
+    const __m512i inf = _mm512_set1_epi32(0x7F800000);
+    const __mmask16 real = _mm512_cmple_epi32_mask((__m512i)mixpi_vabs(p), inf);
+    const __mmask16 nan = (__mmask16)~real;
+    const mixpi_vbits kept = (mixpi_vbits)p + ((word * 0x9E3779B1u) >> 24);
+    const __m512i quiet = _mm512_set1_epi32(0x400000);
+    const __m512i carried = (__m512i)(kept + 0x8000u);
+    const __m512i high = _mm512_mask_or_epi32(carried, nan, (__m512i)p, quiet);
+    mixpi_vwrite_high(b->weight + 2 * k, (mixpi_vbits)high);
+    mixpi_vwrite_8(b->rest + k,
+                   (mixpi_vbits)_mm512_maskz_srli_epi32(real, (__m512i)kept, 8));
+}
+
+/* Has a block only codes of finite moments, and a usual scale? */
+MIXPI_V int MIXPI_P(bytes_usual)(const mixpi_small *b, uint32_t m_scale) {
+    const __m512i sign = _mm512_set1_epi8(-0x80);
+    __m512i top = sign;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 64) {
+        top = _mm512_max_epu8(top, _mm512_or_si512(sign, _mm512_loadu_si512(b->m + k)));
+        top = _mm512_max_epu8(top, _mm512_loadu_si512(b->v + k));
+    }
+    return !_mm512_cmpeq_epi8_mask(top, _mm512_set1_epi8(-1)) &&
+           m_scale - 1u < (uint32_t)MIXPI_BYTES_MOST;  /* plant: bytes_usual */
+}
+
+/* The moments of a block, rounded; 0 where one is not finite, and nothing happened. */
+MIXPI_V int MIXPI_P(bytes_close)(const mixpi_stretch *s, const mixpi_small *b, int i,
+                                 uint32_t m_top, uint32_t v_top) {
+    const uint32_t m_scale = mixp_state_scale_m(m_top), v_scale = mixp_state_scale_v(v_top);
+    const mixpi_v unit = mixpi_vset(mixp_f32_of_bits((246u - m_scale) << 23));
+    const int64_t block = b->first / MIXP_STATE_BLOCK;
+    int k;
+    if (m_top >= 0x7F800000u || v_top >= 0x7F800000u) return 0;  /* plant: bytes_bad */
+    if (m_scale > (uint32_t)MIXPI_BYTES_MOST) return 0;  /* plant: bytes_large */
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+        const mixpi_vbits word = mixpi_vbits_at(s->word + i + k, 0);
+        MIXPI_P(bytes_put_m)(b->m + k, s->m + i + k, unit, word);
+        MIXPI_P(bytes_put_v)(b->v + k, s->v + i + k, (v_scale - 15u) << 4, word);
+    }
+    s->row->m_scale[block] = (uint8_t)m_scale;
+    s->row->v_scale[block] = (uint8_t)v_scale;
+    return 1;
+}
+
+/* A block of Adam, opened, updated and closed. Not closed: an Inf or a NaN came up. */
+MIXPI_V int MIXPI_P(bytes_adam)(mixpi_stretch *s, const mixpi_small *b, int i,
+                                const mixp_step_scalars *u, mixp_in grad) {
+    const int64_t block = b->first / MIXP_STATE_BLOCK;
+    const uint32_t m_scale = s->row->m_scale[block] + 8u;
+    const uint32_t base = (s->row->v_scale[block] - 15u) << 23;
+    const mixpi_v unit = mixpi_vset(mixp_f32_of_bits(m_scale << 23));
+    const uint64_t key = mixp_state_key_of(s->key, (uint64_t)b->first);
+    const mixp_step_scalars own = *u;           /* which no store of a code may change */
+    mixpi_vbits place = mixpi_vstate_place(key, (uint32_t)b->first);
+    __m512i m_top = _mm512_setzero_si512(), v_top = m_top;
+    float *m = s->m + i, *v = s->v + i, *p = s->p + i, *words = s->word + i;
+    const int roots = s->roots;
+    int k;
+    for (k = 0; k < MIXP_STATE_BLOCK; k += 16) {
+        const mixpi_vbits word = mixpi_vstate_word(key, place);
+        mixpi_v w = b->rest ? MIXPI_P(small_master)(b, k) : mixpi_vload(p + k);
+        mixpi_v c = mixpi_vmul(MIXPI_P(bytes_m)(b->m + k), unit);
+        mixpi_v d = MIXPI_P(bytes_v)(b->v + k, base), root;
+        mixpi_v g = MIXPI_P(bytes_grad)(grad, b->first + k);
+        w = MIXPI_P(adam)(&own, MIXPI_P(form_any), g, w, &c, &d, &root);
+        if (!roots) root = mixpi_vsqrt(d);
+        m_top = _mm512_max_epu32(m_top, (__m512i)mixpi_vabs(c));
+        v_top = _mm512_max_epu32(v_top, (__m512i)root);
+        mixpi_vstore(p + k, w);
+        mixpi_vstore(m + k, c);
+        mixpi_vstore(v + k, root);
+        memcpy(words + k, &word, sizeof word);
+        if (b->rest && b->rest_size == 1) MIXPI_P(bytes_put_master)(b, k, w, word);
+        place += 16;  /* plant: bytes_place */
+    }
+    if (b->rest && b->rest_size == 2) MIXPI_P(small_put_16)(b, p);
+    return MIXPI_P(bytes_close)(s, b, i, _mm512_reduce_max_epu32(m_top),
+                                _mm512_reduce_max_epu32(v_top));
+}
+
+/* A stretch opened, updated and closed. 0: nothing happened, for it is not of that kind, or a block
+ * is not usual. */
+MIXPI_RARE int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind,
+                                      const mixp_step_scalars *u, mixp_in grad) {
+    const mixp_dtype m = s->row->m_dtype, v = s->row->v_dtype;
+    mixpi_small_copy copy;
+    int i;
+    if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
+    if (s->n % MIXP_STATE_BLOCK || m != MIXP_F8_E4M3 || v != MIXP_U8) return 0;
+    if (grad.dtype != MIXP_F32 && grad.dtype != MIXP_F16 && grad.dtype != MIXP_BF16) return 0;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
+        const uint32_t scale = s->row->m_scale[b.first / MIXP_STATE_BLOCK];
+        if (!MIXPI_P(bytes_usual)(&b, scale)) return 0;
+    }
+    s->roots = u->order != MIXP_ADAM_ORDER_APEX;
+    for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) {
+        const mixpi_small b = MIXPI_P(small_at)(s, i, &copy);
+        MIXPI_P(small_ask)(&b);
+        MIXPI_P(ask)(grad, b.first + MIXPI_BLOCK, MIXP_STATE_BLOCK);
+        if (MIXPI_P(bytes_adam)(s, &b, i, u, grad)) s->closed |= 1u << i / MIXP_STATE_BLOCK;
+    }
+    s->roots = 1;
+    return 1;
+}
+#else
+MIXPI_V int MIXPI_P(stretch_bytes)(mixpi_stretch *s, mixp_optimizer_kind kind,
+                                   const mixp_step_scalars *u, mixp_in grad) {
+    (void)s;
+    (void)kind;
+    (void)u;
+    (void)grad;
+    return 0;
+}
+#endif
 
 /* A block's states, rounded; v may become its roots. */
 MIXPI_F void MIXPI_P(small_close)(const mixpi_stretch *s, int i) {
@@ -10972,6 +11305,7 @@ MIXPI_V void MIXPI_P(stretch_begin)(mixpi_stretch *s, int64_t first, int n) {
     s->first = first;
     s->n = n;
     s->roots = 0;
+    s->closed = 0;
     s->m = MIXPI_P(moment)(s, row->m, row->m_dtype, s->m_buffer);
     s->v = MIXPI_P(moment)(s, row->v, row->v_dtype, s->v_buffer);
     s->p = row->master ? (float *)row->master + first
@@ -10991,7 +11325,8 @@ MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
     int i;
     if (!mixpi_row_is_split(row)) MIXPI_P(placed)(weight, s->first, s->n, s->p);
     if (mixpi_row_is_coded(row))
-        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_close)(s, i);
+        for (i = 0; i < s->n; i += MIXP_STATE_BLOCK)
+            if (!(s->closed >> i / MIXP_STATE_BLOCK & 1u)) MIXPI_P(small_close)(s, i);
 }
 
 MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
@@ -11024,8 +11359,8 @@ MIXPI_K int MIXPI_P(stretch_small)(mixpi_stretch *s, mixp_optimizer_kind kind,
     int i;
     if (kind != MIXP_OPTIMIZER_ADAM && kind != MIXP_OPTIMIZER_ADAMW) return 0;
     if (s->n % MIXP_STATE_BLOCK || !(bf16 || bytes)) return 0;
-    s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
     for (i = 0; bf16 && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 2, u, g);
+    s->roots = bytes && u->order != MIXP_ADAM_ORDER_APEX;
     for (i = 0; bytes && i < s->n; i += MIXP_STATE_BLOCK) MIXPI_P(small_adam)(s, i, 1, u, g);
     return 1;
 }
@@ -11111,13 +11446,15 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     s.key = mixp_state_key(job->plan->seed, job->step->applied, row->tensor);
     for (; i < end; i += MIXPI_BLOCK) {
         int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
-        const float *g = MIXPI_P(read)(grad, i, n, s.g_buffer);
-        if (g == s.g_buffer) MIXPI_P(ask)(grad, i + n, n);  /* f32 comes by `stream` */
         MIXPI_P(stretch_begin)(&s, i, n);
-        if (job->counting || !MIXPI_P(stretch_small)(&s, job->plan->kind, u, g)) {
-            MIXPI_P(stretch_open)(&s);
-            if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
-            MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+        if (job->counting || !MIXPI_P(stretch_bytes)(&s, job->plan->kind, u, grad)) {
+            const float *g = MIXPI_P(read)(grad, i, n, s.g_buffer);
+            if (g == s.g_buffer) MIXPI_P(ask)(grad, i + n, n);  /* f32 comes by `stream` */
+            if (job->counting || !MIXPI_P(stretch_small)(&s, job->plan->kind, u, g)) {
+                MIXPI_P(stretch_open)(&s);
+                if (job->counting) memcpy(was, s.p, (size_t)n * sizeof *was);
+                MIXPI_P(stretch_update)(&s, job->plan->kind, u, g);
+            }
         }
         if (job->counting)
             MIXPI_P(count_lost)(&job->chunks[index], mixpi_row_low_weight(row), was, s.p, n);
@@ -11712,6 +12049,7 @@ static mixp_result mixpi_check_failed(char *message, size_t size, const char *wh
     return MIXP_ERR_DEVICE;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     const char *why = mixpi_check_environment();
     int isa;
@@ -11904,7 +12242,7 @@ struct mixp_context {
     uint64_t       replayed;    /* the step count after the newest replay */
     uint64_t       sites_moved; /* goes up when a site changes the dtype that it stores */
     int            capturing;
-    int            inside;      /* operators at work: their functions begin no step        */
+    int            inside;      /* operators and hooks at work: they begin no step         */
     int            scale_moved; /* since the newest mixp_capture_begin                      */
     int            cast_recorded; /* since then: 1: a low copy was renewed, at replays alone */
     int64_t        lows_made;   /* low copies of permanent tensors                         */
@@ -12029,9 +12367,11 @@ MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
 static mixp_result mixpi_failed(const mixp_context *ctx)
 { return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }  /* plant: failed */
 
-/* Is it one? The record of an activation is other memory once a later step has used it. */
+/* Is it one? The record of an activation is other memory once a later step has used it, or has come
+ * as far as its beginning, for an arena is handed out upwards; or that of a gradient which was
+ * given back. */
 static int mixpi_is_tensor(const mixp_tensor *t)
-{ return t && t->own.self == t; }  /* plant: recycled */
+{ return t && t->own.self == t && t->own.of == t->ctx && t->data; }  /* plant: recycled */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -12071,6 +12411,13 @@ static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const cha
 { return ctx->told != told ? r : mixpi_noted(ctx, who, r); }  /* plant: noted_since */
 
 static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
+    const mixpi_block *b = ctx->block;
+    if (b)
+        return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
+                                 "out of memory: %.0f bytes could not be had of a block of %.0f; "
+                                 "after a run with large memory_bytes, "
+                                 "mixp_context_memory(ctx).block says how many it takes",
+                                 (double)bytes, (double)(b->before + b->size));
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
                              "out of memory: %.0f bytes could not be had (%.0f in "
                              "use); use a smaller batch or model",
@@ -12621,6 +12968,13 @@ static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
     return r;
 }
 
+/* The same where mistakes of the program come by, too, which all ranks make alike, and may survive:
+ * memory and a device fail on one alone. */
+static mixp_result mixpi_ranks_stop_alone(mixp_context *ctx, mixp_result r) {
+    const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;
+    return alone ? mixpi_ranks_stop(ctx, r) : r;
+}
+
 /* What a hook returned: NULL, or why it failed. */
 static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
                                      const char *why) {
@@ -12655,11 +13009,13 @@ static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
 static mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
                                    mixp_ranks_hook hook, mixp_out data, int64_t count) {
     const mixp_ranks_desc *k = &ctx->ranks;
+    const char *why;
     if (k->size < 2) return MIXP_OK;
     if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
-    return mixpi_ranks_heard(ctx, what,
-                             hook(k->user, data.data, count, data.dtype,
-                                  ctx->exec.stream, k->seconds));
+    ctx->inside++;              /* a walk may be under way: it must begin no step */
+    why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
+    ctx->inside--;
+    return mixpi_ranks_heard(ctx, what, why);
 }
 
 MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
@@ -12734,7 +13090,8 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
     mixp_result r;
     if (!ctx) {
-        *wrong = "out of memory: the allocator gave none for the context itself";
+        *wrong = d->memory ? "memory_bytes is too small"
+                           : "out of memory: the allocator gave none for the context itself";
         return NULL;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -12762,6 +13119,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     return NULL;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     mixp_context_desc d;
     mixp_context *ctx = NULL;
@@ -12843,11 +13201,20 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     return r;
 }
 
+/* What was recorded has not run, whether or not a graph comes of it: replays count steps. Gradients
+ * of before have another scale than the host knows. */
+static void mixpi_capture_undo(mixp_context *ctx) {
+    ctx->capturing = 0;
+    ctx->step = ctx->capture_step;  /* plant: capture_undo */
+    ctx->replays += ctx->scale_moved != 0;
+}
+
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
     mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
-    if (ctx) ctx->capturing = 0;
+    const uint64_t step = ctx ? ctx->step : 0;
+    if (ctx && ctx->capturing) mixpi_capture_undo(ctx);
     if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);
     if (ctx && ctx->device->capture_end)
         r = ctx->device->capture_end(&ctx->exec, &handle);
@@ -12859,13 +13226,11 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->ctx = ctx;
     g->next = ctx->graphs;
     g->handle = handle;
-    g->step = ctx->step;
+    g->step = step;
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
     g->lows_made = ctx->lows_made;
-    ctx->step = ctx->capture_step;      /* recorded, not run: the replays count */
     ctx->graphs = g;
-    ctx->replays += g->moves_scale != 0;
     return g;
 }
 
@@ -13042,6 +13407,7 @@ static mixp_tensor *mixpi_twin(const mixp_tensor *t, mixp_dtype dtype) {
     mixp_tensor *twin = mixpi_record(t->ctx, sizeof *twin, !t->own.generation);
     if (!twin) return NULL;
     twin->own.self = twin;
+    twin->own.of = t->ctx;
     twin->ctx = t->ctx;
     twin->name = t->name;
     twin->dtype = dtype;
@@ -13061,6 +13427,7 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     t = mixpi_record(ctx, sizeof *t + (permanent ? length + 1 : 0), permanent);
     if (!t) return NULL;
     t->own.self = t;
+    t->own.of = ctx;
     t->ctx = ctx;
     t->name = "";
     t->dtype = dtype;
@@ -13181,6 +13548,8 @@ MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, in
 static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
     if (!k) return "its arguments are NULL";
     if (k->m < 0 || k->n < 0 || k->k < 0 || k->batch < 0) return "a size is negative";
+    if (k->batch == 0) return "batch is 0: nothing would be done; 1 for one product";
+    if (k->alpha == 0.0f) return "alpha is 0: nothing would be multiplied; 1 for a b alone";
     if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
     if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
         return "a, b or c has no data";
@@ -13380,14 +13749,18 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64
+#define MIXPI_REGIONS_ROOM  (MIXPI_MAX_REGIONS + 1)     /* a walk back has one of its own */
 #define MIXPI_MAX_OVERRIDES 64
 #define MIXPI_SCOPE_ROOM    201
 
-/* What ends a region: mixp_autocast_pop, the end of its block, or mixp_autocast_close. */
+/* What ends a region: mixp_autocast_pop, mixp_scope_pop, the end of its block, or
+ * mixp_autocast_close. */
 typedef enum mixpi_region_kind {
     MIXPI_REGION_PUSHED,
+    MIXPI_REGION_NAMED,
     MIXPI_REGION_IN_BLOCK,
-    MIXPI_REGION_IN_SCOPE
+    MIXPI_REGION_IN_SCOPE,
+    MIXPI_REGION_IN_WALK
 } mixpi_region_kind;
 
 typedef struct mixpi_region {
@@ -13401,7 +13774,7 @@ typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_ov
 typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
 
 struct mixpi_casting {
-    mixpi_region    regions[MIXPI_MAX_REGIONS];
+    mixpi_region    regions[MIXPI_REGIONS_ROOM];
     mixpi_override  overrides[MIXPI_MAX_OVERRIDES];
     mixpi_tally     tallies[MIXPI_MAX_OVERRIDES * 2];
     int             n_regions;  /* those that were refused for want of room included       */
@@ -13425,7 +13798,7 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
 static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
     const mixpi_casting *c = ctx ? ctx->casting : NULL;
     if (!c || !c->n_regions) return NULL;
-    return &c->regions[mixpi_min(c->n_regions, MIXPI_MAX_REGIONS) - 1];
+    return &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx) {
@@ -13447,24 +13820,29 @@ static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     return region ? ctx->casting->scope : "";
 }
 
+static int mixpi_region_is_pushed(mixpi_region_kind kind)
+{ return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED; }
+
 /* Opens a region even when it is refused, as one that changes nothing: whoever leaves it must
  * find it. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
                                      mixpi_region_kind kind, int no_grad) {
     mixpi_casting *c = mixpi_casting_of(ctx);
+    const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
     const char *wrong = NULL;
     if (!c) return MIXP_ERR_MEMORY;
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
-    else if (c->n_regions >= MIXPI_MAX_REGIONS) wrong = "too many nested regions";
-    if (c->n_regions < MIXPI_MAX_REGIONS) {
+    else if (c->n_regions >= most) wrong = "too many nested regions";
+    if (c->n_regions < MIXPI_REGIONS_ROOM) {
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? mixp_autocast_current(ctx) : cast;  /* plant: region_refused */
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);  /* plant: region_no_grad */
     }
-    c->n_regions++;
+    /* A refused push has no pop. All is done before on_error is called: it may close regions. */
+    if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;  /* plant: region_pushed */
     return !wrong ? MIXP_OK
                   : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                       "autocast to %s at level %d: %s",
@@ -13483,25 +13861,58 @@ static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
 
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region) {
-    mixp_result r;
     if (!ctx || !region)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_autocast_push: region is NULL");
-    r = mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
-    /* plant: region_pushed */
-    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;  /* a refused push has no pop */
-    return r;
+    return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
+}
+
+/* The kind of the innermost region. One that was refused for want of room is a block's. */
+static mixpi_region_kind mixpi_region_innermost(const mixpi_casting *c) {
+    if (c->n_regions > MIXPI_MAX_REGIONS) return MIXPI_REGION_IN_BLOCK;
+    return c->regions[c->n_regions - 1].kind;
+}
+
+/* A pop that met another kind of region: a pop or a push is missing somewhere. */
+static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
+    const mixpi_casting *c = ctx->casting;
+    const mixpi_region_kind kind = mixpi_region_innermost(c);
+    const mixp_autocast now = mixp_autocast_current(ctx);
+    int length;
+    const char *scope = mixpi_scope_now(ctx, &length);
+    if (kind == MIXPI_REGION_NAMED)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: what was opened last is the scope '%.*s' of "
+                                 "mixp_scope_push; close that first",
+                                 who, length, scope);
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER,
+        "%s: what was opened last is %s (autocast to %s there); close that first", who,
+        kind == MIXPI_REGION_PUSHED ? "a region of mixp_autocast_push"
+        : kind == MIXPI_REGION_IN_BLOCK
+            ? "a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block"
+            : "a region of mixp_autocast_open or mixp_no_grad_open",
+        mixp_dtype_name(now.dtype));
+}
+
+/* Closes the innermost region, which must be of that kind. */
+static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind,
+                                    const char *who, const char *what,
+                                    const char *push) {
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_region_now(ctx))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open that %s opened",
+                                 who, what, push);
+    /* plant: region_pop */
+    if (mixpi_region_innermost(ctx->casting) != kind)
+        return mixpi_region_crossed(ctx, who);
+    ctx->casting->n_regions--;
+    return MIXP_OK;
 }
 
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
-    const mixpi_region *region = mixpi_region_now(ctx);
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!region || region->kind != MIXPI_REGION_PUSHED)  /* plant: region_pop */
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_autocast_pop: no region is open that "
-                                 "mixp_autocast_push opened");
-    ctx->casting->n_regions--;
-    return MIXP_OK;
+    return mixpi_region_pop(ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region",
+                            "mixp_autocast_push");
 }
 
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
@@ -13528,7 +13939,7 @@ MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
     mixpi_casting *c = ctx ? ctx->casting : NULL;
     int i;
     if (!c) return 0;
-    if (c->n_regions > MIXPI_MAX_REGIONS) {
+    if (c->n_regions > MIXPI_REGIONS_ROOM) {
         c->n_regions--;
         return 0;
     }
@@ -13569,22 +13980,15 @@ MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
 MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
 
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
-    mixp_result r;
     if (!ctx || !name || !*name)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_scope_push: the name is %s; give one, say \"h.3\"",
                                  name ? "empty" : "NULL");
-    r = mixpi_scope_open(ctx, name, MIXPI_REGION_PUSHED);
-    if (r == MIXP_ERR_ARGUMENT) ctx->casting->n_regions--;
-    return r;
+    return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
 MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
-    const mixpi_region *region = mixpi_region_now(ctx);
-    if (region && region->kind == MIXPI_REGION_PUSHED) return mixp_autocast_pop(ctx);
-    return !ctx ? MIXP_ERR_ARGUMENT
-                : mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                    "mixp_scope_pop: no scope is open that "
-                                    "mixp_scope_push opened");
+    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope",
+                            "mixp_scope_push");
 }
 
 MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
@@ -13617,7 +14021,7 @@ MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
 
 /* Closes blocks that were left by return, goto or break; reports that there were some. */
 static mixp_result mixpi_regions_check(mixp_context *ctx) {
-    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_MAX_REGIONS);
+    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_REGIONS_ROOM);
     while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
     if (i == open) return MIXP_OK;
     ctx->casting->n_regions = i;  /* plant: region_told */
@@ -13829,10 +14233,11 @@ static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype
     low->requires_grad = t->requires_grad;
     mixpi_count_weight(ctx, fresh);
     if (fresh) return low;
-    t->own.low_version[which] = t->version;  /* plant: low_version */
     ctx->cast_recorded |= ctx->capturing;
     r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
-    return r == MIXP_OK ? low : NULL;
+    if (r != MIXP_OK) return NULL;
+    t->own.low_version[which] = t->version;  /* plant: low_version */
+    return low;
 }
 
 MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
@@ -13897,7 +14302,7 @@ static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->inside) return MIXP_OK;  /* plant: inside_operator */
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: an operator is at work: its infer, forward and backward begin "
-                             "no step, and walk nothing back",
+                             "no step, and walk nothing back; nor do hooks of ranks",
                              who);
 }
 
@@ -13906,7 +14311,7 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (mixpi_check_outside(ctx, "mixp_step_begin") != MIXP_OK) return MIXP_ERR_ORDER;
     r = mixpi_regions_check(ctx);
-    watched = mixpi_watch_begin(ctx);
+    watched = mixpi_ranks_stop_alone(ctx, mixpi_watch_begin(ctx));
     if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host); mixpi_arena_reset(&ctx->dev);
     ctx->tape = NULL; ctx->calls_made = 0;
@@ -13961,11 +14366,14 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
                                      const void *attrs) {
     mixp_result r = MIXP_OK;
     int i;
-    if (!op || !op->name || !op->infer || !op->forward || !in ||
-        (op->attrs_size && !attrs))
+    if (!op || !op->name || !op->infer || !op->forward || !in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_apply: the operator, its infer, forward, "
-                                 "inputs or attributes are missing");
+                                 "mixp_apply: the operator, its name, infer, forward "
+                                 "or inputs are missing");
+    if (op->attrs_size && !attrs)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: attrs is NULL, and its row says attrs_size %.0f",
+                                 op->name, (double)op->attrs_size);
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 0 || required > n_in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "%s: %d inputs, of which %d required; at most %d",
@@ -15308,7 +15716,7 @@ static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) 
     if (!d) return MIXP_OK;
     for (i = 0; i < c->n_in; i++) {
         const mixp_tensor *t = mixpi_leaf_of(c, i);
-        mixpi_leaf *l = t ? &d->leaves[t->own.leaf - 1] : NULL;
+        mixpi_leaf *l = t && t->own.leaf ? &d->leaves[t->own.leaf - 1] : NULL;
         if (!l || l->last != d->position) continue;
         l->last = -1;
         d->buckets[l->bucket].awaited--;  /* plant: ranks_awaited */
@@ -15362,6 +15770,16 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
     return mixpi_noted_since(ctx, told, "a mean over ranks", r);
 }
 
+/* All that grad_ready began is there. */
+static mixp_result mixpi_ranks_await(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    const char *why;
+    ctx->inside++;
+    why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
+    ctx->inside--;
+    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
+}
+
 /* After a walk. */
 static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
@@ -15370,9 +15788,7 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     int64_t i;
     if (!d) return MIXP_OK;
     r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
-    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1)
-        r = mixpi_ranks_heard(ctx, "the wait for gradients",
-                              k->grad_wait(k->user, ctx->exec.stream, k->seconds));
+    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
     for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
         mixpi_bucket *b = &d->buckets[i];
         if (!b->due) continue;
@@ -15434,7 +15850,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = 1;
-    opened = mixp_no_grad_open(ctx);    /* a user's backward may apply operators */
+    opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
+    mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
         if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
         if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
@@ -15531,26 +15948,41 @@ static mixp_result mixpi_check_input_gradient(mixp_context *ctx, mixpi_tensor_fn
     return r;
 }
 
-MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn,
-                                             void *user, int n_inputs,
-                                             mixp_tensor *const *inputs, double eps,
-                                             double *worst) {
-    int64_t most = 0;
-    mixp_result r;
-    float *memory;
+/* Can all of them be checked? *most: elements of the largest. */
+static mixp_result mixpi_check_inputs(mixp_context *ctx, int n, mixp_tensor *const *inputs,
+                                      int64_t *most) {
     int i;
-    if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
-    for (i = 0; i < n_inputs; i++) {
-        if (!inputs[i] || inputs[i]->dtype != MIXP_F32 || inputs[i]->own.generation)
+    *most = 0;
+    for (i = 0; i < n; i++) {
+        const mixp_tensor *t = inputs[i];
+        if (!mixpi_is_tensor(t) || t->dtype != MIXP_F32 || t->own.generation)
             return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
                                      "mixp_check_gradients: input %d must be a "
                                      "permanent f32 tensor (mixp_param or mixp_view)",
                                      i);
-        if (inputs[i]->count > most) most = inputs[i]->count;
-        inputs[i]->grad = NULL;
+        if (t->ctx != ctx)
+            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                     "mixp_check_gradients: input %d is of another context", i);
+        if (t->count > *most) *most = t->count;
     }
+    return MIXP_OK;
+}
+
+MIXPI_SELDOM
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn,
+                                             void *user, int n_inputs,
+                                             mixp_tensor *const *inputs, double eps,
+                                             double *worst) {
+    int64_t most;
+    mixp_result r;
+    float *memory;
+    int i;
+    if (!ctx || !fn || !inputs || !worst || n_inputs < 1) return MIXP_ERR_ARGUMENT;
+    r = mixpi_check_inputs(ctx, n_inputs, inputs, &most);
+    if (r != MIXP_OK) return r;
     memory = (float *)mixpi_host_take(ctx, (size_t)(2 * most) * sizeof(float));
     if (!memory) return mixpi_out_of_memory(ctx, (size_t)(2 * most) * sizeof(float));
+    for (i = 0; i < n_inputs; i++) inputs[i]->grad = NULL;
     mixp_step_begin(ctx);
     r = mixp_backward(ctx, fn(ctx, user));
     *worst = 0.0;
@@ -15641,7 +16073,8 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input %d%s is %s; indices must be i32", c->op->name, which,
+                             "%s: input %d%s is %s; indices must be i32: mixp_convert makes "
+                             "them", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
@@ -18770,6 +19203,7 @@ struct mixp_optimizer {
     int64_t         *owned;
     mixp_param_row  *own_rows, *device_own_rows;
     void            *slices;
+    uint64_t         views_summed;  /* generation in which clip summed views; 0 = it did not */
     uint64_t         stepped_in;    /* the context's generation at the newest update, and  */
     int64_t          stepped_after; /* how many operators it had applied by then           */
     mixp_optimizer  *next;      /* in the context's list                                   */
@@ -19296,8 +19730,10 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
         code = MIXP_ERR_DTYPE;
         wrong = "and its gradient must be f32, f16 or bf16";
     } else if (g && g->count != p->count) {
-        code = MIXP_ERR_SHAPE;
-        wrong = "and its gradient differ in their number of elements";
+        return mixp_context_fail(opt->ctx, MIXP_ERR_SHAPE,
+                                 "mixp_optimizer_add: '%s' and its gradient differ in their "
+                                 "number of elements: %.0f and %.0f",
+                                 p->name, (double)p->count, (double)g->count);
     } else if (mixpi_stage(opt) != MIXPI_READY) {
         code = MIXP_ERR_ORDER;
         wrong = "comes in the middle of a step: update the scaler first";
@@ -19500,6 +19936,7 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                            mixp_tensor *grad) {
     mixp_param_row *row;
@@ -19553,6 +19990,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     }
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = 0;
+    opt->views_summed = 0;
     mixpi_exchange_forget(opt->ctx);
     return r;
 }
@@ -19760,6 +20198,12 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].version == p->version) continue;
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
+        if (p->own.optimizers > 1)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: '%s' has %d optimizers; each takes over into its master "
+                                     "weight what another wrote, which a captured step cannot: "
+                                     "give it one, or set no_master",
+                                     who, p->name, p->own.optimizers);
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: '%s' was written since the last step, and a captured one "
                                  "cannot take that over into its master weight: run an ordinary "
@@ -19769,12 +20213,21 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
     return MIXP_OK;
 }
 
+static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
+    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_own_rows_send(opt);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
+                        (size_t)opt->count * sizeof *opt->rows);
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state
  * nothing changed, and nothing is sent, but where there are graphs, or were at the last step: each
  * brings its own table, which stays on the device. MIXP_ERR_ORDER when there is no gradient at
  * all. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     const int brought = opt->ctx->capturing || opt->ctx->graphs;
+    uint64_t graded = 1469598103934665603u;
     int64_t i, active = 0;
     if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
         return MIXP_ERR_ORDER;
@@ -19782,11 +20235,13 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     for (i = 0; i < opt->count; i++) {
         mixp_param_row now = mixpi_row_now(opt, i);
         active += now.active != 0;
+        graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
         /* Padding may differ where fields do not: then the table is sent once more. */
         if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
-        if (mixpi_master_sync(opt, i) != MIXP_OK) return MIXP_ERR_DEVICE;
+        if (mixpi_master_sync(opt, i) != MIXP_OK)
+            return mixpi_ranks_stop(opt->ctx, MIXP_ERR_DEVICE);
     }
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -19799,12 +20254,10 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
             "%s: no parameter of this optimizer has a "
             "gradient; call mixp_backward first, on a loss made from them",
             who);
+    opt->plan.graded = graded >> 11;
     if (!opt->rows_changed) return MIXP_OK;
     opt->rows_changed = brought;
-    if (opt->muon && mixpi_muon_refresh(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    if (mixpi_own_rows_send(opt) != MIXP_OK) return MIXP_ERR_DEVICE;
-    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
-                        (size_t)opt->count * sizeof *opt->rows);
+    return mixpi_ranks_stop(opt->ctx, mixpi_rows_send(opt));
 }
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that
@@ -20346,7 +20799,7 @@ static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t
 static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     static const char *const words[] = { "", "the loss scale",
                                          "the number of applied steps",
-                                         "the learning rate",
+                                         "the learning rate", "",
                                          "the norm of the summed gradients" };
     mixp_step_state s;
     mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
@@ -20358,6 +20811,12 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                                  "rank %d took another kind of step than rank 0, or "
                                  "none; the step was skipped: do the hooks carry f64?",
+                                 other);
+    if (a->word == MIXP_AGREE_GRADED)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: other parameters have gradients on rank %d than on "
+                                 "rank 0; all ranks must walk back the same ones; the step was "
+                                 "skipped",
                                  other);
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
@@ -20388,20 +20847,21 @@ static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
 }
 
 /* Gradients that the caller keeps in views were in no walk: they become their mean here, each once
- * in a step. */
+ * in a step, also where the caller changes them between clip and step. */
 static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
     mixp_context *ctx = o->ctx;
     mixp_result r = MIXP_OK;
     int64_t i;
-    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED || o->clipped)
-        return MIXP_OK;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
+    if (o->views_summed == ctx->generation) return MIXP_OK;  /* plant: views_once */
     for (i = 0; i < o->count && r == MIXP_OK; i++) {
         mixp_tensor *view = o->slots[i].grad;
         if (!view) continue;
         r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
                             mixpi_tensor_out(view, 0), view->count);
         if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
-            r = mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count);
+            r = mixpi_noted(ctx, "the mean of a view",
+                            mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
         view->version++;
     }
     return r;
@@ -20617,7 +21077,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     r = mixpi_tally_step(opt);
     tallied = opt->tallied;
     opt->tallied = 0;
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
                      ((int)plan->spike.of & MIXP_SPIKE_NORM);
     if (plan->gathered && !opt->clipped)
@@ -20633,8 +21093,9 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (r == MIXP_OK) mixpi_opt_written(opt);
     if (r == MIXP_OK) mixpi_stepped(opt);
     opt->clipped = 0;
+    opt->views_summed = 0;
     plan->loss = NULL;
-    return r;
+    return mixpi_ranks_stop(opt->ctx, r);   /* the others are on their way to the next sum */
 }
 
 /* Where sums are scattered, a rank unscales and clips what it updates alone. Gradients that are not
@@ -20661,8 +21122,11 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
     if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
-    if (r == MIXP_OK) r = mixpi_opt_clip(opt, max_norm);
+    if (r == MIXP_OK) r = mixpi_ranks_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
     opt->clipped = r == MIXP_OK;
+    /* Unscaled ones are means until the update. */
+    if (r == MIXP_OK && mixpi_stage(opt) != MIXPI_UNSCALED)
+        opt->views_summed = opt->ctx->generation;
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g) g->version++;    /* another optimizer that shares it must look again */
@@ -20756,12 +21220,13 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
     if (r != MIXP_OK) return r;
     opt->tallied = 0;           /* a step before this one may have been given up */
     r = mixpi_tally_step(opt);
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
     opt->plan.look_only = opt->plan.gathered = 1;
     r = mixpi_ranks_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
                          scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
+    opt->views_summed = 0;
     mixpi_opt_in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
@@ -20920,16 +21385,15 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
     met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
     scaler->first = scaler->began;
     scaler->began = 0;
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;  /* plant: scales */
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
     r = mixpi_scaler_diverged(scaler);
-    if (!mixpi_guard_on(ctx) || ctx->capturing) return r;
-    watched = ctx->watch->updated(ctx, scaler);
-    return r == MIXP_OK ? watched : r;
+    watched = mixpi_guard_on(ctx) && !ctx->capturing ? ctx->watch->updated(ctx, scaler) : r;
+    return mixpi_ranks_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
 /* --- freeing -------------------------------------------------------------------------------- */
@@ -21425,8 +21889,12 @@ static void mixpi_settle_origin(mixp_context *ctx) {
 static void mixpi_settle_rows(mixp_context *ctx, int sample) {
     mixpi_watch *w = ctx->watch;
     int n, known = w->n_sites;
-    w->looked = w->settled = 1;
-    mixpi_settle_origin(ctx);
+    w->settled = 1;
+    /* A step that walked nothing back, as an evaluation, is not the one that is skipped. */
+    if (w->seen[MIXPI_ROW_BACKWARD].count > 0) {  /* plant: settle_walked */
+        w->looked = 1;
+        mixpi_settle_origin(ctx);
+    }
     for (n = 1; n <= known; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->changed >= sample || !mixpi_site_can_fall(site)) continue;
@@ -21753,6 +22221,7 @@ static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
                              who);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
     mixp_guard_desc d = mixpi_guard_resolved(desc);
     const char *wrong;
@@ -22172,6 +22641,7 @@ static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
     return r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n) {
     const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
@@ -22219,10 +22689,14 @@ typedef struct mixpi_report {
     size_t      text_size;
 } mixpi_report;
 
-/* Names come from files: no control character may reach a terminal. */
+/* Names come from files: no control character may reach a terminal, nor those from U+0080 to
+ * U+009F, one of which begins what ESC [ does. */
 static void mixpi_printable(char *text) {
-    for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7F) *text = '?';
+    for (; *text; text++) {
+        const unsigned char *c = (const unsigned char *)text;
+        if (c[0] == 0xC2 && c[1] >= 0x80 && c[1] < 0xA0) text[1] = '?';  /* plant: printable */
+        if (c[0] < 0x20 || c[0] == 0x7F || (c[0] == 0xC2 && c[1] == '?')) *text = '?';
+    }
 }
 
 /* Writes the message, and behind it the path. Names in it are cut to %.60s. */
@@ -23168,6 +23642,7 @@ static mixp_result mixpi_st_read_data(mixp_safetensors *file, mixpi_file *f) {
     return f->report->result;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
                                               char *error, size_t error_size) {
     mixpi_report r = mixpi_report_begin(path, error, error_size);
@@ -23417,6 +23892,7 @@ static mixp_result mixpi_plan_save(mixpi_report *r, mixpi_plan *plan) {
     return r->result;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
                                                const mixp_st_entry *entries, int64_t n,
                                                const char *const (*metadata)[2],
@@ -23749,6 +24225,10 @@ static int mixpi_is_optional_name(const char *name) {
     return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_spike_name(name);
 }
 
+/* Is it one that a checkpoint holds? Views are while an optimizer trains them, whoever saves. */
+static int mixpi_is_weight(const mixp_tensor *t)
+{ return t->own.is_param || t->own.optimizers > 0; }
+
 /* The same for saving, checking and loading; what NULL: the weights alone. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_tensor *t;
@@ -23756,7 +24236,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     s->n_items = s->names_used = 0;
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
-        if (!t->own.is_param) continue;
+        if (!mixpi_is_weight(t)) continue;
         item = mixpi_state_tensor(t, t->dtype, t->data);
         item.weight = t;
         mixpi_state_add(s, item, "%s", t->name);
@@ -23959,7 +24439,9 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     mixp_result shared, of_0;
     if (!mixpi_any_sharded(what)) return r;
     table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
-    if (!table) return mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table);
+    if (!table)
+        return mixpi_ranks_stop(what->ctx,
+                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;
     shared = mixpi_ranks_share(what->ctx, table, 1);
@@ -24001,11 +24483,11 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     return wrong;
 }
 
-/* Every parameter must have a name. */
+/* Every parameter must have a name, and each view that an optimizer trains. */
 static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     const mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param && !t->name[0])
+        if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                      "%s: a parameter has no name (%s, %.0f "
                                      "elements)",
@@ -24013,26 +24495,24 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     return MIXP_OK;
 }
 
-/* Are the arguments whole, the context between two steps? Marks views that optimizers train. */
+/* Are the arguments whole, the context between two steps? */
 static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
                                           const char *who) {
     const char *wrong;
     mixp_context *ctx;
     mixp_result r;
-    int64_t k;
     int i;
     if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
     ctx = what->ctx;
     wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     for (i = 0; i < what->n_optimizers; i++) {
-        mixp_optimizer *opt = what->optimizers[i];
+        const mixp_optimizer *opt = what->optimizers[i];
         if (mixpi_stage(opt) != MIXPI_READY)
             return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                      "%s: optimizer %d is in the middle of a step; "
                                      "call mixp_scaler_update first",
                                      who, i);
-        for (k = 0; k < opt->count; k++) opt->slots[k].param->own.is_param = 1;
     }
     if (what->scaler && what->scaler->checked_epoch == what->scaler->epoch)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -24073,6 +24553,7 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
                                              const mixp_checkpoint *what) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
@@ -24089,7 +24570,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
     writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
     borrowed = mixpi_states_borrow(what, &r);
-    result = mixpi_states_collect(what);
+    result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     mixpi_state_list(&state, &r, what->ctx, what);
     memset(&plan, 0, sizeof plan);
@@ -24356,7 +24837,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
     for (t = ctx->tensors; t; t = t->own.next)
-        if (t->own.is_param) mixp_tensor_touch(t);
+        if (mixpi_is_weight(t)) mixp_tensor_touch(t);
     for (o = 0; o < what->n_optimizers; o++)        /* weights and masters came together */
         for (k = 0; k < what->optimizers[o]->count; k++) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
@@ -24394,6 +24875,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
@@ -24555,6 +25037,18 @@ static void mixpi_weights_read(mixpi_state *s, mixp_safetensors *file, mixpi_fil
     if (r->result == MIXP_OK && desc->tell) mixpi_weights_tell(s, file, desc);
 }
 
+/* Whether there is something to do, and it can be done. */
+static mixp_result mixpi_weights_check(const char *path, mixp_context *ctx,
+                                       const char *who) {
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
+    r = mixpi_check_names(ctx, who);
+    if (r != MIXP_OK || !ctx->device->wait) return r;
+    return mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+}
+
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
                                                      const mixp_weights_desc *desc) {
     static const char *const who = "mixp_checkpoint_load_weights";
@@ -24564,12 +25058,7 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
     mixpi_report r;
     mixpi_state state;
     mixpi_file f;
-    mixp_result result;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!path) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: path is NULL", who);
-    result = mixpi_check_names(ctx, who);
-    if (result == MIXP_OK && ctx->device->wait)
-        result = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    mixp_result result = mixpi_weights_check(path, ctx, who);
     if (result != MIXP_OK) return result;
     memset(&strict, 0, sizeof strict);
     memset(&file, 0, sizeof file);
@@ -24580,6 +25069,27 @@ MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_cont
         mixpi_weights_read(&state, &file, &f, desc ? desc : &strict);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx) {
+    static const char *const who = "mixp_checkpoint_save_weights";
+    static const char *const metadata[1][2] = { { "format", "pt" } };
+    char error[MIXP_MESSAGE_SIZE];
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_plan plan;
+    mixp_result result = mixpi_weights_check(path, ctx, who);
+    if (result != MIXP_OK) return result;
+    r = mixpi_report_begin(path, error, sizeof error);
+    mixpi_state_list(&state, &r, ctx, NULL);
+    memset(&plan, 0, sizeof plan);
+    plan.metadata = metadata;
+    plan.n_metadata = 1;
+    mixpi_state_plan(&state, &plan);
+    mixpi_plan_save(&r, &plan);
     mixpi_state_release(&state);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);

@@ -8,9 +8,9 @@
  *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU, and why says what is wrong
  *
  * Needs compute capability 7.5 (T4, RTX 20) and CUDA 12.0 or newer. On 7.5 train in f16: its tensor
- * cores know no bf16, and the backward pass of attention with heads of 128 does not fit its 64 KB of
- * shared memory, so it is done without them (wider than 240: refused). Leave --use_fast_math out: it
- * flushes subnormal moments, and no promise about bits holds with it.
+ * cores know no bf16, and the backward pass of attention with heads of 128 does not fit its 64 KB
+ * of shared memory, so it is done without them. Leave --use_fast_math out: it flushes subnormal
+ * moments, and no promise about bits holds with it.
  *
  * CONTENTS: each section has a banner; search for its mark
  *
@@ -69,14 +69,14 @@ inline void cp_async_16(void *shared, const void *global, int given)
 { cudasim::cp_async(shared, global, 16, given); }
 inline void cp_async_commit() { cudasim::cp_async_commit(); }
 template <int N> inline void cp_async_wait() { cudasim::cp_async_wait(N); }
-/* ex2.approx.ftz gives no subnormal. */
+/* ex2.approx.ftz gives no subnormal, and may be two units off. */
 inline float exp2_approx(float x) {
-    float y = std::exp2(x);
+    float y = cudasim::nudged(cudasim::nudged(std::exp2(x)));
     return y < 1.17549435e-38f ? 0.0f : y;
 }
-/* rcp.approx.ftz of a normal number; nor does it. */
+/* rcp.approx.ftz of a normal number; nor does it, and may be one off. */
 inline float rcp_approx(float x) {
-    float y = 1.0f / x;
+    float y = cudasim::nudged(1.0f / x);
     return std::fabs(y) < 1.17549435e-38f ? 0.0f : y;
 }
 
@@ -535,6 +535,7 @@ struct Private {
     uint64_t later;             /* how many steps after its capture the replayed step is     */
     uint32_t arrived[16];       /* counters of last-block patterns; 0 between kernels        */
     int32_t  stop;              /* 1: no step is applied, for a fault has not been told      */
+    uint64_t turns[mirror_count];       /* what a mirror's sequence is                       */
 };
 
 /* Where kernels note a fault. */
@@ -601,6 +602,11 @@ struct State {
 
 inline State *state_of(const mixp_exec *x) { return x ? (State *)x->state : NULL; }
 
+/* Takes back what a call left for cudaGetLastError. What the program left there stays, where all went
+ * well. */
+inline void quiet(cudaError_t e)
+{ if (e != cudaSuccess) cudaGetLastError(); }
+
 /* Asks the driver whether a GPU has a context of this process; NULL: it cannot be asked. */
 typedef int PrimaryState(int device, unsigned *flags, int *active);
 inline PrimaryState *find_primary_state() {
@@ -613,7 +619,7 @@ inline PrimaryState *find_primary_state() {
     cudaError_t e = cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found,
                                             cudaEnableDefault, &how);
 #endif
-    if (e != cudaSuccess) cudaGetLastError();
+    quiet(e);
     return e == cudaSuccess && how == cudaDriverEntryPointSuccess ? (PrimaryState *)found
                                                                   : NULL;
 }
@@ -634,10 +640,10 @@ public:
         if (now < 0) return;
         error = cudaGetDevice(&before);
         if (error == cudaSuccess && before != now) error = cudaSetDevice(now);
-        if (error != cudaSuccess) cudaGetLastError();
+        quiet(error);
     }
     /* plant: other_context */
-    ~OnDevice() { if (before != now && has_context(before)) cudaSetDevice(before); }
+    ~OnDevice() { if (before != now && has_context(before)) quiet(cudaSetDevice(before)); }
     cudaError_t error;          /* why it is not the current one                             */
 private:
     int before, now;
@@ -767,43 +773,68 @@ __global__ void set_later(uint64_t *to, uint64_t later) { *to = later; }
 
 /* --- peeks ----------------------------------------------------------------------------- */
 
-/* The mirror of a block of device memory, made at the first use; NULL when all are taken. */
-inline Mirror *mirror_of(State *s, const void *device, size_t bytes) {
+/* A block of device memory, its mirror, and the count of its turns. to NULL: it has none. */
+struct Mirrored {
+    Mirror     *to;
+    uint64_t   *turn;
+    const void *from;
+    int         bytes;
+};
+
+inline Mirrored mirrored(const State *s, int i) {
+    Mirrored m = { &s->shared_on_device->mirrors[i], &s->block->turns[i], s->mirrored[i],
+                   (int)s->mirrored_bytes[i] };
+    return m;
+}
+
+/* A block with its mirror, made at the first use; without one when all are taken. */
+inline Mirrored mirror_of(State *s, const void *device, size_t bytes) {
+    const Mirrored none = { NULL, NULL, device, 0 };
     int i = 0;
     while (i < mirror_count && s->mirrored[i] != device) i++;
     if (i == mirror_count)
         for (i = 0; i < mirror_count && s->mirrored[i];) i++;
-    if (i == mirror_count || bytes > mirror_bytes) return NULL;
+    if (i == mirror_count || bytes > mirror_bytes) return none;
     if (s->mirrored[i] != device || s->mirrored_bytes[i] != bytes) {
         s->shared->mirrors[i].sequence = 0;
         s->mirrored[i] = device;
         s->mirrored_bytes[i] = bytes;
     }
-    return &s->shared_on_device->mirrors[i];
+    return mirrored(s, i);
 }
 
-/* Copies a block to its mirror (or does nothing for NULL); by all threads of the only block that
- * writes to it, after their last write. */
-__device__ inline void mirror_store(Mirror *m, const void *from, int bytes) {
-    volatile uint32_t *to;
-    uint64_t sequence = 0;
-    if (!m) return;
-    __syncthreads();
-    /* One thread reads the host's memory, once: that takes a microsecond. */
-    if (threadIdx.x == 0) sequence = *(volatile uint64_t *)&m->sequence | 1u;
-    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = sequence;
-    __threadfence_system();
-    __syncthreads();
-    to = m->words;
-    for (int i = (int)threadIdx.x; i < bytes / 4; i += (int)blockDim.x)
-        to[i] = ((const uint32_t *)from)[i];
-    __threadfence_system();
-    __syncthreads();
-    if (threadIdx.x == 0) *(volatile uint64_t *)&m->sequence = sequence + 1;
+/* The host sees that a turn of these mirrors begins, or ends. Each count lies in device memory: a
+ * read of the host's would take a microsecond. */
+template <int n> __device__ inline void mirrors_turn(const Mirrored (&m)[n]) {
+    MIXPI_UNROLL
+    for (int k = 0; k < n; k++)
+        /* plant: mirrors_turn */
+        if (m[k].to) *(volatile uint64_t *)&m[k].to->sequence = ++*m[k].turn;
 }
 
-__global__ void mirror_again(Mirror *m, const void *from, int bytes)
-{ mirror_store(m, from, bytes); }
+/* Copies blocks to their mirrors, where they have one; by all threads of the only block that writes
+ * to them, after their last write. Two fences do for all: each waits for the host's memory. */
+template <int n> __device__ inline void mirror_store(const Mirrored (&m)[n]) {
+    __syncthreads();
+    if (threadIdx.x == 0) mirrors_turn(m);
+    __threadfence_system();
+    __syncthreads();
+    MIXPI_UNROLL
+    for (int k = 0; k < n; k++) {
+        volatile uint32_t *to = m[k].to ? m[k].to->words : NULL;
+        const uint32_t *from = (const uint32_t *)m[k].from;
+        for (int i = (int)threadIdx.x; to && i < m[k].bytes / 4; i += (int)blockDim.x)
+            to[i] = from[i];
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) mirrors_turn(m);
+}
+
+__global__ void mirror_again(const Mirrored m) {
+    const Mirrored one[1] = { m };
+    mirror_store(one);
+}
 
 /* 1 when *host was read whole; 0 when nothing was written to the mirror yet, or a kernel died
  * while it wrote. */
@@ -933,9 +964,8 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
 inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
-    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s),
-                                   &s->shared_on_device->mirrors[i], s->mirrored[i],
-                                   (int)s->mirrored_bytes[i]), "upload");
+    return checked(s, MIXPI_LAUNCH(mirror_again, 1, 256, 0, queue_of(s), mirrored(s, i)),
+                   "upload");
 }
 
 /* The program's own capture of the stream it gave us: uploads would become part of it, from pinned
@@ -1085,8 +1115,8 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device,
 inline mixp_result post_room(State *s, int slot, size_t bytes) {
     cudaError_t e = cudaSuccess;
     if (s->post_bytes[slot] >= bytes) return MIXP_OK;
-    if (s->post[slot]) cudaStreamSynchronize(s->stream);
-    if (s->post[slot]) cudaFreeHost(s->post[slot]);
+    if (s->post[slot]) quiet(cudaStreamSynchronize(s->stream));
+    if (s->post[slot]) quiet(cudaFreeHost(s->post[slot]));
     s->post[slot] = NULL;
     s->post_bytes[slot] = 0;
     e = cudaHostAlloc(&s->post[slot], bytes, cudaHostAllocDefault);
@@ -1153,6 +1183,8 @@ void graph_free(const mixp_exec *x, void *graph) {
     Kernel k(x);
     Graph *g = (Graph *)graph;
     if (!g) return;
+    /* plant: graph_freed */
+    if (k.state->capture) abandon_capture(x);   /* CUDA frees nothing in one */
     if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
     if (g->blocks) k.launched("graph", cudaStreamSynchronize(k.state->stream));
     for (int i = 0; i < g->count; i++) host_free(x->host, g->uploads[i].kept);
@@ -1166,6 +1198,14 @@ void graph_free(const mixp_exec *x, void *graph) {
     host_free(x->host, g);
 }
 
+/* A kernel is loaded when it is first asked for, which drivers before 12.3 do not do in a capture.
+ * What a step records has run before, but for this one. */
+inline cudaError_t load_recorded() {
+    cudaFuncAttributes attributes;
+    /* plant: load_recorded */
+    return cudaFuncGetAttributes(&attributes, (const void *)mirror_again);
+}
+
 mixp_result capture_begin(mixp_exec *x) {
     Kernel k(x);
     State *s = k.state;
@@ -1174,6 +1214,8 @@ mixp_result capture_begin(mixp_exec *x) {
     if (!s) return MIXP_ERR_ORDER;
     if (s->capture) return say(s, MIXP_ERR_ORDER, "capture", "one is under way");
     r = check_stream(s, "capture");
+    if (r != MIXP_OK) return r;
+    r = k.launched("capture", load_recorded());
     if (r != MIXP_OK) return r;
     g = (Graph *)host_new(x->host, sizeof *g);
     if (!g) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
@@ -1196,7 +1238,7 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
     if (r == MIXP_OK)
         r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
-    if (recorded) cudaGraphDestroy(recorded);
+    if (recorded) quiet(cudaGraphDestroy(recorded));
     for (int i = 0; i < g->count && r == MIXP_OK; i++)
         if (g->uploads[i].kept) r = upload_send(s, &g->uploads[i]);
     if (r == MIXP_OK) *graph = g; else graph_free(x, g);
@@ -1245,23 +1287,22 @@ void device_close(mixp_exec *x) {
     if (!s) return;
     OnDevice on(s->ordinal);
     if (s->capture) abandon_capture(x);
-    if (s->stream) cudaStreamSynchronize(s->stream);
+    if (s->stream) quiet(cudaStreamSynchronize(s->stream));
     if (s->plans) s->free_plans(s);
     if (s->lt) cublasLtDestroy(s->lt);
     host_free(s->host, s->choices);
     memory_free(s, s->workspace);
     for (int i = 0; i < ring_pieces; i++)
-        if (s->sent[i]) cudaEventDestroy(s->sent[i]);
+        if (s->sent[i]) quiet(cudaEventDestroy(s->sent[i]));
     for (int i = 0; i < post_slots; i++) {
-        if (s->post_sent[i]) cudaEventDestroy(s->post_sent[i]);
-        if (s->post[i]) cudaFreeHost(s->post[i]);
+        if (s->post_sent[i]) quiet(cudaEventDestroy(s->post_sent[i]));
+        if (s->post[i]) quiet(cudaFreeHost(s->post[i]));
     }
-    if (s->ring) cudaFreeHost(s->ring);
+    if (s->ring) quiet(cudaFreeHost(s->ring));
     memory_free(s, s->block);
-    if (s->shared) cudaFreeHost(s->shared);
-    if (s->recorder && s->recorder != s->stream) cudaStreamDestroy(s->recorder);
-    if (s->stream && !s->given) cudaStreamDestroy(s->stream);
-    cudaGetLastError();
+    if (s->shared) quiet(cudaFreeHost(s->shared));
+    if (s->recorder && s->recorder != s->stream) quiet(cudaStreamDestroy(s->recorder));
+    if (s->stream && !s->given) quiet(cudaStreamDestroy(s->stream));
     x->stream = s->given;
     x->state = NULL;
     host_free(s->host, s);
@@ -2402,7 +2443,7 @@ static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_a
     if (!k->factor) return MIXP_ERR_ARGUMENT;
     m.factor = k->factor;
     mixp_result r = MIXP_OK;
-    if (k->bad && k->a.data)
+    if (k->bad && k->a.data && kernel.state && is_real(k->a.dtype))
         r = kernel.launched("scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream,
                                                      k->a, k->n, k->bad));
     if (r != MIXP_OK) return r;
@@ -4523,7 +4564,7 @@ struct Prepare {
     int wanted;
     const int32_t *stop;        /* of the context's Private                                */
     mixp_scaler_state *scaler;
-    Mirror *of_step, *of_scaler;
+    Mirrored of_step, of_scaler;
 };
 
 /* mixp_step_prepare, a thread to a group, by the only block that writes these. */
@@ -4538,8 +4579,8 @@ __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step
     __syncthreads();
     if (*due && g < plan.n_groups)
         mixp_step_scalars_of(&plan, step, g, step->applied, &step->update[g]);
-    mirror_store(p.of_step, step, (int)sizeof *step);
-    mirror_store(p.of_scaler, p.scaler, (int)sizeof *p.scaler);
+    const Mirrored both[2] = { p.of_step, p.of_scaler };
+    mirror_store(both);
 }
 
 __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
@@ -4551,14 +4592,15 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
                                const float *largest, int guarded,
                                const mixp_look *forward, const int32_t *stop,
-                               Mirror *mirror) {
+                               const Mirrored mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
         if (largest) mixp_scaler_note_scaled(scaler, *largest);
         mixp_scaler_advance_guarded(scaler, &rule, guarded, forward);
     }
-    mirror_store(mirror, scaler, (int)sizeof *scaler);
+    const Mirrored one[1] = { mirror };
+    mirror_store(one);
 }
 
 /* The two halves of an agreement, by a warp. A step that was stopped on one rank is skipped on all. */
@@ -5160,8 +5202,9 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
 namespace {
 
 inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
+    const Mirrored none = { NULL, NULL, NULL, 0 };
     Prepare p = { 1, &s->block->stop, scaler, mirror_of(s, step, sizeof *step),
-                  scaler ? mirror_of(s, scaler, sizeof *scaler) : NULL };
+                  scaler ? mirror_of(s, scaler, sizeof *scaler) : none };
     return p;
 }
 
@@ -5172,7 +5215,7 @@ static mixp_result mixpi_cuda_grad_stats(const mixp_exec *x,
     static const mixp_step_plan no_plan = {};
     Kernel k(x);
     mixp_grad_stats_args job = *args;
-    Prepare then = { 0, NULL, NULL, NULL, NULL };
+    Prepare then = {};
     Look *bins;
     if (!k.state) return MIXP_ERR_ORDER;
     bins = (Look *)scratch_of(x, bin_count * sizeof *bins);
@@ -5661,6 +5704,10 @@ inline mixp_result library_failed(State *s, cublasStatus_t e) {
     return say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
 }
 
+/* cuBLASLt has refused, which is no error: takes back what it left, unless there was one before. */
+inline void forget_refusal(cudaError_t before)
+{ if (before == cudaSuccess) cudaGetLastError(); }  /* plant: forget_refusal */
+
 inline bool plan_usable(const Plan *p) { return p->at < p->count; }
 
 /* Those of cuBLASLt's list that have room, in its order. The first that it then takes does every
@@ -5680,11 +5727,12 @@ inline mixp_result choice_refused(State *s) {
 /* Does cuBLASLt take the algorithm that was read, for this product and in our workspace? */
 inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
     cublasLtMatmulHeuristicResult_t about;
+    cudaError_t before = cudaPeekAtLastError();
     cublasStatus_t e = cublasLtMatmulAlgoCheck(s->lt, p->product, p->b, p->a, p->c, p->c,
                                                &c.algorithm, &about);
     if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
     if (e == CUBLAS_STATUS_SUCCESS && about.workspaceSize <= workspace_bytes) return MIXP_OK;
-    cudaGetLastError();
+    forget_refusal(before);
     return choice_refused(s);
 }
 
@@ -5704,6 +5752,7 @@ inline mixp_result plan_take(State *s, Plan *p) {
 inline mixp_result plan_ask(State *s, Plan *p) {
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t list[most_algorithms];
+    cudaError_t before = cudaPeekAtLastError();
     cublasStatus_t e = cublasLtMatmulPreferenceCreate(&preference);
     int found = 0;
     if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
@@ -5715,7 +5764,7 @@ inline mixp_result plan_ask(State *s, Plan *p) {
     if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))  /* plant: heuristic_failed */
         return library_failed(s, e);
     if (e == CUBLAS_STATUS_SUCCESS) plan_keep(p, list, found);
-    if (!plan_usable(p)) cudaGetLastError();
+    if (!plan_usable(p)) forget_refusal(before);
     return MIXP_OK;
 }
 
@@ -5805,6 +5854,7 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
     State *s = k->state;
     const mixp_gemm_args &g = p.g;
     float beta = g.c.accumulate ? 1.0f : 0.0f;
+    cudaError_t before = cudaPeekAtLastError();
     cublasStatus_t e = product_point(p, plan) ? CUBLAS_STATUS_SUCCESS
                                               : CUBLAS_STATUS_INVALID_VALUE;
     for (; e == CUBLAS_STATUS_SUCCESS && plan_usable(plan); plan->at++) {
@@ -5814,7 +5864,7 @@ inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
                            k->stream);
         if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
         if (!is_refusal(e)) return library_failed(s, e);
-        cudaGetLastError();
+        forget_refusal(before);
         if (plan->given) return choice_refused(s);
         e = CUBLAS_STATUS_SUCCESS;  /* plant: product_refused */
     }
@@ -6466,6 +6516,7 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h,
         forward_softmax<D, bends, M, N / 8>(s[m], r, m, h.scale * log2_e);
         if (bends && h.limit) forward_drop<N / 8>(s[m], h, at);
     }
+    if (bends) __syncwarp();    /* products want the whole warp at once */
     MIXPI_UNROLL
     for (int j = 0; j < N / 16; j++) {
         uint32_t weights[M][4];
@@ -6544,6 +6595,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
             forward_tile<D, bf16, bends, M>(r, h, held, now, tile);
         __syncthreads();  /* plant: attention_tile */
     }
+    /* plant: forward_left */
+    cp_async_wait<0>();     /* without a tile the first copy is still on its way */
     forward_store<D, bends, M>(r, h, z, first + row);
 }
 
@@ -6688,6 +6741,7 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
             (keys ? from + h.ahead < low + 16 * M - 1 : from + 31 > low + h.ahead))
             backward_hide<keys>(s[m], g[m], h.ahead, end, p.row, p.column);
     }
+    if (bends) __syncwarp();
     MIXPI_UNROLL
     for (int j = 0; j < 2; j++) {
         uint32_t weights[M][4];
@@ -6837,6 +6891,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         cp_async_wait<1>();
         __syncthreads();
         own_statistics<D, M>(w, h);
+        __syncwarp();
         MIXPI_UNROLL
         for (int i = 0; i < M * (D / 16); i++)
             left_factor<D>(w.dy[i / M][i % M], own + rows * D, w.row + 16 * (i % M), i / M);
@@ -6861,6 +6916,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
+    cp_async_wait<0>();  /* plant: backward_left */
     w.z = z;
     backward_finish<D, keys, M>(sums, h, w);
 }
@@ -6875,16 +6931,17 @@ const int plain_rows = 16, plain_pitch = plain_rows + 1,
 
 __host__ __device__ inline int plain_width(int64_t d) { return (int)(d + 7) / 8 * 8 + 1; }
 
-inline size_t plain_bytes(int tiles, int scores, int64_t d) {
-    return (size_t)(tiles * plain_rows * plain_width(d) +
-                    scores * plain_rows * plain_pitch) *
+/* Of so many rows in all tiles. */
+inline size_t plain_bytes(int rows, int scores, int64_t d) {
+    return (size_t)(rows * plain_width(d) + scores * plain_rows * plain_pitch) *
            sizeof(float);
 }
 
+template <int rows>
 __device__ inline void plain_fetch(float *tile, const Heads &h, mixp_in a, int64_t at,
                                    int64_t ld, int first, int end) {
     int width = plain_width(h.d);
-    for (int i = (int)threadIdx.x; i < plain_rows * width; i += attention_threads) {
+    for (int i = (int)threadIdx.x; i < rows * width; i += attention_threads) {
         int row = i / width, j = i % width;
         tile[i] =
             first + row < end && j < h.d ? get1(a, at + (first + row) * ld + j) : 0.0f;
@@ -6898,10 +6955,11 @@ __device__ inline float plain_dot(const float *a, const float *b, int d) {
 }
 
 /* sums += the row's weights x the tile */
+template <int rows>
 __device__ inline void plain_add(float *sums, const float *weights, const float *tile,
                                  int d) {
     int lane = (int)threadIdx.x % 8;
-    for (int i = 0; i < plain_rows; i++) {
+    for (int i = 0; i < rows; i++) {
         MIXPI_UNROLL
         for (int j = 0; j < plain_parts; j++)
             if (8 * j < d)
@@ -6948,11 +7006,11 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     int64_t k_at = met_at(h, h.k_at, z), v_at = met_at(h, h.v_at, z);
     float o[plain_parts] = {}, top = lowest_float, sum = 0.0f;
     bool none;
-    plain_fetch(own, h, h.q, head_at(h, h.q_at, z), h.q_at.row, first, h.t);
+    plain_fetch<plain_rows>(own, h, h.q, head_at(h, h.q_at, z), h.q_at.row, first, h.t);
     for (int key = 0; key < end; key += plain_rows) {
         float s[2], most, shrink, slope;
         __syncthreads();
-        plain_fetch(other, h, h.k, k_at, h.k_at.row, key, keys);
+        plain_fetch<plain_rows>(other, h, h.k, k_at, h.k_at.row, key, keys);
         __syncthreads();
         MIXPI_UNROLL
         for (int j = 0; j < 2; j++) {
@@ -6972,9 +7030,9 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
         MIXPI_UNROLL
         for (int j = 0; j < plain_parts; j++) o[j] *= shrink;
         __syncthreads();  /* plant: attention_plain */
-        plain_fetch(other, h, h.v, v_at, h.v_at.row, key, keys);
+        plain_fetch<plain_rows>(other, h, h.v, v_at, h.v_at.row, key, keys);
         __syncthreads();
-        plain_add(o, weights, other, h.d);
+        plain_add<plain_rows>(o, weights, other, h.d);
     }
     if (query >= h.t) return;
     none = h.may_hide && sum <= 0.0f;
@@ -7002,20 +7060,20 @@ __device__ inline void plain_store(const float *sums, mixp_out out, int d, int64
 /* Own rows and a tile that they meet; z: of the queries, end: of the keys. */
 struct PlainPlace { int z, first, at, end; };
 
-/* Weights and their gradients between own row `row` and two rows of the other tile. */
-template <bool keys>
+/* Weights and their gradients between own row `row` and every eighth row of the other tile. */
+template <bool keys, int others>
 __device__ inline void plain_weights(float *p, float *g, const Heads &h, const float *own,
                                      const float *other, const PlainPlace &w) {
     int pitch = plain_width(h.d), row = (int)threadIdx.x / 8;
     MIXPI_UNROLL
-    for (int j = 0; j < 2; j++) {
+    for (int j = 0; j < others / 8; j++) {
         int column = (int)threadIdx.x % 8 + 8 * j;
         int query = keys ? w.at + column : w.first + row,
             key = keys ? w.first + row : w.at + column;
         int64_t at = (int64_t)w.z * h.t + query;
         const float *a = own + row * pitch, *b = other + column * pitch;
         float s = plain_dot(a, b, h.d), slope, weight, kept;
-        float dp = plain_dot(a + plain_rows * pitch, b + plain_rows * pitch, h.d);
+        float dp = plain_dot(a + plain_rows * pitch, b + others * pitch, h.d);
         p[column] = g[column] = 0.0f;
         if (query >= h.t || key >= w.end || key > query + h.ahead) continue;
         weight = expf(plain_score(h, s, w.z, query, key, &slope) - h.lse[at]);
@@ -7036,24 +7094,26 @@ __device__ inline void plain_delta(const Heads &h, const float *dy, int z, int q
     if (query < h.t && lane == 0) h.delta[(int64_t)z * h.t + query] = sum;
 }
 
-template <bool keys>
+template <bool keys, int rows>
 __device__ inline void plain_fetch_two(float *tile, const Heads &h, int z, int first,
                                        int end) {
-    float *second = tile + plain_rows * plain_width(h.d);
+    float *second = tile + rows * plain_width(h.d);
     if (keys) {
-        plain_fetch(tile, h, h.k, met_at(h, h.k_at, z), h.k_at.row, first, end);
-        plain_fetch(second, h, h.v, met_at(h, h.v_at, z), h.v_at.row, first, end);
+        plain_fetch<rows>(tile, h, h.k, met_at(h, h.k_at, z), h.k_at.row, first, end);
+        plain_fetch<rows>(second, h, h.v, met_at(h, h.v_at, z), h.v_at.row, first, end);
     } else {
-        plain_fetch(tile, h, h.q, head_at(h, h.q_at, z), h.q_at.row, first, h.t);
-        plain_fetch(second, h, h.dy, head_at(h, h.y_at, z), h.y_at.row, first, h.t);
+        plain_fetch<rows>(tile, h, h.q, head_at(h, h.q_at, z), h.q_at.row, first, h.t);
+        plain_fetch<rows>(second, h, h.dy, head_at(h, h.y_at, z), h.y_at.row, first, h.t);
     }
 }
 
-template <bool keys>
+/* others: rows of a tile that is walked to, 16 or 8. Sums have one order, so the same bits. */
+template <bool keys, int others>
 __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) {
     MIXPI_DYNAMIC_SHARED(float, own);
     int tile = plain_rows * plain_width(h.d), row = (int)threadIdx.x / 8;
-    float *other = own + 2 * tile, *p = other + 2 * tile + row * plain_pitch;
+    float *other = own + 2 * tile, *dy_or_v = other + others * plain_width(h.d);
+    float *p = dy_or_v + others * plain_width(h.d) + row * plain_pitch;
     float *g = p + plain_rows * plain_pitch;
     int blocks = (int)ceil_div(keys ? h.keys : h.t, plain_rows),
         block = (int)(blockIdx.x % blocks), mine, begin = 0;
@@ -7063,18 +7123,18 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
     float sums[plain_parts] = {}, sums_v[plain_parts] = {};
     PlainPlace w = { z, first, 0, keys_end };
     if (keys && first > h.ahead) begin = (first - h.ahead) / plain_rows * plain_rows;
-    plain_fetch_two<keys>(own, h, z, first, keys_end);
+    plain_fetch_two<keys, plain_rows>(own, h, z, first, keys_end);
     __syncthreads();
     if (!keys) plain_delta(h, own + tile + row * plain_width(h.d), z, first + row);
     for (; w.z < z + (keys ? h.group : 1); w.z++)
-        for (w.at = begin; w.at < end; w.at += plain_rows) {
+        for (w.at = begin; w.at < end; w.at += others) {
             __syncthreads();
-            plain_fetch_two<!keys>(other, h, w.z, w.at, keys_end);
+            plain_fetch_two<!keys, others>(other, h, w.z, w.at, keys_end);
             __syncthreads();
-            plain_weights<keys>(p, g, h, own, other, w);
+            plain_weights<keys, others>(p, g, h, own, other, w);
             __syncthreads();
-            plain_add(sums, g, other, h.d);
-            if (keys) plain_add(sums_v, p, other + tile, h.d);
+            plain_add<others>(sums, g, other, h.d);
+            if (keys) plain_add<others>(sums_v, p, dy_or_v, h.d);
         }
     mine = first + row;
     if (mine >= (keys ? h.keys : h.t)) return;
@@ -7101,9 +7161,6 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
         return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
-    if (bytes > (size_t)k->state->most_shared)
-        return say(k->state, MIXP_ERR_SHAPE, "attention",
-                   "a head of more than 240 is too wide for this GPU's shared memory");
     e = make_room(k->state, (const void *)kernel, bytes, 0);
     if (e == cudaSuccess)
         e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream,
@@ -7144,15 +7201,22 @@ inline mixp_result tensor_run(Kernel *k, const Heads &h, bool backward) {
     }
 }
 
-inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
-    int64_t queries = query_blocks(h, plain_rows);
-    mixp_result r;
-    if (!backward)
-        return attention_launch(k, plain_forward, queries, plain_bytes(2, 1, h.d), h);
-    r = attention_launch(k, plain_backward<false>, queries, plain_bytes(4, 2, h.d), h);
+template <int others> inline mixp_result plain_back(Kernel *k, const Heads &h) {
+    size_t bytes = plain_bytes(2 * plain_rows + 2 * others, 2, h.d);
+    mixp_result r = attention_launch(k, plain_backward<false, others>,
+                                     query_blocks(h, plain_rows), bytes, h);
     if (r != MIXP_OK || !wants_keys(h)) return r;
-    return attention_launch(k, plain_backward<true>, key_blocks(h, plain_rows),
-                            plain_bytes(4, 2, h.d), h);
+    return attention_launch(k, plain_backward<true, others>, key_blocks(h, plain_rows), bytes,
+                            h);
+}
+
+/* Four tiles of 16 rows do not fit the 64 KB of capability 7.5 where heads are wider than 240. */
+inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
+    bool roomy = plain_bytes(4 * plain_rows, 2, h.d) <= (size_t)k->state->most_shared;
+    if (!backward)
+        return attention_launch(k, plain_forward, query_blocks(h, plain_rows),
+                                plain_bytes(2 * plain_rows, 1, h.d), h);
+    return roomy ? plain_back<plain_rows>(k, h) : plain_back<8>(k, h);
 }
 
 /* Can 16 bytes of a row of D be read at once? What is missing can. */

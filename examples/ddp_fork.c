@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/time.h>
@@ -22,8 +23,8 @@ enum { DDP_SUM, DDP_MAX, DDP_GATHER, DDP_SCATTER, DDP_RANKS = 64, DDP_CHUNK = 1 
 
 static struct ddp_board {               /* what all ranks see */
     long long barriers[DDP_RANKS];      /* that each rank has come to, all time */
-    int       failed;                   /* 1: why is being written, 2: it is there */
-    char      why[300];
+    int       failed;                   /* whose `why` tells it, from 1: that is whole then */
+    char      why[DDP_RANKS][300];      /* each writes its own, before it is known */
     int64_t   asked[DDP_RANKS][3];      /* each rank's operation, count and dtype */
     char      room[];                   /* a chunk for each rank */
 } *ddp_board;
@@ -44,11 +45,13 @@ static double ddp_now(void) {
     return gettimeofday(&t, NULL) ? 0 : (double)t.tv_sec + 1e-6 * (double)t.tv_usec;
 }
 
-/* The first who knows tells all. */
+static int ddp_failed(void) { return __atomic_load_n(&ddp_board->failed, __ATOMIC_SEQ_CST); }
+
+/* The first who knows tells all. Who dies before it has told has told nothing. */
 static void ddp_tell(const char *text, int rank, const char *why) {
-    if (!__sync_bool_compare_and_swap(&ddp_board->failed, 0, 1)) return;
-    snprintf(ddp_board->why, sizeof ddp_board->why, text, rank, why);
-    __atomic_store_n(&ddp_board->failed, 2, __ATOMIC_SEQ_CST);
+    if (ddp_failed()) return;
+    snprintf(ddp_board->why[ddp.rank], sizeof ddp_board->why[0], text, rank, why);
+    __sync_bool_compare_and_swap(&ddp_board->failed, 0, ddp.rank + 1);
 }
 static void ddp_stop(void *user, const char *why)
 { (void)user; ddp_tell("rank %d stopped: %s", ddp.rank, why); }
@@ -63,8 +66,9 @@ static int ddp_lacks(int r) {
 static int ddp_ended(int r) {
     int status = 0;
     if (ddp.rank) return r == 0 && getppid() != ddp.first;
-    if (ddp.child[r] <= 0 || waitpid(ddp.child[r], &status, WNOHANG) <= 0) return 0;
+    if (ddp.child[r] <= 0 || waitpid(ddp.child[r], &status, WNOHANG) == 0) return 0;
     ddp.failed |= status != 0;
+    ddp.child[r] = 0;                   /* its number may be another's now */
     return 1;
 }
 
@@ -84,8 +88,8 @@ static const char *ddp_barrier(double until) {
         else if (turn) sched_yield();
         if (turn % 16 == 15) ddp_look_for_dead();
         if (r < ddp.size && ddp_now() > until) ddp_tell("rank %d did not come in time%s", r, "");
-        if (__atomic_load_n(&ddp_board->failed, __ATOMIC_SEQ_CST) != 2) continue;
-        snprintf(ddp.why, sizeof ddp.why, "%s", ddp_board->why);
+        if (!ddp_failed()) continue;
+        snprintf(ddp.why, sizeof ddp.why, "%s", ddp_board->why[ddp_failed() - 1]);
         return ddp.why;
     }
     return NULL;
@@ -146,6 +150,14 @@ DDP_HOOK(ddp_max, DDP_MAX)
 DDP_HOOK(ddp_gather, DDP_GATHER)
 DDP_HOOK(ddp_scatter, DDP_SCATTER)
 
+/* Who ignores its children's ends is not told how they ended. */
+static void ddp_heed_children(void) {
+#ifdef SA_NOCLDSTOP                     /* where the program may see sigaction */
+    struct sigaction now;
+    if (sigaction(SIGCHLD, NULL, &now) == 0 && now.sa_handler == SIG_IGN) signal(SIGCHLD, SIG_DFL);
+#endif
+}
+
 /* Makes `size` ranks of this process, then rank 0. Size 0, which no context takes: it could not. */
 static mixp_ranks_desc ddp_fork(int size) {
     mixp_ranks_desc d;
@@ -161,6 +173,8 @@ static mixp_ranks_desc ddp_fork(int size) {
     if (ddp_board == MAP_FAILED) return d;
     ddp.size = d.size = size;
     ddp.first = getpid();
+    fflush(NULL);                       /* or each would write what is buffered */
+    ddp_heed_children();
     for (int r = 1; r < size && !ddp.rank; r++) {
         ddp.child[r] = fork();
         if (ddp.child[r] == 0) ddp.rank = r;
@@ -175,11 +189,12 @@ static mixp_ranks_desc ddp_fork(int size) {
 /* For the end of main: rank 0 waits for the others, and who has failed lets none wait for it. Returns
  * `failed`, or 1 when another has failed. */
 static int ddp_wait(int failed) {
-    int status = 0;
     if (failed && ddp.size) ddp_stop(NULL, "its program has ended");
-    while (!ddp.rank && (wait(&status) > 0 || errno == EINTR)) {
+    for (int r = 1; r < ddp.size && !ddp.rank; r++) {   /* for no other child of the program's */
+        int status = 0;
+        if (ddp.child[r] <= 0) continue;
+        while (waitpid(ddp.child[r], &status, 0) < 0 && errno == EINTR) continue;
         ddp.failed |= status != 0;
-        status = 0;
     }
     return failed ? failed : ddp.failed;
 }

@@ -85,6 +85,7 @@ static const char *ddp_mpi_begin(void *data, int64_t count, mixp_dtype dtype, MP
     if (type == MPI_UINT16_T) op = dtype == MIXP_F16 ? ddp_m.add_f16 : ddp_m.add_bf16;
     if (ddp_m.n == DDP_MPI_MOST || count > INT32_MAX) return "too much at once";
     ddp_m.n++;
+    *next = MPI_REQUEST_NULL;           /* it stays one where the engine refuses the sum */
     if (root < 0) return ddp_mpi_says(MPI_Iallreduce(from, data, (int)count, type, op,
                                                      MPI_COMM_WORLD, next));
     return ddp_mpi_says(MPI_Ireduce(from, data, (int)count, type, op, root, MPI_COMM_WORLD, next));
@@ -125,6 +126,7 @@ DDP_MPI_HOOK(ddp_mpi_gather) {
     int64_t     bytes = count * (int64_t)mixp_dtype_size(dtype);
     if (why) return why;
     if (ddp_m.n == DDP_MPI_MOST || bytes > INT32_MAX) return "too much at once";
+    ddp_m.under_way[ddp_m.n] = MPI_REQUEST_NULL;
     why = ddp_mpi_says(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, data, (int)bytes, MPI_BYTE,
                                       MPI_COMM_WORLD, &ddp_m.under_way[ddp_m.n++]));
     return why ? why : ddp_mpi_wait(user, stream, seconds);

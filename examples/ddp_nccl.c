@@ -6,9 +6,10 @@
  * none may be there from a run before. Or define DDP_NCCL_MPI: MPI, started by you, does that.
  *
  * Sums run on a stream of their own while backward goes on. Nothing waits on the host, and captured
- * steps may hold them. A thread (-lpthread) watches: when a rank is gone, or sums are late (but for
+ * steps may hold them. A thread (-lpthread) watches: when a rank is gone, or a sum is late (but for
  * those of a replay), it ends all; what is on the GPU then is worth nothing, and the next hook says
- * so. Ask ddp_nccl_failed before you save a checkpoint.
+ * so. Ask ddp_nccl_failed before you save a checkpoint. NCCL itself waits without a limit until all
+ * ranks are there: start them by what ends all when one has ended (mpirun, srun).
  */
 #ifndef MIXPREC_H_INCLUDED
 #  include "../mixprec.h"
@@ -26,8 +27,10 @@ static struct ddp_nccl_state {
     ncclComm_t   comm;
     cudaStream_t stream;                /* of the sums */
     cudaEvent_t  ready, summed;         /* what they wait for, and what waits for them */
+    cudaEvent_t  watched;               /* behind one sum, the next after the last was seen done */
     pthread_t    watch;
     int          rank, device, over;    /* over: the program has ended the world */
+    int          watching;              /* 1: watched lies behind a sum; written atomically */
     double       seconds;
     const char  *why;                   /* the world has failed; read and written atomically */
 } ddp_n;
@@ -38,12 +41,35 @@ static const char *ddp_cuda_says(cudaError_t code)
 { return code == cudaSuccess ? NULL : cudaGetErrorString(code); }
 static const char *ddp_nccl_failed(void) { return __atomic_load_n(&ddp_n.why, __ATOMIC_SEQ_CST); }
 
-/* Ends all sums, once: the others learn of it from the engine. */
-static void ddp_nccl_stop(void *user, const char *why) {
+/* Ends all sums, once: the others learn of it from the engine. why: a constant. */
+static void ddp_nccl_fail(const char *why) {
     const char *none = NULL;
-    (void)user;
-    if (__atomic_compare_exchange_n(&ddp_n.why, &none, why ? "this rank failed" : "too late", 0,
-                                    __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) ncclCommAbort(ddp_n.comm);
+    if (__atomic_compare_exchange_n(&ddp_n.why, &none, why, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ncclCommAbort(ddp_n.comm);
+}
+static void ddp_nccl_stop(void *user, const char *why)
+{ (void)user, (void)why; ddp_nccl_fail("this rank failed"); }
+
+/* What was put on a stream is watched, unless a sum before it still is: a GPU that is always behind
+ * its host is not late. A recorded sum is none that runs. */
+static void ddp_nccl_note(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (__atomic_load_n(&ddp_n.watching, __ATOMIC_SEQ_CST)) return;
+    if (cudaStreamIsCapturing(stream, &status) || status != cudaStreamCaptureStatusNone) return;
+    if (cudaEventRecord(ddp_n.watched, stream) == cudaSuccess)
+        __atomic_store_n(&ddp_n.watching, 1, __ATOMIC_SEQ_CST);
+}
+
+/* A look every tenth of a second. */
+static void ddp_nccl_look(double *waited) {
+    ncclResult_t met = ncclSuccess;
+    int          was = __atomic_load_n(&ddp_n.watching, __ATOMIC_SEQ_CST);
+    int          late = was && cudaEventQuery(ddp_n.watched) == cudaErrorNotReady;
+    *waited = late ? *waited + 0.1 : 0;
+    if (was && !late) __atomic_store_n(&ddp_n.watching, 0, __ATOMIC_SEQ_CST);
+    ncclCommGetAsyncError(ddp_n.comm, &met);
+    if (met != ncclSuccess && met != ncclInProgress) ddp_nccl_fail(ncclGetErrorString(met));
+    else if (*waited > ddp_n.seconds) ddp_nccl_fail("another rank did not come in time");
 }
 
 static void *ddp_nccl_watch(void *unused) {
@@ -51,11 +77,7 @@ static void *ddp_nccl_watch(void *unused) {
     double                waited = 0;
     cudaSetDevice(ddp_n.device);
     while (!__atomic_load_n(&ddp_n.over, __ATOMIC_SEQ_CST) && !ddp_nccl_failed()) {
-        ncclResult_t met = ncclSuccess;
-        waited = cudaEventQuery(ddp_n.summed) == cudaErrorNotReady ? waited + 0.1 : 0;
-        ncclCommGetAsyncError(ddp_n.comm, &met);
-        if ((met != ncclSuccess && met != ncclInProgress) || waited > ddp_n.seconds)
-            ddp_nccl_stop(NULL, waited > ddp_n.seconds ? NULL : ncclGetErrorString(met));
+        ddp_nccl_look(&waited);
         nanosleep(&nap, NULL);
     }
     return unused;
@@ -73,7 +95,9 @@ static ncclDataType_t ddp_nccl_type(mixp_dtype dtype) {
         const char *why = ddp_nccl_failed();                                                      \
         char *own = (char *)data + (size_t)(ddp_n.rank * count) * mixp_dtype_size(dtype);         \
         (void)user, (void)seconds, (void)own;                                                     \
-        return why ? why : ddp_nccl_says(how(__VA_ARGS__, ddp_n.comm, (cudaStream_t)stream));     \
+        if (!why) why = ddp_nccl_says(how(__VA_ARGS__, ddp_n.comm, (cudaStream_t)stream));        \
+        if (!why) ddp_nccl_note((cudaStream_t)stream);                                            \
+        return why;                                                                               \
     }
 DDP_NCCL_HOOK(ddp_nccl_sum, ncclAllReduce, data, data, (size_t)count, ddp_nccl_type(dtype), ncclSum)
 DDP_NCCL_HOOK(ddp_nccl_max, ncclAllReduce, data, data, (size_t)count, ddp_nccl_type(dtype), ncclMax)
@@ -114,7 +138,7 @@ static const char *ddp_nccl_meet(ncclUniqueId *id, int rank, const char *path, d
         if (f) bad |= fclose(f);
         return bad || rename(part, path) ? "the file cannot be written" : NULL;
     }
-    while (!(f = fopen(path, "rb")) && time(NULL) <= until) nanosleep(&nap, NULL);
+    while (!why && !(f = fopen(path, "rb")) && time(NULL) <= until) nanosleep(&nap, NULL);
     if (!why && (!f || fread(id, sizeof *id, 1, f) != 1)) why = "rank 0 did not write the file";
     if (f) fclose(f);
 #endif
@@ -133,6 +157,7 @@ static mixp_ranks_desc ddp_nccl(int rank, int size, const char *path, double sec
     if (!*why) *why = ddp_cuda_says(cudaStreamCreateWithFlags(&n->stream, cudaStreamNonBlocking));
     if (!*why) *why = ddp_cuda_says(cudaEventCreateWithFlags(&n->ready, cudaEventDisableTiming));
     if (!*why) *why = ddp_cuda_says(cudaEventCreateWithFlags(&n->summed, cudaEventDisableTiming));
+    if (!*why) *why = ddp_cuda_says(cudaEventCreateWithFlags(&n->watched, cudaEventDisableTiming));
     n->seconds = seconds;
     if (!*why && pthread_create(&n->watch, NULL, ddp_nccl_watch, NULL)) *why = "no thread to watch";
     if (*why) return d;

@@ -274,6 +274,12 @@ typedef struct report_parser {
     int          has_step;
 } report_parser;
 
+/* U+0080 to U+009F, in UTF-8: a terminal takes one of them for ESC [. */
+static void report_tame(char *text) {
+    for (; *text; text++)
+        if ((unsigned char)text[0] == 0xC2 && (text[1] & 0xE0) == 0x80) text[0] = text[1] = '?';
+}
+
 /* A string, decoded in place; NULL when it is none. */
 static char *report_parse_string(report_parser *r) {
     char *start = r->p + 1, *to = start, *from = start;
@@ -285,13 +291,14 @@ static char *report_parse_string(report_parser *r) {
         else if (code == '\\') {
             int is_whole = from[1] == 'u' && strspn(from + 2, "0123456789abcdefABCDEF") >= 4;
             if (!is_whole || sscanf(from + 2, "%4x", &code) != 1 || code > 255) return NULL;
-            if ((code < 32 && code != '\n') || code == 127) code = '?';     /* a terminal may show it */
+            if (code < 32 ? code != '\n' : code >= 127 && code < 160) code = '?';  /* a terminal shows it */
             from += 5;
         }
         *to++ = (char)code;
     }
     r->p = from + 1;
     *to = '\0';
+    report_tame(start);
     return start;
 }
 

@@ -93,6 +93,8 @@ static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int
 
 typedef struct trainer {
     mixp_ranks_desc ranks;              /* size 0: there are none */
+    int             saves;              /* 1: this rank takes part in saves */
+    int             stopped;            /* of ranks that share states: 1: all have heard of a signal */
     config          c;
     const mixp_device *device;
     char            device_name[32];
@@ -113,6 +115,7 @@ typedef struct trainer {
     int             is_profiled;        /* 1: kernels are timed, for --profile or the report */
     int             lock;               /* descriptor of the folder's lock; -1 = none */
     int             locked_out;         /* 1: another run had the folder when ours began */
+    struct stat     loaded;             /* the checkpoint that is resumed from */
     int             save_failed, best_failed;   /* the newest save, and that of the best */
     int64_t         applied, streak;    /* steps applied; where a streak of skips began */
     int             warned;             /* 1: of divergence, in this streak */
@@ -364,12 +367,24 @@ static void note_step(trainer *t, double began, double loss) {
     look_for_divergence(t, &v, loss);
 }
 
+/* Ranks that share states save together, and so they stop together: where a loss is read, which waits
+ * for all in any case. */
+static void hear_of_signals(trainer *t) {
+    float        signal_here = stop_signal ? 1 : 0;
+    int64_t      one = 1;
+    mixp_tensor *all = mixp_input(t->ctx, MIXP_F32, 1, &one, &signal_here);
+    mixp_ranks_max(all);
+    t->stopped = mixp_item(all) > 0;
+    if (t->stopped && !stop_signal) stop_signal = SIGTERM;      /* rank 0 says which it was */
+}
+static int is_stopped(const trainer *t) { return t->ranks.shard ? t->stopped : stop_signal != 0; }
+
 static void train(trainer *t) {
     const config *c = &t->c;
     double        began = seconds_now();
     int64_t       first = t->step;
     if (!c->resume) validate_log_save(t, ABSENT);
-    while (t->step < c->steps && !stop_signal) {
+    while (t->step < c->steps && !is_stopped(t)) {
         int64_t next = t->step + 1;
         int     validates = next % c->eval_every == 0 || next == c->steps;
         int     logs = validates || next % c->log_every == 0;
@@ -379,6 +394,7 @@ static void train(trainer *t) {
         if (watches) mixp_optimizer_sample(t->opt);
         if (t->is_profiled && t->warm) profile_begin();
         loss = train_step(t, logs);
+        if (logs && t->ranks.shard) hear_of_signals(t);
         note_step(t, now, loss);
         profile_end();
         if (watches) report_watching(t->metrics, (double)t->step, t->ctx, t->opt);
@@ -405,7 +421,7 @@ static void train_or_validate(trainer *t) {
 
 static int finish(trainer *t, int trained) {
     const config *c = &t->c;
-    if (stop_signal) {
+    if (is_stopped(t)) {
         if (trained) save(t, CHECKPOINT);       /* who only looked has nothing new to save */
         return report_stop(t, trained);
     }
@@ -454,19 +470,30 @@ static int run(trainer *t) {
     return status;
 }
 
+/* Where a standard file is closed the next file that is opened would take its number, and what is
+ * printed would go there. What stands in for it cannot be used, as one that is closed. */
+static void hold_standard_files(void) {
+    for (int i = 0; i <= STDERR_FILENO; i++)
+        if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+            return;
+}
+
 int main(int argc, char **argv) {
     trainer t;
     char    warning[MIXP_MESSAGE_SIZE];
     int     status;
     memset(&t, 0, sizeof t);
     t.lock = -1;
+    hold_standard_files();
     read_options(&t.c, argc, argv);
     if (t.c.help) { print_help(); return fflush(stdout) != 0; }
     if (t.c.version) { printf("tiny_gpt %s\n", mixp_version()); return fflush(stdout) != 0; }
     if (mixp_self_check(warning, sizeof warning) != MIXP_OK)
         fprintf(stderr, "tiny_gpt: warning: %s\n", warning);
     t.program = argv[0];
+    t.saves = t.c.out[0] != '\0';
     t.ranks = start_ranks(&t.c, &argc, &argv);
+    if (t.ranks.rank && !t.ranks.shard) t.saves = 0;
     status = run(&t);
     free_trainer(&t);
     return end_ranks(&t.c, &t.ranks, status);

@@ -45,6 +45,18 @@ static void write_config(const trainer *t) {
     free(text);
 }
 
+/* Are the numbers of a run, which a checkpoint has brought, such as a run can have? */
+static mixp_result check_loaded(const trainer *t) {
+    const int64_t most = (int64_t)1 << 53;
+    int counts = t->step >= 0 && t->step <= most && t->last_skip >= 0 && t->last_skip <= most;
+    if (counts && t->best_step >= 0 && t->best_step <= t->step && !isnan(t->best_val))
+        return MIXP_OK;
+    return mixp_context_fail(t->ctx, MIXP_ERR_FORMAT,
+                             "no run has saved these: step %lld, last_skip %lld, best_step %lld, "
+                             "best_val %g", (long long)t->step, (long long)t->last_skip,
+                             (long long)t->best_step, t->best_val);
+}
+
 /* Everything that the next step depends on goes through this one list. */
 static mixp_result save_or_load(trainer *t, const char *file, int load) {
     char                  path[PATH_SPACE];
@@ -61,18 +73,19 @@ static mixp_result save_or_load(trainer *t, const char *file, int load) {
     in_folder(&t->c, file, path);
     if (!load) return mixp_checkpoint_save(path, &what);
     result = mixp_checkpoint_load(path, &what);
+    if (result == MIXP_OK) return check_loaded(t);
     if (result != MIXP_ERR_SHAPE) return result;
     values[2].name = "best_bits";       /* so version 0.1 called the bits of that double */
     values[2].dtype = MIXP_I64;
     if (mixp_checkpoint_load(path, &what) != MIXP_OK) return result;
     mixp_context_clear_error(t->ctx);
-    return MIXP_OK;
+    return check_loaded(t);
 }
 
 /* A full disk must not end a long training: the next save may work. */
 static void save(trainer *t, const char *file) {
     const char *why = "", *lost = ranks_failed(&t->ranks);
-    if (!t->c.out[0]) return;
+    if (!t->saves) return;
     if (lost) die(1, "a rank has failed: %s. Go on from the last checkpoint with --resume", lost);
     t->save_failed = save_or_load(t, file, 0) != MIXP_OK;
     if (!t->save_failed) return;
@@ -180,12 +193,26 @@ static void load_weights(trainer *t) {
     check(t, "reading --init");
 }
 
+/* The file that is resumed from, to be told from any other that is put in its place. */
+static void note_checkpoint(const trainer *t, struct stat *info) {
+    char path[PATH_SPACE];
+    memset(info, 0, sizeof *info);
+    if (in_folder(&t->c, t->c.from ? BEST : CHECKPOINT, path) && stat(path, info) != 0)
+        memset(info, 0, sizeof *info);
+}
+
+static int same_file(const struct stat *a, const struct stat *b) {
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_mtime == b->st_mtime;
+}
+
 static void resume(trainer *t) {
     const config    *c = &t->c;
     mixp_param_group groups[2], matrices;
     for (int g = 0; g < 2; g++) mixp_optimizer_group(t->opt, g, &groups[g]);
     if (t->muon) mixp_optimizer_group(t->muon, 0, &matrices);
     t->locked_out = !lock_folder(t, 0);     /* to sample from a run that goes on is fine */
+    note_checkpoint(t, &t->loaded);
     load_checkpoint(t);
     /* It brought the learning rate it was saved with: the options have the last word. */
     for (int g = 0; g < 2; g++) mixp_optimizer_set_group(t->opt, g, &groups[g]);
@@ -195,14 +222,27 @@ static void resume(trainer *t) {
     check(t, "resuming");
 }
 
+/* Makes sure that no run is lost: before its folder is locked, and once it is, for meanwhile
+ * another may have had it. */
+static void keep_checkpoint(const trainer *t) {
+    const config *c = &t->c;
+    struct stat   now;
+    char          path[PATH_SPACE];
+    if (c->resume) note_checkpoint(t, &now);
+    if (c->resume && !same_file(&now, &t->loaded))
+        die(1, "another tiny_gpt has trained in %s meanwhile: start again, to go on from there",
+            c->out);
+    if (!c->resume && !c->overwrite && !only_looks(t) && in_folder(c, CHECKPOINT, path))
+        die(1, "%s holds a checkpoint: continue it with --resume, choose another --out, or "
+               "replace it with --overwrite", c->out);
+}
+
 /* Loads the checkpoint, or makes sure that none is lost. Creates nothing. */
 static void resume_or_begin(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE];
     int           exists = c->out[0] && in_folder(c, c->from ? BEST : CHECKPOINT, path);
-    if (exists && !c->resume && !c->overwrite && !only_looks(t))
-        die(1, "%s holds a checkpoint: continue it with --resume, choose another --out, or "
-               "replace it with --overwrite", c->out);
+    if (exists && !c->resume) keep_checkpoint(t);
     if (c->resume && !exists)
         die(1, "no checkpoint in %s: leave out --resume to begin a run", c->out);
     if (c->resume) resume(t);
@@ -254,6 +294,7 @@ static void open_folder(trainer *t) {
     if (t->locked_out || !lock_folder(t, 1))
         die(1, "another tiny_gpt is training in %s: wait until it is done, or choose another "
                "--out", c->out);
+    keep_checkpoint(t);
     in_folder(c, "metrics.jsonl", path);
     metrics_header(t, header, sizeof header);
     if (c->resume) trim_metrics(t, path, header);

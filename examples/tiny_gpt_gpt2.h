@@ -79,16 +79,21 @@ static int is_copy_of_tokens(const gpt2_file *f, const gpt *m, const mixp_st_ent
            memcmp(e->data, tokens->data, e->bytes) == 0;
 }
 
-/* A tensor of the file that no tensor of the model takes is told: a layer too many, say. */
+/* A tensor of the file that no tensor of the model takes is told: a layer too many, say. Each of the
+ * model's is looked for once: a file may have a million masks. */
 static void gpt2_check_extra(const gpt2_file *f, const gpt *m, mixp_tensor *const *all, int64_t n) {
+    const mixp_st_entry **taken = (const mixp_st_entry **)malloc((size_t)n * sizeof *taken);
+    if (!taken) die(1, "out of memory");
+    for (int64_t k = 0; k < n; k++) taken[k] = gpt2_find(f, all[k]);
     for (int64_t i = 0; i < mixp_safetensors_count(f->tensors); i++) {
         const mixp_st_entry *e = mixp_safetensors_at(f->tensors, i);
         int64_t              k = 0;
-        while (k < n && gpt2_find(f, all[k]) != e) k++;
+        while (k < n && taken[k] != e) k++;
         if (k < n || is_mask(e->name) || is_copy_of_tokens(f, m, e)) continue;
         die(1, "%s: %s has no place in this model: check --layers, --bias and --head", f->path,
             e->name);
     }
+    free(taken);
 }
 
 /* Rounded to the dtype of the model's weights, once. */

@@ -60,6 +60,7 @@ typedef struct config {
     double  init_scale;
     int64_t eval_every, eval_batches, log_every, plant;
     int64_t resume, from, compare, eval_only, report, overwrite, quiet, threads, graph, profile;
+    int64_t shard;
     int64_t help, version;
     int64_t sample, top_k;
     double  temperature;
@@ -196,6 +197,8 @@ static const option options[] = {
      "what to train on; auto = a GPU when there is one"},
     {"ranks", TEXT, AT(ranks), "", 0, 15, "fork:N|mpi|nccl",
      "as many processes, each with a --batch of its own; rank 0 speaks"},
+    CHOICE_OPT("shard", shard, "off", "off|states|sums",
+               "each rank keeps a part of the optimizer's states; sums: and of the summed gradients"),
     FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
     WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
     FLAG_OPT("profile", profile, "at the end: where the time and memory of a step went"),
@@ -645,6 +648,7 @@ static void tell_idle_options(const config *c) {
     tell_idle(c, "top-k", c->sample > 0 && c->temperature == 0,
               "--temperature 0 takes the likeliest token");
     tell_idle(c, "retry", c->eval_only || c->compare, "no step is trained");
+    tell_idle(c, "shard", !c->ranks[0], "there is one rank; add --ranks");
 }
 
 /* can: whether the device has them. */

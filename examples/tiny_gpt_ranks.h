@@ -6,7 +6,8 @@
  *     mpirun -n 8 tiny_gpt --ranks nccl   a GPU each, built with -DTINY_GPT_NCCL and -lnccl
  *
  * Every rank reads the same options and takes --batch sequences of its own: N ranks train on what
- * one takes with N times --accumulate. Rank 0 alone speaks and writes files.
+ * one takes with N times --accumulate. Rank 0 alone speaks and writes files. With --shard all take part
+ * in a save, of which rank 0 writes the file, as one rank would: it goes on with any number of them.
  */
 #ifndef TINY_GPT_RANKS_H
 #define TINY_GPT_RANKS_H
@@ -72,6 +73,8 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     } else if (strcmp(c->ranks, "mpi") == 0) d = start_mpi(argc, argv);
     else if (strcmp(c->ranks, "nccl") == 0) d = start_nccl(c);
     else die(2, "--ranks \"%s\" is none of fork:N (N from 1 to %d), mpi, nccl", c->ranks, DDP_RANKS);
+    d.shard = c->shard > 0;
+    d.scatter = c->shard > 1;
     if (d.rank == 0) return d;
     c->quiet = 1;
     c->sample = 0;

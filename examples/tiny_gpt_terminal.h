@@ -32,29 +32,36 @@ static void hide_bar(void) {
     bar_shown = 0;
 }
 
+/* On stderr. Names in it may come from files: control characters do nothing to the terminal. */
+static void print_message(const char *before, const char *format, va_list args) {
+    char text[4096];
+    hide_bar();
+    fflush(stdout);
+    vsnprintf(text, sizeof text, format, args);
+    for (char *p = text; *p; p++) {
+        unsigned char c = (unsigned char)p[0], next = (unsigned char)p[1];
+        if (c == 0xC2 && next >= 0x80 && next < 0xA0) c = 0;    /* U+0080 to U+009F, in UTF-8 */
+        if (c == 0) p[0] = p[1] = '?';
+        else if ((c < 32 && c != '\n') || c == 127) *p = '?';
+    }
+    fprintf(stderr, "tiny_gpt: %s%s\n", before, text);
+}
+
 /* Every failure ends here, with a message that says what is wrong and what to do. */
 static void die(int status, const char *format, ...) {
     va_list args;
-    hide_bar();
-    fflush(stdout);
-    fputs("tiny_gpt: ", stderr);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    print_message("", format, args);
     va_end(args);
-    fputc('\n', stderr);
     exit(status);
 }
 
 /* Training goes on, but perhaps not as the user meant it. */
 static void warn(const char *format, ...) {
     va_list args;
-    hide_bar();
-    fflush(stdout);
-    fputs("tiny_gpt: warning: ", stderr);
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    print_message("warning: ", format, args);
     va_end(args);
-    fputc('\n', stderr);
 }
 
 static void say(const char *format, ...) {

@@ -26,7 +26,8 @@ enum Schedule { forward, reversed, permuted };
 static Schedule schedule = forward;
 static int  devices = 1, driver = 0, capability_major = 0, capability_minor = 0;
 static int  processors = 0, max_shared = 0;
-static bool eager = false, unaligned_algorithms = true, other_libm = false;
+static bool eager = false, unaligned_algorithms = true, other_libm = false, cut_sums = false;
+static bool old_loader = false;
 static bool host_sees_device = true, epilogues = true;
 static size_t library_version = 0;
 static int  first_algorithm = 0;
@@ -48,6 +49,7 @@ struct Region { size_t bytes; bool pinned; int device; };
 struct Machine {
     std::map<size_t, Region> memory;
     std::set<int> contexts;
+    std::set<std::pair<int, const void *>> loaded;
     long handles = 0;
     int  device = 0;
     cudaError_t last = cudaSuccess, sticky = cudaSuccess;
@@ -77,12 +79,13 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes, 
 /* Nobody counts: compute-sanitizer's memcheck does. */
 inline long leaks() { return 0; }
 
-/* Memory of the GPU that the host sees. */
+/* Memory of the GPU that the host sees. It is asked for in captures, too, where nobody may wait for
+ * the device. */
 inline void *managed_new(size_t bytes, void *) {
     void *p = nullptr;
-    if (cudaMallocManaged(&p, bytes, cudaMemAttachGlobal) == cudaSuccess)
-        cudaMemset(p, 0xFF, bytes);
-    cudaDeviceSynchronize();
+    if (cudaMallocManaged(&p, bytes, cudaMemAttachGlobal) != cudaSuccess) return nullptr;
+    cudaMemsetAsync(p, 0xFF, bytes, cudaStreamLegacy);
+    cudaStreamSynchronize(cudaStreamLegacy);
     return p;
 }
 inline void managed_back(void *p, void *) { cudaFree(p); }

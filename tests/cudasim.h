@@ -55,7 +55,14 @@
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <cublasLt.h>
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__)           /* gcc says it so, clang otherwise              */
+#  define CUDASIM_SANITIZED
+#elif defined(__has_feature)
+#  if __has_feature(address_sanitizer)
+#    define CUDASIM_SANITIZED
+#  endif
+#endif
+#ifdef CUDASIM_SANITIZED
 #  include <sanitizer/asan_interface.h>
 #  include <sanitizer/common_interface_defs.h>
 #endif
@@ -95,6 +102,10 @@ inline size_t check_wants = 0;              /* so many bytes more than there wer
 inline size_t library_version = 130100;     /* cuBLASLt's                                    */
 inline int first_algorithm = 0;             /* which of three its heuristic offers first     */
 inline bool other_libm = false;             /* kernels' expf and its like are a unit off     */
+inline bool cut_sums = false;               /* tensor cores cut sums off, as a GPU's do      */
+inline bool old_loader = false;             /* as before 12.3: none is loaded in a capture   */
+/* CUDASIM_ROUGH in the environment: both of numbers, in any program. */
+inline const bool rough = std::getenv("CUDASIM_ROUGH") && (other_libm = cut_sums = true);
 inline bool host_sees_device = true;        /* false: what is allocated is hidden from it    */
 #ifdef CUDASIM_ONE_NAN                      /* f32 arithmetic makes NaNs as a GPU does: see  */
 const bool one_nan = true;                  /* tests/canonical_nan.awk                       */
@@ -117,7 +128,7 @@ inline Count count;
     std::vfprintf(stderr, format, list);
     std::fputs("\n", stderr);
     va_end(list);
-    #if defined(__SANITIZE_ADDRESS__)
+    #ifdef CUDASIM_SANITIZED
     __sanitizer_print_stack_trace();
 #endif
     std::abort();
@@ -156,7 +167,7 @@ inline void change_context(Context &left, Context &next) { change_stacks(&left, 
 /* Six registers, where to return to, and nothing above it: aligned as after a call. */
 inline void begin_context(Context &c, char *stack, void (*run)()) {
     void **top = (void **)(((uintptr_t)stack + stack_bytes) & ~(uintptr_t)15);
-#if defined(__SANITIZE_ADDRESS__)       /* what the last thread on this stack did not return from */
+#ifdef CUDASIM_SANITIZED       /* what the last thread on this stack did not return from */
     __asan_unpoison_memory_region(stack + stack_bytes - 4096, 4096);
 #endif
     std::memset((void *)(top - 8), 0, 8 * sizeof *top);
@@ -229,14 +240,14 @@ inline Fiber *fiber;
 inline int lane() { return fiber->index % 32; }
 
 inline void yield(bool last) {
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef CUDASIM_SANITIZED
     __sanitizer_start_switch_fiber(last ? nullptr : &fiber->fake, block->scheduler_stack,
                                    block->scheduler_bytes);
 #else
     (void)last;
 #endif
     change_context(fiber->context, block->scheduler);
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef CUDASIM_SANITIZED
     __sanitizer_finish_switch_fiber(fiber->fake, nullptr, nullptr);
 #endif
 }
@@ -290,6 +301,7 @@ inline unsigned char (*meet(unsigned mask, const char *what, const void *data, s
 
 inline void thread_exit() {
     Warp &warp = block->warps[(size_t)fiber->index / 32];
+    if (!fiber->copies.empty()) fatal("a thread exits while copies of its are under way");
     fiber->done = true;
     warp.exited |= 1u << lane();
     for (auto &entry : warp.meetings)
@@ -300,7 +312,7 @@ inline void thread_exit() {
 }
 
 inline void thread_main() {
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef CUDASIM_SANITIZED
     __sanitizer_finish_switch_fiber(nullptr, &block->scheduler_stack, &block->scheduler_bytes);
 #endif
     (*block->body)();
@@ -359,14 +371,14 @@ inline void report_deadlock() {
 
 inline void resume(Fiber &f, char *stack) {
     fiber = &f;
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef CUDASIM_SANITIZED
     void *fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, stack, stack_bytes);
 #else
     (void)stack;
 #endif
     change_context(block->scheduler, f.context);
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef CUDASIM_SANITIZED
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
 }
@@ -473,6 +485,36 @@ inline double half_at(uint32_t pair, int high, bool bf16) {
     return bf16 ? (double)f : (double)__half2float(__half(h));
 }
 
+/* x without what lies below the last of f32's bits of a number as large as `largest`. */
+inline double cut_off(double x, double largest) {
+    int e;
+    std::frexp(largest, &e);
+    return std::ldexp(std::trunc(std::ldexp(x, 24 - e)), e - 24);
+}
+
+/* start + four terms, or fewer, as tensor cores add them: all are cut off where the largest ends,
+ * and so is their sum, towards 0. So found Fasi, Higham, Mikaitis and Pranesh on V100 (Numerical
+ * behavior of NVIDIA tensor cores, 2021); T4 and A100 keep more. */
+inline float cut_four(float start, const double *terms, int n) {
+    double largest = std::fabs((double)start), sum;
+    bool finite = std::isfinite(start);
+    for (int i = 0; i < n; i++) {
+        largest = std::fmax(largest, std::fabs(terms[i]));
+        finite = finite && std::isfinite(terms[i]);
+    }
+    if (!finite) {
+        for (int i = 0; i < n; i++) start += (float)terms[i];
+        return start;
+    }
+    sum = cut_off((double)start, largest);
+    for (int i = 0; i < n; i++) sum += cut_off(terms[i], largest);
+    return (float)cut_off(sum, std::fabs(sum));
+}
+inline float cut_sum(float start, const double *terms, int n) {
+    for (int i = 0; i < n; i += 4) start = cut_four(start, terms + i, n - i < 4 ? n - i : 4);
+    return start;
+}
+
 /* d += a b, of 16 x 16 and 16 x 8 elements, in the fragments that PTX prescribes. */
 inline void mma_m16n8k16(float *d, const uint32_t *a, const uint32_t *b, bool bf16) {
     uint32_t mine[6];
@@ -489,9 +531,9 @@ inline void mma_m16n8k16(float *d, const uint32_t *a, const uint32_t *b, bool bf
         columns[side][k] = half_at(y, k % 2, bf16);
     }
     for (int i = 0; i < 4; i++) {
-        double sum = 0.0;
-        for (int k = 0; k < 16; k++) sum += rows[i / 2][k] * columns[i % 2][k];
-        d[i] = (float)((double)d[i] + sum);
+        double sum = 0.0, terms[16];
+        for (int k = 0; k < 16; k++) sum += terms[k] = rows[i / 2][k] * columns[i % 2][k];
+        d[i] = cut_sums ? cut_sum(d[i], terms, 16) : (float)((double)d[i] + sum);
     }
 }
 
@@ -554,6 +596,7 @@ struct CUevent_st {
     CUstream_st *stream = nullptr;
     long asked = 0, done = 0;
     bool captured = false;                  /* recorded in a capture: nobody may look        */
+    int  device = 0;
     std::chrono::steady_clock::time_point when;     /* of the newest                          */
 };
 
@@ -572,7 +615,7 @@ struct Hidden {
 inline Hidden hidden;
 
 inline void poison(void *p, size_t bytes, bool on) {
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef CUDASIM_SANITIZED
     if (on) __asan_poison_memory_region(p, bytes);
     else __asan_unpoison_memory_region(p, bytes);
 #else
@@ -648,7 +691,8 @@ struct Machine {
     std::set<CUevent_st *> events;
     std::set<CUgraph_st *> graphs;
     std::set<CUgraphExec_st *> execs;
-    std::map<const void *, int> shared_limit;
+    std::map<std::pair<int, const void *>, int> shared_limit;   /* on each GPU               */
+    std::set<std::pair<int, const void *>> loaded;              /* kernels that are there    */
     long handles = 0;                       /* of cuBLASLt, descriptors included              */
     std::map<int, CUstream_st> legacy, per_thread;  /* the default streams of each GPU        */
     std::set<int> contexts;                 /* GPUs that have one                             */
@@ -829,10 +873,11 @@ inline cudaError_t release(void *p, bool pinned) {
  * look like an address just above a multiple of 2^32: that is none, a heap begins 16 bytes up. */
 inline bool bad_pointer(uint64_t p) {
     if (p < 0x10000 || p >> 47 || (uint32_t)p < 16) return false;
-    if (region((const void *)(uintptr_t)p)) return false;
+    if (const Region *r = region((const void *)(uintptr_t)p))   /* another GPU's is out of reach */
+        return !r->pinned && r->device != machine().device;
     for (auto &f : machine().freed)
         if (p >= f.first && p < f.first + f.second) return true;
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef CUDASIM_SANITIZED
     char name[8];
     void *at;
     size_t bytes;
@@ -860,7 +905,7 @@ template <class T, size_t n> bool bad_argument(const T (&array)[n])
 inline cudaError_t check_launch(const void *kernel, dim3 grid, dim3 size, size_t dynamic,
                                 size_t *limit) {
     Machine &m = machine();
-    auto it = m.shared_limit.find(kernel);
+    auto it = m.shared_limit.find({ m.device, kernel });
     *limit = it == m.shared_limit.end() ? 48 * 1024 : (size_t)it->second;
     if (*limit < 48 * 1024) *limit = 48 * 1024;
     if (!grid.x || !grid.y || !grid.z || !size.x || !size.y || !size.z ||
@@ -886,6 +931,11 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 size, size_t dynamic, c
     bool bad = (false || ... || bad_argument(arguments));
     if (bad && pointers_abort) fatal("a kernel was given a host pointer, or a freed one");
     need_context();
+    if (machine().loaded.insert({ machine().device, (const void *)kernel }).second && old_loader &&
+        s->graph) {
+        s->broken = true;
+        return result(cudaErrorStreamCaptureUnsupported);
+    }
     count.launches++;
     return enqueue(s, [=] {
         if (bad || (fault_at > 0 && --fault_at == 0)) {
@@ -1185,7 +1235,10 @@ inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mo
 }
 inline cudaError_t cudaDeviceSynchronize(void) {
     CUDASIM_LIVE();
-    if (cudasim::breaks_capture()) return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    if (CUstream_st *s = cudasim::capturing()) {    /* relaxed or not: it would wait for that */
+        s->broken = true;
+        return cudasim::result(cudaErrorStreamCaptureUnsupported);
+    }
     cudasim::count.waits++;
     cudasim::drain_all();
     return cudasim::result(cudaSuccess);
@@ -1241,6 +1294,7 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned) {
     *e = nullptr;
     if (cudasim::refused()) return cudasim::result(cudaErrorMemoryAllocation);
     *e = new CUevent_st;
+    (*e)->device = cudasim::machine().device;
     cudasim::machine().events.insert(*e);
     return cudaSuccess;
 }
@@ -1253,7 +1307,7 @@ inline cudaError_t cudaEventDestroy(cudaEvent_t e) {
 inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
     CUstream_st *s = cudasim::stream_of(stream);
     CUDASIM_LIVE();
-    if (!s) return cudasim::result(cudaErrorInvalidResourceHandle);
+    if (!s || s->device != e->device) return cudasim::result(cudaErrorInvalidResourceHandle);
     e->captured = s->graph != nullptr;
     if (e->captured) return cudaSuccess;
     long mark = ++e->asked;
@@ -1301,13 +1355,14 @@ inline cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute a,
     CUDASIM_LIVE();
     if (a != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     if (value < 0 || value > cudasim::max_shared) return cudasim::result(cudaErrorInvalidValue);
-    cudasim::machine().shared_limit[kernel] = value;
+    cudasim::machine().shared_limit[{ cudasim::machine().device, kernel }] = value;
     return cudaSuccess;
 }
 
-inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *) {
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *kernel) {
     CUDASIM_LIVE();
     cudasim::need_context();
+    cudasim::machine().loaded.insert({ cudasim::machine().device, kernel });
     std::memset((void *)a, 0, sizeof *a);
     a->maxThreadsPerBlock = 1024;
     return cudaSuccess;
@@ -1447,8 +1502,13 @@ inline bool has_vector(int e) {
            e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 
-/* Is this combination one that cuBLASLt's tables list? */
-inline cublasStatus_t check_product(Product &p) {
+/* What a call's descriptors say, copied; and is that a product that cuBLASLt's tables list? */
+inline cublasStatus_t read_product(Product &p, cublasLtMatmulDesc_t desc,
+                                   const cublasLtMatrixLayout_t (&of)[4]) {
+    Layout *const to[4] = { &p.A, &p.B, &p.C, &p.D };
+    p.d = *(Desc *)(void *)desc;
+    for (int i = 0; i < 4; i++) *to[i] = *(Layout *)(void *)of[i];
+
     bool same = p.A.type == p.B.type && p.C.type == p.D.type && type_bytes(p.A.type) &&
                 (p.D.type == p.A.type || p.D.type == CUDA_R_32F);
     bool compute = p.d.compute == CUBLAS_COMPUTE_32F ||
@@ -1537,8 +1597,11 @@ inline void multiply(const Product &p) {
                 for (uint64_t l = 0; l < p.k; l++) {
                     uint64_t at = p.ta ? l + i * (uint64_t)p.A.ld : i + l * (uint64_t)p.A.ld;
                     uint64_t bt = p.tb ? j + l * (uint64_t)p.B.ld : l + j * (uint64_t)p.B.ld;
-                    sum += get(p.a, p.A.type, z * stride_of(p.A) + (int64_t)at) *
-                           get(p.b, p.B.type, z * stride_of(p.B) + (int64_t)bt);
+                    double term = get(p.a, p.A.type, z * stride_of(p.A) + (int64_t)at) *
+                                  get(p.b, p.B.type, z * stride_of(p.B) + (int64_t)bt);
+                    sum = !cut_sums                 ? sum + term
+                          : p.A.type == CUDA_R_32F ? (double)(float)(sum + term)
+                                                   : (double)cut_sum((float)sum, &term, 1);
                 }
                 int64_t o = (int64_t)(i + j * (uint64_t)p.D.ld) + z * stride_of(p.D);
                 int64_t c = (int64_t)(i + j * (uint64_t)p.C.ld) + z * stride_of(p.C);
@@ -1548,6 +1611,11 @@ inline void multiply(const Product &p) {
             }
     if (p.epilogue == CUBLASLT_EPILOGUE_BGRADB) column_sums(p);
 }
+
+/* Of the three algorithms: what each needs of the workspace. */
+const size_t needs[] = { 4u << 20, 64u << 10, 0 };
+inline bool is_known(const cublasLtMatmulAlgo_t *algo)
+{ return algo && algo->data[0] >= 0x51 && algo->data[0] <= 0x53; }
 
 inline bool is_aligned(const void *p, uint64_t to) { return (uintptr_t)p % to == 0; }
 
@@ -1657,17 +1725,13 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
         cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
         cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int asked,
         cublasLtMatmulHeuristicResult_t *results, int *found) {
-    static const size_t needs[] = { 4u << 20, 64u << 10, 0 };
     static const int keys[] = { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES };
     const cudasim::Attributes &prefers = *(cudasim::Attributes *)(void *)preference;
     cudasim::Product p{};
     *found = 0;
-    p.d = *(cudasim::Desc *)(void *)desc;
-    p.A = *(cudasim::Layout *)(void *)a; p.B = *(cudasim::Layout *)(void *)b;
-    p.C = *(cudasim::Layout *)(void *)c; p.D = *(cudasim::Layout *)(void *)d;
-    cublasStatus_t status = cudasim::check_product(p);
+    cublasStatus_t status = cudasim::read_product(p, desc, { a, b, c, d });
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (cudasim::capturing()) return CUBLAS_STATUS_INTERNAL_ERROR;
     if (cudasim::heuristic_says != CUBLAS_STATUS_SUCCESS) return cudasim::heuristic_says;
@@ -1681,14 +1745,14 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     }
     for (int n = 0; n < 3 && *found < asked; n++) {
         int i = (n + cudasim::first_algorithm) % 3;
-        if (needs[i] > room) continue;
+        if (cudasim::needs[i] > room) continue;
         cublasLtMatmulHeuristicResult_t &r = results[(*found)++];
         std::memset((void *)&r, 0, sizeof r);
         r.algo.data[0] = 0x51u + (unsigned)i;
         r.algo.data[1] = packed;
         r.algo.data[2] = p.bias ? cudasim::alignment_of(p.bias) : 1;
         r.algo.data[3] = p.aux ? cudasim::alignment_of(p.aux) : 1;
-        r.workspaceSize = needs[i];
+        r.workspaceSize = cudasim::needs[i];
         r.state = CUBLAS_STATUS_SUCCESS;
         r.wavesCount = 1.0f;
     }
@@ -1700,43 +1764,37 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDe
         cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
         cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo,
         cublasLtMatmulHeuristicResult_t *result) {
-    static const size_t needs[] = { 4u << 20, 64u << 10, 0 };
     cudasim::Product p{};
-    p.d = *(cudasim::Desc *)(void *)desc;
-    p.A = *(cudasim::Layout *)(void *)a; p.B = *(cudasim::Layout *)(void *)b;
-    p.C = *(cudasim::Layout *)(void *)c; p.D = *(cudasim::Layout *)(void *)d;
-    cublasStatus_t status = cudasim::check_product(p);
+    cublasStatus_t status = cudasim::read_product(p, desc, { a, b, c, d });
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     cudasim::count.checks++;
     if (cudasim::check_says != CUBLAS_STATUS_SUCCESS) return cudasim::check_says;
-    if (!algo || algo->data[0] < 0x51 || algo->data[0] > 0x53) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!cudasim::is_known(algo)) return CUBLAS_STATUS_INVALID_VALUE;
     for (int i = 0; i < 4; i++) {
         uint64_t to = algo->data[1] >> 16 * i & 0xFFFFu;
         if (!to || (to & (to - 1))) return CUBLAS_STATUS_INVALID_VALUE;
     }
     std::memset((void *)result, 0, sizeof *result);
     result->algo = *algo;
-    result->workspaceSize = needs[algo->data[0] - 0x51] + cudasim::check_wants;
+    result->workspaceSize = cudasim::needs[algo->data[0] - 0x51] + cudasim::check_wants;
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha,
-        const void *A, cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b,
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t desc,
+        const void *alpha, const void *A, cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b,
         const void *beta, const void *C, cublasLtMatrixLayout_t c, void *D,
         cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo, void *workspace, size_t room,
         cudaStream_t stream) {
-    static const size_t needs[] = { 4u << 20, 64u << 10, 0 };
     cudasim::Product p{};
-    p.d = *(cudasim::Desc *)(void *)desc;
-    p.A = *(cudasim::Layout *)(void *)a; p.B = *(cudasim::Layout *)(void *)b;
-    p.C = *(cudasim::Layout *)(void *)c; p.D = *(cudasim::Layout *)(void *)d;
-    cublasStatus_t status = cudasim::check_product(p);
+    cublasStatus_t status = cudasim::read_product(p, desc, { a, b, c, d });
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (!algo || algo->data[0] < 0x51 || algo->data[0] > 0x53) return CUBLAS_STATUS_INVALID_VALUE;
-    size_t need = needs[algo->data[0] - 0x51];
+    if (!cudasim::is_known(algo)) return CUBLAS_STATUS_INVALID_VALUE;
+    size_t need = cudasim::needs[algo->data[0] - 0x51];
     p.a = A; p.b = B; p.c = C; p.out = D;
     std::memcpy(&p.alpha, alpha, 4);
     std::memcpy(&p.beta, beta, 4);
+    if (lt && *(int *)lt != cudasim::machine().device)      /* it is made for one GPU         */
+        return CUBLAS_STATUS_ARCH_MISMATCH;
     if (need > room || (need && (!cudasim::on_device(workspace, need) ||
                                  !cudasim::is_aligned(workspace, 256))))
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -1759,7 +1817,10 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc
     if (cudasim::has_aux(p.epilogue) && !cudasim::is_aligned(p.aux, algo->data[3]))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (cudasim::batch_of(p.D) > 65535) return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (cudasim::refused_products > 0 && cudasim::refused_products--) return cudasim::refused_with;
+    if (cudasim::refused_products > 0 && cudasim::refused_products--) {
+        cudasim::result(cudaErrorInvalidValue);     /* a kernel of its own could not be launched */
+        return cudasim::refused_with;
+    }
     cudasim::count.products++;
     cudasim::count.joined += cudasim::is_joined(p.epilogue);
     cudasim::count.algorithm = (int)algo->data[0] - 0x51;
@@ -1791,6 +1852,7 @@ inline float nudged(float y) {
 }   /* namespace cudasim */
 
 #define expf(x)      cudasim::nudged((expf)(x))
+#define log2f(x)     cudasim::nudged((log2f)(x))
 #define logf(x)      cudasim::nudged((logf)(x))
 #define log1pf(x)    cudasim::nudged((log1pf)(x))
 #define tanhf(x)     cudasim::nudged((tanhf)(x))

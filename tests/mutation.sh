@@ -80,6 +80,13 @@ plant foreign_capture      'a capture of the program is not noticed' \
 plant other_context        'a context is left on another GPU' \
     cuda no_context_on_other_gpus 's/ && has_context(before)//'
 
+plant graph_freed          'a graph is freed in a capture, where nothing can be' \
+    cuda captures 's/if (k.state.*abandon_capture(x);//'
+plant mirrors_turn         'what is written to a mirror does not show' \
+    cuda peeks 's/= ++\*/= */'
+plant load_recorded        'an old driver loads a kernel in a capture' \
+    cuda old_drivers 's/return cuda.*;/(void)attributes; return cudaSuccess;/'
+
 # --- elementwise ---------------------------------------------------------------------------
 plant convert_aside        'convert in place: no copy aside' \
     cuda test_convert_in_place 's/if (in_place/if (0 \&\& in_place/'
@@ -180,6 +187,8 @@ plant heuristic_failed     'gemm: a failure of the heuristic is taken for a refu
     cuda_gemm test_failures 's/!is_refusal(e)/0/'
 plant product_refused      'gemm: what cuBLASLt takes back ends the run' \
     cuda_gemm test_refused 's/e = CUBLAS_STATUS_SUCCESS;/return MIXP_ERR_DEVICE;/'
+plant forget_refusal       'gemm: an error of the program goes with a refusal' \
+    cuda_gemm test_refused 's/if (before == cudaSuccess) //'
 plant sums_add             'gemm: sums that add are overwritten' \
     cuda_products test_sums 's/!k.sums.accumulate/true/'
 plant choice_taken         'gemm: nobody looks at the choices' \
@@ -202,6 +211,10 @@ plant attention_copy       'attention: a copy is not waited for' \
     cuda_attention test_long 's/wait<1>/wait<2>/'
 plant attention_tile       'attention: a tile is overwritten in its use' \
     cuda_attention test_long 's/__syncthreads();//'
+plant forward_left         'attention: a block without keys leaves a copy on its way' \
+    cuda_attention_apart test_padding 's/cp_async_wait<0>();//'
+plant backward_left        'attention: keys that nobody sees leave a copy on its way' \
+    cuda_attention_apart test_padding 's/cp_async_wait<0>();//'
 plant attention_row_sum    'attention: a step of the rows sum is missing' \
     cuda_attention test_tensor_32 's/sum += .*;//'
 plant attention_back_mask  'attention: the causal mask of dK and dV' \
@@ -235,7 +248,7 @@ plant attention_plain      'attention in f32: no barrier for the values' \
 plant look_least           'look: a tie counts as the smallest subnormal' \
     cuda_guard look 's/v < at.least/v <= at.least/'
 plant note_bad             'a loss that is not finite goes unnoticed' \
-    cuda_guard forgive 's/\*bad = 1;//'
+    cuda_guard forgive 's/\*bad = 1;/;/'
 plant collect              'what was posted is not waited for' \
     cuda_guard what_was_found_arrives_late 's/cudaEventSynchronize(.*), "collect"/cudaSuccess, "collect"/'
 

@@ -9,7 +9,7 @@
 #   tests/mutation_c.sh -n              only sees that each changes its line
 #
 # Builds are unoptimised and without SIMD, for the code of every instruction set is one text; _simd
-# behind a program's name builds it with all of them.
+# behind a program's name builds it with all of them, _avx512 where the machine has that.
 . tests/check.sh
 . tests/plants.sh
 unset MIXPREC_TEST_QUICK
@@ -145,7 +145,7 @@ plant normal             factor  tensors     test_init_moments_and_repeatability
 plant view_aligned       drop    tensors     test_bad_shapes_and_arguments
 plant region_refused     swap    autocast    test_regions_nest_and_restore
 plant region_no_grad     logic   autocast    test_blocks_on_one_line
-plant region_pushed      drop    autocast    test_bad_regions
+plant region_pushed      always  autocast    test_bad_regions
 plant region_pop         turn    autocast    test_open_and_close
 plant region_leave       sign    autocast    test_regions_nest_and_restore
 plant region_told        drop    autocast    test_blocks_left_open_are_told_and_closed
@@ -204,8 +204,13 @@ plant inside_operator    always  hostile     operator_calls_what_it_must_not
 plant attention_rank     zero    hostile     ranks_drop_as_steps_do
 plant overlap            turn    hostile     views_that_overlap
 plant failed             turn    hostile     errors_cleared_at_once
+plant settle_walked      always  borders     an_evaluation_explains_no_skip
 plant recycled           yes     hostile     tensors_of_an_earlier_step
+plant printable          never   borders     no_control_character_of_a_name_is_told
 plant capture_twice      zero    hostile     capture_within_a_capture
+plant capture_undo       drop    orders      a_capture_that_fails
+plant views_once         never   orders      views_are_summed_once
+plant agree_graded       zero    ranks       other_parameters
 plant checked_lose       never   free        test_a_verdict_without_it
 plant block_join         never   block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge
@@ -274,6 +279,13 @@ plant vector_m_value     factor  states_simd test_same_bytes
 plant vector_floor       drop    states_simd test_same_bytes
 plant vector_v_inf       drop    states_simd test_same_bytes
 plant vector_v_none      drop    states_simd test_same_bytes
+plant vector_v_top       drop    states_simd test_same_bytes
+plant bytes_tiny         zero    state_bytes_avx512 test_every_code
+plant bytes_usual        turn    state_bytes_avx512 test_every_code
+plant bytes_bad          logic   state_bytes_avx512 test_every_code
+plant bytes_large        drop    state_bytes_avx512 test_every_code
+plant bytes_place        drop    state_bytes_avx512 test_every_code
+plant vector_draw        drop    formats_simd stochastic_is_reproducible
 plant vector_master_16   sign    states_simd test_same_bytes
 plant vector_kept        sign    states_simd test_same_bytes
 plant vector_master_8    sign    states_simd test_same_bytes
@@ -285,8 +297,9 @@ flags='-std=c99 -D_GNU_SOURCE -O0 -w -include tests/checked.h -Itests -I.'
 # build DIR PROGRAM: DIR holds the header that is tested; it and the test are one piece of text.
 build() {
     case $2 in checkpoint) ;; *) echo '#define MIXPREC_IMPLEMENTATION' ;; esac >"$1/main.c"
-    echo "#include \"tests/test_${2%_simd}.c\"" >>"$1/main.c"
-    case $2 in amx|*_simd) simd= ;; *) simd=-DMIXPREC_NO_SIMD ;; esac
+    name=${2%_simd}
+    echo "#include \"tests/test_${name%_avx512}.c\"" >>"$1/main.c"
+    case $2 in amx|*_simd|*_avx512) simd= ;; *) simd=-DMIXPREC_NO_SIMD ;; esac
     $CC "-I$1" $flags $simd "$1/main.c" -lm -o "$1/$2"
 }
 run() ( MIXPREC_TEST_ONLY=$3; export MIXPREC_TEST_ONLY; cd "$tmp" && $guard "$1/$2" )
@@ -319,7 +332,7 @@ simd=$(grep -c -m 1 -E 'avx2|asimd' /proc/cpuinfo 2>/dev/null)
 awk -v seed="$seed" -v share="$share" -v names="$names" -v avx512="${avx512:-0}" -v simd="${simd:-0}" '
     BEGIN { srand(seed) }
     { draw = rand() * share < 1
-      if ($3 == "amx" && !avx512) next
+      if (($3 == "amx" || $3 ~ /_avx512$/) && !avx512) next
       if ($3 ~ /_simd$/ && !simd) next
       if (names == "" ? draw : index(names, " " $1 " ")) print }' "$tmp/plants" >"$tmp/drawn"
 used() {

@@ -268,6 +268,8 @@ static void products(void) {
     PRODUCT(k.n = -1, MIXP_ERR_ARGUMENT, "a size is negative");
     PRODUCT(k.k = -1, MIXP_ERR_ARGUMENT, "a size is negative");
     PRODUCT(k.batch = -1, MIXP_ERR_ARGUMENT, "a size is negative");
+    PRODUCT(k.batch = 0, MIXP_ERR_ARGUMENT, "batch is 0: nothing would be done; 1 for one product");
+    PRODUCT(k.alpha = 0, MIXP_ERR_ARGUMENT, "alpha is 0: nothing would be multiplied; 1 for a b alone");
     PRODUCT(k.stride_a = -1, MIXP_ERR_ARGUMENT, "a stride is negative");
     PRODUCT(k.stride_b = -1, MIXP_ERR_ARGUMENT, "a stride is negative");
     PRODUCT(k.stride_c = -1, MIXP_ERR_ARGUMENT, "a stride is negative");
@@ -352,7 +354,7 @@ static void operators(void) {
     APPLIED(op.name = NULL, 1, 1, "are missing");
     APPLIED(op.infer = NULL, 1, 1, "are missing");
     APPLIED(op.forward = NULL, 1, 1, "are missing");
-    APPLIED(op.attrs_size = 4, 1, 1, "are missing");
+    APPLIED(op.attrs_size = 4, 1, 1, "attrs is NULL, and its row says attrs_size 4");
     APPLIED((void)0, 0, 0, "odd: 0 inputs");
     APPLIED((void)0, MIXP_MAX_INPUTS + 1, 1, "inputs, of which 1 required");
     APPLIED((void)0, 1, -1, "1 inputs, of which -1 required");
@@ -789,6 +791,8 @@ static void checkpoints(void) {
     REFUSED(ctx, mixp_checkpoint_save(NULL, &c), MIXP_ERR_ARGUMENT, "path is NULL");
     CHECK_INT(mixp_checkpoint_load_weights("x", NULL, NULL), MIXP_ERR_ARGUMENT);
     REFUSED(ctx, mixp_checkpoint_load_weights(NULL, ctx, NULL), MIXP_ERR_ARGUMENT, "path is NULL");
+    CHECK_INT(mixp_checkpoint_save_weights("x", NULL), MIXP_ERR_ARGUMENT);
+    REFUSED(ctx, mixp_checkpoint_save_weights(NULL, ctx), MIXP_ERR_ARGUMENT, "path is NULL");
     mixp_context_free(other);
     mixp_context_free(ctx);
 }

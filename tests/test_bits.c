@@ -259,8 +259,50 @@ static void test_fused(void) {
 #endif
 }
 
+#if !defined(__FAST_MATH__)
+static void fused_double_is(double x, double y, double z, double want) {
+    const double got = mixpi_fma_by_hand(x, y, z);
+    if (mixp_bits_of_f64(got) == mixp_bits_of_f64(want)) return;
+    test_bad++;
+    TEST_SHOW("%a * %a + %a is %a, not %a", x, y, z, got, want);
+}
+/* A number of either sign, of 2^-range to 2^range. */
+static double draw_double(uint32_t *s, int range) {
+    const uint64_t fraction = (uint64_t)draw(s) << 20 ^ draw(s) >> 4, sign = draw(s) >> 31;
+    const int exponent = (int)(draw(s) >> 8) % (2 * range + 1) - range;
+    return mixp_f64_of_bits(sign << 63 | (uint64_t)(1023 + exponent) << 52 | fraction);
+}
+#endif
+
+/* The same of doubles; and what schedules and spikes take is rounded once on each machine. */
+static void test_fused_doubles(void) {
+#if defined(__FAST_MATH__)
+    SKIP("fast-math leaves no bits to promise");
+#elif defined(__FP_FAST_FMA)
+    SKIP("products may be joined with sums in what this machine does not need");
+#else
+    uint32_t s = 5;
+    int i;
+    fused_double_is(0x1.0000000000001p+0, 0x1.0000000000001p+0, -0x1.0000000000002p+0, 0x1p-104);
+    fused_double_is(0x1.0000000000001p+0, 0x1p-53, 1.0, 0x1.0000000000001p+0);  /* past a tie */
+    fused_double_is(0x1.fffffffffffffp-1, 0x1p-53, 1.0, 1.0);                   /* before it */
+    fused_double_is(0x1.0000000000001p+0, 0x1p-53, 0x1.0000000000001p+0, 0x1.0000000000002p+0);
+    fused_double_is(0x1.8p+0, 0x1p-53, -1.0, -0x1.ffffffffffffep-1);         /* to even */
+    fused_double_is(3.0, -1.0, 3.0, 0.0);
+    fused_double_is(0.0, 5.0, 1.5, 1.5);
+    for (i = 0; i < 200000; i++) {
+        double x = draw_double(&s, 40), y = draw_double(&s, 40), z;
+        if (i % 4 == 0) x = (double)(float)x, y = (double)(float)y;     /* many products are ties */
+        z = i % 8 == 1 ? -x * y : x * y * draw_double(&s, 60);
+        fused_double_is(x, y, z, mixpi_fma(x, y, z));
+        if (!FUSED_TWICE) fused_double_is(x, y, z, fma(x, y, z));
+    }
+#endif
+}
+
 int main(void) {
     RUN(test_fused);
+    RUN(test_fused_doubles);
     RUN(test_elementwise);
     RUN(test_rows);
     RUN(test_products);

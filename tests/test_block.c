@@ -102,6 +102,8 @@ static void test_training_from_a_block(void) {
 static void test_how_much_it_needs(void) {
     training t = train(block, BLOCK, 3);
     size_t need = mixp_context_memory(t.ctx).block, used;
+    char block_of[40];
+    const char *why;
     CHECK(need > 1000 && need < 300000);
     mixp_context_free(t.ctx);
     t = train(block, need, 30);
@@ -110,7 +112,10 @@ static void test_how_much_it_needs(void) {
     CHECK_INT(used, need);              /* a step after the first takes nothing */
     mixp_context_free(t.ctx);
     t = train(block, need - 64, 3);
-    CHECK_INT(mixp_context_error(t.ctx, NULL), MIXP_ERR_MEMORY);
+    CHECK_INT(mixp_context_error(t.ctx, &why), MIXP_ERR_MEMORY);
+    snprintf(block_of, sizeof block_of, "of a block of %zu; ", need - 64);
+    CHECK_TEXT(why, block_of);
+    CHECK_TEXT(why, "mixp_context_memory(ctx).block says how many");
     mixp_context_free(t.ctx);
     t = train(block + 1, need + 63, 3);
     CHECK_INT(mixp_context_error(t.ctx, NULL), MIXP_OK);
@@ -200,6 +205,9 @@ static void test_what_is_refused(void) {
     memset(&d, 0, sizeof d);
     d.why = &why;
     d.memory = block;
+    CHECK(mixp_context_new(&d) == NULL);
+    CHECK_TEXT(why, "memory_bytes is too small");
+    d.memory_bytes = 700;                               /* a block, but no context */
     CHECK(mixp_context_new(&d) == NULL);
     CHECK_TEXT(why, "memory_bytes is too small");
     d.memory_bytes = BLOCK;

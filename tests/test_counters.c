@@ -100,6 +100,14 @@ static mixp_result load_changed(problem *p, const change *changes, int n) {
 }
 
 /* The file is one that a long run would have written. */
+/* A load that is good, or one that is refused, and says so. */
+static void loads(problem *p, mixp_result got, int good, const char *told) {
+    const char *why;
+    CHECK_INT(got, good ? MIXP_OK : MIXP_ERR_FORMAT);
+    CHECK_INT(mixp_context_error(p->ctx, &why), got);
+    if (!good) CHECK_TEXT(why, told);
+    mixp_context_clear_error(p->ctx);
+}
 static void load_with(problem *p, const change *changes, int n)
 { CHECK_INT(load_changed(p, changes, n), MIXP_OK); }
 
@@ -335,12 +343,8 @@ static void windows_without_numbers(void) {
     problem_make(&p, &adamw, NULL);
     for (i = 0; i < 3; i++) {
         change c = { "optimizer.0.spike.window", 0, 0 };
-        const char *why;
         memcpy(&c.whole, &bits[i], sizeof c.whole);
-        CHECK_INT(load_changed(&p, &c, 1), MIXP_ERR_FORMAT);
-        mixp_context_error(p.ctx, &why);
-        CHECK_TEXT(why, "'optimizer.0.spike.window' is out of range");
-        mixp_context_clear_error(p.ctx);
+        loads(&p, load_changed(&p, &c, 1), 0, "'optimizer.0.spike.window' is out of range");
     }
     problem_free(&p);
 }
@@ -391,6 +395,15 @@ static void random_numbers_by_step(void) {
     }
 }
 
+/* A guard that looks at one step in `every`, 0 = as many as it does by itself, and has room for one site. */
+static void guard_one_site(problem *p, int every) {
+    mixp_guard_desc guard;
+    memset(&guard, 0, sizeof guard);
+    guard.every = every;
+    guard.max_sites = 1;
+    CHECK_INT(mixp_guard_start(p->ctx, &guard), MIXP_OK);
+}
+
 /* A guard that looked for the last time very long ago looks at the next step. */
 static void a_guard_that_waited(void) {
     static const int64_t shape[1] = { 4 };
@@ -398,15 +411,11 @@ static void a_guard_that_waited(void) {
     const change changes[] = { { "mixprec.guard.since", INT32_MAX, 0 },
                                { "mixprec.guard.barren", INT32_MAX, 0 } };
     mixp_adamw_desc adamw = plain_adamw();
-    mixp_guard_desc guard;
     mixp_site_info site;
     problem p;
     int step;
     problem_make(&p, &adamw, NULL);
-    memset(&guard, 0, sizeof guard);
-    guard.every = 3;
-    guard.max_sites = 1;
-    CHECK_INT(mixp_guard_start(p.ctx, &guard), MIXP_OK);
+    guard_one_site(&p, 3);
     load_with(&p, changes, 2);
     for (step = 0; step < 4; step++) {
         CHECK_INT(mixp_guard_due(p.ctx), step % 3 == 0);
@@ -488,13 +497,9 @@ static void a_part_is_no_more_than_all(void) {
     seven_steps(&p);
     for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         change c = { NULL, 0, 0 };
-        const char *why;
         c.name = rows[i].part;
         c.whole = rows[i].most + 1;
-        CHECK_INT(load_changed(&p, &c, 1), MIXP_ERR_FORMAT);
-        CHECK_INT(mixp_context_error(p.ctx, &why), MIXP_ERR_FORMAT);
-        CHECK_TEXT(why, rows[i].told);
-        mixp_context_clear_error(p.ctx);
+        loads(&p, load_changed(&p, &c, 1), 0, rows[i].told);
         CHECK_INT(saved(&p, rows[i].part), rows[i].other);
         c.whole = rows[i].most;
         load_with(&p, &c, 1);
@@ -518,11 +523,7 @@ static void steps_are_the_sum(void) {
         const change changes[] = { { "optimizer.0.steps", rows[i].steps, 0 },
                                    { "optimizer.0.applied", rows[i].applied, 0 },
                                    { "optimizer.0.skipped", rows[i].skipped, 0 } };
-        const char *why;
-        CHECK_INT(load_changed(&p, changes, 3), rows[i].good ? MIXP_OK : MIXP_ERR_FORMAT);
-        mixp_context_error(p.ctx, &why);
-        if (!rows[i].good) CHECK_TEXT(why, "'optimizer.0.steps' is ");
-        mixp_context_clear_error(p.ctx);
+        loads(&p, load_changed(&p, changes, 3), rows[i].good, "'optimizer.0.steps' is ");
     }
     problem_free(&p);
 }
@@ -556,21 +557,14 @@ static void sites_of_a_file(void) {
         { { 0, -1, 0, 0 }, 0 }, { { 0, (1 << 30) + 1, 0, 0 }, 0 }, { { 0, 0, -1, 0 }, 0 },
         { { 0, 0, INT32_MAX, 0 }, 0 }, { { 0, 0, 0, 2 }, 0 }, { { 0, 0, 0, -1 }, 0 } };
     mixp_adamw_desc adamw = plain_adamw();
-    mixp_guard_desc guard;
     problem p;
     size_t i;
     problem_make(&p, &adamw, NULL);
-    memset(&guard, 0, sizeof guard);
-    guard.max_sites = 1;
-    CHECK_INT(mixp_guard_start(p.ctx, &guard), MIXP_OK);
+    guard_one_site(&p, 0);
     for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const char *why;
         CHECK_INT(mixp_checkpoint_save(path, &p.all), MIXP_OK);
         sites_put(rows[i].state);
-        CHECK_INT(mixp_checkpoint_load(path, &p.all), rows[i].good ? MIXP_OK : MIXP_ERR_FORMAT);
-        mixp_context_error(p.ctx, &why);
-        if (!rows[i].good) CHECK_TEXT(why, "'mixprec.guard.states' is out of range");
-        mixp_context_clear_error(p.ctx);
+        loads(&p, mixp_checkpoint_load(path, &p.all), rows[i].good, "'mixprec.guard.states' is out of range");
     }
     problem_free(&p);
 }

@@ -307,6 +307,8 @@ static void a_graph_replays_the_step(void) {
     Model a, b;
     mixp_graph *graph;
     cudasim::Count before = cudasim::count;
+    cudasim::machine().loaded.clear();      /* what is recorded has run before, and so is loaded */
+    cudasim::old_loader = true;
     model_open(&a, gpu(), MIXP_F16, 1, 16777216.0f);
     model_open(&b, gpu(), MIXP_F16, 1, 16777216.0f);
     a.dropout = b.dropout = 0.2f;
@@ -320,6 +322,7 @@ static void a_graph_replays_the_step(void) {
     train(&a);
     graph = mixp_capture_end(a.ctx);
     CHECK(graph != NULL);
+    cudasim::old_loader = false;
     fine(&a);
     cudasim::eager = true;
     before = cudasim::count;

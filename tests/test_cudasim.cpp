@@ -239,8 +239,8 @@ static void global_overrun(void) {
 }
 
 void wide_load(float *out, const float *in, int from) {
-    float4 v = *(const float4 *)(const void *)(in + from);
-    if (threadIdx.x == 0) *out = v.x;
+    const float4 *v = (const float4 *)(const void *)(in + from);    /* clang asks at a member */
+    if (threadIdx.x == 0) *out = v->x + v->w;
 }
 static void misaligned(void) {
     float *out = (float *)device(sizeof(float)), *in = (float *)device(8 * sizeof(float));
@@ -358,6 +358,7 @@ template <bool fault> void pipeline(float *out, const float *in) {
         sum += s[i % 2 * 128 + (127 - l)];
         __syncthreads();
     }
+    cudasim::cp_async_wait(0);
     out[l] = sum;
 }
 static void asynchronous_copies(void) {
@@ -369,6 +370,35 @@ static void asynchronous_copies(void) {
     CHECK(std::isnan(out[2]));
     cudaFree(in);
     cudaFree(out);
+}
+
+template <bool fault> void leaves_early(float *out, const float *in) {
+    SHARED(float, s, 128);
+    cudasim::cp_async(s + 4 * threadIdx.x, in, 16, 16);
+    cudasim::cp_async_commit();
+    if (!fault) cudasim::cp_async_wait(0);
+    out[threadIdx.x] = 1.0f;
+}
+static void copies_left(void) {
+    float *in = (float *)device(16), *out = (float *)device(32 * sizeof(float));
+    run(leaves_early<false>, 1, 32, out, in);
+    CHECK_INT(dies("copies of its are under way", [&] {
+        run(leaves_early<true>, 1, 32, out, in);
+    }), 1);
+    cudaFree(in);
+    cudaFree(out);
+}
+
+/* Tensor cores keep 24 bits of the largest term, and cut off; towards 0, whatever the sign. */
+static void sums_cut_off(void) {
+    const double small[4] = { 1.0, 0x1p-24, 0x1p-24, 0x1p-24 }, pair[2] = { 0x1p-23, 0x1p-24 };
+    const double inf[2] = { INFINITY, 1.0 }, none[2] = { INFINITY, -INFINITY };
+    CHECK(cudasim::cut_sum(0.0f, small, 4) == 1.0f);
+    CHECK(cudasim::cut_sum(1.0f, pair, 2) == 1.0f + 0x1p-23f);
+    CHECK(cudasim::cut_sum(-1.0f, pair, 2) == -(1.0f - 0x1p-23f));
+    CHECK(cudasim::cut_sum(3.0f, small + 1, 3) == 3.0f);
+    CHECK(cudasim::cut_sum(1.0f, inf, 2) == INFINITY);
+    CHECK(std::isnan(cudasim::cut_sum(0.0f, none, 2)));
 }
 
 /* --- the runtime ------------------------------------------------------------------------- */
@@ -516,6 +546,59 @@ static void relaxed_captures(void) {
     cudaGraphDestroy(graph);
     cudaFree(p);
     cudaStreamDestroy(s);
+}
+
+/* The device is not waited for in a capture, relaxed or not; old drivers load no kernel there. */
+static void forbidden_in_captures(void) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaFuncAttributes about;
+    cudaStream_t s;
+    cudaGraph_t graph;
+    float *p = (float *)device(128);
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+    CHECK_INT(cudaDeviceSynchronize(), cudaErrorStreamCaptureUnsupported);
+    CHECK_INT(cudaStreamEndCapture(s, &graph), cudaErrorStreamCaptureInvalidated);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudasim::machine().loaded.clear();
+    cudasim::old_loader = true;
+    for (int loaded = 0; loaded < 2; loaded++) {
+        if (loaded) CHECK_INT(cudaFuncGetAttributes(&about, (const void *)add_one), cudaSuccess);
+        cudasim::machine().loaded.erase({ 0, loaded ? NULL : (const void *)add_one });
+        cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+        CHECK_INT(cudasim::launch(add_one, 1, 32, 0, s, p),
+                  loaded ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
+        CHECK_INT(cudaStreamEndCapture(s, &graph),
+                  loaded ? cudaSuccess : cudaErrorStreamCaptureInvalidated);
+        if (loaded) cudaGraphDestroy(graph);
+    }
+    cudasim::old_loader = false;
+    cudaGetLastError();
+    cudaStreamDestroy(s);
+    cudaFree(p);
+}
+
+/* Memory, events and what a kernel may have belong to one GPU. */
+static void other_gpus(void) {
+    cudaEvent_t e;
+    float *p = (float *)device(128);
+    CHECK_INT(cudaEventCreateWithFlags(&e, cudaEventDisableTiming), cudaSuccess);
+    CHECK_INT(cudaFuncSetAttribute((const void *)touch_dynamic,
+        cudaFuncAttributeMaxDynamicSharedMemorySize, 50000), cudaSuccess);
+    cudasim::devices = 2;
+    CHECK_INT(cudaSetDevice(1), cudaSuccess);
+    float *q = (float *)device(128);
+    CHECK_INT(cudaEventRecord(e, NULL), cudaErrorInvalidResourceHandle);
+    CHECK_INT(cudasim::launch(touch_dynamic, 1, 32, 50000, NULL, q), cudaErrorInvalidValue);
+    CHECK_INT(dies("host pointer", [&] { run(add_one, 1, 32, p); }), 1);
+    run(add_one, 1, 32, q);
+    cudaFree(q);
+    CHECK_INT(cudaSetDevice(0), cudaSuccess);
+    cudasim::devices = 1;
+    cudaGetLastError();
+    cudaEventDestroy(e);
+    cudaFree(p);
 }
 
 /* Pinned memory is the host's in the eyes of a copy; a context is made by what needs one. */
@@ -707,11 +790,15 @@ int main(void) {
     RUN(hidden_memory);
     RUN(tensor_cores);
     RUN(asynchronous_copies);
+    RUN(copies_left);
+    RUN(sums_cut_off);
     RUN(launch_limits);
     RUN(streams_and_captures);
     RUN(implicit_order);
     RUN(events);
     RUN(relaxed_captures);
+    RUN(forbidden_in_captures);
+    RUN(other_gpus);
     RUN(kinds_and_contexts);
     RUN(failures);
     RUN(attributes);

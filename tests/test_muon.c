@@ -298,6 +298,42 @@ static void test_states(void) {
     }
 }
 
+/* Momentum of clipped gradients, whose factor is no power of two, bit by bit: a product that feeds a
+ * difference is rounded by itself, whatever compiler, flags and instructions there are. */
+static void test_momentum_to_the_bit(void) {
+    static float g[COUNT], want[COUNT], got[COUNT];
+    const float rest = (float)(1.0 - 0.95);
+    mixp_context *ctx;
+    int isa, i, step;
+    EACH_ISA(isa, ctx) {
+        mixp_muon_desc d = mixp_muon_defaults();
+        mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *grad = mixp_param(ctx, "g", MIXP_F32, 2, shape);
+        mixp_optimizer *opt;
+        d.max_norm = 1;
+        d.iterations = 1;
+        opt = mixp_muon_new(ctx, &d);
+        CHECK_INT(mixp_optimizer_add(opt, w, grad), MIXP_OK);
+        memset(want, 0, sizeof want);
+        random_state = 3;
+        for (step = 0; step < 3; step++) {
+            float factor;
+            for (i = 0; i < COUNT; i++) g[i] = (float)random_value();
+            CHECK_INT(mixp_write(grad, g, MIXP_F32, COUNT), MIXP_OK);
+            CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+            factor = mixp_optimizer_verdict(opt).clip;
+            CHECK(factor < 0.1f && factor > 0.001f);
+            for (i = 0; i < COUNT; i++) {
+                const volatile float product = g[i] * factor;
+                const volatile float way = product - want[i];
+                want[i] = mixpi_fmaf(rest, way, want[i]);
+            }
+        }
+        CHECK_INT(mixp_optimizer_read(opt, w, MIXP_STATE_M, got, COUNT), MIXP_OK);
+        if (!FAST_MATH) CHECK(memcmp(got, want, sizeof got) == 0);
+        mixp_context_free(ctx);
+    }
+}
+
 /* --- memory, errors ---------------------------------------------------------------------------- */
 
 static void test_steps_allocate_nothing(void) {
@@ -374,6 +410,7 @@ int main(void) {
     RUN(test_skipped_means_untouched);
     RUN(test_resume);
     RUN(test_states);
+    RUN(test_momentum_to_the_bit);
     RUN(test_steps_allocate_nothing);
     RUN(test_missing_gradient);
     RUN(test_errors);

@@ -353,9 +353,84 @@ static void edges_are_as_in_torch(void) {
     }
 }
 
+/* Of t queries, keys and values of width 2: y, dq, dk, dv, one after the other. */
+typedef struct covered { int t, keys; float q[4], k[8], v[8], dy[4], number; } covered;
+
+static void attend_covered(mixp_context *c, const covered *p, float *out) {
+    int64_t queries[3] = { 1, p->t, 2 }, keys[3] = { 1, p->keys, 2 };
+    int64_t scores[2] = { p->t, p->keys };
+    float mask[8] = { 0 };
+    mixp_attention_desc desc;
+    mixp_tensor *in[3], *y;
+    int i;
+    for (i = p->keys; i < p->t * p->keys; i++) mask[i] = p->number;
+    memset(&desc, 0, sizeof desc);
+    desc.heads = 1;
+    CHECK_INT(mixp_step_begin(c), MIXP_OK);
+    in[0] = mixp_input(c, MIXP_F32, 3, queries, p->q);
+    in[1] = mixp_input(c, MIXP_F32, 3, keys, p->k);
+    in[2] = mixp_input(c, MIXP_F32, 3, keys, p->v);
+    desc.mask = mixp_input(c, MIXP_F32, 2, scores, mask);
+    for (i = 0; i < 3; i++) mixp_tensor_set_requires_grad(in[i], 1);
+    y = mixp_attention_apply(c, in[0], in[1], in[2], &desc);
+    CHECK_INT(mixp_read(y, out, MIXP_F32, 4), MIXP_OK);
+    y = mixp_mul(c, y, mixp_input(c, MIXP_F32, 3, queries, p->dy));
+    CHECK_INT(mixp_backward(c, mixp_sum(c, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(in[0]->grad, out + 4, MIXP_F32, 4), MIXP_OK);
+    CHECK_INT(mixp_read(in[1]->grad, out + 8, MIXP_F32, 8), MIXP_OK);
+    CHECK_INT(mixp_read(in[2]->grad, out + 16, MIXP_F32, 8), MIXP_OK);
+}
+
+/* The second query is covered whole, by -1e9 or by f32's lowest number: both alike. */
+static void covered_queries_are_as_in_torch(void) {
+    static const float want[24] = {
+        0.7420434951782227f, -0.8204864859580994f, 0.8125f, 0.375f,
+        0.6715087294578552f, -0.3845396637916565f, -4.226067543029785f, 5.27015495300293f,
+        0.35465729236602783f, 4.846996307373047f, -0.2435515820980072f, -0.8643066883087158f,
+        -0.5780472755432129f, -7.270942211151123f, 0.4669414162635803f, 3.288252592086792f,
+        0.630486786365509f, 1.8695132732391357f, 0.5588962435722351f, 1.9411038160324097f,
+        1.1405084133148193f, 1.3594915866851807f, 0.6701086163520813f, 1.8298914432525635f
+    };
+    covered p = { 2, 4, { 1, -0.5f, 0.25f, 2 }, { 0.5f, 1, -1, 0.25f, 2, -0.5f, 0.75f, 0.75f },
+                  { 1, 2, -1, 0.5f, 0.25f, -2, 3, 1 }, { 1, -1, 0.5f, 2 }, -1e9f };
+    float got[24];
+    int isa, again, i;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        mixp_context *c = context_on(isa);
+        if (!c) continue;
+        for (again = 0; again < 2; again++) {
+            p.number = again ? -3.40282347e38f : -1e9f;
+            attend_covered(c, &p, got);
+            for (i = 0; i < 24; i++) CHECK_NEAR(got[i], want[i], 2e-6);
+        }
+        mixp_context_free(c);
+    }
+}
+
+/* At an Inf a slope is its limit, where PyTorch's is NaN. */
+static void check_limits(mixp_context *c, mixp_tensor *(*f)(mixp_context *, mixp_tensor *)) {
+    float x[2] = { HUGE_VALF, -HUGE_VALF }, y[2], slope[2];
+    evaluate(c, f, 2, x, y, slope);
+    CHECK(slope[0] == 1.0f && slope[1] == 0.0f);
+}
+
+static void slopes_at_inf_are_limits(void) {
+    int isa;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        mixp_context *c = context_on(isa);
+        if (!c) continue;
+        check_limits(c, mixp_gelu);
+        check_limits(c, mixp_gelu_tanh);
+        check_limits(c, mixp_silu);
+        mixp_context_free(c);
+    }
+}
+
 int main(void) {
     RUN(entropy_with_an_offset);
     RUN(edges_are_as_in_torch);
+    RUN(covered_queries_are_as_in_torch);
+    RUN(slopes_at_inf_are_limits);
     RUN(swiglu_of_two_columns);
     RUN(tanh_is_odd_and_near);
     RUN(same_bits_of_tanh);

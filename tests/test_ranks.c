@@ -7,10 +7,28 @@
  */
 #define _POSIX_C_SOURCE 200809L         /* kill */
 #include "mixprec.h"
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+/* What the adapter writes texts by: a rank may be killed in the middle of one. */
+static int dies_writing;
+static int write_text(char *to, size_t room, const char *format, ...) {
+    va_list values;
+    int n;
+    va_start(values, format);
+    n = vsnprintf(to, dies_writing ? room / 20 : room, format, values);
+    va_end(values);
+    if (dies_writing) raise(SIGKILL);
+    return n;
+}
+#undef snprintf
+#define snprintf write_text
 #include "../examples/ddp_fork.c"
+#undef snprintf
+
 #include "test.h"
 #include "leave.h"
-#include <signal.h>
 
 enum { VOCAB = 11, WIDTH = 24, ROWS = 16, PARAMS = 6, MOST = 4, STEPS = 5 };
 
@@ -47,6 +65,7 @@ typedef struct plan {
     double          plant_value;        /* 0 = Inf */
     int             unscaled;           /* 1: gradients are unscaled and clipped by calls of their own */
     int             cut_at;             /* the hooks' call that fails on rank 1, from 1; 0 = none */
+    int             cut_kills;          /* 1: it kills rank 1 */
     int             muon;               /* 1: it has the matrices, AdamW the rest */
     int             guard;              /* one step in so many is sampled; 0 = no guard */
     int             guard_pins;         /* 1: no site may fall back, and two skips are too many */
@@ -269,8 +288,12 @@ static void scatter_later(mixp_ranks_desc *d) {
 }
 
 /* Hooks of which one call fails. */
-static int cut_calls, cut_at;
-static const char *cut(const char *why) { return ++cut_calls == cut_at ? "the cable is cut" : why; }
+static int cut_calls, cut_at, cut_kills;
+static const char *cut(const char *why) {
+    if (++cut_calls != cut_at) return why;
+    if (cut_kills) raise(SIGKILL);
+    return "the cable is cut";
+}
 #define CUT(name, hook)                                                                               \
     static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,    \
                             double seconds) {                                                         \
@@ -336,6 +359,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     if (p->scatter == 2) scatter_later(&given);
     if (p->patience > 0 && ranks->rank == 0) given.sum = impatient_sum;
     if (p->cut_at) cut_cable(&given, ranks->rank == 1 ? p->cut_at : -1);
+    cut_kills = p->cut_kills;
     if (odd == ODD_SIZE) given.size++;
     model_open(&m, p, &given, odd);
     model_add(&m);
@@ -1072,6 +1096,39 @@ static void any_hook_fails(void) {
     for (i = 0; i < SITES; i++) CHECK_TEXT(seen[i] ? sites[i] : "never seen", sites[i]);
 }
 
+/* A rank that is killed at whichever call: the other hears that it is gone, and ends as failed. */
+static void dies_at_any_call(void) {
+    char path[64];
+    plan p = plan_of(2);
+    int way, calls;
+    snprintf(path, sizeof path, "ranks.dies.%d.tmp", (int)getpid());
+    p.shard = 1;
+    p.guard = 2;
+    p.bucket = 20000;
+    p.checkpoint = path;
+    for (way = 0; way < 3; way++) {
+        p.scatter = way;
+        p.cut_at = 1 << 20;
+        p.cut_kills = 0;
+        remove(path);
+        calls = run(&p, 2)[1].calls;
+        CHECK(calls > 20);
+        p.cut_kills = 1;
+        for (p.cut_at = 1 + way; p.cut_at <= calls; p.cut_at += 4) {
+            result *got = results();
+            int status = 0;
+            remove(path);
+            CHECK(waitpid(start(&p, 2, got), &status, 0) > 0);
+            CHECK(WIFEXITED(status));
+            CHECK_INT(WEXITSTATUS(status), 1);
+            CHECK_INT(got[0].code, MIXP_ERR_RANKS);
+            CHECK_TEXT(got[0].text, "rank 1 is gone");
+            CHECK_INT(got[1].done, 0);
+        }
+    }
+    remove(path);
+}
+
 static void late_rank(void) {
     plan p = plan_of(4);
     result *got;
@@ -1527,6 +1584,189 @@ static void asks_no_more(void) {
     CHECK_INT(status, 0);
 }
 
+/* A world of `size` ranks, each of which does fn; what rank 0 returns. */
+static int world_of(int size, int (*fn)(const mixp_ranks_desc *)) {
+    int status = 0;
+    pid_t root;
+    fflush(stdout);
+    root = fork();
+    if (root == 0) {
+        mixp_ranks_desc ranks = ddp_fork(size);
+        alarm(HANGS);
+        leave(fn(&ranks));
+    }
+    CHECK(waitpid(root, &status, 0) > 0);
+    CHECK(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* Rank 1 is killed while it writes why it stops: nobody waits for the end of that text. */
+static int one_dies_telling(const mixp_ranks_desc *ranks) {
+    float x = 1;
+    const char *why;
+    dies_writing = ranks->rank == 1;
+    if (ranks->rank == 1) ranks->stop(ranks->user, "it has failed");
+    why = ranks->sum(ranks->user, &x, 1, MIXP_F32, NULL, 1e9);
+    CHECK_TEXT(why ? why : "", "rank 1 is gone");
+    return ddp_wait(test_bad != 0) == 1 && !test_bad ? 5 : 1;
+}
+static void dies_telling(void) { CHECK_INT(world_of(3, one_dies_telling), 5); }
+
+/* Where the program was started with SIGCHLD ignored, a rank's death is seen all the same, and that it
+ * did not end well. */
+static int one_dies_unseen(const mixp_ranks_desc *ranks) {
+    float x = 1;
+    const char *why;
+    if (ranks->rank) raise(SIGKILL);
+    why = ranks->sum(ranks->user, &x, 1, MIXP_F32, NULL, 1e9);
+    CHECK_TEXT(why ? why : "", "rank 1 is gone");
+    return ddp_wait(0) == 1 && !test_bad ? 5 : 1;
+}
+static void ignored_children(void) {
+    struct sigaction ignore;
+    memset(&ignore, 0, sizeof ignore);
+    ignore.sa_handler = SIG_IGN;
+    fflush(stdout);
+    if (fork() == 0) {                      /* what ignores it is a process of its own */
+        sigaction(SIGCHLD, &ignore, NULL);
+        {
+            mixp_ranks_desc ranks = ddp_fork(2);
+            alarm(HANGS);
+            leave(one_dies_unseen(&ranks));
+        }
+    }
+    {
+        int status = 0;
+        CHECK(wait(&status) > 0);
+        CHECK(WIFEXITED(status));
+        CHECK_INT(WEXITSTATUS(status), 5);
+    }
+}
+
+/* A child of the program that is no rank is left to the program: it is not waited for, and how it ends
+ * is not how ranks end. What was printed before is printed once. */
+static void children_of_the_program(void) {
+    int gate[2], text[2], status = 0;
+    char got[64];
+    ssize_t n;
+    pid_t root;
+    CHECK_INT(pipe(gate), 0);
+    CHECK_INT(pipe(text), 0);
+    fflush(stdout);
+    root = fork();
+    if (root == 0) {
+        pid_t other = fork();
+        char end;
+        FILE *out = fdopen(text[1], "w");
+        if (other == 0) {
+            close(gate[1]);
+            leave(read(gate[0], &end, 1) == 0 ? 3 : 4);     /* until the gate is closed */
+        }
+        fputs("once;", out);
+        {
+            mixp_ranks_desc ranks = ddp_fork(2);
+            alarm(HANGS);
+            fclose(out);
+            if (ranks.rank) leave(ddp_wait(0));
+            status = ddp_wait(0);
+        }
+        close(gate[0]);
+        close(gate[1]);
+        CHECK_INT(status, 0);
+        CHECK_INT(waitpid(other, &status, 0), other);
+        CHECK_INT(WEXITSTATUS(status), 3);
+        leave(test_bad != 0);
+    }
+    close(gate[0]);
+    close(gate[1]);
+    close(text[1]);
+    CHECK(waitpid(root, &status, 0) > 0);
+    CHECK_INT(status, 0);
+    n = read(text[0], got, sizeof got - 1);
+    got[n > 0 ? n : 0] = '\0';
+    CHECK(strcmp(got, "once;") == 0);
+    close(text[0]);
+}
+
+/* --- ranks that go apart -------------------------------------------------------------------------- */
+
+static mixp_result no_update(const mixp_exec *x, const mixp_update_args *k) {
+    (void)x, (void)k;
+    return MIXP_ERR_DEVICE;
+}
+
+/* Two parameters as large as a range, and a loss of one of them; rank 1 is odd in the second step. */
+static int two_steps(const mixp_ranks_desc *given, int goes_apart, int fails, result *out) {
+    static const int64_t n[1] = {256};
+    mixp_kernels kernels = *mixp_cpu()->kernels;
+    mixp_device device = *mixp_cpu();
+    mixp_ranks_desc ranks = *given;
+    mixp_context_desc d;
+    mixp_tensor *p[2];
+    mixp_optimizer *opt;
+    mixp_context *ctx;
+    const char *text;
+    int i, step, odd = ranks.rank == 1;
+    memset(&d, 0, sizeof d);
+    device.kernels = &kernels;
+    ranks.seconds = PATIENCE;
+    ranks.bucket_bytes = 1;
+    d.ranks = &ranks;
+    d.threads = 1;
+    d.device = &device;
+    ctx = mixp_context_new(&d);
+    opt = mixp_sgd_new(ctx, NULL);
+    for (i = 0; i < 2; i++) {
+        p[i] = mixp_param(ctx, i ? "b" : "a", MIXP_F32, 1, n);
+        mixp_optimizer_add(opt, p[i], NULL);
+    }
+    for (step = 0; step < 3 && mixp_context_error(ctx, NULL) == MIXP_OK; step++) {
+        mixp_tensor *loss;
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        loss = mixp_sum(ctx, step ? p[odd && goes_apart] : mixp_add(ctx, p[0], p[1]), MIXP_ALL, 0);
+        if (mixp_backward(ctx, loss) != MIXP_OK) break;
+        if (odd && fails && step) kernels.update = no_update;
+        if (mixp_optimizer_step(opt) != MIXP_OK) break;
+        out->step = step;
+    }
+    out->code = mixp_context_error(ctx, &text);
+    snprintf(out->text, sizeof out->text, "%s", text);
+    memcpy(out->weights, p[0]->data, 1024);
+    memcpy(out->weights + 1024, p[1]->data, 1024);
+    out->done = 1;
+    if (odd) AWAIT(out[-1].done);           /* its end tells nothing that it has not told */
+    mixp_context_free(ctx);
+    return ddp_wait(0);
+}
+
+static result *apart;
+static int other_loss(const mixp_ranks_desc *ranks) { return two_steps(ranks, 1, 0, &apart[ranks->rank]); }
+static int fails_in_a_step(const mixp_ranks_desc *ranks) { return two_steps(ranks, 0, 1, &apart[ranks->rank]); }
+
+/* Sums of as many elements, but of other parameters: no sum can tell, the step does, and nothing moves. */
+static void other_parameters(void) {
+    int r;
+    apart = results();
+    CHECK_INT(world_of(2, other_loss), 0);
+    for (r = 0; r < 2; r++) {
+        CHECK_INT(apart[r].code, MIXP_ERR_RANKS);
+        CHECK_INT(apart[r].step, 0);
+        CHECK_TEXT(apart[r].text, "ranks differ: other parameters have gradients on rank 1 than on rank 0");
+        CHECK(memcmp(apart[r].weights, apart[0].weights, 2048) == 0);
+    }
+}
+
+/* A rank whose step fails after all have agreed, and which lives on, says so: the other does not wait
+ * until its time is up. */
+static void a_step_that_fails(void) {
+    apart = results();
+    CHECK_INT(world_of(2, fails_in_a_step), 0);
+    CHECK_INT(apart[1].code, MIXP_ERR_DEVICE);
+    CHECK_INT(apart[0].code, MIXP_ERR_RANKS);
+    CHECK_TEXT(apart[0].text, "rank 1 stopped: ");
+}
+
 /* --- a rank that is killed ---------------------------------------------------------------------- */
 
 /* kill -9 of one of four ranks at some moment of a run of `steps`: the others end with an error, and
@@ -1605,6 +1845,7 @@ int main(void) {
     RUN(refused_at_the_start);
     RUN(refused_later);
     RUN(any_hook_fails);
+    RUN(dies_at_any_call);
     RUN(late_rank);
     RUN(descriptions);
     RUN(failing_hook);
@@ -1618,6 +1859,11 @@ int main(void) {
     RUN(sums_of_yours);
     RUN(ends);
     RUN(asks_no_more);
+    RUN(dies_telling);
+    RUN(ignored_children);
+    RUN(children_of_the_program);
+    RUN(other_parameters);
+    RUN(a_step_that_fails);
     RUN(killed_rank);
     return test_report();
 }

@@ -20,6 +20,7 @@ static struct {
     void   *data[2];            /* of who is there */
     int64_t count[2];
     int     arrived, meetings, gone;
+    int     stopped;            /* 1: rank 0 has said that it fails */
 } room;
 
 static void leave_room(void) {
@@ -86,7 +87,8 @@ static const char *all_gather(void *user, void *data, int64_t count, mixp_dtype 
     return meet(user, data, count, dtype, join_pieces);
 }
 static void stop(void *user, const char *why) {
-    (void)user, (void)why;
+    (void)why;
+    if (*(const int *)user == 0) room.stopped = 1;
     leave_room();
 }
 
@@ -99,6 +101,7 @@ typedef struct rank {
     int             number;
     way             how;
     mixp_result     error;      /* the first that it was told */
+    const char     *met;        /* by a call in which ranks meet; NULL = by none */
     char            text[200];
     float           weights[2 * D];
 } rank;
@@ -114,6 +117,14 @@ typedef struct training {
 
 /* Nothing was said yet. */
 static int fine(const training *t) { return t->ctx && mixp_context_error(t->ctx, NULL) == MIXP_OK; }
+
+/* A call in which the other rank waits for this one. */
+#define MEET(t, r, call)                                                                             \
+    do {                                                                                          \
+        if (!fine(t)) break;                                                                      \
+        call;                                                                                     \
+        if (!fine(t)) (r)->met = #call;                                                           \
+    } while (0)
 
 static void training_ranks(mixp_ranks_desc *d, rank *r) {
     memset(d, 0, sizeof *d);
@@ -173,29 +184,30 @@ static void training_make(training *t, rank *r) {
     t->all.n_optimizers = 1;
 }
 
-static void training_walk(training *t, const rank *r, int walk) {
+static void training_walk(training *t, rank *r, int walk) {
     static const int64_t shape[2] = { ROWS, D };
     float x[ROWS * D];
     mixp_tensor *h = NULL;
     int i;
     for (i = 0; i < ROWS * D; i++) x[i] = 0.125f * (float)((i * 7 + 3 * r->number + walk) % 11 - 5);
-    mixp_step_begin(t->ctx);
+    MEET(t, r, mixp_step_begin(t->ctx));
     if (fine(t) && r->how == APART) mixp_ranks_hold(t->ctx, walk == 0);
     MIXP_AUTOCAST(t->ctx, MIXP_F16) {
         h = mixp_linear(t->ctx, mixp_input(t->ctx, MIXP_F32, 2, shape, x), t->w, t->bias);
         h = mixp_linear(t->ctx, mixp_gelu(t->ctx, h), t->v, NULL);
     }
     h = mixp_mean(t->ctx, mixp_mul(t->ctx, h, h), MIXP_ALL, 0);
-    if (fine(t)) mixp_backward(t->ctx, mixp_scaler_scale(t->scaler, h));
+    h = mixp_scaler_scale(t->scaler, h);
+    MEET(t, r, mixp_backward(t->ctx, h));
 }
 
-static void training_step(training *t, const rank *r, int careful) {
+static void training_step(training *t, rank *r, int careful) {
     int walk = r->how == APART ? 0 : 1;
     for (; walk < 2 && fine(t); walk++) training_walk(t, r, walk);
-    if (fine(t) && careful) mixp_scaler_unscale(t->scaler, t->opt);
-    if (fine(t) && careful) mixp_clip_grad_norm(t->opt, 0.5);
-    if (fine(t)) mixp_scaler_step(t->scaler, t->opt);
-    if (fine(t)) mixp_scaler_update(t->scaler);
+    if (careful) MEET(t, r, mixp_scaler_unscale(t->scaler, t->opt));
+    if (careful) MEET(t, r, mixp_clip_grad_norm(t->opt, 0.5));
+    MEET(t, r, mixp_scaler_step(t->scaler, t->opt));
+    MEET(t, r, mixp_scaler_update(t->scaler));
     if (fine(t)) mixp_zero_grad(t->opt);
 }
 
@@ -249,6 +261,11 @@ static int run_refused(way how, long from, long most) {
         !strstr(ranks[1].text, "rank 0 could not")) {       /* write the file */
         CHECK(hit == 0);
         TEST_SHOW("request %ld, %s: the other rank says %s", from, requests.what, ranks[1].text);
+    }
+    if (ranks[0].met && !room.stopped) {
+        CHECK(ranks[0].met == NULL);
+        TEST_SHOW("request %ld, %s, in %s: the other rank would wait until its time is up", from,
+                  requests.what, ranks[0].met);
     }
     if (!hit) {
         CHECK_INT(ranks[0].error, MIXP_OK);

@@ -172,7 +172,7 @@ missing=
 for o in data val-data vocab bias dtype level layers heads width activation norm positions qk-norm head zero-init optimizer muon-lr loss retry export vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
-         temperature top-k prompt threads quiet preset config device ranks graph profile no-master help version; do
+         temperature top-k prompt threads quiet preset config device ranks shard graph profile no-master help version; do
     grep -q -- "  --$o" help || missing="$missing $o"
 done
 check "--help lists each option" test -z "$missing"
@@ -639,6 +639,18 @@ gpt 0 $small --steps 6 --accumulate 2; one=$(best)
 check "2 ranks learn what 2 batches a step do" sh -c "'$program' $small --steps 6 --ranks fork:2 >out 2>err && grep -q '$one' out"
 check "ranks write one folder" gpt 0 $small --steps 4 --ranks fork:2 --out ranks
 check "and go on in it"        gpt 0 --out ranks --resume --steps 8 --ranks fork:2
+check "ranks that share states learn the same" sh -c "'$program' $small --steps 6 --ranks fork:2 --shard states >out 2>err && grep -q '$one' out"
+check "and those that share sums" sh -c "'$program' $small --steps 6 --ranks fork:2 --shard sums >out 2>err && grep -q '$one' out"
+check "they save one file"     gpt 0 $small --steps 4 --ranks fork:2 --shard sums --out shards
+check "with which one goes on" gpt 0 --out shards --resume --steps 6
+gpt 0 $small --steps 2 --shard states; check "--shard wants ranks" grep -q "there is one rank" err
+: >out; rm -f pid
+{ await grep -q '^ *50 ' out; pid=$(cat pid); kill -TERM "$pid"; } &
+sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" $small --ranks fork:2 --shard states --steps 100000000 --log-every 50 --eval-every 1000000 --out shards --overwrite >out 2>err </dev/null
+got=$?; wait; check "a signal to rank 0 stops them together with 143" test $got -eq 143
+at=$(sed -n 's/.*after step \([0-9]*\).*/\1/p' err); at=${at:-0}
+gpt 0 --out shards --resume --steps $((at + 2)) --ranks fork:3 --shard states; check "which saves what all have" grep -q "^resumed  at step $at of" out
+rm -rf shards
 # A signal to all of them, as of a terminal that is closed.
 : >out; rm -f pid
 { await grep -q '^ *50 ' out; pid=$(cat pid); kill -TERM "$pid" $(ps -o pid= --ppid "$pid" 2>/dev/null); } &

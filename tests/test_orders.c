@@ -1,0 +1,325 @@
+/* test_orders.c - calls in an order that cannot be, or that only seems so: pops that meet another's
+ * region, captures that fail, a low parameter of two optimizers, views that are written between clip
+ * and step, parameters that a step of several ranks leaves out. What is refused changes nothing.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#include "mixprec.h"
+#include "test.h"
+
+static void told(mixp_context *ctx, mixp_result code, const char *part) {
+    const char *text = "";
+    CHECK_INT(mixp_context_error(ctx, &text), code);
+    CHECK_TEXT(text, part);
+    mixp_context_clear_error(ctx);
+}
+#define TOLD(ctx, call, part)                                                                   \
+    do { CHECK_INT((call), MIXP_ERR_ORDER); told(ctx, MIXP_ERR_ORDER, part); } while (0)
+
+/* --- regions and scopes ----------------------------------------------------------------------- */
+
+/* The name of the newest site: what is applied now is called so. */
+static const char *name_now(mixp_context *ctx) {
+    static const float x[2] = { 1, 2 };
+    static const int64_t two[1] = { 2 };
+    static mixp_site_info site;
+    int i = 0;
+    mixp_gelu(ctx, mixp_input(ctx, MIXP_F32, 1, two, x));
+    while (mixp_site(ctx, i, &site)) i++;
+    return i && mixp_site(ctx, i - 1, &site) ? site.name : "";
+}
+
+static void pops_that_cross(void) {
+    const mixp_autocast low = { MIXP_BF16, 1 };
+    mixp_context *ctx = mixp_context_new(NULL);
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    mixp_step_begin(ctx);
+    TOLD(ctx, mixp_autocast_pop(ctx), "mixp_autocast_pop: no region is open that mixp_autocast_push opened");
+    TOLD(ctx, mixp_scope_pop(ctx), "mixp_scope_pop: no scope is open that mixp_scope_push opened");
+    CHECK_INT(mixp_autocast_push(ctx, &low), MIXP_OK);
+    TOLD(ctx, mixp_scope_pop(ctx), "mixp_scope_pop: what was opened last is a region of mixp_autocast_push "
+                                   "(autocast to bf16 there); close that first");
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_BF16);
+    CHECK_INT(mixp_scope_push(ctx, "h.3"), MIXP_OK);
+    CHECK_INT(mixp_scope_push(ctx, "mlp"), MIXP_OK);
+    CHECK_INT(mixp_scope_pop(ctx), MIXP_OK);
+    TOLD(ctx, mixp_autocast_pop(ctx), "mixp_autocast_pop: what was opened last is the scope 'h.3' of "
+                                      "mixp_scope_push; close that first");
+    CHECK_TEXT(name_now(ctx), "h.3");
+    CHECK_INT(mixp_scope_pop(ctx), MIXP_OK);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_BF16);
+    CHECK_INT(mixp_autocast_pop(ctx), MIXP_OK);
+    CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_F32);
+    mixp_context_free(ctx);
+}
+
+/* A block, and a region by number, are named as well. */
+static void pops_in_blocks(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    int opened;
+    CHECK_INT(mixp_scope_push(ctx, "outside"), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        TOLD(ctx, mixp_scope_pop(ctx), "is a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block (autocast to f16 there)");
+        TOLD(ctx, mixp_autocast_pop(ctx), "mixp_autocast_pop: what was opened last is a MIXP_AUTOCAST, ");
+    }
+    opened = mixp_no_grad_open(ctx);
+    TOLD(ctx, mixp_scope_pop(ctx), "is a region of mixp_autocast_open or mixp_no_grad_open (autocast to f32 there)");
+    mixp_autocast_close(ctx, opened);
+    CHECK_INT(mixp_scope_pop(ctx), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* Blocks past the 64th are refused, and left all the same: no pop takes one for what stands below. */
+static void pops_among_too_many(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    int i;
+    for (i = 0; i < 64; i++) CHECK_INT(mixp_scope_push(ctx, "s"), MIXP_OK);
+    mixp_scope_enter(ctx, "one too many");
+    told(ctx, MIXP_ERR_ARGUMENT, "too many nested");
+    TOLD(ctx, mixp_scope_pop(ctx), "block");
+    mixp_scope_leave(ctx);
+    for (i = 0; i < 64; i++) CHECK_INT(mixp_scope_pop(ctx), MIXP_OK);
+    TOLD(ctx, mixp_scope_pop(ctx), "no scope is open");
+    mixp_context_free(ctx);
+}
+
+/* --- captures, on a device that only says that it records ----------------------------------------- */
+
+static mixp_result end_result;
+static int frees;
+
+static mixp_result recorder_begin(mixp_exec *x) {
+    (void)x;
+    return MIXP_OK;
+}
+static mixp_result recorder_end(mixp_exec *x, void **graph) {
+    *graph = end_result == MIXP_OK ? x : NULL;
+    return end_result;
+}
+static mixp_result recorder_replay(const mixp_exec *x, void *graph, uint64_t later) {
+    (void)x, (void)graph, (void)later;
+    return MIXP_OK;
+}
+static void recorder_free(const mixp_exec *x, void *graph) { frees += graph == x; }
+
+static mixp_device recorder_of(void) {
+    mixp_device d = *mixp_cpu();
+    d.capture_begin = recorder_begin;
+    d.capture_end = recorder_end;
+    d.replay = recorder_replay;
+    d.graph_free = recorder_free;
+    end_result = MIXP_OK;
+    return d;
+}
+
+/* The steps that a failed capture recorded have not run: none is counted, and the numbers that are drawn
+ * next are those of a run without it. */
+static void a_capture_that_fails(void) {
+    static const int64_t n[1] = { 64 };
+    const mixp_device recorder = recorder_of();
+    float ones[64], drawn[2][64];
+    mixp_context_desc d;
+    mixp_context *ctx;
+    int way, i;
+    memset(&d, 0, sizeof d);
+    d.device = &recorder;
+    for (i = 0; i < 64; i++) ones[i] = 1;
+    for (way = 0; way < 2; way++) {
+        ctx = mixp_context_new(&d);
+        mixp_step_begin(ctx);
+        if (way) {
+            CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
+            mixp_step_begin(ctx);
+            mixp_step_begin(ctx);
+            end_result = MIXP_ERR_DEVICE;
+            CHECK(mixp_capture_end(ctx) == NULL);
+            end_result = MIXP_OK;
+            told(ctx, MIXP_ERR_DEVICE, "mixp_capture_end");
+        }
+        CHECK_INT(mixp_context_steps(ctx), 1);
+        CHECK(mixp_capture_end(ctx) != NULL);       /* of nothing that was begun: no step is taken back */
+        CHECK_INT(mixp_context_steps(ctx), 1);
+        mixp_step_begin(ctx);
+        CHECK_INT(mixp_context_steps(ctx), 2);
+        mixp_read(mixp_dropout(ctx, mixp_input(ctx, MIXP_F32, 1, n, ones), 0.5f, 1), drawn[way], MIXP_F32, 64);
+        mixp_context_free(ctx);
+    }
+    CHECK(memcmp(drawn[0], drawn[1], sizeof drawn[0]) == 0);
+}
+
+/* One low parameter, two optimizers with masters of their own. */
+static void two_masters(void) {
+    static const int64_t n[1] = { 4 };
+    const mixp_device recorder = recorder_of();
+    mixp_context_desc d;
+    mixp_context *ctx;
+    mixp_tensor *w;
+    mixp_optimizer *opt[2];
+    int i, step;
+    memset(&d, 0, sizeof d);
+    d.device = &recorder;
+    ctx = mixp_context_new(&d);
+    w = mixp_param(ctx, "w", MIXP_BF16, 1, n);
+    for (i = 0; i < 2; i++) {
+        opt[i] = mixp_sgd_new(ctx, NULL);
+        CHECK_INT(mixp_optimizer_add(opt[i], w, NULL), MIXP_OK);
+    }
+    for (step = 0; step < 2; step++) {
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt[0]);
+        mixp_backward(ctx, mixp_sum(ctx, w, MIXP_ALL, 0));
+        if (step) CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
+        if (step) TOLD(ctx, mixp_optimizer_step(opt[0]),
+                       "mixp_optimizer_step: 'w' has 2 optimizers; each takes over into its master weight "
+                       "what another wrote, which a captured step cannot: give it one, or set no_master");
+        for (i = 0; i < 2 && !step; i++) CHECK_INT(mixp_optimizer_step(opt[i]), MIXP_OK);
+    }
+    CHECK(mixp_capture_end(ctx) != NULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+/* --- two ranks, of which the other has the same gradients ------------------------------------------ */
+
+static int sums;
+static const char *double_it(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                             double seconds) {
+    double *table = (double *)data;
+    int64_t i;
+    (void)user, (void)stream, (void)seconds;
+    if (dtype == MIXP_F64)              /* a table: the other's row is like this one's */
+        for (i = 0; i < count / 2; i++) table[count / 2 + i] = table[i];
+    else for (i = 0; i < count; i++) ((float *)data)[i] *= 2;
+    sums += dtype == MIXP_F32;
+    return NULL;
+}
+
+static int stops;
+static void count_stop(void *user, const char *why) {
+    (void)user;
+    stops += *why != '\0';
+}
+
+static mixp_context *one_of_two_on(const mixp_device *device, mixp_ranks_mean mean) {
+    mixp_ranks_desc ranks;
+    mixp_context_desc d;
+    memset(&ranks, 0, sizeof ranks);
+    memset(&d, 0, sizeof d);
+    ranks.size = 2;
+    ranks.sum = double_it;
+    ranks.mean = mean;
+    ranks.stop = count_stop;
+    d.ranks = &ranks;
+    d.device = device;
+    sums = stops = 0;
+    return mixp_context_new(&d);
+}
+static mixp_context *one_of_two(void) { return one_of_two_on(NULL, MIXP_MEAN_NONE); }
+
+/* A view is summed once in a step: also where it was written between clip and step, and where the step
+ * was given up after clipping, by mixp_zero_grad or by the next step's beginning. */
+static void views_are_summed_once(void) {
+    static const int64_t n[1] = { 1 };
+    static const float want[4] = { 2, 8, 10, 12 };
+    int way;
+    for (way = 0; way < 4; way++) {
+        mixp_context *ctx = one_of_two();
+        mixp_sgd_desc sgd = mixp_sgd_defaults();
+        float w = 0, g = 1;
+        mixp_tensor *view = mixp_view(ctx, "g", MIXP_F32, 1, n, &g);
+        mixp_optimizer *opt;
+        sgd.lr = 1;
+        opt = mixp_sgd_new(ctx, &sgd);
+        mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, n, &w), view);
+        mixp_step_begin(ctx);
+        CHECK_INT(mixp_clip_grad_norm(opt, 1e9), MIXP_OK);
+        CHECK_NEAR(g, 2, 0);
+        if (way == 1) g *= 4;                       /* the program scales what it clipped */
+        if (way == 2) mixp_zero_grad(opt);          /* or gives it up, and fills it anew */
+        if (way == 3) mixp_step_begin(ctx);
+        if (way >= 2) g = (float)(3 + way);
+        if (way) mixp_tensor_touch(view);
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        CHECK_NEAR(-w, want[way], 0);
+        g = 3;                                      /* the next step's is new again */
+        mixp_tensor_touch(view);
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+        CHECK_NEAR(-w, want[way] + 6, 0);
+        CHECK_INT(sums, way < 2 ? 2 : 3);
+        mixp_context_free(ctx);
+    }
+}
+
+static mixp_result no_unary(const mixp_exec *x, const mixp_unary_args *k) {
+    (void)x, (void)k;
+    return MIXP_ERR_DEVICE;
+}
+
+/* A mean that cannot be taken is told, to the program and to the other rank; the weight rests. */
+static void a_mean_that_fails(void) {
+    static const int64_t n[1] = { 1 };
+    mixp_kernels kernels = *mixp_cpu()->kernels;
+    mixp_device device = *mixp_cpu();
+    float w = 5, g = 1;
+    mixp_optimizer *opt;
+    mixp_context *ctx;
+    kernels.unary = no_unary;
+    device.kernels = &kernels;
+    ctx = one_of_two_on(&device, MIXP_MEAN_AFTER);
+    opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, n, &w), mixp_view(ctx, "g", MIXP_F32, 1, n, &g));
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
+    told(ctx, MIXP_ERR_DEVICE, "the mean of a view: ");
+    CHECK_INT(stops, 1);
+    CHECK_NEAR(w, 5, 0);
+    mixp_context_free(ctx);
+}
+
+/* What a loss leaves out beside others of its range has zeros, and weight decay moves it; without ranks
+ * it has no gradient, and rests; so it does among ranks once it is frozen. */
+static void what_a_step_leaves_out(void) {
+    static const int64_t n[1] = { 2 };
+    static const double moved[3] = { 1 - 0.5, 1, 1 };       /* lr 1, decay 0.5 */
+    int way;
+    for (way = 0; way < 3; way++) {
+        mixp_context *ctx = way == 1 ? mixp_context_new(NULL) : one_of_two();
+        mixp_adamw_desc adamw = mixp_adamw_defaults();
+        mixp_tensor *p[2];
+        mixp_optimizer *opt;
+        float after[2];
+        int i, step;
+        adamw.lr = 1;
+        adamw.weight_decay = 0.5;
+        opt = mixp_adamw_new(ctx, &adamw);
+        for (i = 0; i < 2; i++) {
+            p[i] = mixp_param(ctx, &"a\0b"[2 * i], MIXP_F32, 1, n);
+            mixp_optimizer_add(opt, p[i], NULL);
+        }
+        for (step = 0; step < 2; step++) {
+            mixp_tensor *loss;
+            mixp_step_begin(ctx);
+            mixp_zero_grad(opt);
+            if (step && way == 2) mixp_tensor_set_requires_grad(p[1], 0);
+            loss = mixp_sum(ctx, step ? p[0] : mixp_mul(ctx, p[0], p[1]), MIXP_ALL, 0);
+            CHECK_INT(mixp_backward(ctx, loss), MIXP_OK);
+            if (!step) mixp_fill(p[1], 1);
+            if (step) CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+            CHECK_INT(p[1]->grad != NULL, !step || !way);
+        }
+        CHECK_INT(mixp_read(p[1], after, MIXP_F32, 2), MIXP_OK);
+        CHECK_NEAR(after[1], moved[way], 0);
+        CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+        mixp_context_free(ctx);
+    }
+}
+
+int main(void) {
+    RUN(pops_that_cross);
+    RUN(pops_in_blocks);
+    RUN(pops_among_too_many);
+    RUN(a_capture_that_fails);
+    RUN(two_masters);
+    RUN(views_are_summed_once);
+    RUN(a_mean_that_fails);
+    RUN(what_a_step_leaves_out);
+    return test_report();
+}

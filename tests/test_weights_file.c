@@ -1,0 +1,126 @@
+/* test_weights_file.c - a file of weights alone holds them, and nothing else.
+ * SPDX-License-Identifier: MIT OR Unlicense */
+#include "mixprec.h"
+#include "test.h"
+#include <unistd.h>
+
+static const int64_t matrix[2] = { 2, 3 }, row[1] = { 4 };
+static const char    path[] = "/tmp/test_weights_file.safetensors";
+
+/* Two parameters, a view that is trained, one that is not, and an optimizer with states. */
+typedef struct model {
+    mixp_context   *ctx;
+    mixp_tensor    *w, *low, *mine;
+    mixp_optimizer *opt;
+    float           trained[4], grad[4], other[4];
+} model;
+
+static void model_open(model *m) {
+    int i;
+    memset(m, 0, sizeof *m);
+    for (i = 0; i < 4; i++) m->trained[i] = m->grad[i] = 0.5f * (float)(i + 1);
+    m->ctx = mixp_context_new(NULL);
+    m->w = mixp_param(m->ctx, "layer.weight", MIXP_F32, 2, matrix);
+    m->low = mixp_param(m->ctx, "layer.low", MIXP_BF16, 1, row);
+    m->mine = mixp_view(m->ctx, "mine", MIXP_F32, 1, row, m->trained);
+    mixp_view(m->ctx, "other", MIXP_F32, 1, row, m->other);
+    m->opt = mixp_adamw_new(m->ctx, NULL);
+    mixp_optimizer_add(m->opt, m->w, NULL);
+    mixp_optimizer_add(m->opt, m->low, NULL);
+    mixp_optimizer_add(m->opt, m->mine, mixp_view(m->ctx, "", MIXP_F32, 1, row, m->grad));
+}
+
+static void model_set(model *m, double from) {
+    float v[6];
+    int i;
+    for (i = 0; i < 6; i++) v[i] = (float)from + (float)i;
+    CHECK_INT(mixp_write(m->w, v, MIXP_F32, 6), MIXP_OK);
+    CHECK_INT(mixp_write(m->low, v, MIXP_F32, 4), MIXP_OK);
+    CHECK_INT(mixp_write(m->mine, v, MIXP_F32, 4), MIXP_OK);
+}
+
+/* Holds it the numbers from, from + 1, ...? */
+static int holds(const mixp_tensor *t, double from) {
+    float got[6];
+    int64_t i, good = 0;
+    if (mixp_read(t, got, MIXP_F32, t->count) != MIXP_OK) return 0;
+    for (i = 0; i < t->count; i++) good += got[i] == (float)from + (float)i;
+    return good == t->count;
+}
+
+static void test_nothing_but_weights(void) {
+    static const char *const names[3] = { "layer.low", "layer.weight", "mine" };
+    static const mixp_dtype dtypes[3] = { MIXP_BF16, MIXP_F32, MIXP_F32 };
+    static const float sixteen[6] = { 16, 17, 18, 19, 20, 21 };
+    mixp_safetensors *f = NULL;
+    const mixp_st_entry *e;
+    model m;
+    int i;
+    model_open(&m);
+    CHECK_INT(mixp_optimizer_step(m.opt), MIXP_OK);         /* it has states now */
+    model_set(&m, 16.0);
+    CHECK_INT(mixp_checkpoint_save_weights(path, m.ctx), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read(path, &f, NULL, 0), MIXP_OK);
+    CHECK_INT(mixp_safetensors_count(f), 3);
+    for (i = 0; i < 3; i++) {
+        e = mixp_safetensors_find(f, names[i]);
+        CHECK(e && e->dtype == dtypes[i]);
+    }
+    CHECK_TEXT(mixp_safetensors_metadata(f, "format"), "pt");
+    CHECK(mixp_safetensors_metadata(f, "mixprec") == NULL);
+    e = mixp_safetensors_find(f, "layer.weight");
+    CHECK(e && e->rank == 2 && e->shape[0] == 2 && e->shape[1] == 3);
+    CHECK(e && e->bytes == sizeof sixteen && memcmp(e->data, sixteen, sizeof sixteen) == 0);
+    e = mixp_safetensors_find(f, "layer.low");
+    CHECK(e && e->bytes == 8 && ((const mixp_bf16 *)e->data)[1].bits == 0x4188);    /* 17 */
+    mixp_safetensors_free(f);
+    mixp_context_free(m.ctx);
+}
+
+/* Views that an optimizer trains are weights: nothing is missing, nothing extra. */
+static void test_read_by_another(void) {
+    model a, b;
+    model_open(&a);
+    model_open(&b);
+    model_set(&a, 3.0);
+    model_set(&b, 9.0);
+    CHECK_INT(mixp_checkpoint_save_weights(path, a.ctx), MIXP_OK);
+    CHECK_INT(mixp_checkpoint_load_weights(path, b.ctx, NULL), MIXP_OK);
+    CHECK(holds(b.w, 3.0) && holds(b.low, 3.0) && holds(b.mine, 3.0));
+    CHECK_INT(mixp_context_error(b.ctx, NULL), MIXP_OK);
+    mixp_context_free(a.ctx);
+    mixp_context_free(b.ctx);
+}
+
+/* No file of another kind comes of it: what was there stays. */
+static void test_refused(void) {
+    const char *why;
+    model m;
+    model_open(&m);
+    model_set(&m, 5.0);
+    CHECK_INT(mixp_checkpoint_save_weights(path, m.ctx), MIXP_OK);
+    CHECK_INT(mixp_checkpoint_save_weights(NULL, m.ctx), MIXP_ERR_ARGUMENT);
+    mixp_context_clear_error(m.ctx);
+    CHECK_INT(mixp_checkpoint_save_weights("/nowhere/at/all", m.ctx), MIXP_ERR_IO);
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_IO);
+    CHECK_TEXT(why, "mixp_checkpoint_save_weights");
+    mixp_context_clear_error(m.ctx);
+    model_set(&m, 7.0);
+    mixp_param(m.ctx, "", MIXP_F32, 1, row);
+    CHECK_INT(mixp_checkpoint_save_weights(path, m.ctx), MIXP_ERR_ARGUMENT);
+    mixp_context_error(m.ctx, &why);
+    CHECK_TEXT(why, "a parameter has no name (f32, 4 elements)");
+    mixp_context_free(m.ctx);
+    model_open(&m);
+    CHECK_INT(mixp_checkpoint_load_weights(path, m.ctx, NULL), MIXP_OK);
+    CHECK(holds(m.w, 5.0));
+    mixp_context_free(m.ctx);
+}
+
+int main(void) {
+    RUN(test_nothing_but_weights);
+    RUN(test_read_by_another);
+    RUN(test_refused);
+    unlink(path);
+    return test_report();
+}
