@@ -11162,7 +11162,8 @@ MIXPI_V void MIXPI_P(bytes_put_v)(char *codes, const float *roots, uint32_t base
 /* As mixp_master_to_8. */
 MIXPI_V void MIXPI_P(bytes_put_master)(const mixpi_small *b, int k, mixpi_v p,
                                        mixpi_vbits word) {
-    const __mmask16 real = _mm512_cmp_ps_mask(p, p, _CMP_ORD_Q);
+    const __m512i inf = _mm512_set1_epi32(0x7F800000);
+    const __mmask16 real = _mm512_cmple_epi32_mask((__m512i)mixpi_vabs(p), inf);
     const __mmask16 nan = (__mmask16)~real;
     const mixpi_vbits kept = (mixpi_vbits)p + ((word * 0x9E3779B1u) >> 24);
     const __m512i quiet = _mm512_set1_epi32(0x400000);
@@ -21888,8 +21889,12 @@ static void mixpi_settle_origin(mixp_context *ctx) {
 static void mixpi_settle_rows(mixp_context *ctx, int sample) {
     mixpi_watch *w = ctx->watch;
     int n, known = w->n_sites;
-    w->looked = w->settled = 1;
-    mixpi_settle_origin(ctx);
+    w->settled = 1;
+    /* A step that walked nothing back, as an evaluation, is not the one that is skipped. */
+    if (w->seen[MIXPI_ROW_BACKWARD].count > 0) {  /* plant: settle_walked */
+        w->looked = 1;
+        mixpi_settle_origin(ctx);
+    }
     for (n = 1; n <= known; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->changed >= sample || !mixpi_site_can_fall(site)) continue;

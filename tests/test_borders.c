@@ -327,6 +327,46 @@ static void a_cast_that_failed_is_made_again(void) {
     mixp_context_free(ctx);
 }
 
+/* --- an evaluation before a step ------------------------------------------------------------- */
+
+/* The guard looks at the first step, which walks nothing back: of the next one, which it does not
+ * look at and which is skipped, it knows nothing. */
+static void an_evaluation_explains_no_skip(void) {
+    enum { WIDTH = 8 };
+    const int64_t    w_shape[2] = { WIDTH, WIDTH }, x_shape[2] = { 2, WIDTH };
+    const mixp_origin want[2] = { MIXP_ORIGIN_UNKNOWN, MIXP_ORIGIN_BACKWARD };
+    mixp_context    *ctx = mixp_context_new(NULL);
+    mixp_tensor     *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape), *loss = NULL;
+    mixp_optimizer  *opt = mixp_sgd_new(ctx, NULL);
+    mixp_scaler_desc d;
+    mixp_scaler     *scaler;
+    float            x[2 * WIDTH];
+    memset(&d, 0, sizeof d);
+    d.init_scale = 1e12f;
+    scaler = mixp_scaler_new(ctx, &d);
+    for (int i = 0; i < 2 * WIDTH; i++) x[i] = (float)(i % 3) - 1.5f;
+    mixp_init_normal(w, 0, 0.5);
+    CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    for (int step = -1; step < 2; step++) {
+        mixp_zero_grad(opt);
+        mixp_step_begin(ctx);
+        MIXP_AUTOCAST(ctx, MIXP_F16) {
+            if (step < 0) MIXP_NO_GRAD(ctx) { loss = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, x_shape, x), w, NULL); }
+            else loss = mixp_mean(ctx, mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, x_shape, x), w, NULL), MIXP_ALL, 0);
+        }
+        CHECK(loss != NULL);
+        if (step < 0) continue;
+        CHECK_INT(mixp_backward(ctx, mixp_scaler_scale(scaler, loss)), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+        CHECK_INT(mixp_scaler_verdict(scaler).outcome, MIXP_STEP_SKIPPED);
+        CHECK_INT(mixp_scaler_verdict(scaler).origin, want[step]);
+    }
+    quiet(ctx);
+    mixp_context_free(ctx);
+}
+
 /* --- functions of the program ---------------------------------------------------------------- */
 
 /* Frozen after it was used, and thawed by a backward: it had no place among ranks' gradients. */
@@ -449,6 +489,7 @@ int main(void) {
     RUN(a_refused_push_that_is_closed_at_once);
     RUN(a_tensor_that_is_recycled_by_and_by);
     RUN(a_cast_that_failed_is_made_again);
+    RUN(an_evaluation_explains_no_skip);
     RUN(a_parameter_that_thaws_in_a_walk);
     RUN(a_hook_begins_no_step);
     RUN(a_refused_check_forgets_no_gradient);

@@ -20,6 +20,10 @@ linked() {
 has_openmp() { command -v "$1" >/dev/null && "$1" -fopenmp "$tmp/c.c" -shared -fPIC -o "$tmp/probe" 2>/dev/null; }
 
 mkdir "$tmp/build"
+if [ -z "$(shown MAKE_VERSION OPENMP=)" ]; then     # one before 3.82
+    echo '0 passed, 0 failed, 8 skipped'
+    exit 0
+fi
 echo 'int count(void) { int n = 0; _Pragma("omp parallel reduction(+:n)") n++; return n; }' >"$tmp/c.c"
 printf '#include <stdio.h>\nextern "C" int count(void);\nint main() { printf("%%d\\n", count()); }\n' >"$tmp/main.cpp"
 

@@ -409,6 +409,23 @@ static void test_kinds_follow(void) {
     }
 }
 
+/* Element i is a NaN, if it is one, without a sign: which of several NaNs an operation hands on is
+ * a matter of libm: of two NaNs musl's fmaf takes the sum's, a processor the first. */
+static void forget_nan_sign(void *array, mixp_dtype dtype, int i) {
+    uint32_t *wide = (uint32_t *)array + i;
+    uint16_t *low = (uint16_t *)array + i;
+    uint8_t *code = (uint8_t *)array + i;
+    if (dtype == MIXP_F32 && (*wide & 0x7FFFFFFFu) > 0x7F800000u) *wide &= 0x7FFFFFFFu;
+    if (dtype == MIXP_BF16 && (*low & 0x7FFFu) > 0x7F80u) *low &= 0x7FFFu;
+    if (dtype == MIXP_F8_E4M3 && (*code & 0x7Fu) == 0x7Fu) *code &= 0x7Fu;
+}
+static void forget_nan_signs(run *r, int i) {
+    forget_nan_sign(r->row.m, r->row.m_dtype, i);
+    forget_nan_sign(r->row.v, r->row.v_dtype, i);
+    forget_nan_sign(r->row.weight, r->row.weight_dtype, i);
+    if (r->row.master_dtype == MIXP_F32) forget_nan_sign(r->memory->master, MIXP_F32, i);
+}
+
 /* Every instruction set gives the same bytes, for whole blocks, tails and every kind. */
 static void test_same_bytes(void) {
     static row_memory first;
@@ -435,6 +452,8 @@ static void test_same_bytes(void) {
                 if (!t) memory.grad[300] = memory.grad[2300] = 1e30f;       /* v alone: Inf */
                 step_of(&r);
             }
+            forget_nan_signs(&r, 200);
+            forget_nan_signs(&r, 700);
             if (have) CHECK(memcmp(&first, &memory, sizeof first) == 0);
             else first = memory;
             have = 1;
