@@ -26,6 +26,16 @@ static Pair spread(mixp_dtype dtype, int64_t n, int off) {
     return p;
 }
 
+/* Where rounding to `low` turns: halves of its smallest number, and their neighbours in f32. */
+static void set_ties(Pair &p, mixp_dtype low) {
+    const float half = (float)(0.5 * mixp_decode(low, 1));
+    for (int i = 0; i < 12 && 3 * i < p.n; i++) {
+        float tie = half * (float)(i / 3 + 1);
+        float to[3] = { tie, nextafterf(tie, 0.0f), nextafterf(tie, INFINITY) };
+        set_value(p, 3 * i, (double)to[i % 3]);
+    }
+}
+
 static void look_body(void) {
     const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
     const int64_t counts[6] = { 1, 7, 64, 1001, 65536, 65577 };
@@ -34,6 +44,8 @@ static void look_body(void) {
         for (int c = 0; c < (d == 1 ? 6 : 4); c++) {
             Pair x = spread(dtypes[d], counts[c], c % 2), row = zeros(words), total = zeros(words);
             Pair bins = zeros(256);
+            const mixp_dtype low = c == 1 ? MIXP_F8_E4M3 : c % 3 ? MIXP_F16 : MIXP_BF16;
+            set_ties(x, low);
             for (int twice = 0; twice < 2; twice++) {       /* joins what is there */
                 mixp_look_args k[2];
                 for (on_gpu = 0; on_gpu < 2; on_gpu++) {
@@ -41,7 +53,7 @@ static void look_body(void) {
                     k[on_gpu].n = counts[c];
                     k[on_gpu].x.data = ON(x).data;
                     k[on_gpu].x.dtype = dtypes[d];
-                    k[on_gpu].low = c == 1 ? MIXP_F8_E4M3 : c % 3 ? MIXP_F16 : MIXP_BF16;
+                    k[on_gpu].low = low;
                     k[on_gpu].row = AT(mixp_look, row);
                     k[on_gpu].total = twice ? AT(mixp_look, total) : NULL;
                     k[on_gpu].exponents = d == 2 ? NULL : AT(int64_t, bins);
