@@ -5195,13 +5195,13 @@ static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
  * use them? Linux wants to be asked, once a process: its answer to the next call is the same. For
  * a machine that has AVX-512: so CPUID's leaf 7 and XGETBV are there. */
 static int mixpi_amx_machine(int f16) {
-    uint32_t id[4], more[4] = { 0, 0, 0, 0 }, low, high;
+    uint32_t id[4], more[4] = { 0, 0, 0, 0 }, low;
     long     answer = 158;                              /* arch_prctl */
     mixpi_cpuid(7, 0, id);
     if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0;   /* AMX-TILE, AMX-BF16 */
     if (id[0] >= 1) mixpi_cpuid(7, 1, more);
     if (f16 && !(more[0] & 1u << 21)) return 0;         /* AMX-FP16 */
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
     if ((low & 0x60000u) != 0x60000u) return 0;         /* tiles and their configuration */
     __asm__ volatile("syscall"                          /* ARCH_REQ_XCOMP_PERM, of tiles */
                      : "+a"(answer)
@@ -13336,7 +13336,7 @@ static int mixpi_context_sampled(const mixp_context *ctx)
 /* What all gradients of this sampled step have shown so far, activations' and parameters', as they
  * are: multiplied by the loss scale. Device memory, cleared when a sampled step begins; NULL: this
  * is none. A kernel of the scaler may read `largest` and `nonfinite` here. */
-MIXPREC_HD const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
+static const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
 { return mixpi_context_sampled(ctx) ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL; }
 
 /* --- tensors --------------------------------------------------------------------------- */

@@ -23,7 +23,7 @@ static run start(void) {
 }
 
 static mixp_result save_or_load(run *r, int load) {
-    const char *path = "/tmp/mixprec_05_resume.safetensors";
+    const char *path = "05_resume.safetensors";
     mixp_checkpoint_value step = { "step", MIXP_I64, 1, &r->step };     /* values of your own */
     mixp_checkpoint all = { r->ctx, r->scaler, &r->opt, 1, &step, 1 };
     return load ? mixp_checkpoint_load(path, &all) : mixp_checkpoint_save(path, &all);
@@ -56,7 +56,7 @@ int main(void) {
     mixp_context_free(whole.ctx);
     mixp_context_free(first.ctx);
     mixp_context_free(second.ctx);
-    return remove("/tmp/mixprec_05_resume.safetensors");
+    return remove("05_resume.safetensors");
 }
 /* prints:
 resumed at step 10, at step 20 the same bits: yes

@@ -6,7 +6,7 @@
 #include "mixprec.h"
 #include <stdio.h>
 
-static const char path[] = "/tmp/mixprec_07_inference.safetensors";
+static const char path[] = "07_inference.safetensors";
 static const int64_t two[2] = { 2, 2 }, one[1] = { 2 };
 
 /* Called for each tensor once all is loaded. */

@@ -99,7 +99,6 @@ static mixp_result load_changed(problem *p, const change *changes, int n) {
     return mixp_checkpoint_load(path, &p->all);
 }
 
-/* The file is one that a long run would have written. */
 /* A load that is good, or one that is refused, and says so. */
 static void loads(problem *p, mixp_result got, int good, const char *told) {
     const char *why;
@@ -108,6 +107,7 @@ static void loads(problem *p, mixp_result got, int good, const char *told) {
     if (!good) CHECK_TEXT(why, told);
     mixp_context_clear_error(p->ctx);
 }
+/* The file is one that a long run would have written. */
 static void load_with(problem *p, const change *changes, int n)
 { CHECK_INT(load_changed(p, changes, n), MIXP_OK); }
 

@@ -6,11 +6,12 @@ cd "$(dirname "$0")/.." || exit 1
 . tests/check.sh
 
 build=${BUILD:-build}
+case $build in /*) ;; *) build=$PWD/$build ;; esac
 
 # howto NAME: its output is the comment `prints:` at its end.
 howto() {
     awk '/^\*\/$/ { on = 0 } on { print } /^\/\* prints:$/ { on = 1 }' "examples/$1.c" >"$tmp/want"
-    [ -s "$tmp/want" ] && "$build/$1" >"$tmp/got" 2>&1
+    [ -s "$tmp/want" ] && (cd "$tmp" && "$build/$1") >"$tmp/got" 2>&1
     code=$?
     diff "$tmp/want" "$tmp/got" && [ "$code" -eq 0 ]
 }

@@ -595,7 +595,6 @@ static void test_sign_of_a_missing_touch(void) {
     mixp_context_free(m.ctx);
 }
 
-/* Host data of another dtype than was said: numbers that are none of the data. */
 /* A low weight comes from its master, which follows when the library is told. */
 static void test_sign_of_a_missing_touch_beside_a_master(void) {
     mixp_context   *ctx = mixp_context_new(NULL);
@@ -615,6 +614,8 @@ static void test_sign_of_a_missing_touch_beside_a_master(void) {
     CHECK_NEAR(mixp_f32_from_f16(w[0]), 5.0, 0.0);
     mixp_context_free(ctx);
 }
+
+/* Host data of another dtype than was said: numbers that are none of the data. */
 static void test_sign_of_a_wrong_host_dtype(void) {
     model m = model_open();
     float seen[32];

@@ -108,6 +108,7 @@ static mixp_device recorder_of(void) {
     d.replay = recorder_replay;
     d.graph_free = recorder_free;
     end_result = MIXP_OK;
+    frees = 0;
     return d;
 }
 
@@ -142,6 +143,7 @@ static void a_capture_that_fails(void) {
         CHECK_INT(mixp_context_steps(ctx), 2);
         mixp_read(mixp_dropout(ctx, mixp_input(ctx, MIXP_F32, 1, n, ones), 0.5f, 1), drawn[way], MIXP_F32, 64);
         mixp_context_free(ctx);
+        CHECK_INT(frees, way + 1);                  /* the graph went with it */
     }
     CHECK(memcmp(drawn[0], drawn[1], sizeof drawn[0]) == 0);
 }

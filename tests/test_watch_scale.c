@@ -2,6 +2,7 @@
  * models, through the public face alone.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include <unistd.h>
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "test.h"
@@ -639,7 +640,8 @@ static mixp_result store(rig *r, const char *path, int load) {
 static const char *place(void) {
     static char path[256];
     const char *dir = getenv("TMPDIR");
-    snprintf(path, sizeof path, "%s/mixprec_watch_scale.safetensors", dir && *dir ? dir : "/tmp");
+    snprintf(path, sizeof path, "%s/mixprec_watch_scale_%ld.safetensors", dir && *dir ? dir : "/tmp",
+             (long)getpid());
     return path;
 }
 

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 static const int64_t matrix[2] = { 2, 3 }, row[1] = { 4 };
-static const char    path[] = "/tmp/test_weights_file.safetensors";
+static char          path[64];
 
 /* Two parameters, a view that is trained, one that is not, and an optimizer with states. */
 typedef struct model {
@@ -118,6 +118,7 @@ static void test_refused(void) {
 }
 
 int main(void) {
+    snprintf(path, sizeof path, "/tmp/mixprec_weights_%ld.safetensors", (long)getpid());
     RUN(test_nothing_but_weights);
     RUN(test_read_by_another);
     RUN(test_refused);
