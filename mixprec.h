@@ -10661,8 +10661,8 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
 }
 #endif
 
-/* How many bytes ahead `stream` asks for. Far ones helped an Intel core (a Xeon was measured); an AMD
- * core (Zen 4) updates a sixth faster without them. */
+/* How many bytes ahead `stream` asks for. Far ones helped an Intel core (a Xeon was measured); an
+ * AMD core (Zen 4) updates a sixth faster without them. */
 MIXPI_V int MIXPI_P(ahead)(void) {
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
     if (__builtin_cpu_is("amd")) return 256;
