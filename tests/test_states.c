@@ -409,8 +409,8 @@ static void test_kinds_follow(void) {
     }
 }
 
-/* Element i is a NaN, if it is one, without a sign: which of several NaNs an operation hands on is
- * a matter of libm: of two NaNs musl's fmaf takes the sum's, a processor the first. */
+/* Element i, if it is a NaN, without its sign: of two NaNs musl's fmaf hands on the sum's, a
+ * processor the first. */
 static void forget_nan_sign(void *array, mixp_dtype dtype, int i) {
     uint32_t *wide = (uint32_t *)array + i;
     uint16_t *low = (uint16_t *)array + i;
