@@ -421,9 +421,11 @@ static void train_or_validate(trainer *t) {
 
 static int finish(trainer *t, int trained) {
     const config *c = &t->c;
-    if (is_stopped(t)) {
+    int           status;
+    if (is_stopped(t) || (stop_signal && !trained)) {
         if (trained) save(t, CHECKPOINT);       /* who only looked has nothing new to save */
-        return report_stop(t, trained);
+        status = report_stop(t, trained);
+        return t->ranks.rank ? t->save_failed : status;     /* rank 0, which may still save, fails for all */
     }
     if (c->sample > 0) sample_text(t);
     if (c->export_to[0] && !t->ranks.rank) export_weights(t);

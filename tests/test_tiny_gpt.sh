@@ -618,6 +618,8 @@ if [ -w /dev/full ]; then
     "$program" --out looked --resume --from best --compare fp32 >/dev/full 2>err; got=$?
     check "a look at the best one, cut short, changes nothing" sh -c "test $got -eq 1 && grep -q 'nothing is changed' err"
     check "no checkpoint" test "$before" = "$(cksum looked/*)"
+    "$program" --out looked --resume --from best --compare fp32 --ranks fork:2 --shard states >/dev/full 2>err; got=$?
+    check "nor does that of ranks that share states" sh -c "test $got -eq 1 && grep -q 'nothing is changed' err"
 else skip "a look that is cut short" "no /dev/full"; fi
 rm -f pid; : >out; killer INT jumps &
 $heeding sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" --init looked/best.safetensors --steps 0 --sample 1000000000 --prompt jumps --quiet >out 2>err </dev/null
@@ -650,6 +652,10 @@ sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" $small --ranks fork:2 --shard st
 got=$?; wait; check "a signal to rank 0 stops them together with 143" test $got -eq 143
 at=$(sed -n 's/.*after step \([0-9]*\).*/\1/p' err); at=${at:-0}
 gpt 0 --out shards --resume --steps $((at + 2)) --ranks fork:3 --shard states; check "which saves what all have" grep -q "^resumed  at step $at of" out
+rm -rf shards
+( "$program" $small --ranks fork:2 --shard states --steps 100000000 --log-every 2 --eval-every 1000000 --out shards 2>err; echo $? >status ) | head -n 8 >out
+check "a closed pipe stops them with 141" test "$(cat status)" -eq 141
+check "which is saved, too" grep -q "Go on with: .*--out shards --resume" err
 rm -rf shards
 # A signal to all of them, as of a terminal that is closed.
 : >out; rm -f pid
