@@ -42,7 +42,7 @@ static void print_message(const char *before, const char *format, va_list args) 
         unsigned char c = (unsigned char)p[0], next = (unsigned char)p[1];
         if (c == 0xC2 && next >= 0x80 && next < 0xA0) c = 0;    /* U+0080 to U+009F, in UTF-8 */
         if (c == 0) p[0] = p[1] = '?';
-        else if ((c < 32 && c != '\n') || c == 127) *p = '?';
+        else if (c < 32 || c == 127) *p = '?';
     }
     fprintf(stderr, "tiny_gpt: %s%s\n", before, text);
 }

@@ -65,8 +65,8 @@ also() {
       printf '\000\000\000\000\000{'; cat entries; tail -c +10 hf/model.safetensors; } >"$1/model.safetensors"
 }
 more() {
-    printf '%s' '"\u001b]0;x\u0007":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},' | also named
-    says 1 "has no place in this model" --init named --steps 0 && tamed err
+    printf '%s' '"\u001b]0;x\u0007\u000aand more":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},' | also named
+    says 1 "has no place in this model" --init named --steps 0 && tamed err && grep -q 'x.*and more' err
 }
 check "one that a model has no place for" more
 # Masks, which are passed over, are looked at once each: not all of them for each of them.
