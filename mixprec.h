@@ -13444,6 +13444,8 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     t->ctx = ctx;
     t->name = "";
     t->dtype = dtype;
+    /* A low copy that holds nothing yet has version 0. */
+    t->version = 1;  /* plant: first_version */
     t->own.generation = permanent ? 0 : ctx->generation;
     mixpi_set_shape(t, rank, shape);
     /* Data first: a tensor without memory must never be in the context's list. */

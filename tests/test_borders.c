@@ -303,11 +303,11 @@ static mixp_result convert_or_not(const mixp_exec *x, const mixp_convert_args *k
     return mixp_cpu()->kernels->convert(x, k);
 }
 
+/* A parameter's, and a view's, whose numbers nobody wrote by a call. */
 static void a_cast_that_failed_is_made_again(void) {
     mixp_context_desc d;
     mixp_context *ctx;
-    mixp_tensor  *p, *low;
-    float         got[4] = { 0 };
+    int           i;
     device = *mixp_cpu();
     kernels = *device.kernels;
     kernels.convert = convert_or_not;
@@ -315,15 +315,20 @@ static void a_cast_that_failed_is_made_again(void) {
     memset(&d, 0, sizeof d);
     d.device = &device;
     ctx = mixp_context_new(&d);
-    p = mixp_param(ctx, "p", MIXP_F32, 1, four);
-    CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
-    fail_convert = 1;
-    CHECK(!mixp_tensor_low(p, MIXP_BF16));
-    clear(ctx, MIXP_ERR_DEVICE, "convert");
-    low = mixp_tensor_low(p, MIXP_BF16);
-    CHECK(low != NULL);
-    if (low) CHECK_INT(mixp_read(low, got, MIXP_F32, 4), MIXP_OK);
-    CHECK(memcmp(got, values, sizeof values) == 0);
+    for (i = 0; i < 2; i++) {
+        float        data[4], got[4] = { 0 };
+        mixp_tensor *low, *p = i ? mixp_view(ctx, "v", MIXP_F32, 1, four, data)
+                                 : mixp_param(ctx, "p", MIXP_F32, 1, four);
+        memcpy(data, values, sizeof data);
+        if (!i) CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
+        fail_convert = 1;
+        CHECK(!mixp_tensor_low(p, MIXP_BF16));
+        clear(ctx, MIXP_ERR_DEVICE, "convert");
+        low = mixp_tensor_low(p, MIXP_BF16);
+        CHECK(low != NULL);
+        if (low) CHECK_INT(mixp_read(low, got, MIXP_F32, 4), MIXP_OK);
+        CHECK(memcmp(got, values, sizeof values) == 0);
+    }
     mixp_context_free(ctx);
 }
 
