@@ -19874,15 +19874,18 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
 }
 
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
+    mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
-    opt->slots[i].version = opt->slots[i].param->version;
+    mixp_result r = MIXP_OK;
     if (mixpi_is_divided(opt, i)) row = mixpi_piece_row(opt, i);
-    if (!row.master || !row.count) return MIXP_OK;
-    if (mixpi_row_is_split(&row))       /* nothing beside the weight as it was written */
-        return mixpi_device_zero(opt->ctx, row.master,
-                                 (size_t)row.count * mixp_dtype_size(row.master_dtype));
-    return mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
-                            mixpi_in(row.weight, row.weight_dtype), row.count);
+    if (row.master && row.count && mixpi_row_is_split(&row))    /* nothing beside the weight */
+        r = mixpi_device_zero(opt->ctx, row.master,
+                              (size_t)row.count * mixp_dtype_size(row.master_dtype));
+    else if (row.master && row.count)
+        r = mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
+                             mixpi_in(row.weight, row.weight_dtype), row.count);
+    if (r == MIXP_OK) slot->version = slot->param->version;  /* plant: master_follows */
+    return r;
 }
 
 /* --- Muon's memory ----------------------------------------------------------------------- */

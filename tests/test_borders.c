@@ -373,6 +373,39 @@ static void a_table_that_was_not_sent_is_sent_again(void) {
     mixp_context_free(ctx);
 }
 
+/* A weight is written by hand, and the step that would take it over fails: the next one does. */
+static void a_master_that_did_not_follow_follows_later(void) {
+    mixp_sgd_desc   sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    mixp_context   *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor    *p;
+    float           got[4];
+    int             i;
+    device = *mixp_cpu();
+    kernels = *device.kernels;
+    kernels.convert = convert_or_not;
+    device.kernels = &kernels;
+    memset(&d, 0, sizeof d);
+    d.device = &device;
+    ctx = mixp_context_new(&d);
+    sgd.lr = 1;
+    opt = mixp_sgd_new(ctx, &sgd);
+    p = mixp_param(ctx, "p", MIXP_F16, 1, four);
+    CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
+    CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, p, MIXP_ALL, 0)), MIXP_OK);
+    fail_convert = 1;
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
+    CHECK_INT(fail_convert, 0);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    CHECK_INT(mixp_read(p, got, MIXP_F32, 4), MIXP_OK);
+    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], values[i] - 1, 0);
+    mixp_context_free(ctx);
+}
+
 /* --- an evaluation before a step ------------------------------------------------------------- */
 
 /* The guard looks at the first step, which walks nothing back: of the next one, which it does not
@@ -536,6 +569,7 @@ int main(void) {
     RUN(a_tensor_that_is_recycled_by_and_by);
     RUN(a_cast_that_failed_is_made_again);
     RUN(a_table_that_was_not_sent_is_sent_again);
+    RUN(a_master_that_did_not_follow_follows_later);
     RUN(an_evaluation_explains_no_skip);
     RUN(a_parameter_that_thaws_in_a_walk);
     RUN(a_hook_begins_no_step);
