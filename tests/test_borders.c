@@ -193,6 +193,8 @@ static mixp_result watch_forward(mixp_call *c) {
 static mixp_result watch_backward(mixp_call *c) {
     mixp_out dx = mixp_call_dx(c, 0);
     seen = mixp_scale(c->ctx, c->in[0], 2);
+    CHECK_INT(mixp_autocast_pop(c->ctx), MIXP_ERR_ORDER);
+    clear(c->ctx, MIXP_ERR_ORDER, "mixp_backward's own region");
     if (dx.data) memcpy(dx.data, mixp_call_dy(c).data, (size_t)c->out->count * sizeof(float));
     return MIXP_OK;
 }
@@ -329,6 +331,45 @@ static void a_cast_that_failed_is_made_again(void) {
         if (low) CHECK_INT(mixp_read(low, got, MIXP_F32, 4), MIXP_OK);
         CHECK(memcmp(got, values, sizeof values) == 0);
     }
+    mixp_context_free(ctx);
+}
+
+/* What a step sends before it begins arrives late: the next step sends it again. */
+static int fail_upload;
+static mixp_result upload_or_not(const mixp_exec *x, void *to, const void *from, size_t bytes) {
+    (void)x;
+    if (fail_upload && fail_upload-- == 1) return MIXP_ERR_DEVICE;
+    memcpy(to, from, bytes);
+    return MIXP_OK;
+}
+
+static void a_table_that_was_not_sent_is_sent_again(void) {
+    mixp_sgd_desc   sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    mixp_context   *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor    *p;
+    float           got[4];
+    int             i;
+    device = *mixp_cpu();
+    device.upload = upload_or_not;
+    memset(&d, 0, sizeof d);
+    d.device = &device;
+    ctx = mixp_context_new(&d);
+    sgd.lr = 1;
+    opt = mixp_sgd_new(ctx, &sgd);
+    p = mixp_param(ctx, "p", MIXP_F32, 1, four);
+    CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
+    CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, p, MIXP_ALL, 0)), MIXP_OK);
+    fail_upload = 1;
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
+    CHECK_INT(fail_upload, 0);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    CHECK_INT(mixp_read(p, got, MIXP_F32, 4), MIXP_OK);
+    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], values[i] - 1, 0);
     mixp_context_free(ctx);
 }
 
@@ -494,6 +535,7 @@ int main(void) {
     RUN(a_refused_push_that_is_closed_at_once);
     RUN(a_tensor_that_is_recycled_by_and_by);
     RUN(a_cast_that_failed_is_made_again);
+    RUN(a_table_that_was_not_sent_is_sent_again);
     RUN(an_evaluation_explains_no_skip);
     RUN(a_parameter_that_thaws_in_a_walk);
     RUN(a_hook_begins_no_step);
