@@ -8424,14 +8424,14 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
 #  define MIXPI_TILE_HAS(i) (MIXPI_MR > (i) && rows > (i))
 #  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = none, q##i = none;
 #  define MIXPI_TILE_STEP(i, a, at)                                                     \
-       if (MIXPI_TILE_HAS(i)) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                         \
            mixpi_v s = mixpi_vset((a)[at]);                                             \
            p##i = mixpi_vmla(s, b0, p##i);                                              \
            if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                  \
        }
 /* The same for pairs: two multiply-adds, k's first. */
 #  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                               \
-       if (MIXPI_TILE_HAS(i)) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                         \
            __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                  \
            p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                              \
            if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                  \
@@ -8441,7 +8441,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
 #  define MIXPI_TILE_STEP_BF16(i, a, at)                                                \
        if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
 #  define MIXPI_TILE_ASK(i, a, at)                                                      \
-       if (MIXPI_TILE_HAS(i)) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                         \
            MIXPI_PREFETCH((const char *)(c + i * t->c_row));                            \
            if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));           \
        }
@@ -8464,7 +8464,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
            }                                                                            \
        }
 #  define MIXPI_TILE_PUT(i, a, at)                                                      \
-       if (MIXPI_TILE_HAS(i)) {                                                                  \
+       if (MIXPI_TILE_HAS(i)) {                                                         \
            p##i = mixpi_vfma(alpha, p##i, b0);                                          \
            if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                              \
            if (t->add) {                                                                \
@@ -13444,6 +13444,8 @@ static mixp_tensor *mixpi_tensor_new(mixp_context *ctx, const char *name,
     t->ctx = ctx;
     t->name = "";
     t->dtype = dtype;
+    /* A low copy that holds nothing yet has version 0. */
+    t->version = 1;  /* plant: first_version */
     t->own.generation = permanent ? 0 : ctx->generation;
     mixpi_set_shape(t, rank, shape);
     /* Data first: a tensor without memory must never be in the context's list. */
@@ -13880,16 +13882,17 @@ MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
     return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
 }
 
-/* The kind of the innermost region. One that was refused for want of room is a block's. */
-static mixpi_region_kind mixpi_region_innermost(const mixpi_casting *c) {
-    if (c->n_regions > MIXPI_MAX_REGIONS) return MIXPI_REGION_IN_BLOCK;
-    return c->regions[c->n_regions - 1].kind;
+/* What opens a region of that kind, for messages. */
+static const char *mixpi_region_opener(mixpi_region_kind kind) {
+    if (kind == MIXPI_REGION_PUSHED) return "a region of mixp_autocast_push";
+    if (kind == MIXPI_REGION_IN_BLOCK) return "a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block";
+    if (kind == MIXPI_REGION_IN_WALK) return "mixp_backward's own region";
+    return "a region of mixp_autocast_open or mixp_no_grad_open";
 }
 
 /* A pop that met another kind of region: a pop or a push is missing somewhere. */
 static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
-    const mixpi_casting *c = ctx->casting;
-    const mixpi_region_kind kind = mixpi_region_innermost(c);
+    const mixpi_region_kind kind = mixpi_region_now(ctx)->kind;
     const mixp_autocast now = mixp_autocast_current(ctx);
     int length;
     const char *scope = mixpi_scope_now(ctx, &length);
@@ -13898,14 +13901,10 @@ static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
                                  "%s: what was opened last is the scope '%.*s' of "
                                  "mixp_scope_push; close that first",
                                  who, length, scope);
-    return mixp_context_fail(
-        ctx, MIXP_ERR_ORDER,
-        "%s: what was opened last is %s (autocast to %s there); close that first", who,
-        kind == MIXPI_REGION_PUSHED ? "a region of mixp_autocast_push"
-        : kind == MIXPI_REGION_IN_BLOCK
-            ? "a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block"
-            : "a region of mixp_autocast_open or mixp_no_grad_open",
-        mixp_dtype_name(now.dtype));
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: what was opened last is %s (autocast to %s there); close "
+                             "that first",
+                             who, mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
 }
 
 /* Closes the innermost region, which must be of that kind. */
@@ -13917,7 +13916,7 @@ static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind,
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open that %s opened",
                                  who, what, push);
     /* plant: region_pop */
-    if (mixpi_region_innermost(ctx->casting) != kind)
+    if (mixpi_region_now(ctx)->kind != kind)
         return mixpi_region_crossed(ctx, who);
     ctx->casting->n_regions--;
     return MIXP_OK;
@@ -19875,15 +19874,18 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
 }
 
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
+    mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
-    opt->slots[i].version = opt->slots[i].param->version;
+    mixp_result r = MIXP_OK;
     if (mixpi_is_divided(opt, i)) row = mixpi_piece_row(opt, i);
-    if (!row.master || !row.count) return MIXP_OK;
-    if (mixpi_row_is_split(&row))       /* nothing beside the weight as it was written */
-        return mixpi_device_zero(opt->ctx, row.master,
-                                 (size_t)row.count * mixp_dtype_size(row.master_dtype));
-    return mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
-                            mixpi_in(row.weight, row.weight_dtype), row.count);
+    if (row.master && row.count && mixpi_row_is_split(&row))    /* nothing beside the weight */
+        r = mixpi_device_zero(opt->ctx, row.master,
+                              (size_t)row.count * mixp_dtype_size(row.master_dtype));
+    else if (row.master && row.count)
+        r = mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
+                             mixpi_in(row.weight, row.weight_dtype), row.count);
+    if (r == MIXP_OK) slot->version = slot->param->version;  /* plant: master_follows */
+    return r;
 }
 
 /* --- Muon's memory ----------------------------------------------------------------------- */
@@ -20242,6 +20244,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     const int brought = opt->ctx->capturing || opt->ctx->graphs;
     uint64_t graded = 1469598103934665603u;
     int64_t i, active = 0;
+    mixp_result r;
     if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
         return MIXP_ERR_ORDER;
     if (brought) opt->rows_changed = 1;
@@ -20269,8 +20272,9 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
             who);
     opt->plan.graded = graded >> 11;
     if (!opt->rows_changed) return MIXP_OK;
-    opt->rows_changed = brought;
-    return mixpi_ranks_stop(opt->ctx, mixpi_rows_send(opt));
+    r = mixpi_rows_send(opt);
+    if (r == MIXP_OK) opt->rows_changed = brought;  /* plant: rows_sent */
+    return mixpi_ranks_stop(opt->ctx, r);
 }
 
 /* The kernel wrote a weight and its low copies together, or, skipping, neither: a copy that

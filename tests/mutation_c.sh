@@ -205,6 +205,9 @@ plant attention_rank     zero    hostile     ranks_drop_as_steps_do
 plant overlap            turn    hostile     views_that_overlap
 plant failed             turn    hostile     errors_cleared_at_once
 plant settle_walked      always  borders     an_evaluation_explains_no_skip
+plant first_version      drop    borders     a_cast_that_failed_is_made_again
+plant rows_sent          always  borders     a_table_that_was_not_sent_is_sent_again
+plant master_follows     always  borders     a_master_that_did_not_follow_follows_later
 plant recycled           yes     hostile     tensors_of_an_earlier_step
 plant printable          never   borders     no_control_character_of_a_name_is_told
 plant capture_twice      zero    hostile     capture_within_a_capture

@@ -193,6 +193,8 @@ static mixp_result watch_forward(mixp_call *c) {
 static mixp_result watch_backward(mixp_call *c) {
     mixp_out dx = mixp_call_dx(c, 0);
     seen = mixp_scale(c->ctx, c->in[0], 2);
+    CHECK_INT(mixp_autocast_pop(c->ctx), MIXP_ERR_ORDER);
+    clear(c->ctx, MIXP_ERR_ORDER, "mixp_backward's own region");
     if (dx.data) memcpy(dx.data, mixp_call_dy(c).data, (size_t)c->out->count * sizeof(float));
     return MIXP_OK;
 }
@@ -303,11 +305,11 @@ static mixp_result convert_or_not(const mixp_exec *x, const mixp_convert_args *k
     return mixp_cpu()->kernels->convert(x, k);
 }
 
+/* A parameter's, and a view's, whose numbers nobody wrote by a call. */
 static void a_cast_that_failed_is_made_again(void) {
     mixp_context_desc d;
     mixp_context *ctx;
-    mixp_tensor  *p, *low;
-    float         got[4] = { 0 };
+    int           i;
     device = *mixp_cpu();
     kernels = *device.kernels;
     kernels.convert = convert_or_not;
@@ -315,15 +317,92 @@ static void a_cast_that_failed_is_made_again(void) {
     memset(&d, 0, sizeof d);
     d.device = &device;
     ctx = mixp_context_new(&d);
+    for (i = 0; i < 2; i++) {
+        float        data[4], got[4] = { 0 };
+        mixp_tensor *low, *p = i ? mixp_view(ctx, "v", MIXP_F32, 1, four, data)
+                                 : mixp_param(ctx, "p", MIXP_F32, 1, four);
+        memcpy(data, values, sizeof data);
+        if (!i) CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
+        fail_convert = 1;
+        CHECK(!mixp_tensor_low(p, MIXP_BF16));
+        clear(ctx, MIXP_ERR_DEVICE, "convert");
+        low = mixp_tensor_low(p, MIXP_BF16);
+        CHECK(low != NULL);
+        if (low) CHECK_INT(mixp_read(low, got, MIXP_F32, 4), MIXP_OK);
+        CHECK(memcmp(got, values, sizeof values) == 0);
+    }
+    mixp_context_free(ctx);
+}
+
+/* What a step sends before it begins arrives late: the next step sends it again. */
+static int fail_upload;
+static mixp_result upload_or_not(const mixp_exec *x, void *to, const void *from, size_t bytes) {
+    (void)x;
+    if (fail_upload && fail_upload-- == 1) return MIXP_ERR_DEVICE;
+    memcpy(to, from, bytes);
+    return MIXP_OK;
+}
+
+static void a_table_that_was_not_sent_is_sent_again(void) {
+    mixp_sgd_desc   sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    mixp_context   *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor    *p;
+    float           got[4];
+    int             i;
+    device = *mixp_cpu();
+    device.upload = upload_or_not;
+    memset(&d, 0, sizeof d);
+    d.device = &device;
+    ctx = mixp_context_new(&d);
+    sgd.lr = 1;
+    opt = mixp_sgd_new(ctx, &sgd);
     p = mixp_param(ctx, "p", MIXP_F32, 1, four);
     CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
+    CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, p, MIXP_ALL, 0)), MIXP_OK);
+    fail_upload = 1;
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
+    CHECK_INT(fail_upload, 0);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    CHECK_INT(mixp_read(p, got, MIXP_F32, 4), MIXP_OK);
+    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], values[i] - 1, 0);
+    mixp_context_free(ctx);
+}
+
+/* A weight is written by hand, and the step that would take it over fails: the next one does. */
+static void a_master_that_did_not_follow_follows_later(void) {
+    mixp_sgd_desc   sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    mixp_context   *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor    *p;
+    float           got[4];
+    int             i;
+    device = *mixp_cpu();
+    kernels = *device.kernels;
+    kernels.convert = convert_or_not;
+    device.kernels = &kernels;
+    memset(&d, 0, sizeof d);
+    d.device = &device;
+    ctx = mixp_context_new(&d);
+    sgd.lr = 1;
+    opt = mixp_sgd_new(ctx, &sgd);
+    p = mixp_param(ctx, "p", MIXP_F16, 1, four);
+    CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
+    CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, p, MIXP_ALL, 0)), MIXP_OK);
     fail_convert = 1;
-    CHECK(!mixp_tensor_low(p, MIXP_BF16));
-    clear(ctx, MIXP_ERR_DEVICE, "convert");
-    low = mixp_tensor_low(p, MIXP_BF16);
-    CHECK(low != NULL);
-    if (low) CHECK_INT(mixp_read(low, got, MIXP_F32, 4), MIXP_OK);
-    CHECK(memcmp(got, values, sizeof values) == 0);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
+    CHECK_INT(fail_convert, 0);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    CHECK_INT(mixp_read(p, got, MIXP_F32, 4), MIXP_OK);
+    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], values[i] - 1, 0);
     mixp_context_free(ctx);
 }
 
@@ -489,6 +568,8 @@ int main(void) {
     RUN(a_refused_push_that_is_closed_at_once);
     RUN(a_tensor_that_is_recycled_by_and_by);
     RUN(a_cast_that_failed_is_made_again);
+    RUN(a_table_that_was_not_sent_is_sent_again);
+    RUN(a_master_that_did_not_follow_follows_later);
     RUN(an_evaluation_explains_no_skip);
     RUN(a_parameter_that_thaws_in_a_walk);
     RUN(a_hook_begins_no_step);

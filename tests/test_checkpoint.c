@@ -1636,6 +1636,8 @@ static void test_groups_with_anything(void) {
         else g.dampening = (double)mixp_f32_of_bits(0x7FC00000u);
         CHECK_INT(mixp_optimizer_set_group(opt, 0, &g), MIXP_OK);
         CHECK_INT(mixp_optimizer_add_group(opt, &g), 1);
+        CHECK_INT(mixp_optimizer_group(opt, 0, &g), MIXP_OK);
+        CHECK_INT(g.nesterov, k != 1);
         if (k < 2) CHECK_INT(mixp_optimizer_add(opt, mixp_param(ctx, "x", MIXP_F32, 1, n), NULL), MIXP_OK);
         all.ctx = ctx;
         all.optimizers = &opt;
