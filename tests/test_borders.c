@@ -334,6 +334,36 @@ static void a_cast_that_failed_is_made_again(void) {
     mixp_context_free(ctx);
 }
 
+/* A step on `device` that fails once, by *failure, and changes nothing: the next one is whole, and takes
+ * over what was written by hand before both. */
+static void steps_when_tried_again(mixp_dtype dtype, int *failure) {
+    mixp_sgd_desc   sgd = mixp_sgd_defaults();
+    mixp_context_desc d;
+    mixp_context   *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor    *p;
+    float           got[4];
+    int             i;
+    memset(&d, 0, sizeof d);
+    d.device = &device;
+    ctx = mixp_context_new(&d);
+    sgd.lr = 1;
+    opt = mixp_sgd_new(ctx, &sgd);
+    p = mixp_param(ctx, "p", dtype, 1, four);
+    CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
+    CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, p, MIXP_ALL, 0)), MIXP_OK);
+    *failure = 1;
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
+    CHECK_INT(*failure, 0);
+    mixp_context_clear_error(ctx);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    CHECK_INT(mixp_read(p, got, MIXP_F32, 4), MIXP_OK);
+    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], values[i] - 1, 0);
+    mixp_context_free(ctx);
+}
+
 /* What a step sends before it begins arrives late: the next step sends it again. */
 static int fail_upload;
 static mixp_result upload_or_not(const mixp_exec *x, void *to, const void *from, size_t bytes) {
@@ -342,68 +372,19 @@ static mixp_result upload_or_not(const mixp_exec *x, void *to, const void *from,
     memcpy(to, from, bytes);
     return MIXP_OK;
 }
-
 static void a_table_that_was_not_sent_is_sent_again(void) {
-    mixp_sgd_desc   sgd = mixp_sgd_defaults();
-    mixp_context_desc d;
-    mixp_context   *ctx;
-    mixp_optimizer *opt;
-    mixp_tensor    *p;
-    float           got[4];
-    int             i;
     device = *mixp_cpu();
     device.upload = upload_or_not;
-    memset(&d, 0, sizeof d);
-    d.device = &device;
-    ctx = mixp_context_new(&d);
-    sgd.lr = 1;
-    opt = mixp_sgd_new(ctx, &sgd);
-    p = mixp_param(ctx, "p", MIXP_F32, 1, four);
-    CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
-    CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
-    mixp_step_begin(ctx);
-    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, p, MIXP_ALL, 0)), MIXP_OK);
-    fail_upload = 1;
-    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
-    CHECK_INT(fail_upload, 0);
-    mixp_context_clear_error(ctx);
-    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
-    CHECK_INT(mixp_read(p, got, MIXP_F32, 4), MIXP_OK);
-    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], values[i] - 1, 0);
-    mixp_context_free(ctx);
+    steps_when_tried_again(MIXP_F32, &fail_upload);
 }
 
 /* A weight is written by hand, and the step that would take it over fails: the next one does. */
 static void a_master_that_did_not_follow_follows_later(void) {
-    mixp_sgd_desc   sgd = mixp_sgd_defaults();
-    mixp_context_desc d;
-    mixp_context   *ctx;
-    mixp_optimizer *opt;
-    mixp_tensor    *p;
-    float           got[4];
-    int             i;
     device = *mixp_cpu();
     kernels = *device.kernels;
     kernels.convert = convert_or_not;
     device.kernels = &kernels;
-    memset(&d, 0, sizeof d);
-    d.device = &device;
-    ctx = mixp_context_new(&d);
-    sgd.lr = 1;
-    opt = mixp_sgd_new(ctx, &sgd);
-    p = mixp_param(ctx, "p", MIXP_F16, 1, four);
-    CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
-    CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
-    mixp_step_begin(ctx);
-    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, p, MIXP_ALL, 0)), MIXP_OK);
-    fail_convert = 1;
-    CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
-    CHECK_INT(fail_convert, 0);
-    mixp_context_clear_error(ctx);
-    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
-    CHECK_INT(mixp_read(p, got, MIXP_F32, 4), MIXP_OK);
-    for (i = 0; i < 4; i++) CHECK_NEAR(got[i], values[i] - 1, 0);
-    mixp_context_free(ctx);
+    steps_when_tried_again(MIXP_F16, &fail_convert);
 }
 
 /* --- an evaluation before a step ------------------------------------------------------------- */

@@ -965,13 +965,13 @@ static void old_drivers(void) {
     WAIT();
     cudasim::machine().loaded.clear();
     cudasim::old_loader = true;
-    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);
     CHECK_INT(gpu_device->feed(&gpu_exec, p, zero, sizeof zero), MIXP_OK);
-    CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_OK);
-    CHECK_INT(replay(&gpu_exec, graph, 0), MIXP_OK);
+    CHECK_INT(gpu_device->capture_end(&gpu_exec, &graph), MIXP_OK);
+    CHECK_INT(gpu_device->replay(&gpu_exec, graph, 0), MIXP_OK);
     cudasim::old_loader = false;
     WAIT();
-    graph_free(&gpu_exec, graph);
+    gpu_device->graph_free(&gpu_exec, graph);
     gpu_device->release(&gpu_exec, p);
     pair_close();
 }
