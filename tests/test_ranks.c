@@ -1058,6 +1058,16 @@ static void refused_later(void) {
     differs(ODD_LEAVES_EARLY, 2, MIXP_ERR_RANKS, "rank 0 of 2, the sum of gradients: rank 1 is gone", "");
 }
 
+/* Two ranks with all that asks something of hooks, a save to path too. */
+static plan plan_of_hooks(const char *path) {
+    plan p = plan_of(2);
+    p.shard = 1;
+    p.guard = 2;
+    p.bucket = 20000;
+    p.checkpoint = path;
+    return p;
+}
+
 /* Whichever call of a hook fails, and in whatever: both ranks end with an error, soon, and say where. */
 static void any_hook_fails(void) {
     static const char *const sites[] = {"the sum of a table", "the sum of gradients",
@@ -1066,13 +1076,10 @@ static void any_hook_fails(void) {
     enum { SITES = sizeof sites / sizeof *sites };
     int seen[SITES] = {0}, way, i, calls;
     char path[64];
-    plan p = plan_of(2);
+    plan p;
     result *got;
     snprintf(path, sizeof path, "ranks.cut.%d.tmp", (int)getpid());
-    p.shard = 1;
-    p.guard = 2;
-    p.bucket = 20000;
-    p.checkpoint = path;
+    p = plan_of_hooks(path);
     for (way = 0; way < 3; way++) {
         p.scatter = way;
         p.cut_at = 1 << 20;
@@ -1099,13 +1106,10 @@ static void any_hook_fails(void) {
 /* A rank that is killed at whichever call: the other hears that it is gone, and ends as failed. */
 static void dies_at_any_call(void) {
     char path[64];
-    plan p = plan_of(2);
+    plan p;
     int way, calls;
     snprintf(path, sizeof path, "ranks.dies.%d.tmp", (int)getpid());
-    p.shard = 1;
-    p.guard = 2;
-    p.bucket = 20000;
-    p.checkpoint = path;
+    p = plan_of_hooks(path);
     for (way = 0; way < 3; way++) {
         p.scatter = way;
         p.cut_at = 1 << 20;

@@ -95,20 +95,24 @@ check "and a wrong option is one all the same" rest
 
 # --- two runs in one folder ---
 
-# A run that waits for its data has looked at the folder, and does not have it yet.
 vocabulary=$(sed -n 's/.*"vocabulary": "\(.*\)".*/\1/p' whole/config.json)
 mkfifo late
+# refused MESSAGE: the run that waited, once its data comes, which leaves the checkpoint alone.
+refused() {
+    before=$(cksum <folder/checkpoint.safetensors)
+    cat text >&3
+    exec 3>&-
+    wait $late
+    test $? -eq 1 && test $first -eq 0 && grep -q "$1" err1 &&
+        test "$before" = "$(cksum <folder/checkpoint.safetensors)" || { cat err1; false; }
+}
+# A run that waits for its data has looked at the folder, and does not have it yet.
 overtaken() {
     "$program" --data late --vocabulary "$vocabulary" $model --steps 2 --out folder >out1 2>err1 &
     late=$!
     exec 3>late                         # once it reads, it has looked
     gpt 0 $small --steps 4 --out folder; first=$?
-    before=$(cksum <folder/checkpoint.safetensors)
-    cat text >&3
-    exec 3>&-
-    wait $late
-    test $? -eq 1 && test $first -eq 0 && grep -q "folder holds a checkpoint: continue it with --resume" err1 &&
-        test "$before" = "$(cksum <folder/checkpoint.safetensors)" || { cat err1; false; }
+    refused "folder holds a checkpoint: continue it with --resume"
 }
 check "a run that began meanwhile is not replaced" overtaken
 # A folder that was copied by *.* has no lock yet.
@@ -118,12 +122,7 @@ behind() {
     late=$!
     exec 3>late                         # once it reads, it has loaded the checkpoint
     gpt 0 --data text --out folder --resume --steps 8; first=$?
-    before=$(cksum <folder/checkpoint.safetensors)
-    cat text >&3
-    exec 3>&-
-    wait $late
-    test $? -eq 1 && test $first -eq 0 && grep -q "another tiny_gpt has trained in folder meanwhile" err1 &&
-        test "$before" = "$(cksum <folder/checkpoint.safetensors)" || { cat err1; false; }
+    refused "another tiny_gpt has trained in folder meanwhile"
 }
 check "one that went on meanwhile is not taken back" behind
 report
