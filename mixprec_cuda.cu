@@ -5,12 +5,12 @@
  * its device:
  *
  *     mixp_context_desc desc = { 0 };
- *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU, and why says what is wrong
+ *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU; why gives the reason
  *
- * Needs compute capability 7.5 (T4, RTX 20) and CUDA 12.0 or newer. On 7.5 train in f16: its tensor
- * cores know no bf16, and the backward pass of attention with heads of 128 does not fit its 64 KB
- * of shared memory, so it is done without them. Leave --use_fast_math out: it flushes subnormal
- * moments, and no promise about bits holds with it.
+ * Needs compute capability 7.5 (T4, RTX 20) or newer, and CUDA 12.0 or newer. On 7.5 train in f16:
+ * its tensor cores do not support bf16. There the backward pass of attention with heads of 128 runs
+ * without tensor cores, because it does not fit the 64 KB of shared memory. Do not compile with
+ * --use_fast_math: it flushes subnormal moments and breaks every promise about bits.
  *
  * CONTENTS: each section has a banner; search for its mark
  *
@@ -23,13 +23,11 @@
  *      7. attention    >>attention     flash attention on tensor cores
  *      8. table        >>table         mixp_cuda
  *
- * Determinism: no float atomics; sums are cut by the shapes alone, never by the GPU, except in
- * products, where cuBLASLt chooses by GPU and version. Casts, stochastic rounding, unscale, the
- * statistics' flags and optimizer steps give the CPU's bits (but a NaN's payload: arithmetic on a
- * GPU makes one NaN of all).
- *
- * A comment `plant: NAME` marks a line in which tests/mutation.sh plants a fault, to see that a
- * test finds it. It moves with its line.
+ * Determinism: no float atomics. The shapes decide how a sum is split, never the GPU, with two
+ * exceptions. In products, cuBLASLt chooses by GPU and version. Attention on capability 7.5 uses
+ * the f32 kernels for bf16, the kernels for bent scores where 64 KB hold no larger tile, and tensor
+ * core products in two halves. Casts, stochastic rounding, unscale, the statistics' flags and
+ * optimizer steps give the CPU's bits, except a NaN's payload: GPU arithmetic gives a single NaN.
  */
 #include "mixprec.h"
 #include <stdarg.h>
@@ -230,9 +228,9 @@ namespace {
 
 /* --- numbers in registers -------------------------------------------------------------- *
  *
- * One kernel serves every mix of f32, f16 and bf16: the dtype is looked at where 8 elements
- * are loaded or stored, the same branch for all threads. The processor's own f16 conversions
- * are the header's but for NaN, whose payload they lose.
+ * One kernel serves every mix of f32, f16 and bf16. It tests the dtype where it loads or stores 8
+ * elements, with the same branch for all threads. The processor's f16 conversions give the header's
+ * results, except that they lose the payload of a NaN.
  */
 const int warp_size = 32;
 
@@ -249,7 +247,7 @@ __host__ __device__ inline int dtype_bytes(mixp_dtype d) {
     }
 }
 
-/* 0 for what is no dtype. The header's own is another file's where that has MIXPREC_STATIC. */
+/* 0 for an unknown dtype. With MIXPREC_STATIC the header's function is static in another file. */
 inline size_t size_of_dtype(mixp_dtype d)
 { return (unsigned)d < MIXP_DTYPE_COUNT ? (size_t)dtype_bytes(d) : 0; }
 
@@ -261,7 +259,7 @@ __host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? 
 __host__ __device__ inline char *bytes_of(void *p) { return (char *)p; }
 __host__ __device__ inline const char *bytes_of(const void *p) { return (const char *)p; }
 
-/* Where element i of an array starts: of a mixp_in or a mixp_out, like all that follows here. */
+/* The address of element i of an array, a mixp_in or a mixp_out. */
 template <class A> __host__ __device__ inline auto byte_at(const A &a, int64_t i)
 { return bytes_of(a.data) + i * dtype_bytes(a.dtype); }
 
@@ -329,7 +327,7 @@ __device__ inline void put8(mixp_out a, int64_t i, const float *v) {
     }
 }
 
-/* The same for n of them (the others read as 0), aligned or not. */
+/* The same for n elements (the others read as 0), aligned or not. */
 __device__ inline void get8_any(mixp_in a, int64_t i, int n, bool wide, float *v) {
     if (wide && n == 8) { get8(a, i, v); return; }
     MIXPI_UNROLL
@@ -339,15 +337,15 @@ __device__ inline void put8_any(mixp_out a, int64_t i, int n, bool wide, const f
     if (wide && n == 8) { put8(a, i, v); return; }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
-        if (k < n) put1(a, i + k, v[k]);  /* plant: put8_end */
+        if (k < n) put1(a, i + k, v[k]);
 }
 
 /* --- numbers of arithmetic ------------------------------------------------------------- *
  *
- * The same where the compiler knows the dtype and a NaN may become another: the processor's own
- * conversions, of two at a time, for what is computed with. get8 and put8 ask for the dtype at
- * each turn, which also keeps the compiler from loading ahead: 21 instructions instead of 8 for
- * 8 bf16, 66 for 8 f16.
+ * Loads and stores of numbers used in arithmetic, where the compiler knows the dtype and a NaN may
+ * change its payload: the processor's own conversions, two elements at a time. get8 and put8 test
+ * the dtype at each turn, which also keeps the compiler from loading ahead: 21 instructions instead
+ * of 8 for 8 bf16, 66 for 8 f16.
  */
 template <mixp_dtype D> __device__ inline void plain_two(uint32_t codes, float *v) {
     if constexpr (D == MIXP_BF16) {
@@ -372,8 +370,8 @@ template <mixp_dtype D> __device__ inline uint32_t plain_code(float lo, float hi
     return codes;
 }
 
-/* Eight as they lie in memory: what is asked for ahead is not converted before it is needed, for
- * that would wait for it. */
+/* Eight elements as stored. Elements loaded ahead are converted only when needed, because a
+ * conversion waits for the load. */
 template <mixp_dtype D> struct Raw8 { uint4 u[D == MIXP_F32 ? 2 : 1]; };
 
 template <mixp_dtype D> __device__ inline Raw8<D> raw_get8(const void *data, int64_t i) {
@@ -403,7 +401,7 @@ template <mixp_dtype D> __device__ inline void plain_values(const Raw8<D> &raw, 
 template <mixp_dtype D>
 __device__ inline void plain_get8(const void *data, int64_t i, float *v)
 { plain_values<D>(raw_get8<D>(data, i), v); }
-/* It stays 16 bytes wide: a plain store would be joined with that of a scalar path. */
+/* One 16-byte store: the compiler would merge a plain store with the scalar path's stores. */
 template <mixp_dtype D>
 __device__ inline void plain_put8(void *data, int64_t i, const float *v) {
     if constexpr (D == MIXP_F32) {
@@ -417,14 +415,14 @@ __device__ inline void plain_put8(void *data, int64_t i, const float *v) {
     }
 }
 
-/* Eight as they are once they were stored. */
+/* Rounds eight elements as a store would. */
 template <mixp_dtype D> __device__ inline void plain_rounded(float *v) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k += 2)
         if constexpr (D != MIXP_F32) plain_two<D>(plain_code<D>(v[k], v[k + 1]), v + k);
 }
 
-/* n of them, wide or not; the others read as 0. */
+/* Loads n elements, wide or not; the others read as 0. */
 template <mixp_dtype D>
 __device__ inline void plain_get(const void *data, int64_t i, int n, bool wide, float *v) {
     if (wide && n == 8) plain_get8<D>(data, i, v);
@@ -436,18 +434,18 @@ __device__ inline void plain_put(void *data, int64_t i, int n, bool wide, const 
     else put8_any(mixpi_out_to(data, D, 0), i, n, false, v);
 }
 
-/* May a be read 8 elements at a time from a multiple of 8 on? A missing array may. */
-inline bool is_wide(const void *p) { return (uintptr_t)p % 16 == 0; }  /* plant: is_wide */
+/* Can a be read 8 elements at a time from a multiple of 8 on? Yes for an absent array. */
+inline bool is_wide(const void *p) { return (uintptr_t)p % 16 == 0; }
 inline bool is_wide(mixp_in a) { return is_wide(a.data); }
 inline bool is_wide(mixp_out a) { return is_wide(a.data); }
 
-/* What a kernel writes, read. */
+/* An output as an input. */
 __host__ __device__ inline mixp_in as_in(mixp_out y) {
     mixp_in a = { y.data, y.dtype };
     return a;
 }
 
-/* Blocks for work of n threads' worth: a grid-stride loop does the rest. */
+/* Number of blocks for n threads, limited: a grid-stride loop does the rest. */
 inline unsigned grid_for(int64_t n, int threads) {
     int64_t blocks = ceil_div(n, threads);
     return (unsigned)(blocks < 1 ? 1 : blocks > 4096 ? 4096 : blocks);
@@ -457,13 +455,12 @@ inline unsigned grid_for(int64_t n, int threads) {
 
 template <class T> __device__ inline T warp_sum(T v) {
     MIXPI_UNROLL
-    for (int k = 16; k; k /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, k);  /* plant: warp_sum */
+    for (int k = 16; k; k /= 2) v += __shfl_xor_sync(0xFFFFFFFFu, v, k);
     return v;
 }
-/* A NaN may be missed. */
+/* The maximum over a warp. May miss a NaN. */
 __device__ inline float warp_max(float v) {
     MIXPI_UNROLL
-    /* plant: warp_max */
     for (int k = 16; k; k /= 2) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, k));
     return v;
 }
@@ -473,10 +470,10 @@ template <class T> __device__ inline T block_sum(T v) {
     int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
     v = warp_sum(v);
     if (lane == 0) part[warp] = v;
-    __syncthreads();  /* plant: block_sum_write */
+    __syncthreads();
     v = lane < (int)blockDim.x / warp_size ? part[lane] : (T)0;
     v = warp_sum(v);
-    __syncthreads();  /* plant: block_sum_read */
+    __syncthreads();
     return v;
 }
 __device__ inline float block_max(float v) {
@@ -495,20 +492,21 @@ __device__ inline float block_max(float v) {
 
 /* ==== 2. RUNTIME ========================================================= >>runtime ====
  *
- * A context has a State: its stream, what a step reads and writes outside of the arena, and a
- * text of the newest error. Nothing here waits for the GPU but what says so.
+ * A context has a State: its stream, the memory outside the arena that a step reads and writes,
+ * and a text of the newest error. Functions here do not wait for the GPU unless their comment
+ * says so.
  *
- * Errors. A launch reports its own error at once. What a kernel meets while it runs (an index out
- * of range) is noted in memory that the host sees; the next call that waits or peeks tells it,
- * once. No step that was queued before that is applied.
+ * Errors. A launch reports its own error at once. A kernel that finds a fault while it runs (an
+ * index out of range) records the fault in memory that the host sees; the next call that waits or
+ * peeks reports the fault, once. Steps queued before that report are not applied.
  *
- * Uploads go through a ring of pinned pieces: the host's buffer is free when the call returns,
- * and the call waits only when all pieces are on their way.
+ * Uploads go through a ring of pinned pieces. The caller may reuse its buffer when the call
+ * returns. The call waits only when all pieces are in flight.
  */
 namespace {
 
-/* What a kernel met while it ran. In one word, that racing threads write it whole: which fault,
- * in 3 bits; the row, in 29; the index itself. */
+/* A fault that a kernel found while it ran, packed in one 64-bit word, so that racing threads write
+ * it atomically: the kind of fault (3 bits), the row (29 bits) and the index (32 bits). */
 enum Fault { FAULT_NONE, FAULT_EMBEDDING_ID, FAULT_TARGET, FAULT_LENGTH, FAULT_GATHER_ID };
 const int64_t fault_rows = (int64_t)1 << 29;
 
@@ -516,8 +514,8 @@ const int    ring_pieces = 8, mirror_count = 32, post_slots = 3, roomy_kernels =
 const size_t piece_bytes = (size_t)256 << 10, mirror_bytes = 2048 - 8;
 const size_t workspace_bytes = (size_t)32 << 20, memory_alignment = 256;
 
-/* A copy of a small block of device memory that the host can read while kernels write it:
- * sequence is odd while they do. */
+/* A copy of a small block of device memory that the host can read while kernels write the copy:
+ * sequence is odd during a write. */
 struct Mirror {
     uint64_t sequence;
     uint32_t words[mirror_bytes / 4];
@@ -525,25 +523,24 @@ struct Mirror {
 
 /* Pinned memory that kernels see. */
 struct Shared {
-    uint64_t fault;             /* not told yet; 0 = none                                    */
+    uint64_t fault;             /* not reported yet; 0 = none                                */
     uint64_t unused[7];
     Mirror  mirrors[mirror_count];
 };
 
 /* Device memory of a context. */
 struct Private {
-    uint64_t later;             /* how many steps after its capture the replayed step is     */
+    uint64_t later;             /* steps from the captured step to the replayed step         */
     uint32_t arrived[16];       /* counters of last-block patterns; 0 between kernels        */
-    int32_t  stop;              /* 1: no step is applied, for a fault has not been told      */
-    uint64_t turns[mirror_count];       /* what a mirror's sequence is                       */
+    int32_t  stop;              /* 1: no step is applied until a fault has been reported     */
+    uint64_t turns[mirror_count];       /* the sequence of each mirror                       */
 };
 
-/* Where kernels note a fault. */
+/* Where kernels record a fault. */
 struct FaultFlag { uint64_t *fault; int32_t *stop; };
 
-/* An upload of a captured step. The graph copies `stage` to where it belongs, when its turn comes;
- * what lies in `stage` is sent before: once what was `kept`, or before each replay what `host` then
- * holds. */
+/* An upload of a captured step. The graph copies `stage` to the destination. `stage` is filled
+ * beforehand: once from `kept`, or before each replay from `host`. */
 struct Upload {
     void       *stage;
     const void *host;
@@ -573,10 +570,11 @@ struct Choice;
 struct State {
     int              ordinal, processors;
     int              capability;        /* 75, 80, 90, ...                                  */
-    int              most_shared;       /* bytes of a block, at most                         */
+    int              most_shared;       /* largest shared memory of a block, in bytes        */
     mixp_allocator   host, device;  /* the context's                                         */
     cudaStream_t     stream;
-    cudaStream_t     recorder;  /* what captures record; a given stream itself, if it can be */
+    cudaStream_t     recorder;  /* the stream that captures record; the given stream, if any
+                                   and if possible                                       */
     void            *given;     /* the program's stream; NULL: stream is our own             */
     Shared          *shared, *shared_on_device;
     Private         *block;
@@ -585,29 +583,31 @@ struct State {
     unsigned         next;
     const void      *mirrored[mirror_count];
     size_t           mirrored_bytes[mirror_count];
-    Graph           *capture;   /* under way                                                 */
+    Graph           *capture;   /* the current capture                                       */
+    mixp_exec       *captured;  /* its stream is the recorder during the capture             */
     cublasLtHandle_t lt;
     void            *workspace;
     Plans           *plans;
     void           (*free_plans)(State *s);
     mixp_gemm_count  products;
-    Choice          *choices;   /* of algorithms, as the program gave them                   */
+    bool             measure;   /* a shape's first product times cuBLASLt's algorithms       */
+    Choice          *choices;   /* of algorithms, given by the program                       */
     int              choice_count;
-    void            *post[post_slots];  /* pinned copies of what was posted                          */
+    void            *post[post_slots];  /* pinned copies of the posted memory               */
     size_t           post_bytes[post_slots];
     cudaEvent_t      post_sent[post_slots];
-    const void      *roomy[roomy_kernels];      /* kernels that may have more than 48 KB      */
+    const void      *roomy[roomy_kernels];      /* may use more than 48 KB of shared memory */
     char             message[384];
 };
 
 inline State *state_of(const mixp_exec *x) { return x ? (State *)x->state : NULL; }
 
-/* Takes back what a call left for cudaGetLastError. What the program left there stays, where all went
- * well. */
+/* Clears the error that a failed call left for cudaGetLastError. After a success, keeps the
+ * program's own error there. */
 inline void quiet(cudaError_t e)
 { if (e != cudaSuccess) cudaGetLastError(); }
 
-/* Asks the driver whether a GPU has a context of this process; NULL: it cannot be asked. */
+/* The driver's query: does this process have a context on a GPU? NULL: the query is missing. */
 typedef int PrimaryState(int device, unsigned *flags, int *active);
 inline PrimaryState *find_primary_state() {
     cudaDriverEntryPointQueryResult how;
@@ -631,9 +631,9 @@ inline bool has_context(int ordinal) {
     return active != 0;
 }
 
-/* Makes GPU `ordinal` the current one while it lives; -1: leaves things alone. The one that was
- * current before comes back if the program uses it: cudaSetDevice would otherwise make a context
- * there, half a gigabyte on GPU 0 for each rank of a program. */
+/* Makes GPU `ordinal` current for the lifetime of the object; -1: changes nothing. The destructor
+ * restores the previous GPU only if the program has a context there. Otherwise cudaSetDevice would
+ * create a context: half a gigabyte on GPU 0 for each rank of a program. */
 class OnDevice {
 public:
     explicit OnDevice(int ordinal) : error(cudaSuccess), before(ordinal), now(ordinal) {
@@ -642,9 +642,8 @@ public:
         if (error == cudaSuccess && before != now) error = cudaSetDevice(now);
         quiet(error);
     }
-    /* plant: other_context */
     ~OnDevice() { if (before != now && has_context(before)) quiet(cudaSetDevice(before)); }
-    cudaError_t error;          /* why it is not the current one                             */
+    cudaError_t error;          /* why the GPU could not be made current                     */
 private:
     int before, now;
 };
@@ -656,7 +655,7 @@ inline mixp_result say(State *s, mixp_result r, const char *what, const char *wh
     return r;
 }
 
-/* What a program can do about an error, after its text. */
+/* Advice to append to the text of an error. */
 inline const char *advice(cudaError_t e) {
     switch (e) {
     case cudaErrorStreamCaptureImplicit:
@@ -681,7 +680,7 @@ inline bool is_capture_error(cudaError_t e) {
            e == cudaErrorIllegalState;
 }
 
-/* The result of a CUDA call. Takes the error back that the call left for cudaGetLastError. */
+/* The result of a CUDA call. Clears the error that the call left for cudaGetLastError. */
 inline mixp_result checked(State *s, cudaError_t e, const char *what) {
     char text[256];
     if (e == cudaSuccess) return MIXP_OK;
@@ -697,24 +696,25 @@ inline FaultFlag fault_flag(const State *s) {
     return f;
 }
 
-/* Of racing threads any may win; a fault noted by an earlier kernel stays. */
+/* Records a fault. Any of several racing threads may win; a fault of an earlier kernel stays. */
 __device__ inline void note_fault(const FaultFlag &f, Fault what, int64_t row,
                                   int32_t index) {
     volatile uint64_t *noted = f.fault;
     uint64_t place = (uint64_t)least(row, fault_rows - 1);
-    *f.stop = 1;  /* plant: fault_stop */
+    *(volatile int32_t *)f.stop = 1;
     if (*noted) return;
-    *noted = (uint64_t)what << 61 | place << 32 | (uint32_t)index;  /* plant: fault_noted */
+    *noted = (uint64_t)what << 61 | place << 32 | (uint32_t)index;
 }
 
-/* Lets steps be applied again, unless one more fault was noted after the one that was told. */
+/* Lets steps be applied again, unless another fault was recorded after the reported fault. */
 __global__ void forget_fault(const FaultFlag f) {
-    if (*(const volatile uint64_t *)f.fault == 0) *f.stop = 0;  /* plant: fault_forgotten */
+    if (*(const volatile uint64_t *)f.fault == 0) *f.stop = 0;
 }
 
-/* Tells what kernels have noted. Steps queued so far find the stop, later ones do not. */
+/* Reports the fault that kernels recorded. Steps queued so far see the stop flag; later steps do
+ * not. */
 inline mixp_result tell_fault(State *s) {
-    static const char *const texts[][3] = {     /* of a Fault: who, what, its range          */
+    static const char *const texts[][3] = {     /* for each Fault: who, what, its range      */
         { "", "", "" },
         { "embedding", "id", "vocab)" },
         { "cross_entropy", "target", "cols)" },
@@ -733,7 +733,7 @@ inline mixp_result tell_fault(State *s) {
     return say(s, MIXP_ERR_ARGUMENT, text[0], why);
 }
 
-/* Where work goes: a captured step is recorded on a stream of its own. */
+/* The stream to launch on: during a capture, the stream that records. */
 inline cudaStream_t queue_of(const State *s) {
     return s->capture ? s->recorder : s->stream;
 }
@@ -761,19 +761,33 @@ private:
 inline void *scratch_of(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
 
-/* Where a captured kernel finds how many steps later it runs; NULL outside of captures. */
+/* Device address of the number of steps between capture and replay; NULL outside a capture. */
 inline const uint64_t *later_of(const State *s) {
     return s->capture ? &s->block->later : NULL;
 }
 
-__device__ inline uint64_t step_now(uint64_t step, const uint64_t *later)
-{ return later ? step + *later : step; }  /* plant: later_step */
+/* The parts of the key of a kernel's random numbers. A captured kernel runs in many steps and adds
+ * the steps since its capture. So each thread computes the key once; the host computes none. */
+struct Draws {
+    uint64_t        seed, step, tensor;
+    const uint64_t *later;
+};
+
+inline Draws draws_of(const State *s, uint64_t seed, uint64_t step, uint64_t tensor) {
+    Draws d = { seed, step, tensor, later_of(s) };
+    return d;
+}
+
+__device__ inline uint64_t key_now(const Draws &d) {
+    uint64_t step = d.later ? d.step + *d.later : d.step;
+    return mixp_random_key(d.seed, step, d.tensor);
+}
 
 __global__ void set_later(uint64_t *to, uint64_t later) { *to = later; }
 
 /* --- peeks ----------------------------------------------------------------------------- */
 
-/* A block of device memory, its mirror, and the count of its turns. to NULL: it has none. */
+/* A block of device memory, its mirror, and the mirror's sequence. to NULL: no mirror. */
 struct Mirrored {
     Mirror     *to;
     uint64_t   *turn;
@@ -787,7 +801,7 @@ inline Mirrored mirrored(const State *s, int i) {
     return m;
 }
 
-/* A block with its mirror, made at the first use; without one when all are taken. */
+/* A block with its mirror, which is made at the first use. Without a mirror when all are taken. */
 inline Mirrored mirror_of(State *s, const void *device, size_t bytes) {
     const Mirrored none = { NULL, NULL, device, 0 };
     int i = 0;
@@ -803,17 +817,17 @@ inline Mirrored mirror_of(State *s, const void *device, size_t bytes) {
     return mirrored(s, i);
 }
 
-/* The host sees that a turn of these mirrors begins, or ends. Each count lies in device memory: a
- * read of the host's would take a microsecond. */
+/* Begins or ends a write of these mirrors, visibly to the host. Each sequence is kept in device
+ * memory, because reading host memory would take a microsecond. */
 template <int n> __device__ inline void mirrors_turn(const Mirrored (&m)[n]) {
     MIXPI_UNROLL
     for (int k = 0; k < n; k++)
-        /* plant: mirrors_turn */
         if (m[k].to) *(volatile uint64_t *)&m[k].to->sequence = ++*m[k].turn;
 }
 
-/* Copies blocks to their mirrors, where they have one; by all threads of the only block that writes
- * to them, after their last write. Two fences do for all: each waits for the host's memory. */
+/* Copies blocks of memory to their mirrors, if any. All threads of the one thread block that writes
+ * the memory call it, after their last write. Two fences serve all mirrors, because each fence
+ * waits for host memory. */
 template <int n> __device__ inline void mirror_store(const Mirrored (&m)[n]) {
     __syncthreads();
     if (threadIdx.x == 0) mirrors_turn(m);
@@ -836,8 +850,8 @@ __global__ void mirror_again(const Mirrored m) {
     mirror_store(one);
 }
 
-/* 1 when *host was read whole; 0 when nothing was written to the mirror yet, or a kernel died
- * while it wrote. */
+/* Returns 1 when *host was read completely and consistently. Returns 0 when nothing was written to
+ * the mirror yet, or a kernel died during a write. */
 inline int mirror_load(const Mirror *m, void *host, size_t offset, size_t bytes) {
     const volatile uint64_t *sequence = &m->sequence;
     for (int tries = 0; tries < 1000000; tries++) {
@@ -890,7 +904,7 @@ inline mixp_result check_pointer(State *s, const void *p, const char *what) {
     return MIXP_OK;
 }
 
-/* Memory of the GPU from the user's allocator, if there is one: looked at before it is used. */
+/* GPU memory from the user's allocator, if any; such memory is checked before use. */
 inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     const mixp_allocator &from = s->device;
     mixp_result r = MIXP_OK;
@@ -905,7 +919,7 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     if (r != MIXP_OK) { from.release(*p, from.user); *p = NULL; }
     return r;
 }
-/* Nothing queued uses p any more: cudaFree would wait, the user's allocator need not. */
+/* Frees p when no queued work uses p any more. cudaFree waits; the user's allocator need not. */
 inline void memory_free(State *s, void *p) {
     if (p && s->device.allocate) s->device.release(p, s->device.user);
     else if (p) checked(s, cudaFree(p), "release");
@@ -927,19 +941,19 @@ void device_release(const mixp_exec *x, void *p) {
     if (!p || !k.state) return;
     if (k.state->capture) abandon_capture(x);
     memory_free(k.state, p);
-    for (int i = 0; i < mirror_count; i++)      /* its address may come back as another's */
+    for (int i = 0; i < mirror_count; i++)      /* the address may be reused */
         if (k.state->mirrored[i] == p) k.state->mirrored[i] = NULL;
 }
 
-/* MIXP_OK when bytes at p are memory of the context's GPU. */
+/* MIXP_OK when the bytes at p are memory of the context's GPU. */
 mixp_result device_check(const mixp_exec *x, const void *p, size_t bytes) {
     Kernel k(x);
     (void)bytes;
     return k.state ? check_pointer(k.state, p, "device memory") : MIXP_ERR_ORDER;
 }
 
-/* Through the ring, a piece at a time. A piece is waited for, not asked: cudaEventQuery would leave
- * its "not ready" behind as the program's last error. */
+/* Uploads through the ring, piece by piece. It waits for a piece instead of polling, because
+ * cudaEventQuery would leave "not ready" as the program's last error. */
 inline mixp_result send(State *s, void *device, const void *host, size_t bytes) {
     mixp_result r = MIXP_OK;
     size_t done = 0;
@@ -947,7 +961,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
         size_t n = bytes - done < piece_bytes ? bytes - done : piece_bytes;
         unsigned i = s->next++ % ring_pieces;
         unsigned char *piece = s->ring + i * piece_bytes;
-        cudaError_t e = cudaEventSynchronize(s->sent[i]);  /* plant: upload_ring */
+        cudaError_t e = cudaEventSynchronize(s->sent[i]);
         if (e == cudaSuccess) {
             memcpy(piece, (const char *)host + done, n);
             e = cudaMemcpyAsync((char *)device + done, piece, n, cudaMemcpyHostToDevice,
@@ -960,7 +974,7 @@ inline mixp_result send(State *s, void *device, const void *host, size_t bytes) 
     return r;
 }
 
-/* After an upload over a mirrored block: the mirror follows. */
+/* Updates the mirror after an upload to a mirrored block. */
 inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
     int i = mirror_at(s, device, bytes);
     if (i < 0) return MIXP_OK;
@@ -968,19 +982,20 @@ inline mixp_result mirror_follows(State *s, const void *device, size_t bytes) {
                    "upload");
 }
 
-/* The program's own capture of the stream it gave us: uploads would become part of it, from pinned
- * memory that the next ones overwrite, and every replay would draw the same random numbers. */
+/* Refuses to run while the program itself captures the stream that it gave us. Uploads would become
+ * part of that capture, from pinned memory that later uploads overwrite, and every replay would
+ * draw the same random numbers. */
 inline mixp_result check_stream(State *s, const char *what) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     mixp_result r;
-    if (!s->given || s->capture) return MIXP_OK;  /* plant: foreign_capture */
+    if (!s->given || s->capture) return MIXP_OK;
     r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
                "the program captures this stream itself; use mixp_capture_begin instead");
 }
 
-/* Lets this thread allocate while it captures: memory for the graph, not by it. */
+/* Lets this thread allocate memory during a capture, outside of the captured graph. */
 class Relaxed {
 public:
   Relaxed() : mode(cudaStreamCaptureModeRelaxed) {
@@ -1013,7 +1028,7 @@ inline mixp_result stage_new(State *s, Graph *g, size_t bytes, void **stage) {
     if (!g->blocks || g->blocks->size - g->blocks->used < room) r = block_new(s, g, room);
     if (r != MIXP_OK) return r;
     *stage = (char *)g->blocks->memory + g->blocks->used;
-    g->blocks->used += room;  /* plant: stage_own */
+    g->blocks->used += room;
     return MIXP_OK;
 }
 
@@ -1031,7 +1046,7 @@ inline Upload *upload_new(State *s, Graph *g) {
     return &g->uploads[g->count];
 }
 
-/* An upload takes its place in the captured step. again: each replay reads host anew. */
+/* Records an upload in the captured step. again: each replay reads host again. */
 inline mixp_result record_upload(State *s, void *device, const void *host, size_t bytes,
                                  bool again) {
     Graph *g = s->capture;
@@ -1043,7 +1058,7 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
     if (r != MIXP_OK) return r;
     u->host = host;
     u->bytes = bytes;
-    if (!again) {  /* plant: kept_upload */
+    if (!again) {
         u->kept = host_new(s->host, bytes);
         if (!u->kept) return say(s, MIXP_ERR_MEMORY, "capture", "out of memory");
         memcpy(u->kept, host, bytes);
@@ -1055,7 +1070,7 @@ inline mixp_result record_upload(State *s, void *device, const void *host, size_
     return r == MIXP_OK ? mirror_follows(s, device, bytes) : r;
 }
 
-/* Before a replay, or at the end of the capture. */
+/* Fills an upload's stage, before a replay or at the end of the capture. */
 inline mixp_result upload_send(State *s, Upload *u) {
     mixp_result r = MIXP_OK;
     if (!u->sent) r = send(s, u->stage, u->kept ? u->kept : u->host, u->bytes);
@@ -1111,7 +1126,7 @@ mixp_result device_download(const mixp_exec *x, void *host, const void *device,
     return r == MIXP_OK ? device_wait(x) : r;
 }
 
-/* A pinned copy of a slot, grown when needed; that waits for what is on its way. */
+/* The pinned copy of a slot, enlarged when needed. Enlarging waits for copies in flight. */
 inline mixp_result post_room(State *s, int slot, size_t bytes) {
     cudaError_t e = cudaSuccess;
     if (s->post_bytes[slot] >= bytes) return MIXP_OK;
@@ -1140,7 +1155,7 @@ mixp_result device_post(const mixp_exec *x, int slot, const void *device, size_t
     return r == MIXP_OK ? checked(s, cudaEventRecord(s->post_sent[slot], k.stream), "post") : r;
 }
 
-/* What kernels have noted, unless the program captures the stream just now: then later. */
+/* Reports the fault that kernels recorded. Deferred while the program captures the stream. */
 inline mixp_result tell_unless_captured(State *s) {
     if (!s->shared->fault || check_stream(s, "a look") != MIXP_OK) return MIXP_OK;
     return tell_fault(s);
@@ -1151,13 +1166,13 @@ mixp_result device_collect(const mixp_exec *x, int slot, void *host, size_t byte
     State *s = k.state;
     mixp_result r;
     if (!s || s->post_bytes[slot] < bytes) return MIXP_ERR_ORDER;
-    r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");  /* plant: collect */
+    r = checked(s, cudaEventSynchronize(s->post_sent[slot]), "collect");
     if (r == MIXP_OK) memcpy(host, s->post[slot], bytes);
     return r == MIXP_OK ? tell_unless_captured(s) : r;
 }
 
-/* Before the first write to the mirror there is nothing to see but the block itself. Host memory
- * is filled even when a fault is told. */
+/* Before the first write to the mirror, reads the block itself. Host memory is filled even when a
+ * fault is reported. */
 mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
                         size_t bytes) {
     Kernel k(x);
@@ -1173,18 +1188,17 @@ mixp_result device_peek(const mixp_exec *x, void *host, const void *device,
 
 /* --- captures -------------------------------------------------------------------------- *
  *
- * Between begin and end, kernels are recorded instead of run, on a stream that nothing else uses:
- * whatever the program does meanwhile on the legacy stream stays its own. An upload is recorded as
- * a copy from memory that belongs to the graph, so that each has its own, however often a step
- * writes to one address. Dropout and stochastic rounding add `later` to their step, so that each
- * replay draws its own random numbers.
+ * Between begin and end, kernels are recorded instead of run, on a stream used for nothing else. So
+ * work that the program does meanwhile on the legacy stream is not captured. An upload is recorded
+ * as a copy from memory that belongs to the graph. Each upload has its own memory, even if a step
+ * writes to one address several times. A kernel that draws random numbers adds `later` to its step
+ * (struct Draws), so that each replay draws its own numbers.
  */
 void graph_free(const mixp_exec *x, void *graph) {
     Kernel k(x);
     Graph *g = (Graph *)graph;
     if (!g) return;
-    /* plant: graph_freed */
-    if (k.state->capture) abandon_capture(x);   /* CUDA frees nothing in one */
+    if (k.state->capture) abandon_capture(x);   /* CUDA frees nothing in a capture */
     if (g->exec) k.launched("graph", cudaGraphExecDestroy(g->exec));
     if (g->blocks) k.launched("graph", cudaStreamSynchronize(k.state->stream));
     for (int i = 0; i < g->count; i++) host_free(x->host, g->uploads[i].kept);
@@ -1198,11 +1212,10 @@ void graph_free(const mixp_exec *x, void *graph) {
     host_free(x->host, g);
 }
 
-/* A kernel is loaded when it is first asked for, which drivers before 12.3 do not do in a capture.
- * What a step records has run before, but for this one. */
+/* Loads the one kernel that a capture records without an earlier run. Drivers before 12.3 cannot
+ * load a kernel during a capture. */
 inline cudaError_t load_recorded() {
     cudaFuncAttributes attributes;
-    /* plant: load_recorded */
     return cudaFuncGetAttributes(&attributes, (const void *)mirror_again);
 }
 
@@ -1223,11 +1236,12 @@ mixp_result capture_begin(mixp_exec *x) {
                                                      cudaStreamCaptureModeThreadLocal));
     if (r != MIXP_OK) { host_free(x->host, g); return r; }
     s->capture = g;
+    s->captured = x;
     x->stream = (void *)s->recorder;
     return MIXP_OK;
 }
 
-/* The graph that was recorded; NULL: it cannot be run. */
+/* Ends the capture. *graph: the recorded graph; NULL: the graph cannot be run. */
 inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     Kernel k(x);
     State *s = k.state;
@@ -1235,6 +1249,7 @@ inline mixp_result capture_stop(const mixp_exec *x, Graph **graph) {
     Graph *g = s->capture;
     mixp_result r;
     s->capture = NULL;
+    s->captured->stream = (void *)s->stream;
     r = k.launched("capture", cudaStreamEndCapture(s->recorder, &recorded));
     if (r == MIXP_OK)
         r = k.launched("capture", cudaGraphInstantiate(&g->exec, recorded, 0ull));
@@ -1251,14 +1266,13 @@ mixp_result capture_end(mixp_exec *x, void **graph) {
     mixp_result r;
     *graph = NULL;
     if (!s || !s->capture) return MIXP_ERR_ORDER;
-    x->stream = (void *)s->stream;
     r = capture_stop(x, &g);
     *graph = g;
     return r;
 }
 
-/* A context is freed in the middle of it. CUDA frees no memory before the end, and what came
- * before the capture may still use it. */
+/* Abandons the capture because memory is to be freed in the middle of it. CUDA frees no memory
+ * during a capture, and work queued before the capture may still use the memory. */
 void abandon_capture(const mixp_exec *x) {
     Graph *g = NULL;
     if (capture_stop(x, &g) == MIXP_OK) graph_free(x, g);
@@ -1272,7 +1286,7 @@ mixp_result replay(const mixp_exec *x, void *graph, uint64_t later) {
     int i;
     if (!k.state || !g || k.state->capture) return MIXP_ERR_ORDER;
     r = check_stream(k.state, "replay");
-    for (i = 0; i < g->count && r == MIXP_OK; i++)  /* plant: replay_uploads */
+    for (i = 0; i < g->count && r == MIXP_OK; i++)
         r = upload_send(k.state, &g->uploads[i]);
     if (r == MIXP_OK)
         r = k.launched("replay", MIXPI_LAUNCH(set_later, 1, 1, 0, k.stream,
@@ -1332,7 +1346,7 @@ inline mixp_result open_memory(State *s) {
                                   "device memory");
 }
 
-/* Is a given stream one of this GPU? CUDA before 12.8, and drivers of before, cannot say. */
+/* Does a given stream belong to this GPU? CUDA and drivers before 12.8 cannot tell. */
 inline cudaError_t check_given(int ordinal, cudaStream_t given) {
 #if CUDART_VERSION >= 12080
     int device = -1;
@@ -1346,18 +1360,16 @@ inline cudaError_t check_given(int ordinal, cudaStream_t given) {
     return cudaSuccess;
 }
 
-/* The program's stream, or our own: a blocking one, which the legacy default stream waits for, and
- * it for that, as in a program without streams. Captures record a stream of their own, but for a
- * given one: what the program launches there itself belongs to the step. */
+/* Opens the program's stream, or our own. Ours is a blocking stream: it and the legacy default
+ * stream wait for each other, as in a program without streams. Captures record a separate stream,
+ * except with a given stream, where the program's own launches belong to the step. */
 inline cudaError_t open_stream(State *s) {
     cudaStream_t given = (cudaStream_t)s->given;
     cudaError_t e = given ? check_given(s->ordinal, given)
-                    /* plant: blocking */
                           : cudaStreamCreateWithFlags(&s->stream, cudaStreamDefault);
     if (e != cudaSuccess) return e;
     if (given) s->stream = given;
     if (given && given != cudaStreamLegacy) { s->recorder = given; return cudaSuccess; }
-    /* plant: recorder */
     return cudaStreamCreateWithFlags(&s->recorder, cudaStreamNonBlocking);
 }
 
@@ -1385,6 +1397,7 @@ mixp_result device_open(mixp_exec *x, int ordinal) {
     s->host = x->host;
     s->device = x->device;
     s->given = given;
+    s->measure = x->gemm_measure != 0;
     e = on.error;
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&s->processors, cudaDevAttrMultiProcessorCount,
@@ -1414,7 +1427,7 @@ inline mixp_result open_products(State *s) {
     return memory_new(s, workspace_bytes, &s->workspace);
 }
 
-/* Which way products have gone so far. */
+/* How many products have run in each way so far. */
 mixp_gemm_count gemm_count(const mixp_exec *x) {
     State *s = state_of(x);
     mixp_gemm_count none = { 0, 0, 0 };
@@ -1444,7 +1457,7 @@ const int map_threads = 256;
 
 struct Conversion {
     mixp_convert_args k;
-    const uint64_t   *later;
+    Draws             draws;
     bool              wide;
 };
 
@@ -1469,11 +1482,8 @@ __device__ inline void store_code(const mixp_out &a, int64_t i, uint64_t code) {
 __device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
 { return r.stochastic ? mixp_random_at(key, (uint64_t)(r.first + i)) : 0u; }
 
-__device__ inline uint64_t rounding_key(const Conversion &c) {
-    const mixp_rounding &r = c.k.rounding;
-    return r.stochastic ? mixp_random_key(r.seed, step_now(r.step, c.later), r.tensor)
-                        : 0;
-}
+__device__ inline uint64_t rounding_key(const Conversion &c)
+{ return c.k.rounding.stochastic ? key_now(c.draws) : 0; }
 
 /* Any dtype to any. */
 __global__ void convert_each(const __grid_constant__ Conversion c) {
@@ -1557,7 +1567,7 @@ __global__ void __launch_bounds__(map_threads)
         float v[8];
         int n = (int)least(8, c.k.n - i);
         widen8(c.k.src, i, n, c.wide, v);
-        narrow8(c, key, i, n, v);  /* plant: cast_computes */
+        narrow8(c, key, i, n, v);
     }
 }
 
@@ -1592,9 +1602,8 @@ static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_arg
     if (same) return copy_bytes(kernel, k->dst.data, k->src.data, bytes);
     memset((void *)&c, 0, sizeof c);
     c.k = *k;
-    c.later = later_of(kernel.state);
+    c.draws = draws_of(kernel.state, k->rounding.seed, k->rounding.step, k->rounding.tensor);
     /* In place and narrower, a thread would overwrite what others still read. */
-    /* plant: convert_aside */
     if (in_place && out != in) c.k.dst.data = scratch_of(x, bytes);
     if (!c.k.dst.data) return MIXP_ERR_MEMORY;
     c.wide = is_wide(c.k.dst) && is_wide(c.k.src);
@@ -1659,8 +1668,8 @@ inline uint64_t inverse_of(int64_t n) { return n > 0 ? ~(uint64_t)0 / (uint64_t)
 
 /* a / n for a >= 0: the product is right or one too small. */
 __device__ inline int64_t over(int64_t a, int64_t n, uint64_t inverse) {
-    int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);  /* plant: over_64 */
-    return a - q * n >= n ? q + 1 : q;  /* plant: over_rest */
+    int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);
+    return a - q * n >= n ? q + 1 : q;
 }
 
 inline int64_t count_of(const Axes &x) {
@@ -1775,7 +1784,7 @@ __device__ inline void store8(const mixp_out &out, int64_t i, int n, bool wide,
     if (out.accumulate) {
         get8_any(as_in(out), i, n, wide, old);
         MIXPI_UNROLL
-        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(old[k], v[k]);  /* plant: store8_add */
+        for (int k = 0; k < 8; k++) v[k] = __fadd_rn(old[k], v[k]);
     }
     put8_any(out, i, n, wide, v);
 }
@@ -1918,7 +1927,8 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
     memset((void *)&c, 0, sizeof c);
     c.axes = copy_axes(k);
     c.dst = k->dst;
-    c.src = k->src;
+    c.src.data = k->src.data;
+    c.src.dtype = k->src.dtype;
     if (transposes(&c))
         return kernel.launched("copy", launch_tiles(c, bits, kernel.stream));
     return kernel.launched("copy", bits ? launch_bits(&c, kernel.stream)
@@ -2310,7 +2320,7 @@ __device__ inline void add_low(const Map &m, int64_t i, int n, float *v) {
     float old[8];
     plain_get<D>(m.out.data, i, n, m.wide, old);
     MIXPI_UNROLL
-    for (int k = 0; k < 8; k++) v[k] += old[k];  /* plant: add_low */
+    for (int k = 0; k < 8; k++) v[k] += old[k];
 }
 
 template <int fn, mixp_dtype D> __global__ void __launch_bounds__(map_threads, map_blocks)
@@ -2333,13 +2343,13 @@ struct Dropout {
     mixp_dropout_args k;
     uint64_t        limit;      /* random numbers below it drop                              */
     float           scale;
-    const uint64_t *later;
+    Draws           draws;
     bool            wide;
 };
 
 __global__ void __launch_bounds__(map_threads)
     dropout_dense(const __grid_constant__ Dropout d) {
-    uint64_t key = mixp_random_key(d.k.seed, step_now(d.k.step, d.later), d.k.tensor);
+    uint64_t key = key_now(d.draws);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
     for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
         int n = (int)least(8, d.k.n - i);
@@ -2433,7 +2443,7 @@ static __global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
     for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
         float v[8];
         get8_any(a, i, 1, false, v);
-        if ((mixp_bits_of_f32(v[0]) & 0x7FFFFFFFu) >= 0x7F800000u) *bad = 1;  /* plant: note_bad */
+        if ((mixp_bits_of_f32(v[0]) & 0x7FFFFFFFu) >= 0x7F800000u) *bad = 1;
     }
 }
 
@@ -2462,7 +2472,7 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
     d.k = *k;
     d.limit = (uint64_t)ceil((double)k->p * 4294967296.0);
     d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
-    d.later = later_of(kernel.state);
+    d.draws = draws_of(kernel.state, k->seed, k->step, k->tensor);
     d.wide = is_wide(k->y) && is_wide(k->a);
     return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n),
                                                    map_threads, 0, kernel.stream, d));
@@ -2487,19 +2497,20 @@ namespace {
 
 struct Strided {
     mixp_out   y;
-    mixp_in    a[4];            /* y again, then the sources; data NULL: not there           */
-    Axes       kept, summed;    /* summed: those along which the output repeats              */
-    int64_t    outputs, rows;   /* products of them                                          */
-    int64_t    run, runs;       /* a sum's cut; runs > 1: into partial[run][output]          */
-    int64_t    groups;          /* outputs, or of 8 of them, that a run is done for at once  */
+    mixp_in    a[4];            /* y as an input, then the sources; data NULL: absent        */
+    Axes       kept, summed;    /* summed: the axes along which the output repeats           */
+    int64_t    outputs, rows;   /* products of the sizes of kept and of summed               */
+    int64_t    run, runs;       /* rows of a run, runs of a sum; runs > 1: the sums go to
+                                   partial[run][output]                                      */
+    int64_t    groups;          /* groups of 1 or 8 outputs that one run computes at once    */
     uint64_t   per_group;       /* the inverse of groups                                     */
     float     *partial;
-    float      p;               /* what a sum is multiplied by, or the function's parameter  */
-    float      q;               /* the parameter of a loss, and of where                     */
+    float      p;               /* the factor of a sum, or the function's parameter          */
+    float      q;               /* the parameter of a loss or of where                       */
     int        width;           /* 8 or 1 elements at a time                                 */
 };
 
-/* Source k's next `width` elements; step: how far they lie apart. */
+/* Reads a source's next `width` elements. step: their distance. */
 __device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int width,
                             float *v) {
     if (!a.data) return;
@@ -2512,7 +2523,7 @@ __device__ inline void take(const mixp_in &a, int64_t at, int64_t step, int widt
     for (int k = 1; k < 8; k++) v[k] = v[0];
 }
 
-/* The function of the elements at at[]; axes: the ones whose last is walked. */
+/* The function of the elements at at[]. axes: the walk goes along the last of them. */
 template <int fn> __device__ inline void values_at(const Strided &m, const Axes &axes,
                                                    const int64_t *at, float *v) {
     int last = axes.rank - 1;
@@ -2554,7 +2565,7 @@ add_dense(const __grid_constant__ Strided m) {
     }
 }
 
-/* What a run found for `width` outputs from `output` on, which lie at `at` in the result. */
+/* Stores a run's sums of `width` outputs from `output` on, which are at `at` in the result. */
 __device__ inline void store_run(const Strided &m, int64_t run, int64_t output,
                                  int64_t at, float *v) {
     if (m.runs > 1) {
@@ -2589,7 +2600,7 @@ sum_columns(const __grid_constant__ Strided m) {
     }
 }
 
-/* The same of a dense array, 8 rows under way at a time, and added in a tree. */
+/* The same for a dense array: loads 8 rows at a time and adds them in a tree. */
 template <mixp_dtype D>
 __device__ inline void add_rows(const Strided &m, int64_t at, int rows, float *sum) {
     int64_t step = m.summed.s[1][0];
@@ -2598,7 +2609,7 @@ __device__ inline void add_rows(const Strided &m, int64_t at, int rows, float *s
     for (int r = 0; r < 8; r++) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) v[r][k] = 0.0f;
-        if (r < rows) plain_get8<D>(m.a[1].data, at + r * step, v[r]);  /* plant: add_rows */
+        if (r < rows) plain_get8<D>(m.a[1].data, at + r * step, v[r]);
     }
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++)
@@ -2636,14 +2647,14 @@ sum_rows(const __grid_constant__ Strided m) {
                        ? ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))
                        : v[0];
         }
-        sum = block_sum(sum);  /* plant: sum_rows */
+        sum = block_sum(sum);
         if (threadIdx.x) continue;
         if (m.runs > 1) m.partial[run * m.outputs + output] = sum;
         else store_real(m.y, base[0], sum * m.p);
     }
 }
 
-/* Adds the runs of each output: a thread for each, or a block when outputs are few. */
+/* Adds the runs of each output, with one thread per output, or one block if outputs are few. */
 __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ Strided m,
                                                         bool by_block) {
     int64_t step = by_block ? blockDim.x : 1, first = by_block ? threadIdx.x : 0;
@@ -2651,7 +2662,6 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
     for (; o < m.outputs; o += by_block ? gridDim.x : (int64_t)gridDim.x * blockDim.x) {
         int64_t at[4] = { 0, 0, 0, 0 };
         double sum = 0.0;
-        /* plant: sum_runs_end */
         for (int64_t r = first; r < m.runs; r += step)
             sum += (double)m.partial[r * m.outputs + o];
         if (by_block) sum = block_sum(sum);
@@ -2661,7 +2671,7 @@ __global__ void __launch_bounds__(map_threads) sum_runs(const __grid_constant__ 
     }
 }
 
-/* The same, of many runs for many outputs: a warp of outputs, 32 sums each, then these in order. */
+/* The same for many runs and many outputs: 32 sums for each output, then these sums in order. */
 const int sums_each = 32;
 
 __global__ void __launch_bounds__(warp_size * sums_each)
@@ -2673,9 +2683,8 @@ sum_many_runs(const __grid_constant__ Strided m) {
     for (int64_t r = own; r < m.runs && o < m.outputs; r += sums_each)
         sum += (double)m.partial[r * m.outputs + o];
     part[own * (warp_size + 1) + lane] = sum;
-    __syncthreads();  /* plant: sum_many_barrier */
+    __syncthreads();
     if (own || o >= m.outputs) return;
-    /* plant: sum_many_end */
     for (int i = 1; i < sums_each; i++) sum += part[i * (warp_size + 1) + lane];
     locate(m.kept, o, at);
     store_real(m.y, at[0], (float)(sum * (double)m.p));
@@ -2684,7 +2693,7 @@ sum_many_runs(const __grid_constant__ Strided m) {
 typedef void (*StridedKernel)(Strided m);
 struct Strided3 { StridedKernel map, columns, rows; };
 
-/* The kernels of fn, as far as someone needs them. */
+/* The kernels of fn that are in use. */
 inline Strided3 strided_kernels(int fn) {
     Strided3 s = { NULL, NULL, NULL };
     switch (fn) {
@@ -2734,7 +2743,7 @@ inline void split_axes(Strided *m, const Axes &x, bool sums) {
     m->rows = count_of(m->summed);
 }
 
-/* May the last of `walked` be taken 8 elements at a time? `fixed`: the other axes. */
+/* Can the last axis of `walked` be read 8 elements at a time? `fixed`: the other axes. */
 inline bool by_eight(const Strided &m, const Axes &walked, const Axes &fixed, int first) {
     int last = walked.rank - 1;
     if (last < 0 || walked.n[last] % 8) return false;
@@ -2753,8 +2762,8 @@ template <mixp_dtype A, mixp_dtype Y> inline StridedKernel dense_sum(mixp_dtype 
            : b == MIXP_F16 ? add_dense<A, MIXP_F16, Y>
                            : add_dense<A, MIXP_BF16, Y>;
 }
-/* add_dense where it applies: one run of both and of the result, all low and alike or the first f32;
- * NULL elsewhere. */
+/* add_dense if it applies, otherwise NULL. It applies to dense arrays: all of one low dtype, or the
+ * first f32. */
 inline StridedKernel dense_sum_of(int fn, const Strided &m) {
     mixp_dtype a = m.a[1].dtype, b = m.a[2].dtype, y = m.y.dtype;
     if (fn != FN_BINARY + MIXP_BINARY_ADD || m.width != 8 || m.kept.rank != 1) return NULL;
@@ -2778,7 +2787,7 @@ inline mixp_result run_strided_map(Kernel *k, const char *what, int fn, Strided 
                                           0, k->stream, *m));
 }
 
-/* Does sum_dense_columns apply, and which of its kinds? NULL: no. */
+/* The variant of sum_dense_columns that applies; NULL: none. */
 inline StridedKernel dense_columns(int fn, const Strided &m) {
     if (fn != FN_COPY || m.width != 8 || m.kept.rank != 1 || m.summed.rank != 1) return NULL;
     return m.a[1].dtype == MIXP_F32   ? sum_dense_columns<MIXP_F32>
@@ -2798,12 +2807,12 @@ inline mixp_result add_runs(Kernel *k, const char *what, const Strided &m) {
         what, MIXPI_LAUNCH(sum_runs, grid, map_threads, 0, k->stream, m, by_block));
 }
 
-/* Long rows are a block's, short ones and those beside each other a thread's. */
+/* A block sums a long row; a thread sums a short row, or one of several adjacent outputs. */
 inline mixp_result run_sum(const mixp_exec *x, Kernel *k, const char *what, int fn,
                            Strided *m) {
     int last = m->kept.rank - 1;
     bool beside = last >= 0 && m->kept.n[last] >= 32 && m->kept.s[1][last] == 1;
-    bool columns = beside || (m->rows < 64 && m->outputs > 1);      /* never of a loss */
+    bool columns = beside || (m->rows < 64 && m->outputs > 1);      /* not for a loss */
     int64_t shortest = columns ? 64 : 8192,
             threads = columns || m->rows > 1024 ? map_threads : 32;
     StridedKernel dense;
@@ -2844,7 +2853,7 @@ inline mixp_result run_strided(const mixp_exec *x, const char *what, int fn,
     return sums ? run_sum(x, &k, what, fn, m) : run_strided_map(&k, what, fn, m);
 }
 
-/* Nothing but an output. */
+/* A Strided with an output and no sources. */
 inline Strided strided_of(const mixp_out &y, float p) {
     Strided m;
     memset((void *)&m, 0, sizeof m);
@@ -2858,7 +2867,7 @@ inline Strided strided_of(const mixp_out &y, float p) {
 inline void set_strides(Axes *axes, int k, const int64_t *strides)
 { for (int i = 0; i < axes->rank; i++) axes->s[k][i] = strides[i]; }
 
-/* Arrays that are not there walk as the output does, so that they keep no axes from merging. */
+/* Gives absent arrays the output's strides, so that they do not keep axes from merging. */
 inline void follow(Axes *axes, const Strided &m) {
     for (int k = 1; k < 4; k++)
         if (!m.a[k].data) memcpy(axes->s[k], axes->s[0], sizeof axes->s[0]);
@@ -2882,8 +2891,8 @@ static mixp_result mixpi_cuda_binary(const mixp_exec *x, const mixp_binary_args 
 
 namespace {
 
-/* The function that is the gradient of an operand: of a sum dy, or -dy; of a product dy times the
- * other factor; of a quotient dy / b or FN_DIVISOR_D. */
+/* The function that computes an operand's gradient: dy or -dy for a sum; dy times the other factor
+ * for a product; dy / b or FN_DIVISOR_D for a quotient. */
 inline int binary_slope(const mixp_binary_args *k, bool sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
@@ -2898,7 +2907,7 @@ inline int binary_slope(const mixp_binary_args *k, bool sums) {
     return k->which ? FN_BINARY + MIXP_BINARY_SWIGLU : FN_GATE_D;
 }
 
-/* The next source, of those that the gradient needs. strides NULL: dense, as axes are. */
+/* Adds the next source of the gradient. strides NULL: dense, as the axes. */
 inline bool add_source(Strided *m, Axes *axes, int source, const mixp_in &a,
                        const int64_t *strides) {
     m->a[source] = a;
@@ -2906,7 +2915,7 @@ inline bool add_source(Strided *m, Axes *axes, int source, const mixp_in &a,
     return a.data != NULL;
 }
 
-/* The arrays that the gradient is a function of; false: an operand is not there. */
+/* Adds the sources that the gradient needs. Returns false if an operand is absent. */
 inline bool add_sources(Strided *m, Axes *axes, const mixp_binary_args *k) {
     const char *of = mixpi_binary_slope_of(k);
     bool there = true;
@@ -2966,7 +2975,8 @@ static mixp_result mixpi_cuda_where_backward(const mixp_exec *x, const mixp_wher
 
 namespace {
 
-/* Over (outer, n, inner): array `repeated`, the output or the source, repeats along n. */
+/* A reduction over (outer, n, inner). `repeated`: the array (output or source) that repeats along
+ * n. */
 inline mixp_result reduce_any(const mixp_exec *x, const char *what, int fn, int repeated,
                               const mixp_reduce_args *k) {
     int64_t shape[3] = { k->outer, k->n, k->inner }, strides[3] = { k->inner, 0, 1 };
@@ -3004,19 +3014,19 @@ static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) 
 
 /* ==== 4. ROWS ============================================================== >>rows ====
  *
- * A team works on a row: a warp where rows are short, else a block. Rows are read again rather
- * than kept: the second time they come from the cache. A thread has the same elements of a row
- * at every reading, so that outputs may be inputs where the table allows it, and which they are
- * hangs on the shape alone: so do the bits of every sum.
+ * A team computes a row: a warp for short rows, otherwise a block. Rows are read again rather than
+ * kept; the second read comes from the cache. A thread reads the same elements of a row each time,
+ * so outputs may be inputs where the table allows it. Which elements a thread reads depends only
+ * on the shape, and so do the bits of every sum.
  *
- * Against the CPU, results differ by the order of sums in f32 and by e^x, whose relative error
- * is below 2^-22 (1 + |x|). Embeddings give the CPU's bits.
+ * Results differ from the CPU's by the order of sums in f32 and by e^x, whose relative error is
+ * below 2^-22 (1 + |x|). Embeddings give the CPU's bits.
  */
 namespace {
 
 /* --- a block's scans ------------------------------------------------------------------- */
 
-/* The sum of v over this thread and those before it; *all: over the block. */
+/* The sum of v over this thread and all earlier threads. *all: the sum over the block. */
 template <class T> __device__ inline T block_scan(T v, T *all) {
     MIXPI_SHARED(T, part, 32);
     int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
@@ -3028,7 +3038,7 @@ template <class T> __device__ inline T block_scan(T v, T *all) {
     if (lane == warp_size - 1) part[warp] = v;
     __syncthreads();
     for (int i = 0; i < (int)blockDim.x / warp_size; i++) {
-        if (i < warp) before += part[i];  /* plant: block_scan */
+        if (i < warp) before += part[i];
         sum += part[i];
     }
     __syncthreads();
@@ -3036,7 +3046,7 @@ template <class T> __device__ inline T block_scan(T v, T *all) {
     return before + v;
 }
 
-/* The least over the block. */
+/* The minimum over the block. */
 template <class T> __device__ inline T block_min(T v) {
     MIXPI_SHARED(T, part, 32);
     int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
@@ -3051,7 +3061,7 @@ template <class T> __device__ inline T block_min(T v) {
     return v;
 }
 
-/* What a step reads and writes in place. */
+/* An array that a step updates in place. */
 __device__ inline mixp_out array_at(void *data, mixp_dtype dtype) {
     mixp_out a = { data, dtype, 0 };
     return a;
@@ -3075,8 +3085,8 @@ template <int T, class V> __device__ inline V team_sum(V v)
 template <int T> __device__ inline float team_max(float v)
 { return T == warp_size ? warp_max(v) : block_max(v); }
 
-/* Launches kernel<T> over rows. A job is what the table's kernel was given, and what the threads
- * need besides. */
+/* Launches kernel<T> over rows. A job holds the arguments of the table's kernel, and what the
+ * threads need in addition. */
 #define MIXPI_ROWS(kernel, k, job)                                                        \
     (job.cols <= warp_cols                                                                \
      ? MIXPI_LAUNCH(kernel<warp_size>, grid_for(job.rows * warp_size, team_threads),      \
@@ -3084,7 +3094,7 @@ template <int T> __device__ inline float team_max(float v)
      : MIXPI_LAUNCH(kernel<team_threads>, grid_for(job.rows * team_threads, team_threads),  \
                     team_threads, 0, k.stream, job))
 
-/* The same, of kernel<T, D>: D, the dtype of all its large arrays, or any_real. */
+/* MIXPI_ROWS for kernel<T, D>. D: the dtype of all its large arrays, or any_real. */
 #define MIXPI_TYPED_ROWS(kernel, D, k, job)                                               \
     (job.cols <= warp_cols                                                                \
      ? MIXPI_LAUNCH((kernel<warp_size, D>), grid_for(job.rows * warp_size, team_threads), \
@@ -3093,8 +3103,8 @@ template <int T> __device__ inline float team_max(float v)
                     grid_for(job.rows * team_threads, team_threads), team_threads, 0,     \
                     k.stream, job))
 
-/* The 8 or fewer elements of a row that a thread has in one turn of its team: beside each
- * other where rows are multiples of 8 long, else as far apart as the team is large. */
+/* The 8 or fewer elements of a row that a thread has in one turn of its team. They are neighbours
+ * if the row length is a multiple of 8; otherwise they lie a team's size apart. */
 struct Part {
     int64_t col;
     int     n, step;
@@ -3114,7 +3124,7 @@ __device__ inline Part part_of(int64_t cols, int64_t start, int team, int rank) 
     return p;
 }
 
-/* a[row + ...]; what is not there reads as `missing`. */
+/* Reads a[row + ...]; elements out of range read as `missing`. */
 __device__ inline void get_part(const mixp_in &a, int64_t row, const Part &p, bool wide,
                                 float missing, float *v) {
     int64_t i = row + p.col;
@@ -3122,7 +3132,8 @@ __device__ inline void get_part(const mixp_in &a, int64_t row, const Part &p, bo
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = k < p.n ? get1(a, i + k * p.step) : missing;
 }
-/* As put8, but stays 16 bytes wide: a plain store would be joined with the scalar path's. */
+/* As put8, but always one 16-byte store: the compiler would merge a plain store with the scalar
+ * path's stores. */
 __device__ inline void put8_whole(const mixp_out &a, int64_t i, const float *v) {
     if (a.dtype == MIXP_F32) {
         float4 *p = (float4 *)(void *)((float *)a.data + i);
@@ -3154,7 +3165,7 @@ __device__ inline void add_part(const mixp_out &a, int64_t row, const Part &p, b
     }
     put_part(a, row, p, wide, v);
 }
-/* The same of an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
+/* The same for an array whose dtype the compiler knows, or any_real: numbers of arithmetic. */
 const mixp_dtype any_real = MIXP_DTYPE_COUNT;
 
 template <mixp_dtype D>
@@ -3178,7 +3189,7 @@ __device__ inline void plain_add_part(const mixp_out &a, int64_t row, const Part
     else put_part(mixpi_out_to(a.data, D, 0), row, p, false, v);
 }
 
-/* A missing array reads as `otherwise` throughout. */
+/* An absent array reads as `otherwise` everywhere. */
 __device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide,
                                    float otherwise, float *v) {
     if (a.data) { get_part(a, 0, p, wide, otherwise, v); return; }
@@ -3191,17 +3202,17 @@ __device__ inline void get_part_or(const mixp_in &a, const Part &p, bool wide,
     for (int64_t at_ = 0; at_ < (cols) && (p = part_of(cols, at_, team, rank), true);     \
          at_ += 8 * (int64_t)(team))
 
-/* Below e^-87.3, 2^-126, it is 0. */
+/* e^x; 0 where e^x is below 2^-126 (x < -87.3). */
 __device__ inline float exp_of(float x) { return exp2_approx(x * 1.44269504f); }
 __device__ inline float minus_infinity() { return mixp_f32_of_bits(0xFF800000u); }
 __device__ inline float not_a_number() { return mixp_f32_of_bits(0x7FC00000u); }
 
 /* --- softmax --------------------------------------------------------------------------- */
 
-/* The largest element so far, and the sum of e^(x - top). A NaN shows in the sum alone. */
+/* The largest element so far, and the sum of e^(x - top). A NaN appears only in the sum. */
 struct Exponents { float top, sum; };
 
-/* What to subtract before e^x: e^(-Inf - -Inf) would be a NaN. */
+/* The number to subtract before e^x: 0 for a top of -Inf, because e^(-Inf - -Inf) is NaN. */
 __device__ inline float base_of(float top) { return top > minus_infinity() ? top : 0.0f; }
 
 __device__ inline void add_exponents(Exponents &e, const float *v) {
@@ -3209,7 +3220,7 @@ __device__ inline void add_exponents(Exponents &e, const float *v) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) top = fmaxf(top, v[k]);
     base = base_of(top);
-    e.sum *= exp_of(e.top - base);  /* plant: softmax_top */
+    e.sum *= exp_of(e.top - base);
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) e.sum += exp_of(v[k] - base);
     e.top = top;
@@ -3256,7 +3267,7 @@ softmax_rows(const __grid_constant__ SoftmaxJob s) {
     }
 }
 
-/* da = y (dy - sum(dy y)); of the log: dy - e^y sum(dy). */
+/* da = y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. */
 template <int T> __global__ void __launch_bounds__(team_threads, 3)
 softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
     int rank = (int)threadIdx.x % T;
@@ -3288,10 +3299,10 @@ softmax_back_rows(const __grid_constant__ SoftmaxBackJob s) {
 
 /* --- layer norm, rms norm -------------------------------------------------------------- *
  *
- * Means and squares: each thread adds 8 elements in f32, the rest in double. Variance from a
- * second reading, around the mean.
+ * Means and squares: each thread adds 8 elements in f32, then sums in double. The variance comes
+ * from a second read, around the mean.
  */
-struct NormJob : mixp_norm_args { bool wide; };    /* rms: beta is not there                 */
+struct NormJob : mixp_norm_args { bool wide; };    /* rms: beta is absent                    */
 
 template <int T>
 __device__ inline float row_mean(const NormJob &s, int64_t row, int rank) {
@@ -3342,9 +3353,9 @@ norm_rows(const __grid_constant__ NormJob s) {
     }
 }
 
-/* A row of up to 1,024 elements stays in the registers of its warp: it is read once, its dtype is
- * known, and so is gamma's, f32. The same sums in the same order, so the same bits. Where B is a
- * dtype, b is added first, and the sum, which has the dtype of a, is normed as it is stored. */
+/* A row of up to 1,024 elements stays in the registers of its warp and is read once. The compiler
+ * knows its dtype; gamma is f32. The sums have the same order, so the bits are the same. If B is a
+ * dtype, b is added first, and the norm is computed from the stored sum, which has a's dtype. */
 const mixp_dtype no_second = MIXP_DTYPE_COUNT;
 
 template <mixp_dtype B, mixp_dtype In>
@@ -3354,7 +3365,7 @@ __device__ inline void add_second(const NormJob &s, int64_t at, float *v) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] += b[k];
     plain_put8<In>(s.sum.data, at, v);
-    plain_rounded<In>(v);  /* plant: add_rounded */
+    plain_rounded<In>(v);
 }
 template <mixp_dtype B, mixp_dtype In, int parts>
 __device__ inline void read_row(const NormJob &s, int64_t row, int lane, float v[][8]) {
@@ -3388,7 +3399,6 @@ __device__ inline float kept_rstd(const NormJob &s, int lane, const float v[][8]
         float part = 0.0f;
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) part = fmaf(v[q][k] - mean, v[q][k] - mean, part);
-        /* plant: kept_rstd */
         if (8 * (int64_t)(q * warp_size + lane) < s.cols) sum += (double)part;
     }
     return (float)(1.0 / sqrt(warp_sum(sum) / (double)s.cols + (double)s.eps));
@@ -3448,7 +3458,8 @@ inline NormKernel norm_kernel(const NormJob &s) {
            : out == MIXP_BF16 ? norm_kept<no_second, MIXP_F32, MIXP_BF16>(s.cols)
                               : norm_kept<no_second, MIXP_F32, MIXP_F16>(s.cols);
 }
-/* The same with a sum: what levels 0 to 2 store where norms write what products read. */
+/* norm_kernel for add_norm. Covers the dtypes of levels 0 to 2, where norms write the operands of
+ * products. */
 inline NormKernel add_norm_kernel(const NormJob &s) {
     mixp_dtype in = s.a.dtype, b = s.b.dtype;
     if (!norm_is_kept(s) || s.sum.dtype != in || s.y.dtype != b) return NULL;
@@ -3460,9 +3471,9 @@ inline NormKernel add_norm_kernel(const NormJob &s) {
                             : norm_kept<MIXP_F16, MIXP_F32, MIXP_F16>(s.cols);
 }
 
-/* The backward pass: a block takes a slice of consecutive rows, so that its threads keep their
- * columns' parts of dgamma and dbeta in registers; a second kernel adds the slices in order.
- * Rows longer than a block's threads have 8 elements each are read again for the other columns. */
+/* The backward pass: a block takes a slice of consecutive rows, so its threads keep their columns'
+ * parts of dgamma and dbeta in registers. A second kernel adds the slices in order. Rows of more
+ * than 8 elements per thread of a block are read again for the remaining columns. */
 struct NormBackJob : mixp_norm_backward_args {
     int64_t per;                /* rows of a slice                                         */
     float  *partial;            /* [slice][2][cols], or NULL                               */
@@ -3485,14 +3496,14 @@ __device__ inline void back_part(const NormBackJob &s, int64_t r, const Part &p,
     }
 }
 
-/* Sums of both over the block; parts: 64 floats that were last used two calls ago. */
+/* Sums a and b over the block. parts: 64 floats that the previous call did not use. */
 __device__ inline void block_sums(float &a, float &b, float *parts) {
     int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
     bool there = lane < (int)blockDim.x / warp_size;
     a = warp_sum(a);
     b = warp_sum(b);
     if (lane == 0) { parts[warp] = a; parts[32 + warp] = b; }
-    __syncthreads();  /* plant: block_sums */
+    __syncthreads();
     a = warp_sum(there ? parts[lane] : 0.0f);
     b = warp_sum(there ? parts[32 + lane] : 0.0f);
 }
@@ -3513,14 +3524,14 @@ __device__ inline void put_columns(const NormBackJob &s, const Part &p,
     put_part(to, at + s.cols, p, true, dbeta);
 }
 
-/* da = rstd (d - mean(d) - h mean(d h)); one part of it, v = d. */
+/* Writes one part of da = rstd (d - mean(d) - h mean(d h)). v: d. */
 __device__ inline void put_back(const NormBackJob &s, int64_t r, const Part &p,
                                 const float *h, float *v, float m1, float m2) {
     float rstd = s.rstd[r];
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) v[k] = fmaf(h[k], m2, v[k] + m1) * rstd;
     add_part(s.da, r * s.cols, p, s.wide, v);
-    if (s.db.data) put_part(s.db, r * s.cols, p, s.wide, v);  /* plant: back_db */
+    if (s.db.data) put_part(s.db, r * s.cols, p, s.wide, v);
 }
 
 __global__ void __launch_bounds__(back_threads)
@@ -3540,7 +3551,7 @@ norm_back_slices(const __grid_constant__ NormBackJob s) {
             if (at_ == 0) add_columns(dgamma, dbeta, dy, h);
         }
         if (!s.da.data) continue;
-        block_sums(sum, dot, parts + (r & 1) * 64);  /* plant: norm_back_buffers */
+        block_sums(sum, dot, parts + (r & 1) * 64);
         if (s.rms) sum = 0.0f;
         MIXPI_PARTS(p, s.cols, team, rank) {
             if (s.cols > panel) back_part(s, r, p, dy, h, d);
@@ -3561,8 +3572,8 @@ norm_back_slices(const __grid_constant__ NormBackJob s) {
     }
 }
 
-/* The same where a thread's 8 columns are all there are, and dtypes are known: the next row is on its
- * way while this one is worked on. The same sums in the same order. */
+/* The backward pass for rows of 8 columns per thread and known dtypes. The next row is fetched
+ * while the current row is computed. The sums have the same order. */
 const int kept_threads = 128;
 
 template <mixp_dtype Dy, mixp_dtype A> struct BackRow {
@@ -3599,7 +3610,7 @@ norm_back_kept(const __grid_constant__ NormBackJob s) {
         plain_values<Dy>(next.dy, d);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) h[k] = (h[k] - next.mean) * rstd;
-        if (r + 1 < end) read_back(next, s, r + 1, col);  /* plant: back_next */
+        if (r + 1 < end) read_back(next, s, r + 1, col);
         add_columns(dgamma, dbeta, d, h);
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) {
@@ -3613,7 +3624,7 @@ norm_back_kept(const __grid_constant__ NormBackJob s) {
         MIXPI_UNROLL
         for (int k = 0; k < 8; k++) d[k] = fmaf(h[k], dot * scale, d[k] + sum * scale) * rstd;
         plain_add_part<A>(s.da, r * s.cols, p, s.wide, d);
-        if constexpr (A == MIXP_F32)    /* plant: kept_db */
+        if constexpr (A == MIXP_F32)
             if (s.db.data && col < s.cols) plain_put8<Dy>(s.db.data, r * s.cols + col, d);
     }
     if (s.partial) put_columns(s, p, dgamma, dbeta);
@@ -3634,7 +3645,7 @@ inline NormBackKernel norm_back_kernel(const NormBackJob &s) {
                              : norm_back_kept<MIXP_F16, MIXP_F32>;
 }
 
-/* Adds the slices: a warp of columns, 32 sums each, then these in order. */
+/* Adds the slices: 32 sums for each column of a warp, then these sums in order. */
 __global__ void __launch_bounds__(join_cols * join_rows)
 norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
     MIXPI_SHARED(float, sums, join_rows * (join_cols + 1));
@@ -3646,9 +3657,8 @@ norm_back_join(const __grid_constant__ NormBackJob s, int64_t slices) {
     for (int64_t i = own; i < slices && col < s.cols; i += join_rows)
         sum += s.partial[(2 * i + blockIdx.y) * s.cols + col];
     sums[own * (join_cols + 1) + lane] = sum;
-    __syncthreads();  /* plant: norm_join */
+    __syncthreads();
     if (own || col >= s.cols) return;
-    /* plant: norm_join_end */
     for (int i = 1; i < join_rows; i++) sum += sums[i * (join_cols + 1) + lane];
     if (to.accumulate) sum += get1(as_in(to), col);
     put1(to, col, sum);
@@ -3664,7 +3674,7 @@ struct EmbeddingBackJob : mixp_embedding_backward_args { FaultFlag fault; };
 
 __device__ inline bool is_id(int32_t id, int64_t vocab) { return id >= 0 && id < vocab; }
 
-/* A row of bits, by a warp: elements of y from `to` on, of the table from `from` on. */
+/* Copies a row's bits with a warp: from element `from` of the table to element `to` of y. */
 __device__ inline void copy_row(const EmbeddingJob &s, int64_t to, int64_t from,
                                 int lane) {
     if (s.wide && s.cols % 8 == 0) {
@@ -3707,15 +3717,15 @@ embedding_rows(const __grid_constant__ EmbeddingJob s) {
 /* The backward pass sorts the rows of dy by their id, stably, then adds the rows of each id in
  * order, in f32, and rounds once.
  *
- * The sort: a block has up to 256 ids in a row, [low, high). It counts the smaller ids, which
- * says where its own begin; collects the rows that have its ids; and places them, a thread an
- * id. No block waits for another. */
+ * The sort: a block owns up to 256 consecutive ids, [low, high). It counts the rows with smaller
+ * ids, which gives the place where its own rows begin. It collects the rows that have its ids, and
+ * places them, one thread per id. No block waits for another. */
 struct Sorted {
     int64_t *list, *order;      /* rows: by block, then by id                              */
     int64_t *start;             /* vocab + 1: where an id's rows begin in `order`          */
 };
 const int64_t id_blocks = 1024;
-const int     ids_each = 4;     /* looked at by a thread at a time                         */
+const int     ids_each = 4;     /* ids that a thread reads at a time                       */
 
 /* Rows whose id lies in [low, high), in order, to `to`. */
 __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t high,
@@ -3734,8 +3744,8 @@ __device__ inline void collect(const EmbeddingBackJob &s, int64_t low, int64_t h
     }
 }
 
-/* Goes through n collected rows; thread t takes those of id low + t: counts them, or writes
- * them to `to` unless that is NULL. */
+/* Goes through n collected rows. Thread t counts the rows of id low + t, and writes them to `to`
+ * unless `to` is NULL. */
 __device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low,
                                const int64_t *list, int64_t n, int64_t *to) {
     MIXPI_SHARED(int64_t, row, team_threads);
@@ -3754,7 +3764,7 @@ __device__ inline int64_t take(const EmbeddingBackJob &s, int64_t low,
             if (to) to[count] = row[i];
             count++;
         }
-        __syncthreads();  /* plant: embedding_list */
+        __syncthreads();
     }
     return count;
 }
@@ -3782,7 +3792,7 @@ __global__ void __launch_bounds__(team_threads)
     if (each > 1) take(s, low, to.list + below, own, to.order + mine);
 }
 
-/* A thread has a column of an id's row. */
+/* Each thread computes one column of an id's row. */
 __global__ void __launch_bounds__(team_threads)
 embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
     int64_t panels = ceil_div(s.cols, blockDim.x);
@@ -3790,7 +3800,6 @@ embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
         int64_t id = unit / panels, col = unit % panels * blockDim.x + threadIdx.x;
         int64_t i = by.start[id], end = by.start[id + 1];
         float sum, v[8];
-        /* plant: embedding_absent */
         if (col >= s.cols || (i == end && s.dtable.accumulate)) continue;
         sum = s.dtable.accumulate ? get1(as_in(s.dtable), id * s.cols + col) : 0.0f;
         for (; i + 8 <= end; i += 8) {
@@ -3804,10 +3813,11 @@ embedding_sums(const __grid_constant__ EmbeddingBackJob s, const Sorted by) {
     }
 }
 
-/* Lets a kernel have more than 48 KB of dynamic shared memory: all that there is, but for what it has
- * `beside`. It is asked once for each kernel, for CUDA takes a lock for that; those beyond the table
- * at every launch. What is asked is the GPU's, not the context's: were it as much as is needed,
- * a context that needs less would take it from one that needs more. */
+/* Lets a kernel use more than 48 KB of dynamic shared memory: all of the GPU's, except the kernel's
+ * static bytes `beside`. Requests it once per kernel, because CUDA takes a lock for a request;
+ * kernels that do not fit the table request it at every launch. The limit is a property of the GPU,
+ * not of the context. So it is always the maximum: a context that needs less must not lower the
+ * limit of a context that needs more. */
 inline cudaError_t make_room(State *s, const void *kernel, size_t bytes, int beside) {
     int i = 0;
     if (bytes <= 48 * 1024) return cudaSuccess;
@@ -3822,7 +3832,7 @@ inline cudaError_t make_room(State *s, const void *kernel, size_t bytes, int bes
 /* --- cross entropy --------------------------------------------------------------------- */
 
 struct EntropyJob : mixp_cross_entropy_args {
-    double   *losses;           /* of the rows                                             */
+    double   *losses;           /* one per row                                             */
     FaultFlag fault;
     bool      wide;
 };
@@ -3831,7 +3841,7 @@ struct EntropyBackJob : mixp_cross_entropy_backward_args {
     bool      wide;
 };
 
-/* By how much a row's elements lie below its largest, on average. */
+/* The mean distance of a row's elements below the row's largest. */
 template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t row,
                                                    float top) {
     int rank = (int)threadIdx.x % T;
@@ -3845,12 +3855,12 @@ template <int T> __device__ inline float row_below(const EntropyJob &s, int64_t 
     return team_sum<T>(sum) / (float)s.cols;
 }
 
-/* What the target's element is, before anybody writes over it. */
+/* The target's logit. Read it before dlogits overwrites it. */
 __device__ inline float target_value(const EntropyJob &s, int64_t r) {
     int32_t target = s.targets[r];
     return is_id(target, s.cols) ? get1(s.logits, r * s.cols + target) : 0.0f;
 }
-/* The row's loss in double, its parts added there. */
+/* Stores the row's loss; its parts are added in double. */
 __device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents &e,
                                 float below, float at_target) {
     int32_t target = s.targets[r];
@@ -3862,7 +3872,6 @@ __device__ inline void put_loss(const EntropyJob &s, int64_t r, const Exponents 
     if (is_id(target, s.cols)) {
         top -= at_target;
         s.losses[r] = (double)top + (double)log_sum;
-        /* plant: entropy_smooth */
         if (s.smoothing > 0.0f) s.losses[r] += s.smoothing * ((double)below - (double)top);
     } else {
         note_fault(s.fault, FAULT_TARGET, s.before + r, target);
@@ -3880,17 +3889,46 @@ entropy_rows(const __grid_constant__ EntropyJob s) {
     }
 }
 
-/* The mean over the counted rows, by one block. */
+/* The two kernels below run as one block. No other block hides their load latency, so a thread
+ * loads 8 values at a time. */
+const int loads_ahead = 8;
+
+/* How many of a thread's rows count. */
+__device__ inline int64_t counted_rows(const EntropyJob &s) {
+    const int64_t step = (int64_t)blockDim.x;
+    int64_t i = (int64_t)threadIdx.x, count = 0;
+    int32_t target[loads_ahead];
+    for (; i + (loads_ahead - 1) * step < s.rows; i += loads_ahead * step) {
+        MIXPI_UNROLL
+        for (int k = 0; k < loads_ahead; k++) target[k] = s.targets[i + k * step];
+        MIXPI_UNROLL
+        for (int k = 0; k < loads_ahead; k++)
+            count += target[k] != s.ignore;
+    }
+    for (; i < s.rows; i += step) count += s.targets[i] != s.ignore;
+    return count;
+}
+
+/* The sum of a thread's rows' losses, in order. */
+__device__ inline double summed_losses(const EntropyJob &s) {
+    const int64_t step = (int64_t)blockDim.x;
+    int64_t i = (int64_t)threadIdx.x;
+    double sum = 0.0, loss[loads_ahead];
+    for (; i + (loads_ahead - 1) * step < s.rows; i += loads_ahead * step) {
+        MIXPI_UNROLL
+        for (int k = 0; k < loads_ahead; k++) loss[k] = s.losses[i + k * step];
+        MIXPI_UNROLL
+        for (int k = 0; k < loads_ahead; k++) sum += loss[k];
+    }
+    for (; i < s.rows; i += step) sum += s.losses[i];
+    return sum;
+}
+
+/* The mean over the counted rows. */
 __global__ void __launch_bounds__(1024)
 entropy_mean(const __grid_constant__ EntropyJob s) {
-    double sum = 0.0;
-    int64_t count = 0;
-    for (int64_t i = (int64_t)threadIdx.x; i < s.rows; i += (int64_t)blockDim.x) {
-        sum += s.losses[i];
-        count += s.targets[i] != s.ignore;  /* plant: entropy_ignored */
-    }
-    sum = block_sum(sum);
-    count = block_sum(count);
+    double sum = block_sum(summed_losses(s));
+    int64_t count = block_sum(counted_rows(s));
     if (threadIdx.x) return;
     if (s.before > 0 && *s.counted > 0.0f) {    /* the mean of earlier rows goes on */
         sum += (double)*s.loss * (double)*s.counted;
@@ -3900,7 +3938,7 @@ entropy_mean(const __grid_constant__ EntropyJob s) {
     *s.loss = count ? (float)(sum / (double)count) : not_a_number();
 }
 
-/* factor (softmax - onehot); zeros for an ignored row, whatever it holds. */
+/* factor (softmax - onehot); zeros for an ignored row, even if it holds NaN. */
 template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
 entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     int rank = (int)threadIdx.x % T;
@@ -3919,7 +3957,6 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
             if (!ignored) plain_get_part<D>(s.logits, r * s.cols, p, s.wide, 0.0f, v);
             MIXPI_UNROLL
             for (int k = 0; k < 8; k++) {
-                /* plant: entropy_hot */
                 float hot = k * p.step == hot_at ? 1.0f - s.smoothing : 0.0f;
                 float share = exp_of(v[k] - top) * rsum;
                 v[k] = ignored ? 0.0f : (share - hot - others) * by;
@@ -3929,44 +3966,53 @@ entropy_back_rows(const __grid_constant__ EntropyBackJob s) {
     }
 }
 
-/* Both in one pass. Where it has room, a row waits in shared memory for its second reading; each
- * thread brings there what it reads itself, so nobody waits for others. */
+/* Loss and gradient in one pass. If it fits, a row stays in shared memory for its second read. Each
+ * thread copies only the elements that it reads, so no thread waits for another. The block's next
+ * row overwrites elements after their second read; its copy overlaps the rest of that read. */
 struct EntropyBothJob : EntropyJob {
     mixp_out     dlogits;
     const float *scale;
     float        share;
-    int          kept;          /* bytes of a row there; 0: it is read twice               */
+    int          kept;          /* bytes of a row in shared memory; 0: rows are read twice */
 };
-const int beside_row = 4096;
+/* Bytes for a block's sums. They and a row of 50,304 2-byte elements fit the 99 KB of capability
+ * 8.6, 8.9 and 12.0. */
+const int beside_row = 512;
 
-/* How many rows count: what each gradient is divided by. */
+/* Counts the rows that count: the divisor of each gradient. */
 __global__ void __launch_bounds__(1024)
 entropy_count(const __grid_constant__ EntropyBothJob s) {
-    int64_t count = 0;
-    for (int64_t i = (int64_t)threadIdx.x; i < s.rows; i += (int64_t)blockDim.x)
-        count += s.targets[i] != s.ignore;
-    count = block_sum(count);
+    int64_t count = block_sum(counted_rows(s));
     if (threadIdx.x == 0) *s.counted = (float)count;
 }
 
+/* Starts the copy of 8 elements of a row to shared memory. Does nothing if the row is absent. */
 template <mixp_dtype D>
-__device__ inline mixp_in fetch_row(const EntropyBothJob &s, int64_t row) {
+__device__ inline void fetch_part(const EntropyBothJob &s, int64_t row, int64_t col) {
     MIXPI_DYNAMIC_SHARED(char, kept);
-    const char *from = (const char *)s.logits.data + row * dtype_bytes(D);
-    const int   step = 8 * dtype_bytes(D);
-    for (int64_t at = step * (int64_t)threadIdx.x; at < s.kept; at += step * team_threads) {
-        cp_async_16(kept + at, from + at, 16);
-        if (D == MIXP_F32) cp_async_16(kept + at + 16, from + at + 16, 16);
-    }
+    const int64_t at = col * dtype_bytes(D);
+    const char *from = (const char *)s.logits.data + row * s.kept + at;
+    if (row >= s.rows || at >= s.kept) return;
+    cp_async_16(kept + at, from, 16);
+    if (D == MIXP_F32) cp_async_16(kept + at + 16, from + 16, 16);
+}
+template <mixp_dtype D>
+__device__ inline void fetch_row(const EntropyBothJob &s, int64_t row) {
+    for (int64_t col = 8 * (int64_t)threadIdx.x; col < s.cols; col += 8 * team_threads)
+        fetch_part<D>(s, row, col);
     cp_async_commit();
-    cp_async_wait<0>();  /* plant: fetch_wait */
+}
+template <mixp_dtype D> __device__ inline mixp_in fetched_row() {
+    MIXPI_DYNAMIC_SHARED(char, kept);
+    cp_async_wait<0>();
     return mixpi_in(kept, D);
 }
 
-/* As entropy_back_rows: the row's gradient, from `a` at `from`. */
+/* As entropy_back_rows: the row's gradient, from `a` at `from`. If rows stay in shared memory, row
+ * `next` overwrites each part after the part's gradient is stored. */
 template <int T, mixp_dtype D>
 __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp_in &a,
-                                  int64_t from, const Exponents &e) {
+                                  int64_t from, const Exponents &e, int64_t next) {
     int rank = (int)threadIdx.x % T;
     int32_t target = s.targets[r];
     bool ignored = target == s.ignore;
@@ -3985,35 +4031,36 @@ __device__ inline void put_slopes(const EntropyBothJob &s, int64_t r, const mixp
         }
         if (s.dlogits.dtype == D) plain_add_part<D>(s.dlogits, r * s.cols, p, s.wide, v);
         else put_part(s.dlogits, r * s.cols, p, s.wide, v);
+        if (T == team_threads && s.kept) fetch_part<D>(s, next, p.col);
     }
+    if (T == team_threads && s.kept) cp_async_commit();
 }
 
 template <int T, mixp_dtype D> __global__ void __launch_bounds__(team_threads, 3)
 entropy_both_rows(const __grid_constant__ EntropyBothJob s) {
+    const bool kept = T == team_threads && s.kept;
     int rank = (int)threadIdx.x % T;
+    if (kept) fetch_row<D>(s, team_first<T>());
     for (int64_t r = team_first<T>(); r < s.rows; r += team_step<T>()) {
-        float at_target = target_value(s, r), below = 0.0f;  /* plant: both_target */
-        mixp_in a = s.logits;
-        int64_t from = r * s.cols;
-        if (T == team_threads && s.kept) {
-            a = fetch_row<D>(s, from);
-            from = 0;
-        }
+        float at_target = target_value(s, r), below = 0.0f;
+        mixp_in a = kept ? fetched_row<D>() : s.logits;
+        int64_t from = kept ? 0 : r * s.cols;
         Exponents e = row_exponents<T, D>(a, from, s.cols, s.wide);
         if (s.smoothing > 0.0f) below = row_below<T>(s, r, e.top);
         if (rank == 0) put_loss(s, r, e, below, at_target);
         __syncwarp();       /* dlogits may be logits: lane 0 has read its target by now */
-        put_slopes<T, D>(s, r, a, from, e);
+        put_slopes<T, D>(s, r, a, from, e, r + team_step<T>());
     }
 }
 
 /* --- the largest, what an index says, rotary embeddings ---------------------------------- */
 
 __device__ inline bool is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
-/* As large: equal, or both NaN. */
+/* Is x as large as y: equal, or both NaN? */
 __device__ inline bool as_large(float x, float y) { return x == y || (is_nan(x) && is_nan(y)); }
 
-/* The largest of some elements, the first place of it, and how many there are. None: index -1. */
+/* The largest of some elements, the index of the first such, and their number. Without elements,
+ * index is -1. */
 struct Most {
     float   value;
     int32_t index, ties;
@@ -4023,14 +4070,14 @@ __device__ inline Most larger_of(const Most &a, const Most &b) {
     Most m = a;
     if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
     if (as_large(a.value, b.value)) {
-        m.index = a.index < b.index ? a.index : b.index;  /* plant: max_first */
+        m.index = a.index < b.index ? a.index : b.index;
         m.ties = a.ties + b.ties;
         return m;
     }
     return b.value > a.value || is_nan(b.value) ? (is_nan(a.value) ? a : b) : a;
 }
 
-/* A warp a column where those are few and long, else a thread. */
+/* One warp per column if columns are few and long; otherwise one thread per column. */
 __global__ void __launch_bounds__(team_threads)
 max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
     int64_t first = ((int64_t)blockIdx.x * team_threads + threadIdx.x) / lanes;
@@ -4057,7 +4104,7 @@ max_columns(const __grid_constant__ mixp_max_args s, int lanes) {
     }
 }
 
-/* A thread an element of da. */
+/* One thread per element of da. */
 __global__ void __launch_bounds__(team_threads)
 max_back(const __grid_constant__ mixp_max_backward_args s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
@@ -4074,7 +4121,7 @@ max_back(const __grid_constant__ mixp_max_backward_args s) {
 
 struct GatherJob : mixp_gather_args { FaultFlag fault; };
 
-/* A thread an element of y. */
+/* One thread per element of y. */
 __global__ void __launch_bounds__(team_threads)
 gather_elements(const __grid_constant__ GatherJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
@@ -4087,7 +4134,7 @@ gather_elements(const __grid_constant__ GatherJob s) {
     }
 }
 
-/* A thread a column: no other adds to it. */
+/* One thread per column: no other thread adds to the column. */
 __global__ void __launch_bounds__(team_threads)
 gather_back(const __grid_constant__ GatherJob s) {
     int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
@@ -4109,14 +4156,14 @@ rope_angles(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
     for (; i < s.t * half; i += (int64_t)gridDim.x * team_threads) {
         double step = pow(s.base, -2.0 * (double)(i % half) / (double)s.d);
-        double sine, cosine;        /* of half turns: sin and cos would need a stack         */
+        double sine, cosine;        /* by sincospi: sin and cos would need a stack           */
         sincospi((double)(s.first + i / half) * step * 0.31830988618379067154, &sine, &cosine);
         s.cosine[i] = (float)cosine;
         s.sine[i] = (float)sine;
     }
 }
 
-/* A thread a pair. */
+/* One thread per pair. */
 __global__ void __launch_bounds__(team_threads)
 rope_pairs(const __grid_constant__ RopeJob s) {
     int64_t half = s.d / 2, i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
@@ -4373,11 +4420,13 @@ static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBot
     auto kernel = job.cols <= warp_cols ? entropy_both_rows<warp_size, D>
                                         : entropy_both_rows<team_threads, D>;
     int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
+    /* Where rows stay, no more blocks than run at once: each brings its next row meanwhile. */
+    int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
+    int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
     size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
     cudaError_t e = make_room(on.state, (const void *)kernel, room, beside_row);
     if (e != cudaSuccess) return e;
-    return MIXPI_LAUNCH(kernel, grid_for(job.rows * team, team_threads), team_threads,
-                        (size_t)job.kept, on.stream, job);
+    return MIXPI_LAUNCH(kernel, (unsigned)blocks, team_threads, (size_t)job.kept, on.stream, job);
 }
 static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJob &job) {
     switch (job.logits.dtype) {
@@ -4390,7 +4439,7 @@ static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJo
 /* The bytes of a row that stays in shared memory beside what sums of a block need there. */
 static int mixpi_cuda_kept_row(const EntropyBothJob &job, int most) {
     int64_t bytes = job.cols * dtype_bytes(job.logits.dtype);
-    bool fits = job.wide && job.cols % 8 == 0 && bytes <= most - 2 * beside_row;
+    bool fits = job.wide && job.cols % 8 == 0 && bytes <= most - beside_row;
     return fits && job.cols > warp_cols ? (int)bytes : 0;
 }
 
@@ -4493,10 +4542,10 @@ static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) 
 
 /* ==== 5. OPTIMIZERS ================================================== >>optimizers ====
  *
- * The table of parameters lies in device memory: the host knows how many rows it has, not how
- * long they are. So each block walks through the table itself, a window of rows at a time, one
- * row a thread, and finds the chunks that are its own. Chunks are numbered through all active
- * rows, whatever the grid.
+ * The table of parameters is in device memory. The host knows the number of rows, not their
+ * lengths. So each block walks through the table, one window of rows at a time with one row per
+ * thread, and finds its own chunks. Chunks are numbered through all active rows, independently of
+ * the grid.
  */
 namespace {
 
@@ -4504,12 +4553,12 @@ const int     look_threads = 256, bin_count = 1024;
 const int64_t chunk_size = 8192;
 const int64_t nothing_bad = 0x7FFFFFFFFFFFFFFF;
 
-struct Chunk { int64_t row, first; };       /* of the table; element it begins at          */
+struct Chunk { int64_t row, first; };       /* row of the table; first element             */
 
 struct Walk {
     const mixp_param_row *rows;
     int64_t count;
-    int64_t next;               /* the first row behind the window                         */
+    int64_t next;               /* the first row after the window                          */
     int64_t from, to;           /* chunks of the window                                    */
     int64_t row, first, end;    /* this thread's row, and its chunks                       */
 };
@@ -4531,8 +4580,8 @@ __device__ inline void next_window(Walk &w) {
     w.next += (int64_t)blockDim.x;
 }
 
-/* Finds chunk c, by all threads of a block; false when there are not as many, and then w.to is
- * how many there are. */
+/* Finds chunk c, with all threads of a block. Returns false if there are fewer chunks; w.to is then
+ * their number. */
 __device__ inline bool walk_to(Walk &w, int64_t c, Chunk *found) {
     MIXPI_SHARED(Chunk, here, 1);
     if (c < w.from) w.next = w.from = w.to = 0;
@@ -4544,13 +4593,13 @@ __device__ inline bool walk_to(Walk &w, int64_t c, Chunk *found) {
     }
     __syncthreads();
     *found = *here;
-    __syncthreads();  /* plant: chunk_here */
+    __syncthreads();
     return true;
 }
 __device__ inline bool walked_through(const Walk &w) { return w.next >= w.count; }
 
 __device__ inline int64_t chunk_end(const Chunk &c, int64_t count)
-{ return least(c.first + chunk_size, count); }  /* plant: chunk_end */
+{ return least(c.first + chunk_size, count); }
 
 inline unsigned blocks_of(const State *s, int each) {
     return (unsigned)(s->processors * each);
@@ -4567,7 +4616,7 @@ struct Prepare {
     Mirrored of_step, of_scaler;
 };
 
-/* mixp_step_prepare, a thread to a group, by the only block that writes these. */
+/* mixp_step_prepare with one thread per group, in the only block that writes the step's state. */
 __device__ inline void prepare(const mixp_step_plan &plan, mixp_step_state *step,
                                const Prepare &p) {
     MIXPI_SHARED(int, due, 1);
@@ -4588,22 +4637,22 @@ __global__ void prepare_step(const __grid_constant__ mixp_step_plan plan,
     prepare(plan, step, p);
 }
 
-/* A step that was stopped says nothing about the scale. */
+/* Advances the scale, except after a stopped step, which says nothing about the scale. */
 __global__ void advance_scaler(const mixp_scaler_rule rule, mixp_scaler_state *scaler,
-                               const float *largest, int guarded,
-                               const mixp_look *forward, const int32_t *stop,
+                               const float *largest, int32_t forgives, int32_t falls,
+                               const int32_t *stop,
                                const Mirrored mirror) {
     if (threadIdx.x == 0 && *stop) {
         scaler->found_inf = 0;
     } else if (threadIdx.x == 0) {
         if (largest) mixp_scaler_note_scaled(scaler, *largest);
-        mixp_scaler_advance_guarded(scaler, &rule, guarded, forward);
+        mixp_scaler_advance_guarded(scaler, &rule, forgives, falls);
     }
     const Mirrored one[1] = { mirror };
     mirror_store(one);
 }
 
-/* The two halves of an agreement, by a warp. A step that was stopped on one rank is skipped on all. */
+/* The two halves of an agreement, by a warp. A step stopped on one rank is skipped on all ranks. */
 __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
                             const mixp_agree_args k, const int32_t *stop) {
     double *row = k.table + (int64_t)k.rank * MIXP_AGREE_WORDS;
@@ -4618,19 +4667,18 @@ __global__ void agree_ranks(const __grid_constant__ mixp_step_plan plan,
     mixp_agree_fill(row, &plan, k.step, k.scaler);
     mixpi_agree_bad(row, k.looks, k.n_looks, k.first_leaf);
     if (k.in_parts) mixpi_agree_part(row, k.step);
-    if (k.forward && k.forward->nonfinite) row[MIXP_AGREE_FORWARD] = 1.0;
     if (*stop) row[MIXP_AGREE_FOUND] = 1.0;
 }
 
 /* --- gather ---------------------------------------------------------------------------- *
  *
- * Chunk c belongs to bin c modulo bin_count. A block sums its bins, each in the order of its
- * chunks; the last block to finish sums the bins, and prepares the step if that is wanted: the
- * same bits on every GPU. Squares are summed in f32 by eights, then in double: norm's relative
- * error is below 2^-22.
+ * Chunk c belongs to bin c modulo bin_count. A block sums each of its bins in the order of chunks.
+ * The last block to finish sums the bins, and prepares the step if requested. So every GPU gives
+ * the same bits. Squares are summed in f32 in groups of eight, then in double: the relative error
+ * of norm is below 2^-22.
  */
 
-/* What a thread, then a block, found. bad: twice the place among all chunks, plus 1 for a NaN. */
+/* The result of a thread, then of a block. bad: twice the place among all chunks, plus 1 if NaN. */
 struct Look {
     double  squares;
     int64_t bad;
@@ -4644,7 +4692,7 @@ __device__ inline float scaled(float x, float factor) {
                                            : x * factor;
 }
 
-/* Finds the bad element, and squares in double, where neither 3e38 nor 1e-38 leaves the range. */
+/* Finds the Inf or NaN element, and sums squares in double, in whose range 3e38 and 1e-38 stay. */
 __device__ inline void look_closely(Look &l, const float *given, const float *v,
                                     int64_t place) {
     MIXPI_UNROLL
@@ -4668,7 +4716,7 @@ __device__ inline void look_at(Look &l, const float *given, const float *v,
         squares = fmaf(v[k], v[k], squares);
         top = fmaxf(top, fabsf(v[k]));
     }
-    /* Not a plain sum (overflow, Inf, NaN), or one that lost small squares. */
+    /* The sum is not finite (overflow, Inf, NaN), or has lost small squares. */
     if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
         (top < MIXPI_SQUARES_LOST && top > 0.0f)) {
         look_closely(l, given, v, place);
@@ -4678,8 +4726,8 @@ __device__ inline void look_at(Look &l, const float *given, const float *v,
     }
 }
 
-/* One chunk, by a block; place: of its first element among all chunks. Unscaling in place:
- * what counts is what the gradient's own dtype holds of it. */
+/* One chunk, by a block. place: the place of its first element among all chunks. When unscaling in
+ * place, the statistics are of the stored values, rounded to the gradient's dtype. */
 __device__ inline void gather_chunk(Look &l, const mixp_param_row &row, const Chunk &c,
                                     int64_t place, float factor, int unscale) {
     mixp_out grad = array_at(row.grad, row.grad_dtype);
@@ -4704,7 +4752,7 @@ __device__ inline void gather_chunk(Look &l, const mixp_param_row &row, const Ch
     }
 }
 
-/* What all threads of a block found. */
+/* The joined result of all threads of a block. */
 __device__ inline Look block_look(const Look &l) {
     Look all;
     all.squares = block_sum(l.squares);
@@ -4713,7 +4761,7 @@ __device__ inline Look block_look(const Look &l) {
     return all;
 }
 
-/* By one block, when all bins are there. */
+/* Sums the bins, with one block, when all bins are complete. */
 __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_state *step) {
     Look l = { 0.0, nothing_bad, 0.0f };
     mixp_grad_stats stats;
@@ -4730,7 +4778,7 @@ __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_stat
     memset((void *)&stats, 0, sizeof stats);
     stats.norm = sqrt(l.squares);
     stats.largest = l.largest;
-    stats.found_inf = l.bad != nothing_bad;  /* plant: gather_found */
+    stats.found_inf = l.bad != nothing_bad;
     stats.bad_row = c.row;
     stats.bad_element = stats.found_inf ? c.first + l.bad / 2 % chunk_size : -1;
     stats.bad_is_nan = stats.found_inf ? (int32_t)(l.bad % 2) : 0;
@@ -4738,12 +4786,11 @@ __device__ inline void sum_up(Walk &w, const volatile Look *bins, mixp_step_stat
     step->clipped = 1.0f;
 }
 
-/* True for all threads of the block that finishes last, which then sees what all wrote. */
+/* True for all threads of the last block to finish; that block sees the writes of all blocks. */
 __device__ inline bool is_last_block(uint32_t *arrived) {
     MIXPI_SHARED(int, last, 1);
     __threadfence();
     __syncthreads();
-    /* plant: last_block */
     if (threadIdx.x == 0) *last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
     __syncthreads();
     __threadfence();
@@ -4777,7 +4824,7 @@ clip_chunks(const mixp_clip_args job) {
     mixp_step_state *step = job.step;
     Chunk at;
     float factor = (float)mixp_clip_coefficient(step->stats.norm, job.max_norm);
-    if (step->stats.found_inf || factor >= 1.0f) return;  /* plant: clip_nothing */
+    if (step->stats.found_inf || factor >= 1.0f) return;
     if (blockIdx.x == 0 && threadIdx.x == 0) step->clipped = factor;
     Walk w = walk_of(rows, job.count);
     for (int64_t c = blockIdx.x; walk_to(w, c, &at); c += gridDim.x) {
@@ -4798,7 +4845,7 @@ clip_chunks(const mixp_clip_args job) {
 
 /* --- look ------------------------------------------------------------------------------ */
 
-/* Of what a thread saw: magnitudes below each limit, as the CPU counts them. */
+/* A thread's counts of magnitudes below each limit, counted as on the CPU. */
 struct Seen {
     uint32_t top;
     int      nonfinite, zeros, flushed, least, subnormal, past;
@@ -4810,7 +4857,7 @@ __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_
     s.nonfinite += bad;
     s.zeros += v == 0;
     s.flushed += v <= at.flushed;
-    s.least += v < at.least;  /* plant: look_least */
+    s.least += v < at.least;
     s.subnormal += v < at.subnormal;
     s.past += !bad && v >= at.past;
 }
@@ -4818,7 +4865,7 @@ __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_
 __device__ inline void add_count(int64_t *to, int64_t n)
 { if (n) atomicAdd((unsigned long long *)(void *)to, (unsigned long long)n); }
 
-/* Counts and a maximum of integers: in any order the same. */
+/* Joins counts and an integer maximum, which give the same result in any order. */
 __device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
     if (!to) return;
     if (s.top) atomicMax((unsigned *)(void *)&to->largest, (unsigned)s.top);
@@ -4849,7 +4896,7 @@ __device__ inline uint32_t warp_top(uint32_t v) {
     return v;
 }
 
-/* Each block takes a piece that an int can count. */
+/* Elements per block: an int can count them. */
 const int64_t look_piece = (int64_t)1 << 16;
 
 __global__ void __launch_bounds__(look_threads)
@@ -4882,9 +4929,9 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
 /* --- update ---------------------------------------------------------------------------- *
  *
  * Weights, moments and low copies get the CPU's bits: mixp_adam_element and its relatives round
- * where they say, so that the compiler has nothing to contract. States of fewer bytes are widened
- * and narrowed around them; 16 threads share a block of 8-bit states, so all threads of a warp go
- * through a row together, those behind its end with no elements.
+ * explicitly, so the compiler has nothing to contract. States of fewer bytes are widened before
+ * these functions and narrowed after them. 16 threads share a block of 8-bit states, so all threads
+ * of a warp go through a row together; threads past its end have no elements.
  */
 static_assert(MIXP_STATE_BLOCK == 16 * 8, "half a warp has a block of states");
 static_assert(chunk_size % MIXP_STATE_BLOCK == 0, "a chunk has whole blocks of states");
@@ -4922,7 +4969,7 @@ __device__ inline void put_codes(void *to, int64_t i, int n, bool wide, const Ei
         if (k < n) p[k] = e.code[k];
 }
 
-/* 8 elements of a row: which, what its states are as f32, and their random numbers. */
+/* 8 elements of a row: their places, their states as f32, and their random numbers. */
 struct Cell {
     int64_t  i;
     int      n;
@@ -4932,7 +4979,7 @@ struct Cell {
     uint32_t random[8];
 };
 
-/* Of the 16 threads that share a block of states. */
+/* The maximum over the 16 threads that share a block of states. */
 __device__ inline uint32_t half_warp_max(uint32_t x) {
     MIXPI_UNROLL
     for (int k = 8; k; k /= 2) {
@@ -4986,7 +5033,7 @@ __device__ inline void put_v_blocks(const mixp_param_row &row, const Cell &c) {
     if (c.n > 0) row.v_scale[c.i / MIXP_STATE_BLOCK] = (uint8_t)scale;
 }
 
-/* bf16, of the random bits at `shift` in their words. */
+/* Stores as bf16, rounded with the random bits at `shift` in the elements' words. */
 __device__ inline void put_bf16(void *to, const Cell &c, const float *x, int shift) {
     Eight<uint16_t> e;
     MIXPI_UNROLL
@@ -5012,7 +5059,7 @@ __device__ inline void put_moments(const mixp_param_row &row, const Cell &c) {
     else if (row.v) put8_any(array_at(row.v, MIXP_F32), c.i, c.n, c.wide, c.v);
 }
 
-/* Masters that lie beside a bf16 weight. */
+/* Does the row's master hold only the bits that its bf16 weight lacks? */
 __device__ inline bool is_split(const mixp_param_row &row)
 { return row.master && row.master_dtype != MIXP_F32; }
 
@@ -5067,8 +5114,8 @@ __device__ inline void put_weight(const mixp_param_row &row, const Cell &c) {
     if (row.low_bf16) put8_any(array_at(row.low_bf16, MIXP_BF16), c.i, c.n, c.wide, c.p);
 }
 
-/* The update of 8 elements, by their optimizer. Each loop by itself: a pointer that may be NULL
- * would move the moments out of the registers. */
+/* The update of 8 elements by their optimizer. Each case has its own loop: a pointer that may be
+ * NULL would move the moments out of the registers. */
 __device__ inline void plain_elements(const mixp_step_scalars &u, bool momentum, Cell &c) {
     if (momentum) {
         MIXPI_UNROLL
@@ -5125,8 +5172,8 @@ __device__ inline void count_lost(mixp_dtype low, const float *was, const Cell &
     }
 }
 
-/* key: of the row's random numbers in this step. small: some states of the table are. counting:
- * what of the updates is lost. */
+/* key: for the row's random numbers in this step. small: some states of the table take fewer bytes
+ * than f32. counting: counts lost updates. */
 template <bool small, bool counting>
 __device__ inline void update_8(const mixp_step_scalars &u, const mixp_param_row &row,
                                 mixp_optimizer_kind kind, uint64_t key, Cell &c,
@@ -5151,8 +5198,8 @@ __device__ inline void clear_8(mixp_out a, int64_t i, int n, bool wide) {
     put8_any(a, i, n, wide, zeros);
 }
 
-/* The scalars of a row's update, by all threads of a block: a row that missed steps has bias
- * corrections of its own. */
+/* The scalars of a row's update, with all threads of a block. A row that missed steps has its own
+ * bias corrections. */
 __device__ inline mixp_step_scalars update_for(const mixp_step_plan &plan,
                                                const mixp_step_state *step,
                                                const mixp_param_row &row) {
@@ -5184,9 +5231,7 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
         for (; from < end; from += 8 * (int64_t)blockDim.x) {
             cell.i = from + 8 * (int64_t)threadIdx.x;
             cell.n = (int)(cell.i < end ? least(8, end - cell.i) : 0);
-            /* plant: update_skip */
             if (!skip) update_8<small, counting>(u, row, plan.kind, key, cell, found);
-            /* plant: update_clear */
             if (row.active == 2) clear_8(grad, cell.i, cell.n, cell.wide);
         }
         if (counting) add_count(&lost[at.row].updates, found.updates);
@@ -5260,7 +5305,7 @@ static mixp_result mixpi_cuda_advance(const mixp_exec *x, const mixp_advance_arg
     Kernel k(x);
     if (!k.state) return MIXP_ERR_ORDER;
     return k.launched("advance", MIXPI_LAUNCH(advance_scaler, 1, warp_size, 0, k.stream,
-        *args->rule, args->scaler, args->largest, args->guarded, args->forward,
+        *args->rule, args->scaler, args->largest, args->forgives, args->falls,
         &k.state->block->stop,
         mirror_of(k.state, args->scaler, sizeof *args->scaler)));
 }
@@ -5291,28 +5336,29 @@ static mixp_result mixpi_cuda_agree(const mixp_exec *x, const mixp_agree_args *a
  * cuBLASLt thinks in columns. The row-major c = op(a) op(b) is its column-major product
  * c' = op(b)' op(a)': the operands change places and nothing is transposed.
  *
- * It takes a and b of one dtype, c of the same or f32, and a bias of c's dtype. Operands of
- * another kind are packed first: copied to scratch memory, widened, dense and aligned. Sums
- * for a c of another kind go through f32 scratch memory. A product that cuBLASLt refuses even
- * so is done by a tiled kernel of our own.
+ * cuBLASLt takes a and b of one dtype, c of that dtype or f32, and a bias of c's dtype. Other
+ * operands are packed first: copied to scratch memory, widened, dense and aligned. If c is of
+ * another kind, its sums go through f32 scratch memory. If cuBLASLt still refuses the product, our
+ * own tiled kernel computes the product.
  *
- * A plan (descriptors and algorithm) is made once for a shape; later calls allocate and ask
- * nothing. Products are summed in f32, never tf32; parts of a split k stay f32 as well. Algorithms
- * can be given, as a text that an earlier context wrote.
+ * A plan (descriptors and algorithm) is made once per shape; later calls neither allocate nor query
+ * cuBLASLt. Products are summed in f32, never tf32; partial sums of a split k are f32 as well.
+ * Algorithms come from cuBLASLt's heuristic, from a text that an earlier context wrote, or from
+ * measurements.
  *
- * An epilogue is more work in a product's pass: column sums of dy, or GELU by tanh. What cuBLASLt
- * has not, two kernels do.
+ * An epilogue is a second operation in a product's pass: column sums of dy, or GELU (tanh form). If
+ * cuBLASLt lacks the epilogue, two kernels do the work.
  */
 namespace {
 
 /* --- a product of any kind ------------------------------------------------------------- *
  *
- * A block of 256 threads makes 64 x 64 elements of c, 4 x 4 each, 16 of k at a time. An
- * element is one chain of multiply-adds in increasing k.
+ * A block of 256 threads computes 64 x 64 elements of c, 4 x 4 per thread, in steps of 16 of k.
+ * Each element is one chain of multiply-adds in increasing k.
  */
 const int tile_side = 64, tile_depth = 16, tile_pitch = tile_side + 4, tile_threads = 256;
 
-/* op(a)[i0 .., p0 ..] or op(b)'[j0 .., p0 ..], 0 beyond rows and k; tile[p * pitch + i]. */
+/* Loads op(a)[i0 .., p0 ..] or op(b)'[j0 .., p0 ..] to tile[p * pitch + i]; 0 beyond rows and k. */
 __device__ inline void tile_load(float *tile, mixp_in a, int64_t first, int64_t step_i,
                                  int64_t step_p, int64_t rows, int64_t depth) {
     MIXPI_UNROLL
@@ -5351,7 +5397,7 @@ __device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
             float y;
             if (i + r >= g.m || j + s >= g.n) continue;
             y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
-            put1(g.c, at, g.c.accumulate ? y + get1(as_in(g.c), at) : y);  /* plant: gemm_add */
+            put1(g.c, at, g.c.accumulate ? y + get1(as_in(g.c), at) : y);
         }
     }
 }
@@ -5371,7 +5417,7 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
             tile_load(b, g.b, z * g.stride_b + j * bj + p * bp, bj, bp, g.n - j, g.k - p);
             __syncthreads();
             tile_multiply(sums, a, b);
-            __syncthreads();  /* plant: gemm_tiles */
+            __syncthreads();
         }
         tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4,
                    sums);
@@ -5380,7 +5426,7 @@ __global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
 
 /* --- copies for cuBLASLt --------------------------------------------------------------- */
 
-/* rows x cols elements, ld apart, and again after `stride`: as stored, transposed or not. */
+/* Matrices of rows x cols elements as stored: rows are `ld` apart, matrices `stride`. */
 struct Matrix {
     mixp_in at;
     int64_t rows, cols, ld, stride, count;
@@ -5404,14 +5450,13 @@ inline bool starts_aligned(const Matrix &m) {
     return is_wide(m.at) &&
            (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
 }
-/* Can its rows be read 8 elements at a time? */
+/* Can the matrix's rows be read 8 elements at a time? */
 inline bool rows_aligned(const Matrix &m) {
     return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) &&
            (m.count == 1 || m.stride % 8 == 0);
 }
 
-/* Copies src to `to`, which lies as dst says: its rows are aligned and whole; what src lacks in
- * width becomes 0. */
+/* Copies src to `to`, laid out as dst: aligned, full rows. Columns beyond src's width become 0. */
 __global__ void gemm_pack(mixp_out to, Matrix dst, Matrix src, bool wide) {
     int64_t across = dst.ld / 8, n = dst.count * dst.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -5425,7 +5470,7 @@ __global__ void gemm_pack(mixp_out to, Matrix dst, Matrix src, bool wide) {
     }
 }
 
-/* `to`, which lies as c says, (+)= sums + bias */
+/* to (+)= sums + bias; `to` is laid out as c. */
 __global__ void gemm_finish(mixp_out to, Matrix c, Matrix sums, mixp_in bias, bool wide) {
     int64_t across = ceil_div(c.cols, 8), n = c.count * c.rows * across;
     int64_t step = (int64_t)gridDim.x * blockDim.x;
@@ -5438,23 +5483,23 @@ __global__ void gemm_finish(mixp_out to, Matrix c, Matrix sums, mixp_in bias, bo
         if (bias.data) get8_any(bias, j, many, false, add);
         if (to.accumulate) get8_any(c.at, at, many, wide, old);
         MIXPI_UNROLL
-        for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];  /* plant: gemm_packed_add */
+        for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];
         put8_any(to, at, many, wide, v);
     }
 }
 
 /* --- what cuBLASLt is asked for --------------------------------------------------------- */
 
-/* A product with operands that it takes: its own, or their packed copies. */
+/* A product whose operands cuBLASLt takes: the given operands, or packed copies. */
 struct Product {
     mixp_gemm_args g;
     bool      pack_a, pack_b, pack_bias, finish;
-    size_t    at_a, at_b, at_bias, at_c, bytes;     /* of scratch memory                     */
+    size_t    at_a, at_b, at_bias, at_c, bytes;     /* offsets in, and size of, scratch memory */
     cublasLtEpilogue_t epilogue;
-    void     *sums, *before;                        /* of an epilogue; else NULL             */
+    void     *sums, *before;                        /* for an epilogue; otherwise NULL       */
 };
 
-/* Must the operand be copied to be of this dtype? strict: and aligned? */
+/* Must the operand be copied to get this dtype (strict: and alignment)? */
 inline bool needs_pack(const Matrix &m, mixp_dtype dtype, bool strict) {
     return m.at.dtype != dtype || (m.rows > 1 && m.ld < m.cols) || m.stride < 0 ||
            (strict && !starts_aligned(m));
@@ -5470,11 +5515,11 @@ inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *
     return start;
 }
 
-/* One row may have any ld, but cuBLASLt wants it wide enough. */
+/* A matrix of one row may have any ld, but cuBLASLt requires ld >= the width. */
 inline int64_t row_pitch(const Matrix &m)
 { return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
 
-/* strict: for the second try, packs what is not aligned and adds the bias by a kernel. */
+/* strict: for the second attempt; packs unaligned operands and adds the bias in a kernel. */
 inline Product product_of(const mixp_gemm_args &g, bool strict) {
     Product p;
     mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
@@ -5516,9 +5561,9 @@ inline Product product_of(const mixp_gemm_args &g, bool strict) {
 
 const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
 /* Matrices that cuBLASLt takes in one call. */
-const int64_t most_batch = 65535;  /* plant: most_batch */
+const int64_t most_batch = 65535;
 
-/* What an algorithm is chosen by; no padding, for it is compared as bytes. */
+/* The properties that choose an algorithm. No padding, because keys are compared as bytes. */
 struct PlanKey {
     int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
     int32_t trans_a, trans_b, dtype, dtype_c, epilogue, unaligned;
@@ -5529,15 +5574,16 @@ struct Plan {
     cublasLtMatmulDesc_t   product;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t   algorithms[most_algorithms];
-    int                    count, at;   /* which of them; at = count: cuBLASLt has none      */
-    bool                   given;       /* by the program's choices                          */
+    int                    count, at;   /* at: the one in use; at = count: none is usable    */
+    bool                   given;       /* chosen by the program's choices                   */
+    bool                   measured;    /* the algorithms were timed, or will not be         */
     Plan                  *next;
 };
 
 /* A line of the program's choices. */
 struct Choice {
     PlanKey              key;
-    bool                 none;          /* cuBLASLt has nothing for it                       */
+    bool                 none;          /* cuBLASLt has no algorithm for the product         */
     cublasLtMatmulAlgo_t algorithm;
 };
 
@@ -5581,7 +5627,7 @@ inline PlanKey plan_key(const Product &p) {
     key.stride_c = many ? g.stride_c : 0;
     key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
     key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.epilogue = p.epilogue;
-    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |  /* plant: gemm_aligned */
+    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |
                     (!p.pack_b && !starts_aligned(matrix_b(g))) << 1 |
                     (!p.finish && !starts_aligned(matrix_c(g))) << 2;
     return key;
@@ -5597,7 +5643,7 @@ inline unsigned plan_list(const PlanKey &key) {
 inline cudaDataType_t library_type(int32_t dtype)
 { return dtype == MIXP_F16 ? CUDA_R_16F : dtype == MIXP_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
 
-/* A row-major matrix as cuBLASLt sees it: its rows are columns. */
+/* The layout of a row-major matrix for cuBLASLt, in which rows are columns. */
 inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows,
                         int64_t cols, int64_t ld, int64_t batch, int64_t stride) {
     int32_t count = (int32_t)batch;
@@ -5617,7 +5663,7 @@ inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *v
            CUBLAS_STATUS_SUCCESS;
 }
 
-/* Has it a bias, or sums? Does it read or write what was before GELU? */
+/* Does the epilogue have a bias or sums? Does it read or write the values before GELU? */
 inline bool has_vector(int epilogue) {
     return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
            epilogue == CUBLASLT_EPILOGUE_BGRADB;
@@ -5627,7 +5673,8 @@ inline bool has_before(int epilogue) {
            epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 
-/* at: where a bias, and what was before GELU, might lie; the heuristic looks how it is aligned. */
+/* at: a sample address of the bias and of the values before GELU; the heuristic reads its
+ * alignment. */
 inline bool plan_set_epilogue(Plan *p, const void *at) {
     const PlanKey &k = p->key;
     cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k.epilogue;
@@ -5658,8 +5705,8 @@ inline bool plan_describe(Plan *p, const void *at) {
            plan_set_epilogue(p, at);
 }
 
-/* How an address may be aligned: 16 bytes or to an element. More is not asked, so that the
- * algorithm does not depend on where the allocator happened to put an array. */
+/* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
+ * not depend on where the allocator happened to place an array. */
 inline bool prefer_aligned(cublasLtMatmulPreference_t p,
                            cublasLtMatmulPreferenceAttributes_t what, bool aligned,
                            int32_t dtype) {
@@ -5688,14 +5735,14 @@ inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
                           key.dtype_c);
 }
 
-/* Does cuBLASLt say that it has no way for this product? Anything else is a failure, which says
- * nothing of the next time. */
+/* Does the status mean that cuBLASLt does not support this product? Any other error may be
+ * temporary. */
 inline bool is_refusal(cublasStatus_t e) {
     return e == CUBLAS_STATUS_NOT_SUPPORTED || e == CUBLAS_STATUS_INVALID_VALUE ||
            e == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-/* A failure in words: an earlier error of CUDA tells more than what cuBLASLt made of it. */
+/* Reports a failure. An earlier CUDA error, if any, says more than cuBLASLt's status. */
 inline mixp_result library_failed(State *s, cublasStatus_t e) {
     cudaError_t before = cudaGetLastError();
     if (e == CUBLAS_STATUS_ALLOC_FAILED)
@@ -5704,14 +5751,16 @@ inline mixp_result library_failed(State *s, cublasStatus_t e) {
     return say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
 }
 
-/* cuBLASLt has refused, which is no error: takes back what it left, unless there was one before. */
+/* After a refusal by cuBLASLt, which is no error: clears the CUDA error that it left, unless there
+ * was an error before. */
 inline void forget_refusal(cudaError_t before)
-{ if (before == cudaSuccess) cudaGetLastError(); }  /* plant: forget_refusal */
+{ if (before == cudaSuccess) cudaGetLastError(); }
 
 inline bool plan_usable(const Plan *p) { return p->at < p->count; }
 
-/* Those of cuBLASLt's list that have room, in its order. The first that it then takes does every
- * product of this kind: what times were measured must not choose, or two runs differ. */
+/* Keeps the algorithms of cuBLASLt's list that fit the workspace, in the list's order. The first
+ * that cuBLASLt then accepts computes every product of this kind. Timing chooses only if the
+ * program asks for it, because timing would make two runs differ. */
 inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int found) {
     for (int i = 0; i < found; i++)
         if (list[i].state == CUBLAS_STATUS_SUCCESS && list[i].workspaceSize <= workspace_bytes)
@@ -5724,7 +5773,7 @@ inline mixp_result choice_refused(State *s) {
                "save them again after a step");
 }
 
-/* Does cuBLASLt take the algorithm that was read, for this product and in our workspace? */
+/* Does cuBLASLt accept the algorithm of this choice, for this product and in our workspace? */
 inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
     cublasLtMatmulHeuristicResult_t about;
     cudaError_t before = cudaPeekAtLastError();
@@ -5736,7 +5785,8 @@ inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
     return choice_refused(s);
 }
 
-/* Takes what the program's choices say of this product; without a word there, p is not given. */
+/* Takes the algorithm that the program's choices name for this product. If they name none, p->given
+ * stays false. */
 inline mixp_result plan_take(State *s, Plan *p) {
     for (int i = 0; i < s->choice_count; i++) {
         const Choice &c = s->choices[i];
@@ -5744,7 +5794,7 @@ inline mixp_result plan_take(State *s, Plan *p) {
         p->algorithms[0] = c.algorithm;
         p->count = !c.none;
         p->given = true;
-        return c.none ? MIXP_OK : choice_check(s, p, c);  /* plant: choice_check */
+        return c.none ? MIXP_OK : choice_check(s, p, c);
     }
     return MIXP_OK;
 }
@@ -5761,7 +5811,7 @@ inline mixp_result plan_ask(State *s, Plan *p) {
         e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c,
                                            preference, most_algorithms, list, &found);
     if (preference) cublasLtMatmulPreferenceDestroy(preference);
-    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))  /* plant: heuristic_failed */
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))
         return library_failed(s, e);
     if (e == CUBLAS_STATUS_SUCCESS) plan_keep(p, list, found);
     if (!plan_usable(p)) forget_refusal(before);
@@ -5770,7 +5820,7 @@ inline mixp_result plan_ask(State *s, Plan *p) {
 
 inline mixp_result plan_choose(State *s, Plan *p) {
     mixp_result r = plan_take(s, p);
-    return r != MIXP_OK || p->given ? r : plan_ask(s, p);  /* plant: choice_taken */
+    return r != MIXP_OK || p->given ? r : plan_ask(s, p);
 }
 
 /* A new plan, in the list that its key belongs to. */
@@ -5778,14 +5828,14 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     unsigned list = plan_list(key);
     Plan *p;
     mixp_result r;
-    /* cuBLASLt 13.3 has no heuristics then; and a step that is recorded has been run before. */
+    /* cuBLASLt 13.3 has no heuristics during a capture, and a recorded step has run before. */
     if (s->capture) return in_capture(s, "a product of a shape that no step had before");
     if (s->plans->count >= most_plans) plans_clear(s);
     p = (Plan *)host_new(s->host, sizeof *p);
     if (!p) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
     p->key = key;
-    /* A bias is aligned to 16 bytes, not more: the workspace's own address would promise that. */
-    r = plan_describe(p, (char *)s->workspace + 16)  /* plant: gemm_bias */
+    /* A bias is aligned to only 16 bytes; the workspace's own address would promise more. */
+    r = plan_describe(p, (char *)s->workspace + 16)
       ? plan_choose(s, p) : say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
     if (r != MIXP_OK) { plan_free(s, p); return r; }
     p->next = s->plans->first[list];
@@ -5811,7 +5861,7 @@ inline mixp_result plan_of(State *s, const Product &product, Plan **found) {
 
 /* --- a call ---------------------------------------------------------------------------- */
 
-/* Points p's operand `to` at its copy in scratch memory, and makes that. */
+/* Packs an operand into scratch memory, and points `to` at the copy. */
 inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int64_t ld,
                                 void *copy) {
     mixp_out out = { copy, to->dtype, 0 };
@@ -5838,7 +5888,7 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
     return r;
 }
 
-/* Where this call's bias or sums lie, and what was before GELU. */
+/* Sets the addresses of this call's bias or sums, and of the values before GELU. */
 inline bool product_point(const Product &p, Plan *plan) {
     const void *vector = p.sums ? p.sums : p.g.bias.data;
     return (!has_vector(p.epilogue) ||
@@ -5848,28 +5898,119 @@ inline bool product_point(const Product &p, Plan *plan) {
                      sizeof p.before));
 }
 
-/* What cuBLASLt refuses now although it offered it is not tried again: the next of its list is, and
- * with none left the plan is unusable. */
-inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
+/* Runs the product with the plan's algorithm `which`. */
+inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int which) {
     State *s = k->state;
     const mixp_gemm_args &g = p.g;
     float beta = g.c.accumulate ? 1.0f : 0.0f;
+    return cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data, plan->a,
+                          &beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
+                          s->workspace, workspace_bytes, k->stream);
+}
+
+/* Runs the product. If cuBLASLt refuses an algorithm that it offered, drops the algorithm for good
+ * and tries the next of the list. When the list is exhausted, the plan is unusable. */
+inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
+    State *s = k->state;
     cudaError_t before = cudaPeekAtLastError();
     cublasStatus_t e = product_point(p, plan) ? CUBLAS_STATUS_SUCCESS
                                               : CUBLAS_STATUS_INVALID_VALUE;
     for (; e == CUBLAS_STATUS_SUCCESS && plan_usable(plan); plan->at++) {
-        e = cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data,
-                           plan->a, &beta, g.c.data, plan->c, g.c.data, plan->c,
-                           &plan->algorithms[plan->at], s->workspace, workspace_bytes,
-                           k->stream);
+        e = product_call(k, p, plan, plan->at);
         if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
         if (!is_refusal(e)) return library_failed(s, e);
         forget_refusal(before);
         if (plan->given) return choice_refused(s);
-        e = CUBLAS_STATUS_SUCCESS;  /* plant: product_refused */
+        e = CUBLAS_STATUS_SUCCESS;
     }
     plan->at = plan->count;
     return MIXP_OK;
+}
+
+/* --- measuring ------------------------------------------------------------------------- *
+ *
+ * If the program asks for it, the first product of a plan times each algorithm and puts the fastest
+ * first. Trials write to the product's own c, unless the product accumulates: then to other memory.
+ */
+const int   measured_runs = 5;
+const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */
+
+inline bool is_measured(const State *s, const Plan *plan)
+{ return !s->measure || s->capture || plan->measured || plan->given || !plan_usable(plan); }
+
+/* The time of measured_runs runs in milliseconds, after a warm-up run. Waits for the GPU. */
+template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float *ms) {
+    cudaEvent_t from = NULL, to = NULL;
+    cudaError_t e = cudaEventCreateWithFlags(&from, cudaEventDefault);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&to, cudaEventDefault);
+    run();
+    if (e == cudaSuccess) e = cudaEventRecord(from, k->stream);
+    for (int i = 0; i < measured_runs && e == cudaSuccess; i++) run();
+    if (e == cudaSuccess) e = cudaEventRecord(to, k->stream);
+    if (e == cudaSuccess) e = cudaEventSynchronize(to);
+    if (e == cudaSuccess) e = cudaEventElapsedTime(ms, from, to);
+    if (from) quiet(cudaEventDestroy(from));
+    if (to) quiet(cudaEventDestroy(to));
+    return k->launched("gemm", e);
+}
+
+/* The time of one algorithm; INFINITY if cuBLASLt refuses it. */
+inline mixp_result algorithm_time(Kernel *k, const Product &p, Plan *plan, int which, float *ms) {
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    cudaError_t before = cudaPeekAtLastError();
+    mixp_result r = time_of(k, [&] {
+        if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
+    }, ms);
+    if (r != MIXP_OK || status == CUBLAS_STATUS_SUCCESS) return r;
+    *ms = INFINITY;
+    if (!is_refusal(status)) return library_failed(k->state, status);
+    forget_refusal(before);
+    return MIXP_OK;
+}
+
+/* Puts the fastest algorithm first. *least: its time. */
+inline mixp_result algorithms_order(Kernel *k, const Product &p, Plan *plan, float *least) {
+    int best = plan->at;
+    cublasLtMatmulAlgo_t first;
+    *least = INFINITY;
+    if (!product_point(p, plan)) return MIXP_OK;
+    for (int i = plan->at; i < plan->count; i++) {
+        float ms = INFINITY;
+        mixp_result r = algorithm_time(k, p, plan, i, &ms);
+        if (r != MIXP_OK) return r;
+        if (!(ms < *least * worth_it)) continue;
+        *least = ms;
+        best = i;
+    }
+    first = plan->algorithms[best];
+    plan->algorithms[best] = plan->algorithms[plan->at];
+    plan->algorithms[plan->at] = first;
+    return MIXP_OK;
+}
+
+/* Memory for the c of trials; *c NULL: trials write to the product's own c. Returns false: out of
+ * memory, no trials. */
+inline bool trial_memory(State *s, const mixp_gemm_args &g, void **c) {
+    int64_t n = (g.batch - 1) * g.stride_c + (g.m - 1) * g.ldc + g.n;
+    *c = NULL;
+    if (!g.c.accumulate) return true;
+    return memory_new(s, (size_t)(n * dtype_bytes(g.c.dtype)), c) == MIXP_OK;
+}
+
+inline mixp_result product_measure(Kernel *k, const Product &p, Plan *plan) {
+    Product trial = p;
+    void *c = NULL;
+    float ms;
+    mixp_result r;
+    if (is_measured(k->state, plan)) return MIXP_OK;
+    r = check_stream(k->state, "gemm");
+    if (r != MIXP_OK) return r;
+    plan->measured = true;
+    if (plan->count - plan->at < 2 || !trial_memory(k->state, p.g, &c)) return MIXP_OK;
+    if (c) trial.g.c.data = c;
+    r = algorithms_order(k, trial, plan, &ms);
+    if (c) memory_free(k->state, c);
+    return r;
 }
 
 inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
@@ -5880,7 +6021,7 @@ inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Prod
                                     c, sums, g.bias, rows_aligned(c)));
 }
 
-/* *done: cuBLASLt took the product, packed as it must be. */
+/* Tries cuBLASLt, with operands packed as needed. *done: cuBLASLt ran the product. */
 inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g,
                                Product p, bool *done) {
     Plan *plan = NULL;
@@ -5889,6 +6030,7 @@ inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_ar
     if (r != MIXP_OK || !plan_usable(plan)) return r;
     if (p.bytes && !(scratch = (char *)scratch_of(x, p.bytes))) return MIXP_ERR_MEMORY;
     r = product_pack(k, g, &p, scratch);
+    if (r == MIXP_OK) r = product_measure(k, p, plan);
     if (r == MIXP_OK) r = product_run(k, p, plan);
     *done = r == MIXP_OK && plan_usable(plan);
     return *done && p.finish ? product_finish(k, g, p) : r;
@@ -5900,8 +6042,8 @@ inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
                                             tile_threads, 0, k->stream, g));
 }
 
-/* By cuBLASLt as it is, or with packed operands, or by our own kernel: 50 times slower, and
- * counted, so that it does not pass unseen. */
+/* Tries cuBLASLt with the operands as they are, then with packed operands, then our own kernel,
+ * which is 50 times slower and is counted to make it visible. */
 inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g) {
     mixp_gemm_count *count = &k->state->products;
     bool done = false;
@@ -5934,7 +6076,7 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
     if (!is_real(g->c.dtype) || (g->bias.data && !is_real(g->bias.dtype)) ||
         (g->k > 0 && (!is_real(g->a.dtype) || !is_real(g->b.dtype))))
         return MIXP_ERR_DTYPE;
-    /* alpha 0: cuBLASLt does not look at the operands, and a NaN in them would be lost. */
+    /* With alpha 0 cuBLASLt does not read the operands, and their NaNs would be lost. */
     if (g->k <= 0 || g->alpha == 0.0f) return product_by_tiles(&k, *g);
     r = open_products(k.state);
     for (int64_t z = 0; z < g->batch && r == MIXP_OK; z += most_batch)
@@ -5946,7 +6088,7 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
 
 namespace {
 
-/* NULL, or what a call lacks. */
+/* NULL, or what is wrong with a call. */
 inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     const mixp_gemm_args &g = k.gemm;
     bool sums = k.kind == MIXP_EPILOGUE_ROW_SUMS;
@@ -5967,31 +6109,18 @@ inline cublasLtEpilogue_t epilogue_of(const mixp_gemm_epilogue_args &k) {
     return k.gemm.bias.data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
 }
 
-/* Is it one that cuBLASLt may have? Its operands are taken as they are; it overwrites sums, which
- * have c's dtype; rows before GELU are of whole 16 bytes. */
+/* May cuBLASLt support the epilogue? Requirements: operands need no packing; sums are overwritten
+ * and have c's dtype; rows before GELU are multiples of 16 bytes. */
 inline bool epilogue_suits(const mixp_gemm_epilogue_args &k, const Product &p) {
     if (p.pack_a || p.pack_b || p.finish) return false;
     if (k.kind == MIXP_EPILOGUE_ROW_SUMS)
         return !k.gemm.bias.data && k.sums.dtype == k.gemm.c.dtype &&
-               !k.sums.accumulate &&  /* plant: sums_add */
+               !k.sums.accumulate &&
                is_wide(as_in(k.sums));
     return is_wide(as_in(k.before)) && k.gemm.n % 8 == 0;
 }
 
-inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on,
-                                const mixp_gemm_epilogue_args &k, bool *done) {
-    Product p = product_of(k.gemm, false);
-    mixp_result r = open_products(on->state);
-    if (r != MIXP_OK || !epilogue_suits(k, p)) return r;
-    p.epilogue = epilogue_of(k);
-    p.sums = k.kind == MIXP_EPILOGUE_ROW_SUMS ? k.sums.data : NULL;
-    p.before = k.before.data;
-    r = product_try(x, on, k.gemm, p, done);
-    if (*done) on->state->products.direct++;
-    return r;
-}
-
-/* The sums of op(a)'s rows, by a kernel. */
+/* Computes the sums of op(a)'s rows in a separate kernel. */
 inline mixp_result row_sums(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
     const mixp_gemm_args &g = k.gemm;
     mixp_reduce_args sum;
@@ -6026,7 +6155,7 @@ inline mixp_result gelu_back(const mixp_exec *x, const mixp_gemm_epilogue_args &
     return mixpi_cuda_unary_backward(x, &f);
 }
 
-/* The product, and its epilogue as a kernel of its own. */
+/* The product, and then its epilogue in a separate kernel. */
 inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
     mixp_gemm_args g = k.gemm;
     mixp_result r;
@@ -6036,6 +6165,53 @@ inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_a
     return k.kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, k)
          : k.kind == MIXP_EPILOGUE_GELU     ? gelu_of(x, k)
                                             : gelu_back(x, k);
+}
+
+/* Times the fused product, and the product followed by a kernel. If the second is faster, marks the
+ * fused plan as unusable. */
+inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
+                                  const mixp_gemm_epilogue_args &trial, const Product &p,
+                                  Plan *plan) {
+    mixp_gemm_count count = on->state->products;
+    float joined, apart = INFINITY;
+    mixp_result r = algorithms_order(on, p, plan, &joined), done = MIXP_OK;
+    if (r == MIXP_OK)
+        r = time_of(on, [&] { if (done == MIXP_OK) done = epilogue_apart(x, trial); }, &apart);
+    on->state->products = count;
+    if (r != MIXP_OK || done != MIXP_OK) return r != MIXP_OK ? r : done;
+    if (apart < joined * worth_it) plan->at = plan->count;
+    return MIXP_OK;
+}
+
+inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
+                                    const mixp_gemm_epilogue_args &k, Product p) {
+    mixp_gemm_epilogue_args trial = k;
+    Plan *plan = NULL;
+    void *c = NULL;
+    mixp_result r = plan_of(on->state, p, &plan);
+    if (r != MIXP_OK || is_measured(on->state, plan)) return r;
+    r = check_stream(on->state, "gemm");
+    if (r != MIXP_OK) return r;
+    plan->measured = true;
+    if (k.before.data == k.gemm.c.data || !trial_memory(on->state, k.gemm, &c)) return MIXP_OK;
+    if (c) p.g.c.data = trial.gemm.c.data = c;
+    r = epilogue_order(x, on, trial, p, plan);
+    if (c) memory_free(on->state, c);
+    return r;
+}
+
+inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on,
+                                const mixp_gemm_epilogue_args &k, bool *done) {
+    Product p = product_of(k.gemm, false);
+    mixp_result r = open_products(on->state);
+    if (r != MIXP_OK || !epilogue_suits(k, p)) return r;
+    p.epilogue = epilogue_of(k);
+    p.sums = k.kind == MIXP_EPILOGUE_ROW_SUMS ? k.sums.data : NULL;
+    p.before = k.before.data;
+    if (on->state->measure) r = epilogue_measure(x, on, k, p);
+    if (r == MIXP_OK) r = product_try(x, on, k.gemm, p, done);
+    if (*done) on->state->products.direct++;
+    return r;
 }
 
 }   /* namespace */
@@ -6059,11 +6235,12 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x,
 
 /* --- choices, as text ------------------------------------------------------------------- *
  *
- * A first line that says for whom, one for each plan, and how many there were: what is cut shows.
+ * A first line names the GPU and library, then follow one line per plan and their number, which
+ * reveals a truncated text.
  */
 namespace {
 
-/* Where text goes; what is beyond `size` is only counted. */
+/* A text under construction. Characters beyond `size` are only counted. */
 struct Writer {
     char  *text;
     size_t size, used;
@@ -6079,7 +6256,7 @@ inline void write_text(Writer *w, const char *format, ...) {
     w->used += n > 0 ? (size_t)n : 0;
 }
 
-/* The key is all 64-bit words, in its own order. */
+/* A key is written as 64-bit words, in memory order. */
 const int key_words = sizeof(PlanKey) / 8, algorithm_words = sizeof(cublasLtMatmulAlgo_t) / 8;
 
 inline void write_words(Writer *w, const void *from, int count) {
@@ -6102,7 +6279,7 @@ inline void write_plan(Writer *w, const Plan *p) {
     write_text(w, "\n");
 }
 
-/* What mixp_context_gemm_choices gives. */
+/* The text that mixp_context_gemm_choices returns. */
 size_t gemm_choices(const mixp_exec *x, char *text, size_t size) {
     State *s = state_of(x);
     Writer w = { text, size, 0 };
@@ -6115,24 +6292,24 @@ size_t gemm_choices(const mixp_exec *x, char *text, size_t size) {
     return w.used + 1;
 }
 
-/* What a digit of those that are written is worth; 16: it is none. */
+/* The value of a hexadecimal digit as we write them; 16: not a digit. */
 inline unsigned digit_value(char c) {
     if (c >= '0' && c <= '9') return (unsigned)(c - '0');
     return c >= 'a' && c <= 'f' ? (unsigned)(c - 'a') + 10 : 16;
 }
 
-/* 1 to 16 digits, from *at on, and nothing that strtoull would take besides: no sign, no 0x. */
+/* Reads 1 to 16 hexadecimal digits at *at. Unlike strtoull, accepts no sign and no 0x. */
 inline bool read_digits(const char **at, uint64_t *word) {
     int count = 0;
     *word = 0;
-    for (; digit_value(**at) < 16 && count < 16; count++) {  /* plant: digit_count */
+    for (; digit_value(**at) < 16 && count < 16; count++) {
         *word = *word << 4 | digit_value(**at);
         (*at)++;
     }
     return count > 0;
 }
 
-/* So many words of hexadecimal digits, from *at on; false: there are other things. */
+/* Reads `count` words of hexadecimal digits at *at. Returns false on anything else. */
 inline bool read_words(const char **at, void *to, int count) {
     uint64_t word;
     for (int i = 0; i < count; i++) {
@@ -6151,7 +6328,7 @@ inline bool read_word(const char **at, const char *word) {
     return true;
 }
 
-/* A line of a plan. */
+/* Reads the line of one plan. */
 inline bool read_choice(const char **at, Choice *c) {
     c->none = read_word(at, "none");
     if (!c->none && !read_word(at, "use")) return false;
@@ -6175,7 +6352,8 @@ inline bool read_all(State *s, const char *at, int lines) {
     return strcmp(at, end) == 0;
 }
 
-/* MIXP_ERR_FORMAT: no such text, or a part of one. MIXP_ERR_SHAPE: of another GPU or library. */
+/* Reads a text of choices. MIXP_ERR_FORMAT: not such a text, or truncated. MIXP_ERR_SHAPE: from
+ * another GPU or library. */
 mixp_result choices_read(State *s, const char *text) {
     char head[128];
     Writer w = { head, sizeof head, 0 };
@@ -6184,7 +6362,7 @@ mixp_result choices_read(State *s, const char *text) {
     if (!read_word(&text, "mixprec products 1:") || lines < 0) return MIXP_ERR_FORMAT;
     text -= strlen("mixprec products 1:");
     write_head(&w, s);
-    if (!read_word(&text, head)) return MIXP_ERR_SHAPE;  /* plant: choice_head */
+    if (!read_word(&text, head)) return MIXP_ERR_SHAPE;
     s->choices = (Choice *)host_new(s->host, (size_t)(lines + 1) * sizeof *s->choices);
     if (!s->choices) return MIXP_ERR_MEMORY;
     return read_all(s, text, lines) ? MIXP_OK : MIXP_ERR_FORMAT;
@@ -6193,15 +6371,15 @@ mixp_result choices_read(State *s, const char *text) {
 }   /* namespace */
 /* ==== 7. ATTENTION ==================================================== >>attention ====
  *
- * Flash attention: scores are made a tile at a time and never stored. q, k and v are read as they
- * lie, packed or apart. A block takes some rows of one head ("own") and walks over tiles of the
- * others: forward and dQ own queries and walk over keys, dK and dV own keys and walk over
- * queries, of all heads that share them. Nobody adds to what another block adds to, so the bits
- * never vary. dQ goes first: it leaves delta for the other.
+ * Flash attention: scores are computed one tile at a time and never stored. q, k and v are read in
+ * place, packed or separate. A block owns some rows of one head ("own") and walks over tiles of the
+ * other side. Forward and dQ own queries and walk over keys; dK and dV own keys and walk over
+ * queries, of all heads that share the keys. No two blocks add to the same element, so the bits
+ * never vary. dQ runs first and stores delta for dK and dV.
  *
- * Tensor cores take f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, goes
- * through f32 kernels with the same walk. Kernels that bend scores (a cap, a mask, dropout) are
- * apart, with half as many rows: their registers would not do for more.
+ * Tensor cores compute f16 and bf16 at d of 32, 64 and 128. Everything else, d up to 256, uses
+ * f32 kernels with the same walk. Separate kernels bend scores (a cap, a mask, dropout), with half
+ * as many rows, because they have no registers for more.
  */
 #ifdef MIXPREC_CUDASIM
 #  define MIXPI_UNROLL_BY(n)
@@ -6221,10 +6399,10 @@ struct Heads {
     int          t, keys, heads, group, d;      /* group: heads of q for one of k and v      */
     int          ahead;         /* query i sees keys up to i + ahead                         */
     float        scale;
-    mixp_in      q, k, v, y, dy;                /* y and dy: read backward                   */
+    mixp_in      q, k, v, y, dy;                /* y and dy: read in the backward pass       */
     mixp_head_strides q_at, k_at, v_at, y_at;
     mixp_out     out, dk, dv;   /* out: y, or the gradient of q                              */
-    float       *lse;           /* written forward, read backward                            */
+    float       *lse;           /* written by the forward pass, read by the backward pass    */
     float       *delta;         /* dy . y of each row, laid out as lse                       */
     const int32_t *lengths;     /* keys of each sequence, or NULL                            */
     FaultFlag    fault;
@@ -6232,22 +6410,23 @@ struct Heads {
     mixp_head_strides mask_at;
     int          mask_key;
     bool         bends, may_hide;               /* may_hide: a query may see no key          */
-    float        softcap, kept; /* kept: the factor of what dropout keeps                    */
-    uint64_t     key, limit;    /* of random numbers; limit 0: nothing is dropped            */
+    float        softcap, kept; /* kept: the factor of weights that dropout keeps            */
+    Draws        draws;
+    uint64_t     limit;         /* random numbers below it drop; 0: nothing is dropped       */
 };
 
 const int most_ahead = 0x3FFFFFFF, most_rows = 0x3FFFFF00;      /* their sum is an int       */
 
-/* The first element of head z of q, counted through all sequences; of the head of k or v that it
- * meets; and of head z of those themselves. */
+/* The first element of head z of q, counted through all sequences; of the head of k or v that head
+ * z of q uses; and of head z of k or v. */
 __device__ inline int64_t head_at(const Heads &h, const mixp_head_strides &at, int z)
 { return z / h.heads * at.sequence + z % h.heads * at.head; }
 __device__ inline int64_t met_at(const Heads &h, const mixp_head_strides &at, int z) {
-    int met = z % h.heads / h.group;  /* plant: attention_met */
+    int met = z % h.heads / h.group;
     return z / h.heads * at.sequence + met * at.head;
 }
 
-/* How many keys head z sees at most; those behind them are padding. */
+/* How many keys head z sees at most; later keys are padding. */
 __device__ inline int keys_of(const Heads &h, int z) {
     int sequence = z / h.heads, length;
     if (!h.lengths) return h.keys;
@@ -6263,24 +6442,28 @@ __device__ inline int keys_of(const Heads &h, int z) {
 __device__ inline float capped(const Heads &h, float s)
 { return h.softcap > 0.0f ? h.softcap * tanhf(s * h.scale / h.softcap) : s * h.scale; }
 
-/* What the cap lets through of a gradient. */
+/* The slope of the cap. */
 __device__ inline float cap_slope(const Heads &h, float s) {
     float part = h.softcap > 0.0f ? s / h.softcap : 0.0f;
-    return fmaf(-part, part, 1.0f);  /* plant: attention_slope */
+    return fmaf(-part, part, 1.0f);
 }
 
-/* What is added to the score of a query and a key, both of which are there. */
+/* The mask's value for a query and a key, both in range. */
 __device__ inline float mask_of(const Heads &h, int z, int query, int key) {
     if (!h.mask.data) return 0.0f;
     return get1(h.mask, head_at(h, h.mask_at, z) + query * h.mask_at.row +
                             (int64_t)key * h.mask_key);
 }
 
+/* The key of dropout's random numbers; 0 without dropout. */
+__device__ inline uint64_t draws_key(const Heads &h)
+{ return h.limit ? key_now(h.draws) : 0; }
+
 /* The factor of a weight: 0 where it is dropped. */
-__device__ inline float kept_of(const Heads &h, int z, int query, int key) {
-    int64_t at = ((int64_t)z * h.t + query) * h.keys + key;  /* plant: attention_draw */
+__device__ inline float kept_of(const Heads &h, uint64_t draws, int z, int query, int key) {
+    int64_t at = ((int64_t)z * h.t + query) * h.keys + key;
     if (!h.limit) return 1.0f;
-    return mixp_random_at(h.key, (uint64_t)at) >= h.limit ? h.kept : 0.0f;
+    return mixp_random_at(draws, (uint64_t)at) >= h.limit ? h.kept : 0.0f;
 }
 
 /* --- tiles for tensor cores ------------------------------------------------------------ *
@@ -6289,7 +6472,8 @@ __device__ inline float kept_of(const Heads &h, int z, int query, int key) {
  * a row, so that 8 rows of one matrix for ldmatrix lie in different banks.
  *
  * A warp multiplies fragments: M tiles of 16 own rows, in registers. In an accumulator f[4] a
- * thread has rows lane / 4 and 8 more (f[2], f[3]), columns lane % 4 * 2 and the next.
+ * thread has row lane / 4 (f[0], f[1]) and row lane / 4 + 8 (f[2], f[3]), at columns
+ * lane % 4 * 2 and the next.
  */
 template <int D> __device__ inline int chunk_at(int row, int chunk)
 { return row * D + (chunk ^ (D == 32 ? row >> 1 & 3 : row & 7)) * 8; }
@@ -6310,7 +6494,7 @@ __device__ inline void tile_fetch(uint16_t *tile, const uint16_t *from, int ld, 
     }
 }
 
-/* The same for row `row` + `within`, where row is a multiple of 16: it does not permute. */
+/* chunk_at for row `row` + `within`. row is a multiple of 16, so row does not permute chunks. */
 template <int D> __device__ inline int fragment_at(int row, int within, int chunk)
 { return row * D + chunk_at<D>(within, chunk); }
 
@@ -6346,7 +6530,7 @@ template <bool bf16> __device__ inline uint32_t pair_code(float lo, float hi) {
     return bits;
 }
 
-/* Two accumulators side by side become a left factor of 16 columns: registers stay put. */
+/* Turns two accumulators side by side into a left factor of 16 columns, within their registers. */
 template <bool bf16>
 __device__ inline void as_left_factor(uint32_t *a, const float (*f)[4]) {
     a[0] = pair_code<bf16>(f[0][0], f[0][1]);
@@ -6380,7 +6564,7 @@ __device__ inline void put_pair(mixp_out a, int64_t i, float x, float y) {
     } else {
         uint32_t *p = (uint32_t *)(void *)((uint16_t *)a.data + i);
         uint32_t old = a.accumulate ? *p : 0;
-        if (a.accumulate) x += low_value(a.dtype, old & 0xFFFFu);  /* plant: attention_low_add */
+        if (a.accumulate) x += low_value(a.dtype, old & 0xFFFFu);
         if (a.accumulate) y += low_value(a.dtype, old >> 16);
         *p = low_pair(a.dtype, x, y);
     }
@@ -6394,7 +6578,7 @@ template <int D, bool bends> struct Forward {
     static const int bytes = (rows + 4 * keys) * D * 2;
 };
 
-/* What a warp has of its rows: sums over keys so far, relative to 2^top. */
+/* A warp's state for its rows: sums over the keys so far, relative to 2^top. */
 template <int D, int M> struct RowSums { float o[M][D / 8][4], top[M][2], sum[M][2]; };
 
 /* s = queries x keys' */
@@ -6416,10 +6600,11 @@ __device__ inline void forward_scores(float (*s)[N / 8][4], const uint32_t (*q)[
     }
 }
 
-/* Where a fragment's first element is, or a tile's; z: the head of q, end: of its keys. */
+/* The place of the first element of a fragment or a tile. z: the head of q. end: the end of its
+ * keys. */
 struct Place { int z, row, column, end; };
 
-/* Hides keys from the end on, and those too far ahead. */
+/* Hides keys from `end` on, and keys too far ahead of their query. */
 template <int N>
 __device__ inline void hide_keys(float (*s)[4], int ahead, const Place &at) {
     MIXPI_UNROLL
@@ -6427,7 +6612,6 @@ __device__ inline void hide_keys(float (*s)[4], int ahead, const Place &at) {
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
             int k = at.column + 8 * n + e % 2, row = at.row + e / 2 * 8;
-            /* plant: attention_own_key */
             if (k >= at.end || k > row + ahead) s[n][e] = -INFINITY;
         }
     }
@@ -6447,24 +6631,26 @@ __device__ inline void forward_bend(float (*s)[4], const Heads &h, const Place &
     }
 }
 
-/* Drops some of its weights. */
+/* Drops weights of a fragment. */
 template <int N>
-__device__ inline void forward_drop(float (*s)[4], const Heads &h, const Place &at) {
+__device__ inline void forward_drop(float (*s)[4], const Heads &h, uint64_t draws,
+                                    const Place &at) {
     MIXPI_UNROLL
     for (int n = 0; n < N; n++) {
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++)
-            s[n][e] *= kept_of(h, at.z, at.row + e / 2 * 8, at.column + 8 * n + e % 2);
+            s[n][e] *=
+                kept_of(h, draws, at.z, at.row + e / 2 * 8, at.column + 8 * n + e % 2);
     }
 }
 
-/* e to a score's distance from its row's top. Bent scores lie as far from 0 as a mask puts them:
- * their difference comes first, for a product would round off more than it. */
+/* e^(s - top), for a score and its row's top. A mask can put bent scores far from 0, so their
+ * difference is computed first: a product would round off more than the difference. */
 template <bool bends> __device__ inline float exp_from(float s, float top, float factor)
 { return exp2_approx(bends ? (s - top) * log2_e : fmaf(s, factor, -top)); }
 
-/* Scores become weights, and the rows' sums follow their new top: of scores, if they are bent, else
- * of scores times factor, which is scale log2 e. */
+/* Turns scores into weights, and rescales the rows' sums to their new top. top is the maximum of
+ * bent scores; otherwise of scores times factor, where factor is scale log2 e. */
 template <int D, bool bends, int M, int N>
 __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m,
                                        float factor) {
@@ -6483,7 +6669,7 @@ __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m,
         for (int n = 0; n < N; n++) {
             MIXPI_UNROLL
             for (int e = 2 * half; e < 2 * half + 2; e++) {
-                s[n][e] = exp_from<bends>(s[n][e], top, factor);  /* plant: attention_far */
+                s[n][e] = exp_from<bends>(s[n][e], top, factor);
                 sum += s[n][e];
             }
         }
@@ -6496,9 +6682,9 @@ __device__ inline void forward_softmax(float (*s)[4], RowSums<D, M> &r, int m,
     }
 }
 
-/* One tile of keys and values. q: the warp's queries, of which tile.row is the first. */
+/* Processes one tile of keys and values. q: the warp's queries; the first is tile.row. */
 template <int D, bool bf16, bool bends, int M>
-__device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h,
+__device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h, uint64_t draws,
                                     const uint32_t (*q)[D / 16][4], const uint16_t *keys,
                                     const Place &tile) {
     const int N = Forward<D, bends>::keys;
@@ -6510,13 +6696,12 @@ __device__ inline void forward_tile(RowSums<D, M> &r, const Heads &h,
         int query = tile.row + 16 * m, key = tile.column;
         Place at = { tile.z, query + lane / 4, key + lane % 4 * 2, end };
         if (bends) forward_bend<N / 8>(s[m], h, at);
-        /* plant: attention_keys_end */
         if (key + N > end || key + N - 1 > query + h.ahead)
             hide_keys<N / 8>(s[m], h.ahead, at);
         forward_softmax<D, bends, M, N / 8>(s[m], r, m, h.scale * log2_e);
-        if (bends && h.limit) forward_drop<N / 8>(s[m], h, at);
+        if (bends && h.limit) forward_drop<N / 8>(s[m], h, draws, at);
     }
-    if (bends) __syncwarp();    /* products want the whole warp at once */
+    if (bends) __syncwarp();    /* products need all threads of the warp together */
     MIXPI_UNROLL
     for (int j = 0; j < N / 16; j++) {
         uint32_t weights[M][4];
@@ -6537,7 +6722,7 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
         float sum = r.sum[m][half], top = r.top[m][half], inverse;
         bool  none;
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);  /* plant: attention_row_sum */
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
         none = h.may_hide && sum <= 0.0f;
         inverse = none ? 0.0f : 1.0f / sum;
         if (query >= h.t) continue;
@@ -6551,7 +6736,7 @@ __device__ inline void forward_store(const RowSums<D, M> &r, const Heads &h, int
     }
 }
 
-/* Causal: a head's last queries, which see most keys, go first. */
+/* Causal: a head's last queries go first, because they see the most keys. */
 template <int D, bool bf16, bool bends>
 __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads h) {
     typedef Forward<D, bends> Shape;
@@ -6566,6 +6751,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
     const uint16_t *k = (const uint16_t *)h.k.data + met_at(h, h.k_at, z);
     const uint16_t *v = (const uint16_t *)h.v.data + met_at(h, h.v_at, z);
     int ld_k = (int)h.k_at.row, ld_v = (int)h.v_at.row;
+    const uint64_t draws = bends ? draws_key(h) : 0;
     uint32_t held[M][D / 16][4];
     RowSums<D, M> r = {};
     MIXPI_UNROLL
@@ -6588,15 +6774,14 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_forward(Heads 
             tile_fetch<D, keys>(next + keys * D, v, ld_v, (i + 1) * keys, end);
         }
         cp_async_commit();
-        cp_async_wait<1>();  /* plant: attention_copy */
+        cp_async_wait<1>();
         __syncthreads();
         Place tile = { z, first + row, i * keys, end };
         if (tile.row < h.t && tile.column < tile.row + 16 * M + h.ahead)
-            forward_tile<D, bf16, bends, M>(r, h, held, now, tile);
-        __syncthreads();  /* plant: attention_tile */
+            forward_tile<D, bf16, bends, M>(r, h, draws, held, now, tile);
+        __syncthreads();
     }
-    /* plant: forward_left */
-    cp_async_wait<0>();     /* without a tile the first copy is still on its way */
+    cp_async_wait<0>();     /* without any tile the first copy is still in flight */
     forward_store<D, bends, M>(r, h, z, first + row);
 }
 
@@ -6619,13 +6804,14 @@ template <int D, bool bends> struct Backward {
         (2 * rows + 4 * others) * D * 2 + 4 * others * (int)sizeof(float);
 };
 
-/* What stays the same for a thread through the walk. */
+/* A thread's constants during the walk. */
 template <int D, int M> struct Own {
-    const uint16_t *own;        /* in shared memory, own[0] and behind it own[1]             */
-    int   z, row, first, end;   /* z: of the queries; row: the warp's first own, of the block's;
-                                   end: of the keys                                          */
+    const uint16_t *own;        /* in shared memory: own[0], followed by own[1]              */
+    int   z, row, first, end;   /* z: the queries' head; row: the warp's first own row within
+                                   the block; end: the last key + 1                          */
+    uint64_t draws;             /* the key of dropout's random numbers                       */
     float lse[M][2], delta[M][2];       /* of own queries                                    */
-    uint32_t dy[D / 16][M][4];          /* own queries hold theirs as left factors           */
+    uint32_t dy[D / 16][M][4];          /* of own queries, as left factors                   */
 };
 
 /* s += a x other' for 32 columns, a: 16 of D. */
@@ -6644,8 +6830,9 @@ __device__ inline void add_products(float (*s)[4][4], const uint32_t (*a)[4],
     }
 }
 
-/* Two products at once: s = own[0] x other[0]', g = own[1] x other[1]'. Queries hold own[1], that
- * is dy; for keys there are no registers left, and all is read again. */
+/* Two products at once: s = own[0] x other[0]', g = own[1] x other[1]'. The walk that owns queries
+ * keeps own[1] (dy) in registers. The walk that owns keys has no registers left and reads own[1]
+ * again. */
 template <int D, bool bf16, bool keys, int M>
 __device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4],
                                        const Own<D, M> &w, const uint16_t *other,
@@ -6663,7 +6850,8 @@ __device__ inline void backward_scores(float (*s)[4][4], float (*g)[4][4],
     }
 }
 
-/* Scores become weights, and g their gradients; lse and delta of columns (keys) or of rows. */
+/* Turns scores into weights, and g into their gradients. lse and delta belong to columns (keys) or
+ * to rows (queries). */
 template <bool keys>
 __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float factor,
                                         const float *lse, const float *delta) {
@@ -6678,10 +6866,10 @@ __device__ inline void backward_weights(float (*s)[4], float (*g)[4], float fact
     }
 }
 
-/* The same for scores that are bent. */
+/* The same for bent scores. */
 template <bool keys>
 __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &h,
-                                     const Place &p, const float *lse,
+                                     uint64_t draws, const Place &p, const float *lse,
                                      const float *delta) {
     MIXPI_UNROLL
     for (int n = 0; n < 4; n++) {
@@ -6693,16 +6881,16 @@ __device__ inline void backward_bent(float (*s)[4], float (*g)[4], const Heads &
             float score = capped(h, s[n][e]), weight, kept, slope = cap_slope(h, score);
             if (query < h.t && key < p.end) score += mask_of(h, p.z, query, key);
             weight = exp2_approx((score - lse[at]) * log2_e);
-            kept = kept_of(h, p.z, query, key);
-            g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;  /* plant: attention_bent */
+            kept = kept_of(h, draws, p.z, query, key);
+            g[n][e] = weight * (g[n][e] * kept - delta[at]) * slope;
             s[n][e] = weight * kept;
         }
     }
 }
 
-/* What is beyond the end, or a key too far ahead of its query, has no weight: even if it is NaN.
- * (Forward, as in other flash attentions, a NaN or Inf among the values of a later key does reach
- * earlier queries of its tile: 0 times it is NaN.) */
+/* Clears the weights of elements beyond the end and of keys too far ahead of their query, even if
+ * the weights are NaN. (In the forward pass, as in other flash attentions, a NaN or Inf in the
+ * values of a later key does reach earlier queries of its tile, because 0 times it is NaN.) */
 template <bool keys>
 __device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, int end,
                                      int row, int column) {
@@ -6711,14 +6899,13 @@ __device__ inline void backward_hide(float (*s)[4], float (*g)[4], int ahead, in
         MIXPI_UNROLL
         for (int e = 0; e < 4; e++) {
             int i = row + e / 2 * 8, j = column + 8 * n + e % 2;
-            /* plant: attention_back_mask */
             if (j >= end || (keys ? j + ahead < i : j > i + ahead))
                 s[n][e] = g[n][e] = 0.0f;
         }
     }
 }
 
-/* 32 columns of a tile, which begins at `at`. */
+/* Processes 32 columns of a tile that begins at `at`. */
 template <int D, bool bf16, bool keys, bool bends, int M>
 __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads &h,
                                         const Own<D, M> &w, const uint16_t *other,
@@ -6735,7 +6922,7 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
         Place p = { w.z, low + 16 * m + lane / 4, from + lane % 4 * 2, w.end };
         const float *lse = keys ? those : w.lse[m],
                     *delta = keys ? those + 64 : w.delta[m];
-        if (bends) backward_bent<keys>(s[m], g[m], h, p, lse, delta);
+        if (bends) backward_bent<keys>(s[m], g[m], h, w.draws, p, lse, delta);
         else backward_weights<keys>(s[m], g[m], h.scale * log2_e, lse, delta);
         if (from + 32 > end ||
             (keys ? from + h.ahead < low + 16 * M - 1 : from + 31 > low + h.ahead))
@@ -6756,7 +6943,7 @@ __device__ inline void backward_columns(float (*sums)[M][D / 8][4], const Heads 
     }
 }
 
-/* Where gradients of a head go: row i from element first + i * ld on; rows from `end` on get 0. */
+/* Where a head's gradients go: row i begins at element first + i * ld; rows from `end` on get 0. */
 struct GradRows { mixp_out out; int64_t first, ld; int rows, end; };
 
 template <int D, int M>
@@ -6768,7 +6955,7 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
     for (int i = 0; i < 2 * M; i++) {
         int m = i / 2, half = i % 2, own = row + 16 * m + 8 * half + lane / 4;
         int64_t at = to.first + own * to.ld + lane % 4 * 2;
-        bool there = own < to.end;  /* plant: attention_padding */
+        bool there = own < to.end;
         if (own >= to.rows) continue;
         MIXPI_UNROLL
         for (int n = 0; n < D / 8; n++)
@@ -6777,7 +6964,7 @@ __device__ inline void backward_store(const float (*sums)[D / 8][4], const GradR
     }
 }
 
-/* What weights are relative to: lse log2e, or lse itself for scores that are bent. */
+/* The reference of weights: lse log2e, or lse itself for bent scores. */
 __device__ inline float lse_of(const Heads &h, int64_t at)
 { return h.bends ? h.lse[at] : h.lse[at] * log2_e; }
 
@@ -6789,8 +6976,9 @@ __device__ inline float query_statistic(const Heads &h, int z, int first) {
     return threadIdx.x < 64 ? lse_of(h, at) : h.delta[at];
 }
 
-/* The statistics of a warp's own queries. delta, what a row's softmax gradient is relative to, is
- * dy . y: the four threads that have a row in an accumulator make it, and leave it for dK, dV. */
+/* The statistics of a warp's own queries. delta is dy . y, which the softmax gradient of a row
+ * subtracts. The four threads that share a row in an accumulator compute delta and store it for dK
+ * and dV. */
 template <int D, int M>
 __device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
     int lane = (int)threadIdx.x % warp_size;
@@ -6809,7 +6997,7 @@ __device__ inline void own_statistics(Own<D, M> &w, const Heads &h) {
             for (int e = 0; e < 8; e++) sum = fmaf(a[e], b[e], sum);
         }
         sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);  /* plant: attention_delta */
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
         w.delta[i / 2][i % 2] = sum;
         w.lse[i / 2][i % 2] = there ? lse_of(h, at) : 0.0f;
         if (there && lane % 4 == 0) h.delta[at] = sum;
@@ -6832,8 +7020,8 @@ __device__ inline void backward_finish(const float (*sums)[M][D / 8][4], const H
     }
 }
 
-/* Starts the copy of tile `tile` of what a block walks over; keys: of the head of q that is
- * `turn` behind the group's first, z. */
+/* Starts the copy of tile `tile` of the side that a block walks over. keys: the tile belongs to
+ * head z + `turn` of q, where z is the group's first head. */
 template <int D, bool keys>
 __device__ inline void walk_fetch(uint16_t *to, const Heads &h, int z, int turn, int tile,
                                   int end) {
@@ -6847,7 +7035,7 @@ __device__ inline void walk_fetch(uint16_t *to, const Heads &h, int z, int turn,
     tile_fetch<D, N>(to + N * D, other1, (int)at1.row, tile * N, end);
 }
 
-/* Fetches what a block owns. */
+/* Loads a block's own rows. */
 template <int D, bool keys, int rows>
 __device__ inline void own_fetch(uint16_t *own, const Heads &h, int z, int first, int end) {
     const mixp_head_strides &at0 = keys ? h.k_at : h.q_at, &at1 = keys ? h.v_at : h.y_at;
@@ -6871,12 +7059,12 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
     float sums[keys ? 2 : 1][M][D / 8][4] = {};
     Own<D, M> w = {};
     w.own = own;
+    if (bends) w.draws = draws_key(h);
     w.row = (int)threadIdx.x / warp_size * 16 * M;
     w.first = (keys ? block : blocks - 1 - block) * rows;
     z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1);
     w.z = z;
     w.end = keys_of(h, z);
-    /* plant: attention_begin */
     if (keys && w.first > h.ahead) begin = (w.first - h.ahead) / N;
     tiles = (int)ceil_div(keys ? h.t : least(w.end, (int64_t)w.first + rows + h.ahead), N);
     if (keys && w.first >= w.end) tiles = 0;
@@ -6907,31 +7095,30 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_backward(Heads
         cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();
-        if (keys) w.z = z + i / tiles;  /* plant: attention_turn */
+        if (keys) w.z = z + i / tiles;
         for (int column = 0; column < N; column += Shape::columns)
             backward_columns<D, bf16, keys, bends, M>(
                 sums, h, w, now, statistics + i % 2 * 2 * N,
                 (begin + (keys ? i % tiles : i)) * N, column);
-        /* plant: attention_statistics */
         if (keys) statistics[(i + 1) % 2 * 2 * N + (int)threadIdx.x] = ahead;
         __syncthreads();
     }
-    cp_async_wait<0>();  /* plant: backward_left */
+    cp_async_wait<0>();
     w.z = z;
     backward_finish<D, keys, M>(sums, h, w);
 }
 
 /* --- in f32, any dtypes ------------------------------------------------------------------ *
  *
- * Tiles of 16 rows in f32, padded with zeros to a multiple of 8 columns, an odd number of floats
- * apart. Thread i has row i / 8, and columns i % 8, then every eighth.
+ * Tiles of 16 rows in f32, padded with zeros to a multiple of 8 columns; rows are an odd number of
+ * floats apart. Thread i has row i / 8, and columns i % 8, i % 8 + 8, and so on.
  */
 const int plain_rows = 16, plain_pitch = plain_rows + 1,
           plain_parts = attention_most_d / 8;
 
 __host__ __device__ inline int plain_width(int64_t d) { return (int)(d + 7) / 8 * 8 + 1; }
 
-/* Of so many rows in all tiles. */
+/* Bytes of shared memory for `rows` rows in all tiles. */
 inline size_t plain_bytes(int rows, int scores, int64_t d) {
     return (size_t)(rows * plain_width(d) + scores * plain_rows * plain_pitch) *
            sizeof(float);
@@ -6968,7 +7155,7 @@ __device__ inline void plain_add(float *sums, const float *weights, const float 
     }
 }
 
-/* Over the 8 threads of a row. */
+/* The maximum over the 8 threads of a row. */
 __device__ inline float row_max(float x) {
     MIXPI_UNROLL
     for (int k = 4; k; k /= 2) x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, k));
@@ -6983,7 +7170,7 @@ __device__ inline float row_sum(float x) {
 __device__ inline void plain_put(mixp_out a, int64_t i, float x)
 { put1(a, i, a.accumulate ? get1(as_in(a), i) + x : x); }
 
-/* A score that is there, bent if need be. *slope: what of a gradient passes. */
+/* A score in range, bent if needed. *slope: the factor of its gradient. */
 __device__ inline float plain_score(const Heads &h, float s, int z, int query, int key,
                                     float *slope) {
     *slope = 1.0f;
@@ -7005,6 +7192,7 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
     int64_t end = least(keys, (int64_t)first + plain_rows + h.ahead);
     int64_t k_at = met_at(h, h.k_at, z), v_at = met_at(h, h.v_at, z);
     float o[plain_parts] = {}, top = lowest_float, sum = 0.0f;
+    const uint64_t draws = draws_key(h);
     bool none;
     plain_fetch<plain_rows>(own, h, h.q, head_at(h, h.q_at, z), h.q_at.row, first, h.t);
     for (int key = 0; key < end; key += plain_rows) {
@@ -7025,11 +7213,11 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
         s[0] = expf(s[0] - top);
         s[1] = expf(s[1] - top);
         sum = sum * shrink + row_sum(s[0] + s[1]);
-        weights[lane] = s[0] * kept_of(h, z, query, key + lane);
-        weights[lane + 8] = s[1] * kept_of(h, z, query, key + lane + 8);
+        weights[lane] = s[0] * kept_of(h, draws, z, query, key + lane);
+        weights[lane + 8] = s[1] * kept_of(h, draws, z, query, key + lane + 8);
         MIXPI_UNROLL
         for (int j = 0; j < plain_parts; j++) o[j] *= shrink;
-        __syncthreads();  /* plant: attention_plain */
+        __syncthreads();
         plain_fetch<plain_rows>(other, h, h.v, v_at, h.v_at.row, key, keys);
         __syncthreads();
         plain_add<plain_rows>(o, weights, other, h.d);
@@ -7044,7 +7232,7 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_forward(Heads h) {
                       none ? 0.0f : o[j] / sum);
 }
 
-/* there: not padding, whose gradient is 0. */
+/* there: 0 for padding, whose gradient is 0. */
 __device__ inline void plain_store(const float *sums, mixp_out out, int d, int64_t at,
                                    float factor, bool there) {
     int lane = (int)threadIdx.x % 8;
@@ -7057,8 +7245,9 @@ __device__ inline void plain_store(const float *sums, mixp_out out, int d, int64
     }
 }
 
-/* Own rows and a tile that they meet; z: of the queries, end: of the keys. */
-struct PlainPlace { int z, first, at, end; };
+/* Own rows and a tile of the other side. z: the queries' head. end: the last key + 1. draws:
+ * dropout's key. */
+struct PlainPlace { int z, first, at, end; uint64_t draws; };
 
 /* Weights and their gradients between own row `row` and every eighth row of the other tile. */
 template <bool keys, int others>
@@ -7077,7 +7266,7 @@ __device__ inline void plain_weights(float *p, float *g, const Heads &h, const f
         p[column] = g[column] = 0.0f;
         if (query >= h.t || key >= w.end || key > query + h.ahead) continue;
         weight = expf(plain_score(h, s, w.z, query, key, &slope) - h.lse[at]);
-        kept = kept_of(h, w.z, query, key);
+        kept = kept_of(h, w.draws, w.z, query, key);
         p[column] = weight * kept;
         g[column] = weight * (dp * kept - h.delta[at]) * slope;
     }
@@ -7107,7 +7296,7 @@ __device__ inline void plain_fetch_two(float *tile, const Heads &h, int z, int f
     }
 }
 
-/* others: rows of a tile that is walked to, 16 or 8. Sums have one order, so the same bits. */
+/* others: rows of a tile of the other side, 16 or 8. Both sum in the same order: the same bits. */
 template <bool keys, int others>
 __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) {
     MIXPI_DYNAMIC_SHARED(float, own);
@@ -7121,7 +7310,7 @@ __global__ void __launch_bounds__(attention_threads, 2) plain_backward(Heads h) 
     int z = (int)(blockIdx.x / blocks) * (keys ? h.group : 1), keys_end = keys_of(h, z);
     int64_t end = keys ? h.t : least(keys_end, (int64_t)first + plain_rows + h.ahead);
     float sums[plain_parts] = {}, sums_v[plain_parts] = {};
-    PlainPlace w = { z, first, 0, keys_end };
+    PlainPlace w = { z, first, 0, keys_end, draws_key(h) };
     if (keys && first > h.ahead) begin = (first - h.ahead) / plain_rows * plain_rows;
     plain_fetch_two<keys, plain_rows>(own, h, z, first, keys_end);
     __syncthreads();
@@ -7210,7 +7399,7 @@ template <int others> inline mixp_result plain_back(Kernel *k, const Heads &h) {
                             h);
 }
 
-/* Four tiles of 16 rows do not fit the 64 KB of capability 7.5 where heads are wider than 240. */
+/* Four tiles of 16 rows do not fit the 64 KB of capability 7.5 if heads are wider than 240. */
 inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
     bool roomy = plain_bytes(4 * plain_rows, 2, h.d) <= (size_t)k->state->most_shared;
     if (!backward)
@@ -7219,11 +7408,11 @@ inline mixp_result plain_run(Kernel *k, const Heads &h, bool backward) {
     return roomy ? plain_back<plain_rows>(k, h) : plain_back<8>(k, h);
 }
 
-/* Can 16 bytes of a row of D be read at once? What is missing can. */
+/* Can 16 bytes of a row of D be read at once? Yes for an absent array. */
 inline bool is_wide(mixp_in a, const mixp_head_strides &at)
 { return is_wide(a) && (at.sequence | at.head | at.row) % 8 == 0; }
 
-/* Has the GPU the tensor cores, and the shared memory? */
+/* Does the GPU have the tensor cores and the shared memory? */
 template <int D> inline int tensor_bytes(const Heads &h, bool backward) {
     if (backward) return h.bends ? Backward<D, true>::bytes : Backward<D, false>::bytes;
     return h.bends ? Forward<D, true>::bytes : Forward<D, false>::bytes;
@@ -7233,14 +7422,14 @@ inline int tensor_bytes(const Heads &h, bool backward) {
            : h.d == 64 ? tensor_bytes<64>(h, backward)
                        : tensor_bytes<128>(h, backward);
 }
-/* Kernels for what bends scores have fewer rows a block, and so fit where others do not. */
+/* Kernels that bend scores have fewer rows per block, so they fit where the others do not. */
 inline bool tensor_can(const State *s, Heads &h, bool backward) {
     if (s->capability < 80 && h.q.dtype != MIXP_F16) return false;
     if (tensor_bytes(h, backward) > s->most_shared) h.bends = true;
     return tensor_bytes(h, backward) <= s->most_shared;
 }
 
-/* Do tensor cores take it? */
+/* Can tensor cores compute it? */
 inline bool tensor_takes(const State *s, Heads &h, bool backward) {
     mixp_dtype dtype = h.q.dtype;
     return tensor_can(s, h, backward) && (h.d == 32 || h.d == 64 || h.d == 128) && dtype != MIXP_F32 &&
@@ -7257,7 +7446,7 @@ inline bool attends_nothing(const mixp_attention_args &args) {
 
 inline bool short_row(const mixp_head_strides &at) { return at.row <= 0x7FFFFFFF; }
 
-/* What kernels cannot do, said; or MIXP_OK. */
+/* Reports a call that the kernels do not support; otherwise MIXP_OK. */
 inline mixp_result attention_check(const Kernel &k, const mixp_attention_args &args) {
     if (args.d > attention_most_d)
         return say(k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256");
@@ -7273,14 +7462,13 @@ inline mixp_result attention_check(const Kernel &k, const mixp_attention_args &a
     return MIXP_OK;
 }
 
-/* What stands between scores and weights. */
+/* Sets the fields that bend scores: cap, mask, dropout. */
 inline void heads_bend(Heads *h, const mixp_attention_args &args) {
     h->lengths = args.lengths;
     h->mask = args.mask;
     h->mask_at = args.mask_at;
     h->mask_key = (int)args.mask_key;
     h->softcap = args.softcap;
-    h->key = mixp_random_key(args.seed, args.step, args.tensor);
     h->limit = (uint64_t)ceil((double)args.dropout * 4294967296.0);
     h->kept = (float)(1.0 / (1.0 - (double)args.dropout));
     h->bends = h->mask.data || h->limit || h->softcap > 0.0f;
@@ -7311,6 +7499,7 @@ inline mixp_result heads_make(const Kernel &k, const mixp_attention_args &args, 
     h->out = args.y;
     h->lse = args.lse;
     h->fault = fault_flag(k.state);
+    h->draws = draws_of(k.state, args.seed, args.step, args.tensor);
     heads_bend(h, args);
     return MIXP_OK;
 }

@@ -1,0 +1,1050 @@
+#pragma once
+#include "formats.h"
+/* ==== 3. ARITHMETIC ================================================= >>arithmetic ====
+ *
+ * The arithmetic that the host and every device share: how a loss scale moves, whether a step is
+ * applied, the scalars of an update, one element of each optimizer. Pure functions over plain
+ * structs, with a fixed order of roundings. Users need only the learning rate's schedule and the
+ * hyper-parameters of a group; the rest is for authors of devices.
+ */
+#define MIXP_MAX_GROUPS 16
+
+/* The learning rate as a function of the number of applied steps (skipped ones do not
+ * count). Warm-up: lr * (step + 1) / (warmup + 1) while step < warmup (nanoGPT's). Then
+ * constant, or linear or cosine from lr to lr * min_factor at step `total` and after. */
+typedef enum mixp_schedule_kind {
+    MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE
+} mixp_schedule_kind;
+typedef struct mixp_schedule {
+    mixp_schedule_kind kind;
+    int64_t            warmup;      /* steps; 0 = none                                     */
+    int64_t            total;       /* steps, warm-up included; unused when constant       */
+    double             min_factor;  /* of lr, 0..1                                         */
+} mixp_schedule;
+
+typedef enum mixp_adam_order {
+    MIXP_ADAM_ORDER_TORCH,           /* decay first; denominator sqrt(v)/sqrt(bc2) + eps        */
+    MIXP_ADAM_ORDER_APEX             /* decay inside the update; denominator sqrt(v/bc2) + eps  */
+} mixp_adam_order;
+
+/* How a moment is stored; each comment begins with the bytes per element. The arithmetic is always
+ * f32. Storing rounds stochastically: up with a probability equal to the part cut off. Rounding to
+ * nearest would freeze a moment that changes by less than half a step of its format. */
+typedef enum mixp_moment_kind {
+    MIXP_MOMENT_F32,            /* 4                                                       */
+    MIXP_MOMENT_BF16,           /* 2                                                       */
+    MIXP_MOMENT_8BIT            /* 1 + 1/128: blocks of MIXP_STATE_BLOCK elements with one
+                                   power-of-two scale each. The first moment is f8_e4m3. The
+                                   second is stored as its root, unsigned, with 4 bits of
+                                   exponent and 4 of mantissa; only 0 is stored as 0       */
+} mixp_moment_kind;
+#define MIXP_STATE_BLOCK 128
+
+/* How the master weight of a bf16 parameter is stored; each comment begins with the bytes per
+ * element beside the bf16 weight. */
+typedef enum mixp_master_kind {
+    MIXP_MASTER_F32,            /* 4: a separate f32 copy                                  */
+    MIXP_MASTER_16BIT,          /* 2: the lower 16 bits of the f32; weight and master
+                                   together hold the f32 exactly                           */
+    MIXP_MASTER_8BIT            /* 1: the upper 8 of those bits, stochastically rounded    */
+} mixp_master_kind;
+
+/* The hyper-parameters of one group. An optimizer ignores those that its kind lacks. RMSprop's
+ * alpha is beta2. An optimizer stores 0 in ignored fields that may hold any value (SGD's betas and
+ * eps, dampening of all but SGD, nesterov of all but SGD and Muon), and 1 for a nesterov that is
+ * not 0. */
+typedef struct mixp_param_group {
+    double lr, beta1, beta2, eps, weight_decay, momentum, dampening;
+    int    nesterov;
+    int    f32_states;          /* 1: parameters added to the group keep f32 moments and
+                                   masters, whatever the description says: for embeddings,
+                                   for example                                             */
+} mixp_param_group;
+
+/* --- for authors of devices: the loss scale ----------------------------------------------- */
+
+/* When hysteresis_left is refilled. */
+enum { MIXP_REFILL_CLEAN = 1, MIXP_REFILL_GROWTH = 2, MIXP_REFILL_BACKOFF = 4 };
+
+/* A scaler's rule with every default resolved: all that a device needs to advance the state. */
+typedef struct mixp_scaler_rule {
+    double  growth_factor, backoff_factor;         /* double: products round once, as in PyTorch */
+    float   init_scale, min_scale, max_scale;
+    int32_t growth_interval, hysteresis, refill;   /* refill: MIXP_REFILL_... flags        */
+    int32_t recovery_interval;                     /* growth interval while scale <=
+                                                      recovery_scale                     */
+    float   recovery_scale;
+    int32_t fixed;                                 /* 1: static or disabled                */
+    int32_t delay;      /* clean steps not counted, at the start and after an overflow     */
+    int32_t divides;    /* 1: backoff divides by growth_factor; backoff_factor is unused   */
+    int32_t f32_factors;/* 1: factors are rounded to f32                                   */
+    int32_t predicts;   /* 1: the scale is set from the largest gradients, see
+                           mixpi_scaler_predict                                            */
+    int32_t margin, max_move;       /* in binades                                          */
+    float   low_largest;            /* largest number of the low dtype                     */
+} mixp_scaler_rule;
+
+/* How many past scales a scaler remembers. Gradients may wait for their step while the scale
+ * changes. */
+#define MIXP_PAST_SCALES 16
+
+/* The state of a scaler, in device memory. Checkpoints hold every field except found_inf and past.
+ * They hold largest and peak only if the rule predicts, forgiven and forgiven_at only under a
+ * guard. */
+typedef struct mixp_scaler_state {
+    float   scale;
+    int32_t growth_tracker;     /* clean steps since the last change                       */
+    int32_t hysteresis_left;    /* each overflow lowers it; at 0 the scale backs off       */
+    int32_t found_inf;          /* since the last update: set by the optimizers' steps     */
+    int32_t floor_skips;        /* skips in a row while the scale could not go lower       */
+    int64_t updates, skips;     /* totals                                                  */
+    float   past[MIXP_PAST_SCALES]; /* the scales before this one, newest first            */
+    int32_t loss_bad;           /* 1: a loss since the last update was Inf or NaN */
+    int32_t skipped;            /* 1: the newest update followed a skip */
+    float   largest;            /* largest unscaled |gradient| since the last prediction   */
+    float   peak;               /* decaying maximum of `largest`; 0 = no gradient seen yet */
+    int32_t forgiven;           /* skips in a row that left the scale unchanged            */
+    int32_t forgiven_at;        /* how many sites had fallen back at the newest update     */
+} mixp_scaler_state;
+
+/* Above this scale the reciprocal is subnormal, and some devices flush subnormals to 0. */
+#define MIXPI_LARGEST_SCALE 8.50705917e37f      /* 2^126 */
+
+/* Records the unscaled magnitude of a gradient, for rules that predict. */
+MIXPREC_HD void mixp_scaler_note(mixp_scaler_state *s, float largest) {
+    int is_finite = (mixp_bits_of_f32(largest) & 0x7F800000u) != 0x7F800000u;
+    if (is_finite && largest > s->largest) s->largest = largest;
+}
+
+/* Records the magnitude of a gradient that was multiplied by the current scale. */
+MIXPREC_HD void mixp_scaler_note_scaled(mixp_scaler_state *s, float largest)
+{ mixp_scaler_note(s, (float)((double)largest / (double)s->scale)); }
+
+/* After an overflow: spend hysteresis, then back off, never below the floor. */
+MIXPREC_HD void mixpi_scaler_overflow(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    float lower;
+    s->skips++;
+    s->growth_tracker = 0;
+    if (r->predicts) mixp_scaler_note_scaled(s, r->low_largest);    /* a lower bound of it */
+    if (!r->fixed && s->scale > r->min_scale) s->floor_skips = 0;
+    else if (s->floor_skips < INT32_MAX) s->floor_skips++;
+    if (r->fixed) return;
+    if (s->hysteresis_left > r->hysteresis) s->hysteresis_left = r->hysteresis;
+    if (s->hysteresis_left > 0) s->hysteresis_left--;
+    if (s->hysteresis_left > 0) return;
+    lower = r->divides ? (float)((double)s->scale / r->growth_factor)
+                       : (float)((double)s->scale * r->backoff_factor);
+    s->scale = lower < r->min_scale ? r->min_scale : lower;
+    if (r->refill & MIXP_REFILL_BACKOFF) s->hysteresis_left = r->hysteresis;
+}
+
+/* The largest power of two <= x, for a positive normal x: keeps only the exponent's bits. */
+MIXPREC_HD double mixpi_power_of_2_below(double x)
+{ return mixp_f64_of_bits(mixp_bits_of_f64(x) & 0x7FF0000000000000u); }
+
+/* The target: the largest gradient times the scale shall not exceed this value. */
+MIXPREC_HD double mixpi_scaler_aim(const mixp_scaler_rule *r)
+{ return ldexp((double)r->low_largest, -r->margin); }
+
+/* Sets the scale to a power of two from the peak. Returns 1 if a limit kept the scale from its
+ * target. Each call lowers the peak by a sixteenth of a binade, so the scale leaves room for
+ * gradients that are large only now and then. The peak is clamped to 2^12 times the largest
+ * gradient since the last prediction. */
+MIXPREC_HD int mixpi_scaler_predict(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    double now = (double)s->scale, to, most;
+    s->peak *= 0.957603281f;  /* 2^(-1/16) */
+    if (s->largest > 0.0f && s->peak > s->largest * 4096.0f)
+        s->peak = s->largest * 4096.0f;
+    if (s->largest > s->peak) s->peak = s->largest;
+    s->largest = 0.0f;
+    if (!(s->peak > 0.0f)) return 0;
+    most = ldexp(now, r->max_move);
+    to = mixpi_power_of_2_below(mixpi_scaler_aim(r) / (double)s->peak);
+    if (to < most) most = to;
+    if (most < ldexp(now, -r->max_move)) most = ldexp(now, -r->max_move);
+    if (most > (double)r->max_scale) most = (double)r->max_scale;
+    if (most < (double)r->min_scale) most = (double)r->min_scale;
+    if (most > (double)MIXPI_LARGEST_SCALE) most = (double)MIXPI_LARGEST_SCALE;
+    s->scale = (float)most;
+    return most < to || most > to;
+}
+
+/* After a clean step: predicts every growth_interval steps. Predicts at once when no gradient has
+ * been seen yet, and when a gradient came closer to the largest number than the margin. */
+MIXPREC_HD void mixpi_scaler_foresee(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    int is_near = (double)s->largest * (double)s->scale > mixpi_scaler_aim(r);
+    int is_due = s->growth_tracker >= r->growth_interval - 1;
+    if (!is_near && !is_due && s->peak > 0.0f) s->growth_tracker++;
+    else if (mixpi_scaler_predict(s, r)) s->growth_tracker = r->growth_interval - 1;
+    else s->growth_tracker = 0;
+}
+
+/* After a clean step. The comparison is >=, not PyTorch's ==, so that growth continues when the
+ * interval is lowered below the tracker. */
+MIXPREC_HD void mixpi_scaler_clean(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    int32_t interval =
+        s->scale <= r->recovery_scale ? r->recovery_interval : r->growth_interval;
+    double  higher = (double)s->scale * r->growth_factor;
+    s->floor_skips = 0;
+    if (r->fixed) return;
+    if (r->refill & MIXP_REFILL_CLEAN) s->hysteresis_left = r->hysteresis;
+    if (r->predicts) {
+        mixpi_scaler_foresee(s, r);
+        return;
+    }
+    if (s->growth_tracker < interval - 1 + r->delay) {
+        s->growth_tracker++;
+        return;
+    }
+    s->growth_tracker = r->delay;
+    if (r->refill & MIXP_REFILL_GROWTH) s->hysteresis_left = r->hysteresis;
+    if (higher > (double)r->max_scale) higher = (double)r->max_scale;
+    if ((float)higher <= MIXPI_LARGEST_SCALE) s->scale = (float)higher;
+}
+
+/* Stores the current scale among the past scales. */
+MIXPREC_HD void mixpi_scaler_remember(mixp_scaler_state *s) {
+    int i;
+    for (i = MIXP_PAST_SCALES - 1; i > 0; i--) s->past[i] = s->past[i - 1];
+    s->past[0] = s->scale;
+}
+
+/* The scale of `age` updates ago; 0 = the current scale. */
+MIXPREC_HD float mixp_scaler_scale_at(const mixp_scaler_state *s, int age)
+{ return age > 0 ? s->past[age - 1] : s->scale; }
+
+/* Advances the state by one update. This is all of a scaler's arithmetic, on every device. */
+MIXPREC_HD void mixp_scaler_advance(mixp_scaler_state *s, const mixp_scaler_rule *r,
+                                    int found_inf) {
+    s->updates++;
+    s->found_inf = 0;
+    if (!r->fixed) mixpi_scaler_remember(s);
+    s->loss_bad = 0;
+    s->skipped = found_inf != 0;
+    if (found_inf) mixpi_scaler_overflow(s, r);
+    else           mixpi_scaler_clean(s, r);
+}
+
+/* mixp_scaler_advance for a skip whose cause is in the forward pass, which no scale cures: changes
+ * only the counts. */
+MIXPREC_HD void mixpi_scaler_forgive(mixp_scaler_state *s, const mixp_scaler_rule *r) {
+    s->updates++;
+    s->skips++;
+    s->found_inf = 0;
+    s->loss_bad = 0;
+    s->skipped = 1;
+    if (!r->fixed) mixpi_scaler_remember(s);
+}
+
+/* The factor that unscales gradients, rounded as in PyTorch. */
+MIXPREC_HD float mixp_scaler_inverse(float scale) { return (float)(1.0 / (double)scale); }
+
+/* --- a step ----------------------------------------------------------------------------- */
+
+/* The result of one look at all gradients. */
+typedef struct mixp_grad_stats {
+    double  norm;               /* square root of the sum of squares                       */
+    float   largest;            /* largest finite magnitude                                */
+    int32_t found_inf;          /* 1: some gradient is Inf or NaN                          */
+    int64_t bad_row, bad_element;   /* the first Inf or NaN: row of the table, and element
+                                       of that row; -1 = none                              */
+    int32_t bad_is_nan;
+} mixp_grad_stats;
+
+typedef enum mixp_optimizer_kind {
+    MIXP_OPTIMIZER_ADAM,
+    MIXP_OPTIMIZER_ADAMW,
+    MIXP_OPTIMIZER_SGD,
+    MIXP_OPTIMIZER_RMSPROP,
+    MIXP_OPTIMIZER_LION,
+    MIXP_OPTIMIZER_MUON,            /* the optimizer, and its last pass of `update`: moves
+                                       each weight against its direction                   */
+    MIXP_OPTIMIZER_MUON_MOMENTUM,   /* Muon's first pass: updates the momentum and writes
+                                       the direction to the row's weight                   */
+    MIXP_OPTIMIZER_MUON_UNIT        /* Muon's second pass: scales the direction by the
+                                       step's factor                                       */
+} mixp_optimizer_kind;
+
+/* Which values of a step are compared with the values of earlier steps. */
+typedef enum mixp_spike_of {
+    MIXP_SPIKE_OFF,
+    MIXP_SPIKE_NORM,            /* the norm of the unscaled gradients, before clipping  */
+    MIXP_SPIKE_LOSS,            /* the loss, see mixp_optimizer_set_loss                */
+    MIXP_SPIKE_BOTH             /* a spike in either is enough                          */
+} mixp_spike_of;
+
+/* Skips a step whose value lies more than z standard deviations above the mean of the last `window`
+ * applied steps (llm.c's z-score; the defaults are those of OLMo-core's SkipStepOptimizer). No step
+ * is judged until half the window is full. A non-finite value is a spike. The standard deviation is
+ * taken as at least a thousandth of the mean. Values of skipped steps never enter the window. After
+ * max_in_a_row spikes the values count as a new level: the next step is applied, and the window
+ * restarts empty. Zero in any field = its default. */
+typedef struct mixp_spike_rule {
+    mixp_spike_of of;           /* 0 = off                                              */
+    int32_t window;             /* 0 = 128 applied steps; 4 to 4096                     */
+    int32_t max_in_a_row;       /* 0 = 8; negative = no limit                           */
+    double  z;                  /* 0 = 6 standard deviations                            */
+} mixp_spike_rule;
+
+enum { MIXPI_SPIKE_KINDS = 2 };     /* MIXP_SPIKE_NORM and MIXP_SPIKE_LOSS are bits     */
+
+/* The verdict on the newest step's values, and how many values have entered each window. */
+typedef struct mixp_spike_state {
+    int64_t entered[2];         /* norms and losses entered; each window is a ring      */
+    int32_t in_a_row;           /* spikes skipped since the last applied step           */
+    int32_t of;                 /* why the newest step was skipped; 0 = no spike        */
+    double  z, mean, sd;        /* of the value with the highest z; 0 until one is judged */
+} mixp_spike_state;
+
+/* The host's instructions for one step. */
+typedef struct mixp_step_plan {
+    mixp_optimizer_kind     kind;
+    mixp_adam_order    order;
+    int32_t       check;        /* 1: skip the step when a gradient is non-finite          */
+    int32_t       unscaled;     /* 1: the gradients are unscaled already                   */
+    int32_t       age;          /* otherwise: how many scales ago they were scaled         */
+    int32_t       noted;        /* 1: an Inf or NaN found by unscale counts as well        */
+    int32_t       gathered;     /* 1: the statistics are of this step                      */
+    int32_t       look_only;    /* 1: stores the result of unscale, decides nothing        */
+    double        max_norm;
+    mixp_schedule schedule;
+    mixp_param_group    groups[MIXP_MAX_GROUPS];
+    int32_t       n_groups;
+    int32_t       cautious;     /* 1: weight decay only where it agrees with the update    */
+    int32_t       small;        /* 1: some states of the table take fewer bytes than f32   */
+    uint64_t      seed;         /* of the random numbers that round states                 */
+    /* 53-bit hashes that all ranks must agree on. */
+    uint64_t      graded;       /* of which parameters have gradients                      */
+    uint64_t      settings;     /* of all settings, where there are several ranks          */
+    uint64_t      weights;      /* of a part of the weights; 0: not compared               */
+    uint64_t      guard;        /* of the guard's settings and whether it looks; 0: no guard */
+    mixp_spike_rule spike;      /* with every default resolved                             */
+    double       *spike_window; /* device memory: `window` norms, then `window` losses     */
+    const float  *loss;         /* device memory; NULL: ignored                            */
+} mixp_step_plan;
+
+/* The scalars of one update, in the precision of its arithmetic. SGD: beta1 is the momentum,
+ * rest1 is 1 - dampening. */
+typedef struct mixp_step_scalars {
+    mixp_adam_order order;
+    int32_t    nesterov, cautious;
+    float factor;               /* of the gradient: 1/scale times the clip coefficient     */
+    float l2;                   /* weight decay added to the gradient                      */
+    float decay;                /* decoupled: lr * weight_decay; apex: weight_decay        */
+    float beta1, rest1, beta2, rest2, momentum, eps;
+    float rate;                 /* torch: lr / bc1; apex and SGD: lr                       */
+    float scale_m, scale_v;     /* torch: 1 and 1/sqrt(bc2); apex: 1/bc1 and 1/bc2         */
+} mixp_step_scalars;
+
+/* The agreement of the ranks of a world about one look. */
+typedef struct mixp_agreement {
+    int64_t bad_leaf, bad_element;  /* bad_rank's first Inf or NaN gradient, before the sum:
+                                       its place in the arena of gradients                 */
+    int32_t bad_rank;           /* the lowest rank with an Inf or NaN, plus 1; 0 = none    */
+    int32_t bad_is_nan;
+    int32_t differs;            /* the lowest rank that differs from rank 0, plus 1; 0 = none */
+    int32_t word;               /* the MIXP_AGREE_... value that differs                   */
+    double  here, there;        /* that value on rank 0, and on the rank that differs      */
+    int32_t ranks;              /* how many ranks took part; 0: no agreement was made      */
+    float   loss;               /* mean over the ranks, where loss spikes are detected     */
+    int32_t part_rank;          /* scattered sums: the rank with the first Inf or NaN, plus
+                                   1; stats.bad_element counts from that rank's piece on */
+} mixp_agreement;
+
+/* An optimizer's state of steps, in device memory. */
+typedef struct mixp_step_state {
+    mixp_grad_stats stats;      /* of the newest look; of the verdict after a step         */
+    mixp_grad_stats at_unscale; /* the result of mixp_scaler_unscale                       */
+    float   clipped;            /* factor applied to the gradients since the newest look   */
+    float   clip;               /* the newest step's total clip coefficient                */
+    float   scale;              /* the loss scale that the newest step used                */
+    int32_t skip;
+    int32_t stopped;            /* 1: an index out of range is not reported yet            */
+    int32_t loss_bad;           /* 1: the loss was Inf or NaN                              */
+    double  lr, factor;         /* lr of group 0; the update's factor of gradients         */
+    int64_t steps, applied, skipped;
+    mixp_agreement agreed;      /* of all ranks, where there are several                   */
+    mixp_spike_state spike;
+    mixp_step_scalars update[MIXP_MAX_GROUPS];
+} mixp_step_state;
+
+/* a + b; *lost becomes the rounding error (Knuth). */
+MIXPREC_HD double mixpi_sum_and_lost(double a, double b, double *lost) {
+    const double sum = a + b;
+    const double part = sum - a;
+    *lost = (a - (sum - part)) + (b - part);
+    return sum;
+}
+
+/* The sum rounded to odd: makes the last bit of an inexact sum odd. A second rounding then knows on
+ * which side of a tie the true sum lies (Boldo and Melquiond, Emulation of a FMA and correctly
+ * rounded sums, 2008). */
+MIXPREC_HD double mixpi_sum_odd(double sum, double lost) {
+    const uint64_t bits = mixp_bits_of_f64(sum);
+    if (bits & 1) return sum;
+    if (!(lost > 0.0 || lost < 0.0)) return sum;    /* exact, Inf or NaN */
+    return mixp_f64_of_bits((lost > 0.0) == (sum > 0.0) ? bits + 1 : bits - 1);
+}
+
+/* x without the lower half of its digits (Veltkamp). */
+MIXPREC_HD double mixpi_upper_half(double x) {
+    const double wide = 134217729.0 * x;            /* 2^27 + 1 */
+    return wide - (wide - x);
+}
+
+/* x * y + z, rounded once. Requires a product between 2^-900 and 2^900. Two numbers hold the exact
+ * product (Dekker); both are added to z. */
+MIXPREC_HD double mixpi_fma_by_hand(double x, double y, double z) {
+    const double x1 = mixpi_upper_half(x), x2 = x - x1;
+    const double y1 = mixpi_upper_half(y), y2 = y - y1;
+    const double product = x * y;
+    const double rest = ((x1 * y1 - product) + x1 * y2 + x2 * y1) + x2 * y2;
+    double lost_low, lost_high, lost;
+    const double low = mixpi_sum_and_lost(z, rest, &lost_low);
+    const double high = mixpi_sum_and_lost(product, low, &lost_high);
+    const double tail = mixpi_sum_and_lost(lost_low, lost_high, &lost);
+    return high + mixpi_sum_odd(tail, lost);
+}
+MIXPREC_HD double mixpi_fma(double x, double y, double z) {
+#if defined(__MINGW32__) && defined(__x86_64__) && !defined(__FMA__)
+    return mixpi_fma_by_hand(x, y, z);          /* MinGW's fma rounds twice */
+#else
+    return fma(x, y, z);
+#endif
+}
+
+/* cos(pi x) for x in [0, 1], by its series: the same bits on every device, unlike libm's cos. */
+MIXPREC_HD double mixpi_cospi(double x) {
+    double t = 3.14159265358979323846 * (x < 0.5 ? x : 1.0 - x), c = 1.0;
+    int k;
+    for (k = 20; k > 0; k -= 2)
+        c = mixpi_fma(-t * t / (double)(k * (k - 1)), c, 1.0);
+    return x < 0.5 ? c : -c;
+}
+
+/* The learning rate after `applied` steps. */
+MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
+    double done, shape;
+    if (applied < s->warmup)
+        return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
+    if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
+    if (applied >= s->total) return lr * s->min_factor;
+    done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
+    shape =
+        s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
+    return lr * mixpi_fma(shape, 1.0 - s->min_factor, s->min_factor);
+}
+
+/* The scalars of SGD's update. The first momentum buffer is the gradient itself, without
+ * dampening. */
+MIXPREC_HD void mixpi_update_sgd(const mixp_param_group *g, double lr, int64_t t,
+                                 mixp_step_scalars *u) {
+    u->beta1 = (float)(t == 1 ? 0.0 : g->momentum);
+    u->rest1 = (float)(t == 1 ? 1.0 : 1.0 - g->dampening);
+    u->rate = (float)lr;
+    u->scale_m = 1.0f;
+    u->scale_v = 1.0f;
+}
+
+/* The scalars of Adam's update, with the bias corrections of step t. torch divides the rate by bc1
+ * and sqrt(v) by sqrt(bc2); apex divides m and v. pow is the device's own and may differ by a unit
+ * or two in a double's last place. The roundings to f32 removed that difference in all of 3 million
+ * trials. */
+MIXPREC_HD void mixpi_update_adam(const mixp_param_group *g, double lr, int64_t t,
+                                  mixp_step_scalars *u) {
+    double n = (double)(t > 1 ? t : 1);
+    double bc1 = 1.0 - pow(g->beta1, n), bc2 = 1.0 - pow(g->beta2, n);
+    u->beta1 = (float)g->beta1;
+    u->rest1 = (float)(1.0 - g->beta1);
+    if (u->order == MIXP_ADAM_ORDER_APEX) {
+        u->rate = (float)lr;
+        u->scale_m = (float)(1.0 / bc1);
+        u->scale_v = (float)(1.0 / bc2);
+    } else {
+        u->rate = (float)(lr / bc1);
+        u->scale_m = 1.0f;
+        u->scale_v = (float)(1.0 / sqrt(bc2));
+    }
+}
+
+/* The scalars of RMSprop, Lion and Muon, which have no bias correction: all come from the group. */
+MIXPREC_HD void mixpi_update_plain(mixp_optimizer_kind kind, const mixp_param_group *g,
+                                   double lr, mixp_step_scalars *u) {
+    double first = kind < MIXP_OPTIMIZER_MUON ? g->beta1 : g->momentum;
+    u->beta1 = (float)first;
+    u->rest1 = (float)(1.0 - first);
+    u->rate = (float)lr;
+    u->scale_m = 1.0f;
+    u->scale_v = 1.0f;
+}
+
+/* Is the weight decay decoupled? If not, it is added to the gradient. */
+MIXPREC_HD int mixpi_is_decoupled(mixp_optimizer_kind kind)
+{ return kind == MIXP_OPTIMIZER_ADAMW || kind >= MIXP_OPTIMIZER_LION; }
+
+MIXPREC_HD void mixpi_update_decay(mixp_optimizer_kind kind, const mixp_param_group *g,
+                                   double lr, mixp_step_scalars *u) {
+    int decoupled = mixpi_is_decoupled(kind), apex = u->order == MIXP_ADAM_ORDER_APEX;
+    u->l2 = decoupled ? 0.0f : (float)g->weight_decay;
+    u->decay = !decoupled ? 0.0f : (float)(apex ? g->weight_decay : lr * g->weight_decay);
+}
+
+/* The scalars of the group's update, for a parameter in its t-th step. */
+MIXPREC_HD void mixp_step_scalars_of(const mixp_step_plan *plan,
+                                     const mixp_step_state *state, int group, int64_t t,
+                                     mixp_step_scalars *u) {
+    const mixp_param_group *g = &plan->groups[group];
+    double lr = mixp_schedule_lr(&plan->schedule, g->lr, state->applied - 1);
+    u->order = plan->order;
+    u->nesterov = g->nesterov;
+    u->cautious = plan->cautious;
+    u->factor = (float)state->factor;
+    u->momentum = (float)g->momentum;
+    u->beta2 = (float)g->beta2;
+    u->rest2 = (float)(1.0 - g->beta2);
+    u->eps = (float)g->eps;
+    mixpi_update_decay(plan->kind, g, lr, u);
+    if (plan->kind == MIXP_OPTIMIZER_SGD) mixpi_update_sgd(g, lr, t, u);
+    else if (plan->kind > MIXP_OPTIMIZER_SGD) mixpi_update_plain(plan->kind, g, lr, u);
+    else mixpi_update_adam(g, lr, t, u);
+}
+
+/* min(1, max_norm / (norm + 1e-6)), as in PyTorch. A NaN norm gives 1. */
+MIXPREC_HD double mixp_clip_coefficient(double norm, double max_norm) {
+    double c = max_norm / (norm + 1e-6);
+    return c < 1.0 ? c : 1.0;
+}
+
+/* Chooses the statistics that count: those of this look, or those that unscale found earlier. */
+MIXPREC_HD void mixpi_step_look(const mixp_step_plan *plan, mixp_step_state *s) {
+    if (!plan->gathered) {
+        memset(&s->stats, 0, sizeof s->stats);
+        s->stats.norm = (double)mixp_f32_of_bits(0x7FC00000u);
+    }
+    if (plan->look_only) s->at_unscale = s->stats;
+    else if (plan->noted && plan->check && s->at_unscale.found_inf)
+        s->stats = s->at_unscale;
+}
+
+/* The factor that gives a Muon direction of this norm the norm 1. With the group's f32_states, the
+ * iteration is in f32. Otherwise it is in bf16, and the norm is rounded to bf16, as in PyTorch. */
+MIXPREC_HD double mixpi_muon_unit(double norm, const mixp_param_group *g) {
+    float held = g->f32_states ? (float)norm
+                               : mixp_f32_from_bf16(mixp_bf16_from_f32((float)norm));
+    return 1.0 / ((double)held > g->eps ? (double)held : g->eps);
+}
+
+/* Computes the update's factor of gradients: the scale's inverse times the clip coefficient. */
+MIXPREC_HD void mixpi_step_factor(const mixp_step_plan *plan, mixp_step_state *s,
+                                  const mixp_scaler_state *scaler) {
+    double clip = 1.0, norm;
+#if defined(__CUDA_ARCH__)
+    norm = __dmul_rn(s->stats.norm, (double)s->clipped);    /* keeps nvcc from making an fma */
+#else
+    norm = s->stats.norm * (double)s->clipped;
+#endif
+    if (plan->gathered && plan->max_norm > 0.0)
+        clip = mixp_clip_coefficient(norm, plan->max_norm);
+    s->scale = scaler ? mixp_scaler_scale_at(scaler, plan->age) : 1.0f;
+    s->factor = clip;
+    if (scaler && !plan->unscaled)
+        s->factor = clip * (double)mixp_scaler_inverse(s->scale);
+    s->clip = (float)(clip * (plan->gathered ? (double)s->clipped : 1.0));
+    if (plan->kind == MIXP_OPTIMIZER_MUON_UNIT)
+        s->factor = mixpi_muon_unit(norm, &plan->groups[0]);
+}
+
+/* Is x finite? Tests the bits, so the answer is the same on every device. */
+MIXPREC_HD int mixpi_f64_is_finite(double x)
+{ return (mixp_bits_of_f64(x) & 0x7FF0000000000000u) != 0x7FF0000000000000u; }
+
+/* Mean and standard deviation of n >= 2 values, with the same roundings on every device. */
+MIXPREC_HD void mixpi_spread_of(const double *x, int64_t n, double *mean, double *sd) {
+    double sum = 0.0, squares = 0.0, least;
+    int64_t i;
+    for (i = 0; i < n; i++) sum += x[i];
+    *mean = sum / (double)n;
+    for (i = 0; i < n; i++)
+        squares = mixpi_fma(x[i] - *mean, x[i] - *mean, squares);
+    *sd = sqrt(squares / (double)(n - 1));
+    least = fabs(*mean) * 0.001;
+    if (*sd < least) *sd = least;
+    if (!(*sd > 0.0)) *sd = 1.17549435e-38;
+}
+
+/* Compares a value with its window. s keeps the value with the highest z. */
+MIXPREC_HD void mixpi_spike_judge(const mixp_step_plan *plan, mixp_spike_state *s,
+                                  int kind, double value) {
+    const int64_t window = plan->spike.window;
+    int64_t n = s->entered[kind] < window ? s->entered[kind] : window;
+    double mean = 0.0, sd = 0.0, z = mixp_f64_of_bits(0x7FF0000000000000u);
+    if (mixpi_f64_is_finite(value)) {
+        if (2 * n < window) return;
+        mixpi_spread_of(plan->spike_window + kind * window, n, &mean, &sd);
+        z = (value - mean) / sd;
+    }
+    if (z <= s->z) return;
+    s->z = z;
+    s->mean = mean;
+    s->sd = sd;
+    if (z > plan->spike.z) s->of = kind + 1;
+}
+
+/* The values of an applied step enter their windows. */
+MIXPREC_HD void mixpi_spike_enter(const mixp_step_plan *plan, mixp_spike_state *s,
+                                  const double *values) {
+    int kind;
+    for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++) {
+        int64_t at = kind * (int64_t)plan->spike.window;
+        if (!((int)plan->spike.of >> kind & 1)) continue;
+        at += s->entered[kind]++ % plan->spike.window;
+        plan->spike_window[at] = values[kind];
+    }
+}
+
+/* After max_in_a_row spikes the values are a new level: applies the step, empties the windows. */
+MIXPREC_HD void mixpi_spike_settle(const mixp_step_plan *plan, mixp_spike_state *s) {
+    const int32_t most = plan->spike.max_in_a_row;
+    if (!s->of || most < 0 || s->in_a_row < most || !mixpi_f64_is_finite(s->z)) return;
+    s->of = 0;
+    s->entered[0] = s->entered[1] = 0;
+}
+
+/* The loss of this step; with several ranks, the mean over the ranks. */
+MIXPREC_HD double mixpi_step_loss(const mixp_step_plan *plan, const mixp_step_state *s) {
+    if (s->agreed.ranks) return (double)s->agreed.loss;
+    return plan->loss ? (double)*plan->loss : 0.0;
+}
+
+/* Skips a step that is a spike. A step already skipped for its gradients is not judged. */
+MIXPREC_HD void mixpi_step_spike(const mixp_step_plan *plan, mixp_step_state *step) {
+    mixp_spike_state *s = &step->spike;
+    const double values[MIXPI_SPIKE_KINDS] = { step->stats.norm,
+                                               mixpi_step_loss(plan, step) };
+    int kind;
+    s->of = 0;
+    s->z = s->mean = s->sd = 0.0;
+    if (step->skip) return;
+    s->z = -mixp_f64_of_bits(0x7FF0000000000000u);
+    for (kind = 0; kind < MIXPI_SPIKE_KINDS; kind++)
+        if ((int)plan->spike.of >> kind & 1)
+            mixpi_spike_judge(plan, s, kind, values[kind]);
+    mixpi_spike_settle(plan, s);
+    if (s->of) {
+        step->skip = 1;
+        if (mixpi_f64_is_finite(s->z) && s->in_a_row < INT32_MAX) s->in_a_row++;
+        return;
+    }
+    if (!mixpi_f64_is_finite(s->z)) s->z = 0.0;
+    s->in_a_row = 0;
+    mixpi_spike_enter(plan, s, values);
+}
+
+/* All scalar work of one step, except the scalars of the groups' updates. Returns 1 if the step is
+ * applied. */
+MIXPREC_HD int mixpi_step_decide(const mixp_step_plan *plan, mixp_step_state *s,
+                                 mixp_scaler_state *scaler) {
+    int bad;
+    mixpi_step_look(plan, s);
+    bad = s->stats.found_inf != 0;
+    if (scaler && bad && !s->stopped) scaler->found_inf = 1;
+    if (scaler && plan->gathered) mixp_scaler_note(scaler, s->stats.largest);
+    if (plan->look_only) return 0;
+    s->loss_bad = scaler && scaler->loss_bad;
+    mixpi_step_factor(plan, s, scaler);
+    s->skip = s->stopped || s->agreed.differs || (plan->check && bad);
+    if (plan->spike.of) mixpi_step_spike(plan, s);
+    s->lr = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    s->steps++;
+    if (s->skip) s->skipped++;
+    else s->applied++;
+    return !s->skip;
+}
+
+/* All scalar work of one step. A pure function, the same on every device. */
+MIXPREC_HD void mixp_step_prepare(const mixp_step_plan *plan, mixp_step_state *s,
+                                  mixp_scaler_state *scaler) {
+    int g, n = mixpi_step_decide(plan, s, scaler) ? plan->n_groups : 0;
+    for (g = 0; g < n; g++) mixp_step_scalars_of(plan, s, g, s->applied, &s->update[g]);
+}
+
+/* The decay of weight p, which is about to move against `update`. Cautious: 0 where the update
+ * moves p away from 0 (Chen et al., "Cautious Weight Decay", 2025). */
+MIXPREC_HD float mixpi_decay_of(const mixp_step_scalars *u, float update, float p)
+{ return u->cautious && 0.0f > update * p ? 0.0f : u->decay; }
+
+/* The words of a rank's row in the table by which ranks agree on a step. Each rank fills its own
+ * row of a table of zeros, so the sum of the tables is exact in any order. */
+enum {
+    /* HERE to NORM must be equal on all ranks (to GRADED where the sums are scattered). */
+    MIXP_AGREE_HERE,            /* 1: this rank takes part; 2: and has looked only at its
+                                   part of the sums: its norm is squared */
+    MIXP_AGREE_GUARD,           /* hash of the guard's settings and of whether it looks    */
+    MIXP_AGREE_SCALE, MIXP_AGREE_APPLIED, MIXP_AGREE_RATE,
+    MIXP_AGREE_BETA1, MIXP_AGREE_BETA2, MIXP_AGREE_EPS, MIXP_AGREE_DECAY,   /* of group 0  */
+    MIXP_AGREE_LIMIT,           /* max_norm                                                */
+    MIXP_AGREE_SETTINGS,        /* hash of all settings                                    */
+    MIXP_AGREE_WEIGHTS,         /* hash of a part of the weights, in some steps            */
+    MIXP_AGREE_GRADED,          /* hash of which parameters have gradients                 */
+    MIXP_AGREE_NORM,            /* of the summed gradients: if it differs, so do the sums  */
+    MIXP_AGREE_FOUND,           /* 1: a look at the summed gradients found Inf or NaN      */
+    MIXP_AGREE_LARGEST,
+    MIXP_AGREE_LOSS,
+    MIXP_AGREE_FORWARD,         /* 1: this rank's loss is Inf or NaN                       */
+    MIXP_AGREE_BAD,             /* 1: this rank's own gradients held Inf or NaN, before
+                                   the sum                                                 */
+    MIXP_AGREE_LEAF, MIXP_AGREE_ELEMENT, MIXP_AGREE_NAN,    /* where, and whether NaN      */
+    MIXP_AGREE_PART_ROW, MIXP_AGREE_PART_ELEMENT, MIXP_AGREE_PART_NAN,
+                                /* the first Inf or NaN in this rank's part of the sums */
+    MIXP_AGREE_WORDS
+};
+
+/* Writes this rank's first Inf or NaN gradient, in the order of buckets. first: the first leaf of
+ * each bucket. */
+MIXPREC_HD void mixpi_agree_bad(double *row, const mixp_step_state *looks, int64_t n_looks,
+                                const int64_t *first) {
+    int64_t i;
+    for (i = 0; i < n_looks && !looks[i].stats.found_inf; i++)
+        continue;
+    if (i == n_looks) return;
+    row[MIXP_AGREE_BAD] = 1.0;
+    row[MIXP_AGREE_LEAF] = (double)(first[i] + looks[i].stats.bad_row);
+    row[MIXP_AGREE_ELEMENT] = (double)looks[i].stats.bad_element;
+    row[MIXP_AGREE_NAN] = (double)looks[i].stats.bad_is_nan;
+}
+
+/* Writes this rank's results into its row. All of the row's numbers are finite, except perhaps the
+ * loss. */
+MIXPREC_HD void mixp_agree_fill(double *row, const mixp_step_plan *plan,
+                                const mixp_step_state *s,
+                                const mixp_scaler_state *scaler) {
+    int found = s->stats.found_inf != 0;
+    int finite = (mixp_bits_of_f64(s->stats.norm) >> 52 & 0x7FFu) != 0x7FFu;
+    row[MIXP_AGREE_HERE] = 1.0;
+    row[MIXP_AGREE_SCALE] = scaler ? (double)scaler->scale : 1.0;
+    row[MIXP_AGREE_APPLIED] = (double)s->applied;
+    row[MIXP_AGREE_RATE] = mixp_schedule_lr(&plan->schedule, plan->groups[0].lr, s->applied);
+    row[MIXP_AGREE_BETA1] = plan->groups[0].beta1;
+    row[MIXP_AGREE_BETA2] = plan->groups[0].beta2;
+    row[MIXP_AGREE_EPS] = plan->groups[0].eps;
+    row[MIXP_AGREE_DECAY] = plan->groups[0].weight_decay;
+    row[MIXP_AGREE_LIMIT] = plan->max_norm;
+    row[MIXP_AGREE_SETTINGS] = (double)plan->settings;
+    row[MIXP_AGREE_WEIGHTS] = (double)plan->weights;
+    row[MIXP_AGREE_GRADED] = (double)plan->graded;
+    row[MIXP_AGREE_GUARD] = (double)plan->guard;
+    row[MIXP_AGREE_FOUND] = (double)found;
+    row[MIXP_AGREE_LARGEST] = (double)s->stats.largest;
+    row[MIXP_AGREE_NORM] = finite ? s->stats.norm : 0.0;
+    row[MIXP_AGREE_LOSS] = plan->loss ? (double)*plan->loss : 0.0;
+    row[MIXP_AGREE_FORWARD] = scaler && scaler->loss_bad ? 1.0 : 0.0;
+}
+
+/* Completes the row where sums are scattered: this rank has looked only at its part of the sums. */
+MIXPREC_HD void mixpi_agree_part(double *row, const mixp_step_state *s) {
+    row[MIXP_AGREE_HERE] = 2.0;
+    row[MIXP_AGREE_NORM] = s->stats.norm * s->stats.norm;   /* other ranks add zeros */
+    row[MIXP_AGREE_PART_ROW] = (double)s->stats.bad_row;
+    row[MIXP_AGREE_PART_ELEMENT] = (double)s->stats.bad_element;
+    row[MIXP_AGREE_PART_NAN] = (double)s->stats.bad_is_nan;
+}
+
+MIXPREC_HD int mixpi_agree_in_parts(const double *table)
+{ return table[MIXP_AGREE_HERE] > 1.0; }
+
+/* Joins the parts. The norm is summed in the order of ranks: the same on each rank, and in each run
+ * with as many ranks. The first Inf or NaN is in the first row; within a row it is on the lowest
+ * rank, which has the beginning of the row. */
+MIXPREC_HD void mixpi_agree_join(const double *table, int size, mixp_step_state *s) {
+    double squares = 0.0;
+    int r;
+    s->stats.bad_row = s->stats.bad_element = -1;
+    s->stats.bad_is_nan = s->agreed.part_rank = 0;
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        const int64_t bad = (int64_t)row[MIXP_AGREE_PART_ROW];
+        squares += row[MIXP_AGREE_NORM];
+        if (!(row[MIXP_AGREE_FOUND] > 0.0) || bad < 0) continue;
+        if (s->agreed.part_rank && bad >= s->stats.bad_row) continue;
+        s->agreed.part_rank = r + 1;
+        s->stats.bad_row = bad;
+        s->stats.bad_element = (int64_t)row[MIXP_AGREE_PART_ELEMENT];
+        s->stats.bad_is_nan = (int32_t)row[MIXP_AGREE_PART_NAN];
+    }
+    s->stats.norm = sqrt(squares);
+}
+
+/* Records the first word in which rank r differs from rank 0. */
+MIXPREC_HD void mixpi_agree_differs(const double *table, int r, mixp_agreement *a) {
+    const double *zero = table, *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+    const int last = mixpi_agree_in_parts(table) ? MIXP_AGREE_GRADED : MIXP_AGREE_NORM;
+    int word = MIXP_AGREE_HERE;
+    while (word <= last &&
+           mixp_bits_of_f64(zero[word]) == mixp_bits_of_f64(row[word])) {
+        word++;
+    }
+    if (word > last) return;
+    a->differs = r + 1;
+    a->word = word;
+    a->here = zero[word];
+    a->there = row[word];
+}
+
+/* Records rank r's own Inf or NaN gradient, if r is the lowest rank with one. */
+MIXPREC_HD void mixpi_agree_name(const double *row, int r, mixp_agreement *a) {
+    if (a->bad_rank || !(row[MIXP_AGREE_BAD] > 0.0)) return;
+    a->bad_rank = r + 1;
+    a->bad_leaf = (int64_t)row[MIXP_AGREE_LEAF];
+    a->bad_element = (int64_t)row[MIXP_AGREE_ELEMENT];
+    a->bad_is_nan = (int32_t)row[MIXP_AGREE_NAN];
+}
+
+/* Reads the results of all ranks from the table. If ranks differ, all ranks skip the step. */
+MIXPREC_HD void mixp_agree_read(const double *table, int size, mixp_step_state *s,
+                                mixp_scaler_state *scaler) {
+    const int32_t part_rank = s->agreed.part_rank;
+    double loss = 0.0;
+    int r;
+    memset(&s->agreed, 0, sizeof s->agreed);
+    s->agreed.part_rank = part_rank;    /* of the newest look in parts */
+    for (r = 0; r < size; r++) {
+        const double *row = table + (int64_t)r * MIXP_AGREE_WORDS;
+        float largest = (float)row[MIXP_AGREE_LARGEST];
+        if (!s->agreed.differs) mixpi_agree_differs(table, r, &s->agreed);
+        if (row[MIXP_AGREE_FOUND] > 0.0) s->stats.found_inf = 1;
+        if (largest > s->stats.largest) s->stats.largest = largest;
+        loss += row[MIXP_AGREE_LOSS];
+        if (scaler && row[MIXP_AGREE_FORWARD] > 0.0) scaler->loss_bad = 1;
+        mixpi_agree_name(row, r, &s->agreed);
+    }
+    s->agreed.ranks = size;
+    s->agreed.loss = (float)(loss / (double)size);
+    if (mixpi_agree_in_parts(table)) mixpi_agree_join(table, size, s);
+}
+
+/* x * y + z, rounded once: the product is exact in f64. */
+MIXPREC_HD float mixpi_fmaf_by_hand(float x, float y, float z) {
+    double lost;
+    const double sum = mixpi_sum_and_lost((double)x * (double)y, (double)z, &lost);
+    return (float)mixpi_sum_odd(sum, lost);
+}
+MIXPREC_HD float mixpi_fmaf(float x, float y, float z) {
+#if defined(__MINGW32__) && !defined(__FMA__)
+    return mixpi_fmaf_by_hand(x, y, z);         /* MinGW's fmaf rounds twice */
+#else
+    return fmaf(x, y, z);
+#endif
+}
+
+/* One element of Adam or AdamW, with a fixed order of roundings. p: the master weight. m, v: the
+ * moments. grad: the gradient as stored. */
+MIXPREC_HD void mixp_adam_element(const mixp_step_scalars *u, float grad, float *p,
+                                  float *m, float *v) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), ratio, decay;
+    *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    if (u->order == MIXP_ADAM_ORDER_APEX) {
+        ratio = (*m * u->scale_m) / (sqrtf(*v * u->scale_v) + u->eps);
+        decay = mixpi_decay_of(u, ratio, *p);
+        *p = mixpi_fmaf(-u->rate, mixpi_fmaf(decay, *p, ratio), *p);
+    } else {
+        ratio = *m / mixpi_fmaf(sqrtf(*v), u->scale_v, u->eps);
+        decay = mixpi_decay_of(u, ratio, *p);
+        *p = mixpi_fmaf(-decay, *p, *p);
+        *p = mixpi_fmaf(-u->rate, ratio, *p);
+    }
+}
+
+/* One element of SGD. m: NULL without momentum. */
+MIXPREC_HD void mixp_sgd_element(const mixp_step_scalars *u, float grad, float *p,
+                                 float *m) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor);
+    if (m) {
+        *m = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+        g = u->nesterov ? mixpi_fmaf(u->momentum, *m, g) : *m;
+    }
+    *p = mixpi_fmaf(-u->rate, g, *p);
+}
+
+/* One element of RMSprop, in PyTorch's order. m: NULL without momentum. */
+MIXPREC_HD void mixp_rmsprop_element(const mixp_step_scalars *u, float grad, float *p,
+                                     float *m, float *v) {
+    float g = mixpi_fmaf(u->l2, *p, grad * u->factor), step;
+    *v = mixpi_fmaf(u->beta2, *v, (u->rest2 * g) * g);
+    step = g / (sqrtf(*v) + u->eps);
+    if (m) {
+        step = mixpi_fmaf(u->momentum, *m, step);
+        *m = step;
+    }
+    *p = mixpi_fmaf(-u->rate, step, *p);
+}
+
+/* One element of Lion, in the order of its authors: the sign of a blend moves the weight, and then
+ * the gradient joins the momentum (Chen et al., "Symbolic Discovery of Optimization Algorithms",
+ * 2023). */
+MIXPREC_HD void mixp_lion_element(const mixp_step_scalars *u, float grad, float *p,
+                                  float *m) {
+    float g = grad * u->factor, blend = mixpi_fmaf(u->beta1, *m, u->rest1 * g);
+    float sign = blend > 0.0f ? 1.0f : 0.0f > blend ? -1.0f : blend;    /* NaN stays NaN */
+    *p = mixpi_fmaf(-mixpi_decay_of(u, blend, *p), *p, *p);
+    *p = mixpi_fmaf(-u->rate, sign, *p);
+    *m = mixpi_fmaf(u->beta2, *m, u->rest2 * g);
+}
+
+/* x * y, rounded before use: a compiler may contract a plain product and a difference to an fma. */
+MIXPREC_HD float mixpi_rounded_product(float x, float y) {
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(x, y);
+#else
+    return mixpi_fmaf(x, y, -0.0f);
+#endif
+}
+
+/* a + (b - a) w, rounded as in PyTorch. */
+MIXPREC_HD float mixpi_lerp(float a, float b, float w) {
+    float way = b - a;
+    return w < 0.5f ? mixpi_fmaf(w, way, a) : mixpi_fmaf(w - 1.0f, way, b);
+}
+
+/* One element of Muon's first pass: momentum m, and the direction before it is made orthogonal. */
+MIXPREC_HD void mixp_muon_momentum_element(const mixp_step_scalars *u, float grad,
+                                           float *direction, float *m) {
+    float g = mixpi_rounded_product(grad, u->factor);
+    *m = mixpi_lerp(*m, g, u->rest1);
+    *direction = u->nesterov ? mixpi_lerp(g, *m, u->momentum) : *m;
+}
+
+/* One element of Muon's last pass. shape: the factor of the rate for the matrix's shape. */
+MIXPREC_HD void mixp_muon_element(const mixp_step_scalars *u, float shape,
+                                  float direction, float *p) {
+    float rate = u->rate * shape;
+    *p = mixpi_fmaf(-mixpi_decay_of(u, direction, *p), *p, *p);
+    *p = mixpi_fmaf(-rate, direction, *p);
+}
+
+/* --- states of fewer bytes ----------------------------------------------------------------- *
+ *
+ * Random numbers are keyed by (seed, applied steps, tensor, element), with one word per element.
+ * The first moment uses the word's lower half, the second moment its upper half, a master a mix.
+ */
+MIXPREC_HD uint64_t mixp_state_key(uint64_t seed, int64_t applied, uint64_t tensor)
+{ return mixp_random_key(seed ^ 0x6F70745F73746174u, (uint64_t)applied, tensor); }
+/* The key of the 2^32 elements around `element`. */
+MIXPREC_HD uint64_t mixp_state_key_of(uint64_t key, uint64_t element)
+{ return key + (element >> 32) * 0x9E3779B97F4A7C15u; }
+/* The word of one element. Every element of every step needs a word, and 64-bit vector products
+ * take several times as long as 32-bit products. So the word comes from two 32-bit rounds of
+ * multiply and xor-shift (Wellons' constants of least bias), with half of the key before each. */
+MIXPREC_HD uint32_t mixp_state_random(uint64_t key, uint64_t element) {
+    const uint64_t k = mixp_state_key_of(key, element);
+    uint32_t x = (uint32_t)element + (uint32_t)k;
+    x = (x ^ x >> 16) * 0x7FEB352Du;
+    x = (x ^ x >> 15) + (uint32_t)(k >> 32);
+    x *= 0x846CA68Bu;
+    return x ^ x >> 16;
+}
+MIXPREC_HD uint32_t mixpi_random_m(uint32_t word) { return word & 0xFFFFu; }
+MIXPREC_HD uint32_t mixpi_random_v(uint32_t word) { return word >> 16; }
+MIXPREC_HD uint32_t mixpi_random_master(uint32_t word) {
+    return (word * 0x9E3779B1u) >> 24;
+}
+
+/* x rounded to bf16 with 16 random bits. */
+MIXPREC_HD uint32_t mixp_state_bf16(float x, uint32_t random) {
+    uint32_t u = mixp_bits_of_f32(x);
+    uint32_t nan = u | 0x400000u;
+    u = (u & 0x7FFFFFFFu) > 0x7F800000u ? nan : u + random;
+    return u >> 16;
+}
+
+/* The bits of |x|, for the largest magnitude of a block; 0 for Inf and NaN, which do not count. */
+MIXPREC_HD uint32_t mixpi_state_size(float x) {
+    uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    return a < 0x7F800000u ? a : 0u;
+}
+
+/* The scale of a block of first moments, an f8_e8m0, from the bits of the largest magnitude.
+ * Divided by the scale, the largest is at least 128 and less than 256. The scale is a power of two,
+ * so a change of scale is exact. */
+MIXPREC_HD uint32_t mixp_state_scale_m(uint32_t largest) {
+    uint32_t exponent = largest >> 23;
+    return exponent > 7u ? exponent - 7u : 1u;
+}
+
+/* A first moment rounded to f8_e4m3 with 16 random bits. Subnormal results round to nearest: random
+ * rounding could enlarge a small moment, which would then be divided by a small root. NaN and Inf
+ * become NaN. */
+MIXPREC_HD uint32_t mixp_state_m(float x, uint32_t scale, uint32_t random) {
+    uint32_t y = mixp_bits_of_f32(x * mixp_f32_of_bits((254u - scale) << 23));
+    uint32_t a = y & 0x7FFFFFFFu;
+    uint32_t normal = ((a + (random << 4)) >> 20) - (120u << 3);
+    uint32_t tiny = mixp_bits_of_f32(mixp_f32_of_bits(a) + 16384.0f) - 0x46800000u;
+    uint32_t code = a < 0x3C800000u ? tiny : normal;
+    code = a < 0x7F800000u ? code : 0x7Fu;
+    return (y >> 24 & 0x80u) | code;
+}
+MIXPREC_HD float mixp_state_m_value(uint32_t code, uint32_t scale) {
+    float unit = mixp_f32_of_bits(scale << 23);
+    return mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) * unit;
+}
+
+/* The scale of a block of second moments, from the bits of the largest root. The rounded root is
+ * less than 2 times the scale. */
+MIXPREC_HD uint32_t mixp_state_scale_v(uint32_t largest) {
+    uint32_t exponent = (largest + 0xFFFFFu) >> 23;
+    return exponent > 15u ? exponent : 15u;
+}
+
+/* The code of a second moment's root, rounded with 16 random bits. Codes 1 to 254 hold exponent and
+ * mantissa in one number, 16 codes to the octave, down from the scale. Only a root of 0 gets code
+ * 0: if a small root became 0, its weight would move by the first moment over eps. Code 255 is Inf
+ * or NaN; the weight of a NaN is NaN already. */
+MIXPREC_HD uint32_t mixp_state_v(float root, uint32_t scale, uint32_t random) {
+    uint32_t a = mixp_bits_of_f32(root) & 0x7FFFFFFFu;
+    int32_t code = (int32_t)((a + (random << 3)) >> 19) - (int32_t)((scale - 15u) << 4);
+    code = code > 1 ? code : 1;
+    code = a < 0x7F800000u ? code : 255;
+    return a ? (uint32_t)code : 0u;
+}
+MIXPREC_HD float mixp_state_v_value(uint32_t code, uint32_t scale) {
+    uint32_t u = (code + ((scale - 15u) << 4)) << 19;
+    float root;
+    u = code < 255u ? u : 0x7F800000u;
+    root = mixp_f32_of_bits(code ? u : 0u);
+    return root * root;
+}
+
+/* A master weight in two parts: the bf16 weight (upper bits) and the rest (lower bits). The weight
+ * is the nearest bf16 to the master. Ties round up in magnitude: with ties to even, two masters
+ * would have the same parts. NaN is a special case, because the carry would turn it into -0. */
+typedef struct mixp_master_parts { uint32_t weight, rest; } mixp_master_parts;
+
+/* Parts that hold the master exactly. */
+MIXPREC_HD mixp_master_parts mixp_master_to_16(float master) {
+    uint32_t u = mixp_bits_of_f32(master);
+    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    mixp_master_parts s;
+    s.weight = nan ? u >> 16 | 0x40u : (u + 0x8000u) >> 16;
+    s.rest = nan ? 0u : u & 0xFFFFu;
+    return s;
+}
+MIXPREC_HD float mixp_master_from_16(uint32_t weight, uint32_t rest) {
+    uint32_t carried = (rest & 0x8000u) << 1;
+    return mixp_f32_of_bits((weight << 16) + rest - carried);
+}
+
+/* Parts that hold the master's upper 24 bits, rounded with 8 random bits. */
+MIXPREC_HD mixp_master_parts mixp_master_to_8(float master, uint32_t random) {
+    uint32_t u = mixp_bits_of_f32(master);
+    uint32_t nan = (u & 0x7FFFFFFFu) > 0x7F800000u;
+    uint32_t kept = (u + random) >> 8;
+    mixp_master_parts s;
+    s.weight = nan ? u >> 16 | 0x40u : (kept + 0x80u) >> 8;
+    s.rest = nan ? 0u : kept & 0xFFu;
+    return s;
+}
+MIXPREC_HD float mixp_master_from_8(uint32_t weight, uint32_t rest) {
+    uint32_t carried = (rest & 0x80u) << 1;
+    return mixp_f32_of_bits(((weight << 8) + rest - carried) << 8);
+}
+

@@ -1,0 +1,516 @@
+#pragma once
+#include "tape.h"
+#include "tensors/tensors.c"
+/* ==== 6. AUTOCAST (implementation) ==================================================== */
+
+#define MIXPI_MAX_REGIONS   64
+#define MIXPI_REGIONS_ROOM  (MIXPI_MAX_REGIONS + 1)     /* one extra for a walk back */
+#define MIXPI_MAX_OVERRIDES 64
+#define MIXPI_SCOPE_ROOM    201
+
+/* Kinds of regions, by what ends them: mixp_autocast_pop, mixp_scope_pop, the end of a block,
+ * mixp_autocast_close, or the end of a walk. */
+typedef enum mixpi_region_kind {
+    MIXPI_REGION_PUSHED,
+    MIXPI_REGION_NAMED,
+    MIXPI_REGION_IN_BLOCK,
+    MIXPI_REGION_IN_SCOPE,
+    MIXPI_REGION_IN_WALK
+} mixpi_region_kind;
+
+typedef struct mixpi_region {
+    mixp_autocast     cast;
+    mixpi_region_kind kind;
+    int               no_grad;  /* 1: operators in the region are not recorded             */
+    int               scope;    /* characters of the scopes' text that name the region */
+} mixpi_region;
+
+typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
+typedef struct mixpi_tally { const mixp_op *op; int64_t calls[3]; } mixpi_tally;
+
+struct mixpi_casting {
+    mixpi_region    regions[MIXPI_REGIONS_ROOM];
+    mixpi_override  overrides[MIXPI_MAX_OVERRIDES];
+    mixpi_tally     tallies[MIXPI_MAX_OVERRIDES * 2];
+    int             n_regions;  /* includes regions refused for lack of room               */
+    int             n_overrides, n_tallies;
+    int             block_level;
+    mixp_cast_count casts;
+    char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
+};
+
+/* The context's state of autocast, made at the first call. NULL with the error set: out of
+ * memory. */
+static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
+    if (ctx->casting) return ctx->casting;
+    ctx->casting = (mixpi_casting *)mixpi_host_alloc(ctx, sizeof *ctx->casting);
+    if (ctx->casting) ctx->casting->block_level = 1;
+    return ctx->casting;
+}
+
+/* --- regions --------------------------------------------------------------------------- */
+
+/* The innermost region; NULL outside of all regions. */
+static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
+    const mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c || !c->n_regions) return NULL;
+    return &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
+}
+
+MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx) {
+    const mixp_autocast off = { MIXP_F32, 0 };
+    const mixpi_region *region = mixpi_region_now(ctx);
+    if (!region || region->cast.dtype == MIXP_F32 || !region->cast.level) return off;
+    return region->cast;
+}
+
+static int mixpi_no_grad_now(const mixp_context *ctx) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    return region && region->no_grad;
+}
+
+/* The names of the open scopes. *length: the valid characters. */
+static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
+    const mixpi_region *region = mixpi_region_now(ctx);
+    *length = region ? region->scope : 0;
+    return region ? ctx->casting->scope : "";
+}
+
+static int mixpi_region_is_pushed(mixpi_region_kind kind)
+{ return kind == MIXPI_REGION_PUSHED || kind == MIXPI_REGION_NAMED; }
+
+/* Counts a region of f16 or bf16 that differs from the region around it. */
+static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
+    const mixp_autocast now = mixp_autocast_current(ctx);
+    const int low = cast.dtype == MIXP_F16 || cast.dtype == MIXP_BF16;
+    ctx->regions_low += low && (cast.dtype != now.dtype || cast.level != now.level);
+}
+
+/* Opens a region. A refused block or scope opens a region as well, without effect, because its end
+ * will close one. */
+static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
+                                     mixpi_region_kind kind, int no_grad) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
+    const char *wrong = NULL;
+    if (!c) return MIXP_ERR_MEMORY;
+    if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
+    else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
+    else if (c->n_regions >= most) wrong = "too many nested regions";
+    if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
+    if (c->n_regions < MIXPI_REGIONS_ROOM) {
+        mixpi_region *region = &c->regions[c->n_regions];
+        (void)mixpi_scope_now(ctx, &region->scope);
+        region->cast = wrong ? mixp_autocast_current(ctx) : cast;
+        region->kind = kind;
+        region->no_grad = no_grad || mixpi_no_grad_now(ctx);
+    }
+    /* A refused push has no pop. on_error may close regions, so it is called last. */
+    if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;
+    return !wrong ? MIXP_OK
+                  : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                      "autocast to %s at level %d: %s",
+                                      mixp_dtype_name(cast.dtype), cast.level, wrong);
+}
+
+/* Opens a region with the level for blocks. */
+static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
+                                 mixpi_region_kind kind) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    mixp_autocast cast = { MIXP_F32, 0 };
+    cast.dtype = dtype;
+    if (c) cast.level = c->block_level;
+    mixpi_region_open(ctx, cast, kind, 0);
+}
+
+MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
+                                           const mixp_autocast *region) {
+    if (!ctx || !region)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_autocast_push: region is NULL");
+    return mixpi_region_open(ctx, *region, MIXPI_REGION_PUSHED, 0);
+}
+
+/* Name of a region's opener, for messages. */
+static const char *mixpi_region_opener(mixpi_region_kind kind) {
+    if (kind == MIXPI_REGION_PUSHED) return "a region of mixp_autocast_push";
+    if (kind == MIXPI_REGION_IN_BLOCK) return "a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block";
+    if (kind == MIXPI_REGION_IN_WALK) return "mixp_backward's own region";
+    return "a region of mixp_autocast_open or mixp_no_grad_open";
+}
+
+/* Reports a pop that met another kind of region: a pop or a push is missing somewhere. */
+static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
+    const mixpi_region_kind kind = mixpi_region_now(ctx)->kind;
+    const mixp_autocast now = mixp_autocast_current(ctx);
+    int length;
+    const char *scope = mixpi_scope_now(ctx, &length);
+    if (kind == MIXPI_REGION_NAMED)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: what was opened last is the scope '%.*s' of "
+                                 "mixp_scope_push; close that first",
+                                 who, length, scope);
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: what was opened last is %s (autocast to %s there); close "
+                             "that first",
+                             who, mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
+}
+
+/* Closes the innermost region, which must be of this kind. */
+static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind,
+                                    const char *who, const char *what,
+                                    const char *push) {
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_region_now(ctx))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open that %s opened",
+                                 who, what, push);
+    if (mixpi_region_now(ctx)->kind != kind)
+        return mixpi_region_crossed(ctx, who);
+    ctx->casting->n_regions--;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx) {
+    return mixpi_region_pop(ctx, MIXPI_REGION_PUSHED, "mixp_autocast_pop", "region",
+                            "mixp_autocast_push");
+}
+
+MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
+    if (!ctx || level < 0 || level > 3)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_autocast_set_level: %d is not 0 to 3", level);
+    if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->casting->block_level = level;
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
+    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_BLOCK);
+    return 1;
+}
+
+MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx) {
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_BLOCK, 1);
+    return 1;
+}
+
+/* Closes the innermost block, and all regions that were pushed and not popped in it. */
+MIXPREC_API int mixp_autocast_leave(mixp_context *ctx) {
+    mixpi_casting *c = ctx ? ctx->casting : NULL;
+    int i;
+    if (!c) return 0;
+    if (c->n_regions > MIXPI_REGIONS_ROOM) {
+        c->n_regions--;
+        return 0;
+    }
+    for (i = c->n_regions; i > 0; i--) {
+        if (c->regions[i - 1].kind != MIXPI_REGION_IN_BLOCK) continue;
+        c->n_regions = i - 1;
+        break;
+    }
+    return 0;
+}
+
+MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+
+static int mixpi_regions_open(const mixp_context *ctx) {
+    return ctx->casting ? ctx->casting->n_regions : 0;
+}
+
+/* Opens a region that only adds a name to the operators applied in it. */
+static mixp_result mixpi_scope_open(mixp_context *ctx, const char *name,
+                                    mixpi_region_kind kind) {
+    mixp_result r = mixpi_region_open(ctx, mixp_autocast_current(ctx), kind, 0);
+    mixpi_casting *c = ctx->casting;
+    mixpi_region *region;
+    int n;
+    if (r != MIXP_OK) return r;
+    region = &c->regions[c->n_regions - 1];
+    n = region->scope;
+    if (!*name) return MIXP_OK;
+    snprintf(c->scope + n, sizeof c->scope - (size_t)n, n ? ".%s" : "%s", name);
+    region->scope = (int)strlen(c->scope);
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name) {
+    if (ctx) mixpi_scope_open(ctx, name ? name : "", MIXPI_REGION_IN_BLOCK);
+    return 1;
+}
+MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave(ctx); }
+
+MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
+    if (!ctx || !name || !*name)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_scope_push: the name is %s; give one, say \"h.3\"",
+                                 name ? "empty" : "NULL");
+    return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
+}
+MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx) {
+    return mixpi_region_pop(ctx, MIXPI_REGION_NAMED, "mixp_scope_pop", "scope",
+                            "mixp_scope_push");
+}
+
+MIXPREC_API int mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype) {
+    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    if (ctx) mixpi_region_open_at(ctx, dtype, MIXPI_REGION_IN_SCOPE);
+    return opened;
+}
+
+MIXPREC_API int mixp_no_grad_open(mixp_context *ctx) {
+    int opened = ctx ? mixpi_regions_open(ctx) : -1;
+    if (ctx) mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_SCOPE, 1);
+    return opened;
+}
+
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened) {
+    if (ctx && opened >= 0 && opened < mixpi_regions_open(ctx))
+        ctx->casting->n_regions = opened;
+}
+
+MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
+                                            mixpi_tensor_fn fn, void *user) {
+    mixp_tensor *t;
+    int opened;
+    if (!ctx || !fn) return NULL;
+    opened = mixp_autocast_open(ctx, dtype);
+    t = fn(ctx, user);
+    mixp_autocast_close(ctx, opened);
+    return t;
+}
+
+/* Closes the region of an abandoned walk, and all regions opened in it. */
+static void mixpi_regions_of_walk(mixp_context *ctx) {
+    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_REGIONS_ROOM);
+    while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_WALK) i++;
+    if (i < open) ctx->casting->n_regions = i;
+}
+
+/* Closes blocks that were left by return, goto or break, and reports them. */
+static mixp_result mixpi_regions_check(mixp_context *ctx) {
+    int i = 0, open = (int)mixpi_min(mixpi_regions_open(ctx), MIXPI_REGIONS_ROOM);
+    while (i < open && ctx->casting->regions[i].kind != MIXPI_REGION_IN_BLOCK) i++;
+    if (i == open) return MIXP_OK;
+    ctx->casting->n_regions = i;
+    return mixp_context_fail(
+        ctx, MIXP_ERR_ORDER,
+        "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
+        "is still open; leave it at its end, not by return, goto or break, nor by an "
+        "exception (C++ has mixp_autocast_scope), and begin steps outside of it; a region "
+        "around a loop of steps is mixp_no_grad_open's or mixp_autocast_open's");
+}
+
+/* --- policy ---------------------------------------------------------------------------- */
+
+MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
+    static const char *const names[] = { "keep",    "low",     "f32",
+                                         "f32_out", "promote", "banned", "low_out",
+                                         "all_f32" };
+    MIXPI_STATIC_ASSERT(class_names, sizeof names / sizeof names[0] == MIXP_CLASS_COUNT);
+    return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
+}
+
+static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
+    const mixpi_casting *c = ctx->casting;
+    int i;
+    for (i = 0; c && i < c->n_overrides; i++)
+        if (c->overrides[i].op == op) return c->overrides[i].cls;
+    return op->cls;
+}
+
+MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
+                                               mixp_op_class cls) {
+    mixpi_casting *c = ctx ? mixpi_casting_of(ctx) : NULL;
+    int i = 0;
+    if (ctx && !c) return MIXP_ERR_MEMORY;
+    if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
+                         !op ? "op is NULL" : "no such class");
+    while (i < c->n_overrides && c->overrides[i].op != op) i++;
+    if (i == MIXPI_MAX_OVERRIDES)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_autocast_override: %d operators have one "
+                                 "already, the most there can be",
+                                 MIXPI_MAX_OVERRIDES);
+    if (i == c->n_overrides) c->n_overrides++;
+    c->overrides[i].op = op;
+    c->overrides[i].cls = cls;
+    return MIXP_OK;
+}
+
+/* The dtype in which a result is stored. natural: the operator's own result dtype. */
+static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
+                                     mixp_dtype natural, int rank) {
+    if (region.level == 0 || !mixpi_real(natural)) return natural;
+    if (region.level >= 2) return rank == 0 ? MIXP_F32 : region.dtype;
+    if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return region.dtype;
+    return cls == MIXP_CLASS_F32 || cls == MIXP_CLASS_F32_OUT ? MIXP_F32 : natural;
+}
+
+/* The dtype that t would have without a guard. */
+static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
+{ return t->own.raised != MIXP_F32 ? t->own.raised : t->dtype; }
+
+/* The widest dtype of the inputs, as they would be without a guard. f16 with bf16 gives f32,
+ * because neither holds the other's values. mixpi_guarded_dtype then decides for the guard. */
+static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
+    mixp_dtype d = MIXP_DTYPE_COUNT;
+    int i;
+    for (i = 0; i < n; i++) {
+        mixp_dtype one = t[i] ? mixpi_plain_dtype(t[i]) : MIXP_F32;
+        if (!t[i] || !mixpi_real(one)) continue;
+        d = d == MIXP_DTYPE_COUNT || d == one ? one : MIXP_F32;
+    }
+    return d == MIXP_DTYPE_COUNT ? MIXP_F32 : d;
+}
+
+static int mixpi_is_low(mixp_dtype dtype)
+{ return dtype == MIXP_F16 || dtype == MIXP_BF16; }
+
+static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
+    const char *end = strstr(name, ": ");
+    if (mixpi_pattern_fits(pin->pattern, name, strlen(name))) return 1;
+    return end && mixpi_pattern_fits(pin->pattern, name, (size_t)(end - name));
+}
+
+/* Pins a site according to the newest pattern that fits. */
+static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
+    int i, was = site->pinned;
+    site->pinned = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        mixp_dtype to = w->pins[i].dtype;
+        if (!mixpi_pin_fits(&w->pins[i], site->name)) continue;
+        w->pins[i].fits = 1;
+        site->pinned = to == MIXP_F32 ? 1 : to == MIXP_DTYPE_COUNT ? 0 : 2;
+    }
+    if (site->pinned != was) site->pin_told = 0;
+}
+
+/* Does the site's own state make it store f32? */
+static int mixpi_site_fell(const mixpi_site *site) {
+    if (!site || site->pinned == 2) return 0;
+    return site->pinned == 1 || site->fallen;
+}
+
+/* Must the site store f32 in this step? */
+static int mixpi_site_holds_f32(const mixp_context *ctx, const mixpi_site *site) {
+    if (site && site->pinned != 2 && ctx->watch->probing) return 1;
+    return mixpi_site_fell(site);
+}
+
+/* Does a result of this class become f32 if an input was raised to f32? Yes for classes that only
+ * pass values on or add them. */
+static int mixpi_class_carries(mixp_op_class cls)
+{ return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE; }
+
+/* Does this result become f32 because an input was raised? */
+static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
+                              mixp_tensor *const *in) {
+    int i, raised = 0;
+    for (i = 0; i < n; i++) raised |= in[i] && in[i]->own.raised != MIXP_F32;
+    if (site && site->pinned == 2) return 0;
+    return raised && mixpi_class_carries(cls);
+}
+
+/* The dtype in which a result is stored under a guard. plain: autocast's choice. */
+static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site *site,
+                                      mixp_op_class cls, int n, mixp_tensor *const *in,
+                                      mixp_dtype plain) {
+    if (!mixpi_is_low(plain)) return plain;
+    if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
+    return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;
+}
+
+/* --- counts ---------------------------------------------------------------------------- */
+
+static void mixpi_count_call(mixp_context *ctx, const mixp_op *op, mixp_dtype dtype) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    int i = 0, most = MIXPI_MAX_OVERRIDES * 2;
+    if (!c) return;
+    while (i < c->n_tallies && c->tallies[i].op != op) i++;
+    if (i == most) return;      /* table full: operators beyond it are not counted */
+    if (i == c->n_tallies) {
+        c->n_tallies++;
+        c->tallies[i].op = op;
+    }
+    c->tallies[i].calls[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0]++;
+}
+
+static void mixpi_count_activation_cast(mixp_context *ctx) {
+    if (mixpi_casting_of(ctx)) ctx->casting->casts.activation_casts++;
+}
+
+static void mixpi_count_weight(mixp_context *ctx, int fresh) {
+    mixpi_casting *c = mixpi_casting_of(ctx);
+    if (!c) return;
+    if (fresh) c->casts.weight_hits++;
+    else c->casts.weight_casts++;
+}
+
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row,
+                                    mixp_op_count *out) {
+    const mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c || !out || row < 0 || row >= c->n_tallies) return 0;
+    out->op = c->tallies[row].op->name;
+    out->cls = mixpi_class_of(ctx, c->tallies[row].op);
+    memcpy(out->calls, c->tallies[row].calls, sizeof out->calls);
+    return 1;
+}
+
+MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx) {
+    const mixp_cast_count none = { 0, 0, 0 };
+    return ctx && ctx->casting ? ctx->casting->casts : none;
+}
+
+MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
+    mixpi_casting *c = ctx ? ctx->casting : NULL;
+    if (!c) return;
+    memset(c->tallies, 0, sizeof c->tallies);
+    memset(&c->casts, 0, sizeof c->casts);
+    c->n_tallies = 0;
+}
+
+/* --- cast cache ------------------------------------------------------------------------ */
+
+/* Returns the up-to-date low copy of a permanent tensor. There is one copy for each dtype, which
+ * lasts as long as the tensor. */
+static mixp_tensor *mixpi_low_copy(mixp_context *ctx, mixp_tensor *t, mixp_dtype dtype) {
+    int which = dtype == MIXP_BF16;
+    mixp_tensor *low = t->own.low[which];
+    int fresh = low && t->own.low_version[which] == t->version;
+    mixp_result r;
+    if (!low) {
+        low = mixpi_twin(t, dtype);
+        if (low) low->data = mixpi_data_alloc(low);
+        if (!low || !low->data) return NULL;
+        low->own.master = t;
+        t->own.low[which] = low;
+        ctx->lows_made++;
+    }
+    MIXPI_ASSERT(low->dtype == dtype && low->count == t->count && low->own.master == t);
+    MIXPI_ASSERT(t->own.low_version[which] <= t->version);
+    low->requires_grad = t->requires_grad;
+    mixpi_count_weight(ctx, fresh);
+    if (fresh) return low;
+    ctx->cast_recorded |= ctx->capturing;
+    r = mixpi_convert_to(ctx, mixpi_tensor_out(low, 0), mixpi_tensor_in(t), t->count);
+    if (r != MIXP_OK) return NULL;
+    t->own.low_version[which] = t->version;
+    return low;
+}
+
+MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
+    const char *wrong = NULL;
+    mixp_tensor *low;
+    if (!mixpi_is_tensor(t)) return NULL;
+    if (!mixpi_is_low(dtype)) wrong = "a low copy is f16 or bf16";
+    else if (t->dtype == dtype) return t;
+    else if (t->dtype != MIXP_F32) wrong = "only an f32 tensor has low copies";
+    else if (t->own.generation) wrong = "an activation has none; use mixp_cast";
+    if (wrong)
+        mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_low '%s': %s",
+                          t->own.generation ? "" : t->name, wrong);
+    low = wrong ? NULL : mixpi_low_copy(t->ctx, t, dtype);
+    return low;
+}
+

@@ -1,0 +1,177 @@
+#pragma once
+#include "tensors.h"
+/* ==== 6. AUTOCAST ===================================================== >>autocast ====
+ *
+ * Inside a region every operator runs in the dtype of its class, as in PyTorch's torch.amp.autocast
+ * on CUDA. Regions nest; leaving a region restores the one around it.
+ *
+ * Up-casts are never materialised. Down-casts of parameters are cached, keyed by (tensor, dtype,
+ * version). The optimizer's update refreshes the cached copies: in steady state a step casts no
+ * weight.
+ */
+typedef enum mixp_op_class {
+    MIXP_CLASS_KEEP,            /* runs in the dtype of its first input                    */
+    MIXP_CLASS_LOW,             /* GEMM-like: inputs and result in the region's dtype      */
+    MIXP_CLASS_F32,             /* losses, norms, exp, log, pow: f32 result                */
+    MIXP_CLASS_F32_OUT,         /* softmax, sum: f32 result                                */
+    MIXP_CLASS_PROMOTE,         /* runs in the widest dtype of its inputs                  */
+    MIXP_CLASS_BANNED,          /* an error that names the safe operator                   */
+    MIXP_CLASS_LOW_OUT,         /* inputs unchanged, result in the region's dtype. For norms that
+                                   only a LOW operator reads, which would cast the result: the same
+                                   bits, without the f32 array and its cast                */
+    MIXP_CLASS_ALL_F32,         /* inputs are cast to f32, inside and outside of regions; the result
+                                   has the dtype of infer. For your own operators that read and
+                                   write float arrays                                      */
+    MIXP_CLASS_COUNT
+} mixp_op_class;
+
+/* Autocast settings. The level says which results are stored in the region's dtype. Scalars (rank
+ * 0) are always f32. All arithmetic inside norms, softmax, losses and accumulations is f32 at every
+ * level.
+ *
+ *     0  autocast off: every operator runs as given
+ *     1  as PyTorch's autocast (Apex O1): results have the dtypes of the classes above
+ *     2  every activation low, also the residual stream (Apex O2), over fp32 weights
+ *     3  like 2, for low parameters (Apex O3, "pure"): make the parameters with dtype f16 or
+ *        bf16. Set the optimizer's no_master to keep no f32 copy. A product of an f32 parameter
+ *        is MIXP_ERR_DTYPE, because it would need a low copy, as at level 2
+ */
+typedef struct mixp_autocast {
+    mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = autocast off in this region */
+    int        level;           /* 0..3; the block form uses the context's level, initially 1 */
+} mixp_autocast;
+
+/* mixp_autocast_push opens a region; mixp_autocast_pop closes it. MIXP_ERR_ARGUMENT: another dtype
+ * or level, or more than 64 nested regions. MIXP_ERR_ORDER: pop without push, or the region opened
+ * last was not opened by mixp_autocast_push: the message names that region, which stays open. */
+MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
+                                           const mixp_autocast *region);
+MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
+
+/* Returns the current region; dtype MIXP_F32 and level 0 outside of all regions. */
+MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
+
+/* Sets the level, 0..3, that the block form and mixp_autocast_call use from now on. */
+MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
+
+/* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
+ *
+ * A region for one block. Leave the block only at its end. return, goto and break leave the region
+ * open; the next mixp_step_begin reports it, so call mixp_step_begin outside of such blocks.
+ * continue ends the block, not the iteration of the loop around it, because C cannot tell continue
+ * from the end of the block. */
+#define MIXP_AUTOCAST(ctx, dtype)                                                         \
+    MIXPI_IN_REGION(mixpi_cast_, mixp_autocast_enter((ctx), (dtype)),                  \
+                       mixp_autocast_leave(ctx), __LINE__)
+/* Names contain kind and line, so that nested blocks do not shadow each other. */
+#define MIXPI_IN_REGION(kind, enter, leave, line)                                      \
+    MIXPI_IN_REGION_AT(kind, enter, leave, line)
+#define MIXPI_IN_REGION_AT(kind, enter, leave, line)                                   \
+    for (int kind##line = (enter); kind##line; kind##line = (leave))
+MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype);  /* always 1 */
+MIXPREC_API int mixp_autocast_leave(mixp_context *ctx);                    /* always 0 */
+
+/* Runs fn(ctx, user) in a region that ends however fn returns, like PyTorch's decorator form. */
+MIXPREC_API mixp_tensor *mixp_autocast_call(mixp_context *ctx, mixp_dtype dtype,
+                                            mixp_tensor *(*fn)(mixp_context *, void *),
+                                            void *user);
+
+/* MIXP_NO_GRAD(ctx) { loss = model(ctx, x); }
+ *
+ * For evaluation: operators inside are not recorded for backward. Blocks nest. Leave the block only
+ * at its end, and keep it within a step, as with MIXP_AUTOCAST. */
+#define MIXP_NO_GRAD(ctx)                                                                 \
+    MIXPI_IN_REGION(mixpi_no_grad_, mixp_no_grad_enter(ctx), mixp_no_grad_leave(ctx), __LINE__)
+MIXPREC_API int mixp_no_grad_enter(mixp_context *ctx);                     /* always 1 */
+MIXPREC_API int mixp_no_grad_leave(mixp_context *ctx);                     /* always 0 */
+
+/* Regions that can be left in any way. An open function opens a region and returns its number, or
+ * -1 if ctx is NULL. mixp_autocast_close closes that region and every region opened since, of any
+ * kind. Steps may begin in between. */
+MIXPREC_API int  mixp_autocast_open(mixp_context *ctx, mixp_dtype dtype);
+MIXPREC_API int  mixp_no_grad_open(mixp_context *ctx);
+MIXPREC_API void mixp_autocast_close(mixp_context *ctx, int opened);
+
+/* MIXP_SCOPE(ctx, "h.3") { ... }
+ *
+ * Names the operators applied inside, for WATCH: see mixp_site. Scopes nest, and their names are
+ * joined by dots; a joined name is cut after 200 characters. Leave the block only at its end, and
+ * keep it within a step, as with MIXP_AUTOCAST. */
+#define MIXP_SCOPE(ctx, name) \
+    MIXPI_IN_REGION(mixpi_scope_, mixp_scope_enter((ctx), (name)), mixp_scope_leave(ctx), __LINE__)
+MIXPREC_API int mixp_scope_enter(mixp_context *ctx, const char *name);     /* always 1 */
+MIXPREC_API int mixp_scope_leave(mixp_context *ctx);                       /* always 0 */
+
+/* A scope until the matching pop. MIXP_ERR_ARGUMENT: name is NULL or empty, or regions and scopes
+ * are nested more than 64 deep. MIXP_ERR_ORDER: pop without push, or the region or scope opened
+ * last was not opened by mixp_scope_push: the message names it, and it stays open. */
+MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name);
+MIXPREC_API mixp_result mixp_scope_pop(mixp_context *ctx);
+
+#ifdef __cplusplus
+/* C++: a region that lasts as long as the variable, also with return, break or an exception:
+ *
+ *     { mixp_autocast_scope scope(ctx, MIXP_F16); loss = model(ctx, x); }
+ *
+ * Name the variable: an unnamed object ends its region at once, and compilers warn of it. */
+#if (defined(__clang__) && __clang_major__ >= 10 && __cplusplus >= 201703L) || \
+    (defined(__GNUC__) && !defined(__clang__) && !defined(__EDG__) && __GNUC__ >= 10)
+#  define MIXPI_NODISCARD [[nodiscard]]
+#else
+#  define MIXPI_NODISCARD
+#endif
+class mixp_autocast_scope {
+public:
+    MIXPI_NODISCARD mixp_autocast_scope(mixp_context *context, mixp_dtype dtype)
+        : ctx(context), opened(mixp_autocast_open(context, dtype)) {}
+    ~mixp_autocast_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_autocast_scope(const mixp_autocast_scope &) = delete;
+    mixp_autocast_scope &operator=(const mixp_autocast_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+
+class mixp_no_grad_scope {
+public:
+    MIXPI_NODISCARD explicit mixp_no_grad_scope(mixp_context *context)
+        : ctx(context), opened(mixp_no_grad_open(context)) {}
+    ~mixp_no_grad_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_no_grad_scope(const mixp_no_grad_scope &) = delete;
+    mixp_no_grad_scope &operator=(const mixp_no_grad_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+#endif
+
+/* Returns an up-to-date f16 or bf16 copy of a permanent f32 tensor, for your own products. Returns
+ * t itself if t has that dtype. The first call makes the copy. Optimizers then write the copy in
+ * the pass that updates the weight, and its address stays. Call mixp_tensor_low again in every
+ * step, which costs nothing. After you wrote the weight yourself, call mixp_tensor_touch first.
+ * NULL on error. */
+MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype);
+
+typedef struct mixp_op mixp_op;
+
+/* Changes the class of an operator (mixp_op_builtin's, or yours) in one context; at most 64
+ * operators. */
+MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
+                                               mixp_op_class cls);
+
+/* Counts of operators by result dtype since the last reset: row 0, 1, ... until it returns 0. */
+typedef struct mixp_op_count {
+    const char *op;
+    mixp_op_class  cls;            /* current class, including an override                    */
+    int64_t     calls[3];       /* number of results in f32, f16, bf16                     */
+} mixp_op_count;
+MIXPREC_API int mixp_autocast_count(const mixp_context *ctx, int row, mixp_op_count *out);
+typedef struct mixp_cast_count {
+    int64_t weight_casts;       /* parameter copies made because the cache was stale       */
+    int64_t weight_hits;        /* parameter copies found up to date                       */
+    int64_t activation_casts;
+} mixp_cast_count;
+MIXPREC_API mixp_cast_count mixp_autocast_casts(const mixp_context *ctx);
+MIXPREC_API void            mixp_autocast_reset_counts(mixp_context *ctx);
+MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "f32", ... */
+

@@ -1,0 +1,31 @@
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>     /* memcpy: reads a float's bits portably */
+#include <math.h>       /* fmaf, sqrtf: arithmetic that must agree on every device */
+
+#define MIXPREC_VERSION_MAJOR 0
+#define MIXPREC_VERSION_MINOR 1
+#define MIXPREC_VERSION_PATCH 0
+#define MIXPREC_VERSION "0.1.0"
+
+/* MIXPREC_STATIC makes the complete library private to one source file. */
+#ifndef MIXPREC_API
+#  if !defined(MIXPREC_STATIC)
+#    define MIXPREC_API extern
+#  elif defined(__GNUC__)
+#    define MIXPREC_API static __attribute__((__unused__))
+#  else
+#    define MIXPREC_API static
+#  endif
+#endif
+
+/* Arithmetic shared by host and device: one definition, inlined on both sides. */
+#if defined(__CUDACC__)
+#  define MIXPREC_HD static __host__ __device__ __forceinline__
+#elif defined(__GNUC__)
+#  define MIXPREC_HD static __inline__ __attribute__((__unused__))
+#else
+#  define MIXPREC_HD static inline
+#endif
+

@@ -1,0 +1,159 @@
+#pragma once
+#include "scaler.h"
+/* ==== 13. CHECKPOINT ================================================ >>checkpoint ====
+ *
+ * One safetensors file holds weights, master weights, optimizer state, scaler, random-number state,
+ * counters and your own values. Other tools see a model: each weight has its parameter's name. The
+ * other entries are "optimizer.0.m.NAME", "scaler.scale", "mixprec.step", "value.NAME" and so on.
+ * Numbers are 0-d tensors, bit for bit.
+ *
+ * Saving writes a temporary file (.NAME.PID.0.tmp) beside the target, flushes it to disk, checks
+ * its length, renames it and flushes the folder. After a crash, a power cut, a full disk or lost
+ * writes, either the old file or the new file exists complete. A symbolic link to a file stays a
+ * link (a dangling link is replaced). An existing file keeps its mode. Another hard link to the
+ * file keeps the old content. A process that is killed while saving leaves its temporary file,
+ * which you must remove. On big-endian machines: MIXP_ERR_DEVICE.
+ *
+ * Without POSIX (Windows, or MIXPREC_NO_POSIX defined beside the implementation), saving uses plain
+ * stdio: temporary file NAME.tmp, no flush to disk. If rename does not replace an existing file, a
+ * crash between removing the old file and renaming the new one leaves the new file as NAME.tmp. Any
+ * stdio error is then MIXP_ERR_IO, also a file whose length cannot be found.
+ */
+
+/* Your own values, such as a data position, saved and restored with the checkpoint. */
+typedef struct mixp_checkpoint_value {
+    const char *name;
+    mixp_dtype  dtype;          /* a dtype of safetensors: see mixp_safetensors_write      */
+    int64_t     count;          /* number of elements, at least 1                          */
+    void       *data;           /* host memory                                             */
+} mixp_checkpoint_value;
+
+typedef struct mixp_checkpoint {
+    mixp_context          *ctx;            /* parameters, step count, seed                 */
+    mixp_scaler           *scaler;         /* NULL = none                                  */
+    mixp_optimizer *const *optimizers;
+    int                    n_optimizers;
+    const mixp_checkpoint_value *values;
+    int                    n_values;
+} mixp_checkpoint;
+
+/* Saves to path every parameter of the context and every view that an optimizer trains. Each must
+ * have a unique name. Call it after mixp_scaler_update: gradients are not saved. Waits for the
+ * device. If states are sharded over ranks, all ranks call it, and rank 0 writes the complete file,
+ * which loads on any number of ranks, with or without sharding.
+ *
+ * MIXP_ERR_ARGUMENT: a name is missing or used twice. MIXP_ERR_ORDER: the scaler awaits its update.
+ * MIXP_ERR_IO, with the system's reason: the file at path is unchanged, except in one case that the
+ * message reports: the new file is in place but its folder could not be flushed. */
+MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
+                                             const mixp_checkpoint *what);
+
+/* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
+ * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
+ * optimizers' groups replace the current ones: change them after loading. The scaler's rule and the
+ * schedules are the program's. If the file lacks the state of the spike check or of a predictive
+ * rule, that state starts from its beginning. States that the program does not use are ignored.
+ *
+ * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
+ * number that no save can have written, by itself or together with another (SECURITY.md lists the
+ * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
+ * no memory was allocated for its tensors. MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
+MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
+                                             const mixp_checkpoint *what);
+
+/* Loads only the parameters of a context, and the views that its optimizers train, by name, for
+ * inference and fine-tuning. The file may be a checkpoint of mixprec (its other state is ignored)
+ * or any safetensors file. (To read tensors that no optimizer trains, use mixp_safetensors_find.)
+ * Master weights follow the weights. desc NULL: every parameter and every tensor must match, with
+ * its dtype. */
+typedef enum mixp_weight_fate {
+    MIXP_WEIGHT_LOADED,
+    MIXP_WEIGHT_CONVERTED,
+    MIXP_WEIGHT_MISSING,        /* not in the file; the parameter keeps its value          */
+    MIXP_WEIGHT_EXTRA           /* no parameter has the name of this tensor of the file    */
+} mixp_weight_fate;
+
+typedef struct mixp_weights_desc {
+    int   allow_missing, allow_extra;   /* 1: such a tensor is not an error                */
+    int   convert;              /* 1: another floating-point dtype is not an error: values are
+                                   rounded to the parameter's dtype, to nearest even       */
+    /* Called after loading: for each parameter in the order of names, then for each extra tensor.
+     * NULL = not called. */
+    void (*tell)(void *user, const char *name, mixp_weight_fate fate);
+    void *user;
+    const char *pattern;        /* only parameters whose names fit (* matches any characters, ?
+                                   matches one); all others are ignored. NULL = all */
+    const char *prefix;         /* prefix of each parameter's name in the file, such as "model.";
+                                   other tensors of the file are ignored. NULL = no prefix */
+} mixp_weights_desc;
+
+/* On an error nothing changes. MIXP_ERR_IO, MIXP_ERR_FORMAT, MIXP_ERR_SHAPE (shapes, missing and
+ * extra tensors) or MIXP_ERR_DTYPE: the message lists the differences. */
+MIXPREC_API mixp_result mixp_checkpoint_load_weights(const char *path, mixp_context *ctx,
+                                                     const mixp_weights_desc *desc);
+
+/* Saves only these weights, each in its own dtype, for other programs to read; crash-safe like a
+ * checkpoint. In PyTorch, model.load_state_dict(safetensors.torch.load_file(path)) reads the file
+ * if names and shapes match the model. With several ranks, one rank calls it. Waits for the device.
+ *
+ * MIXP_ERR_ARGUMENT: path is NULL, or a name is missing or used twice. MIXP_ERR_IO: the file at
+ * path is unchanged. */
+MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx);
+/* Like mixp_checkpoint_save_weights for the parameters that fit desc's pattern, with its prefix:
+ * only adapters, for example. desc NULL: all parameters. MIXP_ERR_ARGUMENT also: the pattern fits
+ * no parameter. */
+MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_context *ctx,
+                                                        const mixp_weights_desc *desc);
+
+/* --- safetensors files by themselves --- */
+
+#define MIXP_MESSAGE_SIZE 256       /* enough for any message of the functions below       */
+
+typedef struct mixp_st_entry {
+    const char *name;
+    const char *type;           /* the file's type name: "F32", "BF16", ...; when writing, NULL =
+                                   the name of dtype                                       */
+    mixp_dtype  dtype;          /* MIXP_DTYPE_COUNT for types passed on as bytes: BOOL, I8, I16,
+                                   U16, U32, U64, C64 and the packed F4, F6_E2M3, F6_E3M2  */
+    int         rank;
+    int64_t     shape[MIXP_MAX_RANK];
+    const void *data;           /* host memory; when reading, aligned to 64 bytes          */
+    size_t      bytes;
+} mixp_st_entry;
+
+/* Writes n entries and n_metadata metadata pairs (names and texts in UTF-8) to path, crash-safe.
+ * The bytes depend only on the content, and equal those of the format's own library. Other readers
+ * expect the pair "format", "pt". On failure the reason is written to error, which has error_size
+ * bytes; NULL: it is not written.
+ *
+ * MIXP_ERR_ARGUMENT: a name is NULL, used twice, not UTF-8 or "__metadata__"; a metadata key is
+ * used twice; or bytes do not match the shape. MIXP_ERR_DTYPE: a dtype that the format lacks.
+ * mixprec's F6 and F4 take one byte an element and the format's are packed: write them as U8. */
+MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
+                                               const mixp_st_entry *entries, int64_t n,
+                                               const char *const (*metadata)[2],
+                                               int64_t n_metadata, char *error,
+                                               size_t error_size);
+
+/* Reads a whole file; *out is NULL on error. The file is untrusted: the header and all sizes and
+ * offsets are checked before memory for tensors is allocated.
+ *
+ * MIXP_ERR_FORMAT: malformed; the message says where. The checks are stricter than those of the
+ * format's own library. These are errors: unknown keys of a tensor, a name or metadata key used
+ * twice, NUL in a name, and an empty tensor whose other dimensions multiply to more than 64 bits,
+ * wherever the 0 stands. MIXP_ERR_DTYPE: a dtype unknown to the format. MIXP_ERR_SHAPE: a rank
+ * above MIXP_MAX_RANK. MIXP_ERR_IO: not a regular file, or unreadable. */
+typedef struct mixp_safetensors mixp_safetensors;
+MIXPREC_API mixp_result mixp_safetensors_read(const char *path, mixp_safetensors **out,
+                                              char *error, size_t error_size);
+MIXPREC_API void        mixp_safetensors_free(mixp_safetensors *file);
+MIXPREC_API int64_t     mixp_safetensors_count(const mixp_safetensors *file);
+/* Return entry i in the order of the data; the entry of a name; the metadata text of a key. NULL if
+ * absent. The results live as long as the file. */
+MIXPREC_API const mixp_st_entry *mixp_safetensors_at(const mixp_safetensors *file,
+                                                     int64_t i);
+MIXPREC_API const mixp_st_entry *mixp_safetensors_find(const mixp_safetensors *file,
+                                                       const char *name);
+MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
+                                                  const char *key);
+

@@ -1,0 +1,798 @@
+#pragma once
+#include "elementwise.c"
+#include "gemm.c"
+/* --- attention -------------------------------------------------------------------------- *
+ *
+ * A forward task takes some queries of one head of one sequence. A backward task takes one head of
+ * k and v with every head of q that uses it. A task widens its inputs to f32 and computes blocks of
+ * MIXPI_QUERIES x MIXPI_KEYS scores with gemm's tiles. Blocks start at multiples of their size and
+ * sums run in a fixed order, so the bits do not depend on how tasks are distributed.
+ */
+#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
+#  define MIXPI_QUERIES 32
+#  define MIXPI_KEYS 64
+#  define MIXPI_LOWEST (-3.402823466e+38f)
+static const float mixpi_lane_numbers[16] = { 0, 1, 2,  3,  4,  5,  6,  7,
+                                              8, 9, 10, 11, 12, 13, 14, 15 };
+
+/* The sizes of one problem. group: heads of q for one head of k and v. wide: d rounded up to whole
+ * vectors, the row length of copies. pairs: how q meets k, and dy meets v: MIXPI_FLOATS, ... */
+typedef struct mixpi_heads {
+    int64_t t, keys, heads, group, d, wide;
+    int     pairs;
+} mixpi_heads;
+
+static mixpi_heads mixpi_heads_of(const mixp_attention_args *k, int pairs) {
+    mixpi_heads h;
+    h.t = k->t;
+    h.keys = k->keys;
+    h.heads = k->heads;
+    h.group = k->heads / k->kv_heads;
+    h.d = k->d;
+    h.wide = (k->d + 15) / 16 * 16;
+    h.pairs = pairs;
+    return h;
+}
+
+/* Where the rows of one head lie in an array: row i begins at element first + i * ld. */
+typedef struct mixpi_head { int64_t first, ld; } mixpi_head;
+
+/* A head's rows in q or in a mask. `head` counts through all sequences, here and below. */
+static mixpi_head mixpi_head_at(const mixp_head_strides *at, const mixpi_heads *h,
+                                int64_t head) {
+    mixpi_head to;
+    to.first = head / h->heads * at->sequence + head % h->heads * at->head;
+    to.ld = at->row;
+    return to;
+}
+
+/* A head's rows in k or v: those of the head of k and v that head `head` of q uses. */
+static mixpi_head mixpi_head_met(const mixp_head_strides *at, const mixpi_heads *h,
+                                 int64_t head) {
+    mixpi_head to;
+    int64_t met = head % h->heads / h->group;
+    to.first = head / h->heads * at->sequence + met * at->head;
+    to.ld = at->row;
+    return to;
+}
+
+/* A head's rows in y and in the gradient of y. */
+static mixpi_head mixpi_head_merged(const mixpi_heads *h, int64_t head) {
+    mixpi_head at;
+    at.ld = h->heads * h->d;
+    at.first = head / h->heads * h->t * at.ld + head % h->heads * h->d;
+    return at;
+}
+
+/* The number of keys a head may see. The keys after them are padding. */
+static int64_t mixpi_keys_of(const mixp_attention_args *k, int64_t head) {
+    return k->lengths ? k->lengths[head / k->heads] : k->keys;
+}
+
+/* The number of keys before the first query's own key: past, at most all keys. */
+static int64_t mixpi_keys_before(const mixp_attention_args *k)
+{ return mixpi_min(k->past, k->keys); }
+
+/* The number of keys that the queries before `end` may see. */
+static int64_t mixpi_keys_until(const mixp_attention_args *k, int64_t head, int64_t end) {
+    int64_t keys = mixpi_keys_of(k, head);
+    return k->causal ? mixpi_min(keys, end + mixpi_keys_before(k)) : keys;
+}
+
+/* The first block of queries that may see a key. */
+static int64_t mixpi_first_queries(const mixp_attention_args *k, int64_t key) {
+    int64_t from = k->causal ? key - mixpi_keys_before(k) : 0;
+    return from > 0 ? from / MIXPI_QUERIES * MIXPI_QUERIES : 0;
+}
+
+/* Scores of one query for keys [key, key + n), in a row of MIXPI_KEYS. */
+typedef struct mixpi_some_scores { int64_t head, query, key, n; } mixpi_some_scores;
+
+/* Does a cap, a mask or dropout change the scores or the probabilities? */
+static int mixpi_attention_bends(const mixp_attention_args *k)
+{ return k->softcap > 0.0f || k->mask.data || k->dropout > 0.0f; }
+
+/* Checks a problem's dtypes and sizes. Returns MIXP_OK, MIXP_ERR_DTYPE or MIXP_ERR_ARGUMENT. */
+static mixp_result mixpi_attention_check(const mixp_attention_args *k) {
+    int64_t i;
+    if (!mixpi_reads(k->q) || !mixpi_reads(k->k) || !mixpi_reads(k->v) ||
+        !mixpi_may_read(k->mask) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->kv_heads < 1 || k->heads % k->kv_heads || k->past < 0 ||
+        !(k->softcap >= 0.0f) || !(k->dropout >= 0.0f && k->dropout < 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    for (i = 0; k->lengths && i < k->b; i++)
+        if (k->lengths[i] < 0 || k->lengths[i] > k->keys) return MIXP_ERR_ARGUMENT;
+    return MIXP_OK;
+}
+
+static int mixpi_attention_empty(const mixp_attention_args *k) {
+    return k->b <= 0 || k->t <= 0 || k->keys <= 0 || k->heads <= 0 || k->d <= 0;
+}
+
+/* Which probabilities are dropped: see mixpi_dropout_plan. limit 0 = drop none. */
+typedef struct mixpi_drops { uint64_t key, limit; float scale; } mixpi_drops;
+
+static mixpi_drops mixpi_drops_of(const mixp_attention_args *k) {
+    mixpi_drops drops;
+    drops.key = mixp_random_key(k->seed, k->step, k->tensor);
+    drops.limit = (uint64_t)ceil((double)k->dropout * 4294967296.0);
+    drops.scale = (float)(1.0 / (1.0 - (double)k->dropout));
+    return drops;
+}
+
+typedef struct mixpi_attention_job {
+    const mixp_attention_args *k;
+    mixpi_heads  heads;
+    mixpi_drops  drops;
+    int64_t      chunks;        /* tasks per head                                          */
+    mixpi_slices slices;
+} mixpi_attention_job;
+
+/* The scratch memory of a forward task. */
+typedef struct mixpi_attention_room {
+    float *columns;             /* blocks of MIXPI_KEYS keys, transposed                   */
+    float *v;                   /* rows of values                                          */
+    float *rows;                /* a block of keys, before it is transposed                */
+    float *q, *o;               /* a block of queries and their results                    */
+    float *scores;              /* MIXPI_QUERIES x MIXPI_KEYS                              */
+} mixpi_attention_room;
+
+static int64_t mixpi_attention_carve(mixpi_attention_room *room, const mixpi_heads *h,
+                                     float *from) {
+    int64_t blocks = mixpi_ceil_div(h->keys, MIXPI_KEYS);
+    mixpi_carver c = { from, 0 };
+    room->columns = mixpi_carve(&c, blocks * MIXPI_KEYS * h->wide);
+    room->v = mixpi_carve(&c, h->keys * h->wide);
+    room->rows = mixpi_carve(&c, MIXPI_KEYS * h->wide);
+    room->q = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->o = mixpi_carve(&c, MIXPI_QUERIES * h->wide);
+    room->scores = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    return c.used;
+}
+
+typedef struct mixpi_attention_grad_job {
+    const mixp_attention_backward_args *k;
+    mixpi_heads  heads;
+    mixpi_drops  drops;
+    mixpi_slices slices;
+} mixpi_attention_grad_job;
+
+typedef struct mixpi_attention_grad_room {
+    float *q, *dy, *dq;         /* all rows of each head of the group                      */
+    float *score_q, *score_dy;  /* q and dy in the form that scores need                   */
+    float *delta;               /* dy . y of each row                                      */
+    float *k, *k_columns, *v_columns, *dk, *dv; /* a block of keys                         */
+    float *p, *g;               /* probabilities and their gradients, shaped as scores     */
+} mixpi_attention_grad_room;
+
+static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
+                                          const mixpi_heads *h, float *from) {
+    int64_t all = h->group * h->t * h->wide, block = MIXPI_KEYS * h->wide;
+    mixpi_carver c = { from, 0 };
+    room->q = mixpi_carve(&c, all);
+    room->dy = mixpi_carve(&c, all);
+    room->dq = mixpi_carve(&c, all);
+    room->score_q = h->pairs ? mixpi_carve(&c, all) : room->q;
+    room->score_dy = h->pairs ? mixpi_carve(&c, all) : room->dy;
+    room->delta = mixpi_carve(&c, h->group * h->t);
+    room->k = mixpi_carve(&c, block);
+    room->k_columns = mixpi_carve(&c, block);
+    room->v_columns = mixpi_carve(&c, block);
+    room->dk = mixpi_carve(&c, block);
+    room->dv = mixpi_carve(&c, block);
+    room->p = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    room->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
+    return c.used;
+}
+#endif
+
+/* Computes c[m, n] by tiles. n is whole vectors; `all` has the three matrices and their strides. */
+MIXPI_K void MIXPI_P(product)(const mixpi_tile *all, int64_t m, int64_t n) {
+    int64_t panels = mixpi_ceil_div(m, MIXPI_MR), i, j;
+    mixpi_tile t = *all;
+    for (i = 0; i < panels; i++)
+        for (j = 0; j < n; j += MIXPI_NR) {
+            int64_t row = MIXPI_P(panel_row)(m, i, panels);
+            t.a = all->a + row * t.a_row;
+            t.b = all->b + j;
+            t.c = all->c + row * t.c_row + j;
+            t.cols = (int)mixpi_min(MIXPI_NR, n - j);
+            t.ask = (uintptr_t)t.a;
+            MIXPI_P(tile_run)(&t, MIXPI_P(panel_row)(m, i + 1, panels) - row);
+        }
+}
+
+/* scores[rows, n] = scale * q k', with the keys as columns; n is whole vectors. */
+MIXPI_K void MIXPI_P(scores)(const mixpi_heads *h, int64_t rows, int64_t n, float scale,
+                             const float *q, const float *columns, float *scores) {
+    mixpi_tile t;
+    memset(&t, 0, sizeof t);
+    t.depth = h->pairs ? (h->d + 1) / 2 : h->d;
+    t.pairs = h->pairs;
+    t.a = q;
+    t.a_row = h->wide;
+    t.a_step = 1;
+    t.b = columns;
+    t.b_step = MIXPI_KEYS;
+    t.c = scores;
+    t.c_row = MIXPI_KEYS;
+    t.alpha = scale;
+    MIXPI_P(product)(&t, rows, n);
+}
+
+/* A tile that adds `depth` rows of b, weighted by p, to `sums`. p is shaped as scores. */
+MIXPI_V mixpi_tile MIXPI_P(weighted)(const mixpi_heads *h, int64_t depth, const float *p,
+                                     const float *b, float *sums) {
+    mixpi_tile t;
+    memset(&t, 0, sizeof t);
+    t.depth = depth;
+    t.a = p;
+    t.b = b;
+    t.b_step = h->wide;
+    t.c = sums;
+    t.c_row = h->wide;
+    t.alpha = 1.0f;
+    t.add = 1;
+    return t;
+}
+
+/* sums[rows] += p[rows, keys] b[keys]. */
+MIXPI_K void MIXPI_P(add_by_queries)(const mixpi_heads *h, int64_t rows, int64_t keys,
+                                     const float *p, const float *b, float *sums) {
+    mixpi_tile t = MIXPI_P(weighted)(h, keys, p, b, sums);
+    t.a_row = MIXPI_KEYS;
+    t.a_step = 1;
+    MIXPI_P(product)(&t, rows, h->wide);
+}
+
+/* sums[keys] += p'[keys, rows] b[rows]. */
+MIXPI_K void MIXPI_P(add_by_keys)(const mixpi_heads *h, int64_t rows, int64_t keys,
+                                  const float *p, const float *b, float *sums) {
+    mixpi_tile t = MIXPI_P(weighted)(h, rows, p, b, sums);
+    t.a_row = 1;
+    t.a_step = MIXPI_KEYS;
+    MIXPI_P(product)(&t, keys, h->wide);
+}
+
+/* Copies rows [row, row+rows) of a head to f32 rows of length `wide`, with zeros beyond d. Rows of
+ * zeros follow, up to `total` rows. */
+MIXPI_K void MIXPI_P(head_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at,
+                                int64_t row, int64_t rows, int64_t total, float *dst) {
+    int64_t wide = h->wide, i, j;
+    MIXPI_P(widen_rows)
+    (dst, wide, mixpi_source_of(a, at.first + row * at.ld, at.ld), rows, (int)h->d);
+    for (i = 0; i < rows; i++)
+        for (j = h->d; j < wide; j++) dst[i * wide + j] = 0.0f;
+    memset(dst + rows * wide, 0, (size_t)((total - rows) * wide) * sizeof(float));
+}
+
+/* head_rows for scores, which are summed along rows: writes pairs if h->pairs is set. */
+MIXPI_K void MIXPI_P(score_rows)(const mixpi_heads *h, mixp_in a, mixpi_head at,
+                                 int64_t row, int64_t rows, int64_t total, float *dst) {
+    mixpi_source from = mixpi_source_of(a, at.first + row * at.ld, at.ld);
+    if (!h->pairs) {
+        MIXPI_P(head_rows)(h, a, at, row, rows, total, dst);
+        return;
+    }
+    MIXPI_P(load_along)(dst, h->wide, from, rows, (int)h->d, 1);
+    memset(dst + rows * h->wide, 0, (size_t)((total - rows) * h->wide) * sizeof(float));
+}
+
+/* Stores rows of length `wide` to a head of y, or adds them if y accumulates. */
+MIXPI_K void MIXPI_P(head_put)(const mixpi_heads *h, mixp_out y, mixpi_head at,
+                               int64_t row, int64_t rows, float *src) {
+    int64_t to = at.first + row * at.ld;
+    for (; rows > 0; rows--, src += h->wide, to += at.ld)
+        MIXPI_BLOCKS(j, n, h->d) MIXPI_P(write)(y, to + j, n, src + j);
+}
+
+/* dst[wide, MIXPI_KEYS] = the transpose of rows[MIXPI_KEYS, wide], only the part scores need. */
+MIXPI_K void MIXPI_P(columns_of)(const mixpi_heads *h, const float *rows, float *dst) {
+    int64_t wide = h->wide, steps = h->pairs ? (h->d + 1) / 2 : h->d, i, j;
+    for (i = 0; i < MIXPI_KEYS; i += 16)
+        for (j = 0; j < steps; j += 16)
+            MIXPI_P(transpose16)
+            (dst + j * MIXPI_KEYS + i, MIXPI_KEYS, rows + i * wide + j, wide);
+}
+
+/* x in the lanes j + lane < n, y in the others. */
+MIXPI_V mixpi_v MIXPI_P(below)(int64_t n, int64_t j, mixpi_v x, mixpi_v y) {
+    if (j + 16 <= n) return x;
+    return mixpi_vselect_gt(mixpi_vset((float)(n - j)), mixpi_vload(mixpi_lane_numbers),
+                            x, y);
+}
+
+/* Multiplies row[0 .. n) by factor; n is whole vectors. */
+MIXPI_V void MIXPI_P(scale_row)(float *row, int64_t n, mixpi_v factor) {
+    int64_t j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(row + j, mixpi_vmul(mixpi_vload(row + j), factor));
+}
+
+/* The lane maxima of `most` and of s[from .. min(n, seen)). */
+MIXPI_V mixpi_v MIXPI_P(most_of)(const float *s, int64_t from, int64_t n, int64_t seen,
+                                 mixpi_v most) {
+    mixpi_v lowest = mixpi_vset(MIXPI_LOWEST);
+    int64_t j;
+    for (j = from; j < n; j += 16)
+        most = mixpi_vmax(MIXPI_P(below)(seen, j, mixpi_vload(s + j), lowest), most);
+    return most;
+}
+
+/* Turns a row of n scores into exp(score - max), and into 0 from `seen` on. max is the largest of
+ * the scores and of *top, the largest score so far. *sum and o belong to the old *top; they are
+ * rescaled to the new one. *top starts at MIXPI_LOWEST, so a row that contains only -Inf gets a sum
+ * of 0, and in the end NaN. */
+MIXPI_V void MIXPI_P(softmax_block)(float *s, int64_t n, int64_t seen, float max, float *top,
+                                    float *sum, float *o, int64_t wide) {
+    mixpi_v add = mixpi_vzero();
+    int64_t j;
+    if (max > *top && *sum > 0.0f) {
+        mixpi_v factor = mixpi_vexp(mixpi_vset(*top - max));
+        *sum *= mixpi_vmaxof(factor);
+        MIXPI_P(scale_row)(o, wide, factor);
+    }
+    *top = max;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(s + j), mixpi_vset(max)));
+        e = MIXPI_P(below)(seen, j, e, mixpi_vzero());
+        mixpi_vstore(s + j, e);
+        add = mixpi_vadd(add, e);
+    }
+    *sum += mixpi_vsum(add);
+}
+
+/* --- what may stand between scores and probabilities: a cap, a mask, dropout --- */
+
+/* s = softcap * tanh(s / softcap), in whole vectors. */
+MIXPI_K void MIXPI_P(cap_scores)(float *s, int64_t n, float softcap) {
+    mixpi_v by = mixpi_vset(1.0f / softcap), cap = mixpi_vset(softcap);
+    int64_t j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(s + j,
+                     mixpi_vmul(mixpi_vtanh(mixpi_vmul(mixpi_vload(s + j), by)), cap));
+}
+
+/* slopes = the derivative of the cap at capped scores s: 1 - (s / softcap)^2. */
+MIXPI_K void MIXPI_P(cap_slopes)(float *slopes, const float *s, int64_t n, float softcap) {
+    mixpi_v by = mixpi_vset(1.0f / softcap), one = mixpi_vset(1.0f);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v part = mixpi_vmul(mixpi_vload(s + j), by);
+        mixpi_vstore(slopes + j, mixpi_vfma(mixpi_vneg(part), part, one));
+    }
+}
+
+/* Adds a row of a mask, which begins at `at`, to s[0 .. n), in whole vectors. Returns the lane
+ * maxima of `most` and of the new scores. Rows are `row` bytes apart. The processor cannot predict
+ * where the next rows begin, so the function prefetches the eighth row ahead. dtype is a constant
+ * at each call. */
+MIXPI_V mixpi_v MIXPI_P(add_mask_of)(mixp_dtype dtype, float *s, const char *at, int64_t row,
+                                     int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(dtype), j;
+    uintptr_t ahead = (uintptr_t)at + (uintptr_t)(8 * row);
+    for (j = 0; j < n; j += 16) {
+        mixpi_v x = mixpi_vadd(mixpi_vload(s + j), mixpi_vget(dtype, at + j * size));
+        MIXPI_PREFETCH((const char *)(ahead + (uintptr_t)(j * size)));
+        mixpi_vstore(s + j, x);
+        most = mixpi_vmax(x, most);
+    }
+    return most;
+}
+
+/* add_mask_of for a mask of any dtype. */
+MIXPI_K mixpi_v MIXPI_P(add_mask)(float *s, mixp_in mask, int64_t first, int64_t ld,
+                                  int64_t n, mixpi_v most) {
+    int64_t size = MIXPI_P(size)(mask.dtype), row = ld * size;
+    const char *at = (const char *)mask.data + first * size;
+    if (mask.dtype == MIXP_F32) return MIXPI_P(add_mask_of)(MIXP_F32, s, at, row, n, most);
+    if (mask.dtype == MIXP_F16) return MIXPI_P(add_mask_of)(MIXP_F16, s, at, row, n, most);
+    return MIXPI_P(add_mask_of)(MIXP_BF16, s, at, row, n, most);
+}
+
+/* Adds the mask to these scores. Returns how many of the first scores *most now includes: whole
+ * vectors below `seen`. *most holds the largest score so far on entry. `seen` is negative if a
+ * causal query ends before this block. */
+MIXPI_V int64_t MIXPI_P(mask_scores)(const mixp_attention_args *k, const mixpi_heads *h,
+                                     const mixpi_some_scores *at, int64_t seen, float *s,
+                                     mixpi_v *most) {
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at->head);
+    int64_t first = head.first + at->query * head.ld + at->key * k->mask_key, j = 0;
+    int64_t whole = seen > 0 ? mixpi_min(seen, at->n) & ~(int64_t)15 : 0;
+    if (k->mask_key) {
+        *most = MIXPI_P(add_mask)(s, k->mask, first, head.ld, whole, *most);
+        for (j = whole; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first + j);
+        return whole;
+    }
+    for (j = 0; j < at->n; j++) s[j] += MIXPI_P(read_one)(k->mask, first);
+    return 0;
+}
+
+/* Does the mask hide these scores of all `rows` queries? Then they need not be computed. */
+MIXPI_K int MIXPI_P(mask_hides)(const mixp_attention_args *k, const mixpi_heads *h,
+                                mixpi_some_scores at, int64_t rows) {
+    int64_t n = k->mask_key ? at.n : 1, first, i, j;
+    mixpi_head head = mixpi_head_at(&k->mask_at, h, at.head);
+    float   buf[MIXPI_BLOCK];
+    if (!k->mask.data) return 0;
+    first = head.first + at.query * head.ld + at.key * k->mask_key;
+    for (i = 0; i < (head.ld ? rows : 1); i++) {
+        const float *row = MIXPI_P(read)(k->mask, first + i * head.ld, n, buf);
+        for (j = 0; j < n; j++)
+            if (!(row[j] < MIXPI_LOWEST)) return 0;
+    }
+    return 1;
+}
+
+/* The random numbers of these probabilities. */
+MIXPI_K void MIXPI_P(draw)(const mixpi_drops *drops, const mixpi_heads *h,
+                           const mixpi_some_scores *at, uint32_t *random) {
+    uint64_t first = (uint64_t)((at->head * h->t + at->query) * h->keys + at->key);
+    int64_t  j;
+    for (j = 0; j < at->n; j += 16)
+        mixpi_vrandom(drops->key, first + (uint64_t)j, random + j);
+}
+
+MIXPI_K void MIXPI_P(drop)(const mixpi_drops *drops, const uint32_t *random, int64_t n,
+                           float *p) {
+    int64_t j;
+    for (j = 0; j < n; j++) p[j] = random[j] >= drops->limit ? p[j] * drops->scale : 0.0f;
+}
+
+/* --- forward --- */
+
+/* Turns a row of sums into results; returns the row's lse. If a mask or lengths hide every key of
+ * a query, its results are 0 and its lse is +Inf. */
+MIXPI_V float MIXPI_P(attention_end)(const mixp_attention_args *k, float *o, int64_t wide,
+                                     float top, float sum) {
+    if (sum <= 0.0f && (k->mask.data || k->lengths)) {
+        memset(o, 0, (size_t)wide * sizeof(float));
+        return mixp_f32_of_bits(0x7F800000u);
+    }
+    MIXPI_P(scale_row)(o, wide, mixpi_vset(1.0f / sum));
+    return top + logf(sum);
+}
+
+/* Turns a row of scores into weights and updates *top, *sum and o. seen: how many keys, from the
+ * block's first, the query may see. */
+MIXPI_V void MIXPI_P(attention_row)(const mixpi_attention_job *job,
+                                    const mixpi_some_scores *at, int64_t seen, float *s,
+                                    float *top, float *sum, float *o) {
+    const mixp_attention_args *k = job->k;
+    int64_t  n = (at->n + 15) / 16 * 16, done = 0;
+    mixpi_v  most = mixpi_vset(*top);
+    uint32_t random[MIXPI_KEYS];
+    if (k->softcap > 0.0f) MIXPI_P(cap_scores)(s, at->n, k->softcap);
+    if (k->mask.data) done = MIXPI_P(mask_scores)(k, &job->heads, at, seen, s, &most);
+    most = MIXPI_P(most_of)(s, done, n, seen, most);
+    MIXPI_P(softmax_block)(s, n, seen, mixpi_vmaxof(most), top, sum, o, job->heads.wide);
+    if (!job->drops.limit) return;
+    MIXPI_P(draw)(&job->drops, &job->heads, at, random);
+    MIXPI_P(drop)(&job->drops, random, at->n, s);
+}
+
+/* Forward of up to MIXPI_QUERIES queries from q0 on. The room already holds the keys' columns and
+ * the values. */
+MIXPI_K void MIXPI_P(attention_queries)(const mixpi_attention_job *job,
+                                        const mixpi_attention_room *room, int64_t head,
+                                        int64_t q0) {
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0), wide = h->wide, k0, r;
+    int64_t last = mixpi_keys_until(k, head, q0 + rows);
+    float  *o = room->o, *scores = room->scores, *lse = k->lse + head * h->t + q0;
+    float   top[MIXPI_QUERIES], sum[MIXPI_QUERIES];
+    MIXPI_P(score_rows)
+    (h, k->q, mixpi_head_at(&k->q_at, h, head), q0, rows, rows, room->q);
+    memset(o, 0, (size_t)(rows * wide) * sizeof(float));
+    for (r = 0; r < rows; r++) {
+        top[r] = MIXPI_LOWEST;
+        sum[r] = 0.0f;
+    }
+    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
+        int64_t keys = mixpi_min(MIXPI_KEYS, last - k0), n = (keys + 15) / 16 * 16;
+        int64_t reach = keys;       /* keys row 0 may see */
+        mixpi_some_scores at;
+        if (k->causal) reach = q0 + mixpi_keys_before(k) - k0 + 1;
+        at.head = head;
+        at.query = q0;
+        at.key = k0;
+        at.n = keys;
+        if (MIXPI_P(mask_hides)(k, h, at, rows)) continue;
+        MIXPI_P(scores)(h, rows, n, k->scale, room->q, room->columns + k0 * wide, scores);
+        for (r = 0; r < rows; r++) {
+            at.query = q0 + r;
+            MIXPI_P(attention_row)(job, &at, mixpi_min(keys, reach + r),
+                                   scores + r * MIXPI_KEYS, &top[r], &sum[r],
+                                   o + r * wide);
+        }
+        MIXPI_P(add_by_queries)(h, rows, keys, scores, room->v + k0 * wide, o);
+    }
+    for (r = 0; r < rows; r++)
+        lse[r] = MIXPI_P(attention_end)(k, o + r * wide, wide, top[r], sum[r]);
+    MIXPI_P(head_put)(h, k->y, mixpi_head_merged(h, head), q0, rows, o);
+}
+
+/* The forward task: some blocks of queries of one head. */
+MIXPI_K void MIXPI_P(attention_task)(void *arg, int64_t index, int worker) {
+    const mixpi_attention_job *job = (const mixpi_attention_job *)arg;
+    const mixp_attention_args *k = job->k;
+    const mixpi_heads *h = &job->heads;
+    int64_t head = index / job->chunks, chunk = index % job->chunks, i, k0;
+    int64_t blocks = mixpi_ceil_div(h->t, MIXPI_QUERIES);
+    int64_t first = blocks * chunk / job->chunks,
+            end = blocks * (chunk + 1) / job->chunks;
+    int64_t last = mixpi_keys_until(k, head, mixpi_min(h->t, end * MIXPI_QUERIES));
+    mixpi_head keys = mixpi_head_met(&k->k_at, h, head);
+    mixpi_attention_room room;
+    (void)mixpi_attention_carve(&room, h, mixpi_slice(&job->slices, worker));
+    for (k0 = 0; k0 < last; k0 += MIXPI_KEYS) {
+        int64_t rows = mixpi_min(MIXPI_KEYS, last - k0);
+        MIXPI_P(score_rows)(h, k->k, keys, k0, rows, MIXPI_KEYS, room.rows);
+        MIXPI_P(columns_of)(h, room.rows, room.columns + k0 * h->wide);
+    }
+    MIXPI_P(head_rows)(h, k->v, mixpi_head_met(&k->v_at, h, head), 0, last, last, room.v);
+    for (i = first; i < end; i++)
+        MIXPI_P(attention_queries)(job, &room, head, i * MIXPI_QUERIES);
+}
+
+/* --- backward --- */
+
+/* delta[i] = dy[i] . y[i], which is the sum over keys of each probability times its gradient. row:
+ * scratch for one row of y. */
+MIXPI_K void MIXPI_P(attention_deltas)(const mixpi_attention_grad_job *job, int64_t head,
+                                       const float *dy, float *row, float *delta) {
+    const mixpi_heads *h = &job->heads;
+    mixp_out y = job->k->forward.y;
+    int64_t  i, j;
+    for (i = 0; i < h->t; i++, dy += h->wide) {
+        mixpi_v sum = mixpi_vzero();
+        MIXPI_P(head_rows)
+        (h, mixpi_in(y.data, y.dtype), mixpi_head_merged(h, head), i, 1, 1, row);
+        for (j = 0; j < h->wide; j += 16)
+            sum = mixpi_vfma(mixpi_vload(dy + j), mixpi_vload(row + j), sum);
+        delta[i] = mixpi_vsum(sum);
+    }
+}
+
+/* Turns scores p into probabilities, and their gradients g into the gradients of q k'. */
+MIXPI_V void MIXPI_P(score_grads)(float *p, float *g, int64_t n, int64_t seen, float lse,
+                                  float delta, float scale) {
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v e = mixpi_vexp(mixpi_vsub(mixpi_vload(p + j), mixpi_vset(lse)));
+        mixpi_v d = mixpi_vmul(mixpi_vsub(mixpi_vload(g + j), mixpi_vset(delta)),
+                               mixpi_vset(scale));
+        mixpi_vstore(p + j, MIXPI_P(below)(seen, j, e, mixpi_vzero()));
+        mixpi_vstore(g + j, MIXPI_P(below)(seen, j, mixpi_vmul(e, d), mixpi_vzero()));
+    }
+}
+
+/* score_grads with a cap, a mask or dropout. The dropped probabilities in p become 0 last. */
+MIXPI_K void MIXPI_P(bent_grads)(const mixpi_attention_grad_job *job,
+                                 const mixpi_some_scores *at, int64_t seen, float *p,
+                                 float *g, float lse, float delta) {
+    const mixp_attention_args *k = &job->k->forward;
+    int64_t  n = (at->n + 15) / 16 * 16, j;
+    uint32_t random[MIXPI_KEYS];
+    float    slopes[MIXPI_KEYS];
+    mixpi_v  most = mixpi_vzero();      /* unused here */
+    if (k->softcap > 0.0f) {
+        MIXPI_P(cap_scores)(p, at->n, k->softcap);
+        MIXPI_P(cap_slopes)(slopes, p, at->n, k->softcap);
+    }
+    if (k->mask.data) MIXPI_P(mask_scores)(k, &job->heads, at, seen, p, &most);
+    if (job->drops.limit) {
+        MIXPI_P(draw)(&job->drops, &job->heads, at, random);
+        MIXPI_P(drop)(&job->drops, random, at->n, g);
+    }
+    MIXPI_P(score_grads)(p, g, n, seen, lse, delta, k->scale);
+    for (j = 0; k->softcap > 0.0f && j < seen; j++) g[j] *= slopes[j];
+    if (job->drops.limit) MIXPI_P(drop)(&job->drops, random, at->n, p);
+}
+
+/* Computes the probabilities of one block of scores and the gradients of the scores. */
+MIXPI_K void MIXPI_P(block_grads)(const mixpi_attention_grad_job *job,
+                                  const mixpi_attention_grad_room *room,
+                                  mixpi_some_scores at, int64_t rows, int64_t first) {
+    const mixp_attention_args *k = &job->k->forward;
+    int64_t n = (at.n + 15) / 16 * 16, t = job->heads.t, r;
+    const float *lse = k->lse + at.head * t;
+    const float *delta = room->delta + at.head % job->heads.group * t;
+    int bends = mixpi_attention_bends(k);
+    for (r = 0; r < rows; r++, at.query++) {
+        float  *p = room->p + r * MIXPI_KEYS, *g = room->g + r * MIXPI_KEYS;
+        int64_t seen = mixpi_min(at.n, first + r);
+        if (bends)
+            MIXPI_P(bent_grads)(job, &at, seen, p, g, lse[at.query], delta[at.query]);
+        else
+            MIXPI_P(score_grads)(p, g, n, seen, lse[at.query], delta[at.query], k->scale);
+    }
+}
+
+/* Backward of the block of keys from k0 on with the block of queries from q0 on: adds to dq, dk and
+ * dv. */
+MIXPI_K void MIXPI_P(attention_meet)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room, int64_t head,
+                                     int64_t k0, int64_t q0) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    int64_t rows = mixpi_min(MIXPI_QUERIES, h->t - q0);
+    int64_t reach = mixpi_keys_until(k, head, q0 + rows) - k0, n, row;
+    int64_t first = MIXPI_KEYS;     /* keys row 0 may see */
+    const float *q, *dy;
+    mixpi_some_scores at;
+    if (k->causal) first = q0 + mixpi_keys_before(k) - k0 + 1;
+    reach = mixpi_min(reach, MIXPI_KEYS);
+    if (reach <= 0) return;
+    n = (reach + 15) / 16 * 16;
+    row = (head % h->group * h->t + q0) * h->wide;
+    q = room->q + row;
+    dy = room->dy + row;
+    at.head = head;
+    at.query = q0;
+    at.key = k0;
+    at.n = reach;
+    if (MIXPI_P(mask_hides)(k, h, at, rows)) return;
+    MIXPI_P(scores)
+    (h, rows, n, k->scale, room->score_q + row, room->k_columns, room->p);
+    MIXPI_P(scores)(h, rows, n, 1.0f, room->score_dy + row, room->v_columns, room->g);
+    MIXPI_P(block_grads)(job, room, at, rows, first);
+    MIXPI_P(add_by_keys)(h, rows, reach, room->p, dy, room->dv);
+    MIXPI_P(add_by_keys)(h, rows, reach, room->g, q, room->dk);
+    MIXPI_P(add_by_queries)(h, rows, reach, room->g, room->k, room->dq + row);
+}
+
+/* Backward of one block of keys against all queries of the group whose first head is `head`. */
+MIXPI_K void MIXPI_P(attention_keys)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room, int64_t head,
+                                     int64_t k0) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    mixpi_head at_k = mixpi_head_met(&k->k_at, h, head);
+    mixpi_head at_v = mixpi_head_met(&k->v_at, h, head);
+    int64_t keys = mixpi_min(MIXPI_KEYS, h->keys - k0), g, q0;
+    size_t  bytes = (size_t)(MIXPI_KEYS * h->wide) * sizeof(float);
+    MIXPI_P(score_rows)(h, k->v, at_v, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(columns_of)(h, room->k, room->v_columns);
+    MIXPI_P(score_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
+    MIXPI_P(columns_of)(h, room->k, room->k_columns);
+    if (h->pairs) MIXPI_P(head_rows)(h, k->k, at_k, k0, keys, MIXPI_KEYS, room->k);
+    memset(room->dk, 0, bytes);
+    memset(room->dv, 0, bytes);
+    for (g = 0; g < h->group; g++)
+        for (q0 = mixpi_first_queries(k, k0); q0 < h->t; q0 += MIXPI_QUERIES)
+            MIXPI_P(attention_meet)(job, room, head + g, k0, q0);
+    if (job->k->dk.data) MIXPI_P(head_put)(h, job->k->dk, at_k, k0, keys, room->dk);
+    if (job->k->dv.data) MIXPI_P(head_put)(h, job->k->dv, at_v, k0, keys, room->dv);
+}
+
+/* Loads q and dy of one head into its part of the group's rows, clears its dq, computes delta. */
+MIXPI_K void MIXPI_P(attention_load)(const mixpi_attention_grad_job *job,
+                                     const mixpi_attention_grad_room *room,
+                                     int64_t head) {
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    mixp_in dy = job->k->dy;
+    mixpi_head at_q = mixpi_head_at(&k->q_at, h, head),
+               at_y = mixpi_head_merged(h, head);
+    int64_t g = head % h->group, row = g * h->t * h->wide;
+    MIXPI_P(head_rows)(h, k->q, at_q, 0, h->t, h->t, room->q + row);
+    MIXPI_P(head_rows)(h, dy, at_y, 0, h->t, h->t, room->dy + row);
+    if (h->pairs) {
+        MIXPI_P(score_rows)(h, k->q, at_q, 0, h->t, h->t, room->score_q + row);
+        MIXPI_P(score_rows)(h, dy, at_y, 0, h->t, h->t, room->score_dy + row);
+    }
+    memset(room->dq + row, 0, (size_t)(h->t * h->wide) * sizeof(float));
+    MIXPI_P(attention_deltas)
+    (job, head, room->dy + row, room->k, room->delta + g * h->t);
+}
+
+/* The backward task: one head of k and v, with all heads of q that use it. */
+MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) {
+    const mixpi_attention_grad_job *job = (const mixpi_attention_grad_job *)arg;
+    const mixp_attention_args *k = &job->k->forward;
+    const mixpi_heads *h = &job->heads;
+    mixpi_attention_grad_room room;
+    int64_t head = index * h->group, g, k0;
+    (void)mixpi_attention_grad_carve(&room, h, mixpi_slice(&job->slices, worker));
+    for (g = 0; g < h->group; g++) MIXPI_P(attention_load)(job, &room, head + g);
+    for (k0 = 0; k0 < h->keys; k0 += MIXPI_KEYS)
+        MIXPI_P(attention_keys)(job, &room, head, k0);
+    for (g = 0; job->k->dq.data && g < h->group; g++)
+        MIXPI_P(head_put)(h, job->k->dq, mixpi_head_at(&k->q_at, h, head + g), 0, h->t,
+                          room.dq + g * h->t * h->wide);
+}
+
+/* The work of forward: two products for each score, and the score itself. Backward has five
+ * products. */
+MIXPI_K int64_t MIXPI_P(attention_work)(const mixp_attention_args *k) {
+    const int64_t scores = k->b * k->heads * k->t * k->keys;
+    return MIXPI_P(sums_work)(scores * 2 * k->d) + scores;
+}
+
+MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
+                                           const mixp_attention_args *k,
+                                           mixpi_pairs have) {
+    int64_t many = k->b * k->heads, workers;
+    const int64_t work = MIXPI_P(attention_work)(k);
+    mixpi_attention_job  job;
+    mixpi_attention_room room;
+    mixp_result r;
+    if (mixpi_attention_empty(k)) return MIXP_OK;
+    r = mixpi_attention_check(k);
+    if (r != MIXP_OK) return r;
+    job.k = k;
+    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
+    job.drops = mixpi_drops_of(k);
+    job.chunks = 1;
+    workers = mixpi_workers(x, work);
+    if (many < 2 * workers)     /* too few heads: cut them by queries */
+        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, many),
+                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
+    job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
+    return mixpi_run_sliced(x, many * job.chunks, work, MIXPI_P(attention_task), &job,
+                            &job.slices);
+}
+
+MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
+                                                    const mixp_attention_backward_args *k,
+                                                    mixpi_pairs have) {
+    const mixp_attention_args *forward = &k->forward;
+    mixpi_attention_grad_job  job;
+    mixpi_attention_grad_room room;
+    mixp_result r;
+    int pairs;
+    if (mixpi_attention_empty(forward)) return MIXP_OK;
+    r = mixpi_attention_check(forward);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
+        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    pairs = mixpi_pairs_for(have, forward->q, forward->k);
+    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    job.heads = mixpi_heads_of(forward, pairs);
+    job.drops = mixpi_drops_of(forward);
+    job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
+    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
+                            2 * MIXPI_P(attention_work)(forward), MIXPI_P(attention_grad_task),
+                            &job, &job.slices);
+}
+
+MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k)
+{ return MIXPI_P(attention_run)(x, k, mixpi_no_pairs); }
+MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
+                                                const mixp_attention_backward_args *k)
+{ return MIXPI_P(attention_backward_run)(x, k, mixpi_no_pairs); }
+
+/* gemm, attention and its backward with pairs, for a separate table. */
+#define MIXPI_WITH_PAIRS(name)                                                            \
+    MIXPI_K mixp_result MIXPI_P(gemm_##name)(const mixp_exec *x, const mixp_gemm_args *g) \
+    { return MIXPI_P(gemm_run)(x, g, MIXPI_P(name)); }                                    \
+    MIXPI_K mixp_result MIXPI_P(attention_##name)(const mixp_exec *x,                     \
+                                                  const mixp_attention_args *k)           \
+    { return MIXPI_P(attention_run)(x, k, MIXPI_P(name)); }                               \
+    MIXPI_K mixp_result MIXPI_P(attention_backward_##name)(                               \
+        const mixp_exec *x, const mixp_attention_backward_args *k)                        \
+    { return MIXPI_P(attention_backward_run)(x, k, MIXPI_P(name)); }
+#if MIXPI_PASS == 2 && MIXPI_BF16
+static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_FLOATS };
+MIXPI_WITH_PAIRS(bf16)
+#endif
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+static const mixpi_pairs MIXPI_P(f16) = { MIXPI_FLOATS, MIXPI_PAIRS_F16 };
+static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_PAIRS_F16 };
+MIXPI_WITH_PAIRS(f16)
+MIXPI_WITH_PAIRS(bf16)
+#endif
+#if MIXPI_PASS == 2 && MIXPI_AMX
+static const mixpi_pairs MIXPI_P(amx) = { MIXPI_AMX_BF16, MIXPI_FLOATS };
+static const mixpi_pairs MIXPI_P(amx_f16) = { MIXPI_AMX_BF16, MIXPI_AMX_F16 };
+MIXPI_K mixp_result MIXPI_P(gemm_amx)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx)); }
+MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx_f16)); }
+#endif
+#undef MIXPI_WITH_PAIRS
+

@@ -1,0 +1,1021 @@
+#pragma once
+#include "convert.c"
+/* --- elementwise, reductions, dropout -------------------------------------------------- */
+/* NaN stays NaN. */
+MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
+{ return mixpi_vmin(mixpi_vset(high), mixpi_vmax(mixpi_vset(low), x)); }
+
+/* Four steps of a polynomial in x: from p to (((p x + a) x + b) x + c) x + d. */
+MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, float d) {
+    p = mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(a)), x, mixpi_vset(b));
+    return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
+}
+
+/* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
+MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
+    mixpi_v r, p;
+    *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
+    r = mixpi_vfma(*n, mixpi_vset(-0.693147182f), x);
+    r = mixpi_vfma(*n, mixpi_vset(1.90465430e-9f), r);
+    p = mixpi_vpoly(mixpi_vset(0.001395077975f), r,
+                    0.008369072816f, 0.04166620157f, 0.1666651731f, 0.5000000096f);
+    return mixpi_vfma(mixpi_vmul(r, r), p, r);
+}
+
+/* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
+ * two goes on in two halves, so that only the last step can round or overflow. */
+MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
+    mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
+    half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
+    p = mixpi_vadd(p, mixpi_vset(1.0f));
+    return mixpi_vldexp(mixpi_vldexp(p, half), mixpi_vsub(n, half));
+}
+
+/* Natural logarithm to about 1 ulp: -Inf at 0, NaN below. x = 2^e (1 + f), -0.293 < f < 0.415. */
+MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
+    const mixpi_v inf = mixpi_vset(mixp_f32_of_bits(0x7F800000u));
+    const mixpi_v tiny = mixpi_vset(1.17549435e-38f);
+    mixpi_v f, e, q, bad;
+    uint32_t u[16], base = 0x3F3504F3u;
+    float t[16];
+    int i;
+    mixpi_vstore(t, mixpi_vselect_gt(tiny, x, mixpi_vmul(x, mixpi_vset(8388608.0f)), x));
+    memcpy(u, t, sizeof u);
+    for (i = 0; i < 16; i++) {
+        uint32_t v = u[i] + (0x3F800000u - base);
+        t[i] = (float)((int32_t)(v >> 23) - 127);
+        u[i] = (v & 0x7FFFFFu) + base;
+    }
+    e = mixpi_vsub(mixpi_vload(t),
+                   mixpi_vselect_gt(tiny, x, mixpi_vset(23.0f), mixpi_vzero()));
+    memcpy(t, u, sizeof u);
+    f = mixpi_vsub(mixpi_vload(t), mixpi_vset(1.0f));
+    q = mixpi_vpoly(mixpi_vset(-0.07873066208f), f,
+                    0.1289963641f, -0.1313190387f, 0.141788926f, -0.166240422f);
+    q = mixpi_vpoly(q, f, 0.200023723f, -0.2500082519f, 0.3333331583f, -0.5f);
+    q = mixpi_vfma(mixpi_vmul(f, f), q, mixpi_vmul(e, mixpi_vset(-1.90465430e-9f)));
+    q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
+    q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
+    bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
+                           mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays */
+    return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
+}
+
+/* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
+MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
+    mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
+    mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
+    return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
+}
+
+/* e^2|x| - 1 without cancellation; beyond 10 that of 10, whose tanh is 1. */
+MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
+    mixpi_v a = mixpi_vabs(x), n, s, m;
+    m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(a, a), 0.0f, 20.0f), &n);
+    s = mixpi_vldexp(mixpi_vset(1.0f), n);
+    return mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
+}
+
+/* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
+ * of its error. At -0 that would be +0. */
+MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
+    mixpi_v m = MIXPI_P(vexpm1_twice)(x);
+    m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
+    m = mixpi_vselect_gt(x, mixpi_vzero(), m, mixpi_vneg(m));
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
+}
+
+/* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
+MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
+    mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
+    mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
+    mixpi_v t = mixpi_vmul(e, q);
+    *rest = mixpi_vselect_gt(x, mixpi_vzero(), t, q);
+    return mixpi_vselect_gt(x, mixpi_vzero(), q, t);
+}
+
+/* The normal distribution up to x, and its *density at x. The tail beyond |x| is
+ * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
+MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
+    mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a),
+            low = mixpi_vfma(a, a, mixpi_vneg(h));
+    mixpi_v e = mixpi_vexp(mixpi_vmul(h, mixpi_vset(-0.5f))), w, t;
+    e = mixpi_vfma(e, mixpi_vmul(low, mixpi_vset(-0.5f)), e);
+    w = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vfma(a, mixpi_vset(0.25f), mixpi_vset(1.0f)));
+    t = mixpi_vfma(mixpi_vset(0.01689220812f), w, mixpi_vset(-0.06453599243f));
+    t = mixpi_vpoly(t, w, 0.05587645189f, 0.022615288f, 0.01773075942f, 0.08385351653f);
+    t = mixpi_vpoly(t, w, 0.07301195564f, 0.0952880527f, 0.09952143354f, 0.0997463309f);
+    t = mixpi_vmul(mixpi_vmul(t, w), e);
+    *density = mixpi_vmul(e, mixpi_vset(MIXPI_DENSITY));
+    return mixpi_vselect_gt(x, mixpi_vzero(), mixpi_vsub(mixpi_vset(1.0f), t), t);
+}
+
+MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
+    float t[16];
+    int i;
+    if (p == 1.0f) return x;
+    if (p == 2.0f) return mixpi_vmul(x, x);
+    if (p == 3.0f) return mixpi_vmul(mixpi_vmul(x, x), x);
+    if (p == 0.5f) return mixpi_vsqrt(x);
+    if (p == -1.0f) return mixpi_vdiv(mixpi_vset(1.0f), x);
+    mixpi_vstore(t, x);
+    for (i = 0; i < 16; i++) t[i] = powf(t[i], p);
+    return mixpi_vload(t);
+}
+
+/* sin x, or cos x: libm's, on every instruction set. */
+MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
+    float t[16];
+    int i;
+    mixpi_vstore(t, x);
+    for (i = 0; i < 16; i++) t[i] = cosine ? cosf(t[i]) : sinf(t[i]);
+    return mixpi_vload(t);
+}
+
+/* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
+ * a product with 0. */
+MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
+{ return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
+MIXPI_F mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
+{ return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmin(a, b)); }
+
+/* x with the sign of s; 0 where s is 0. */
+MIXPI_V mixpi_v mixpi_vsign(mixpi_v s, mixpi_v x) {
+    mixpi_v below = mixpi_vselect_gt(mixpi_vzero(), s, mixpi_vneg(x), mixpi_vzero());
+    return mixpi_vselect_gt(s, mixpi_vzero(), x, below);
+}
+
+/* As mixpi_vtanh, of 0.6 and more in absolute value; *rest: what the sum and the division round
+ * off. */
+MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
+    mixpi_v two = mixpi_vset(2.0f), m = MIXPI_P(vexpm1_twice)(x), q, t, low;
+    q = mixpi_vadd(m, two);
+    t = mixpi_vdiv(m, q);
+    low = mixpi_vsub(two, mixpi_vsub(q, m));    /* q + low is m + 2: here m is more than 2 */
+    low = mixpi_vfma(mixpi_vneg(t), low, mixpi_vfma(mixpi_vneg(t), q, m));
+    low = mixpi_vdiv(low, q);
+    *rest = mixpi_vselect_gt(x, mixpi_vzero(), low, mixpi_vneg(low));
+    return mixpi_vselect_gt(x, mixpi_vzero(), t, mixpi_vneg(t));
+}
+
+/* tanh x is the result + *rest: below 0.6 by a polynomial. */
+MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
+    mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
+    q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
+    q = mixpi_vmul(mixpi_vfma(q, z, mixpi_vset(-0.3333333135f)), z);
+    near_0 = mixpi_vfma(q, x, x);
+    low = mixpi_vfma(q, x, mixpi_vsub(x, near_0));
+    far = MIXPI_P(tanh_far)(x, rest);
+    *rest = mixpi_vselect_gt(mixpi_vset(0.36f), z, low, *rest);
+    return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, far);
+}
+
+/* The nearest to it, or a neighbour of that. */
+MIXPI_V mixpi_v MIXPI_P(tanh_near)(mixpi_v x) {
+    mixpi_v rest, t = MIXPI_P(tanh_parts)(x, &rest);
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), mixpi_vadd(t, rest), x);
+}
+
+/* tanh(x / p) is the result + *rest, for a logit is p times that: with what the division rounds
+ * off. */
+MIXPI_V mixpi_v mixpi_vtanh_of(mixpi_v x, float p, mixpi_v *rest) {
+    mixpi_v by = mixpi_vset(p), u = mixpi_vdiv(x, by), low, q;
+    mixpi_v t = MIXPI_P(tanh_parts)(u, &low);
+    q = mixpi_vdiv(mixpi_vfma(mixpi_vneg(u), by, x), by);       /* u + q is x / p */
+    low = mixpi_vfma(q, mixpi_vfma(mixpi_vneg(t), t, mixpi_vset(1.0f)), low);
+    *rest = mixpi_vselect_gt(mixpi_vset(20.0f), mixpi_vabs(u), low, mixpi_vzero());
+    return t;
+}
+
+MIXPI_V mixpi_v mixpi_vwhere(mixpi_v mask, mixpi_v a, mixpi_v b)
+{ return mixpi_vselect_gt(mixpi_vabs(mask), mixpi_vzero(), a, b); }
+
+/* x (GELU_LINEAR + GELU_CUBIC x^2). */
+MIXPI_V mixpi_v MIXPI_P(gelu_2u)(mixpi_v x, mixpi_v square) {
+    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
+                  cubic = mixpi_vset(MIXPI_GELU_CUBIC);
+    return mixpi_vmul(x, mixpi_vfma(square, cubic, linear));
+}
+
+MIXPI_V mixpi_v MIXPI_P(relu)(mixpi_v a) { return mixpi_vmax(mixpi_vzero(), a); }
+MIXPI_V mixpi_v MIXPI_P(relu_squared)(mixpi_v a) {
+    a = MIXPI_P(relu)(a);
+    return mixpi_vmul(a, a);
+}
+
+/* a (1 + tanh u) / 2 = a sigmoid(2u) */
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh)(mixpi_v a) {
+    mixpi_v t = MIXPI_P(gelu_2u)(a, mixpi_vmul(a, a));
+    return mixpi_vmul(a, mixpi_vsigmoid(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(gelu_erf)(mixpi_v a) {
+    mixpi_v t = mixpi_vclamp(a, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    return mixpi_vmul(a, mixpi_vnormal(t, &t));
+}
+
+MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
+    mixpi_v rest;
+    return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
+}
+
+MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
+    mixpi_v t;
+    switch (op) {
+    case MIXP_UNARY_TANH:
+        return MIXPI_P(tanh_near)(a);
+    case MIXP_UNARY_SIGMOID:
+        return mixpi_vsigmoid(a, &t);
+    case MIXP_UNARY_EXP:
+        return mixpi_vexp(a);
+    case MIXP_UNARY_LOG:
+        return mixpi_vlog(a);
+    case MIXP_UNARY_SQRT:
+        return mixpi_vsqrt(a);
+    case MIXP_UNARY_POW:
+        return mixpi_vpow(a, p);
+    case MIXP_UNARY_ABS:
+        return mixpi_vabs(a);
+    case MIXP_UNARY_SIN:
+        return mixpi_vwave(a, 0);
+    case MIXP_UNARY_COS:
+        return mixpi_vwave(a, 1);
+    case MIXP_UNARY_SOFT_CAP:
+        a = mixpi_vtanh_of(a, p, &t);
+        return mixpi_vfma(mixpi_vset(p), a, mixpi_vmul(mixpi_vset(p), t));
+    case MIXP_UNARY_CLAMP:
+        return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
+    case MIXP_UNARY_COUNT:
+        break;
+    }
+    return a;
+}
+
+/* x <= 0 ? 0 : dy: NaN lets dy pass. */
+MIXPI_V mixpi_v MIXPI_P(relu_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
+    return mixpi_vselect_gt(mixpi_vmin(x, one), zero, dy, zero);
+}
+
+MIXPI_V mixpi_v MIXPI_P(relu_squared_slope)(mixpi_v dy, mixpi_v x) {
+    x = MIXPI_P(relu)(x);
+    return mixpi_vmul(dy, mixpi_vadd(x, x));
+}
+
+/* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+MIXPI_F mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
+    const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
+                  cubic = mixpi_vset(MIXPI_GELU_SLOPE);
+    mixpi_v square, s, rest, t;
+    x = mixpi_vclamp(x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
+    square = mixpi_vmul(x, x);
+    s = mixpi_vsigmoid(MIXPI_P(gelu_2u)(x, square), &rest);
+    t = mixpi_vmul(mixpi_vmul(s, rest), x);
+    return mixpi_vmul(dy, mixpi_vfma(t, mixpi_vfma(square, cubic, linear), s));
+}
+
+MIXPI_F mixpi_v MIXPI_P(gelu_erf_slope)(mixpi_v dy, mixpi_v x) {
+    mixpi_v up_to, density;
+    x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    up_to = mixpi_vnormal(x, &density);
+    return mixpi_vmul(dy, mixpi_vfma(x, density, up_to));
+}
+
+MIXPI_F mixpi_v MIXPI_P(silu_slope)(mixpi_v dy, mixpi_v x) {
+    mixpi_v s, rest;
+    x = mixpi_vclamp(x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
+    s = mixpi_vsigmoid(x, &rest);
+    return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(s, rest), x, s));
+}
+
+/* 1 - tanh^2(x / p), times dy. */
+MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
+    mixpi_v rest, t = mixpi_vtanh_of(x, p, &rest), s;
+    s = mixpi_vfma(mixpi_vneg(t), t, mixpi_vset(1.0f));
+    return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(mixpi_vset(-2.0f), t), rest, s));
+}
+
+/* dy where x lies between p and q, else 0, at a bound too; an infinite bound is none. */
+MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
+    if (mixp_bits_of_f32(p) != 0xFF800000u)
+        dy = mixpi_vselect_gt(x, mixpi_vset(p), dy, mixpi_vzero());
+    if (mixp_bits_of_f32(q) != 0x7F800000u)
+        dy = mixpi_vselect_gt(mixpi_vset(q), x, dy, mixpi_vzero());
+    return dy;
+}
+
+/* dy times the slope; b: x, or y for those that are told by their result. */
+MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
+                                        float q) {
+    switch (op) {
+    case MIXP_UNARY_TANH:               /* 1 - y^2 */
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f)));
+    case MIXP_UNARY_SIGMOID:            /* y - y^2 */
+        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b));
+    case MIXP_UNARY_EXP:
+        return mixpi_vmul(dy, b);
+    case MIXP_UNARY_LOG:
+        return mixpi_vdiv(dy, b);
+    case MIXP_UNARY_SQRT:
+        return mixpi_vdiv(dy, mixpi_vadd(b, b));
+    case MIXP_UNARY_POW:
+        if (p == 0.0f) return mixpi_vzero();
+        return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
+    case MIXP_UNARY_ABS:
+        return mixpi_vsign(b, dy);
+    case MIXP_UNARY_SIN:
+        return mixpi_vmul(dy, mixpi_vwave(b, 1));
+    case MIXP_UNARY_COS:
+        return mixpi_vneg(mixpi_vmul(dy, mixpi_vwave(b, 0)));
+    case MIXP_UNARY_SOFT_CAP:
+        return MIXPI_P(soft_cap_slope)(dy, b, p);
+    case MIXP_UNARY_CLAMP:
+        return MIXPI_P(clamp_slope)(dy, b, p, q);
+    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_GELU_TANH:
+    case MIXP_UNARY_GELU_ERF:
+    case MIXP_UNARY_SILU:
+    case MIXP_UNARY_SCALE:
+    case MIXP_UNARY_RELU_SQUARED:
+    case MIXP_UNARY_COUNT:
+        break;
+    }
+    return dy;
+}
+
+/* The gradient of b in a / b: -dy a / b^2. */
+MIXPI_F mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
+{ return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
+
+/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
+MIXPI_F mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
+    mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
+    half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
+    half = mixpi_vselect_gt(mixpi_vabs(y), below, half, dy);
+    half = mixpi_vselect_gt(y, x, mixpi_vzero(), half);
+    return mixpi_vselect_gt(x, y, dy, half);
+}
+
+/* A probability's logarithm. */
+MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
+{ return mixpi_vmax(mixpi_vset(MIXPI_BCE_LOG_LEAST), log); }
+
+/* Of a difference d; one of up to delta counts by its square. */
+MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
+    mixpi_v half = mixpi_vset(0.5f), bound = mixpi_vset(delta), far;
+    d = mixpi_vabs(d);
+    far = mixpi_vmul(bound, mixpi_vsub(d, mixpi_vmul(half, bound)));
+    return mixpi_vselect_gt(bound, d, mixpi_vmul(mixpi_vmul(half, d), d), far);
+}
+
+/* The KL loss of x against its target. A target of 0 contributes 0, but propagates NaN and Inf from
+ * x, as in PyTorch. */
+MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
+    mixpi_v t = mixpi_vmul(target, mixpi_vsub(mixpi_vlog(target), x));
+    mixpi_v none = mixpi_vmul(target, mixpi_vsub(target, x));
+    return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, none);
+}
+
+/* Of x against its target. */
+MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+                                       float delta) {
+    const mixpi_v one = mixpi_vset(1.0f);
+    mixpi_v s, t;
+    switch (kind) {
+    case MIXP_LOSS_MSE:
+        s = mixpi_vsub(x, target);
+        return mixpi_vmul(s, s);
+    case MIXP_LOSS_BCE_LOGITS:
+        t = mixpi_vlog1p(mixpi_vexp(mixpi_vneg(mixpi_vabs(x))));
+        s = mixpi_vfma(mixpi_vneg(x), target, mixpi_vmax(mixpi_vzero(), x));
+        return mixpi_vadd(s, t);
+    case MIXP_LOSS_BCE:
+        s = MIXPI_P(bce_log)(mixpi_vlog(x));
+        t = MIXPI_P(bce_log)(mixpi_vlog1p(mixpi_vneg(x)));
+        t = mixpi_vmul(mixpi_vsub(one, target), t);
+        return mixpi_vneg(mixpi_vfma(target, s, t));
+    case MIXP_LOSS_L1:
+        return mixpi_vabs(mixpi_vsub(x, target));
+    case MIXP_LOSS_HUBER:
+        return MIXPI_P(huber_value)(mixpi_vsub(x, target), delta);
+    case MIXP_LOSS_SMOOTH_L1:
+        s = MIXPI_P(huber_value)(mixpi_vsub(x, target), delta);
+        return mixpi_vdiv(s, mixpi_vset(delta));
+    case MIXP_LOSS_KL:
+        return MIXPI_P(kl_value)(x, target);
+    case MIXP_LOSS_KL_LOG:
+        return mixpi_vmul(mixpi_vexp(target), mixpi_vsub(target, x));
+    case MIXP_LOSS_COUNT:
+        break;
+    }
+    return x;
+}
+
+/* p times its slope. */
+MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
+                                       float p, float delta) {
+    const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
+    mixpi_v s, t;
+    switch (kind) {
+    case MIXP_LOSS_MSE:
+        s = mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(x, target));
+        return mixpi_vmul(s, by);
+    case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancelling */
+        s = mixpi_vsigmoid(x, &t);
+        s = mixpi_vmul(mixpi_vsub(one, target), s);
+        return mixpi_vmul(mixpi_vfma(mixpi_vneg(target), t, s), by);
+    case MIXP_LOSS_BCE:
+        s = mixpi_vmul(mixpi_vsub(x, target), by);
+        t = mixpi_vmul(mixpi_vsub(one, x), x);
+        return mixpi_vdiv(s, mixpi_vmax(mixpi_vset(MIXPI_BCE_LEAST), t));
+    case MIXP_LOSS_L1:
+        return mixpi_vsign(mixpi_vsub(x, target), by);
+    case MIXP_LOSS_HUBER:
+        return mixpi_vmul(mixpi_vclamp(mixpi_vsub(x, target), -delta, delta), by);
+    case MIXP_LOSS_SMOOTH_L1:
+        s = mixpi_vdiv(mixpi_vsub(x, target), mixpi_vset(delta));
+        return mixpi_vmul(mixpi_vclamp(s, -1.0f, 1.0f), by);
+    case MIXP_LOSS_KL:
+        return mixpi_vneg(mixpi_vmul(target, by));
+    case MIXP_LOSS_KL_LOG:
+        return mixpi_vneg(mixpi_vmul(mixpi_vexp(target), by));
+    case MIXP_LOSS_COUNT:
+        break;
+    }
+    return x;
+}
+
+/* fn of 16 floats at each of s, for those without a loop in MIXPI_P(values). */
+MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *const *s,
+                               int64_t j) {
+    mixpi_v a = mixpi_vload(s[0] + j), b = mixpi_vload(s[1] + j);
+    if (fn < MIXPI_FN_UNARY_D)
+        a = MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), a, p, q);
+    else if (fn < MIXPI_FN_BINARY)
+        a = MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), a, b, p, q);
+    else if (fn < MIXPI_FN_LOSS_D)
+        a = MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), a, b, q);
+    else a = MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), a, b, p, q);
+    mixpi_vstore(y + j, a);
+}
+
+/* y = fn over n floats: one loop for each fn that is most of a step somewhere, or short; what is
+ * left beyond 16s goes by way of t. */
+#define MIXPI_CASE(fn, value)                                                             \
+    case fn:                                                                              \
+        for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
+        break;
+#define MIXPI_A mixpi_vload(a + j)
+#define MIXPI_B mixpi_vload(b + j)
+#define MIXPI_C mixpi_vload(c + j)
+#define MIXPI_CASE_UNARY(op, value)   MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_UNARY_D(op, value) MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op, value)
+#define MIXPI_CASE_BINARY(op, value)  MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op, value)
+MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *const *s,
+                             int64_t n) {
+    const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
+    float t[4][16];
+    int64_t j, full = n & ~(int64_t)15;
+    size_t left = (size_t)(n - full) * sizeof(float);
+    switch (fn) {
+    MIXPI_CASE_UNARY(RELU, MIXPI_P(relu)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_TANH, MIXPI_P(gelu_tanh)(MIXPI_A))
+    MIXPI_CASE_UNARY(GELU_ERF, MIXPI_P(gelu_erf)(MIXPI_A))
+    MIXPI_CASE_UNARY(SILU, MIXPI_P(silu)(MIXPI_A))
+    MIXPI_CASE_UNARY(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY(RELU_SQUARED, MIXPI_P(relu_squared)(MIXPI_A))
+    MIXPI_CASE_UNARY_D(RELU, MIXPI_P(relu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_TANH, MIXPI_P(gelu_tanh_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(GELU_ERF, MIXPI_P(gelu_erf_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SILU, MIXPI_P(silu_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_UNARY_D(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
+    MIXPI_CASE_UNARY_D(RELU_SQUARED, MIXPI_P(relu_squared_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(ADD, mixpi_vadd(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SUB, mixpi_vsub(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MUL, mixpi_vmul(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(DIV, mixpi_vdiv(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MAXIMUM, mixpi_vlarger(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(MINIMUM, mixpi_vsmaller(MIXPI_A, MIXPI_B))
+    MIXPI_CASE_BINARY(SWIGLU, mixpi_vmul(MIXPI_P(silu)(MIXPI_A), MIXPI_B))
+    MIXPI_CASE(MIXPI_FN_DIVISOR_D, MIXPI_P(divisor_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_CASE(MIXPI_FN_LARGER_D, MIXPI_P(larger_slope)(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_CASE(MIXPI_FN_GATE_D,
+               MIXPI_P(silu_slope)(mixpi_vmul(MIXPI_A, MIXPI_C), MIXPI_B))
+    MIXPI_CASE(MIXPI_FN_WHERE, mixpi_vwhere(MIXPI_A, MIXPI_B, MIXPI_C))
+    MIXPI_CASE(MIXPI_FN_KEPT, mixpi_vwhere(MIXPI_A, MIXPI_B, mixpi_vset(q)))
+    MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
+    default:
+        for (j = 0; j < full; j += 16) MIXPI_P(value)(fn, p, q, y, s, j);
+        break;
+    }
+    if (left == 0) return;
+    memset(t, 0, sizeof t);
+    for (j = 0; j < 3; j++) {
+        memcpy(t[j], s[j] + full, left);
+        tail[j] = t[j];
+    }
+    MIXPI_P(values)(fn, p, q, t[3], tail, 16);
+    memcpy(y + full, t[3], left);
+}
+
+/* buf holds n elements: what it begins with, over and over. */
+MIXPI_K void MIXPI_P(repeat)(float *buf, int64_t period, int64_t n) {
+    int64_t have;
+    for (have = period; have < n; have += have)
+        memcpy(buf + have, buf, (size_t)mixpi_min(n - have, have) * sizeof(float));
+}
+
+/* Elements [j, j+n) along the last axis of source k as floats; at: where its row starts. */
+MIXPI_K const float *MIXPI_P(map_source)(const mixpi_map *m, int k, int64_t at, int64_t j,
+                                         int64_t n, float *buf) {
+    mixp_in a = m->a[k];
+    int64_t i, step = m->axes.s[k + 1][m->axes.rank - 1];
+    if (step == 1) return MIXPI_P(read)(a, at + j, n, buf);
+    if (m->periodic[k + 1]) {
+        const float *p = MIXPI_P(read)(a, at, m->period, buf);
+        if (p != buf) memcpy(buf, p, (size_t)m->period * sizeof(float));
+        MIXPI_P(repeat)(buf, m->period, n);
+    } else if (step == 0) {
+        mixpi_v v = mixpi_vset(MIXPI_P(read_one)(a, at));
+        for (i = 0; i < n; i += 16) mixpi_vstore(buf + i, v);
+    } else {
+        for (i = 0; i < n; i++) buf[i] = MIXPI_P(read_one)(a, at + (j + i) * step);
+    }
+    return buf;
+}
+
+/* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
+MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, int64_t j,
+                                        int64_t n, float *y) {
+    float buf[3][MIXPI_BLOCK];
+    const float *s[3] = { NULL, NULL, NULL };
+    int k;
+    if (m->fn == MIXPI_FN_COPY) return MIXPI_P(map_source)(m, 0, off[1], j, n, y);
+    for (k = 0; k < m->sources; k++)
+        s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
+    for (; k < 3; k++) s[k] = s[0];         /* read for nothing, by functions of fewer */
+    MIXPI_P(values)(m->fn, m->p, m->q, y, s, n);
+    return y;
+}
+
+/* One block of a map. */
+MIXPI_K void MIXPI_P(map_unit)(const void *job, int64_t unit) {
+    const mixpi_map *m = (const mixpi_map *)job;
+    float buf[MIXPI_BLOCK], *y = buf;
+    int64_t off[4] = { 0, 0, 0, 0 }, j = unit % m->blocks * m->width;
+    int64_t n = mixpi_min(m->width, m->cols - j);
+    mixpi_map_offsets(m, 0, unit / m->blocks, off);
+    if (!m->y.accumulate) y = MIXPI_P(place)(m->y, off[0] + j, buf);
+    MIXPI_P(map_block)(m, off, j, n, y);
+    if (y == buf) MIXPI_P(write)(m->y, off[0] + j, n, y);
+}
+
+/* y (+)= m's values. */
+MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m) {
+    if (!mixpi_map_is_real(m)) return MIXP_ERR_DTYPE;
+    mixpi_map_plan(m);
+    return mixpi_each_unit(x, m->outputs * m->blocks, mixpi_map_block(m), MIXPI_P(map_unit), m);
+}
+
+/* --- sums --- */
+
+/* acc[i] = sum of acc[i], acc[i + period], ... below n. */
+MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
+    int64_t i, k;
+    if (period == 1) {
+        acc[0] = MIXPI_P(floats_sum)(acc, n);
+        return;
+    }
+    for (i = 0; i < period; i++) {
+        double t = 0.0;
+        for (k = i; k < n; k += period) t += (double)acc[k];
+        acc[i] = (float)t;
+    }
+}
+
+/* acc[0, n) = the sum of a run of rows of the tile that starts in column j, at base[]. */
+MIXPI_K void MIXPI_P(sum_rows)(const mixpi_sum *s, const int64_t *base, int64_t run,
+                               int64_t j, int64_t n, float *acc) {
+    const mixpi_map *m = &s->map;
+    int64_t row = run * s->run, end = mixpi_min(row + s->run, s->rows), off[4];
+    float y[MIXPI_BLOCK];
+    memset(acc, 0, (size_t)n * sizeof *acc);
+    for (; row < end; row++) {
+        int64_t outer = row, count;
+        if (s->fold) {
+            outer = row / m->blocks;
+            j = row % m->blocks * m->width;
+        }
+        memcpy(off, base, sizeof off);
+        mixpi_map_offsets(m, 1, outer, off);
+        count = mixpi_min(n, m->cols - j);
+        MIXPI_P(floats_add)(acc, acc, MIXPI_P(map_block)(m, off, j, count, y), count);
+    }
+}
+
+/* One run of rows of one tile of the output. */
+MIXPI_K void MIXPI_P(sum_unit)(const void *job, int64_t unit) {
+    const mixpi_sum *s = (const mixpi_sum *)job;
+    const mixpi_map *m = &s->map;
+    float acc[MIXPI_BLOCK];
+    int64_t run = unit % s->runs, j = unit / s->runs % s->tiles * m->width;
+    int64_t output = unit / s->runs / s->tiles, n = mixpi_min(m->width, m->cols - j), i;
+    int64_t off[4] = { 0, 0, 0, 0 };
+    mixpi_map_offsets(m, 0, output, off);
+    MIXPI_P(sum_rows)(s, off, run, j, n, acc);
+    if (s->fold) {
+        MIXPI_P(sum_fold)(acc, n, s->out_cols);
+        n = s->out_cols;
+    }
+    if (s->runs > 1) {
+        float *to = s->partial + mixpi_sum_partial(s, run, output) + j;
+        memcpy(to, acc, (size_t)n * sizeof *acc);
+        return;
+    }
+    for (i = 0; i < n; i++) acc[i] *= s->factor;
+    MIXPI_P(write)(m->y, off[0] + j, n, acc);
+}
+
+/* The runs of one tile of the output, added in order. */
+MIXPI_K void MIXPI_P(sum_join)(const void *job, int64_t unit) {
+    const mixpi_sum *s = (const mixpi_sum *)job;
+    const mixpi_map *m = &s->map;
+    int64_t output = unit / s->tiles, j = unit % s->tiles * m->width;
+    int64_t i, run, n = mixpi_min(m->width, s->out_cols - j), off[4] = { 0, 0, 0, 0 };
+    float acc[MIXPI_BLOCK];
+    for (i = 0; i < n; i++) {
+        double t = 0.0;
+        for (run = 0; run < s->runs; run++)
+            t += (double)s->partial[mixpi_sum_partial(s, run, output) + j + i];
+        acc[i] = (float)(t * (double)s->factor);
+    }
+    mixpi_map_offsets(m, 0, output, off);
+    MIXPI_P(write)(m->y, off[0] + j, n, acc);
+}
+
+/* y (+)= factor times the sum of the map's values over the axes along which y repeats. */
+MIXPI_K mixp_result MIXPI_P(sum_run)(const mixp_exec *x, mixpi_sum *s) {
+    int64_t tiles;
+    if (!mixpi_map_is_real(&s->map)) return MIXP_ERR_DTYPE;
+    mixpi_sum_plan(s);
+    tiles = s->map.outputs * s->tiles;
+    if (tiles == 0) return MIXP_OK;
+    if (s->runs > 1) {
+        size_t count = (size_t)mixpi_sum_partial(s, s->runs, 0);
+        s->partial = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!s->partial) return MIXP_ERR_MEMORY;
+    }
+    mixpi_each_unit(x, tiles * s->runs, mixpi_sum_unit_work(s), MIXPI_P(sum_unit), s);
+    if (s->runs > 1)
+        mixpi_each_unit(x, tiles, s->runs * mixpi_map_block(&s->map), MIXPI_P(sum_join), s);
+    return MIXP_OK;
+}
+
+/* --- the kernels themselves --- */
+
+MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, const mixp_unary_args *k) {
+    mixpi_map m;
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    m.q = k->q;
+    return MIXPI_P(map_run)(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x,
+                                            const mixp_unary_backward_args *k) {
+    mixpi_map m;
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->dy, NULL);
+    if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
+    else if (k->op != MIXP_UNARY_SCALE) mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    m.q = k->q;
+    return MIXPI_P(map_run)(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, const mixp_binary_args *k) {
+    mixpi_map m;
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
+    mixpi_map_source(&m, k->a, k->a_strides);
+    mixpi_map_source(&m, k->b, k->b_strides);
+    return MIXPI_P(map_run)(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x,
+                                             const mixp_binary_args *k) {
+    mixpi_sum s;
+    float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
+    int sums;
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    sums = mixpi_binary_repeats(k);
+    mixpi_binary_slope_map(&s.map, k, sums);
+    s.map.p = s.factor = sign;
+    return sums ? MIXPI_P(sum_run)(x, &s) : MIXPI_P(map_run)(x, &s.map);
+}
+
+MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, const mixp_reduce_args *k) {
+    mixpi_sum s;
+    mixpi_reduce_map(&s.map, MIXPI_FN_COPY, k, 0);
+    s.factor = k->factor;
+    return MIXPI_P(sum_run)(x, &s);
+}
+
+MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x,
+                                             const mixp_reduce_args *k) {
+    mixpi_map m;
+    mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
+    m.p = k->factor;
+    return MIXPI_P(map_run)(x, &m);
+}
+
+MIXPI_K void MIXPI_P(note_bad)(const mixp_scale_by_args *k) {
+    int64_t i;
+    for (i = 0; i < k->n; i++) {
+        float one = MIXPI_P(read_one)(k->a, i);
+        if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_args *k) {
+    mixpi_map m;
+    if (!k->factor) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->factor[0];
+    if (k->bad && mixpi_map_is_real(&m)) MIXPI_P(note_bad)(k);
+    return MIXPI_P(map_run)(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(where)(const mixp_exec *x, const mixp_where_args *k) {
+    mixpi_map m;
+    if (!mixpi_where_valid(k)) return MIXP_ERR_ARGUMENT;
+    mixpi_where_map(&m, k);
+    return MIXPI_P(map_run)(x, &m);
+}
+
+MIXPI_K mixp_result MIXPI_P(where_backward)(const mixp_exec *x, const mixp_where_args *k) {
+    mixpi_sum s;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data) return MIXP_ERR_ARGUMENT;
+    mixpi_where_slope_map(&s.map, k);
+    s.factor = 1.0f;
+    if (!mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides))
+        return MIXPI_P(map_run)(x, &s.map);
+    return MIXPI_P(sum_run)(x, &s);
+}
+
+/* One block. */
+MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
+    const mixpi_dropout_job *d = (const mixpi_dropout_job *)job;
+    const mixp_dropout_args *k = d->k;
+    float buf[MIXPI_BLOCK], out[MIXPI_BLOCK], *y = out;
+    uint32_t random[MIXPI_BLOCK];
+    int64_t i, first = unit * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, k->n - first);
+    const float *a = MIXPI_P(read)(k->a, first, n, buf);
+    if (!k->y.accumulate) y = MIXPI_P(place)(k->y, first, out);
+    for (i = 0; i < n; i += 16) mixpi_vrandom(d->key, (uint64_t)(first + i), random + i);
+    for (i = 0; i < n; i++) y[i] = random[i] >= d->limit ? a[i] * d->scale : 0.0f;
+    if (y == out) MIXPI_P(write)(k->y, first, n, out);
+}
+
+MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args *k) {
+    mixpi_dropout_job d;
+    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    mixpi_dropout_plan(&d, k);
+    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_BLOCK,
+                           MIXPI_P(dropout_unit), &d);
+}
+
+/* --- the largest, and what an index says --- */
+
+/* Up to a block of columns of one o. */
+MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t first,
+                                  int64_t n, mixpi_most *most) {
+    float buf[MIXPI_BLOCK];
+    int64_t i, j;
+    for (j = 0; j < k->n; j++) {
+        const float *p =
+            MIXPI_P(read)(k->a, (o * k->n + j) * k->inner + first, n, buf);
+        for (i = 0; i < n; i++) mixpi_most_take(&most[i], p[i], j);
+    }
+}
+
+/* The one column of one o, along which the array is dense. */
+MIXPI_K void MIXPI_P(max_line)(const mixp_max_args *k, int64_t o, mixpi_most *most) {
+    float buf[MIXPI_BLOCK];
+    int64_t j;
+    MIXPI_BLOCKS(i, n, k->n) {
+        const float *p = MIXPI_P(read)(k->a, o * k->n + i, n, buf);
+        for (j = 0; j < n; j++) mixpi_most_take(most, p[j], i + j);
+    }
+}
+
+MIXPI_K void MIXPI_P(max_unit)(const void *args, int64_t unit) {
+    const mixp_max_args *k = (const mixp_max_args *)args;
+    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK), o = unit / tiles;
+    int64_t first = unit % tiles * MIXPI_BLOCK, at = o * k->inner + first, i;
+    int64_t n = mixpi_min(MIXPI_BLOCK, k->inner - first);
+    mixpi_most most[MIXPI_BLOCK];
+    float value[MIXPI_BLOCK];
+    memset(most, 0, sizeof most);
+    if (k->inner == 1) MIXPI_P(max_line)(k, o, most);
+    else MIXPI_P(max_columns)(k, o, first, n, most);
+    for (i = 0; i < n; i++) {
+        value[i] = most[i].value;
+        k->index[at + i] = most[i].index;
+        if (k->ties) k->ties[at + i] = most[i].ties;
+    }
+    if (k->y.data) MIXPI_P(write)(k->y, at, n, value);
+}
+
+MIXPI_K mixp_result MIXPI_P(max)(const mixp_exec *x, const mixp_max_args *k) {
+    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
+    if (!mixpi_reads(k->a) || !mixpi_may_write(k->y)) return MIXP_ERR_DTYPE;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->outer * tiles, k->n * mixpi_min(k->inner, MIXPI_BLOCK),
+                           MIXPI_P(max_unit), k);
+}
+
+/* The share of element j of a column, whose index, and more, is at `at`. */
+MIXPI_V float MIXPI_P(max_share)(const mixp_max_backward_args *k, int64_t at, int64_t j,
+                                 float x, float dy) {
+    int64_t row;
+    if (!k->shared) return k->index[at] == j ? dy : 0.0f;
+    row = at / k->inner * k->n + k->index[at];
+    if (!mixpi_most_equals(x, MIXPI_P(read_one)(k->a, row * k->inner + at % k->inner)))
+        return 0.0f;
+    return dy / (float)k->ties[at];
+}
+
+/* A piece of a line. */
+MIXPI_K void MIXPI_P(max_back_unit)(const void *args, int64_t unit) {
+    const mixp_max_backward_args *k = (const mixp_max_backward_args *)args;
+    mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
+    int64_t line = unit / lines.blocks, first = unit % lines.blocks * MIXPI_BLOCK, i;
+    int64_t n = mixpi_min(MIXPI_BLOCK, lines.length - first), from = line * lines.length + first;
+    int64_t at = lines.along_n ? line : line / k->n * k->inner + first;
+    int64_t j = lines.along_n ? first : line % k->n, step = lines.along_n ? 0 : 1;
+    float dys[MIXPI_BLOCK], xs[MIXPI_BLOCK], out[MIXPI_BLOCK];
+    const float *dy = MIXPI_P(read)(k->dy, at, lines.along_n ? 1 : n, dys), *x = xs;
+    memset(xs, 0, sizeof xs);
+    if (k->shared) x = MIXPI_P(read)(k->a, from, n, xs);
+    for (i = 0; i < n; i++)
+        out[i] = MIXPI_P(max_share)(k, at + i * step, j + i * !step, x[i], dy[i * step]);
+    MIXPI_P(write)(k->da, from, n, out);
+}
+
+MIXPI_K mixp_result MIXPI_P(max_backward)(const mixp_exec *x,
+                                          const mixp_max_backward_args *k) {
+    mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
+    int64_t each = mixpi_min(lines.length, MIXPI_BLOCK);
+    if (!mixpi_reads(k->dy) || !mixpi_writes(k->da) || (k->shared && !mixpi_reads(k->a)))
+        return MIXP_ERR_DTYPE;
+    if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->outer * (lines.along_n ? 1 : k->n) * lines.blocks, each,
+                           MIXPI_P(max_back_unit), k);
+}
+
+/* A piece of what is gathered. */
+MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
+    const mixp_gather_args *k = (const mixp_gather_args *)args;
+    int64_t first = unit * MIXPI_BLOCK, of_o = k->m * k->inner, i;
+    int64_t n = mixpi_min(MIXPI_BLOCK, k->outer * of_o - first);
+    float out[MIXPI_BLOCK];
+    for (i = 0; i < n; i++) {
+        int64_t at = first + i, row = at / of_o * k->n + k->ids[at];
+        out[i] = MIXPI_P(read_one)(k->a, row * k->inner + at % k->inner);
+    }
+    MIXPI_P(write)(k->y, first, n, out);
+}
+
+MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_gather_args *k) {
+    int64_t count = k->outer * k->m * k->inner;
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, mixpi_ceil_div(count, MIXPI_BLOCK), 4 * MIXPI_BLOCK,
+                           MIXPI_P(gather_unit), k);
+}
+
+/* Up to a block of columns of one o: no other unit adds to them. */
+MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
+    const mixp_gather_args *k = (const mixp_gather_args *)args;
+    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK), o = unit / tiles;
+    int64_t first = unit % tiles * MIXPI_BLOCK, i, j;
+    int64_t n = mixpi_min(MIXPI_BLOCK, k->inner - first);
+    float buf[MIXPI_BLOCK];
+    for (j = 0; j < k->m; j++) {
+        int64_t from = (o * k->m + j) * k->inner + first;
+        const float *dy = MIXPI_P(read)(k->a, from, n, buf);
+        for (i = 0; i < n; i++) {
+            int64_t row = o * k->n + k->ids[from + i];
+            float one = dy[i];
+            MIXPI_P(write)(k->y, row * k->inner + first + i, 1, &one);
+        }
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(gather_backward)(const mixp_exec *x,
+                                             const mixp_gather_args *k) {
+    int64_t count = k->outer * k->m * k->inner, tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (!k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->outer * tiles, k->m * mixpi_min(k->inner, MIXPI_BLOCK),
+                           MIXPI_P(gather_back_unit), k);
+}
+
+/* --- rotary embeddings --- */
+
+#define MIXPI_ROPE_PART (MIXPI_BLOCK / 2)
+
+/* p and q become p cos - q sin and q cos + p sin; all have room for a multiple of 16. */
+MIXPI_K void MIXPI_P(rope_turn)(float *p, float *q, const float *c, const float *s,
+                                float sign, int64_t n) {
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v a = mixpi_vload(p + j), b = mixpi_vload(q + j);
+        mixpi_v cosine = mixpi_vpart(c + j, n - j);
+        mixpi_v sine = mixpi_vmul(mixpi_vset(sign), mixpi_vpart(s + j, n - j));
+        mixpi_vstore(p + j, mixpi_vfma(a, cosine, mixpi_vneg(mixpi_vmul(b, sine))));
+        mixpi_vstore(q + j, mixpi_vfma(b, cosine, mixpi_vmul(a, sine)));
+    }
+}
+
+/* Pairs [i, i+n) of the head at `at`, which lie beside each other. */
+MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, int64_t row,
+                                       int64_t i, int64_t n) {
+    const mixp_rope_args *k = job->k;
+    float buf[MIXPI_BLOCK], p[MIXPI_ROPE_PART], q[MIXPI_ROPE_PART];
+    const float *a = MIXPI_P(read)(k->a, at + 2 * i, 2 * n, buf);
+    int64_t j;
+    memset(p, 0, sizeof p);
+    memset(q, 0, sizeof q);
+    for (j = 0; j < n; j++) {
+        p[j] = a[2 * j];
+        q[j] = a[2 * j + 1];
+    }
+    MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
+                       k->back ? -1.0f : 1.0f, n);
+    for (j = 0; j < n; j++) {
+        buf[2 * j] = p[j];
+        buf[2 * j + 1] = q[j];
+    }
+    MIXPI_P(write)(k->y, at + 2 * i, 2 * n, buf);
+}
+
+/* Likewise, half a head apart. */
+MIXPI_K void MIXPI_P(rope_halves)(const mixpi_rope_job *job, int64_t at, int64_t row,
+                                  int64_t i, int64_t n) {
+    const mixp_rope_args *k = job->k;
+    float buf[MIXPI_BLOCK], p[MIXPI_ROPE_PART], q[MIXPI_ROPE_PART];
+    int64_t half = k->d / 2;
+    memset(p, 0, sizeof p);
+    memset(q, 0, sizeof q);
+    memcpy(p, MIXPI_P(read)(k->a, at + i, n, buf), (size_t)n * sizeof *p);
+    memcpy(q, MIXPI_P(read)(k->a, at + half + i, n, buf), (size_t)n * sizeof *q);
+    MIXPI_P(rope_turn)(p, q, job->cosine + row + i, job->sine + row + i,
+                       k->back ? -1.0f : 1.0f, n);
+    MIXPI_P(write)(k->y, at + i, n, p);
+    MIXPI_P(write)(k->y, at + half + i, n, q);
+}
+
+/* All heads of a position. */
+MIXPI_K void MIXPI_P(rope_unit)(const void *args, int64_t unit) {
+    const mixpi_rope_job *job = (const mixpi_rope_job *)args;
+    const mixp_rope_args *k = job->k;
+    int64_t half = k->d / 2, row = unit % k->t * half, h, i;
+    for (h = 0; h < k->heads; h++)
+        for (i = 0; i < half; i += MIXPI_ROPE_PART) {
+            int64_t n = mixpi_min(MIXPI_ROPE_PART, half - i);
+            int64_t at = (unit * k->heads + h) * k->d;
+            if (k->interleaved) MIXPI_P(rope_interleaved)(job, at, row, i, n);
+            else MIXPI_P(rope_halves)(job, at, row, i, n);
+        }
+}
+#undef MIXPI_ROPE_PART
+
+MIXPI_K mixp_result MIXPI_P(rope)(const mixp_exec *x, const mixp_rope_args *k) {
+    mixpi_rope_job job = { k, NULL, NULL };
+    int64_t pairs = k->t * (k->d / 2);
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    job.cosine = (float *)mixpi_scratch(x, (size_t)(2 * pairs) * sizeof(float));
+    if (!job.cosine) return MIXP_ERR_MEMORY;
+    job.sine = job.cosine + pairs;
+    mixpi_each_unit(x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16,
+                    mixpi_rope_run, &job);
+    return mixpi_each_unit(x, k->rows * k->t, k->heads * k->d, MIXPI_P(rope_unit), &job);
+}
+

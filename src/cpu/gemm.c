@@ -1,0 +1,1274 @@
+#pragma once
+#include "convert.c"
+/* --- gemm ------------------------------------------------------------------------------- *
+ *
+ * C is cut into blocks; each block is a task. A task packs its part of op(b) into panels of
+ * MIXPI_NR columns and widens f16 and bf16 as it packs. A small f32 b is read in place. The task
+ * then runs tiles of MIXPI_MR x MIXPI_NR accumulators over the panels. Each element of C is one
+ * chain of multiply-adds in increasing k. The chain is cut at places that depend only on k, so
+ * blocks and threads do not change the element's bits. AMX adds in another order, which is cut at
+ * the same places: see tile_by_sums.
+ */
+#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
+#  if defined(MIXPREC_CBLAS)
+#    include <cblas.h>
+/* Is g large, entirely in f32, and small enough for the int sizes of BLAS? */
+static int mixpi_gemm_suits_cblas(const mixp_gemm_args *g) {
+    const int64_t most = 0x7FFFFFFF;
+    if (g->a.dtype != MIXP_F32 || g->b.dtype != MIXP_F32 || g->c.dtype != MIXP_F32)
+        return 0;
+    if (g->bias.data && g->bias.dtype != MIXP_F32) return 0;
+    if (g->m > most || g->n > most || g->k > most) return 0;
+    if (g->lda > most || g->ldb > most || g->ldc > most) return 0;
+    return (double)g->m * (double)g->n * (double)g->k >= 1e6;
+}
+
+/* c = bias, or c += bias if c accumulates. */
+static void mixpi_gemm_cblas_bias(const mixp_gemm_args *g, float *c) {
+    const float *bias = (const float *)g->bias.data;
+    int64_t i, j;
+    for (i = 0; i < g->m; i++, c += g->ldc)
+        for (j = 0; j < g->n; j++) c[j] = g->c.accumulate ? c[j] + bias[j] : bias[j];
+}
+
+/* Computes g by BLAS if g suits BLAS; returns 0 if not. BLAS chooses its own threads and order of
+ * sums, so only BLAS can guarantee equal bits for this product. */
+static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
+    int64_t z;
+    if (!mixpi_gemm_suits_cblas(g)) return 0;
+    for (z = 0; z < g->batch; z++) {
+        const float *a = (const float *)g->a.data + z * g->stride_a;
+        const float *b = (const float *)g->b.data + z * g->stride_b;
+        float *c = (float *)g->c.data + z * g->stride_c;
+        if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
+        cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
+                    g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n,
+                    (int)g->k, g->alpha, a, (int)g->lda, b, (int)g->ldb,
+                    g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
+    }
+    return 1;
+}
+#  endif
+/* The rows of a tile, each with its pointer and its offset: five pointers reach fourteen rows.
+ * The rows are written out because some compilers keep an array of accumulators in memory. */
+#  define MIXPI_TILE_ROWS(X)                                                              \
+       X(0, a0, 0) X(1, a0, row) X(2, a0, 2 * row)                                        \
+       X(3, a3, 0) X(4, a3, row) X(5, a3, 2 * row)                                        \
+       X(6, a6, 0) X(7, a6, row) X(8, a6, 2 * row)                                        \
+       X(9, a9, 0) X(10, a9, row) X(11, a9, 2 * row)                                      \
+       X(12, a12, 0) X(13, a12, row)
+/* The constant test of MIXPI_MR keeps rows that no tile of this pass has out of the code. */
+#  define MIXPI_TILE_HAS(i) (MIXPI_MR > (i) && rows > (i))
+#  define MIXPI_TILE_BEGIN(i, a, at) mixpi_v p##i = none, q##i = none;
+#  define MIXPI_TILE_STEP(i, a, at)                                                     \
+       if (MIXPI_TILE_HAS(i)) {                                                         \
+           mixpi_v s = mixpi_vset((a)[at]);                                             \
+           p##i = mixpi_vmla(s, b0, p##i);                                              \
+           if (nv > 1) q##i = mixpi_vmla(s, b1, q##i);                                  \
+       }
+/* The step for pairs: two multiply-adds, first k's, then that of k+1. */
+#  define MIXPI_TILE_STEP_PAIRS(i, a, at)                                               \
+       if (MIXPI_TILE_HAS(i)) {                                                         \
+           __m512bh s = (__m512bh)mixpi_vset((a)[at]);                                  \
+           p##i = _mm512_dpbf16_ps(p##i, s, (__m512bh)b0);                              \
+           if (nv > 1) q##i = _mm512_dpbf16_ps(q##i, s, (__m512bh)b1);                  \
+       }
+#  define MIXPI_TILE_STEP_F16(i, a, at)                                                 \
+       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(f16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+#  define MIXPI_TILE_STEP_BF16(i, a, at)                                                \
+       if (MIXPI_TILE_HAS(i)) p##i = MIXPI_P(bf16_step)(p##i, vld1q_dup_f32((a) + (at)), b0);
+#  define MIXPI_TILE_ASK(i, a, at)                                                      \
+       if (MIXPI_TILE_HAS(i)) {                                                         \
+           MIXPI_PREFETCH((const char *)(c + i * t->c_row));                            \
+           if (nv > 1) MIXPI_PREFETCH((const char *)(c + i * t->c_row + 16));           \
+       }
+/* Packs the step's row of b while it is in registers, for the tiles of further rows. */
+#  define MIXPI_TILE_KEEP                                                               \
+       if (MIXPI_NV > 1 && keep) {                                                      \
+           mixpi_vstore(keep, b0);                                                      \
+           if (nv > 1) mixpi_vstore(keep + 16, b1);                                     \
+           keep += 16 * nv;                                                             \
+       }
+/* Prefetches two lines of the data that later tiles read. Narrower tiles have no instruction to
+ * spare for it. */
+#  define MIXPI_TILE_AHEAD                                                              \
+       if (nv > 1) {                                                                    \
+           MIXPI_PREFETCH_FAR((const char *)ask);                                       \
+           MIXPI_PREFETCH_FAR((const char *)(ask + t->ask_next));                       \
+           ask += t->ask_step;                                                          \
+           if (--turn == 0) {                                                           \
+               turn = t->ask_turn;                                                      \
+               ask += t->ask_jump;                                                      \
+           }                                                                            \
+       }
+#  define MIXPI_TILE_PUT(i, a, at)                                                      \
+       if (MIXPI_TILE_HAS(i)) {                                                         \
+           p##i = mixpi_vfma(alpha, p##i, b0);                                          \
+           if (nv > 1) q##i = mixpi_vfma(alpha, q##i, b1);                              \
+           if (t->add) {                                                                \
+               p##i = mixpi_vadd(p##i, mixpi_vload(c));                                 \
+               if (nv > 1) q##i = mixpi_vadd(q##i, mixpi_vload(c + 16));                \
+           }                                                                            \
+           mixpi_vstore(c, p##i);                                                       \
+           if (nv > 1) mixpi_vstore(c + 16, q##i);                                      \
+           c += t->c_row;                                                               \
+       }
+#  define MIXPI_TILE_CODE(STEP, LOAD)                                                   \
+       const int64_t row = t->a_row, step = t->a_step;                                  \
+       const float  *b = t->b;                                                          \
+       const float  *a0 = t->a;                                                         \
+       const float  *a3 = a0 + (rows > 3 ? 3 * row : 0);                                \
+       const float  *a6 = a3 + (rows > 6 ? 3 * row : 0);                                \
+       const float  *a9 = a6 + (rows > 9 ? 3 * row : 0);                                \
+       const float  *a12 = a9 + (rows > 12 ? 3 * row : 0);                              \
+       float        *c = t->c;                                                          \
+       float        *keep = t->keep;                                                    \
+       uintptr_t     ask = t->ask;                                                      \
+       int64_t       p, turn = t->ask_turn;                                             \
+       const mixpi_v none = mixpi_vzero(), alpha = mixpi_vset(t->alpha);                \
+       mixpi_v       b0, b1 = none;                                                     \
+       MIXPI_TILE_ROWS(MIXPI_TILE_ASK)                                                  \
+       MIXPI_TILE_ROWS(MIXPI_TILE_BEGIN)                                                \
+       for (p = t->depth; p > 0; p--) {                                                 \
+           b0 = LOAD(b);                                                                \
+           if (nv > 1) b1 = LOAD(b + 16);                                               \
+           MIXPI_TILE_KEEP                                                              \
+           MIXPI_TILE_AHEAD                                                             \
+           MIXPI_TILE_ROWS(STEP)                                                        \
+           a0 += step;                                                                  \
+           a3 += step;                                                                  \
+           a6 += step;                                                                  \
+           a9 += step;                                                                  \
+           a12 += step;                                                                 \
+           b += t->b_step;                                                              \
+       }                                                                                \
+       b0 = t->bias ? mixpi_vload(t->bias) : mixpi_vzero();                             \
+       if (nv > 1) b1 = t->bias ? mixpi_vload(t->bias + 16) : mixpi_vzero();            \
+       MIXPI_TILE_ROWS(MIXPI_TILE_PUT)
+/* The tile: MIXPI_MR rows by MIXPI_NV vectors, all in registers. MIXPI_PASS is evaluated where
+ * the macro is used. */
+#  define MIXPI_MR (MIXPI_PASS == 2 ? 14 : 6)
+#  define MIXPI_NV (MIXPI_PASS == 2 ? 2 : 1)
+#  define MIXPI_NR (16 * MIXPI_NV)
+#  define MIXPI_PANELS 8        /* panels of MIXPI_MR rows of a that are packed at a time   */
+#  define MIXPI_KC 384          /* largest depth of a pass: a panel of A stays in L1        */
+#  define MIXPI_MB 512          /* rows of the largest block of C                           */
+#  define MIXPI_NB 512          /* its columns; with MIXPI_KC, the packed b stays in L2     */
+#  define MIXPI_PAD 16          /* keeps the rows of packed A in different cache sets       */
+
+/* What a tile multiplies: floats or pairs. A pair takes the place of a float and holds elements k
+ * and k+1 in bf16 or f16: k in the high half on x86, in the low half on Arm. If k+1 is beyond the
+ * end, its half is 0. From MIXPI_AMX_BF16 on, a is stored by rows (a_step 1), and the tile may
+ * read rows beyond its last. */
+enum {
+    MIXPI_FLOATS,
+    MIXPI_PAIRS_BF16,           /* vdpbf16ps, BFMLAL: the bits of floats                   */
+    MIXPI_PAIRS_F16,            /* FMLAL: the bits of floats                               */
+    MIXPI_AMX_BF16,
+    MIXPI_AMX_F16
+};
+
+/* How a table multiplies bf16 by bf16, and f16 by f16: MIXPI_FLOATS, ... */
+typedef struct mixpi_pairs { int bf16, f16; } mixpi_pairs;
+static const mixpi_pairs mixpi_no_pairs = { MIXPI_FLOATS, MIXPI_FLOATS };
+
+static int mixpi_pairs_for(mixpi_pairs have, mixp_in a, mixp_in b) {
+    if (a.dtype != b.dtype) return MIXPI_FLOATS;
+    if (a.dtype == MIXP_BF16) return have.bf16;
+    return a.dtype == MIXP_F16 ? have.f16 : MIXPI_FLOATS;
+}
+
+/* The steps of a sum over `depth` elements. AMX takes sixteen pairs at a time. */
+static int64_t mixpi_pair_steps(int pairs, int64_t depth) {
+    int64_t at_once = 1;
+    if (!pairs) return depth;
+    if (pairs >= MIXPI_AMX_BF16) at_once = 16;
+    return mixpi_ceil_div(depth, 2 * at_once) * at_once;
+}
+
+/* One tile: c = alpha * a b + bias (+ c if add is set), all f32. b is readable in whole vectors
+ * of columns, of which the first cols <= MIXPI_NR count. Distances are in floats. */
+typedef struct mixpi_tile {
+    int64_t      depth;         /* steps of the sum                                        */
+    const float *a;             /* a(i, p) = a[i * a_row + p * a_step]                     */
+    int64_t      a_row, a_step;
+    const float *b;             /* b(p, j) = b[p * b_step + j]                             */
+    int64_t      b_step;
+    float       *c;             /* c(i, j) = c[i * c_row + j]                              */
+    int64_t      c_row;
+    const float *bias;          /* NULL = 0                                                */
+    float       *keep;          /* where rows of b are packed as they are read, or NULL    */
+    uintptr_t    ask;           /* the first line to prefetch for the next tiles           */
+    uintptr_t    ask_next;      /* bytes from a step's first line to its second            */
+    uintptr_t    ask_step;      /* bytes from a step's two lines to the next step's        */
+    uintptr_t    ask_jump;      /* further bytes, added after every ask_turn steps         */
+    int64_t      ask_turn;      /* steps between two jumps; 0 = never jump                 */
+    float        alpha;
+    int          add, cols;
+    int          pairs;         /* what a and b hold: MIXPI_FLOATS, ...                     */
+} mixpi_tile;
+
+#  if MIXPI_BF16 || MIXPI_ARM_PAIRS
+/* A small product with a known answer: one row by four columns, k and k+1 in one word. */
+typedef struct mixpi_pairs_known {
+    uint32_t a[2], b[2][4];
+    float    want[4];
+} mixpi_pairs_known;
+
+/* a is 1, 1, 1, 1.5. The test: is k added before k+1, in two steps, each rounded to nearest even?
+ * Column 1 shows the order, column 2 the rounding. */
+static const mixpi_pairs_known mixpi_known_bf16 = {
+    { 0x3F803F80u, 0x3F803FC0u },
+    { { 0x40403F00u, 0x3F804B80u, 0x4B804040u, 0x3F804B80u },   /* 3, 1/2; 1, 2^24; ...  */
+      { 0xC0E04120u, 0x3F80CB80u, 0x00000000u, 0xBF804B80u } }, /* -7, 10; 1, -2^24; ... */
+    { 11.5f, -8388608.0f, 16777220.0f, 41943040.0f }
+};
+
+/* a is 2^12, 1 + 2^-10, 1, 1. Column 1 shows order and rounding, column 2 that subnormals of f16
+ * are kept, column 3 that products are exact. */
+static const mixpi_pairs_known mixpi_known_f16 = {
+    { 0x6C003C01u, 0x3C003C00u },
+    { { 0x38000000u, 0x6C000000u, 0x00010000u, 0x00003C01u },   /* 1/2, 0; 2^12, 0; ...  */
+      { 0x4900C700u, 0x4200BC00u, 0x00000000u, 0x00000000u } }, /* 10, -7; 3, -1; ...    */
+    { 2051.0f, 16777220.0f, 0.000244140625f, 1.0019540786743164f }
+};
+
+/* The pair in the order of this machine: swapped halves on Arm. */
+static float mixpi_known_pair(uint32_t pair)
+{ return mixp_f32_of_bits(MIXPI_ARM ? pair << 16 | pair >> 16 : pair); }
+
+/* Does a tile of one row return the known answer? */
+MIXPI_SELDOM
+static int mixpi_pairs_answer(void (*tile)(const mixpi_tile *t), int pairs) {
+    const mixpi_pairs_known *known = &mixpi_known_bf16;
+    float      rows[2], columns[2 * 16], sums[16];
+    mixpi_tile t;
+    int        i, j;
+    if (pairs == MIXPI_PAIRS_F16) known = &mixpi_known_f16;
+    for (i = 0; i < 2; i++) {
+        rows[i] = mixpi_known_pair(known->a[i]);
+        for (j = 0; j < 16; j++) columns[i * 16 + j] = mixpi_known_pair(known->b[i][j % 4]);
+    }
+    memset(&t, 0, sizeof t);
+    t.depth = 2;
+    t.a = rows;
+    t.a_step = 1;
+    t.b = columns;
+    t.b_step = 16;
+    t.c = sums;
+    t.c_row = 16;
+    t.alpha = 1.0f;
+    t.cols = 16;
+    t.pairs = pairs;
+    tile(&t);
+    for (j = 0; j < 16; j++)
+        if (mixp_bits_of_f32(sums[j]) != mixp_bits_of_f32(known->want[j % 4])) return 0;
+    return 1;
+}
+#  endif
+
+#  if MIXPI_AMX
+/* Eight tiles of 16 rows by 64 bytes: palette 1. */
+typedef struct mixpi_amx_config {
+    uint8_t  palette, start_row, zero[14];
+    uint16_t row_bytes[16];
+    uint8_t  rows[16];
+} mixpi_amx_config;
+
+static const mixpi_amx_config mixpi_amx_tiles = {
+    1, 0, { 0 }, { 64, 64, 64, 64, 64, 64, 64, 64 }, { 16, 16, 16, 16, 16, 16, 16, 16 }
+};
+
+/* A known answer for AMX: amx_known is b(k, column), amx_wanted the answer. a(k) is 1, except
+ * a(0) = 2^12. Column 0 shows that each k of a meets the same k of b. Column 1 shows that even and
+ * odd k have separate sums, rounded to nearest even. Column 2 shows that the next 32 elements
+ * begin at 0. Column 3 shows how subnormals are treated. */
+static float mixpi_amx_known(int f16, int k, int column) {
+    const float small = f16 ? 5.9604644775390625e-8f : 5.877471754111438e-39f;
+    const float least = f16 ? 6.103515625e-5f : 1.1754943508222875e-38f;
+    if (column == 0) return (float)k;
+    if (column == 3) {
+        if (k == 2) return small;
+        return k == 32 ? least : 0.0f;
+    }
+    if (k == 0) return 4096.0f;
+    if (column == 1) return k < 4 ? 1.0f : 0.0f;
+    return k == 32 || k == 33 ? 1.0f : 0.0f;
+}
+static float mixpi_amx_wanted(int f16, int column) {
+    if (column == 0) return 2016.0f;
+    if (column < 3) return 16777218.0f;
+    return f16 ? 6.109476089477539e-05f
+               : 1.1754943508222875e-38f;
+}
+
+/* Puts element k into its pair. x is exact in bf16 and in f16. */
+static void mixpi_amx_put(float *pair, int k, int f16, float x) {
+    uint32_t code = f16 ? mixp_f16_from_f32(x).bits : mixp_bf16_from_f32(x).bits;
+    if (k % 2) code |= mixp_bits_of_f32(*pair);
+    else code <<= 16;
+    *pair = mixp_f32_of_bits(code);
+}
+
+/* Does the tile return the known answer for 32 rows by 32 columns? The rows are 1, 2, 4 and 8
+ * times the known row. */
+MIXPI_SELDOM
+static int mixpi_amx_answer(void (*tile)(const mixpi_tile *t, int64_t rows), int f16) {
+    float      a[32][32], b[32][32], c[32][32];
+    mixpi_tile t;
+    int        i, j, k;
+    for (i = 0; i < 32; i++)
+        for (k = 0; k < 64; k++) {
+            float one = (float)(1 << i % 4);
+            if (k == 0) one *= 4096.0f;
+            mixpi_amx_put(&a[i][k / 2], k, f16, one);
+            mixpi_amx_put(&b[k / 2][i], k, f16, mixpi_amx_known(f16, k, i % 4));
+        }
+    memset(&t, 0, sizeof t);
+    t.depth = 32;
+    t.a = a[0];
+    t.b = b[0];
+    t.c = c[0];
+    t.a_row = 32;
+    t.b_step = 32;
+    t.c_row = 32;
+    t.cols = 32;
+    t.a_step = 1;
+    t.alpha = 1.0f;
+    t.pairs = f16 ? MIXPI_AMX_F16 : MIXPI_AMX_BF16;
+    MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+    tile(&t, 32);
+    MIXPI_AMX_RELEASE();
+    for (i = 0; i < 32; i++)
+        for (j = 0; j < 32; j++) {
+            float want = mixpi_amx_wanted(f16, j % 4);
+            want *= (float)(1 << i % 4);
+            if (mixp_bits_of_f32(c[i][j]) != mixp_bits_of_f32(want)) return 0;
+        }
+    return 1;
+}
+#  endif
+
+/* Scratch memory: a slice of `floats` floats for each worker. */
+typedef struct mixpi_slices { float *first; int64_t floats; } mixpi_slices;
+
+static float *mixpi_slice(const mixpi_slices *s, int worker)
+{ return s->first + worker * s->floats; }
+
+/* Cuts a slice into pieces, one after another, in whole cache lines. With `from` NULL it only
+ * counts. The same function counts and cuts, so the size always agrees with the pointers. */
+typedef struct mixpi_carver { float *from; int64_t used; } mixpi_carver;
+
+static float *mixpi_carve(mixpi_carver *c, int64_t floats) {
+    float *piece = c->from ? c->from + c->used : NULL;
+    c->used += (floats + 15) / 16 * 16;
+    return piece;
+}
+
+/* Runs the tasks of a job; `work` is the work of all of them. Each worker gets a slice of
+ * slices->floats floats, which the job finds through `slices`. */
+static mixp_result mixpi_run_sliced(const mixp_exec *x, int64_t tasks, int64_t work,
+                                    mixp_task task, void *job, mixpi_slices *slices) {
+    int64_t workers = tasks > 1 ? mixpi_workers(x, work) : 1, floats = slices->floats;
+    slices->first = (float *)mixpi_scratch(x, (size_t)(floats * workers) * sizeof(float));
+    if (!slices->first) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, tasks, work, task, job);
+    return MIXP_OK;
+}
+
+static int mixpi_gemm_readable(const mixp_gemm_args *g) {
+    if (!mixpi_writes(g->c) || !mixpi_may_read(g->bias)) return 0;
+    return g->k <= 0 || (mixpi_reads(g->a) && mixpi_reads(g->b));
+}
+
+/* The rows of an array: row i begins at element first + i * ld. */
+typedef struct mixpi_source { mixp_in a; int64_t first, ld; } mixpi_source;
+
+static mixpi_source mixpi_source_of(mixp_in a, int64_t first, int64_t ld) {
+    mixpi_source s = { a, first, ld };
+    return s;
+}
+
+typedef struct mixpi_gemm_job {
+    const mixp_gemm_args *g;
+    int64_t down, across;       /* blocks along m and n                                    */
+    int64_t depth;              /* elements of k in one pass                               */
+    int64_t cols;               /* columns of the widest block                             */
+    int     low;                /* c is f16 or bf16: sums wait in `part`                   */
+    int     pairs;              /* how a and b are packed: MIXPI_FLOATS, ...                */
+    int64_t tall, panels;       /* rows of a tile; tiles whose rows are packed together    */
+    mixpi_slices slices;
+} mixpi_gemm_job;
+
+/* A panel of packed op(b): columns from `first` on. It is MIXPI_NR wide, or 16 if 16 hold the last
+ * columns. Row p begins at b_pack + first * steps + p * wide. */
+typedef struct mixpi_panel { int64_t first, wide; } mixpi_panel;
+
+/* One pass over one block: c[m0 .. m1, n0 .. n1] from k in [p0, p0 + depth). */
+typedef struct mixpi_gemm_block {
+    const mixpi_gemm_job *job;
+    int64_t a_at, b_at, c_at;   /* where the matrices of this batch element begin          */
+    int64_t m0, m1, n0, n1, p0, depth;
+    int64_t steps;              /* of a tile: depth, or its number of pairs                */
+    float  *a_pack;             /* job->panels panels of op(a)                             */
+    float  *turn;               /* 16 rows of pairs of a', for tiles that need a by rows   */
+    float  *b_pack;             /* op(b) in panels of MIXPI_NR columns                     */
+    float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
+    float  *bias;               /* widened: the bias of the block's columns                */
+    float  *part;               /* sums of a c that is not f32; a row has job->cols        */
+    uintptr_t ask;              /* prefetch of a: the first line needed after these rows   */
+    uintptr_t ask_next;         /* bytes from a row of a, or a line of a', to the next     */
+    uintptr_t ask_step;         /* bytes from a step of the sum to the next, in a row      */
+    int64_t   asks;             /* rows of a, or lines of a', still to prefetch            */
+} mixpi_gemm_block;
+#endif
+
+MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP, mixpi_vload) }
+
+/* One function per height, so no row is computed in vain. Two vectors wide: heights 1 to 8, 10, 12
+ * and 14. One vector wide: heights 1 to 7, 12 and 14. Other heights run as two tiles of half the
+ * height. */
+#define MIXPI_TILE(rows)                                                                  \
+    MIXPI_K void MIXPI_P(tile##rows)(const mixpi_tile *t) {                               \
+        if (t->cols > 16) MIXPI_P(tile_body)(t, rows, MIXPI_NV);                          \
+        else MIXPI_P(tile_body)(t, rows, 1);                                              \
+    }
+#define MIXPI_TILE_WIDE(rows)                                                             \
+    MIXPI_K void MIXPI_P(tile##rows)(const mixpi_tile *t)                                 \
+    { MIXPI_P(tile_body)(t, rows, MIXPI_NV); }
+MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE(6)
+#if MIXPI_MR > 6
+MIXPI_TILE(7) MIXPI_TILE_WIDE(8) MIXPI_TILE_WIDE(10) MIXPI_TILE(12) MIXPI_TILE(14)
+#endif
+#undef MIXPI_TILE
+#undef MIXPI_TILE_WIDE
+
+/* The first row of panel i. The m rows are split evenly into panels; tall tiles begin at an even
+ * row. */
+MIXPI_V int64_t MIXPI_P(panel_row)(int64_t m, int64_t i, int64_t panels) {
+    int64_t row = m * i / panels;
+    if (MIXPI_MR > 6) row += row & 1;
+    return mixpi_min(row, m);
+}
+
+/* Multiplies bf16 by bf16 without widening. A pair takes the place of a float: k in the high half,
+ * which vdpbf16ps multiplies and adds first, and k+1 in the low half, 0 beyond an odd end. An
+ * element is the same chain of multiply-adds as for floats, because a product of two bf16 is exact
+ * in f32. */
+#if MIXPI_PASS == 2 && MIXPI_BF16
+#  define MIXPI_TARGET_BF16                                                               \
+       __attribute__((__target__("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
+#  if defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
+__attribute__((__always_inline__))
+#  endif
+static __inline__ MIXPI_TARGET_BF16 void MIXPI_P(pairs_body)(const mixpi_tile *t, const int rows,
+                                                             const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_PAIRS, mixpi_vload) }
+
+#  define MIXPI_TILE(rows)                                                                \
+       static MIXPI_TARGET_BF16 void MIXPI_P(pairs##rows)(const mixpi_tile *t) {          \
+           if (t->cols > 16) MIXPI_P(pairs_body)(t, rows, 2);                             \
+           else MIXPI_P(pairs_body)(t, rows, 1);                                          \
+       }
+#  define MIXPI_TILE_WIDE(rows)                                                           \
+       static MIXPI_TARGET_BF16 void MIXPI_P(pairs##rows)(const mixpi_tile *t)            \
+       { MIXPI_P(pairs_body)(t, rows, 2); }
+MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE(6) MIXPI_TILE(7)
+MIXPI_TILE_WIDE(8) MIXPI_TILE_WIDE(10) MIXPI_TILE(12) MIXPI_TILE(14)
+#  undef MIXPI_TILE
+#  undef MIXPI_TILE_WIDE
+
+/* The tile for pairs, of up to 14 rows. */
+MIXPI_K void MIXPI_P(tile_pairs)(const mixpi_tile *t, int64_t rows) {
+    static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(pairs1), MIXPI_P(pairs2),  MIXPI_P(pairs3), MIXPI_P(pairs4),
+        MIXPI_P(pairs5), MIXPI_P(pairs6),  MIXPI_P(pairs7), MIXPI_P(pairs8),
+        NULL,            MIXPI_P(pairs10), NULL,            MIXPI_P(pairs12),
+        NULL,            MIXPI_P(pairs14)
+    };
+    tiles[rows - 1](t);
+}
+
+/* 16 pairs of neighbours from p on; 0 beyond the first `left` elements. */
+MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
+    __mmask32 there = left >= 32 ? 0xFFFFFFFFu : (1u << left) - 1u;
+    return (mixpi_v)_mm512_rol_epi32(_mm512_maskz_loadu_epi16(there, p), 16);
+}
+
+/* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
+MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
+    __mmask16 there = (__mmask16)(left >= 16 ? 0xFFFFu : (1u << left) - 1u);
+    __m512i   high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, p));
+    __m512i   low = _mm512_setzero_si512();
+    if (q) low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, q));
+    return (mixpi_v)_mm512_or_si512(_mm512_slli_epi32(high, 16), low);
+}
+#endif
+
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+/* The tile for pairs on Arm. FMLAL and BFMLAL multiply an element by one half of s and add, as the
+ * f32 multiply-add does: rounded once, subnormals kept. They are inline assembly because compilers
+ * name their intrinsics differently. */
+#  if defined(__clang__)
+#    define MIXPI_TARGET_LONG __attribute__((__target__("fullfp16,fp16fml,bf16")))
+#  else
+#    define MIXPI_TARGET_LONG                                                             \
+         __attribute__((__target__("arch=armv8.2-a+fp16+fp16fml+bf16")))
+#  endif
+#  if defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
+#    define MIXPI_V_LONG                                                                  \
+         static __inline__ MIXPI_TARGET_LONG __attribute__((__always_inline__, __unused__))
+#  else
+#    define MIXPI_V_LONG static __inline__ MIXPI_TARGET_LONG __attribute__((__unused__))
+#  endif
+/* Steps for the columns from 0, 4, 8 and 12 on; b0 to b3 are the registers of b that hold them. */
+#  define MIXPI_LONG(name, form, half, i, from)                                           \
+       __asm__(name " %0.4s, %1." form ", %2.h[" half "]"                                 \
+               : "+w"(sum.r[i]) : "w"(b.r[from]), "x"(s))
+#  define MIXPI_LONGS(even, odd, form, half, b0, b1, b2, b3)                              \
+       MIXPI_LONG(even, form, half, 0, b0);                                               \
+       MIXPI_LONG(odd, form, half, 1, b1);                                                \
+       MIXPI_LONG(even, form, half, 2, b2);                                               \
+       MIXPI_LONG(odd, form, half, 3, b3)
+
+/* Loads 16 pairs: columns 0 to 7 of k, the same of k+1, then columns 8 to 15 likewise. */
+MIXPI_V_LONG mixpi_v MIXPI_P(load_apart)(const float *b) {
+    const uint16_t *p = (const uint16_t *)(const void *)b;
+    uint16x8x2_t    low = vld2q_u16(p);
+    uint16x8x2_t    high = vld2q_u16(p + 16);
+    mixpi_v         r;
+    r.r[0] = vreinterpretq_f32_u16(low.val[0]);
+    r.r[1] = vreinterpretq_f32_u16(low.val[1]);
+    r.r[2] = vreinterpretq_f32_u16(high.val[0]);
+    r.r[3] = vreinterpretq_f32_u16(high.val[1]);
+    return r;
+}
+MIXPI_V_LONG mixpi_v MIXPI_P(f16_step)(mixpi_v sum, float32x4_t s, mixpi_v b) {
+    MIXPI_LONGS("fmlal", "fmlal2", "4h", "0", 0, 0, 2, 2);
+    MIXPI_LONGS("fmlal", "fmlal2", "4h", "1", 1, 1, 3, 3);
+    return sum;
+}
+MIXPI_V_LONG mixpi_v MIXPI_P(bf16_step)(mixpi_v sum, float32x4_t s, mixpi_v b) {
+    MIXPI_LONGS("bfmlalb", "bfmlalb", "8h", "0", 0, 1, 2, 3);
+    MIXPI_LONGS("bfmlalt", "bfmlalt", "8h", "1", 0, 1, 2, 3);
+    return sum;
+}
+
+MIXPI_V_LONG void MIXPI_P(f16_body)(const mixpi_tile *t, const int rows, const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_F16, MIXPI_P(load_apart)) }
+MIXPI_V_LONG void MIXPI_P(bf16_body)(const mixpi_tile *t, const int rows, const int nv)
+{ MIXPI_TILE_CODE(MIXPI_TILE_STEP_BF16, mixpi_vload) }
+
+#  define MIXPI_TILE(rows)                                                                \
+       static MIXPI_TARGET_LONG void MIXPI_P(f16_##rows)(const mixpi_tile *t)             \
+       { MIXPI_P(f16_body)(t, rows, 1); }                                                 \
+       static MIXPI_TARGET_LONG void MIXPI_P(bf16_##rows)(const mixpi_tile *t)            \
+       { MIXPI_P(bf16_body)(t, rows, 1); }
+MIXPI_TILE(1) MIXPI_TILE(2) MIXPI_TILE(3) MIXPI_TILE(4) MIXPI_TILE(5) MIXPI_TILE(6)
+#  undef MIXPI_TILE
+#  undef MIXPI_LONG
+#  undef MIXPI_LONGS
+
+MIXPI_K void MIXPI_P(tile_pairs)(const mixpi_tile *t, int64_t rows) {
+    static void (*const f16[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(f16_1), MIXPI_P(f16_2),
+        MIXPI_P(f16_3), MIXPI_P(f16_4),
+        MIXPI_P(f16_5), MIXPI_P(f16_6)
+    };
+    static void (*const bf16[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(bf16_1), MIXPI_P(bf16_2),
+        MIXPI_P(bf16_3), MIXPI_P(bf16_4),
+        MIXPI_P(bf16_5), MIXPI_P(bf16_6)
+    };
+    if (t->pairs == MIXPI_PAIRS_F16) f16[rows - 1](t);
+    else bf16[rows - 1](t);
+}
+
+/* 16 pairs of neighbours from p on; 0 beyond the first `left` elements. */
+MIXPI_V mixpi_v MIXPI_P(pairs_at)(const uint16_t *p, int64_t left) {
+    uint16_t some[32];
+    mixpi_v  r;
+    if (left < 32) {
+        memset(some, 0, sizeof some);
+        memcpy(some, p, (size_t)left * sizeof *p);
+        p = some;
+    }
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+
+/* 16 pairs of p[j] and q[j], likewise; q NULL = 0. */
+MIXPI_V mixpi_v MIXPI_P(pairs_down)(const uint16_t *p, const uint16_t *q, int64_t left) {
+    uint16_t first[16], second[16];
+    size_t   bytes = sizeof first;
+    mixpi_v  r;
+    int      i;
+    if (left < 16) bytes = (size_t)left * sizeof *p;
+    memset(first, 0, sizeof first);
+    memset(second, 0, sizeof second);
+    memcpy(first, p, bytes);
+    if (q) memcpy(second, q, bytes);
+    for (i = 0; i < 2; i++) {
+        uint16x8_t x = vld1q_u16(first + 8 * i);
+        uint16x8_t y = vld1q_u16(second + 8 * i);
+        r.r[2 * i] = vreinterpretq_f32_u16(vzip1q_u16(x, y));
+        r.r[2 * i + 1] = vreinterpretq_f32_u16(vzip2q_u16(x, y));
+    }
+    return r;
+}
+#endif
+
+/* Does this pass have the tiles from MIXPI_AMX_BF16 on? */
+#define MIXPI_BY_SUMS (MIXPI_PASS == 2 && MIXPI_AMX)
+
+#if MIXPI_BY_SUMS
+/* Writes finished sums, which lie in rows of MIXPI_NR: c = alpha * sum + bias (+ c). */
+MIXPI_K void MIXPI_P(tile_end)(const mixpi_tile *t, int64_t rows, const float *sums) {
+    mixpi_v alpha = mixpi_vset(t->alpha);
+    float  *c = t->c;
+    int     j;
+    for (; rows > 0; rows--) {
+        for (j = 0; j < t->cols; j += 16) {
+            int     n = (int)mixpi_min(16, t->cols - j);
+            mixpi_v y = mixpi_vzero();
+            if (t->bias) y = mixpi_vload(t->bias + j);
+            y = mixpi_vfma(alpha, mixpi_vload(sums + j), y);
+            if (t->add) y = mixpi_vadd(y, mixpi_vload_n(c + j, n));
+            mixpi_vstore_n(c + j, y, n);
+        }
+        c += t->c_row;
+        sums += MIXPI_NR;
+    }
+}
+#endif
+
+#if MIXPI_PASS == 2 && MIXPI_AMX
+/* The tile for AMX: up to 32 rows by 32 columns. Each 32 elements of k form two chains of
+ * multiply-adds from 0: one of even k, one of odd k. The two chains are added, and their sum is
+ * added to the element. Each step is rounded to nearest even. Subnormals of f32 and bf16 count as
+ * zero; subnormals of f16 are kept (Intel's manual, TDPBF16PS and TDPFP16PS). gemm_task has
+ * configured the tiles. */
+#  define MIXPI_AMX_SUMS(DOT)                                                             \
+       for (p = 0; p < t->depth; p += 16) {                                               \
+           const float *a = t->a + p, *b = t->b + p * t->b_step;                          \
+           MIXPI_AMX_LOAD(4, a, a_bytes);                                                 \
+           MIXPI_AMX_LOAD(6, b, b_bytes);                                                 \
+           DOT(0, 4, 6);                                                                  \
+           if (right) {                                                                   \
+               MIXPI_AMX_LOAD(7, b + 16, b_bytes);                                        \
+               DOT(1, 4, 7);                                                              \
+           }                                                                              \
+           if (!below) continue;                                                          \
+           MIXPI_AMX_LOAD(5, a + 16 * t->a_row, a_bytes);                                 \
+           DOT(2, 5, 6);                                                                  \
+           if (right) DOT(3, 5, 7);                                                       \
+       }
+
+MIXPI_K void MIXPI_P(tile_by_sums)(const mixpi_tile *t, int64_t rows) {
+    const int64_t a_bytes = t->a_row * 4, b_bytes = t->b_step * 4;
+    const int64_t c_bytes = MIXPI_NR * 4;
+    const int     right = t->cols > 16, below = rows > 16;
+    float         sums[32 * MIXPI_NR];
+    int64_t       p;
+    MIXPI_AMX_ZERO(0);
+    MIXPI_AMX_ZERO(1);
+    MIXPI_AMX_ZERO(2);
+    MIXPI_AMX_ZERO(3);
+    if (t->pairs == MIXPI_AMX_F16) {
+        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_F16)
+    } else {
+        MIXPI_AMX_SUMS(MIXPI_AMX_DOT_BF16)
+    }
+    MIXPI_AMX_STORE(0, sums, c_bytes);
+    MIXPI_AMX_STORE(1, sums + 16, c_bytes);
+    MIXPI_AMX_STORE(2, sums + 16 * MIXPI_NR, c_bytes);
+    MIXPI_AMX_STORE(3, sums + 16 * MIXPI_NR + 16, c_bytes);
+    MIXPI_P(tile_end)(t, rows, sums);
+}
+#  undef MIXPI_AMX_SUMS
+#endif
+
+#define MIXPI_PAIRED ((MIXPI_PASS == 2 && MIXPI_BF16) || (MIXPI_PASS == 3 && MIXPI_ARM_PAIRS))
+
+/* Runs a tile whose height has a function. */
+MIXPI_K void MIXPI_P(tile_one)(const mixpi_tile *t, int64_t rows) {
+    static void (*const tiles[MIXPI_MR])(const mixpi_tile *) = {
+        MIXPI_P(tile1), MIXPI_P(tile2), MIXPI_P(tile3), MIXPI_P(tile4), MIXPI_P(tile5),
+        MIXPI_P(tile6),
+#if MIXPI_MR > 6
+        MIXPI_P(tile7), MIXPI_P(tile8), NULL, MIXPI_P(tile10), NULL, MIXPI_P(tile12), NULL,
+        MIXPI_P(tile14),
+#endif
+    };
+#if MIXPI_PAIRED
+    if (t->pairs) {
+        MIXPI_P(tile_pairs)(t, rows);
+        return;
+    }
+#endif
+    tiles[rows - 1](t);
+}
+
+/* Runs a tile of any height and writes directly to c. cols is whole vectors. */
+MIXPI_K void MIXPI_P(tile_whole)(const mixpi_tile *t, int64_t rows) {
+    const int64_t upper = (rows + 1) / 2;
+    mixpi_tile lower;
+    if (rows <= 7 || (rows % 2 == 0 && (rows >= 12 || t->cols > 16))) {
+        MIXPI_P(tile_one)(t, rows);
+        return;
+    }
+    MIXPI_P(tile_one)(t, upper);
+    lower = *t;
+    lower.a += upper * t->a_row;
+    lower.c += upper * t->c_row;
+    lower.keep = NULL;
+    MIXPI_P(tile_one)(&lower, rows - upper);
+}
+
+/* Runs any tile. If cols is not whole vectors, the tile writes to a copy, then to c. */
+MIXPI_K void MIXPI_P(tile_run)(const mixpi_tile *t, int64_t rows) {
+    float      copy[MIXPI_MR * MIXPI_NR], *from = copy, *c = t->c;
+    mixpi_tile whole = *t;
+    int64_t    i, j;
+#if MIXPI_BY_SUMS
+    if (t->pairs >= MIXPI_AMX_BF16) {
+        MIXPI_P(tile_by_sums)(t, rows);
+        return;
+    }
+#endif
+    if (t->cols % 16 == 0) {
+        MIXPI_P(tile_whole)(t, rows);
+        return;
+    }
+    whole.c = copy;
+    whole.c_row = MIXPI_NR;
+    whole.add = 0;
+    MIXPI_P(tile_whole)(&whole, rows);
+    for (i = 0; i < rows; i++, c += t->c_row, from += MIXPI_NR)
+        for (j = 0; j < t->cols; j++) c[j] = t->add ? from[j] + c[j] : from[j];
+}
+
+/* transpose4 makes four rows from four columns of src, as many rows of src as fill a register. */
+#if MIXPI_PASS == 2
+/* Four floats of each of four rows; the rows are 4 * ld floats apart. */
+MIXPI_V __m512 MIXPI_P(lanes)(const float *s, int64_t ld) {
+    __m512 r = _mm512_castps128_ps512(_mm_loadu_ps(s));
+    r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 4 * ld), 1);
+    r = _mm512_insertf32x4(r, _mm_loadu_ps(s + 8 * ld), 2);
+    return _mm512_insertf32x4(r, _mm_loadu_ps(s + 12 * ld), 3);
+}
+/* (The masked forms, because g++ 12 warns about the plain ones.) */
+MIXPI_V __m512 MIXPI_P(unpack_lo)(__m512 a, __m512 b)
+{ return _mm512_maskz_unpacklo_ps(0xFFFF, a, b); }
+MIXPI_V __m512 MIXPI_P(unpack_hi)(__m512 a, __m512 b)
+{ return _mm512_maskz_unpackhi_ps(0xFFFF, a, b); }
+MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int64_t ld) {
+    __m512 a = MIXPI_P(lanes)(src, ld), b = MIXPI_P(lanes)(src + ld, ld);
+    __m512 c = MIXPI_P(lanes)(src + 2 * ld, ld), d = MIXPI_P(lanes)(src + 3 * ld, ld);
+    __m512 ab = MIXPI_P(unpack_lo)(a, b), cd = MIXPI_P(unpack_lo)(c, d);
+    _mm512_storeu_ps(dst, _mm512_shuffle_ps(ab, cd, 0x44));
+    _mm512_storeu_ps(dst + ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
+    ab = MIXPI_P(unpack_hi)(a, b);
+    cd = MIXPI_P(unpack_hi)(c, d);
+    _mm512_storeu_ps(dst + 2 * ldd, _mm512_shuffle_ps(ab, cd, 0x44));
+    _mm512_storeu_ps(dst + 3 * ldd, _mm512_shuffle_ps(ab, cd, 0xEE));
+}
+#elif MIXPI_PASS == 1
+/* Four floats of each of two rows; the rows are 4 * ld floats apart. */
+MIXPI_V __m256 MIXPI_P(lanes)(const float *s, int64_t ld) {
+    __m256 r = _mm256_castps128_ps256(_mm_loadu_ps(s));
+    return _mm256_insertf128_ps(r, _mm_loadu_ps(s + 4 * ld), 1);
+}
+MIXPI_V void MIXPI_P(transpose4)(float *dst, int64_t ldd, const float *src, int64_t ld) {
+    __m256 a = MIXPI_P(lanes)(src, ld), b = MIXPI_P(lanes)(src + ld, ld);
+    __m256 c = MIXPI_P(lanes)(src + 2 * ld, ld), d = MIXPI_P(lanes)(src + 3 * ld, ld);
+    __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
+    _mm256_storeu_ps(dst, _mm256_shuffle_ps(ab, cd, 0x44));
+    _mm256_storeu_ps(dst + ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
+    ab = _mm256_unpackhi_ps(a, b);
+    cd = _mm256_unpackhi_ps(c, d);
+    _mm256_storeu_ps(dst + 2 * ldd, _mm256_shuffle_ps(ab, cd, 0x44));
+    _mm256_storeu_ps(dst + 3 * ldd, _mm256_shuffle_ps(ab, cd, 0xEE));
+}
+#endif
+
+/* Transposes 16 by 16 floats: dst[p * ldd + j] = src[j * ld + p]. */
+MIXPI_F void MIXPI_P(transpose16)(float *dst, int64_t ldd, const float *src, int64_t ld) {
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    const int lanes = MIXPI_PASS == 2 ? 16 : 8;     /* of a register */
+    int row, column;
+    for (row = 0; row < 16; row += lanes)
+        for (column = 0; column < 16; column += 4)
+            MIXPI_P(transpose4)
+            (dst + row + column * ldd, ldd, src + row * ld + column, ld);
+#else
+    int p, j;
+    for (p = 0; p < 16; p++)
+        for (j = 0; j < 16; j++) dst[p * ldd + j] = src[j * ld + p];
+#endif
+}
+
+/* Copies n floats from src to dst: whole vectors, then the rest. */
+MIXPI_V void MIXPI_P(copy_floats)(float *dst, const float *src, int n) {
+    int j;
+    for (j = 0; j + 16 <= n; j += 16) mixpi_vstore(dst + j, mixpi_vload(src + j));
+    if (j < n) mixpi_vstore_n(dst + j, mixpi_vload_n(src + j, n - j), n - j);
+}
+
+/* dst[i * ldd + j] = element j of row i, as f32, for j < n <= MIXPI_BLOCK. Rows are short: calling
+ * memcpy would take longer than the copy, and the hardware prefetcher cannot predict the start of
+ * the next row. */
+MIXPI_K void MIXPI_P(widen_rows)(float *dst, int64_t ldd, mixpi_source from, int64_t rows,
+                                 int n) {
+    for (; rows > 0; rows--, dst += ldd, from.first += from.ld) {
+        const float *row = MIXPI_P(read)(from.a, from.first, n, dst);
+        if (n > 128) MIXPI_P(ask)(from.a, from.first + 6 * from.ld, n);
+        if (row != dst) MIXPI_P(copy_floats)(dst, row, n);
+    }
+}
+
+/* Loads rows that are summed along: each gives n floats, or n / 2 pairs, rounded up. */
+MIXPI_K void MIXPI_P(load_along)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n,
+                                 int pairs) {
+#if MIXPI_PAIRED
+    for (; pairs && rows > 0; rows--, dst += ldd, from.first += from.ld) {
+        const uint16_t *row = (const uint16_t *)from.a.data + from.first;
+        int j;
+        if (n > 128) MIXPI_P(ask)(from.a, from.first + 6 * from.ld, n);
+        for (j = 0; j < n; j += 32)
+            mixpi_vstore(dst + j / 2, MIXPI_P(pairs_at)(row + j, n - j));
+    }
+#else
+    (void)pairs;
+#endif
+    if (rows > 0) MIXPI_P(widen_rows)(dst, ldd, from, rows, n);
+}
+
+/* Loads rows that are summed across: each gives n floats, or each two rows give n pairs. */
+MIXPI_K void MIXPI_P(load_across)(float *dst, int64_t ldd, mixpi_source from, int64_t rows, int n,
+                                  int pairs) {
+#if MIXPI_PAIRED
+    for (; pairs && rows > 0; rows -= 2, dst += ldd, from.first += 2 * from.ld) {
+        const uint16_t *row = (const uint16_t *)from.a.data + from.first;
+        const uint16_t *next = rows > 1 ? row + from.ld : NULL;
+        int j;
+        MIXPI_P(ask)(from.a, from.first + 8 * from.ld, n);
+        if (rows > 9) MIXPI_P(ask)(from.a, from.first + 9 * from.ld, n);
+        for (j = 0; j < n; j += 16)
+            mixpi_vstore(dst + j,
+                         MIXPI_P(pairs_down)(row + j, next ? next + j : NULL, n - j));
+    }
+#else
+    (void)pairs;
+#endif
+    if (rows > 0) MIXPI_P(widen_rows)(dst, ldd, from, rows, n);
+}
+
+/* The panel that holds column j of n columns. */
+MIXPI_V mixpi_panel MIXPI_P(panel_of)(int64_t j, int64_t n) {
+    mixpi_panel p;
+    p.first = j / MIXPI_NR * MIXPI_NR;
+    p.wide = n - p.first > 16 ? MIXPI_NR : 16;
+    return p;
+}
+
+/* Packs the panel of b[p0 .. p0+depth] that begins at column j of the block. Columns beyond n1 are
+ * zero. */
+MIXPI_K void MIXPI_P(pack_straight)(const mixpi_gemm_block *s, int64_t j) {
+    const mixp_gemm_args *g = s->job->g;
+    mixpi_panel to = MIXPI_P(panel_of)(j, s->n1 - s->n0);
+    int64_t n = mixpi_min(to.wide, s->n1 - s->n0 - j);
+    int64_t rows = s->job->pairs ? mixpi_ceil_div(s->depth, 2) : s->depth;
+    int64_t first = n % 16 ? 0 : rows;          /* the first row to clear */
+    mixpi_source from =
+        mixpi_source_of(g->b, s->b_at + s->p0 * g->ldb + s->n0 + j, g->ldb);
+    float  *dst = s->b_pack + j * s->steps;
+    size_t  bytes = (size_t)((s->steps - first) * to.wide) * sizeof(float);
+    memset(dst + first * to.wide, 0, bytes);
+    MIXPI_P(load_across)(dst, to.wide, from, s->depth, (int)n, s->job->pairs);
+}
+
+/* Packs the same panel if op(b) = b': from b[n0 + j .., p0 .. p0+depth], 16 rows of b at a time. 16
+ * rows of f32 are read in place if the depth is a multiple of 16. */
+MIXPI_K void MIXPI_P(pack_transposed)(const mixpi_gemm_block *s, int64_t j) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t n = s->n1 - s->n0, strip = s->job->depth + MIXPI_PAD, i, p;
+    int64_t end = mixpi_min(j + MIXPI_NR, n);
+    for (; j < end; j += 16) {
+        mixpi_panel to = MIXPI_P(panel_of)(j, n);
+        int64_t at = s->b_at + (s->n0 + j) * g->ldb + s->p0, rows = mixpi_min(16, n - j);
+        int     here = g->b.dtype == MIXP_F32 && rows == 16 && s->depth % 16 == 0;
+        int64_t ld = here ? g->ldb : strip;
+        const float *src = here ? (const float *)g->b.data + at : s->strip;
+        float  *dst = s->b_pack + to.first * s->steps + j - to.first;
+        if (!here) {
+            size_t bytes = (size_t)strip * sizeof(float);
+            MIXPI_P(load_along)(s->strip, strip, mixpi_source_of(g->b, at, g->ldb), rows,
+                                (int)s->depth, s->job->pairs);
+            for (i = rows; i < 16; i++) memset(s->strip + i * strip, 0, bytes);
+        }
+        /* Writes up to 15 rows too many, into the next panel, which is packed later. */
+        for (p = 0; p < s->steps; p += 16) {
+            for (i = 16; here && i < 32; i++) MIXPI_PREFETCH(src + i * ld + p);
+            MIXPI_P(transpose16)(dst + p * to.wide, to.wide, src + p, ld);
+        }
+    }
+}
+
+/* Packs `rows` rows of pairs, `ld` apart, from a'. Element `at` of a begins the first of them. */
+MIXPI_K void MIXPI_P(turn_rows)(const mixpi_gemm_block *s, int64_t at, int64_t rows,
+                                int64_t ld) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t wide = mixpi_ceil_div(rows, 16) * 16, p, i;
+    for (p = 0; p < s->steps; p += 16) {
+        mixpi_source from = mixpi_source_of(g->a, at, g->lda);
+        int64_t left = mixpi_min(s->depth - 2 * p, 32);
+        from.first += 2 * p * g->lda;
+        memset(s->turn, 0, (size_t)(16 * wide) * sizeof(float));
+        MIXPI_P(load_across)(s->turn, wide, from, left, (int)rows, s->job->pairs);
+        for (i = 0; i < rows; i += 16) {
+            float *to = s->a_pack + i * ld + p;
+            MIXPI_P(transpose16)(to, ld, s->turn + i, wide);
+        }
+    }
+}
+
+/* Sets the tile's strides for op(a)[i .. i+rows, p0 .. p0+depth] and returns its first element.
+ * f32 rows are read in place, unless lda is a multiple of 1024; everything else is packed. */
+MIXPI_K const float *MIXPI_P(pack_rows)(const mixpi_gemm_block *s, int64_t i,
+                                        int64_t rows, mixpi_tile *t) {
+    const mixp_gemm_args *g = s->job->g;
+    if (MIXPI_BY_SUMS && g->trans_a && s->job->pairs >= MIXPI_AMX_BF16) {
+        t->a_step = 1;
+        t->a_row = s->job->depth + MIXPI_PAD;
+        MIXPI_P(turn_rows)(s, s->a_at + s->p0 * g->lda + i, rows, t->a_row);
+        return s->a_pack;
+    }
+    if (g->trans_a) {
+        int64_t at = s->a_at + s->p0 * g->lda + i;
+        t->a_row = 1;
+        t->a_step = s->job->panels * s->job->tall;
+        MIXPI_P(load_across)
+        (s->a_pack, t->a_step, mixpi_source_of(g->a, at, g->lda), s->depth, (int)rows,
+         s->job->pairs);
+        return s->a_pack;
+    }
+    t->a_step = 1;
+    if (g->a.dtype == MIXP_F32 && g->lda % 1024) {
+        t->a_row = g->lda;
+        return (const float *)g->a.data + s->a_at + i * g->lda + s->p0;
+    }
+    t->a_row = s->job->depth + MIXPI_PAD;
+    MIXPI_P(load_along)(s->a_pack, t->a_row,
+                        mixpi_source_of(g->a, s->a_at + i * g->lda + s->p0, g->lda), rows,
+                        (int)s->depth, s->job->pairs);
+    return s->a_pack;
+}
+
+/* Do tiles read b in place? They do if b is whole vectors of f32, is small enough to stay in the
+ * cache, and its rows do not all fall into the same cache sets. */
+MIXPI_V int MIXPI_P(b_in_place)(const mixpi_gemm_block *s) {
+    const mixp_gemm_args *g = s->job->g;
+    return !g->trans_b && g->b.dtype == MIXP_F32 && (s->n1 - s->n0) % 16 == 0 &&
+           g->ldb % 1024 && g->k * g->n <= 1 << 19;
+}
+
+MIXPI_V uintptr_t MIXPI_P(line_of)(mixp_in a, int64_t i)
+{ return (uintptr_t)a.data + (uintptr_t)(i * MIXPI_P(size)(a.dtype)); }
+
+/* The tile reads b in place, from column j of the block on. */
+MIXPI_V void MIXPI_P(tile_b_there)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
+    const mixp_gemm_args *g = s->job->g;
+    t->b = (const float *)g->b.data + s->b_at + s->p0 * g->ldb + s->n0 + j;
+    t->b_step = g->ldb;
+}
+
+/* The tile's steps prefetch the next panel of b, row after row. If b is transposed, they prefetch
+ * two of its rows at a time, line after line. */
+MIXPI_V void MIXPI_P(ask_columns)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t size = MIXPI_P(size)(g->b.dtype);
+    int64_t lines = mixpi_ceil_div(s->depth * size, 64);
+    int64_t row = g->ldb * size;
+    int64_t column = s->n0 + j + MIXPI_NR;
+    int64_t at = s->b_at + s->p0 * g->ldb + column;
+    if (column >= s->n1) return;
+    if (g->trans_b) {
+        at = s->b_at + column * g->ldb + s->p0;
+        t->ask = MIXPI_P(line_of)(g->b, at);
+        t->ask_next = (uintptr_t)(16 * row);
+        t->ask_step = 64;
+        t->ask_turn = lines;
+        t->ask_jump = (uintptr_t)(row - 64 * lines);
+        return;
+    }
+    t->ask = MIXPI_P(line_of)(g->b, at);
+    t->ask_next = 64;
+    t->ask_step = (uintptr_t)row;
+    if (!s->job->pairs) return;
+    t->ask_next = (uintptr_t)row;
+    t->ask_step = (uintptr_t)(2 * row);
+}
+
+/* The tile's steps prefetch one or two of the rows of a that follow its own. */
+MIXPI_V void MIXPI_P(ask_rows)(mixpi_gemm_block *s, mixpi_tile *t) {
+    t->ask = s->ask;
+    t->ask_next = s->ask_next;
+    t->ask_step = s->ask_step;
+    s->ask += MIXPI_NV * s->ask_next;
+    s->asks -= MIXPI_NV;
+}
+
+/* The panel of op(b) at column j, for the first rows of a block: packs the panel for all rows. If
+ * the first tile can read b in place, that tile packs b while it reads, and only if `more` rows
+ * follow. */
+MIXPI_K void MIXPI_P(tile_b_first)(const mixpi_gemm_block *s, mixpi_tile *t, int64_t j,
+                                   int more) {
+    const mixp_gemm_args *g = s->job->g;
+    MIXPI_P(ask_columns)(s, t, j);
+    if (MIXPI_NV > 1 && !g->trans_b && g->b.dtype == MIXP_F32 && t->cols % 16 == 0) {
+        if (more) t->keep = s->b_pack + j * s->steps;
+        MIXPI_P(tile_b_there)(s, t, j);
+        return;
+    }
+    if (g->trans_b) MIXPI_P(pack_transposed)(s, j);
+    else MIXPI_P(pack_straight)(s, j);
+}
+
+/* Tells the tiles of the rows from i on where op(b) from column j on is, and what to prefetch. */
+MIXPI_K void MIXPI_P(tile_b)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i, int64_t j,
+                             int more) {
+    t->ask = (uintptr_t)t->a;
+    t->ask_next = t->ask_step = 0;
+    t->ask_turn = 0;
+    t->ask_jump = 0;
+    t->keep = NULL;
+    t->b = s->b_pack + j * s->steps;
+    t->b_step = MIXPI_P(panel_of)(j, s->n1 - s->n0).wide;
+    if (MIXPI_P(b_in_place)(s)) MIXPI_P(tile_b_there)(s, t, j);
+    else if (i == s->m0) MIXPI_P(tile_b_first)(s, t, j, more);
+    if (MIXPI_NV > 1 && !t->ask_step && s->asks > 0) MIXPI_P(ask_rows)(s, t);
+}
+
+/* Runs the tiles of rows [i, i+rows), rows <= job->tall. If c is not f32, its sums wait in `part`:
+ * the sums of the entire block if k takes several passes, otherwise of these rows only. */
+MIXPI_K void MIXPI_P(gemm_panel)(mixpi_gemm_block *s, mixpi_tile *t, int64_t i,
+                                 int64_t rows) {
+    const mixpi_gemm_job *job = s->job;
+    const mixp_gemm_args *g = job->g;
+    int64_t n = s->n1 - s->n0, at = s->c_at + i * g->ldc + s->n0, j;
+    int     first = s->p0 == 0, last = s->p0 + s->depth == g->k;
+    float  *part = s->part + (first && last ? 0 : (i - s->m0) * job->cols);
+    float  *c = job->low ? part : (float *)g->c.data + at;
+    t->add = !first || (g->c.accumulate && !job->low);
+    t->c_row = job->low ? job->cols : g->ldc;
+    for (j = 0; j < n; j += MIXPI_NR) {
+        t->cols = (int)mixpi_min(MIXPI_NR, n - j);
+        t->bias = first && g->bias.data ? s->bias + j : NULL;
+        t->c = c + j;
+        MIXPI_P(tile_b)(s, t, i, j, i + rows < s->m1);
+        MIXPI_P(tile_run)(t, rows);
+    }
+    if (!job->low || !last) return;
+    for (; rows > 0; rows--, part += job->cols, at += g->ldc)
+        MIXPI_P(write)(g->c, at, n, part);
+}
+
+/* Plans the prefetch of the rows from `row` on, which follow the current ones. At the block's end
+ * these are the block's first rows in the next pass. After the last pass they are the same rows
+ * from k = 0 on, because another block may begin with them. */
+MIXPI_V void MIXPI_P(ask_after)(mixpi_gemm_block *s, int64_t row, int64_t rows) {
+    const mixp_gemm_args *g = s->job->g;
+    int64_t size = MIXPI_P(size)(g->a.dtype);
+    int64_t p = s->p0;
+    int64_t at;
+    if (row == s->m1) {
+        row = s->m0;
+        p += s->depth;
+        if (p == g->k) p = 0;
+    }
+    at = s->a_at + row * g->lda + p;
+    s->ask_next = (uintptr_t)(g->lda * size);
+    s->ask_step = (uintptr_t)size;
+    s->asks = rows;
+    if (g->trans_a) {
+        at = s->a_at + p * g->lda + row;
+        s->ask_step = s->ask_next;
+        s->ask_next = 64;
+        s->asks = rows * size / 64 + 1;
+    }
+    s->ask = MIXPI_P(line_of)(g->a, at);
+    if (s->job->pairs) s->ask_step *= 2;
+}
+
+/* Runs one pass over a block: a panel of rows at a time, or job->panels panels if a' is packed.
+ * The rows are split evenly into panels. */
+MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
+    int64_t m = s->m1 - s->m0, at_once = s->job->g->trans_a ? s->job->panels : 1, i, j;
+    int64_t panels = mixpi_ceil_div(m, s->job->tall);
+    mixpi_tile t;
+    t.depth = s->steps;
+    t.pairs = s->job->pairs;
+    t.alpha = s->job->g->alpha;
+    for (i = 0; i < panels; i += at_once) {
+        int64_t end = mixpi_min(i + at_once, panels), first = MIXPI_P(panel_row)(m, i, panels);
+        int64_t next = MIXPI_P(panel_row)(m, end, panels);
+        const float *a = MIXPI_P(pack_rows)(s, s->m0 + first, next - first, &t);
+        MIXPI_P(ask_after)(s, s->m0 + next, next - first);
+        for (j = i; j < end; j++) {
+            int64_t row = MIXPI_P(panel_row)(m, j, panels);
+            t.a = a + (row - first) * t.a_row;
+            MIXPI_P(gemm_panel)
+            (s, &t, s->m0 + row, MIXPI_P(panel_row)(m, j + 1, panels) - row);
+        }
+    }
+}
+
+/* Cuts a block's scratch memory and returns its size in floats. With `from` NULL it only
+ * measures. */
+MIXPI_K int64_t MIXPI_P(gemm_carve)(mixpi_gemm_block *s, float *from) {
+    const mixpi_gemm_job *job = s->job;
+    int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
+    int64_t spill = 15 * MIXPI_NR;      /* what pack_transposed writes beyond the last panel */
+    int64_t rows =
+        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t packed = job->panels * job->tall, turned = 0;
+    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
+    mixpi_carver c = { from, 0 };
+    if (job->pairs >= MIXPI_AMX_BF16) {
+        turned = 16 * (packed + 15);
+        packed += job->tall;            /* tiles read rows beyond the last */
+    }
+    if (steps < job->depth) steps = job->depth;
+    s->a_pack = mixpi_carve(&c, packed * ld);
+    s->turn = mixpi_carve(&c, turned);
+    s->strip = mixpi_carve(&c, strip);
+    s->bias = mixpi_carve(&c, job->cols);
+    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
+    s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
+    return c.used;
+}
+
+/* Sets s to the block of task `index`, before its first pass. */
+MIXPI_K void MIXPI_P(gemm_block)(mixpi_gemm_block *s, const mixpi_gemm_job *job,
+                                 int64_t index) {
+    const mixp_gemm_args *g = job->g;
+    int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR),
+            z = index / (job->down * job->across);
+    int64_t down = index / job->across % job->down, across = index % job->across;
+    memset(s, 0, sizeof *s);
+    s->job = job;
+    s->a_at = z * g->stride_a;
+    s->b_at = z * g->stride_b;
+    s->c_at = z * g->stride_c;
+    s->m0 = g->m * down / job->down;
+    s->m1 = g->m * (down + 1) / job->down;
+    s->n0 = panels * across / job->across * MIXPI_NR;
+    s->n1 = mixpi_min(g->n, panels * (across + 1) / job->across * MIXPI_NR);
+}
+
+MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
+    const mixpi_gemm_job *job = (const mixpi_gemm_job *)arg;
+    const mixp_gemm_args *g = job->g;
+    mixpi_gemm_block s;
+    MIXPI_P(gemm_block)(&s, job, index);
+    (void)MIXPI_P(gemm_carve)(&s, mixpi_slice(&job->slices, worker));
+    if (g->bias.data)
+        MIXPI_P(widen_rows)
+        (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
+#if MIXPI_PASS == 2 && MIXPI_AMX
+    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_CONFIGURE(&mixpi_amx_tiles);
+#endif
+    for (; s.p0 == 0 || s.p0 < g->k; s.p0 += job->depth) {
+        s.depth = mixpi_min(job->depth, g->k - s.p0);
+        s.steps = mixpi_pair_steps(job->pairs, s.depth);
+        MIXPI_P(gemm_pass)(&s);
+    }
+#if MIXPI_PASS == 2 && MIXPI_AMX
+    if (job->pairs >= MIXPI_AMX_BF16) MIXPI_AMX_RELEASE();
+#endif
+}
+
+/* The number of elements packed: a once per column of blocks, b once per row of blocks. */
+MIXPI_K double MIXPI_P(gemm_packed)(const mixp_gemm_args *g, int64_t down, int64_t across)
+{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+
+/* The cost of a cut: elements packed more than once and, above all, threads idle in the last
+ * round. */
+MIXPI_K double MIXPI_P(gemm_cost)(const mixp_gemm_args *g, int64_t down, int64_t across,
+                                  int64_t idle) {
+    int64_t blocks = g->batch * down * across;
+    double  waste = (double)(blocks + idle) / (double)blocks;
+    return MIXPI_P(gemm_packed)(g, down, across) * (waste * waste * waste);
+}
+
+/* Chooses the number of blocks: as few as the largest block size allows, or more to keep threads
+ * busy. The search stops where packing costs more than the best cut, because many threads make many
+ * candidate cuts. */
+MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
+    const mixp_gemm_args *g = job->g;
+    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
+            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t most_m = mixpi_ceil_div(g->m, job->tall),
+            most_n = mixpi_ceil_div(g->n, MIXPI_NR);
+    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double best = 1e300;
+    int64_t m, n;
+    job->down = least_m;
+    job->across = least_n;
+    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
+    if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
+    most_m = mixpi_min(most_m, least_m + threads);
+    most_n = mixpi_min(most_n, least_n + threads);
+    for (m = least_m; m <= most_m; m++)
+        for (n = least_n; n <= most_n && MIXPI_P(gemm_packed)(g, m, n) < best; n++) {
+            int64_t idle = (threads - g->batch * m * n % threads) % threads;
+            double  cost = MIXPI_P(gemm_cost)(g, m, n, idle);
+            if (cost < best) {
+                best = cost;
+                job->down = m;
+                job->across = n;
+            }
+            if (!idle) break;
+        }
+}
+
+/* The work of `sums` multiply-adds, in elements. A vector of 16 takes as long as one multiply-add
+ * in plain C. */
+MIXPI_V int64_t MIXPI_P(sums_work)(int64_t sums)
+{ return MIXPI_PASS == 0 ? sums : sums / 16; }
+
+/* Runs a gemm. have: the pairs that the device multiplies. */
+MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *g,
+                                      mixpi_pairs have) {
+    mixpi_gemm_job   job;
+    mixpi_gemm_block block;
+    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
+    const int64_t    work = MIXPI_P(sums_work)(g->m * g->n * g->k * g->batch);
+    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
+    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
+#if defined(MIXPREC_CBLAS)
+    if (mixpi_gemm_cblas(g)) return MIXP_OK;
+#endif
+    job.g = g;
+    job.low = g->c.dtype != MIXP_F32;
+    job.pairs = mixpi_pairs_for(have, g->a, g->b);
+    job.tall = MIXPI_MR;
+    job.panels = MIXPI_PANELS;
+    if (job.pairs >= MIXPI_AMX_BF16) {
+        job.tall = 32;
+        job.panels = 4;
+    }
+    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
+    MIXPI_P(gemm_grid)(&job, mixpi_workers(x, work));
+    job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.across) * MIXPI_NR;
+    block.job = &job;
+    job.slices.floats = MIXPI_P(gemm_carve)(&block, NULL);
+    return mixpi_run_sliced(x, g->batch * job.down * job.across, work, MIXPI_P(gemm_task), &job,
+                            &job.slices);
+}
+
+MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
+{ return MIXPI_P(gemm_run)(x, g, mixpi_no_pairs); }
+

@@ -1,0 +1,142 @@
+#pragma once
+#include "update.c"
+/* --- look -------------------------------------------------------------------------------- */
+
+#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
+#define MIXPI_LOOK_LANES 16
+#define MIXPI_EXPONENTS  MIXP_EXPONENTS
+
+/* The result for one piece of an array: how many magnitudes lie below each limit. */
+typedef struct mixpi_look_piece {
+    int32_t top, nonfinite, zeros, flushed, least, subnormal, past;
+    int32_t exponents[MIXPI_EXPONENTS];
+} mixpi_look_piece;
+
+typedef struct mixpi_look_job {
+    const mixp_look_args *k;
+    mixpi_look_limits     at;
+    mixpi_look_piece     *pieces;
+} mixpi_look_job;
+
+static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n) {
+    float top = mixp_f32_of_bits((uint32_t)p->top);
+    if (top > to->largest) to->largest = top;
+    to->count += n;
+    to->nonfinite += p->nonfinite;
+    to->zeros += p->zeros;
+    to->flushed += p->flushed - p->zeros;
+    to->least += p->least - p->flushed;
+    to->subnormal += p->subnormal - p->flushed;
+    to->saturated += p->past;
+}
+#endif
+
+/* The common case: full lanes, with only zeros and numbers that are finite and normal in the low
+ * format. Returns 0 and records nothing in any other case. */
+MIXPI_K int MIXPI_P(look_plain)(mixpi_look_piece *p, const float *x, int n,
+                                const mixpi_look_limits *at) {
+    uint32_t a[MIXPI_LOOK_LANES], top[MIXPI_LOOK_LANES], low[MIXPI_LOOK_LANES];
+    int32_t zeros[MIXPI_LOOK_LANES], all = 0;
+    uint32_t largest = 0, smallest = 0xFFFFFFFFu;
+    int i, j;
+    if (n % MIXPI_LOOK_LANES) return 0;
+    memset(top, 0, sizeof top);
+    memset(low, 0xFF, sizeof low);
+    memset(zeros, 0, sizeof zeros);
+    for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
+        memcpy(a, x + i, sizeof a);
+        for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+            uint32_t v = a[j] & 0x7FFFFFFFu, below = v - 1u;    /* of 0: the largest there is */
+            top[j] = v > top[j] ? v : top[j];
+            low[j] = below < low[j] ? below : low[j];
+            zeros[j] += v == 0;
+        }
+    }
+    for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+        largest = top[j] > largest ? top[j] : largest;
+        smallest = low[j] < smallest ? low[j] : smallest;
+        all += zeros[j];
+    }
+    if (largest >= at->past || smallest < at->subnormal) return 0;
+    if ((int32_t)largest > p->top) p->top = (int32_t)largest;
+    p->zeros += all;
+    p->flushed += all;          /* counts include all below a limit */
+    p->least += all;
+    p->subnormal += all;
+    return 1;
+}
+
+/* 16 magnitudes at a time, as integers: fast-math, FTZ and DAZ cannot change them. */
+MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
+                                 const mixpi_look_limits *at) {
+    const int32_t inf = 0x7F800000, flushed = (int32_t)at->flushed;
+    const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
+    const int32_t past = (int32_t)at->past;
+    int32_t a[MIXPI_LOOK_LANES], found[7][MIXPI_LOOK_LANES];
+    int i, j;
+    memset(found, 0, sizeof found);
+    for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
+        int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
+        /* Lanes beyond the end are NaN, which only `nonfinite` counts. */
+        if (m < MIXPI_LOOK_LANES) memset(a, 0xFF, sizeof a);
+        memcpy(a, x + i, (size_t)m * sizeof *a);
+        for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+            int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
+            found[0][j] = finite > found[0][j] ? finite : found[0][j];
+            found[1][j] += v >= inf;
+            found[2][j] += v == 0;
+            found[3][j] += v <= flushed;
+            found[4][j] += v < least;
+            found[5][j] += v < subnormal;
+            found[6][j] += finite >= past;
+        }
+    }
+    for (j = 0; j < MIXPI_LOOK_LANES; j++) {
+        if (found[0][j] > p->top) p->top = found[0][j];
+        p->nonfinite += found[1][j];
+        p->zeros += found[2][j];
+        p->flushed += found[3][j];
+        p->least += found[4][j];
+        p->subnormal += found[5][j];
+        p->past += found[6][j];
+    }
+    p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
+}
+
+MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
+    const mixpi_look_job *job = (const mixpi_look_job *)arg;
+    const mixp_look_args *k = job->k;
+    mixpi_look_piece *p = &job->pieces[index];
+    int64_t i = index * MIXPI_CHUNK, end = mixpi_min(i + MIXPI_CHUNK, k->n);
+    float buf[MIXPI_BLOCK];
+    (void)worker;
+    memset(p, 0, sizeof *p);
+    for (; i < end; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, end - i), j;
+        const float *x = MIXPI_P(read)(k->x, i, n, buf);
+        if (!MIXPI_P(look_plain)(p, x, n, &job->at)) MIXPI_P(look_block)(p, x, n, &job->at);
+        for (j = 0; k->exponents && j < n; j++)
+            p->exponents[(mixp_bits_of_f32(x[j]) >> 23) & 255u]++;
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k) {
+    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
+    mixpi_look_job job;
+    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    job.at = mixpi_look_limits_of(k->low);
+    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
+    if (!job.pieces) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, n, k->n, MIXPI_P(look_piece), &job);
+    for (i = 0; i < n; i++) {
+        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
+        int e;
+        mixpi_look_join(k->row, &job.pieces[i], count);
+        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
+        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
+            k->exponents[e] += job.pieces[i].exponents[e];
+    }
+    return MIXP_OK;
+}
+

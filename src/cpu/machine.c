@@ -1,0 +1,113 @@
+#pragma once
+#include "../macros.c"
+#if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
+#  define MIXPI_X86 1
+#  include <immintrin.h>
+#else
+#  define MIXPI_X86 0
+#endif
+/* The lowest pass that is compiled (0: plain C, 1: AVX2, 2: AVX-512). If flags like -march=native
+ * guarantee an instruction set, the lower passes would never run. MIXPREC_ALL_ISAS compiles all
+ * passes, for tests. */
+#if !MIXPI_X86 || defined(MIXPREC_ALL_ISAS)
+#  define MIXPI_LEAST 0
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) &&           \
+    defined(__AVX512VL__) && defined(__FMA__) && defined(__F16C__)
+#  define MIXPI_LEAST 2
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#  define MIXPI_LEAST 1
+#else
+#  define MIXPI_LEAST 0
+#endif
+/* Does the processor have vector instructions for which there are kernels? */
+#if defined(__x86_64__) || defined(_M_X64) || defined(__aarch64__) || defined(_M_ARM64)
+#  define MIXPI_HAS_VECTORS 1
+#else
+#  define MIXPI_HAS_VECTORS 0
+#endif
+/* Does the compiler know AVX512_BF16? */
+#define MIXPI_BF16 0
+#if MIXPI_X86 && defined(__clang__)
+#  if __clang_major__ >= 9
+#    undef MIXPI_BF16
+#    define MIXPI_BF16 1
+#  endif
+#elif MIXPI_X86
+#  if __GNUC__ >= 10
+#    undef MIXPI_BF16
+#    define MIXPI_BF16 1
+#  endif
+#endif
+#if defined(__GNUC__) && defined(__aarch64__) && !defined(MIXPREC_NO_SIMD)
+#  define MIXPI_ARM 1
+#  include <arm_neon.h>
+#else
+#  define MIXPI_ARM 0
+#endif
+/* FMLAL and BFMLAL are used if the assembler knows them and Linux can report them. */
+#define MIXPI_ARM_PAIRS 0
+#if MIXPI_ARM && defined(__linux__) && defined(__AARCH64EL__)
+#  if defined(__clang__) ? __clang_major__ >= 11 : __GNUC__ >= 10
+#    undef MIXPI_ARM_PAIRS
+#    define MIXPI_ARM_PAIRS 1
+#    include <sys/auxv.h>
+#  endif
+#endif
+/* AMX instructions are written as bytes, which every assembler accepts. */
+#if MIXPI_BF16 && defined(__linux__) && defined(__LP64__)
+#  define MIXPI_AMX 1
+#else
+#  define MIXPI_AMX 0
+#endif
+/* A tile is named by a digit, 0 to 7. tests/amxsim.h replaces these macros with C. */
+#if MIXPI_AMX && !defined(MIXPI_AMX_EMULATED)
+#  define MIXPI_AMX_BYTES(bytes) __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::: "memory")
+#  define MIXPI_AMX_MEMORY(bytes, p, stride)                                              \
+       __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::"a"(p), "d"(stride) : "memory")
+#  define MIXPI_AMX_CONFIGURE(p)        MIXPI_AMX_MEMORY("0x78, 0x49, 0x00", p, 0)
+#  define MIXPI_AMX_RELEASE()           MIXPI_AMX_BYTES("0x78, 0x49, 0xC0")
+#  define MIXPI_AMX_ZERO(tile)          MIXPI_AMX_BYTES("0x7B, 0x49, 0xC0 + 8 * " #tile)
+#  define MIXPI_AMX_LOAD(tile, p, stride)                                                 \
+       MIXPI_AMX_MEMORY("0x7B, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
+#  define MIXPI_AMX_STORE(tile, p, stride)                                                \
+       MIXPI_AMX_MEMORY("0x7A, 0x4B, 0x04 + 8 * " #tile ", 0x10", p, stride)
+#  define MIXPI_AMX_DOT_BF16(sum, a, b)                                                   \
+       MIXPI_AMX_BYTES("0x7A - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
+#  define MIXPI_AMX_DOT_F16(sum, a, b)                                                    \
+       MIXPI_AMX_BYTES("0x7B - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
+#  define MIXPI_AMX_MACHINE(f16) mixpi_amx_machine(f16)
+
+static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
+    __asm__ volatile("cpuid"
+                     : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3])
+                     : "a"(leaf), "c"(part));
+}
+
+/* Does the processor have tiles of bf16 (and f16), does the system save them (XCR0), and may this
+ * process use them? Linux requires each process to request permission; repeated requests get the
+ * same answer. The machine must have AVX-512, which implies CPUID leaf 7 and XGETBV. */
+static int mixpi_amx_machine(int f16) {
+    uint32_t id[4], more[4] = { 0, 0, 0, 0 }, low;
+    long     answer = 158;                              /* arch_prctl */
+    mixpi_cpuid(7, 0, id);
+    if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0;   /* AMX-TILE, AMX-BF16 */
+    if (id[0] >= 1) mixpi_cpuid(7, 1, more);
+    if (f16 && !(more[0] & 1u << 21)) return 0;         /* AMX-FP16 */
+    __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
+    if ((low & 0x60000u) != 0x60000u) return 0;         /* tiles and their configuration */
+    __asm__ volatile("syscall"                          /* ARCH_REQ_XCOMP_PERM, of tiles */
+                     : "+a"(answer)
+                     : "D"(0x1023L), "S"(18L)
+                     : "rcx", "r11", "memory");
+    return answer == 0;
+}
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#  define MIXPI_SANITIZED 1
+#elif defined(__has_feature)
+#  if __has_feature(address_sanitizer) || __has_feature(memory_sanitizer)
+#    define MIXPI_SANITIZED 1
+#  endif
+#endif
+

@@ -1,0 +1,526 @@
+#pragma once
+#include "elementwise.c"
+/* --- softmax, norms, embedding, losses ------------------------------------------------- */
+/* e = exp(p + shift); e has room for a multiple of 16, p need not. */
+MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t n) {
+    mixpi_v s = mixpi_vset(shift);
+    int64_t j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vpart(p + j, n - j), s)));
+}
+
+/* y = (p + shift) * by; room as above. */
+MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float by,
+                                    int64_t n) {
+    mixpi_v s = mixpi_vset(shift), f = mixpi_vset(by);
+    int64_t j;
+    for (j = 0; j < n; j += 16)
+        mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
+}
+
+/* The largest of a[at, at+cols); a NaN may be missed: it comes back through the sum. */
+MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
+    float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
+    int64_t j;
+    MIXPI_BLOCKS(i, n, cols) {
+        const float *p = MIXPI_P(read)(a, at + i, n, buf);
+        mixpi_v m = mixpi_vset(best);
+        for (j = 0; j + 16 <= n; j += 16) m = mixpi_vmax(mixpi_vload(p + j), m);
+        best = mixpi_vmaxof(m);
+        for (; j < n; j++) best = p[j] > best ? p[j] : best;
+    }
+    return best;
+}
+
+/* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
+MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
+                                   float *e) {
+    float buf[MIXPI_BLOCK];
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, cols) {
+        MIXPI_P(floats_exp)(e, MIXPI_P(read)(a, at + i, n, buf), -max, n);
+        sum += (double)MIXPI_P(floats_sum)(e, n);
+    }
+    return sum;
+}
+
+/* --- softmax --- */
+
+/* (a - max) - log(sum), each difference rounded. */
+MIXPI_K void MIXPI_P(log_softmax_row)(const mixp_softmax_args *k, int64_t at, float max,
+                                      float sum) {
+    float buf[MIXPI_BLOCK], v[MIXPI_BLOCK], lse = logf(sum);
+    MIXPI_BLOCKS(i, n, k->cols) {
+        MIXPI_P(floats_affine)(v, MIXPI_P(read)(k->a, at + i, n, buf), -max, 1.0f, n);
+        MIXPI_P(floats_affine)(v, v, -lse, 1.0f, n);
+        MIXPI_P(write)(k->y, at + i, n, v);
+    }
+}
+
+/* The exps of a row of one block are in e still. */
+MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
+    const mixp_softmax_args *k = (const mixp_softmax_args *)args;
+    int64_t at = row * k->cols;
+    float buf[MIXPI_BLOCK], e[MIXPI_BLOCK];
+    float max = MIXPI_P(row_max)(k->a, at, k->cols);
+    float sum = (float)MIXPI_P(row_sumexp)(k->a, at, k->cols, max, e);
+    if (k->log_of) {
+        MIXPI_P(log_softmax_row)(k, at, max, sum);
+        return;
+    }
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (k->cols > MIXPI_BLOCK)
+            MIXPI_P(floats_exp)(e, MIXPI_P(read)(k->a, at + i, n, buf), -max, n);
+        MIXPI_P(floats_affine)(e, e, 0.0f, 1.0f / sum, n);
+        MIXPI_P(write)(k->y, at + i, n, e);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, const mixp_softmax_args *k) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(softmax_row),
+                          k);
+}
+
+/* -sum(dy y) of the row at `at`; of the log: -sum(dy). */
+MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
+    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK];
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
+        if (k->log_of) sum += (double)MIXPI_P(floats_sum)(dy, n);
+        else
+            sum +=
+                (double)MIXPI_P(floats_dot)(dy, MIXPI_P(read)(k->y, at + i, n, y_buf), n);
+    }
+    return -(float)sum;
+}
+
+MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
+    const mixp_softmax_backward_args *k = (const mixp_softmax_backward_args *)args;
+    float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK], da[MIXPI_BLOCK];
+    int64_t j, at = row * k->cols;
+    mixpi_v sum = mixpi_vset(MIXPI_P(softmax_back_sum)(k, at));
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *dy = MIXPI_P(read)(k->dy, at + i, n, dy_buf);
+        const float *y = MIXPI_P(read)(k->y, at + i, n, y_buf);
+        for (j = 0; j < n; j += 16) {
+            mixpi_v g = mixpi_vpart(dy + j, n - j), v = mixpi_vpart(y + j, n - j);
+            if (k->log_of) v = mixpi_vfma(mixpi_vexp(v), sum, g);
+            else v = mixpi_vmul(v, mixpi_vadd(g, sum));
+            mixpi_vstore(da + j, v);
+        }
+        MIXPI_P(write)(k->da, at + i, n, da);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x,
+                                              const mixp_softmax_backward_args *k) {
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da))
+        return MIXP_ERR_DTYPE;
+    return mixpi_each_unit(x, k->rows, k->cols,
+                          MIXPI_P(softmax_back_row), k);
+}
+
+/* --- layer norm, rms norm --- */
+
+/* Elements [i, i+n) of a as floats, or `value` where a is not there. */
+MIXPI_V const float *MIXPI_P(read_or)(mixp_in a, float value, int64_t i, int64_t n,
+                                      float *buf) {
+    int64_t j;
+    if (a.data) return MIXPI_P(read)(a, i, n, buf);
+    for (j = 0; j < n; j += 16) mixpi_vstore(buf + j, mixpi_vset(value));
+    return buf;
+}
+
+MIXPI_K float MIXPI_P(norm_mean)(const mixp_norm_args *k, int64_t at) {
+    float buf[MIXPI_BLOCK];
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, k->cols)
+        sum += (double)MIXPI_P(floats_sum)(MIXPI_P(read)(k->a, at + i, n, buf), n);
+    return (float)(sum / (double)k->cols);
+}
+
+/* x = a[at, at+n) - mean. */
+MIXPI_K void MIXPI_P(norm_center)(mixp_in a, int64_t at, int64_t n, float mean,
+                                  float *x) {
+    float buf[MIXPI_BLOCK];
+    MIXPI_P(floats_affine)(x, MIXPI_P(read)(a, at, n, buf), -mean, 1.0f, n);
+}
+
+/* The last block's a - mean stay in x. */
+MIXPI_K float MIXPI_P(norm_rstd)(const mixp_norm_args *k, int64_t at, float mean,
+                                 float *x) {
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
+        sum += (double)MIXPI_P(floats_dot)(x, x, n);
+    }
+    return (float)(1.0 / sqrt(sum / (double)k->cols + (double)k->eps));
+}
+
+/* x = x * rstd * gamma + beta for columns [i, i+n). */
+MIXPI_K void MIXPI_P(norm_scale)(const mixp_norm_args *k, int64_t i, int64_t n,
+                                 float rstd, float *x) {
+    static const mixp_in none = { NULL, MIXP_F32 };
+    float gamma_buf[MIXPI_BLOCK], beta_buf[MIXPI_BLOCK];
+    const float *gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, gamma_buf);
+    const float *beta = MIXPI_P(read_or)(k->rms ? none : k->beta, 0.0f, i, n, beta_buf);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v h = mixpi_vmul(mixpi_vload(x + j), mixpi_vset(rstd));
+        mixpi_v g = mixpi_vpart(gamma + j, n - j);
+        mixpi_vstore(x + j, mixpi_vfma(h, g, mixpi_vpart(beta + j, n - j)));
+    }
+}
+
+MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
+    const mixp_norm_args *k = (const mixp_norm_args *)args;
+    int64_t at = row * k->cols;
+    float x[MIXPI_BLOCK];
+    float mean = k->rms ? 0.0f : MIXPI_P(norm_mean)(k, at);
+    float rstd = MIXPI_P(norm_rstd)(k, at, mean, x);
+    if (!k->rms) k->mean[row] = mean;
+    k->rstd[row] = rstd;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (k->cols > MIXPI_BLOCK) MIXPI_P(norm_center)(k->a, at + i, n, mean, x);
+        MIXPI_P(norm_scale)(k, i, n, rstd, x);
+        MIXPI_P(write)(k->y, at + i, n, x);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
+    mixp_result r = mixpi_norm_check(k);
+    if (r != MIXP_OK) return r;
+    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(norm_row), k);
+}
+
+/* A row of sums, and its norm while it is at hand. */
+MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
+    const mixp_norm_args *k = (const mixp_norm_args *)args;
+    mixp_norm_args of_sum = *k;
+    float a_buf[MIXPI_BLOCK], b_buf[MIXPI_BLOCK], sum[MIXPI_BLOCK];
+    int64_t at = row * k->cols;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *a = MIXPI_P(read)(k->a, at + i, n, a_buf);
+        const float *b = MIXPI_P(read)(k->b, at + i, n, b_buf);
+        MIXPI_P(floats_add)(sum, a, b, n);
+        MIXPI_P(write)(k->sum, at + i, n, sum);
+    }
+    of_sum.a = mixpi_in(k->sum.data, k->sum.dtype);
+    MIXPI_P(norm_row)(&of_sum, row);
+}
+
+MIXPI_K mixp_result MIXPI_P(add_norm)(const mixp_exec *x, const mixp_norm_args *k) {
+    mixp_result r = mixpi_norm_check(k);
+    if (!mixpi_reads(k->b) || !mixpi_writes(k->sum)) return MIXP_ERR_DTYPE;
+    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(add_norm_row), k);
+}
+
+/* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row; returns dy. */
+MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
+                                              int64_t row, int64_t i, int64_t n, float *h,
+                                              float *d, float *dy_buf) {
+    float buf[MIXPI_BLOCK], shift = k->rms ? 0.0f : -k->mean[row];
+    const float *a = MIXPI_P(read)(k->a, row * k->cols + i, n, buf), *gamma;
+    const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, dy_buf);
+    int64_t j;
+    MIXPI_P(floats_affine)(h, a, shift, k->rstd[row], n);
+    gamma = MIXPI_P(read_or)(k->gamma, 1.0f, i, n, buf);
+    for (j = 0; j < n; j += 16) {
+        mixpi_v g = mixpi_vpart(gamma + j, n - j);
+        mixpi_vstore(d + j, mixpi_vmul(mixpi_vpart(dy + j, n - j), g));
+    }
+    return dy;
+}
+
+/* dgamma += dy h and dbeta += dy, n columns of each. */
+MIXPI_K void MIXPI_P(norm_back_add)(const float *dy, const float *h, int64_t n,
+                                    float *dgamma, float *dbeta) {
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v g = mixpi_vpart(dy + j, n - j);
+        mixpi_v hg = mixpi_vfma(g, mixpi_vload(h + j), mixpi_vload(dgamma + j));
+        mixpi_vstore(dgamma + j, hg);
+        mixpi_vstore(dbeta + j, mixpi_vadd(g, mixpi_vload(dbeta + j)));
+    }
+}
+
+/* d = rstd (d + minus_mean + h minus_dot). */
+MIXPI_K void MIXPI_P(norm_back_slope)(const float *h, float *d, int64_t n,
+                                      float minus_mean, float minus_dot, float rstd) {
+    mixpi_v m1 = mixpi_vset(minus_mean), m2 = mixpi_vset(minus_dot), r = mixpi_vset(rstd);
+    int64_t j;
+    for (j = 0; j < n; j += 16) {
+        mixpi_v v = mixpi_vadd(mixpi_vload(d + j), m1);
+        mixpi_vstore(d + j, mixpi_vmul(mixpi_vfma(mixpi_vload(h + j), m2, v), r));
+    }
+}
+
+/* db = da, of the row at `at`. */
+MIXPI_K void MIXPI_P(norm_back_copy)(const mixp_norm_backward_args *k, int64_t at) {
+    float buf[MIXPI_BLOCK];
+    if (!k->db.data) return;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        memcpy(buf, (const float *)k->da.data + at + i, (size_t)n * sizeof *buf);
+        MIXPI_P(write)(k->db, at + i, n, buf);
+    }
+}
+
+/* A row's da; before that, its part of the task's sums. */
+MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
+    const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
+    const mixp_norm_backward_args *k = job->k;
+    int64_t wide = job->wide;
+    float *sums = job->sums ? job->sums + row / job->per_task * 2 * wide : NULL;
+    float h[MIXPI_BLOCK], d[MIXPI_BLOCK], dy_buf[MIXPI_BLOCK], minus_mean, minus_dot;
+    double sum = 0.0, dot = 0.0;
+    if (sums && row % job->per_task == 0)
+        memset(sums, 0, (size_t)(2 * wide) * sizeof(float));
+    MIXPI_BLOCKS(i, n, k->cols) {
+        const float *dy = MIXPI_P(norm_back_block)(k, row, i, n, h, d, dy_buf);
+        if (!k->rms) sum += (double)MIXPI_P(floats_sum)(d, n);
+        dot += (double)MIXPI_P(floats_dot)(d, h, n);
+        if (sums) MIXPI_P(norm_back_add)(dy, h, n, sums + i, sums + wide + i);
+    }
+    if (!k->da.data) return;
+    minus_mean = -(float)(sum / (double)k->cols);
+    minus_dot = -(float)(dot / (double)k->cols);
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (k->cols > MIXPI_BLOCK) MIXPI_P(norm_back_block)(k, row, i, n, h, d, dy_buf);
+        MIXPI_P(norm_back_slope)(h, d, n, minus_mean, minus_dot, k->rstd[row]);
+        MIXPI_P(write)(k->da, row * k->cols + i, n, d);
+    }
+    MIXPI_P(norm_back_copy)(k, row * k->cols);
+}
+
+/* out (+)= the tasks' sums of columns [i, i+n), which begin at `sums`, in the order of tasks. */
+MIXPI_K void MIXPI_P(norm_back_total)(const mixpi_norm_back_job *job, const float *sums,
+                                      mixp_out out, int64_t i, int64_t n) {
+    float total[MIXPI_BLOCK];
+    int64_t task;
+    if (!out.data) return;
+    memset(total, 0, sizeof total);
+    for (task = 0; task < job->tasks; task++)
+        MIXPI_P(floats_add)(total, total, sums + task * 2 * job->wide + i, n);
+    MIXPI_P(write)(out, i, n, total);
+}
+
+/* A block of columns of dgamma and dbeta. */
+MIXPI_K void MIXPI_P(norm_back_join)(const void *args, int64_t block) {
+    const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
+    int64_t i = block * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, job->k->cols - i);
+    MIXPI_P(norm_back_total)(job, job->sums, job->k->dgamma, i, n);
+    MIXPI_P(norm_back_total)(job, job->sums + job->wide, job->k->dbeta, i, n);
+}
+
+MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x,
+                                           const mixp_norm_backward_args *k) {
+    mixpi_norm_back_job job = mixpi_norm_back_plan(k);
+    mixpi_units units = { MIXPI_P(norm_back_row), NULL, k->rows, 1 };
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
+        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
+        !mixpi_may_write(k->dbeta) || !mixpi_may_write(k->db))
+        return MIXP_ERR_DTYPE;
+    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
+        return MIXP_ERR_ARGUMENT;
+    if (k->dgamma.data || k->dbeta.data) {
+        size_t count = (size_t)(job.tasks * 2 * job.wide);
+        job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!job.sums) return MIXP_ERR_MEMORY;
+    }
+    units.job = &job;
+    units.per_task = job.per_task;
+    mixpi_run_units(x, &units, k->rows * k->cols);
+    if (!job.sums) return MIXP_OK;
+    return mixpi_each_unit(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), job.tasks * MIXPI_BLOCK,
+                           MIXPI_P(norm_back_join), &job);
+}
+
+/* --- embedding --- */
+
+MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
+    const mixp_embedding_args *k = (const mixp_embedding_args *)args;
+    mixp_in from = mixpi_in_at(k->table, k->ids[row] * k->cols);
+    MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
+}
+
+MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k) {
+    if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(embedding_row),
+                          k);
+}
+
+/* A row of dtable: the rows of dy that used it, along its list, rounded once. */
+MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
+    const mixpi_embedding_back_job *job = (const mixpi_embedding_back_job *)args;
+    const mixp_embedding_backward_args *k = job->k;
+    mixp_in had = { k->dtable.data, k->dtable.dtype };
+    mixp_out sums = { k->dtable.data, k->dtable.dtype, 0 };
+    float sum[MIXPI_BLOCK], buf[MIXPI_BLOCK];
+    int64_t row, at = id * k->cols;
+    if (job->first[id] < 0 && k->dtable.accumulate) return;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        memset(sum, 0, sizeof sum);
+        if (k->dtable.accumulate)
+            memcpy(sum, MIXPI_P(read)(had, at + i, n, buf), (size_t)n * sizeof(float));
+        for (row = job->first[id]; row >= 0; row = job->next[row]) {
+            const float *dy = MIXPI_P(read)(k->dy, row * k->cols + i, n, buf);
+            MIXPI_P(floats_add)(sum, sum, dy, n);
+        }
+        MIXPI_P(write)(sums, at + i, n, sum);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
+                                                const mixp_embedding_backward_args *k) {
+    mixpi_embedding_back_job job = { k, NULL, NULL };
+    void *memory;
+    if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_embedding_back_carve(&job, memory);
+    mixpi_embedding_back_lists(&job);
+    return mixpi_each_unit(x, k->vocab, mixpi_embedding_back_work(k),
+                          MIXPI_P(embedding_back_row), &job);
+}
+
+/* --- losses --- */
+
+/* The mean of a row. */
+MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
+    float buf[MIXPI_BLOCK];
+    double sum = 0.0;
+    MIXPI_BLOCKS(i, n, cols)
+        sum += (double)MIXPI_P(floats_sum)(MIXPI_P(read)(a, at + i, n, buf), n);
+    return sum / (double)cols;
+}
+
+/* The row's loss in double, its parts added there. */
+MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
+    const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
+    const mixp_cross_entropy_args *k = job->k;
+    int64_t at = row * k->cols;
+    int32_t target = k->targets[row];
+    float e[MIXPI_BLOCK], max = MIXPI_P(row_max)(k->logits, at, k->cols);
+    double sum = MIXPI_P(row_sumexp)(k->logits, at, k->cols, max, e);
+    double smooth = (double)k->smoothing;
+    float log_sum = logf((float)sum);
+    k->top_rsum[2 * row] = max;
+    k->top_rsum[2 * row + 1] = (float)(1.0 / sum);
+    if (target == k->ignore) return;
+    job->losses[row] =
+        (double)(max - MIXPI_P(read_one)(k->logits, at + target)) + (double)log_sum;
+    if (!(smooth > 0.0)) return;
+    job->losses[row] *= 1.0 - smooth;
+    job->losses[row] += smooth * ((double)max - MIXPI_P(row_mean)(k->logits, at, k->cols) +
+                                  (double)log_sum);
+}
+
+MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x,
+                                           const mixp_cross_entropy_args *k) {
+    mixpi_entropy_job job = { k, NULL };
+    if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(entropy_row), &job);
+    mixpi_entropy_mean(&job);
+    return MIXP_OK;
+}
+
+/* factor (softmax - onehot) of a row. */
+MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
+    const mixpi_entropy_back_job *job = (const mixpi_entropy_back_job *)args;
+    const mixp_cross_entropy_backward_args *k = job->k;
+    int64_t at = row * k->cols, target = k->targets[row];
+    int ignored = target == k->ignore;
+    float hot = 1.0f - k->smoothing, others = 0.0f;
+    float top = k->top_rsum[2 * row], rsum = k->top_rsum[2 * row + 1];
+    float buf[MIXPI_BLOCK], d[MIXPI_BLOCK];
+    if (k->smoothing > 0.0f) others = -k->smoothing / (float)k->cols;
+    if (ignored && k->dlogits.accumulate) return;
+    MIXPI_BLOCKS(i, n, k->cols) {
+        if (ignored) {
+            memset(d, 0, sizeof d);
+        } else {
+            const float *a = MIXPI_P(read)(k->logits, at + i, n, buf);
+            MIXPI_P(floats_exp)(d, a, -top, n);
+            MIXPI_P(floats_affine)(d, d, 0.0f, rsum, n);
+            if (target >= i && target < i + n) d[target - i] -= hot;
+            MIXPI_P(floats_affine)(d, d, others, job->factor, n);
+        }
+        MIXPI_P(write)(k->dlogits, at + i, n, d);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
+        const mixp_cross_entropy_backward_args *k) {
+    mixpi_entropy_back_job job = { k, 0.0f };
+    if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
+        return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.factor = MIXPI_P(read_one)(k->dloss, 0) / k->counted[0];
+    return mixpi_each_unit(x, k->rows, k->cols,
+                          MIXPI_P(entropy_back_row), &job);
+}
+
+/* A row's loss, and its gradient while the row is at hand. */
+MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
+    const mixpi_entropy_both_job *job = (const mixpi_entropy_both_job *)args;
+    MIXPI_P(entropy_row)(&job->loss, row);
+    MIXPI_P(entropy_back_row)(&job->back, row);
+}
+
+MIXPI_K mixp_result MIXPI_P(cross_entropy_both)(const mixp_exec *x,
+                                                const mixp_cross_entropy_both_args *k) {
+    const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
+    mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
+    if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
+    if (back.dlogits.accumulate || k->loss.before ||
+        mixpi_bad_id(back.targets, back.rows, back.cols, back.ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.loss.losses = (double *)mixpi_scratch(x, (size_t)back.rows * sizeof(double));
+    if (!job.loss.losses) return MIXP_ERR_MEMORY;
+    job.back.factor = k->scale[0] * k->share / (float)mixpi_entropy_count(&k->loss);
+    mixpi_each_unit(x, back.rows, back.cols, MIXPI_P(entropy_both_row),
+                   &job);
+    mixpi_entropy_mean(&job.loss);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
+    mixpi_sum s;
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n,
+                   mixpi_out_to(k->y, MIXP_F32, 0));
+    mixpi_map_source(&s.map, k->a, NULL);
+    mixpi_map_source(&s.map, k->target, NULL);
+    s.map.axes.s[0][0] = 0;
+    s.map.q = k->delta;
+    s.factor = (float)(1.0 / (double)(k->over ? k->over : k->n));
+    return MIXPI_P(sum_run)(x, &s);
+}
+
+MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x,
+                                           const mixp_loss_backward_args *k) {
+    mixpi_map m;
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
+    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)k->kind, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->a, NULL);
+    mixpi_map_source(&m, k->target, NULL);
+    m.p = MIXPI_P(read_one)(k->dloss, 0) / (float)(k->over ? k->over : k->n);
+    m.q = k->delta;
+    return MIXPI_P(map_run)(x, &m);
+}
+

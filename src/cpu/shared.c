@@ -1,0 +1,761 @@
+#pragma once
+#include "../kernels.h"
+#include "../formats.c"
+/* ==== 4. KERNELS (implementation) =====================================================
+ *
+ * Kernels are written once, in plain functions over vectors of 16 floats, and compiled once
+ * per instruction set: the section between MIXPI_PASS and its #endif is included again for
+ * each. MIXPI_P(name) gives a function its set's suffix.
+ *
+ * Where bits are promised, a product that feeds a sum is an explicit vfma: compilers may
+ * contract the two-step form on one instruction set and not on another.
+ */
+#define MIXPI_CAT3(a, b, c) a##b##c
+#define MIXPI_CAT(a, b, c)  MIXPI_CAT3(a, b, c)
+#define MIXPI_P(name)       MIXPI_CAT(mixpi, _##name##_, MIXPI_SUFFIX)
+
+#define MIXPI_BLOCK 1024        /* floats widened at a time: a few such buffers fit in L1  */
+/* Goes through count elements from i = 0 on, n <= MIXPI_BLOCK at a time; declares i and n. */
+#define MIXPI_BLOCKS(i, n, count)                                                         \
+    for (int64_t i = 0, n; (n = mixpi_min(MIXPI_BLOCK, (count) - i)) > 0; i += MIXPI_BLOCK)
+
+/* Work is counted in elements: as many as would take as long in a simple pass over an array. */
+#define MIXPI_GRAIN      16384      /* work that is worth a task of its own                */
+#define MIXPI_LEAST_WORK 65536      /* work that is worth waking threads: 7 to 50 us       */
+
+/* How many workers may share so much work. */
+static int mixpi_workers(const mixp_exec *x, int64_t work)
+{ return x->parallel && x->threads > 1 && work >= x->least_work ? x->threads : 1; }
+
+static void mixpi_parallel(const mixp_exec *x, int64_t tasks, int64_t work, mixp_task task,
+                           void *arg) {
+    int64_t i;
+    if (tasks > 1 && mixpi_workers(x, work) > 1) {
+        x->parallel(x->user, tasks, task, arg);
+        return;
+    }
+    for (i = 0; i < tasks; i++) task(arg, i, 0);
+}
+static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
+{ return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
+static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
+/* May a kernel read a, write y? The second pair: or is it not there? */
+static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
+static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
+static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
+static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
+
+/* The same from element i on. */
+static mixp_in mixpi_in_at(mixp_in a, int64_t i)
+{ return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
+static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
+    a.data = (char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
+    return a;
+}
+
+/* Work that is cut into units: so many of them are a task. */
+typedef void (*mixpi_unit)(const void *job, int64_t unit);
+typedef struct mixpi_units {
+    mixpi_unit  unit;
+    const void *job;
+    int64_t     count, per_task;
+} mixpi_units;
+
+static void mixpi_units_task(void *arg, int64_t index, int worker) {
+    const mixpi_units *u = (const mixpi_units *)arg;
+    int64_t i = index * u->per_task, end = mixpi_min(i + u->per_task, u->count);
+    (void)worker;
+    for (; i < end; i++) u->unit(u->job, i);
+}
+
+/* work: of all units. */
+static void mixpi_run_units(const mixp_exec *x, mixpi_units *u, int64_t work)
+{ mixpi_parallel(x, mixpi_ceil_div(u->count, u->per_task), work, mixpi_units_task, u); }
+
+/* Units of so much work. */
+static int64_t mixpi_units_of_task(int64_t work)
+{ return mixpi_ceil_div(MIXPI_GRAIN, work > 0 ? work : 1); }
+
+/* work: of one unit. */
+static mixp_result mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t work,
+                                   mixpi_unit unit, const void *job) {
+    mixpi_units u = { unit, job, count, mixpi_units_of_task(work) };
+    mixpi_run_units(x, &u, count * work);
+    return MIXP_OK;
+}
+
+/* --- axes ---------------------------------------------------------------------------------
+ * Of a shape, and how far one step along each goes in up to four arrays. Array 0 is the output.
+ */
+#define MIXPI_MAX_AXES (MIXP_MAX_RANK + 1)  /* one more: see mixpi_axes_part               */
+typedef struct mixpi_axes {
+    int     rank, arrays;
+    int64_t n[MIXPI_MAX_AXES], s[4][MIXPI_MAX_AXES];
+} mixpi_axes;
+
+static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
+    mixpi_axes was = *x;
+    int k;
+    x->n[i] = was.n[j];
+    x->n[j] = was.n[i];
+    for (k = 0; k < x->arrays; k++) {
+        x->s[k][i] = was.s[k][j];
+        x->s[k][j] = was.s[k][i];
+    }
+}
+
+/* Does axis `last` go on where axis i ends, in every array? */
+static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
+    int k;
+    if (last < 0) return 0;
+    for (k = 0; k < x->arrays; k++)
+        if (x->s[k][last] != x->s[k][i] * x->n[i]) return 0;
+    return 1;
+}
+
+/* Drops axes of 1 and joins neighbours; one axis is left at least. */
+static void mixpi_axes_join(mixpi_axes *x) {
+    int i, k, rank = 0;
+    for (i = 0; i < x->rank; i++) {
+        int64_t n = x->n[i];
+        if (n == 1) continue;
+        if (mixpi_axes_adjoin(x, rank - 1, i)) n *= x->n[--rank];
+        x->n[rank] = n;
+        for (k = 0; k < x->arrays; k++) x->s[k][rank] = x->s[k][i];
+        rank++;
+    }
+    if (rank == 0) {
+        x->n[rank++] = 1;
+        for (k = 0; k < x->arrays; k++) x->s[k][0] = 1;
+    }
+    x->rank = rank;
+}
+
+/* --- what conversions and copies are cut into --------------------------------------------- */
+
+#define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                          */
+#define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches  */
+
+/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
+static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n,
+                               const mixp_rounding *r, uint64_t key, uint64_t first) {
+    mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
+    size_t in = mixp_dtype_size(src.dtype), out = mixp_dtype_size(dst.dtype), i;
+    for (i = 0; i < (size_t)n; i++) {
+        mixpi_number x =
+            mixpi_unpack(from, mixpi_load_code((const char *)src.data + i * in, in));
+        uint32_t random = r->stochastic ? mixp_random_at(key, first + i) : 0;
+        uint64_t code = mixpi_pack(to, x, r->saturate, r->stochastic, random);
+        mixpi_store_code((char *)dst.data + i * out, out, code);
+    }
+}
+
+typedef struct mixpi_convert_job {
+    const mixp_convert_args *k;
+    int64_t  chunk;             /* elements of a task                                      */
+    uint64_t key;               /* of random numbers                                       */
+    int      plain;             /* to nearest even                                         */
+    int      vector;            /* vector code serves this pair                            */
+    int      pages;             /* stores bypass the caches, so many pages side by side    */
+} mixpi_convert_job;
+
+/* What one task of it does: n elements, of which the first has this index. */
+typedef struct mixpi_convert_piece {
+    mixp_out dst;
+    mixp_in  src;
+    int64_t  n, first;
+} mixpi_convert_piece;
+
+static mixpi_convert_piece mixpi_convert_piece_of(const mixpi_convert_job *c,
+                                                  int64_t index) {
+    mixpi_convert_piece p;
+    int64_t i = index * c->chunk;
+    p.dst = mixpi_out_at(c->k->dst, i);
+    p.src = mixpi_in_at(c->k->src, i);
+    p.n = mixpi_min(c->k->n - i, c->chunk);
+    p.first = c->k->rounding.first + i;
+    return p;
+}
+
+/* Does convert have work? If not, *r is the error, or MIXP_OK if there is nothing to do. */
+static int mixpi_convert_starts(const mixp_convert_args *k, mixp_result *r) {
+    *r = MIXP_ERR_DTYPE;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
+    *r = MIXP_ERR_ARGUMENT;
+    if (k->n < 0 || k->dst.accumulate || (k->n && (!k->dst.data || !k->src.data)))
+        return 0;
+    *r = MIXP_OK;
+    return k->n > 0;
+}
+
+/* Large and to or from f32: then loads and stores are all that takes time. */
+static int mixpi_convert_streams(const mixp_convert_args *k) {
+    size_t size = mixp_dtype_size(k->dst.dtype);
+    return (k->dst.dtype == MIXP_F32) != (k->src.dtype == MIXP_F32) &&
+           k->dst.data != k->src.data && (size_t)k->n * size > MIXPI_STREAM_BYTES &&
+           (uintptr_t)k->dst.data % size == 0;
+}
+
+static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k) {
+    const mixp_rounding *r = &k->rounding;
+    mixp_dtype to = k->dst.dtype, from = k->src.dtype;
+    int in_place =
+        k->dst.data == k->src.data && mixp_dtype_size(to) != mixp_dtype_size(from);
+    c->k = k;
+    c->key = mixp_random_key(r->seed, r->step, r->tensor);
+    c->plain = !r->saturate && !r->stochastic;
+    c->vector = to == from || (mixpi_has_vectors(to) && mixpi_has_vectors(from));
+    c->pages = c->vector && c->plain && mixpi_convert_streams(k);
+    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
+    c->chunk = in_place ? k->n : MIXPI_CONVERT_CHUNK;
+}
+
+#define MIXPI_COPY_TILE 32      /* elements along each side, where a copy transposes       */
+
+/* A copy is cut into tiles of the last two axes, and these are its units. Where both sides are
+ * dense along the last, rows go straight across; otherwise the tile is gathered first, reading
+ * along the axis that is densest in src, so that a transpose touches each cache line once. */
+typedef struct mixpi_copy_job {
+    mixp_out   dst;
+    mixp_in    src;
+    mixpi_axes axes;            /* array 0: dst, 1: src; at least two axes                 */
+    int        dense;           /* both sides are, along the last axis                     */
+    int64_t    tile_rows, tile_cols;    /* of a tile                                       */
+    int64_t    down, across;    /* tiles along the last two axes                           */
+    int64_t    tiles;           /* in all                                                  */
+} mixpi_copy_job;
+
+static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
+
+/* Sorts the axes so that the one that is densest in dst is last, and joins those that both sides
+ * walk through evenly; then the one that is densest in src goes second to last. At least two. */
+static void mixpi_copy_axes(mixpi_axes *x) {
+    const int64_t *d = x->s[0], *s = x->s[1];
+    int i, j, best;
+    for (i = 1; i < x->rank; i++)
+        for (j = i; j > 0 && mixpi_abs(d[j - 1]) < mixpi_abs(d[j]); j--)
+            mixpi_axes_swap(x, j, j - 1);
+    mixpi_axes_join(x);
+    if (x->rank == 1) {
+        mixpi_axes_swap(x, 0, 1);
+        x->n[0] = 1;
+        x->rank = 2;
+    }
+    best = x->rank - 2;
+    for (i = best - 1; i >= 0; i--)
+        if (mixpi_abs(s[i]) < mixpi_abs(s[best])) best = i;
+    if (s[x->rank - 1] != 1) mixpi_axes_swap(x, best, x->rank - 2);
+}
+
+static void mixpi_copy_plan(mixpi_copy_job *c, const mixp_copy_args *k) {
+    size_t bytes = (size_t)k->rank * sizeof(int64_t);
+    int i, last;
+    memset(c, 0, sizeof *c);
+    c->dst = k->dst;
+    c->src = k->src;
+    c->axes.rank = k->rank;
+    c->axes.arrays = 2;
+    memcpy(c->axes.n, k->shape, bytes);
+    memcpy(c->axes.s[0], k->dst_strides, bytes);
+    memcpy(c->axes.s[1], k->src_strides, bytes);
+    mixpi_copy_axes(&c->axes);
+    last = c->axes.rank - 1;
+    c->dense = c->axes.s[0][last] == 1 && c->axes.s[1][last] == 1;
+    c->tile_cols = c->tile_rows = MIXPI_COPY_TILE;
+    if (c->dense) {
+        c->tile_cols = mixpi_min(c->axes.n[last], MIXPI_GRAIN);
+        c->tile_rows = 1 + MIXPI_GRAIN / c->tile_cols;
+    }
+    c->tile_rows = mixpi_min(c->tile_rows, c->axes.n[last - 1]);
+    c->tile_cols = mixpi_min(c->tile_cols, c->axes.n[last]);
+    c->down = mixpi_ceil_div(c->axes.n[last - 1], c->tile_rows);
+    c->across = mixpi_ceil_div(c->axes.n[last], c->tile_cols);
+    c->tiles = c->down * c->across;
+    for (i = 0; i < last - 1; i++) c->tiles *= c->axes.n[i];
+}
+
+/* Does copy have work? If not, *r is the error, or MIXP_OK if there is nothing to do. */
+static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
+    int i, empty = 0, bits = k->dst.dtype == k->src.dtype && !k->dst.accumulate;
+    *r = MIXP_ERR_DTYPE;
+    if (!mixp_dtype_size(k->dst.dtype) || !mixp_dtype_size(k->src.dtype)) return 0;
+    if (!bits && !(mixpi_real(k->dst.dtype) && mixpi_real(k->src.dtype))) return 0;
+    *r = MIXP_ERR_SHAPE;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK) return 0;
+    for (i = 0; i < k->rank; i++) {
+        if (k->shape[i] < 0) return 0;
+        empty |= k->shape[i] == 0;
+    }
+    *r = empty || (k->dst.data && k->src.data) ? MIXP_OK : MIXP_ERR_ARGUMENT;
+    return !empty && *r == MIXP_OK;
+}
+
+/* --- maps and sums ----------------------------------------------------------------------- *
+ * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
+ * one shape. Axes that lie together are merged. A short last axis is merged with the one before
+ * it even where an operand repeats along that ("periodic"): inner loops need long rows.
+ *
+ * A sum is a map whose output repeats. A unit of its work, cut by the shapes alone, is a run of
+ * rows of one tile of the output: at most 128 rows in f32; then runs are added in double. So
+ * the bits do not depend on threads, nor the error on the length. */
+/* What a map computes from up to three sources a, b, c. Slopes (_D): of dy, then x or y. */
+enum {
+    MIXPI_FN_UNARY = 0,                                     /* + mixp_unary                */
+    MIXPI_FN_UNARY_D = MIXPI_FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                */
+    MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
+    /* Of dy, a, b: the gradient of b in a / b. */
+    MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
+    MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in the larger of both    */
+    MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
+    MIXPI_FN_WHERE,             /* of mask, a, b: mask ? a : b                             */
+    MIXPI_FN_KEPT,              /* of mask, a: mask ? a : q                                */
+    MIXPI_FN_MASKED,            /* of mask, b: mask ? q : b                                */
+    MIXPI_FN_LOSS,                                          /* + mixp_loss_kind                 */
+    MIXPI_FN_LOSS_D = MIXPI_FN_LOSS + MIXP_LOSS_COUNT,      /* + mixp_loss_kind                 */
+    MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
+};
+
+/* A new one needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in loss_value
+ * and loss_slope. Then the number here is one more. */
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 17);
+MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
+MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
+
+typedef struct mixpi_map {
+    int        fn, sources;
+    float      p, q;            /* of fn                                                   */
+    mixp_out   y;
+    mixp_in    a[3];
+    mixpi_axes axes;            /* array 0: y, then the sources                            */
+    int        periodic[4];     /* repeats along the last axis, every `period` elements    */
+    int64_t    period, width;   /* width: elements of a block, a multiple of period        */
+    int64_t    cols, blocks;    /* along the last axis                                     */
+    int64_t    outputs, rows;   /* points of the outer axes that y has, and has not        */
+} mixpi_map;
+
+typedef struct mixpi_sum {
+    mixpi_map map;
+    float     factor;           /* of the result                                           */
+    int       fold;             /* the last axis ends in out_cols outputs, and its blocks
+                                   are rows as well                                        */
+    int64_t   rows, out_cols;
+    int64_t   tiles;            /* of the outputs, along the last axis                     */
+    int64_t   run, runs;        /* rows of a run; runs of a tile                           */
+    float    *partial;          /* [runs][outputs][out_cols], of more than one run         */
+} mixpi_sum;
+
+/* A map over a shape; all arrays are dense until told otherwise. */
+static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
+                           mixp_out y) {
+    int64_t step = 1;
+    int i, k;
+    memset(m, 0, sizeof *m);
+    m->fn = fn;
+    m->y = y;
+    m->axes.rank = rank;
+    m->axes.arrays = 1;
+    for (i = rank - 1; i >= 0; i--) {
+        m->axes.n[i] = shape[i];
+        for (k = 0; k < 4; k++) m->axes.s[k][i] = step;
+        step *= shape[i];
+    }
+}
+
+/* strides NULL: dense. */
+static void mixpi_map_source(mixpi_map *m, mixp_in a, const int64_t *strides) {
+    int k = m->axes.arrays++;
+    m->a[m->sources++] = a;
+    if (strides) memcpy(m->axes.s[k], strides, (size_t)m->axes.rank * sizeof *strides);
+}
+
+static int mixpi_map_is_real(const mixpi_map *m) {
+    int k;
+    for (k = 0; k < m->sources; k++)
+        if (!mixpi_reads(m->a[k])) return 0;
+    return mixpi_writes(m->y);
+}
+
+/* May the last axis of array k be merged with the one before it? Where it is dense, where it
+ * repeats along that one, and where both are one value. */
+static int mixpi_axes_merge(const mixpi_axes *x, int k) {
+    int last = x->rank - 1;
+    int64_t inner = x->s[k][last], outer = x->s[k][last - 1];
+    if (inner == 1) return outer == x->n[last] || outer == 0;
+    return inner == 0 && outer == 0;
+}
+
+/* Where the output is not dense along its last axis, as one of two columns is, rows are of one
+ * element: loops write what lies together. */
+static void mixpi_axes_part(mixpi_axes *x) {
+    int k, last = x->rank;
+    if (x->s[0][last - 1] <= 1) return;
+    x->n[last] = 1;
+    for (k = 0; k < x->arrays; k++) x->s[k][last] = 1;
+    x->rank++;
+}
+
+/* Joins axes; then the short last axis with the one before it, if it can be. */
+static void mixpi_map_merge(mixpi_map *m) {
+    mixpi_axes *x = &m->axes;
+    int k, last;
+    mixpi_axes_join(x);
+    mixpi_axes_part(x);
+    m->width = MIXPI_BLOCK;
+    last = x->rank - 1;
+    if (last < 1 || x->n[last] > MIXPI_BLOCK / 2 || x->n[last] == 0 || x->s[0][last] == 0)
+        return;
+    for (k = 0; k < x->arrays; k++)
+        if (!mixpi_axes_merge(x, k)) return;
+    m->period = x->n[last];
+    m->width = MIXPI_BLOCK / m->period * m->period;
+    x->n[last - 1] *= m->period;
+    for (k = 0; k < x->arrays; k++) {
+        m->periodic[k] = x->s[k][last] == 1 && x->s[k][last - 1] == 0;
+        x->s[k][last - 1] = m->periodic[k] ? 0 : x->s[k][last];
+    }
+    x->rank = last;
+}
+
+/* Adds to off[] where the index-th point lies of those outer axes that the output has, or, when
+ * summed, of those along which it repeats. */
+static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
+                              int64_t *off) {
+    const mixpi_axes *x = &m->axes;
+    int axis, k;
+    for (axis = x->rank - 2; axis >= 0 && index > 0; axis--) {
+        int64_t n = x->n[axis], i = index < n ? index : index % n;
+        if ((x->s[0][axis] == 0) != summed) continue;
+        for (k = 0; k < x->arrays; k++) off[k] += i * x->s[k][axis];
+        index = index < n ? 0 : index / n;
+    }
+}
+
+/* Cuts the last axis in blocks. */
+static void mixpi_map_plan(mixpi_map *m) {
+    int i, last;
+    mixpi_map_merge(m);
+    last = m->axes.rank - 1;
+    m->cols = m->axes.n[last];
+    m->blocks = mixpi_ceil_div(m->cols, m->width);
+    m->outputs = m->rows = 1;
+    for (i = 0; i < last; i++) {
+        if (m->axes.s[0][i]) m->outputs *= m->axes.n[i];
+        else m->rows *= m->axes.n[i];
+    }
+}
+
+/* Elements of a block, where there are so many. */
+static int64_t mixpi_map_block(const mixpi_map *m)
+{ return mixpi_min(m->width, m->cols > 0 ? m->cols : 1); }
+
+/* Cuts the rows in runs: in short ones where outputs are few, for the sake of threads. */
+static void mixpi_sum_plan(mixpi_sum *s) {
+    mixpi_map *m = &s->map;
+    int last, few;
+    mixpi_map_plan(m);
+    last = m->axes.rank - 1;
+    s->fold = m->periodic[0] || m->axes.s[0][last] == 0;
+    s->rows = s->fold ? m->rows * m->blocks : m->rows;
+    s->tiles = s->fold ? 1 : m->blocks;
+    s->out_cols = m->cols;
+    if (s->fold) s->out_cols = m->periodic[0] ? m->period : 1;
+    few = m->outputs * s->tiles < 64;
+    s->run = 128;
+    if (few) s->run = mixpi_min(s->run, mixpi_ceil_div(MIXPI_GRAIN, mixpi_map_block(m)));
+    s->runs = s->rows > 0 ? mixpi_ceil_div(s->rows, s->run) : 1;
+}
+
+/* Elements of a unit. */
+static int64_t mixpi_sum_unit_work(const mixpi_sum *s)
+{ return mixpi_min(s->run, s->rows > 0 ? s->rows : 1) * mixpi_map_block(&s->map); }
+
+/* Where the sums of a run lie in s->partial; of run s->runs: how many there are in all. */
+static int64_t mixpi_sum_partial(const mixpi_sum *s, int64_t run, int64_t output)
+{ return (run * s->map.outputs + output) * s->out_cols; }
+
+/* The function whose values, or the sums of them, are the gradient that k asks for: of a sum dy,
+ * or -dy; of a product dy times the other factor; of a quotient dy / b or DIVISOR_D. */
+static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
+    switch (k->op) {
+    case MIXP_BINARY_ADD:
+    case MIXP_BINARY_SUB:
+        return sums ? MIXPI_FN_COPY : MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE;
+    case MIXP_BINARY_MUL: return MIXPI_FN_BINARY + (int)MIXP_BINARY_MUL;
+    case MIXP_BINARY_DIV:
+        return k->which ? MIXPI_FN_DIVISOR_D : MIXPI_FN_BINARY + (int)MIXP_BINARY_DIV;
+    case MIXP_BINARY_MAXIMUM:
+    case MIXP_BINARY_MINIMUM: return MIXPI_FN_LARGER_D;
+    case MIXP_BINARY_SWIGLU: break;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return k->which ? MIXPI_FN_BINARY + (int)MIXP_BINARY_SWIGLU : MIXPI_FN_GATE_D;
+}
+
+static void mixpi_binary_slope_map(mixpi_map *m, const mixp_binary_args *k, int sums) {
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    const char *of = mixpi_binary_slope_of(k);
+    mixpi_map_init(m, mixpi_binary_slope(k, sums), k->rank, k->shape, k->dx);
+    if (k->rank > 0) memcpy(m->axes.s[0], own, (size_t)k->rank * sizeof *own);
+    for (; *of; of++) {
+        if (*of == 'd') mixpi_map_source(m, k->dy, NULL);
+        if (*of == 'a') mixpi_map_source(m, k->a, k->a_strides);
+        if (*of == 'b') mixpi_map_source(m, k->b, k->b_strides);
+    }
+}
+
+/* Is an operand of these strides repeated over the shape? */
+static int mixpi_repeats(int rank, const int64_t *shape, const int64_t *own) {
+    int i;
+    for (i = 0; i < rank; i++)
+        if (own[i] == 0 && shape[i] != 1) return 1;
+    return 0;
+}
+/* Is the operand whose gradient is asked for? */
+static int mixpi_binary_repeats(const mixp_binary_args *k)
+{ return mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides); }
+
+static int mixpi_binary_valid(const mixp_binary_args *k) {
+    return (unsigned)k->op < MIXP_BINARY_COUNT && k->rank >= 0 &&
+           k->rank <= MIXP_MAX_RANK;
+}
+
+static int mixpi_where_valid(const mixp_where_args *k) {
+    return k->rank >= 0 && k->rank <= MIXP_MAX_RANK && k->mask.data &&
+           (k->a.data || k->b.data);
+}
+
+static void mixpi_where_map(mixpi_map *m, const mixp_where_args *k) {
+    int fn = k->a.data ? k->b.data ? MIXPI_FN_WHERE : MIXPI_FN_KEPT : MIXPI_FN_MASKED;
+    mixpi_map_init(m, fn, k->rank, k->shape, k->y);
+    mixpi_map_source(m, k->mask, k->mask_strides);
+    if (k->a.data) mixpi_map_source(m, k->a, k->a_strides);
+    if (k->b.data) mixpi_map_source(m, k->b, k->b_strides);
+    m->q = k->value;
+}
+
+/* The map whose values, or the sums of them, are the gradient that k asks for. */
+static void mixpi_where_slope_map(mixpi_map *m, const mixp_where_args *k) {
+    const int64_t *own = k->which ? k->b_strides : k->a_strides;
+    mixpi_map_init(m, k->which ? MIXPI_FN_MASKED : MIXPI_FN_KEPT, k->rank, k->shape, k->dx);
+    if (k->rank > 0) memcpy(m->axes.s[0], own, (size_t)k->rank * sizeof *own);
+    mixpi_map_source(m, k->mask, k->mask_strides);
+    mixpi_map_source(m, k->dy, NULL);
+}
+
+/* Over (outer, n, inner); array `repeated`, the output or the source, repeats along n. */
+static void mixpi_reduce_map(mixpi_map *m, int fn, const mixp_reduce_args *k,
+                             int repeated) {
+    int64_t shape[3];
+    shape[0] = k->outer;
+    shape[1] = k->n;
+    shape[2] = k->inner;
+    mixpi_map_init(m, fn, 3, shape, k->y);
+    mixpi_map_source(m, k->a, NULL);
+    m->axes.s[repeated][0] = k->inner;
+    m->axes.s[repeated][1] = 0;
+}
+
+typedef struct mixpi_dropout_job {
+    const mixp_dropout_args *k;
+    uint64_t key, limit;        /* of random numbers; those below the limit drop           */
+    float    scale;
+} mixpi_dropout_job;
+
+static void mixpi_dropout_plan(mixpi_dropout_job *d, const mixp_dropout_args *k) {
+    d->k = k;
+    d->key = mixp_random_key(k->seed, k->step, k->tensor);
+    d->limit = (uint64_t)ceil((double)k->p * 4294967296.0);
+    d->scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
+}
+
+/* The first row whose id is neither in [0, limit) nor `ignore`; -1 when there is none. */
+#define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is left out                */
+static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
+                            int64_t ignore) {
+    int64_t i;
+    for (i = 0; i < rows; i++)
+        if ((ids[i] < 0 || ids[i] >= limit) && ids[i] != ignore) return i;
+    return -1;
+}
+
+/* Why norm refuses k, or MIXP_OK. */
+static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
+        !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
+    return k->y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
+}
+
+/* norm_backward: each task adds its rows' parts of dgamma and dbeta to sums of its own. */
+#define MIXPI_NORM_TASKS 256                /* at most                                       */
+typedef struct mixpi_norm_back_job {
+    const mixp_norm_backward_args *k;
+    int64_t per_task, tasks;
+    int64_t wide;               /* cols, as whole vectors                                  */
+    float  *sums;               /* 2 * wide of each task; NULL: neither is wanted          */
+} mixpi_norm_back_job;
+
+static mixpi_norm_back_job mixpi_norm_back_plan(const mixp_norm_backward_args *k) {
+    mixpi_norm_back_job job = { k, mixpi_units_of_task(k->cols), 0, 0, NULL };
+    int64_t least = mixpi_ceil_div(k->rows, MIXPI_NORM_TASKS);
+    if (job.per_task < least) job.per_task = least;
+    job.tasks = mixpi_ceil_div(k->rows, job.per_task);
+    job.wide = (k->cols + 15) & ~(int64_t)15;
+    return job;
+}
+
+/* embedding_backward: lists, one for each row of the table, of the rows of dy that used it in
+ * increasing order: so each row of the table is one task's, whatever its dtype, and nothing is
+ * rounded twice. */
+typedef struct mixpi_embedding_back_job {
+    const mixp_embedding_backward_args *k;
+    int64_t *first;             /* of each id: its first row, -1 = none                    */
+    int64_t *next;              /* of each row: the next of the same id, -1 = none         */
+} mixpi_embedding_back_job;
+
+/* Lays the lists out in memory, unless that is NULL; how many bytes they need. */
+static size_t mixpi_embedding_back_carve(mixpi_embedding_back_job *job, void *memory) {
+    size_t ids = (size_t)job->k->vocab, rows = (size_t)job->k->rows;
+    if (memory) {
+        job->first = (int64_t *)memory;
+        job->next = job->first + ids;
+    }
+    return (ids + rows) * sizeof(int64_t);
+}
+
+static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
+    const mixp_embedding_backward_args *k = job->k;
+    int64_t i;
+    for (i = 0; i < k->vocab; i++) job->first[i] = -1;
+    for (i = k->rows - 1; i >= 0; i--) {
+        job->next[i] = job->first[k->ids[i]];
+        job->first[k->ids[i]] = i;
+    }
+}
+
+/* Elements of an id: by how many rows of dy come to one. */
+static int64_t mixpi_embedding_back_work(const mixp_embedding_backward_args *k)
+{ return mixpi_ceil_div((k->rows + k->vocab) * k->cols, k->vocab > 0 ? k->vocab : 1); }
+
+/* cross_entropy; the rows' losses in double, to be added in order. */
+typedef struct mixpi_entropy_job {
+    const mixp_cross_entropy_args *k;
+    double *losses;
+} mixpi_entropy_job;
+
+/* How many rows count. */
+static int64_t mixpi_entropy_count(const mixp_cross_entropy_args *k) {
+    int64_t i, count = 0;
+    for (i = 0; i < k->rows; i++) count += k->targets[i] != k->ignore;
+    return count;
+}
+
+static void mixpi_entropy_mean(const mixpi_entropy_job *job) {
+    const mixp_cross_entropy_args *k = job->k;
+    double sum = 0.0;
+    int64_t i, count = k->before > 0 ? (int64_t)*k->counted : 0;
+    if (count > 0) sum = (double)*k->loss * (double)count;
+    for (i = 0; i < k->rows; i++) {
+        if (k->targets[i] == k->ignore) continue;
+        sum += job->losses[i];
+        count++;
+    }
+    *k->counted = (float)count;
+    *k->loss = count ? (float)(sum / (double)count) : mixp_f32_of_bits(0x7FC00000u);
+}
+
+typedef struct mixpi_entropy_back_job {
+    const mixp_cross_entropy_backward_args *k;
+    float factor;
+} mixpi_entropy_back_job;
+
+typedef struct mixpi_entropy_both_job {
+    mixpi_entropy_job      loss;
+    mixpi_entropy_back_job back;
+} mixpi_entropy_both_job;
+
+/* The backward pass of the loss that k finds. */
+static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
+        const mixp_cross_entropy_both_args *k) {
+    mixp_cross_entropy_backward_args back;
+    memset(&back, 0, sizeof back);
+    back.rows = k->loss.rows;
+    back.cols = k->loss.cols;
+    back.ignore = k->loss.ignore;
+    back.smoothing = k->loss.smoothing;
+    back.targets = k->loss.targets;
+    back.logits = k->loss.logits;
+    back.top_rsum = k->loss.top_rsum;
+    back.counted = k->loss.counted;
+    back.dlogits = k->dlogits;
+    return back;
+}
+
+/* --- the largest --- */
+
+typedef struct mixpi_most {
+    float   value;
+    int32_t index, ties;
+} mixpi_most;
+
+static int mixpi_is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
+
+/* As large: equal, or both NaN. */
+static int mixpi_most_equals(float x, float most)
+{ return x == most || (mixpi_is_nan(x) && mixpi_is_nan(most)); }
+
+static void mixpi_most_take(mixpi_most *m, float x, int64_t index) {
+    int larger = x > m->value || mixpi_is_nan(x);
+    if (index > 0 && mixpi_most_equals(x, m->value)) {
+        m->ties++;
+    } else if (index == 0 || (larger && !mixpi_is_nan(m->value))) {
+        m->value = x;
+        m->index = (int32_t)index;
+        m->ties = 1;
+    }
+}
+
+/* How a kernel over [outer, n, inner] goes through it: line by line, in pieces of a block. Where
+ * inner is 1 a line runs along n, one for each o; otherwise along inner, one for each o and j. */
+typedef struct mixpi_lines {
+    int     along_n;
+    int64_t length, blocks;
+} mixpi_lines;
+
+static mixpi_lines mixpi_lines_of(int64_t n, int64_t inner) {
+    mixpi_lines lines;
+    lines.along_n = inner == 1;
+    lines.length = lines.along_n ? n : inner;
+    lines.blocks = (lines.length + MIXPI_BLOCK - 1) / MIXPI_BLOCK;
+    return lines;
+}
+
+/* --- rotary embeddings --- */
+
+typedef struct mixpi_rope_job {
+    const mixp_rope_args *k;
+    float *cosine, *sine;       /* [t][d / 2]                                              */
+} mixpi_rope_job;
+
+#define MIXPI_ROPE_RUN 256      /* positions that are turned on from one sine and cosine   */
+
+/* A run of positions: from one to the next a frequency's pair turns by its angle. In f64 the last
+ * of them is off by some 1e-14, a hundred-thousandth of what f32 rounds. */
+static void mixpi_rope_run(const void *args, int64_t run) {
+    const mixpi_rope_job *job = (const mixpi_rope_job *)args;
+    int64_t half = job->k->d / 2, i, p, from = run * MIXPI_ROPE_RUN;
+    int64_t end = mixpi_min(from + MIXPI_ROPE_RUN, job->k->t);
+    for (i = 0; i < half; i++) {
+        double step = pow(job->k->base, -2.0 * (double)i / (double)job->k->d);
+        double angle = (double)(job->k->first + from) * step;
+        double c = cos(angle), s = sin(angle), turn_c = cos(step), turn_s = sin(step);
+        for (p = from; p < end; p++) {
+            double next = c * turn_c - s * turn_s;
+            job->cosine[p * half + i] = (float)c;
+            job->sine[p * half + i] = (float)s;
+            s = s * turn_c + c * turn_s;
+            c = next;
+        }
+    }
+}
+

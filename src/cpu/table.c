@@ -1,0 +1,59 @@
+#pragma once
+#include "rows.c"
+#include "attention.c"
+#include "states.c"
+#include "look.c"
+/* --- the table -------------------------------------------------------------------------- */
+
+#ifndef MIXPREC_ONLY_FORMATS
+#define MIXPI_TABLE(attention, attention_backward, gemm) {                                \
+    MIXPI_P(convert), MIXPI_P(fill), MIXPI_P(copy), MIXPI_P(unary), MIXPI_P(unary_backward),\
+    MIXPI_P(binary), MIXPI_P(binary_backward), MIXPI_P(reduce), MIXPI_P(reduce_backward), \
+    MIXPI_P(softmax), MIXPI_P(softmax_backward), MIXPI_P(norm), MIXPI_P(norm_backward),   \
+    MIXPI_P(embedding), MIXPI_P(embedding_backward), attention,                           \
+    attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
+    MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
+    MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
+    MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
+    MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
+    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(add_norm),          \
+    MIXPI_P(cross_entropy_both), NULL                                                     \
+}
+static const mixp_kernels MIXPI_P(kernels) =
+    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
+#if MIXPI_PAIRED
+static const mixp_kernels MIXPI_P(kernels_bf16) =
+    MIXPI_TABLE(MIXPI_P(attention_bf16), MIXPI_P(attention_backward_bf16), MIXPI_P(gemm_bf16));
+#endif
+#if MIXPI_PASS == 2 && MIXPI_AMX
+static const mixp_kernels MIXPI_P(kernels_amx) =
+    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx));
+static const mixp_kernels MIXPI_P(kernels_amx_f16) =
+    MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm_amx_f16));
+#endif
+#if MIXPI_PASS == 3 && MIXPI_ARM_PAIRS
+static const mixp_kernels MIXPI_P(kernels_f16) =
+    MIXPI_TABLE(MIXPI_P(attention_f16), MIXPI_P(attention_backward_f16), MIXPI_P(gemm_f16));
+#endif
+#undef MIXPI_TABLE
+#endif
+
+#if MIXPI_PASS == 2 && defined(__GNUC__) && !defined(__clang__)
+#  pragma GCC diagnostic pop
+#endif
+#undef MIXPI_PAIRED
+#undef MIXPI_BY_SUMS
+#undef MIXPI_SUFFIX
+#undef MIXPI_TARGET
+#undef MIXPI_REGS
+#undef MIXPI_LANES
+#undef MIXPI_EACH
+#undef MIXPI_FOLD
+#undef MIXPI_R
+#undef MIXPI_K
+#undef MIXPI_SPEED
+#undef MIXPI_V
+#undef MIXPI_F
+#undef MIXPI_RARE
+#undef MIXPI_PREFETCH
+#undef MIXPI_PREFETCH_FAR

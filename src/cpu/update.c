@@ -1,0 +1,462 @@
+#pragma once
+#include "convert.c"
+/* --- grad_stats, clip, prepare, update, advance ---------------------------------------- *
+ *
+ * All active gradients are cut into chunks of a fixed size, across tensors. One parallel loop runs
+ * over the chunks, and sums are added in the order of the chunks. So the bits are the same at any
+ * number of threads and on any instruction set.
+ */
+#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
+#define MIXPI_CHUNK 32768
+#define MIXPI_CHUNK_SCALE 2     /* `write` of a job that only multiplies, without statistics  */
+
+typedef struct mixpi_chunk {
+    int64_t row, first;         /* row of the table; first element                         */
+    double  squares;
+    int64_t bad_element;        /* -1 = none                                               */
+    float   largest;
+    int32_t bad_is_nan;
+    int32_t updates, lost;      /* see mixp_lost                                        */
+} mixpi_chunk;
+
+typedef struct mixpi_chunk_job {
+    const mixp_param_row  *rows;
+    const mixp_step_plan  *plan;
+    const mixp_step_state *step;
+    mixpi_chunk *chunks;
+    int64_t      count;         /* of chunks                                               */
+    float        factor;
+    int          write;
+    int          counting;      /* 1: counts lost updates                               */
+} mixpi_chunk_job;
+
+/* Buffers of a stretch are full cache lines. Equal places in two buffers are never a multiple of 4
+ * KB apart: a load waits for an earlier store at such a distance (4K aliasing), and then every 16
+ * elements would wait for the quotient of the previous 16. */
+enum { MIXPI_STRETCH_BUFFERS = 5, MIXPI_STRETCH_ROOM = MIXPI_BLOCK + 208 };
+typedef struct mixpi_stretch_room {
+    float f[MIXPI_STRETCH_BUFFERS * MIXPI_STRETCH_ROOM + 16];
+} mixpi_stretch_room;
+
+/* A stretch of a row whose states are f32 during its update: in place, or widened into the buffers,
+ * which are 0 after the last element. m or v NULL: the row has no such moment. */
+typedef struct mixpi_stretch {
+    const mixp_param_row *row;
+    int64_t  first;             /* element, a multiple of MIXPI_BLOCK                      */
+    int      n;
+    uint64_t key;               /* of its random numbers                                   */
+    float   *p, *m, *v;
+    int      roots;             /* 1: v holds its roots, which the update computed anyway  */
+    uint32_t closed;            /* a bit per block: its codes are written already          */
+    float   *g_buffer, *p_buffer, *m_buffer, *v_buffer;
+    float   *word;              /* the bits of its random words                            */
+} mixpi_stretch;
+
+static void mixpi_stretch_carve(mixpi_stretch *s, mixpi_stretch_room *room) {
+    const uintptr_t past = (uintptr_t)room->f % 64u;
+    float *f = room->f + (past ? (64u - past) / sizeof(float) : 0u);
+    s->g_buffer = f;
+    s->p_buffer = f + MIXPI_STRETCH_ROOM;
+    s->m_buffer = f + 2 * MIXPI_STRETCH_ROOM;
+    s->v_buffer = f + 3 * MIXPI_STRETCH_ROOM;
+    s->word = f + 4 * MIXPI_STRETCH_ROOM;
+}
+
+/* The addresses of a full block of codes. For a block cut short by the row's end they point to a
+ * copy, padded with 0. rest: the master's bits beside a bf16 weight. NULL if a state is f32 or
+ * absent. */
+typedef struct mixpi_small {
+    char    *m, *v, *weight, *rest;
+    int      m_size, v_size, rest_size;     /* bytes of a code                             */
+    int64_t  first;                         /* element                                     */
+    int      n;                             /* that the row has                            */
+} mixpi_small;
+
+typedef struct mixpi_small_copy {
+    char m[2 * MIXP_STATE_BLOCK], v[2 * MIXP_STATE_BLOCK];
+    char weight[2 * MIXP_STATE_BLOCK], rest[2 * MIXP_STATE_BLOCK];
+} mixpi_small_copy;
+
+static char *mixpi_small_codes(const mixpi_small *b, void *state, int size, char *copy) {
+    char *codes;
+    if (!state || size == 4) return NULL;
+    codes = (char *)state + b->first * size;
+    if (b->n == MIXP_STATE_BLOCK) return codes;
+    memset(copy, 0, 2 * MIXP_STATE_BLOCK);
+    memcpy(copy, codes, (size_t)b->n * (size_t)size);
+    return copy;
+}
+static mixpi_small mixpi_small_of(const mixp_param_row *row, int64_t first, int n,
+                                  mixpi_small_copy *copy) {
+    mixpi_small b;
+    b.first = first;
+    b.n = n;
+    b.m_size = (int)mixp_dtype_size(row->m_dtype);
+    b.v_size = (int)mixp_dtype_size(row->v_dtype);
+    b.rest_size = (int)mixp_dtype_size(row->master_dtype);
+    b.m = mixpi_small_codes(&b, row->m, b.m_size, copy->m);
+    b.v = mixpi_small_codes(&b, row->v, b.v_size, copy->v);
+    b.rest = mixpi_small_codes(&b, row->master, b.rest_size, copy->rest);
+    b.weight = b.rest ? mixpi_small_codes(&b, row->weight, 2, copy->weight) : NULL;
+    return b;
+}
+
+/* After the codes are written: copies the codes of a block cut short back to the row. */
+static void mixpi_small_put_back(const mixpi_small *b, void *state, int size,
+                                 const char *codes) {
+    if (codes)
+        memcpy((char *)state + b->first * size, codes, (size_t)b->n * (size_t)size);
+}
+static void mixpi_small_done(const mixpi_small *b, const mixp_param_row *row) {
+    if (b->n == MIXP_STATE_BLOCK) return;
+    mixpi_small_put_back(b, row->m, b->m_size, b->m);
+    mixpi_small_put_back(b, row->v, b->v_size, b->v);
+    mixpi_small_put_back(b, row->weight, 2, b->weight);
+    mixpi_small_put_back(b, row->master, b->rest_size, b->rest);
+}
+
+/* How many of the stretch's elements lie in the block that begins at i. */
+static int mixpi_stretch_block(const mixpi_stretch *s, int i)
+{ return (int)mixpi_min(MIXP_STATE_BLOCK, s->n - i); }
+
+static int mixpi_row_is_split(const mixp_param_row *row)
+{ return row->master && row->master_dtype != MIXP_F32; }
+
+/* Does the row have states that are not f32? */
+static int mixpi_row_is_coded(const mixp_param_row *row) {
+    return mixpi_row_is_split(row) || (row->m && row->m_dtype != MIXP_F32) ||
+           (row->v && row->v_dtype != MIXP_F32);
+}
+
+/* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
+static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
+                                    const mixp_param_row *rows, int64_t count,
+                                    mixp_task task) {
+    int64_t i, first, n = 0, work = 0;
+    for (i = 0; i < count; i++) {
+        if (!rows[i].active) continue;
+        n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
+        work += rows[i].count;
+    }
+    job->rows = rows;
+    job->count = n;
+    job->chunks = (mixpi_chunk *)mixpi_scratch(x, (size_t)n * sizeof *job->chunks);
+    if (!job->chunks) return MIXP_ERR_MEMORY;
+    for (n = 0, i = 0; i < count; i++)
+        for (first = 0; rows[i].active && first < rows[i].count;
+             first += MIXPI_CHUNK, n++) {
+            const mixpi_chunk fresh = { i, first, 0.0, -1, 0.0f, 0, 0, 0 };
+            job->chunks[n] = fresh;
+        }
+    mixpi_parallel(x, n, work, task, job);
+    return MIXP_OK;
+}
+
+/* The slow look at a block: finds the Inf or NaN element, and sums squares in double, whose range
+ * holds the squares of 3e38 and 1e-38. */
+static void mixpi_look_closely(mixpi_chunk *c, const float *x, int n, float factor,
+                               int64_t first) {
+    int i;
+    for (i = 0; i < n; i++) {
+        float v = x[i] * factor;
+        uint32_t raw = mixp_bits_of_f32(x[i]) & 0x7FFFFFFFu,
+                 a = mixp_bits_of_f32(v) & 0x7FFFFFFFu;
+        c->squares += (double)v * (double)v;
+        if (raw < 0x7F800000u && a < 0x7F800000u) {
+            if (mixp_f32_of_bits(a) > c->largest) c->largest = mixp_f32_of_bits(a);
+        } else if (c->bad_element < 0) {
+            c->bad_element = first + i;
+            c->bad_is_nan = (raw >= 0x7F800000u ? raw : a) > 0x7F800000u;
+        }
+    }
+}
+
+/* Clears a piece of a gradient after its last read. */
+static void mixpi_clear_grad(const mixp_param_row *row, int64_t first, int64_t n) {
+    size_t size = mixp_dtype_size(row->grad_dtype);
+    if (row->active == 2)
+        memset((char *)row->grad + (size_t)first * size, 0, (size_t)n * size);
+}
+
+static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
+    mixp_grad_stats *s = &step->stats;
+    double squares = 0.0;
+    int64_t i;
+    memset(s, 0, sizeof *s);
+    s->bad_row = s->bad_element = -1;
+    for (i = 0; i < job->count; i++) {
+        const mixpi_chunk *c = &job->chunks[i];
+        squares += c->squares;
+        if (c->largest > s->largest) s->largest = c->largest;
+        if (c->bad_element < 0 || s->found_inf) continue;
+        s->found_inf = 1;
+        s->bad_row = c->row;
+        s->bad_element = c->bad_element;
+        s->bad_is_nan = c->bad_is_nan;
+    }
+    s->norm = sqrt(squares);
+    step->clipped = 1.0f;
+}
+#endif
+
+/* How many bytes ahead `stream` prefetches. Far prefetches helped an Intel Xeon; an AMD Zen 4
+ * updates a sixth faster without them. */
+MIXPI_V int MIXPI_P(ahead)(void) {
+#if MIXPI_PASS == 1 || MIXPI_PASS == 2
+    if (__builtin_cpu_is("amd")) return 256;
+#endif
+    return 2048;
+}
+
+/* Loads 16 floats, and prefetches later ones. */
+MIXPI_V mixpi_v MIXPI_P(stream)(const float *p, int ahead) {
+    MIXPI_PREFETCH((const char *)p + ahead);
+    return mixpi_vload(p);
+}
+
+/* x * factor for n elements, into out unless that is NULL; the sum of squares and the largest
+ * magnitude. Inf or NaN anywhere makes the sum Inf or NaN. */
+MIXPI_V float MIXPI_P(look)(const float *x, float *out, int n, float factor,
+                            float *largest) {
+    mixpi_v f = mixpi_vset(factor), top = mixpi_vzero(), s0 = top, s1 = top, a, b;
+    const int ahead = MIXPI_P(ahead)();
+    int i;
+    for (i = 0; i + 32 <= n; i += 32) {
+        a = mixpi_vmul(MIXPI_P(stream)(x + i, ahead), f);
+        b = mixpi_vmul(MIXPI_P(stream)(x + i + 16, ahead), f);
+        if (out) { mixpi_vstore(out + i, a); mixpi_vstore(out + i + 16, b); }
+        s0 = mixpi_vfma(a, a, s0);
+        s1 = mixpi_vfma(b, b, s1);
+        top = mixpi_vmax(mixpi_vmax(mixpi_vabs(a), mixpi_vabs(b)), top);
+    }
+    for (; i < n; i += 16) {
+        int left = n - i < 16 ? n - i : 16;
+        a = mixpi_vmul(mixpi_vload_n(x + i, left), f);
+        if (out) mixpi_vstore_n(out + i, a, left);
+        s0 = mixpi_vfma(a, a, s0);
+        top = mixpi_vmax(mixpi_vabs(a), top);
+    }
+    *largest = mixpi_vmaxof(top);
+    return mixpi_vsum(mixpi_vadd(s0, s1));
+}
+
+/* One chunk of grad_stats or of clip. It looks for Inf and NaN after unscaling: the inverse of a
+ * scale is finite and not 0, so Inf and NaN stay. */
+MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
+    const mixpi_chunk_job *job = (const mixpi_chunk_job *)arg;
+    mixpi_chunk *c = &job->chunks[index];
+    const mixp_param_row *row = &job->rows[c->row];
+    const mixp_out grad = mixpi_out_to(row->grad, row->grad_dtype, 0);
+    int64_t i, end = mixpi_min(c->first + MIXPI_CHUNK, row->count);
+    float buf[MIXPI_BLOCK], largest = 0.0f;
+    (void)worker;
+    for (i = c->first; i < end; i += MIXPI_BLOCK) {
+        int n = (int)mixpi_min(MIXPI_BLOCK, end - i);
+        const float *x = MIXPI_P(held)(grad, i, n, buf);
+        float factor = job->factor, squares = 0.0f;
+        if (job->write == MIXPI_CHUNK_SCALE) {      /* unused sums are compiled away */
+            (void)MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+            MIXPI_P(placed)(grad, i, n, buf);
+            continue;
+        }
+        /* Unscaling in place: the statistics are of the values rounded to the gradient's dtype. */
+        if (job->write) {
+            squares = MIXPI_P(look)(x, MIXPI_P(place)(grad, i, buf), n, factor, &largest);
+            MIXPI_P(placed)(grad, i, n, buf);
+            x = MIXPI_P(held)(grad, i, n, buf);
+            factor = 1.0f;
+        }
+        if (!job->write || grad.dtype != MIXP_F32)
+            squares = MIXPI_P(look)(x, NULL, n, factor, &largest);
+        /* The sum is not finite (overflow, Inf, NaN), or has lost small squares. */
+        if ((mixp_bits_of_f32(squares) & 0x7FFFFFFFu) >= 0x7F800000u ||
+            (largest < MIXPI_SQUARES_LOST && largest > 0.0f)) {
+            mixpi_look_closely(c, x, n, factor, i);
+            continue;
+        }
+        c->squares += (double)squares;
+        if (largest > c->largest) c->largest = largest;
+    }
+}
+
+/* factor: of the gradients. write: 1 also unscales them in place; MIXPI_CHUNK_SCALE only
+ * multiplies. */
+MIXPI_K mixpi_chunk_job MIXPI_P(look_job)(float factor, int write) {
+    mixpi_chunk_job job;
+    memset(&job, 0, sizeof job);
+    job.factor = factor;
+    job.write = write;
+    return job;
+}
+
+MIXPI_K mixp_result MIXPI_P(grad_stats)(const mixp_exec *x,
+                                        const mixp_grad_stats_args *k) {
+    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
+    mixpi_chunk_job job = MIXPI_P(look_job)(factor, k->unscale != 0);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
+    if (r != MIXP_OK) return r;
+    mixpi_sum_up(&job, k->step);
+    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_clip_args *k) {
+    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
+    mixpi_chunk_job job = MIXPI_P(look_job)(factor, MIXPI_CHUNK_SCALE);
+    mixp_result r;
+    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
+    if (r == MIXP_OK) k->step->clipped = factor;
+    return r;
+}
+
+MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args *k) {
+    (void)x;
+    mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
+    (void)x;
+    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
+    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
+    return MIXP_OK;
+}
+
+MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k) {
+    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
+    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
+    (void)x;
+    if (k->reads) {
+        mixp_agree_read(k->table, k->size, k->step, k->scaler);
+        return MIXP_OK;
+    }
+    memset(k->table, 0, bytes);
+    mixp_agree_fill(row, k->plan, k->step, k->scaler);
+    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->in_parts) mixpi_agree_part(row, k->step);
+    return MIXP_OK;
+}
+
+/* mixpi_decay_of for 16 elements. */
+MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
+                               mixpi_v p) {
+    mixpi_v none = mixpi_vzero(), decay = mixpi_vset(u->decay);
+    if (!cautious) return decay;
+    return mixpi_vselect_gt(none, mixpi_vmul(update, p), none, decay);
+}
+
+/* 16 elements of mixp_adam_element, with the same operations in the same order. form: one of the
+ * two specialised forms, or any: as u says. root: the root of the second moment, in PyTorch's
+ * order; 1-byte states store it. */
+enum { MIXPI_P(form_torch), MIXPI_P(form_apex), MIXPI_P(form_any) };
+MIXPI_F mixpi_v MIXPI_P(adam)(const mixp_step_scalars *u, int form, mixpi_v g, mixpi_v p,
+                              mixpi_v *m, mixpi_v *v, mixpi_v *root) {
+    const int any = form == MIXPI_P(form_any), cautious = any && u->cautious;
+    const int apex = any ? u->order == MIXP_ADAM_ORDER_APEX : form == MIXPI_P(form_apex);
+    mixpi_v ratio, decay, rate = mixpi_vset(-u->rate), eps = mixpi_vset(u->eps);
+    g = mixpi_vfma(mixpi_vset(u->l2), p, mixpi_vmul(g, mixpi_vset(u->factor)));
+    *m = mixpi_vfma(mixpi_vset(u->beta1), *m, mixpi_vmul(mixpi_vset(u->rest1), g));
+    *v = mixpi_vfma(mixpi_vset(u->beta2), *v, mixpi_vmul(mixpi_vmul(mixpi_vset(u->rest2), g), g));
+    if (apex) {
+        ratio = mixpi_vadd(mixpi_vsqrt(mixpi_vmul(*v, mixpi_vset(u->scale_v))), eps);
+        ratio = mixpi_vdiv(mixpi_vmul(*m, mixpi_vset(u->scale_m)), ratio);
+        decay = MIXPI_P(decay)(u, cautious, ratio, p);
+        *root = *v;
+        return mixpi_vfma(rate, mixpi_vfma(decay, p, ratio), p);
+    }
+    *root = mixpi_vsqrt(*v);
+    ratio = mixpi_vdiv(*m, mixpi_vfma(*root, mixpi_vset(u->scale_v), eps));
+    p = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, cautious, ratio, p)), p, p);
+    return mixpi_vfma(rate, ratio, p);
+}
+
+/* roots: stores the root of v in place of v, in PyTorch's order. */
+MIXPI_F void MIXPI_P(adam_block)(const mixp_step_scalars *u, int form,
+                                 const mixpi_stretch *s, const float *g) {
+    float *p = s->p, *m = s->m, *v = s->v;
+    const int roots = s->roots, n = s->n, ahead = MIXPI_P(ahead)();
+    mixpi_v a, b, d, w, root;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        a = MIXPI_P(stream)(m + i, ahead);
+        b = MIXPI_P(stream)(v + i, ahead);
+        d = MIXPI_P(stream)(g + i, ahead);
+        w = MIXPI_P(stream)(p + i, ahead);
+        w = MIXPI_P(adam)(u, form, d, w, &a, &b, &root);
+        mixpi_vstore(p + i, w); mixpi_vstore(m + i, a);
+        mixpi_vstore(v + i, roots ? root : b);
+    }
+    for (; i < n; i++) {
+        mixp_adam_element(u, g[i], p + i, m + i, v + i);
+        if (roots) v[i] = sqrtf(v[i]);
+    }
+}
+
+/* As mixp_sgd_element; m NULL without momentum. */
+MIXPI_RARE void MIXPI_P(sgd_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                   float *m, int n) {
+    const int ahead = MIXPI_P(ahead)();
+    mixpi_v d, w, a;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        w = MIXPI_P(stream)(p + i, ahead);
+        d = mixpi_vmul(MIXPI_P(stream)(g + i, ahead), mixpi_vset(u->factor));
+        d = mixpi_vfma(mixpi_vset(u->l2), w, d);
+        if (m) {
+            a = mixpi_vmul(mixpi_vset(u->rest1), d);
+            a = mixpi_vfma(mixpi_vset(u->beta1), MIXPI_P(stream)(m + i, ahead), a);
+            mixpi_vstore(m + i, a);
+            d = u->nesterov ? mixpi_vfma(mixpi_vset(u->momentum), a, d) : a;
+        }
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
+    }
+    for (; i < n; i++) mixp_sgd_element(u, g[i], p + i, m ? m + i : NULL);
+}
+
+/* As mixp_rmsprop_element. */
+MIXPI_RARE void MIXPI_P(rmsprop_block)(const mixp_step_scalars *u, const float *g,
+                                       float *p, float *m, float *v, int n) {
+    const mixpi_v beta = mixpi_vset(u->beta2), rest = mixpi_vset(u->rest2);
+    const mixpi_v eps = mixpi_vset(u->eps);
+    mixpi_v d, w, a;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        w = mixpi_vload(p + i);
+        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        d = mixpi_vfma(mixpi_vset(u->l2), w, d);
+        a = mixpi_vmul(mixpi_vmul(rest, d), d);
+        a = mixpi_vfma(beta, mixpi_vload(v + i), a);
+        mixpi_vstore(v + i, a);
+        d = mixpi_vdiv(d, mixpi_vadd(mixpi_vsqrt(a), eps));
+        if (m) {
+            d = mixpi_vfma(mixpi_vset(u->momentum), mixpi_vload(m + i), d);
+            mixpi_vstore(m + i, d);
+        }
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), d, w));
+    }
+    for (; i < n; i++) mixp_rmsprop_element(u, g[i], p + i, m ? m + i : NULL, v + i);
+}
+
+/* As mixp_lion_element. */
+MIXPI_RARE void MIXPI_P(lion_block)(const mixp_step_scalars *u, const float *g, float *p,
+                                    float *m, int n) {
+    const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f), less = mixpi_vset(-1.0f);
+    mixpi_v d, w, a, blend, sign;
+    int i;
+    for (i = 0; i + 16 <= n; i += 16) {
+        w = mixpi_vload(p + i);
+        a = mixpi_vload(m + i);
+        d = mixpi_vmul(mixpi_vload(g + i), mixpi_vset(u->factor));
+        blend = mixpi_vmul(mixpi_vset(u->rest1), d);
+        blend = mixpi_vfma(mixpi_vset(u->beta1), a, blend);
+        sign = mixpi_vselect_gt(zero, blend, less, blend);
+        sign = mixpi_vselect_gt(blend, zero, one, sign);
+        w = mixpi_vfma(mixpi_vneg(MIXPI_P(decay)(u, u->cautious, blend, w)), w, w);
+        mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(-u->rate), sign, w));
+        d = mixpi_vmul(mixpi_vset(u->rest2), d);
+        mixpi_vstore(m + i, mixpi_vfma(mixpi_vset(u->beta2), a, d));
+    }
+    for (; i < n; i++) mixp_lion_element(u, g[i], p + i, m + i);
+}
+

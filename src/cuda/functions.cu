@@ -1,0 +1,558 @@
+#pragma once
+#include "copy.cu"
+/* --- functions of an element -------------------------------------------------------------- */
+
+namespace {
+
+/* What a pass computes from up to three sources a, b, c. Slopes: dy, then x or y (see
+ * unary_backward). */
+constexpr int
+    FN_UNARY = 0,                                   /* + mixp_unary                          */
+    FN_UNARY_D = FN_UNARY + (int)MIXP_UNARY_COUNT,  /* + mixp_unary                          */
+    FN_BINARY = FN_UNARY_D + (int)MIXP_UNARY_COUNT, /* + mixp_binary                         */
+    FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* of dy, a, b: of b in a / b        */
+    FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: of x in the larger of both  */
+    FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: of a in silu(a) b           */
+    FN_WHERE = FN_GATE_D + 1,                       /* mask, a, b: mask ? a : b              */
+    FN_KEPT = FN_WHERE + 1,                         /* mask, a: mask ? a : q                 */
+    FN_MASKED = FN_KEPT + 1,                        /* mask, b: mask ? q : b                 */
+    FN_LOSS = FN_MASKED + 1,                        /* + mixp_loss_kind                      */
+    FN_LOSS_D = FN_LOSS + (int)MIXP_LOSS_COUNT,     /* + mixp_loss_kind                      */
+    FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a itself, in sums                     */
+
+/* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
+ * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
+#define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
+                               X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED)          \
+                               X(ABS) X(SIN) X(COS) X(SOFT_CAP) X(CLAMP)
+#define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
+#define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)  \
+                               X(KL_LOG)
+
+#define MIXPI_UNARY_NUMBER(op)  MIXP_UNARY_##op,
+#define MIXPI_BINARY_NUMBER(op) MIXP_BINARY_##op,
+#define MIXPI_LOSS_NUMBER(kind) MIXP_LOSS_##kind,
+constexpr int unary_numbers[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_NUMBER) };
+constexpr int binary_numbers[] = { MIXPI_CUDA_BINARIES(MIXPI_BINARY_NUMBER) };
+constexpr int loss_numbers[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_NUMBER) };
+#undef MIXPI_UNARY_NUMBER
+#undef MIXPI_BINARY_NUMBER
+#undef MIXPI_LOSS_NUMBER
+
+/* Are these 0, 1, ..., count - 1? */
+template <int n> constexpr bool all_of(const int (&numbers)[n], int count) {
+    for (int i = 0; i < n; i++)
+        if (numbers[i] != i) return false;
+    return n == count;
+}
+static_assert(all_of(unary_numbers, MIXP_UNARY_COUNT), "a mixp_unary has no case here");
+static_assert(all_of(binary_numbers, MIXP_BINARY_COUNT),
+              "a mixp_binary has no case here");
+static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss_kind has no case here");
+
+/* The larger, or b when either is NaN. */
+__device__ inline float larger(float a, float b) { return a > b ? a : b; }
+/* NaN stays NaN. */
+__device__ inline float clamped(float x, float bound)
+{ return x > bound ? bound : x < -bound ? -bound : x; }
+
+/* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
+__device__ inline float sigmoid(float x, float *rest) {
+    float e = expf(-fabsf(x)), q = 1.0f / (1.0f + e), t = e * q;
+    *rest = x > 0.0f ? t : q;
+    return x > 0.0f ? q : t;
+}
+
+/* The density of the normal distribution; x^2 keeps the bits that its product loses. */
+__device__ inline float density(float x) {
+    float h = x * x, low = fmaf(x, x, -h), e = expf(-0.5f * h);
+    return fmaf(e, -0.5f * low, e) * MIXPI_DENSITY;
+}
+
+__device__ inline float power(float x, float p) {
+    if (p == 1.0f) return x;
+    if (p == 2.0f) return x * x;
+    if (p == 3.0f) return x * x * x;
+    if (p == 0.5f) return sqrtf(x);
+    if (p == -1.0f) return 1.0f / x;
+    return powf(x, p);
+}
+
+/* x (GELU_LINEAR + GELU_CUBIC x^2). */
+__device__ inline float gelu_2u(float x, float square)
+{ return x * fmaf(square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR); }
+
+/* x with the sign of s; 0 where s is 0. */
+__device__ inline float signed_by(float s, float x)
+{ return s > 0.0f ? x : s < 0.0f ? -x : 0.0f; }
+
+template <mixp_unary op> __device__ inline float unary_value(float a, float p, float q) {
+    float t;
+    switch (op) {
+    case MIXP_UNARY_RELU:      return larger(0.0f, a);
+    case MIXP_UNARY_GELU_TANH: return a * sigmoid(gelu_2u(a, a * a), &t);  /* a (1 + tanh u) / 2 */
+    case MIXP_UNARY_GELU_ERF:  return a * normcdff(clamped(a, MIXPI_ERF_BOUND));
+    case MIXP_UNARY_SILU:      return a * sigmoid(a, &t);
+    case MIXP_UNARY_TANH:      return tanhf(a);
+    case MIXP_UNARY_SIGMOID:   return sigmoid(a, &t);
+    case MIXP_UNARY_EXP:       return expf(a);
+    case MIXP_UNARY_LOG:       return logf(a);
+    case MIXP_UNARY_SQRT:      return sqrtf(a);
+    case MIXP_UNARY_POW:       return power(a, p);
+    case MIXP_UNARY_SCALE:     return __fmul_rn(a, p);
+    case MIXP_UNARY_RELU_SQUARED:
+        a = larger(0.0f, a);
+        return a * a;
+    case MIXP_UNARY_ABS:       return fabsf(a);
+    case MIXP_UNARY_SIN:       return sinf(a);
+    case MIXP_UNARY_COS:       return cosf(a);
+    case MIXP_UNARY_SOFT_CAP:  return p * tanhf(a / p);
+    case MIXP_UNARY_CLAMP:
+        a = a < p ? p : a;
+        return a > q ? q : a;
+    case MIXP_UNARY_COUNT:     break;
+    }
+    return a;
+}
+
+/* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+__device__ inline float gelu_tanh_slope(float g, float x) {
+    float rest, s, square;
+    x = clamped(x, MIXPI_GELU_BOUND);
+    square = x * x;
+    s = sigmoid(gelu_2u(x, square), &rest);
+    return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
+}
+
+__device__ inline float gelu_erf_slope(float g, float x) {
+    x = clamped(x, MIXPI_ERF_BOUND);
+    return g * fmaf(x, density(x), normcdff(x));
+}
+
+__device__ inline float silu_slope(float g, float x) {
+    float rest, s;
+    x = clamped(x, MIXPI_SILU_BOUND);
+    s = sigmoid(x, &rest);
+    return g * fmaf(s * rest, x, s);
+}
+
+/* Above p and below q; an infinite bound is none. */
+__device__ inline bool between(float x, float p, float q) {
+    return (x > p || mixp_bits_of_f32(p) == 0xFF800000u) &&
+           (x < q || mixp_bits_of_f32(q) == 0x7F800000u);
+}
+
+/* g: what comes from above; b: x, or y for those that are told by their result. */
+template <mixp_unary op>
+__device__ inline float unary_slope(float g, float b, float p, float q) {
+    float t;
+    switch (op) {
+    case MIXP_UNARY_RELU:      return b <= 0.0f ? 0.0f : g;
+    case MIXP_UNARY_GELU_TANH: return gelu_tanh_slope(g, b);
+    case MIXP_UNARY_GELU_ERF:  return gelu_erf_slope(g, b);
+    case MIXP_UNARY_SILU:      return silu_slope(g, b);
+    case MIXP_UNARY_TANH:      return g * fmaf(-b, b, 1.0f);
+    case MIXP_UNARY_SIGMOID:   return g * fmaf(-b, b, b);
+    case MIXP_UNARY_EXP:       return g * b;
+    case MIXP_UNARY_LOG:       return g / b;
+    case MIXP_UNARY_SQRT:      return g / (b + b);
+    case MIXP_UNARY_POW:       return p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f));
+    case MIXP_UNARY_SCALE:     return __fmul_rn(g, p);
+    case MIXP_UNARY_RELU_SQUARED:
+        b = larger(0.0f, b);
+        return g * (b + b);
+    case MIXP_UNARY_ABS:       return signed_by(b, g);
+    case MIXP_UNARY_SIN:       return g * cosf(b);
+    case MIXP_UNARY_COS:       return -(g * sinf(b));
+    case MIXP_UNARY_SOFT_CAP:
+        t = tanhf(b / p);
+        return g * fmaf(-t, t, 1.0f);
+    case MIXP_UNARY_CLAMP:     return between(b, p, q) ? g : 0.0f;
+    case MIXP_UNARY_COUNT:     break;
+    }
+    return g;
+}
+
+/* NaN where either is: larger has b's, and a's comes back in a product with 0. */
+__device__ inline float nan_of(float a, float of_both)
+{ return fmaf(clamped(a, 1.0f), 0.0f, of_both); }
+
+template <mixp_binary op> __device__ inline float binary_value(float a, float b) {
+    float t;
+    switch (op) {
+    case MIXP_BINARY_ADD:   return a + b;
+    case MIXP_BINARY_SUB:   return a - b;
+    case MIXP_BINARY_MUL:   return __fmul_rn(a, b);
+    case MIXP_BINARY_DIV:   return a / b;
+    case MIXP_BINARY_MAXIMUM: return nan_of(a, larger(a, b));
+    case MIXP_BINARY_MINIMUM: return nan_of(a, a < b ? a : b);
+    case MIXP_BINARY_SWIGLU:  return a * sigmoid(a, &t) * b;
+    case MIXP_BINARY_COUNT: break;
+    }
+    return a;
+}
+
+__device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
+
+/* Of a difference: by its square up to delta. */
+__device__ inline float huber(float d, float delta) {
+    d = fabsf(d);
+    return d < delta ? 0.5f * d * d : delta * (d - 0.5f * delta);
+}
+
+template <mixp_loss_kind kind>
+__device__ inline float loss_value(float a, float b, float delta) {
+    switch (kind) {
+    case MIXP_LOSS_MSE:        return (a - b) * (a - b);
+    case MIXP_LOSS_BCE_LOGITS:
+        return fmaf(-a, b, larger(0.0f, a)) + log1pf(expf(-fabsf(a)));
+    case MIXP_LOSS_BCE:
+        return -fmaf(b, bce_log(logf(a)), (1.0f - b) * bce_log(log1pf(-a)));
+    case MIXP_LOSS_L1:         return fabsf(a - b);
+    case MIXP_LOSS_HUBER:      return huber(a - b, delta);
+    case MIXP_LOSS_SMOOTH_L1:  return huber(a - b, delta) / delta;
+    case MIXP_LOSS_KL:         return b * ((fabsf(b) > 0.0f ? logf(b) : b) - a);
+    case MIXP_LOSS_KL_LOG:     return expf(b) * (b - a);
+    case MIXP_LOSS_COUNT:      break;
+    }
+    return a;
+}
+
+template <mixp_loss_kind kind>
+__device__ inline float loss_slope(float a, float b, float p, float delta) {
+    float s, t;
+    switch (kind) {
+    case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
+    case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancelling          */
+        s = sigmoid(a, &t);
+        return fmaf(-b, t, (1.0f - b) * s) * p;
+    case MIXP_LOSS_BCE: return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
+    case MIXP_LOSS_L1:         return signed_by(a - b, p);
+    case MIXP_LOSS_HUBER:      return clamped(a - b, delta) * p;
+    case MIXP_LOSS_SMOOTH_L1:  return clamped((a - b) / delta, 1.0f) * p;
+    case MIXP_LOSS_KL:         return -(b * p);
+    case MIXP_LOSS_KL_LOG:     return -(expf(b) * p);
+    case MIXP_LOSS_COUNT:      break;
+    }
+    return a;
+}
+
+/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
+__device__ inline float larger_slope(float g, float x, float y)
+{ return x < y ? 0.0f : x == y ? 0.5f * g : g; }
+
+template <int fn>
+__device__ inline float value(float a, float b, float c, float p, float q) {
+    if constexpr (fn < FN_UNARY_D) return unary_value<(mixp_unary)fn>(a, p, q);
+    else if constexpr (fn < FN_BINARY)
+        return unary_slope<(mixp_unary)(fn - FN_UNARY_D)>(a, b, p, q);
+    else if constexpr (fn < FN_DIVISOR_D)
+        return binary_value<(mixp_binary)(fn - FN_BINARY)>(a, b);
+    else if constexpr (fn == FN_DIVISOR_D) return -(a * (b / c) / c);
+    else if constexpr (fn == FN_LARGER_D) return larger_slope(a, b, c);
+    else if constexpr (fn == FN_GATE_D) return silu_slope(a * c, b);
+    else if constexpr (fn == FN_WHERE) return fabsf(a) > 0.0f ? b : c;
+    else if constexpr (fn == FN_KEPT) return fabsf(a) > 0.0f ? b : q;
+    else if constexpr (fn == FN_MASKED) return fabsf(a) > 0.0f ? q : b;
+    else if constexpr (fn < FN_LOSS_D)
+        return loss_value<(mixp_loss_kind)(fn - FN_LOSS)>(a, b, q);
+    else if constexpr (fn < FN_COPY)
+        return loss_slope<(mixp_loss_kind)(fn - FN_LOSS_D)>(a, b, p, q);
+    else return a;
+}
+
+/* --- maps of dense arrays ------------------------------------------------------------------ */
+
+struct Map {
+    mixp_out   out;
+    mixp_in    a, b;            /* b: data NULL when fn has one source                       */
+    int64_t    n, over;
+    float      p, q;
+    const float *factor;        /* p lies in device memory                                   */
+    mixp_in    dloss;           /* p is this over `over`                                     */
+    bool       wide;
+};
+
+const mixp_in nothing_in = { NULL, MIXP_F32 };
+
+inline Map map_of(const mixp_out &out, const mixp_in &a, const mixp_in &b, int64_t n) {
+    Map m;
+    memset((void *)&m, 0, sizeof m);
+    m.out = out;
+    m.a = a;
+    m.b = b;
+    m.n = n;
+    m.wide = is_wide(out) && is_wide(a) && is_wide(b);
+    return m;
+}
+
+/* Only the slopes of losses divide: elsewhere a division would cost registers. */
+template <int fn> __device__ inline float map_parameter(const Map &m) {
+    if constexpr (fn >= FN_LOSS_D && fn < FN_COPY)
+        if (m.dloss.data) return get1(m.dloss, 0) / (float)m.over;
+    return m.factor ? *m.factor : m.p;
+}
+
+/* At least so many blocks on a processor: left to itself, nvcc saves registers and spills. */
+const int map_blocks = 4;
+
+template <int fn> __global__ void __launch_bounds__(map_threads, map_blocks)
+map_dense(const __grid_constant__ Map m) {
+    float p = map_parameter<fn>(m);
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, m.n - i);
+        float a[8], b[8];
+        get8_any(m.a, i, n, m.wide, a);
+        if (m.b.data) get8_any(m.b, i, n, m.wide, b);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            a[k] = value<fn>(a[k], m.b.data ? b[k] : 0.0f, 0.0f, p, m.q);
+        store8(m.out, i, n, m.wide, a);
+    }
+}
+
+/* --- gelu and silu of low numbers ----------------------------------------------------------- *
+ *
+ * Where all arrays are f16, or all are bf16, a result has 11 or 8 bits. So the exponential, the
+ * reciprocal and the normal distribution need not be exact to 24: these are right to 2^-19, and
+ * what is stored is within one unit in the last place of what is true, for every input.
+ */
+
+/* e^-h 2^32, down to where f32 ends: ex2 alone gives 0 below 2^-126. */
+__device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
+constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32                                   */
+
+/* 1 / (1 + e^-x), and in *rest one minus that. */
+__device__ inline float quick_sigmoid(float x, float *rest) {
+    float e = exp_raised(fabsf(x)) * lowered, q = rcp_approx(1.0f + e), t = e * q;
+    *rest = x > 0.0f ? t : q;
+    return x > 0.0f ? q : t;
+}
+
+/* The normal distribution at -|x|, over e^(-x^2/2), is a polynomial of t = 1 / (1 + p |x|): of
+ * degree 7 without a constant, within 7e-7 of it up to MIXPI_ERF_BOUND. Its coefficients come from
+ * weighted least squares made minimax by Lawson's weights (1961). *raised: e^(-x^2/2) 2^32. */
+__device__ inline float quick_normal(float x, float *raised) {
+    float t = rcp_approx(fmaf(0.265f, fabsf(x), 1.0f)), q = -0.0677897678f;
+    q = fmaf(q, t, 0.19528336f);
+    q = fmaf(q, t, -0.0663783597f);
+    q = fmaf(q, t, 0.142505199f);
+    q = fmaf(q, t, 0.082941714f);
+    q = fmaf(q, t, 0.10783779f);
+    q = fmaf(q, t, 0.105599753f) * t * lowered;
+    *raised = exp_raised(x * x * 0.5f);
+    q *= *raised;
+    return x < 0.0f ? q : 1.0f - q;
+}
+
+__device__ inline float quick_gelu_tanh_slope(float g, float x) {
+    float rest, s, square;
+    x = clamped(x, MIXPI_GELU_BOUND);
+    square = x * x;
+    s = quick_sigmoid(gelu_2u(x, square), &rest);
+    return g * fmaf(s * rest * x, fmaf(square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR), s);
+}
+__device__ inline float quick_gelu_erf_slope(float g, float x) {
+    float raised, normal;
+    x = clamped(x, MIXPI_ERF_BOUND);
+    normal = quick_normal(x, &raised);
+    return g * fmaf(x * (MIXPI_DENSITY * lowered), raised, normal);
+}
+__device__ inline float quick_silu_slope(float g, float x) {
+    float rest, s;
+    x = clamped(x, MIXPI_SILU_BOUND);
+    s = quick_sigmoid(x, &rest);
+    return g * fmaf(s * rest, x, s);
+}
+
+/* Of a; of slopes: g, and then a. */
+template <int fn> __device__ inline float quick_value(float g, float a) {
+    float t;
+    switch (fn) {
+    case FN_UNARY + MIXP_UNARY_GELU_TANH: return g * quick_sigmoid(gelu_2u(g, g * g), &t);
+    case FN_UNARY + MIXP_UNARY_GELU_ERF:
+        return g * quick_normal(clamped(g, MIXPI_ERF_BOUND), &t);
+    case FN_UNARY + MIXP_UNARY_SILU:        return g * quick_sigmoid(g, &t);
+    case FN_UNARY_D + MIXP_UNARY_GELU_TANH: return quick_gelu_tanh_slope(g, a);
+    case FN_UNARY_D + MIXP_UNARY_GELU_ERF:  return quick_gelu_erf_slope(g, a);
+    default:                                return quick_silu_slope(g, a);
+    }
+}
+
+template <mixp_dtype D>
+__device__ inline void add_low(const Map &m, int64_t i, int n, float *v) {
+    float old[8];
+    plain_get<D>(m.out.data, i, n, m.wide, old);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] += old[k];
+}
+
+template <int fn, mixp_dtype D> __global__ void __launch_bounds__(map_threads, map_blocks)
+map_low(const __grid_constant__ Map m) {
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (; i < m.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, m.n - i);
+        float a[8], b[8];
+        plain_get<D>(m.a.data, i, n, m.wide, a);
+        if constexpr (fn >= FN_UNARY_D) plain_get<D>(m.b.data, i, n, m.wide, b);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            a[k] = quick_value<fn>(a[k], fn >= FN_UNARY_D ? b[k] : 0.0f);
+        if (m.out.accumulate) add_low<D>(m, i, n, a);
+        plain_put<D>(m.out.data, i, n, m.wide, a);
+    }
+}
+
+struct Dropout {
+    mixp_dropout_args k;
+    uint64_t        limit;      /* random numbers below it drop                              */
+    float           scale;
+    Draws           draws;
+    bool            wide;
+};
+
+__global__ void __launch_bounds__(map_threads)
+    dropout_dense(const __grid_constant__ Dropout d) {
+    uint64_t key = key_now(d.draws);
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, d.k.n - i);
+        float a[8];
+        get8_any(d.k.a, i, n, d.wide, a);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            bool kept = mixp_random_at(key, (uint64_t)(i + k)) >= d.limit;
+            a[k] = kept ? __fmul_rn(a[k], d.scale) : 0.0f;
+        }
+        store8(d.k.y, i, n, d.wide, a);
+    }
+}
+
+typedef void (*MapKernel)(Map m);
+#define MIXPI_UNARY_MAP(op)  map_dense<FN_UNARY + MIXP_UNARY_##op>,
+#define MIXPI_SLOPE_MAP(op)  map_dense<FN_UNARY_D + MIXP_UNARY_##op>,
+#define MIXPI_LOSS_MAP(kind) map_dense<FN_LOSS_D + MIXP_LOSS_##kind>,
+const MapKernel unary_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_MAP) };
+const MapKernel slope_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_SLOPE_MAP) };
+const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
+#undef MIXPI_UNARY_MAP
+#undef MIXPI_SLOPE_MAP
+#undef MIXPI_LOSS_MAP
+
+/* The kernel for arrays that are all low and alike, or NULL. */
+template <mixp_dtype D> inline MapKernel low_map(int fn) {
+    switch (fn) {
+#define MIXPI_LOW(f) case f: return map_low<f, D>;
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_TANH)
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_GELU_ERF)
+    MIXPI_LOW(FN_UNARY + MIXP_UNARY_SILU)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_TANH)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_GELU_ERF)
+    MIXPI_LOW(FN_UNARY_D + MIXP_UNARY_SILU)
+#undef MIXPI_LOW
+    default: return NULL;
+    }
+}
+inline MapKernel map_kernel(int fn, MapKernel any, const Map &m) {
+    mixp_dtype d = m.out.dtype;
+    MapKernel low = NULL;
+    if (m.a.dtype != d || (m.b.data && m.b.dtype != d)) return any;
+    if (d == MIXP_F16) low = low_map<MIXP_F16>(fn);
+    if (d == MIXP_BF16) low = low_map<MIXP_BF16>(fn);
+    return low ? low : any;
+}
+
+inline unsigned map_grid(int64_t n) { return grid_for(ceil_div(n, 8), map_threads); }
+
+/* The checks that all maps share, then the launch. */
+inline mixp_result run_map(Kernel *k, const char *what, MapKernel kernel, const Map &m) {
+    if (!is_real(m.out.dtype) || !is_real(m.a.dtype) || !is_real(m.b.dtype))
+        return MIXP_ERR_DTYPE;
+    if (!k->state) return MIXP_ERR_ORDER;
+    if (m.n <= 0) return m.n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!m.out.data || !m.a.data) return MIXP_ERR_ARGUMENT;
+    return k->launched(what,
+                       MIXPI_LAUNCH(kernel, map_grid(m.n), map_threads, 0, k->stream, m));
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k) {
+    Kernel kernel(x);
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    m.p = k->p;
+    m.q = k->q;
+    return run_map(&kernel, "unary", map_kernel(FN_UNARY + k->op, unary_maps[k->op], m), m);
+}
+
+static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
+                                             const mixp_unary_backward_args *k) {
+    Kernel kernel(x);
+    bool alone = k->op == MIXP_UNARY_SCALE;
+    const mixp_in &told_by = alone                          ? nothing_in
+                             : mixpi_unary_by_result(k->op) ? k->y
+                                                            : k->a;
+    Map m = map_of(k->da, k->dy, told_by, k->n);
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->n > 0 && !alone && !told_by.data) return MIXP_ERR_ARGUMENT;
+    m.p = k->p;
+    m.q = k->q;
+    return run_map(&kernel, "unary_backward",
+                   map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
+}
+
+/* Notes whether a loss is Inf or NaN; one warp, for it is one element. */
+static __global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
+    for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
+        float v[8];
+        get8_any(a, i, 1, false, v);
+        if ((mixp_bits_of_f32(v[0]) & 0x7FFFFFFFu) >= 0x7F800000u) *bad = 1;
+    }
+}
+
+static mixp_result mixpi_cuda_scale_by(const mixp_exec *x, const mixp_scale_by_args *k) {
+    Kernel kernel(x);
+    Map m = map_of(k->y, k->a, nothing_in, k->n);
+    if (!k->factor) return MIXP_ERR_ARGUMENT;
+    m.factor = k->factor;
+    mixp_result r = MIXP_OK;
+    if (k->bad && k->a.data && kernel.state && is_real(k->a.dtype))
+        r = kernel.launched("scale_by", MIXPI_LAUNCH(note_bad, 1, warp_size, 0, kernel.stream,
+                                                     k->a, k->n, k->bad));
+    if (r != MIXP_OK) return r;
+    return run_map(&kernel, "scale_by", unary_maps[MIXP_UNARY_SCALE], m);
+}
+
+static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_args *k) {
+    Kernel kernel(x);
+    Dropout d;
+    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!is_real(k->y.dtype) || !is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
+    if (!kernel.state) return MIXP_ERR_ORDER;
+    if (k->n <= 0) return k->n ? MIXP_ERR_ARGUMENT : MIXP_OK;
+    if (!k->y.data || !k->a.data) return MIXP_ERR_ARGUMENT;
+    memset((void *)&d, 0, sizeof d);
+    d.k = *k;
+    d.limit = (uint64_t)ceil((double)k->p * 4294967296.0);
+    d.scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
+    d.draws = draws_of(kernel.state, k->seed, k->step, k->tensor);
+    d.wide = is_wide(k->y) && is_wide(k->a);
+    return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n),
+                                                   map_threads, 0, kernel.stream, d));
+}
+
+static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,
+                                            const mixp_loss_backward_args *k) {
+    Kernel on(x);
+    Map m = map_of(k->da, k->a, k->target, k->n);
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!is_real(k->dloss.dtype)) return MIXP_ERR_DTYPE;
+    if (k->n > 0 && (!k->dloss.data || !k->target.data)) return MIXP_ERR_ARGUMENT;
+    m.dloss = k->dloss;
+    m.over = k->over ? k->over : k->n;
+    m.q = k->delta;
+    return run_map(&on, "loss_backward", loss_slope_maps[k->kind], m);
+}
+

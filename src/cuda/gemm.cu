@@ -1,0 +1,1040 @@
+#pragma once
+#include "sums.cu"
+/* ==== 6. GEMM ============================================================== >>gemm ====
+ *
+ * cuBLASLt thinks in columns. The row-major c = op(a) op(b) is its column-major product
+ * c' = op(b)' op(a)': the operands change places and nothing is transposed.
+ *
+ * cuBLASLt takes a and b of one dtype, c of that dtype or f32, and a bias of c's dtype. Other
+ * operands are packed first: copied to scratch memory, widened, dense and aligned. If c is of
+ * another kind, its sums go through f32 scratch memory. If cuBLASLt still refuses the product, our
+ * own tiled kernel computes the product.
+ *
+ * A plan (descriptors and algorithm) is made once per shape; later calls neither allocate nor query
+ * cuBLASLt. Products are summed in f32, never tf32; partial sums of a split k are f32 as well.
+ * Algorithms come from cuBLASLt's heuristic, from a text that an earlier context wrote, or from
+ * measurements.
+ *
+ * An epilogue is a second operation in a product's pass: column sums of dy, or GELU (tanh form). If
+ * cuBLASLt lacks the epilogue, two kernels do the work.
+ */
+namespace {
+
+/* --- a product of any kind ------------------------------------------------------------- *
+ *
+ * A block of 256 threads computes 64 x 64 elements of c, 4 x 4 per thread, in steps of 16 of k.
+ * Each element is one chain of multiply-adds in increasing k.
+ */
+const int tile_side = 64, tile_depth = 16, tile_pitch = tile_side + 4, tile_threads = 256;
+
+/* Loads op(a)[i0 .., p0 ..] or op(b)'[j0 .., p0 ..] to tile[p * pitch + i]; 0 beyond rows and k. */
+__device__ inline void tile_load(float *tile, mixp_in a, int64_t first, int64_t step_i,
+                                 int64_t step_p, int64_t rows, int64_t depth) {
+    MIXPI_UNROLL
+    for (int e = 0; e < tile_side * tile_depth / tile_threads; e++) {
+        int at = (int)threadIdx.x + e * tile_threads;
+        int i = step_i == 1 ? at % tile_side : at / tile_depth;
+        int p = step_i == 1 ? at / tile_side : at % tile_depth;
+        tile[p * tile_pitch + i] =
+            i < rows && p < depth ? get1(a, first + i * step_i + p * step_p) : 0.0f;
+    }
+}
+
+/* sums += the product of two tiles. */
+__device__ inline void tile_multiply(float (*sums)[4], const float *a, const float *b) {
+    int row = (int)threadIdx.x / 16 * 4, column = (int)threadIdx.x % 16 * 4;
+    MIXPI_UNROLL
+    for (int p = 0; p < tile_depth; p++) {
+        float4 u = *(const float4 *)(const void *)(a + p * tile_pitch + row);
+        float4 v = *(const float4 *)(const void *)(b + p * tile_pitch + column);
+        float x[4] = { u.x, u.y, u.z, u.w }, y[4] = { v.x, v.y, v.z, v.w };
+        MIXPI_UNROLL
+        for (int i = 0; i < 4; i++) {
+            MIXPI_UNROLL
+            for (int j = 0; j < 4; j++) sums[i][j] = fmaf(x[i], y[j], sums[i][j]);
+        }
+    }
+}
+
+__device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
+                                  int64_t j, const float (*sums)[4]) {
+    MIXPI_UNROLL
+    for (int r = 0; r < 4; r++) {
+        MIXPI_UNROLL
+        for (int s = 0; s < 4; s++) {
+            int64_t at = z * g.stride_c + (i + r) * g.ldc + j + s;
+            float y;
+            if (i + r >= g.m || j + s >= g.n) continue;
+            y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
+            put1(g.c, at, g.c.accumulate ? y + get1(as_in(g.c), at) : y);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(tile_threads) gemm_tiles(mixp_gemm_args g) {
+    MIXPI_SHARED(float, a, tile_depth * tile_pitch);
+    MIXPI_SHARED(float, b, tile_depth * tile_pitch);
+    int64_t across = ceil_div(g.n, tile_side), down = ceil_div(g.m, tile_side);
+    int64_t ai = g.trans_a ? 1 : g.lda, ap = g.trans_a ? g.lda : 1;
+    int64_t bj = g.trans_b ? g.ldb : 1, bp = g.trans_b ? 1 : g.ldb;
+    for (int64_t t = blockIdx.x; t < g.batch * down * across; t += gridDim.x) {
+        int64_t i = t / across % down * tile_side, j = t % across * tile_side;
+        int64_t z = t / across / down;
+        float sums[4][4] = {};
+        for (int64_t p = 0; p < g.k; p += tile_depth) {
+            tile_load(a, g.a, z * g.stride_a + i * ai + p * ap, ai, ap, g.m - i, g.k - p);
+            tile_load(b, g.b, z * g.stride_b + j * bj + p * bp, bj, bp, g.n - j, g.k - p);
+            __syncthreads();
+            tile_multiply(sums, a, b);
+            __syncthreads();
+        }
+        tile_store(g, z, i + (int)threadIdx.x / 16 * 4, j + (int)threadIdx.x % 16 * 4,
+                   sums);
+    }
+}
+
+/* --- copies for cuBLASLt --------------------------------------------------------------- */
+
+/* Matrices of rows x cols elements as stored: rows are `ld` apart, matrices `stride`. */
+struct Matrix {
+    mixp_in at;
+    int64_t rows, cols, ld, stride, count;
+};
+
+inline Matrix matrix_a(const mixp_gemm_args &g) {
+    return Matrix{ g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda, g.stride_a,
+                   g.stride_a ? g.batch : 1 };
+}
+inline Matrix matrix_b(const mixp_gemm_args &g) {
+    return Matrix{ g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb, g.stride_b,
+                   g.stride_b ? g.batch : 1 };
+}
+inline Matrix matrix_c(const mixp_gemm_args &g)
+{ return Matrix{ as_in(g.c), g.m, g.n, g.ldc, g.stride_c, g.batch }; }
+inline Matrix matrix_bias(const mixp_gemm_args &g) {
+    return Matrix{ g.bias, 1, g.n, g.n, 0, 1 };
+}
+
+inline bool starts_aligned(const Matrix &m) {
+    return is_wide(m.at) &&
+           (m.count == 1 || m.stride * dtype_bytes(m.at.dtype) % 16 == 0);
+}
+/* Can the matrix's rows be read 8 elements at a time? */
+inline bool rows_aligned(const Matrix &m) {
+    return is_wide(m.at) && (m.rows == 1 || m.ld % 8 == 0) &&
+           (m.count == 1 || m.stride % 8 == 0);
+}
+
+/* Copies src to `to`, laid out as dst: aligned, full rows. Columns beyond src's width become 0. */
+__global__ void gemm_pack(mixp_out to, Matrix dst, Matrix src, bool wide) {
+    int64_t across = dst.ld / 8, n = dst.count * dst.rows * across;
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        int64_t row = i / across % dst.rows, z = i / across / dst.rows,
+                j = i % across * 8;
+        float v[8];
+        get8_any(src.at, z * src.stride + row * src.ld + j, (int)least(8, src.cols - j),
+                 wide, v);
+        put8(to, z * dst.stride + row * dst.ld + j, v);
+    }
+}
+
+/* to (+)= sums + bias; `to` is laid out as c. */
+__global__ void gemm_finish(mixp_out to, Matrix c, Matrix sums, mixp_in bias, bool wide) {
+    int64_t across = ceil_div(c.cols, 8), n = c.count * c.rows * across;
+    int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        int64_t row = i / across % c.rows, z = i / across / c.rows, j = i % across * 8;
+        int64_t at = z * c.stride + row * c.ld + j;
+        int many = (int)least(8, c.cols - j);
+        float v[8], add[8] = {}, old[8] = {};
+        get8(sums.at, z * sums.stride + row * sums.ld + j, v);
+        if (bias.data) get8_any(bias, j, many, false, add);
+        if (to.accumulate) get8_any(c.at, at, many, wide, old);
+        MIXPI_UNROLL
+        for (int e = 0; e < 8; e++) v[e] = v[e] + add[e] + old[e];
+        put8_any(to, at, many, wide, v);
+    }
+}
+
+/* --- what cuBLASLt is asked for --------------------------------------------------------- */
+
+/* A product whose operands cuBLASLt takes: the given operands, or packed copies. */
+struct Product {
+    mixp_gemm_args g;
+    bool      pack_a, pack_b, pack_bias, finish;
+    size_t    at_a, at_b, at_bias, at_c, bytes;     /* offsets in, and size of, scratch memory */
+    cublasLtEpilogue_t epilogue;
+    void     *sums, *before;                        /* for an epilogue; otherwise NULL       */
+};
+
+/* Must the operand be copied to get this dtype (strict: and alignment)? */
+inline bool needs_pack(const Matrix &m, mixp_dtype dtype, bool strict) {
+    return m.at.dtype != dtype || (m.rows > 1 && m.ld < m.cols) || m.stride < 0 ||
+           (strict && !starts_aligned(m));
+}
+
+/* Room for m as a dense matrix of this dtype, its rows padded to 8 elements. */
+inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld,
+                        int64_t *stride) {
+    size_t start = p->bytes;
+    *ld = ceil_div(m.cols, 8) * 8;
+    *stride = m.count > 1 ? m.rows * *ld : 0;
+    p->bytes += (size_t)ceil_div(m.count * m.rows * *ld * dtype_bytes(dtype), 256) * 256;
+    return start;
+}
+
+/* A matrix of one row may have any ld, but cuBLASLt requires ld >= the width. */
+inline int64_t row_pitch(const Matrix &m)
+{ return m.rows == 1 && m.ld < m.cols ? m.cols : m.ld; }
+
+/* strict: for the second attempt; packs unaligned operands and adds the bias in a kernel. */
+inline Product product_of(const mixp_gemm_args &g, bool strict) {
+    Product p;
+    mixp_dtype dtype = g.a.dtype == g.b.dtype ? g.a.dtype : MIXP_F32;
+    Matrix a = matrix_a(g), b = matrix_b(g), c = matrix_c(g), bias = matrix_bias(g);
+    int64_t ld, stride;
+    memset((void *)&p, 0, sizeof p);
+    p.g = g;
+    p.g.lda = row_pitch(a);
+    p.g.ldb = row_pitch(b);
+    p.g.ldc = row_pitch(c);
+    p.pack_a = needs_pack(a, dtype, strict);
+    p.pack_b = needs_pack(b, dtype, strict);
+    p.finish =
+        needs_pack(c, c.at.dtype == dtype ? dtype : MIXP_F32, strict) ||
+        (g.bias.data && (strict || (g.bias.dtype != g.c.dtype && g.c.dtype != MIXP_F32)));
+    p.pack_bias = g.bias.data && !p.finish && needs_pack(bias, g.c.dtype, true);
+    if (p.pack_a) {
+        p.g.a.dtype = dtype;
+        p.at_a = pack_room(&p, a, dtype, &p.g.lda, &p.g.stride_a);
+    }
+    if (p.pack_b) {
+        p.g.b.dtype = dtype;
+        p.at_b = pack_room(&p, b, dtype, &p.g.ldb, &p.g.stride_b);
+    }
+    if (p.pack_bias) {
+        p.g.bias.dtype = g.c.dtype;
+        p.at_bias = pack_room(&p, bias, g.c.dtype, &ld, &stride);
+    }
+    p.epilogue = g.bias.data && !p.finish ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    if (!p.finish) return p;
+    p.at_c = pack_room(&p, c, MIXP_F32, &p.g.ldc, &p.g.stride_c);
+    p.g.c.dtype = MIXP_F32;
+    p.g.c.accumulate = 0;
+    p.g.bias.data = NULL;
+    return p;
+}
+
+/* --- plans ----------------------------------------------------------------------------- */
+
+const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
+/* Matrices that cuBLASLt takes in one call. */
+const int64_t most_batch = 65535;
+
+/* The properties that choose an algorithm. No padding, because keys are compared as bytes. */
+struct PlanKey {
+    int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
+    int32_t trans_a, trans_b, dtype, dtype_c, epilogue, unaligned;
+};
+
+struct Plan {
+    PlanKey                key;
+    cublasLtMatmulDesc_t   product;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t   algorithms[most_algorithms];
+    int                    count, at;   /* at: the one in use; at = count: none is usable    */
+    bool                   given;       /* chosen by the program's choices                   */
+    bool                   measured;    /* the algorithms were timed, or will not be         */
+    Plan                  *next;
+};
+
+/* A line of the program's choices. */
+struct Choice {
+    PlanKey              key;
+    bool                 none;          /* cuBLASLt has no algorithm for the product         */
+    cublasLtMatmulAlgo_t algorithm;
+};
+
+struct Plans {
+    Plan *first[plan_lists];
+    int   count;
+};
+
+inline void plan_free(State *s, Plan *p) {
+    if (p->product) cublasLtMatmulDescDestroy(p->product);
+    if (p->a) cublasLtMatrixLayoutDestroy(p->a);
+    if (p->b) cublasLtMatrixLayoutDestroy(p->b);
+    if (p->c) cublasLtMatrixLayoutDestroy(p->c);
+    host_free(s->host, p);
+}
+
+inline void plans_clear(State *s) {
+    for (int i = 0; i < plan_lists; i++)
+        while (s->plans->first[i]) {
+            Plan *p = s->plans->first[i];
+            s->plans->first[i] = p->next;
+            plan_free(s, p);
+        }
+    s->plans->count = 0;
+}
+
+inline void plans_free(State *s) {
+    plans_clear(s);
+    host_free(s->host, s->plans);
+}
+
+inline PlanKey plan_key(const Product &p) {
+    const mixp_gemm_args &g = p.g;
+    PlanKey key;
+    bool many = g.batch > 1;
+    memset((void *)&key, 0, sizeof key);
+    key.m = g.m; key.n = g.n; key.k = g.k; key.batch = g.batch;
+    key.lda = g.lda; key.ldb = g.ldb; key.ldc = g.ldc;
+    key.stride_a = many ? g.stride_a : 0;
+    key.stride_b = many ? g.stride_b : 0;
+    key.stride_c = many ? g.stride_c : 0;
+    key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
+    key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.epilogue = p.epilogue;
+    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |
+                    (!p.pack_b && !starts_aligned(matrix_b(g))) << 1 |
+                    (!p.finish && !starts_aligned(matrix_c(g))) << 2;
+    return key;
+}
+
+inline unsigned plan_list(const PlanKey &key) {
+    uint64_t words[sizeof key / 8], h = 14695981039346656037u;
+    memcpy(words, (const void *)&key, sizeof key);
+    for (uint64_t w : words) h = (h ^ w ^ w >> 29) * 1099511628211u;
+    return (unsigned)(h >> 40) % plan_lists;
+}
+
+inline cudaDataType_t library_type(int32_t dtype)
+{ return dtype == MIXP_F16 ? CUDA_R_16F : dtype == MIXP_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+
+/* The layout of a row-major matrix for cuBLASLt, in which rows are columns. */
+inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows,
+                        int64_t cols, int64_t ld, int64_t batch, int64_t stride) {
+    int32_t count = (int32_t)batch;
+    return cublasLtMatrixLayoutCreate(layout, library_type(dtype), (uint64_t)cols,
+                                      (uint64_t)rows, ld) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                                            &count,
+                                            sizeof count) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatrixLayoutSetAttribute(
+               *layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+               sizeof stride) == CUBLAS_STATUS_SUCCESS;
+}
+
+inline bool plan_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value,
+                     size_t size) {
+    return cublasLtMatmulDescSetAttribute(p->product, what, value, size) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+/* Does the epilogue have a bias or sums? Does it read or write the values before GELU? */
+inline bool has_vector(int epilogue) {
+    return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+           epilogue == CUBLASLT_EPILOGUE_BGRADB;
+}
+inline bool has_before(int epilogue) {
+    return epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_DGELU ||
+           epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+}
+
+/* at: a sample address of the bias and of the values before GELU; the heuristic reads its
+ * alignment. */
+inline bool plan_set_epilogue(Plan *p, const void *at) {
+    const PlanKey &k = p->key;
+    cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)k.epilogue;
+    cudaDataType_t type = library_type(k.dtype_c);
+    if (epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
+    return plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue) &&
+           (!has_vector(epilogue) ||
+            (plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type) &&
+             plan_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at, sizeof at))) &&
+           (!has_before(epilogue) ||
+            (plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k.n, sizeof k.n) &&
+             plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &at, sizeof at)));
+}
+
+inline bool plan_describe(Plan *p, const void *at) {
+    const PlanKey &k = p->key;
+    cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
+               CUBLAS_STATUS_SUCCESS &&
+           layout_make(&p->a, k.dtype, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k,
+                       k.lda, k.batch, k.stride_a) &&
+           layout_make(&p->b, k.dtype, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n,
+                       k.ldb, k.batch, k.stride_b) &&
+           layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
+           plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
+           plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
+           plan_set_epilogue(p, at);
+}
+
+/* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
+ * not depend on where the allocator happened to place an array. */
+inline bool prefer_aligned(cublasLtMatmulPreference_t p,
+                           cublasLtMatmulPreferenceAttributes_t what, bool aligned,
+                           int32_t dtype) {
+    uint32_t bytes = aligned ? 16 : (uint32_t)dtype_bytes((mixp_dtype)dtype);
+    return cublasLtMatmulPreferenceSetAttribute(p, what, &bytes, sizeof bytes) ==
+           CUBLAS_STATUS_SUCCESS;
+}
+
+inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
+    /* Partial sums of a split k in c's dtype are excluded. */
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    int off = key.unaligned;
+    return cublasLtMatmulPreferenceSetAttribute(
+               p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
+               sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
+           cublasLtMatmulPreferenceSetAttribute(
+               p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
+               sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & 2),
+                          key.dtype) &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & 1),
+                          key.dtype) &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & 4),
+                          key.dtype_c) &&
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & 4),
+                          key.dtype_c);
+}
+
+/* Does the status mean that cuBLASLt does not support this product? Any other error may be
+ * temporary. */
+inline bool is_refusal(cublasStatus_t e) {
+    return e == CUBLAS_STATUS_NOT_SUPPORTED || e == CUBLAS_STATUS_INVALID_VALUE ||
+           e == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+
+/* Reports a failure. An earlier CUDA error, if any, says more than cuBLASLt's status. */
+inline mixp_result library_failed(State *s, cublasStatus_t e) {
+    cudaError_t before = cudaGetLastError();
+    if (e == CUBLAS_STATUS_ALLOC_FAILED)
+        return say(s, MIXP_ERR_MEMORY, "cuBLASLt", "out of memory");
+    if (before != cudaSuccess) return checked(s, before, "cuBLASLt");
+    return say(s, MIXP_ERR_DEVICE, "cuBLASLt", cublasLtGetStatusString(e));
+}
+
+/* After a refusal by cuBLASLt, which is no error: clears the CUDA error that it left, unless there
+ * was an error before. */
+inline void forget_refusal(cudaError_t before)
+{ if (before == cudaSuccess) cudaGetLastError(); }
+
+inline bool plan_usable(const Plan *p) { return p->at < p->count; }
+
+/* Keeps the algorithms of cuBLASLt's list that fit the workspace, in the list's order. The first
+ * that cuBLASLt then accepts computes every product of this kind. Timing chooses only if the
+ * program asks for it, because timing would make two runs differ. */
+inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int found) {
+    for (int i = 0; i < found; i++)
+        if (list[i].state == CUBLAS_STATUS_SUCCESS && list[i].workspaceSize <= workspace_bytes)
+            p->algorithms[p->count++] = list[i].algo;
+}
+
+inline mixp_result choice_refused(State *s) {
+    return say(s, MIXP_ERR_DEVICE, "gemm_choices",
+               "cuBLASLt refuses the algorithm that they name for a product; leave them out, and "
+               "save them again after a step");
+}
+
+/* Does cuBLASLt accept the algorithm of this choice, for this product and in our workspace? */
+inline mixp_result choice_check(State *s, const Plan *p, const Choice &c) {
+    cublasLtMatmulHeuristicResult_t about;
+    cudaError_t before = cudaPeekAtLastError();
+    cublasStatus_t e = cublasLtMatmulAlgoCheck(s->lt, p->product, p->b, p->a, p->c, p->c,
+                                               &c.algorithm, &about);
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e)) return library_failed(s, e);
+    if (e == CUBLAS_STATUS_SUCCESS && about.workspaceSize <= workspace_bytes) return MIXP_OK;
+    forget_refusal(before);
+    return choice_refused(s);
+}
+
+/* Takes the algorithm that the program's choices name for this product. If they name none, p->given
+ * stays false. */
+inline mixp_result plan_take(State *s, Plan *p) {
+    for (int i = 0; i < s->choice_count; i++) {
+        const Choice &c = s->choices[i];
+        if (memcmp((const void *)&c.key, (const void *)&p->key, sizeof c.key) != 0) continue;
+        p->algorithms[0] = c.algorithm;
+        p->count = !c.none;
+        p->given = true;
+        return c.none ? MIXP_OK : choice_check(s, p, c);
+    }
+    return MIXP_OK;
+}
+
+inline mixp_result plan_ask(State *s, Plan *p) {
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t list[most_algorithms];
+    cudaError_t before = cudaPeekAtLastError();
+    cublasStatus_t e = cublasLtMatmulPreferenceCreate(&preference);
+    int found = 0;
+    if (e == CUBLAS_STATUS_SUCCESS && !prefer_all(preference, p->key))
+        e = CUBLAS_STATUS_ALLOC_FAILED;
+    if (e == CUBLAS_STATUS_SUCCESS)
+        e = cublasLtMatmulAlgoGetHeuristic(s->lt, p->product, p->b, p->a, p->c, p->c,
+                                           preference, most_algorithms, list, &found);
+    if (preference) cublasLtMatmulPreferenceDestroy(preference);
+    if (e != CUBLAS_STATUS_SUCCESS && !is_refusal(e))
+        return library_failed(s, e);
+    if (e == CUBLAS_STATUS_SUCCESS) plan_keep(p, list, found);
+    if (!plan_usable(p)) forget_refusal(before);
+    return MIXP_OK;
+}
+
+inline mixp_result plan_choose(State *s, Plan *p) {
+    mixp_result r = plan_take(s, p);
+    return r != MIXP_OK || p->given ? r : plan_ask(s, p);
+}
+
+/* A new plan, in the list that its key belongs to. */
+inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
+    unsigned list = plan_list(key);
+    Plan *p;
+    mixp_result r;
+    /* cuBLASLt 13.3 has no heuristics during a capture, and a recorded step has run before. */
+    if (s->capture) return in_capture(s, "a product of a shape that no step had before");
+    if (s->plans->count >= most_plans) plans_clear(s);
+    p = (Plan *)host_new(s->host, sizeof *p);
+    if (!p) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
+    p->key = key;
+    /* A bias is aligned to only 16 bytes; the workspace's own address would promise more. */
+    r = plan_describe(p, (char *)s->workspace + 16)
+      ? plan_choose(s, p) : say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
+    if (r != MIXP_OK) { plan_free(s, p); return r; }
+    p->next = s->plans->first[list];
+    s->plans->first[list] = *made = p;
+    s->plans->count++;
+    return MIXP_OK;
+}
+
+inline mixp_result plan_of(State *s, const Product &product, Plan **found) {
+    PlanKey key = plan_key(product);
+    if (!s->plans) {
+        s->plans = (Plans *)host_new(s->host, sizeof *s->plans);
+        s->free_plans = plans_free;
+        if (!s->plans) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
+    }
+    for (Plan *p = s->plans->first[plan_list(key)]; p; p = p->next)
+        if (memcmp((const void *)&p->key, (const void *)&key, sizeof key) == 0) {
+            *found = p;
+            return MIXP_OK;
+        }
+    return plan_new(s, key, found);
+}
+
+/* --- a call ---------------------------------------------------------------------------- */
+
+/* Packs an operand into scratch memory, and points `to` at the copy. */
+inline mixp_result pack_operand(Kernel *k, const Matrix &from, mixp_in *to, int64_t ld,
+                                void *copy) {
+    mixp_out out = { copy, to->dtype, 0 };
+    Matrix dst = from;
+    to->data = copy;
+    dst.at = *to;
+    dst.ld = ld;
+    dst.stride = from.rows * ld;
+    return k->launched(
+        "gemm", MIXPI_LAUNCH(gemm_pack, grid_for(dst.count * dst.rows * ld / 8, 256), 256,
+                             0, k->stream, out, dst, from, rows_aligned(from)));
+}
+
+inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
+                                char *scratch) {
+    mixp_result r = MIXP_OK;
+    if (p->pack_a) r = pack_operand(k, matrix_a(g), &p->g.a, p->g.lda, scratch + p->at_a);
+    if (p->pack_b && r == MIXP_OK)
+        r = pack_operand(k, matrix_b(g), &p->g.b, p->g.ldb, scratch + p->at_b);
+    if (p->pack_bias && r == MIXP_OK)
+        r = pack_operand(k, matrix_bias(g), &p->g.bias, ceil_div(g.n, 8) * 8,
+                         scratch + p->at_bias);
+    if (p->finish) p->g.c.data = scratch + p->at_c;
+    return r;
+}
+
+/* Sets the addresses of this call's bias or sums, and of the values before GELU. */
+inline bool product_point(const Product &p, Plan *plan) {
+    const void *vector = p.sums ? p.sums : p.g.bias.data;
+    return (!has_vector(p.epilogue) ||
+            plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
+           (!has_before(p.epilogue) ||
+            plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before,
+                     sizeof p.before));
+}
+
+/* Runs the product with the plan's algorithm `which`. */
+inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int which) {
+    State *s = k->state;
+    const mixp_gemm_args &g = p.g;
+    float beta = g.c.accumulate ? 1.0f : 0.0f;
+    return cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data, plan->a,
+                          &beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
+                          s->workspace, workspace_bytes, k->stream);
+}
+
+/* Runs the product. If cuBLASLt refuses an algorithm that it offered, drops the algorithm for good
+ * and tries the next of the list. When the list is exhausted, the plan is unusable. */
+inline mixp_result product_run(Kernel *k, const Product &p, Plan *plan) {
+    State *s = k->state;
+    cudaError_t before = cudaPeekAtLastError();
+    cublasStatus_t e = product_point(p, plan) ? CUBLAS_STATUS_SUCCESS
+                                              : CUBLAS_STATUS_INVALID_VALUE;
+    for (; e == CUBLAS_STATUS_SUCCESS && plan_usable(plan); plan->at++) {
+        e = product_call(k, p, plan, plan->at);
+        if (e == CUBLAS_STATUS_SUCCESS) return MIXP_OK;
+        if (!is_refusal(e)) return library_failed(s, e);
+        forget_refusal(before);
+        if (plan->given) return choice_refused(s);
+        e = CUBLAS_STATUS_SUCCESS;
+    }
+    plan->at = plan->count;
+    return MIXP_OK;
+}
+
+/* --- measuring ------------------------------------------------------------------------- *
+ *
+ * If the program asks for it, the first product of a plan times each algorithm and puts the fastest
+ * first. Trials write to the product's own c, unless the product accumulates: then to other memory.
+ */
+const int   measured_runs = 5;
+const float worth_it = 0.98f;   /* of the first one's time: a smaller gain is noise           */
+
+inline bool is_measured(const State *s, const Plan *plan)
+{ return !s->measure || s->capture || plan->measured || plan->given || !plan_usable(plan); }
+
+/* The time of measured_runs runs in milliseconds, after a warm-up run. Waits for the GPU. */
+template <class Run> inline mixp_result time_of(Kernel *k, const Run &run, float *ms) {
+    cudaEvent_t from = NULL, to = NULL;
+    cudaError_t e = cudaEventCreateWithFlags(&from, cudaEventDefault);
+    if (e == cudaSuccess) e = cudaEventCreateWithFlags(&to, cudaEventDefault);
+    run();
+    if (e == cudaSuccess) e = cudaEventRecord(from, k->stream);
+    for (int i = 0; i < measured_runs && e == cudaSuccess; i++) run();
+    if (e == cudaSuccess) e = cudaEventRecord(to, k->stream);
+    if (e == cudaSuccess) e = cudaEventSynchronize(to);
+    if (e == cudaSuccess) e = cudaEventElapsedTime(ms, from, to);
+    if (from) quiet(cudaEventDestroy(from));
+    if (to) quiet(cudaEventDestroy(to));
+    return k->launched("gemm", e);
+}
+
+/* The time of one algorithm; INFINITY if cuBLASLt refuses it. */
+inline mixp_result algorithm_time(Kernel *k, const Product &p, Plan *plan, int which, float *ms) {
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    cudaError_t before = cudaPeekAtLastError();
+    mixp_result r = time_of(k, [&] {
+        if (status == CUBLAS_STATUS_SUCCESS) status = product_call(k, p, plan, which);
+    }, ms);
+    if (r != MIXP_OK || status == CUBLAS_STATUS_SUCCESS) return r;
+    *ms = INFINITY;
+    if (!is_refusal(status)) return library_failed(k->state, status);
+    forget_refusal(before);
+    return MIXP_OK;
+}
+
+/* Puts the fastest algorithm first. *least: its time. */
+inline mixp_result algorithms_order(Kernel *k, const Product &p, Plan *plan, float *least) {
+    int best = plan->at;
+    cublasLtMatmulAlgo_t first;
+    *least = INFINITY;
+    if (!product_point(p, plan)) return MIXP_OK;
+    for (int i = plan->at; i < plan->count; i++) {
+        float ms = INFINITY;
+        mixp_result r = algorithm_time(k, p, plan, i, &ms);
+        if (r != MIXP_OK) return r;
+        if (!(ms < *least * worth_it)) continue;
+        *least = ms;
+        best = i;
+    }
+    first = plan->algorithms[best];
+    plan->algorithms[best] = plan->algorithms[plan->at];
+    plan->algorithms[plan->at] = first;
+    return MIXP_OK;
+}
+
+/* Memory for the c of trials; *c NULL: trials write to the product's own c. Returns false: out of
+ * memory, no trials. */
+inline bool trial_memory(State *s, const mixp_gemm_args &g, void **c) {
+    int64_t n = (g.batch - 1) * g.stride_c + (g.m - 1) * g.ldc + g.n;
+    *c = NULL;
+    if (!g.c.accumulate) return true;
+    return memory_new(s, (size_t)(n * dtype_bytes(g.c.dtype)), c) == MIXP_OK;
+}
+
+inline mixp_result product_measure(Kernel *k, const Product &p, Plan *plan) {
+    Product trial = p;
+    void *c = NULL;
+    float ms;
+    mixp_result r;
+    if (is_measured(k->state, plan)) return MIXP_OK;
+    r = check_stream(k->state, "gemm");
+    if (r != MIXP_OK) return r;
+    plan->measured = true;
+    if (plan->count - plan->at < 2 || !trial_memory(k->state, p.g, &c)) return MIXP_OK;
+    if (c) trial.g.c.data = c;
+    r = algorithms_order(k, trial, plan, &ms);
+    if (c) memory_free(k->state, c);
+    return r;
+}
+
+inline mixp_result product_finish(Kernel *k, const mixp_gemm_args &g, const Product &p) {
+    Matrix c = matrix_c(g), sums = matrix_c(p.g);
+    int64_t n = c.count * c.rows * ceil_div(c.cols, 8);
+    return k->launched("gemm",
+                       MIXPI_LAUNCH(gemm_finish, grid_for(n, 256), 256, 0, k->stream, g.c,
+                                    c, sums, g.bias, rows_aligned(c)));
+}
+
+/* Tries cuBLASLt, with operands packed as needed. *done: cuBLASLt ran the product. */
+inline mixp_result product_try(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g,
+                               Product p, bool *done) {
+    Plan *plan = NULL;
+    char *scratch = NULL;
+    mixp_result r = plan_of(k->state, p, &plan);
+    if (r != MIXP_OK || !plan_usable(plan)) return r;
+    if (p.bytes && !(scratch = (char *)scratch_of(x, p.bytes))) return MIXP_ERR_MEMORY;
+    r = product_pack(k, g, &p, scratch);
+    if (r == MIXP_OK) r = product_measure(k, p, plan);
+    if (r == MIXP_OK) r = product_run(k, p, plan);
+    *done = r == MIXP_OK && plan_usable(plan);
+    return *done && p.finish ? product_finish(k, g, p) : r;
+}
+
+inline mixp_result product_by_tiles(Kernel *k, const mixp_gemm_args &g) {
+    int64_t tiles = ceil_div(g.m, tile_side) * ceil_div(g.n, tile_side) * g.batch;
+    return k->launched("gemm", MIXPI_LAUNCH(gemm_tiles, (unsigned)least(tiles, 65536),
+                                            tile_threads, 0, k->stream, g));
+}
+
+/* Tries cuBLASLt with the operands as they are, then with packed operands, then our own kernel,
+ * which is 50 times slower and is counted to make it visible. */
+inline mixp_result product_any(const mixp_exec *x, Kernel *k, const mixp_gemm_args &g) {
+    mixp_gemm_count *count = &k->state->products;
+    bool done = false;
+    mixp_result r = product_try(x, k, g, product_of(g, false), &done);
+    if (r == MIXP_OK && done) { count->direct++; return MIXP_OK; }
+    if (r == MIXP_OK) r = product_try(x, k, g, product_of(g, true), &done);
+    if (r == MIXP_OK && done) { count->packed++; return MIXP_OK; }
+    if (r != MIXP_OK) return r;
+    count->plain++;
+    return product_by_tiles(k, g);
+}
+
+/* Matrices [first, first + count) of a batch. */
+inline mixp_gemm_args batch_slice(const mixp_gemm_args &g, int64_t first, int64_t count) {
+    mixp_gemm_args part = g;
+    part.batch = count;
+    part.a.data = byte_at(g.a, first * g.stride_a);
+    part.b.data = byte_at(g.b, first * g.stride_b);
+    part.c.data = byte_at(g.c, first * g.stride_c);
+    return part;
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) {
+    Kernel k(x);
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
+    if (!is_real(g->c.dtype) || (g->bias.data && !is_real(g->bias.dtype)) ||
+        (g->k > 0 && (!is_real(g->a.dtype) || !is_real(g->b.dtype))))
+        return MIXP_ERR_DTYPE;
+    /* With alpha 0 cuBLASLt does not read the operands, and their NaNs would be lost. */
+    if (g->k <= 0 || g->alpha == 0.0f) return product_by_tiles(&k, *g);
+    r = open_products(k.state);
+    for (int64_t z = 0; z < g->batch && r == MIXP_OK; z += most_batch)
+        r = product_any(x, &k, batch_slice(*g, z, least(most_batch, g->batch - z)));
+    return r;
+}
+
+/* --- epilogues ------------------------------------------------------------------------- */
+
+namespace {
+
+/* NULL, or what is wrong with a call. */
+inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
+    const mixp_gemm_args &g = k.gemm;
+    bool sums = k.kind == MIXP_EPILOGUE_ROW_SUMS;
+    if ((unsigned)k.kind >= MIXP_EPILOGUE_COUNT) return "no such epilogue";
+    if (g.batch != 1) return "an epilogue of several matrices";
+    if (sums && (!k.sums.data || g.lda != (g.trans_a ? g.m : g.k)))
+        return "sums, or a dense a, are missing";
+    if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n ||
+                  k.before.dtype != g.c.dtype))
+        return "what was before GELU must be there, dense and of c's dtype";
+    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "a slope has no bias";
+    return NULL;
+}
+
+inline cublasLtEpilogue_t epilogue_of(const mixp_gemm_epilogue_args &k) {
+    if (k.kind == MIXP_EPILOGUE_ROW_SUMS) return CUBLASLT_EPILOGUE_BGRADB;
+    if (k.kind == MIXP_EPILOGUE_GELU_BACK) return CUBLASLT_EPILOGUE_DGELU;
+    return k.gemm.bias.data ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+}
+
+/* May cuBLASLt support the epilogue? Requirements: operands need no packing; sums are overwritten
+ * and have c's dtype; rows before GELU are multiples of 16 bytes. */
+inline bool epilogue_suits(const mixp_gemm_epilogue_args &k, const Product &p) {
+    if (p.pack_a || p.pack_b || p.finish) return false;
+    if (k.kind == MIXP_EPILOGUE_ROW_SUMS)
+        return !k.gemm.bias.data && k.sums.dtype == k.gemm.c.dtype &&
+               !k.sums.accumulate &&
+               is_wide(as_in(k.sums));
+    return is_wide(as_in(k.before)) && k.gemm.n % 8 == 0;
+}
+
+/* Computes the sums of op(a)'s rows in a separate kernel. */
+inline mixp_result row_sums(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
+    const mixp_gemm_args &g = k.gemm;
+    mixp_reduce_args sum;
+    memset((void *)&sum, 0, sizeof sum);
+    sum.outer = g.trans_a ? 1 : g.m;
+    sum.n = g.k;
+    sum.inner = g.trans_a ? g.m : 1;
+    sum.factor = 1.0f;
+    sum.a = g.a;
+    sum.y = k.sums;
+    return mixpi_cuda_reduce(x, &sum);
+}
+
+inline mixp_result gelu_of(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
+    mixp_unary_args f;
+    memset((void *)&f, 0, sizeof f);
+    f.op = MIXP_UNARY_GELU_TANH;
+    f.n = k.gemm.m * k.gemm.n;
+    f.a = as_in(k.before);
+    f.y = k.gemm.c;
+    return mixpi_cuda_unary(x, &f);
+}
+
+inline mixp_result gelu_back(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
+    mixp_unary_backward_args f;
+    memset((void *)&f, 0, sizeof f);
+    f.op = MIXP_UNARY_GELU_TANH;
+    f.n = k.gemm.m * k.gemm.n;
+    f.dy = as_in(k.gemm.c);
+    f.a = as_in(k.before);
+    f.da = k.gemm.c;
+    return mixpi_cuda_unary_backward(x, &f);
+}
+
+/* The product, and then its epilogue in a separate kernel. */
+inline mixp_result epilogue_apart(const mixp_exec *x, const mixp_gemm_epilogue_args &k) {
+    mixp_gemm_args g = k.gemm;
+    mixp_result r;
+    if (k.kind == MIXP_EPILOGUE_GELU) g.c.data = k.before.data;
+    r = mixpi_cuda_gemm(x, &g);
+    if (r != MIXP_OK) return r;
+    return k.kind == MIXP_EPILOGUE_ROW_SUMS ? row_sums(x, k)
+         : k.kind == MIXP_EPILOGUE_GELU     ? gelu_of(x, k)
+                                            : gelu_back(x, k);
+}
+
+/* Times the fused product, and the product followed by a kernel. If the second is faster, marks the
+ * fused plan as unusable. */
+inline mixp_result epilogue_order(const mixp_exec *x, Kernel *on,
+                                  const mixp_gemm_epilogue_args &trial, const Product &p,
+                                  Plan *plan) {
+    mixp_gemm_count count = on->state->products;
+    float joined, apart = INFINITY;
+    mixp_result r = algorithms_order(on, p, plan, &joined), done = MIXP_OK;
+    if (r == MIXP_OK)
+        r = time_of(on, [&] { if (done == MIXP_OK) done = epilogue_apart(x, trial); }, &apart);
+    on->state->products = count;
+    if (r != MIXP_OK || done != MIXP_OK) return r != MIXP_OK ? r : done;
+    if (apart < joined * worth_it) plan->at = plan->count;
+    return MIXP_OK;
+}
+
+inline mixp_result epilogue_measure(const mixp_exec *x, Kernel *on,
+                                    const mixp_gemm_epilogue_args &k, Product p) {
+    mixp_gemm_epilogue_args trial = k;
+    Plan *plan = NULL;
+    void *c = NULL;
+    mixp_result r = plan_of(on->state, p, &plan);
+    if (r != MIXP_OK || is_measured(on->state, plan)) return r;
+    r = check_stream(on->state, "gemm");
+    if (r != MIXP_OK) return r;
+    plan->measured = true;
+    if (k.before.data == k.gemm.c.data || !trial_memory(on->state, k.gemm, &c)) return MIXP_OK;
+    if (c) p.g.c.data = trial.gemm.c.data = c;
+    r = epilogue_order(x, on, trial, p, plan);
+    if (c) memory_free(on->state, c);
+    return r;
+}
+
+inline mixp_result epilogue_try(const mixp_exec *x, Kernel *on,
+                                const mixp_gemm_epilogue_args &k, bool *done) {
+    Product p = product_of(k.gemm, false);
+    mixp_result r = open_products(on->state);
+    if (r != MIXP_OK || !epilogue_suits(k, p)) return r;
+    p.epilogue = epilogue_of(k);
+    p.sums = k.kind == MIXP_EPILOGUE_ROW_SUMS ? k.sums.data : NULL;
+    p.before = k.before.data;
+    if (on->state->measure) r = epilogue_measure(x, on, k, p);
+    if (r == MIXP_OK) r = product_try(x, on, k.gemm, p, done);
+    if (*done) on->state->products.direct++;
+    return r;
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x,
+                                            const mixp_gemm_epilogue_args *k) {
+    Kernel on(x);
+    const mixp_gemm_args &g = k->gemm;
+    const char *wrong = epilogue_wrong(*k);
+    bool done = false;
+    mixp_result r = MIXP_OK;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (wrong) return say(on.state, MIXP_ERR_ARGUMENT, "gemm", wrong);
+    if (g.m <= 0 || g.n <= 0) return MIXP_OK;
+    if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) ||
+        !is_real(g.a.dtype) || !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
+        return MIXP_ERR_DTYPE;
+    if (g.k > 0 && g.alpha != 0.0f) r = epilogue_try(x, &on, *k, &done);
+    return r == MIXP_OK && !done ? epilogue_apart(x, *k) : r;
+}
+
+/* --- choices, as text ------------------------------------------------------------------- *
+ *
+ * A first line names the GPU and library, then follow one line per plan and their number, which
+ * reveals a truncated text.
+ */
+namespace {
+
+/* A text under construction. Characters beyond `size` are only counted. */
+struct Writer {
+    char  *text;
+    size_t size, used;
+};
+
+inline void write_text(Writer *w, const char *format, ...) {
+    va_list list;
+    bool room = w->used < w->size;
+    int n;
+    va_start(list, format);
+    n = vsnprintf(room ? w->text + w->used : NULL, room ? w->size - w->used : 0, format, list);
+    va_end(list);
+    w->used += n > 0 ? (size_t)n : 0;
+}
+
+/* A key is written as 64-bit words, in memory order. */
+const int key_words = sizeof(PlanKey) / 8, algorithm_words = sizeof(cublasLtMatmulAlgo_t) / 8;
+
+inline void write_words(Writer *w, const void *from, int count) {
+    uint64_t word;
+    for (int i = 0; i < count; i++) {
+        memcpy(&word, (const char *)from + 8 * i, 8);
+        write_text(w, " %llx", (unsigned long long)word);
+    }
+}
+
+inline void write_head(Writer *w, const State *s) {
+    write_text(w, "mixprec products 1: cuBLASLt %zu, capability %d, %d multiprocessors\n",
+               cublasLtGetVersion(), s->capability, s->processors);
+}
+
+inline void write_plan(Writer *w, const Plan *p) {
+    write_text(w, plan_usable(p) ? "use" : "none");
+    write_words(w, &p->key, key_words);
+    if (plan_usable(p)) write_words(w, &p->algorithms[p->at], algorithm_words);
+    write_text(w, "\n");
+}
+
+/* The text that mixp_context_gemm_choices returns. */
+size_t gemm_choices(const mixp_exec *x, char *text, size_t size) {
+    State *s = state_of(x);
+    Writer w = { text, size, 0 };
+    int count = 0;
+    if (!s) return 1;
+    write_head(&w, s);
+    for (int i = 0; i < plan_lists && s->plans; i++)
+        for (const Plan *p = s->plans->first[i]; p; p = p->next, count++) write_plan(&w, p);
+    write_text(&w, "end %d\n", count);
+    return w.used + 1;
+}
+
+/* The value of a hexadecimal digit as we write them; 16: not a digit. */
+inline unsigned digit_value(char c) {
+    if (c >= '0' && c <= '9') return (unsigned)(c - '0');
+    return c >= 'a' && c <= 'f' ? (unsigned)(c - 'a') + 10 : 16;
+}
+
+/* Reads 1 to 16 hexadecimal digits at *at. Unlike strtoull, accepts no sign and no 0x. */
+inline bool read_digits(const char **at, uint64_t *word) {
+    int count = 0;
+    *word = 0;
+    for (; digit_value(**at) < 16 && count < 16; count++) {
+        *word = *word << 4 | digit_value(**at);
+        (*at)++;
+    }
+    return count > 0;
+}
+
+/* Reads `count` words of hexadecimal digits at *at. Returns false on anything else. */
+inline bool read_words(const char **at, void *to, int count) {
+    uint64_t word;
+    for (int i = 0; i < count; i++) {
+        if (**at != ' ') return false;
+        (*at)++;
+        if (!read_digits(at, &word)) return false;
+        memcpy((char *)to + 8 * i, &word, 8);
+    }
+    return true;
+}
+
+inline bool read_word(const char **at, const char *word) {
+    size_t n = strlen(word);
+    if (strncmp(*at, word, n) != 0) return false;
+    *at += n;
+    return true;
+}
+
+/* Reads the line of one plan. */
+inline bool read_choice(const char **at, Choice *c) {
+    c->none = read_word(at, "none");
+    if (!c->none && !read_word(at, "use")) return false;
+    return read_words(at, &c->key, key_words) &&
+           (c->none || read_words(at, &c->algorithm, algorithm_words)) && read_word(at, "\n");
+}
+
+inline int lines_of(const char *text) {
+    int n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+
+inline bool read_all(State *s, const char *at, int lines) {
+    char end[32];
+    int i;
+    for (i = 0; i < lines; i++)
+        if (!read_choice(&at, &s->choices[i])) return false;
+    s->choice_count = lines;
+    snprintf(end, sizeof end, "end %d\n", lines);
+    return strcmp(at, end) == 0;
+}
+
+/* Reads a text of choices. MIXP_ERR_FORMAT: not such a text, or truncated. MIXP_ERR_SHAPE: from
+ * another GPU or library. */
+mixp_result choices_read(State *s, const char *text) {
+    char head[128];
+    Writer w = { head, sizeof head, 0 };
+    int lines = text ? lines_of(text) - 2 : 0;
+    if (!text) return MIXP_OK;
+    if (!read_word(&text, "mixprec products 1:") || lines < 0) return MIXP_ERR_FORMAT;
+    text -= strlen("mixprec products 1:");
+    write_head(&w, s);
+    if (!read_word(&text, head)) return MIXP_ERR_SHAPE;
+    s->choices = (Choice *)host_new(s->host, (size_t)(lines + 1) * sizeof *s->choices);
+    if (!s->choices) return MIXP_ERR_MEMORY;
+    return read_all(s, text, lines) ? MIXP_OK : MIXP_ERR_FORMAT;
+}
+
+}   /* namespace */

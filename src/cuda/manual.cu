@@ -1,0 +1,31 @@
+/* mixprec_cuda.cu - mixprec on NVIDIA GPUs: one more device table
+ * SPDX-License-Identifier: MIT OR Unlicense          (full texts: the file LICENSE)
+ *
+ * Compile it with nvcc next to mixprec.h, link with -lcudart -lcublasLt, and give the context
+ * its device:
+ *
+ *     mixp_context_desc desc = { 0 };
+ *     desc.device = mixp_cuda(0, &why);           NULL: no usable GPU; why gives the reason
+ *
+ * Needs compute capability 7.5 (T4, RTX 20) or newer, and CUDA 12.0 or newer. On 7.5 train in f16:
+ * its tensor cores do not support bf16. There the backward pass of attention with heads of 128 runs
+ * without tensor cores, because it does not fit the 64 KB of shared memory. Do not compile with
+ * --use_fast_math: it flushes subnormal moments and breaks every promise about bits.
+ *
+ * CONTENTS: each section has a banner; search for its mark
+ *
+ *      1. seams        >>seams         what a simulation replaces; numbers in registers
+ *      2. runtime      >>runtime       errors, memory, streams, peeks, captures
+ *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses
+ *      4. rows         >>rows          softmax, norms, embedding, cross entropy
+ *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance, agree
+ *      6. gemm         >>gemm          products, on cuBLASLt
+ *      7. attention    >>attention     flash attention on tensor cores
+ *      8. table        >>table         mixp_cuda
+ *
+ * Determinism: no float atomics. The shapes decide how a sum is split, never the GPU, with two
+ * exceptions. In products, cuBLASLt chooses by GPU and version. Attention on capability 7.5 uses
+ * the f32 kernels for bf16, the kernels for bent scores where 64 KB hold no larger tile, and tensor
+ * core products in two halves. Casts, stochastic rounding, unscale, the statistics' flags and
+ * optimizer steps give the CPU's bits, except a NaN's payload: GPU arithmetic gives a single NaN.
+ */

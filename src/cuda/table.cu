@@ -1,0 +1,144 @@
+#pragma once
+#include "optimizers.cu"
+#include "gemm.cu"
+#include "attention.cu"
+/* ==== 8. TABLE ============================================================= >>table ==== */
+
+namespace {
+
+const mixp_kernels kernel_table = { mixpi_cuda_convert,
+                                    mixpi_cuda_fill,
+                                    mixpi_cuda_copy,
+                                    mixpi_cuda_unary,
+                                    mixpi_cuda_unary_backward,
+                                    mixpi_cuda_binary,
+                                    mixpi_cuda_binary_backward,
+                                    mixpi_cuda_reduce,
+                                    mixpi_cuda_reduce_backward,
+                                    mixpi_cuda_softmax,
+                                    mixpi_cuda_softmax_backward,
+                                    mixpi_cuda_norm,
+                                    mixpi_cuda_norm_backward,
+                                    mixpi_cuda_embedding,
+                                    mixpi_cuda_embedding_backward,
+                                    mixpi_cuda_attention,
+                                    mixpi_cuda_attention_backward,
+                                    mixpi_cuda_cross_entropy,
+                                    mixpi_cuda_cross_entropy_backward,
+                                    mixpi_cuda_loss,
+                                    mixpi_cuda_loss_backward,
+                                    mixpi_cuda_dropout,
+                                    mixpi_cuda_gemm,
+                                    mixpi_cuda_scale_by,
+                                    mixpi_cuda_grad_stats,
+                                    mixpi_cuda_clip,
+                                    mixpi_cuda_prepare,
+                                    mixpi_cuda_update,
+                                    mixpi_cuda_advance,
+                                    mixpi_cuda_look,
+                                    mixpi_cuda_agree,
+                                    mixpi_cuda_where,
+                                    mixpi_cuda_where_backward,
+                                    mixpi_cuda_max,
+                                    mixpi_cuda_max_backward,
+                                    mixpi_cuda_gather,
+                                    mixpi_cuda_gather_backward,
+                                    mixpi_cuda_rope,
+                                    mixpi_cuda_add_norm,
+                                    mixpi_cuda_cross_entropy_both,
+                                    mixpi_cuda_gemm_epilogue };
+
+const int most_devices = 16;
+
+template <int ordinal> mixp_result open_at(mixp_exec *x) {
+    return device_open(x, ordinal);
+}
+
+#define MIXPI_DEVICE(ordinal)                                                             \
+    { "cuda", &kernel_table, device_allocate, device_release, device_upload, device_download, \
+      device_wait, open_at<ordinal>, device_close, device_peek, capture_begin, \
+      capture_end, replay, graph_free, device_message, device_check, device_feed, gemm_count, \
+      device_post, device_collect, gemm_choices }
+const mixp_device device_table[most_devices] = {
+    MIXPI_DEVICE(0), MIXPI_DEVICE(1), MIXPI_DEVICE(2), MIXPI_DEVICE(3),
+    MIXPI_DEVICE(4), MIXPI_DEVICE(5), MIXPI_DEVICE(6), MIXPI_DEVICE(7),
+    MIXPI_DEVICE(8), MIXPI_DEVICE(9), MIXPI_DEVICE(10), MIXPI_DEVICE(11),
+    MIXPI_DEVICE(12), MIXPI_DEVICE(13), MIXPI_DEVICE(14), MIXPI_DEVICE(15)
+};
+#undef MIXPI_DEVICE
+
+/* Why nothing can be asked of the driver. */
+const char *driver_fault(cudaError_t e) {
+    switch (e) {
+    case cudaErrorInsufficientDriver:
+        return "the NVIDIA driver is older than the CUDA this was built with: update the driver";
+    case cudaErrorNoDevice:
+        return "no GPU is visible: none is there, or CUDA_VISIBLE_DEVICES hides it";
+    case cudaErrorInitializationError:
+        return "CUDA could not be started (cudaErrorInitializationError): a child of fork() cannot "
+               "use the CUDA of its parent; call it first in the child, or exec";
+    case cudaErrorSystemNotReady:
+        return "the system is not ready (cudaErrorSystemNotReady): is nvidia-fabricmanager "
+               "running?";
+    case cudaErrorSystemDriverMismatch:
+        return "the driver's kernel module and its libraries differ "
+               "(cudaErrorSystemDriverMismatch): reboot after an update";
+    case cudaErrorCompatNotSupportedOnDevice:
+        return "the CUDA compatibility package does not support this GPU "
+               "(cudaErrorCompatNotSupportedOnDevice): update the driver";
+    default:
+        return "the NVIDIA driver does not answer: see nvidia-smi";
+    }
+}
+
+/* Why no kernel of this file can be had on a GPU that answers. */
+const char *kernel_fault(cudaError_t e) {
+    switch (e) {
+    case cudaErrorNoKernelImageForDevice: case cudaErrorInvalidDeviceFunction:
+        return "mixprec_cuda.cu was not compiled for this GPU: see nvcc's -arch";
+    case cudaErrorUnsupportedPtxVersion:
+        return "the NVIDIA driver is older than the PTX of this build "
+               "(cudaErrorUnsupportedPtxVersion): update it, or compile with -arch of this GPU";
+    case cudaErrorInvalidPtx: case cudaErrorJitCompilerNotFound:
+    case cudaErrorJitCompilationDisabled:
+        return "the driver cannot compile the PTX of this build: compile with -arch of this GPU";
+    case cudaErrorMemoryAllocation:
+        return "the GPU has no memory left: another program holds it, see nvidia-smi";
+    case cudaErrorDevicesUnavailable:
+        return "another program holds the GPU (cudaErrorDevicesUnavailable), or it is in "
+               "exclusive or prohibited mode: see nvidia-smi";
+    default:
+        return "the GPU cannot be used: see nvidia-smi and dmesg";
+    }
+}
+
+/* NULL when GPU `ordinal` can be used, or why it cannot. */
+const char *unusable(int ordinal) {
+    int count = 0, driver = 0, capability = 0;
+    cudaFuncAttributes attributes;
+    cudaError_t e;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
+        return "no NVIDIA driver is installed";
+    e = cudaGetDeviceCount(&count);
+    if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
+    if (e != cudaSuccess) return driver_fault(e);
+    if (ordinal < 0 || ordinal >= count) return "there is no GPU with this ordinal";
+    if (ordinal >= most_devices) return "only the first 16 GPUs can be used";
+    e = capability_of(ordinal, &capability);
+    if (e != cudaSuccess) return "the GPU does not answer: see nvidia-smi";
+    if (capability < 75)
+        return "the GPU is too old: compute capability 7.5 (T4, RTX 20) is needed";
+    OnDevice on(ordinal);
+    e = on.error;
+    if (e == cudaSuccess) e = cudaFuncGetAttributes(&attributes, (const void *)set_later);
+    return e == cudaSuccess ? NULL : kernel_fault(e);
+}
+
+}   /* namespace */
+
+extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
+    const char *reason = unusable(ordinal);
+    if (reason) cudaGetLastError();     /* what we asked is no error of the program's */
+    if (why) *why = reason ? reason : "";
+    return reason ? NULL : &device_table[ordinal];
+}

@@ -1,0 +1,488 @@
+#pragma once
+#include "../watch/watch.c"
+#include "reader.c"
+#include "writer.c"
+#include "list.c"
+#include "../ranks/states.c"
+/* --- checkpoints: saving -------------------------------------------------------------------- */
+
+/* Returns what is wrong with a value, or NULL. */
+static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
+    if (!value->name || !value->data) return "a value or its name is NULL";
+    if (value->count < 1) return "a value's count is below 1";
+    if (!mixpi_st_type_of(value->dtype))
+        return "a value is of a dtype that safetensors has not";
+    if ((uint64_t)value->count > (uint64_t)PTRDIFF_MAX / mixp_dtype_size(value->dtype))
+        return "a value is larger than memory can be";
+    return NULL;
+}
+
+/* Returns what is wrong with the description of a checkpoint, or NULL. */
+static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
+    const char *wrong = NULL;
+    int i;
+    if (what->n_optimizers < 0 || what->n_values < 0) return "a count is negative";
+    if (what->n_optimizers && !what->optimizers) return "an array is NULL";
+    if (what->n_values && !what->values) return "an array is NULL";
+    if (what->scaler && what->scaler->ctx != what->ctx)
+        return "the scaler is of another context";
+    for (i = 0; !wrong && i < what->n_values; i++)
+        wrong = mixpi_value_wrong(&what->values[i]);
+    for (i = 0; !wrong && i < what->n_optimizers; i++)
+        if (!what->optimizers[i] || what->optimizers[i]->ctx != what->ctx)
+            wrong = "an optimizer is NULL or of another context";
+    return wrong;
+}
+
+/* Fails unless every parameter, and each view that an optimizer trains, has a name. */
+static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
+    const mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (mixpi_is_weight(t) && !t->name[0])
+            return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                     "%s: a parameter has no name (%s, %.0f "
+                                     "elements)",
+                                     who, mixp_dtype_name(t->dtype), (double)t->count);
+    return MIXP_OK;
+}
+
+/* Are the arguments complete, and is the context between two steps? */
+static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoint *what,
+                                          const char *who) {
+    const char *wrong;
+    mixp_context *ctx;
+    mixp_result r;
+    int i;
+    if (!what || !what->ctx) return MIXP_ERR_ARGUMENT;
+    ctx = what->ctx;
+    wrong = path ? mixpi_checkpoint_wrong(what) : "path is NULL";
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
+    for (i = 0; i < what->n_optimizers; i++) {
+        const mixp_optimizer *opt = what->optimizers[i];
+        if (mixpi_stage(opt) != MIXPI_READY)
+            return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                     "%s: optimizer %d is in the middle of a step; "
+                                     "call mixp_scaler_update first",
+                                     who, i);
+    }
+    if (what->scaler && !what->scaler->desc.disabled &&
+        what->scaler->checked_epoch == what->scaler->epoch)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: the scaler awaits mixp_scaler_update: call it first",
+                                 who);
+    r = mixpi_check_names(ctx, who);
+    if (r == MIXP_OK && ctx->device->wait)
+        r = mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec));
+    return r;
+}
+
+/* Recomputes masters from weights that the program wrote since the last step. */
+static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
+    mixp_result r = mixpi_guard_pack(what->ctx);
+    int64_t k;
+    int i;
+    for (i = 0; i < what->n_optimizers; i++) {
+        mixp_optimizer *opt = what->optimizers[i];
+        for (k = 0; r == MIXP_OK && k < opt->count; k++)
+            if (opt->slots[k].version != opt->slots[k].param->version)
+                r = mixpi_master_sync(opt, k);
+    }
+    return r;
+}
+
+/* Turns the list into the plan of a file. */
+static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
+    size_t i;
+    plan->ctx = s->ctx;
+    plan->n_items = s->n_items;
+    plan->items = (mixpi_st_item *)mixpi_st_allocate(s->report, s->ctx, s->n_items,
+                                                     sizeof plan->items[0]);
+    if (!plan->items) return;
+    memset(plan->items, 0, s->n_items * sizeof plan->items[0]);
+    for (i = 0; i < s->n_items; i++) {
+        plan->items[i].e = s->items[i].e;
+        plan->items[i].on_device = s->items[i].on_device;
+    }
+}
+
+/* Writes the file. Tells the other ranks that this may take a while. */
+static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r) {
+    static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
+    const int busy = what->ctx->busy;
+    mixpi_state state;
+    mixpi_plan plan;
+    mixp_ranks_busy(what->ctx, 1);
+    mixpi_state_list(&state, r, what->ctx, what, NULL);
+    memset(&plan, 0, sizeof plan);
+    plan.metadata = metadata;
+    plan.n_metadata = 2;
+    mixpi_state_plan(&state, &plan);
+    mixpi_plan_save(r, &plan);
+    mixpi_state_release(&state);
+    mixp_ranks_busy(what->ctx, busy);
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
+    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
+    char error[MIXP_MESSAGE_SIZE];
+    mixpi_report r;
+    void *borrowed;
+    int writes;
+    if (result != MIXP_OK) return result;
+    r = mixpi_report_begin(path, error, sizeof error);
+    result = mixpi_checkpoint_sync(what);
+    if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
+    writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
+    if (mixpi_any_sharded(what)) result = mixp_ranks_check(what->ctx);
+    if (result != MIXP_OK) return result;
+    borrowed = writes ? mixpi_states_borrow(what, &r) : NULL;
+    result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
+    if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
+    if (writes) mixpi_checkpoint_write(what, &r);
+    mixpi_states_return(what, borrowed);
+    if (r.result != MIXP_OK)
+        mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
+    return mixpi_states_saved(what, r.result);
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
+    mixp_context *of = what ? what->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_checkpoint_save(path, what));
+}
+
+/* --- checkpoints: loading ------------------------------------------------------------------- */
+
+/* The differences between a file and the program; the message shows the first three. */
+typedef struct mixpi_diff {
+    mixp_result result;
+    int         n;
+    char        text[320];
+    char        hint[128];      /* what to do, if known                                    */
+} mixpi_diff;
+
+/* "f32 [2, 3]" */
+static const char *mixpi_describe(char *text, size_t room, const mixp_st_entry *e) {
+    const char *dtype = e->dtype == MIXPI_OPAQUE ? e->type : mixp_dtype_name(e->dtype);
+    int n = snprintf(text, room, "%s ", dtype);
+    mixpi_shape_text(e->rank, e->shape, text + n, room - (size_t)n);
+    return text;
+}
+
+static void mixpi_diff_note(mixpi_diff *d, mixp_result code, const char *name,
+                            const char *format, ...) {
+    size_t used = strlen(d->text);
+    va_list args;
+    if (d->result != MIXP_ERR_SHAPE) d->result = code;
+    if (d->n++ >= 3) return;
+    used +=
+        (size_t)snprintf(d->text + used, sizeof d->text - used, "; '%.60s' is ", name);
+    if (used >= sizeof d->text) return;
+    va_start(args, format);
+    vsnprintf(d->text + used, sizeof d->text - used, format, args);
+    va_end(args);
+}
+
+static int mixpi_same_shape(const mixp_st_entry *a, const mixp_st_entry *b) {
+    int i;
+    if (a->rank != b->rank) return 0;
+    for (i = 0; i < a->rank; i++)
+        if (a->shape[i] != b->shape[i]) return 0;
+    return 1;
+}
+
+static int mixpi_same_type(const mixp_st_entry *a, const mixp_st_entry *b) {
+    if (a->dtype != b->dtype) return 0;
+    return a->dtype != MIXPI_OPAQUE || strcmp(a->type, b->type) == 0;
+}
+
+static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
+                            const mixp_st_entry *file) {
+    char here_text[256], file_text[256];
+    int same = mixpi_same_shape(here, file);
+    if (same && mixpi_same_type(here, file)) return;
+    mixpi_diff_note(d, same ? MIXP_ERR_DTYPE : MIXP_ERR_SHAPE, file->name,
+                    "%.80s, not %.80s", mixpi_describe(file_text, sizeof file_text, file),
+                    mixpi_describe(here_text, sizeof here_text, here));
+}
+
+/* Suggests the part of the description whose state the file has and the description lacks. */
+static void mixpi_state_hint(mixpi_diff *d, const char *name) {
+    const char *hint = "";
+    if (strncmp(name, "scaler.", 7) == 0) hint = "; it was saved with a scaler: give .scaler";
+    if (strncmp(name, "optimizer", 9) == 0)
+        hint = "; an optimizer's parameters: mixp_optimizer_add them before, and give .optimizers";
+    if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
+}
+static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
+    if (d->n)
+        mixpi_report_fail(r, d->result, "%d tensors do not fit%s%s%s", d->n, d->text,
+                          d->n > 3 ? "; ..." : "", d->hint);
+}
+
+/* Order of a merge. -1: a comes first, or b has ended; 1: b comes first; 0: the names are equal. */
+static int mixpi_merge_order(const mixp_st_entry *a, const mixp_st_entry *b)
+{ return !b ? -1 : !a ? 1 : strcmp(a->name, b->name); }
+
+/* Compares two lists sorted by name. Optional items that only one list has are left out of it. */
+static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
+    mixpi_diff diff;
+    size_t i = 0, k = 0;
+    memset(&diff, 0, sizeof diff);
+    while (i < s->n_items || k < file->n_items) {
+        const mixp_st_entry *here = i < s->n_items ? &s->items[i].e : NULL;
+        const mixp_st_entry *there = k < file->n_items ? &file->items[k].e : NULL;
+        int order = mixpi_merge_order(here, there);
+        if (order < 0 && s->items[i].optional) s->items[i].absent = 1;
+        else if (order < 0)
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, here->name, "missing");
+        else if (order > 0 && mixpi_is_optional_name(there->name))
+            file->items[k].wanted = 0;
+        else if (order > 0) {
+            mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
+            mixpi_state_hint(&diff, there->name);
+        }
+        else mixpi_diff_pair(&diff, here, there);
+        i += order <= 0;
+        k += order >= 0;
+    }
+    mixpi_diff_tell(&diff, s->report);
+}
+
+/* Can a save have written the number x? */
+static int mixpi_number_is_good(mixpi_must must, double x) {
+    const double most = 4611686018427387904.0;  /* 2^62 */
+    switch (must) {
+    case MIXPI_FINITE:     return mixpi_finite(x);
+    case MIXPI_AT_LEAST_0: return mixpi_at_least_0(x);
+    case MIXPI_BETA:       return mixpi_is_beta(x);
+    case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
+    case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
+    case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
+    default:               return 0;
+    }
+}
+
+static int mixpi_sites_are_good(const mixpi_state_item *item) {
+    const int32_t *state = (const int32_t *)item->e.data;
+    int64_t n;
+    for (n = 0; n < item->e.shape[0]; n++)
+        if (!mixpi_site_state_is_good(&state[n * MIXPI_SITE_STATES])) return 0;
+    return 1;
+}
+
+/* Is every number of the item valid? */
+static int mixpi_item_is_good(const mixpi_state_item *item) {
+    const size_t size = mixp_dtype_size(item->e.dtype);
+    const char *data = (const char *)item->e.data;
+    double x = 0.0;
+    size_t at;
+    if (item->must == MIXPI_ANY) return 1;
+    if (item->must == MIXPI_SITE_ROWS) return mixpi_sites_are_good(item);
+    for (at = 0; at < item->e.bytes; at += size) {
+        mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
+        if (!mixpi_number_is_good(item->must, x)) return 0;
+    }
+    return 1;
+}
+
+/* Returns the group that the file would give; the caller checks its numbers together. */
+static mixp_param_group mixpi_group_loaded(const mixpi_state *s,
+                                           const mixp_param_group *now) {
+    const uintptr_t begin = (uintptr_t)now;
+    mixp_param_group group = *now;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        uintptr_t at = (uintptr_t)item->memory;
+        if (!item->on_device && at >= begin && at < begin + sizeof group)
+            memcpy((char *)&group + (at - begin), item->e.data, item->e.bytes);
+    }
+    return group;
+}
+
+/* The item of the count that is stored at `memory`. */
+static const mixpi_state_item *mixpi_state_at(const mixpi_state *s, const void *memory) {
+    size_t i = 0;
+    while (s->items[i].memory != memory || !s->items[i].on_device) i++;
+    return &s->items[i];
+}
+
+/* The value of a count in the file. */
+static int64_t mixpi_item_count(const mixpi_state_item *item) {
+    int64_t wide = 0;
+    int32_t narrow = 0;
+    if (item->e.dtype == MIXP_I64) memcpy(&wide, item->e.data, sizeof wide);
+    else memcpy(&narrow, item->e.data, sizeof narrow);
+    return wide + narrow;
+}
+
+/* Fails if a count exceeds the count that limits it. */
+static void mixpi_state_check_limits(const mixpi_state *s) {
+    const mixpi_state_item *all = NULL;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const mixpi_state_item *part = &s->items[i];
+        if (part->absent || !part->limit) continue;
+        if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
+        if (mixpi_item_count(part) > mixpi_item_count(all))
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is %.0f, but '%.60s' is %.0f",
+                              part->e.name, (double)mixpi_item_count(part), all->e.name,
+                              (double)mixpi_item_count(all));
+    }
+}
+
+/* Fails unless every step was either applied or skipped. */
+static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint *what) {
+    int i;
+    for (i = 0; i < what->n_optimizers; i++) {
+        const mixp_step_state *at = what->optimizers[i]->state;
+        const mixpi_state_item *steps = mixpi_state_at(s, &at->steps);
+        int64_t applied = mixpi_item_count(mixpi_state_at(s, &at->applied));
+        int64_t skipped = mixpi_item_count(mixpi_state_at(s, &at->skipped));
+        uint64_t sum = (uint64_t)applied + (uint64_t)skipped;
+        if ((uint64_t)mixpi_item_count(steps) != sum)
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
+                              "'%.60s' is %.0f, but %.0f were applied and %.0f skipped",
+                              steps->e.name, (double)mixpi_item_count(steps),
+                              (double)applied, (double)skipped);
+    }
+}
+
+static void mixpi_state_check_groups(const mixpi_state *s, const mixp_checkpoint *what) {
+    int i, g;
+    for (i = 0; i < what->n_optimizers; i++) {
+        const mixp_step_plan *plan = &what->optimizers[i]->plan;
+        for (g = 0; g < plan->n_groups; g++) {
+            mixp_param_group group = mixpi_group_loaded(s, &plan->groups[g]);
+            const char *wrong = mixpi_group_wrong(plan->kind, &group);
+            if (wrong)
+                mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
+                                  "group %d of optimizer %d: %s", g, i, wrong);
+        }
+    }
+}
+
+/* Gives the items the file's data and checks the numbers. Apart from items left out, both lists
+ * have the same names in the same order. */
+static mixp_result mixpi_state_take(mixpi_state *s, const mixp_safetensors *file,
+                                    const mixp_checkpoint *what) {
+    size_t i, k = 0;
+    if (s->report->result != MIXP_OK) return s->report->result;
+    for (i = 0; i < s->n_items; i++) {
+        if (s->items[i].absent) continue;
+        while (!file->items[k].wanted) k++;
+        s->items[i].e.data = file->items[k++].e.data;
+        if (!mixpi_item_is_good(&s->items[i]))
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is out of range",
+                              s->items[i].e.name);
+    }
+    if (s->report->result != MIXP_OK) return s->report->result;
+    mixpi_state_check_limits(s);
+    mixpi_state_check_steps(s, what);
+    mixpi_state_check_groups(s, what);
+    return s->report->result;
+}
+
+/* Clears the findings of a pass since the last update: they do not belong to the loaded state. */
+static mixp_result mixpi_found_forget(const mixp_scaler *scaler) {
+    mixp_scaler_state *s = scaler->state;
+    const int32_t none = 0;
+    mixp_result r = mixpi_upload(scaler->ctx, &s->found_inf, &none, sizeof none);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(scaler->ctx, &s->loss_bad, &none, sizeof none);
+}
+
+/* Changes the state. From here on only the device can fail. */
+static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
+    mixp_context *ctx = s->ctx;
+    int64_t made = ctx->tensors_made, k;
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    size_t i;
+    int o;
+    for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        if (item->absent && item->on_device)
+            r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
+        else if (item->absent) memset(item->memory, 0, item->e.bytes);
+        else if (item->on_device)
+            r = mixpi_upload(ctx, item->memory, item->e.data, item->e.bytes);
+        else memcpy(item->memory, item->e.data, item->e.bytes);
+    }
+    if (ctx->tensors_made < made) ctx->tensors_made = made;     /* ids stay unique */
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (mixpi_is_weight(t)) mixp_tensor_touch(t);
+    for (o = 0; o < what->n_optimizers; o++)        /* weights and masters match already */
+        for (k = 0; k < what->optimizers[o]->count; k++) {
+            mixpi_slot *slot = &what->optimizers[o]->slots[k];
+            slot->version = slot->param->version;
+        }
+    for (o = 0; o < what->n_optimizers; o++) what->optimizers[o]->clipped = 0;
+    if (what->scaler) mixpi_scaler_forget(what->scaler);
+    if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
+    mixpi_guard_unpack(ctx);
+    if (r != MIXP_OK)
+        mixpi_report_fail(s->report, r,
+                          "the device failed; the state is no longer whole");
+}
+
+static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
+    const char *schema = mixp_safetensors_metadata(file, "mixprec");
+    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "no checkpoint of mixprec's");
+    else if (strcmp(schema, "1") != 0)
+        mixpi_report_fail(r, MIXP_ERR_FORMAT,
+                          "saved by another version of mixprec: its layout is "
+                          "'%.20s', this one reads '1'",
+                          schema);
+}
+
+/* Reads the header and compares it with the program's state. The data is read only if the header
+ * fits, and changes the state only if all of it was read and is in range. */
+static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
+                                  const mixp_checkpoint *what) {
+    mixpi_report *r = s->report;
+    if (mixpi_st_read_header(file, f) != MIXP_OK) return;
+    mixpi_checkpoint_schema(r, file);
+    mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result == MIXP_OK) mixpi_state_compare(s, file);
+    if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
+    if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpoint *what) {
+    mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_load");
+    char error[480];            /* three differences need more room than other messages */
+    mixp_safetensors file;
+    mixpi_report r;
+    mixpi_state state;
+    mixpi_file f;
+    void *borrowed;
+    int o;
+    if (result != MIXP_OK) return result;
+    memset(&file, 0, sizeof file);
+    file.ctx = what->ctx;
+    r = mixpi_report_begin(path, error, sizeof error);
+    borrowed = mixpi_states_borrow(what, &r);
+    mixpi_state_list(&state, &r, what->ctx, what, NULL);
+    if (mixpi_file_open(&f, &r) == MIXP_OK)
+        mixpi_checkpoint_read(&state, &file, &f, what);
+    mixpi_file_close(&f);
+    mixpi_st_clear(&file);
+    mixpi_state_release(&state);
+    if (r.result == MIXP_OK && borrowed) result = mixpi_states_take(what);
+    for (o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++) what->optimizers[o]->loaded = 1;
+    if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
+    mixpi_states_return(what, borrowed);
+    if (r.result == MIXP_OK) return MIXP_OK;
+    return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
+}
+
+MIXPREC_API mixp_result mixp_checkpoint_load(const char *path, const mixp_checkpoint *what) {
+    mixp_context *of = what ? what->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_checkpoint_load(path, what));
+}
+

@@ -1,0 +1,404 @@
+#pragma once
+#include "../optimizers.c"
+#include "safetensors.c"
+/* --- checkpoints: the list of what must survive --------------------------------------------- */
+
+/* Condition that a number of a file must meet before it is accepted. */
+typedef enum mixpi_must {
+    MIXPI_ANY,
+    MIXPI_FINITE,
+    MIXPI_AT_LEAST_0,           /* and finite                                              */
+    MIXPI_BETA,                 /* in [0, 1)                                               */
+    MIXPI_SCALE,                /* a loss scale that can be divided by                     */
+    MIXPI_COUNTER,              /* at least 0. 64 bits: small enough that counting on cannot
+                                   overflow. 32 bits: any, because these counts saturate */
+    MIXPI_FLAG,                 /* 0 or 1                                                  */
+    MIXPI_SITE_ROWS             /* states of the guard's sites                             */
+} mixpi_must;
+
+/* The structure that contains a number. */
+typedef enum mixpi_owner {
+    MIXPI_OF_CONTEXT, MIXPI_OF_SCALER, MIXPI_OF_OPTIMIZER, MIXPI_OF_GROUP,
+    /* Present only if the scaler's rule predicts, or if spikes are skipped. If the file lacks them,
+     * they keep their initial values; a program that does not use them ignores them. */
+    MIXPI_OF_PREDICTION,
+    MIXPI_OF_SPIKE,
+    MIXPI_OF_WATCH,
+    MIXPI_OF_FORGIVEN           /* of a scaler under a guard */
+} mixpi_owner;
+
+/* A number that a checkpoint must hold. %d in its name: the optimizer, then its group. */
+typedef struct mixpi_field {
+    mixpi_owner owner;
+    const char *name;
+    size_t      offset;
+    mixp_dtype  dtype;
+    mixpi_must  must;
+    size_t      limit;          /* offset of the count that limits this count; 0 = none */
+} mixpi_field;
+
+#define MIXPI_FIELD_CONTEXT(member, dtype, must) \
+    { MIXPI_OF_CONTEXT, "mixprec." #member, offsetof(mixp_context, member), dtype, must, 0 }
+#define MIXPI_FIELD_SCALER(member, dtype, must) \
+    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, must, 0 }
+#define MIXPI_FIELD_SCALER_PART(member, dtype, of) \
+    { MIXPI_OF_SCALER, "scaler." #member, offsetof(mixp_scaler_state, member), dtype, \
+      MIXPI_COUNTER, offsetof(mixp_scaler_state, of) }
+#define MIXPI_FIELD_OPTIMIZER(member) \
+    { MIXPI_OF_OPTIMIZER, "optimizer.%d." #member, offsetof(mixp_step_state, member), \
+      MIXP_I64, MIXPI_COUNTER, 0 }
+#define MIXPI_FIELD_PREDICTION(member) \
+    { MIXPI_OF_PREDICTION, "scaler.prediction." #member, \
+      offsetof(mixp_scaler_state, member), MIXP_F32, MIXPI_AT_LEAST_0, 0 }
+#define MIXPI_FIELD_FORGIVEN(member) \
+    { MIXPI_OF_FORGIVEN, "mixprec.guard." #member, offsetof(mixp_scaler_state, member), \
+      MIXP_I32, MIXPI_COUNTER, 0 }
+#define MIXPI_FIELD_SPIKE(name, member, dtype, of) \
+    { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
+      offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
+      MIXPI_COUNTER, offsetof(mixp_step_state, of) }
+#define MIXPI_FIELD_WATCH(member, must) \
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must, 0 }
+#define MIXPI_FIELD_GROUP(member, dtype, must) \
+    { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
+      dtype, must, 0 }
+
+static const mixpi_field mixpi_fields[] = {
+    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(window, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(drawn, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(inspect_all, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(falls, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(force, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(forced, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(deep, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(probe, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(acted, MIXPI_FLAG),
+    MIXPI_FIELD_FORGIVEN(forgiven),
+    MIXPI_FIELD_FORGIVEN(forgiven_at),
+    MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_CONTEXT(seed, MIXP_I64, MIXPI_ANY),
+    MIXPI_FIELD_CONTEXT(tensors_made, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(scale, MIXP_F32, MIXPI_SCALE),
+    MIXPI_FIELD_SCALER(growth_tracker, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER(hysteresis_left, MIXP_I32, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER_PART(floor_skips, MIXP_I32, skips),
+    MIXPI_FIELD_SCALER(updates, MIXP_I64, MIXPI_COUNTER),
+    MIXPI_FIELD_SCALER_PART(skips, MIXP_I64, updates),
+    MIXPI_FIELD_OPTIMIZER(steps),
+    MIXPI_FIELD_OPTIMIZER(applied),
+    MIXPI_FIELD_OPTIMIZER(skipped),
+    MIXPI_FIELD_PREDICTION(largest),
+    MIXPI_FIELD_PREDICTION(peak),
+    MIXPI_FIELD_SPIKE("norms", entered[0], MIXP_I64, applied),
+    MIXPI_FIELD_SPIKE("losses", entered[1], MIXP_I64, applied),
+    MIXPI_FIELD_SPIKE("in_a_row", in_a_row, MIXP_I32, skipped),
+    MIXPI_FIELD_GROUP(lr, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(beta1, MIXP_F64, MIXPI_BETA),
+    MIXPI_FIELD_GROUP(beta2, MIXP_F64, MIXPI_BETA),
+    MIXPI_FIELD_GROUP(eps, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(weight_decay, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(momentum, MIXP_F64, MIXPI_AT_LEAST_0),
+    MIXPI_FIELD_GROUP(dampening, MIXP_F64, MIXPI_FINITE),
+    MIXPI_FIELD_GROUP(nesterov, MIXP_I32, MIXPI_FLAG)
+};
+
+#undef MIXPI_FIELD_CONTEXT
+#undef MIXPI_FIELD_SCALER
+#undef MIXPI_FIELD_SCALER_PART
+#undef MIXPI_FIELD_OPTIMIZER
+#undef MIXPI_FIELD_PREDICTION
+#undef MIXPI_FIELD_SPIKE
+#undef MIXPI_FIELD_GROUP
+
+/* A tensor or a number that a checkpoint must hold, and its address. */
+typedef struct mixpi_state_item {
+    mixp_st_entry e;            /* saving: address of the value; loading: the file's data */
+    void         *memory;
+    int           on_device;
+    int           optional;     /* 1: a file may lack it                                */
+    int           absent;       /* 1: the file lacks it; it starts with zeros           */
+    mixpi_must    must;
+    const void   *limit;        /* address of the count that limits it, or NULL            */
+    mixp_tensor  *weight;       /* the tensor, if it is a weight; otherwise NULL           */
+    mixpi_st_item *from;        /* of a weight being loaded: its tensor in the file; NULL = none */
+} mixpi_state_item;
+
+/* The list of all items. With items NULL, a walk only counts items and the bytes of their names. */
+typedef struct mixpi_state {
+    mixpi_report     *report;
+    mixp_context     *ctx;
+    mixpi_state_item *items;
+    size_t            n_items;
+    char             *names;
+    size_t            names_used, names_size;
+    const mixp_weights_desc *some;      /* selection and prefix of the weights; NULL = all */
+} mixpi_state;
+
+static mixpi_state_item mixpi_state_number(const mixpi_field *field, void *base) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = field->dtype;
+    item.e.bytes = mixp_dtype_size(field->dtype);
+    item.memory = (char *)base + field->offset;
+    item.on_device = field->owner != MIXPI_OF_CONTEXT &&
+                     field->owner != MIXPI_OF_GROUP && field->owner != MIXPI_OF_WATCH;
+    item.optional = field->owner == MIXPI_OF_PREDICTION ||
+                    field->owner == MIXPI_OF_SPIKE || field->owner == MIXPI_OF_WATCH ||
+                    field->owner == MIXPI_OF_FORGIVEN;
+    item.must = field->must;
+    if (field->limit) item.limit = (const char *)base + field->limit;
+    return item;
+}
+
+/* An item with a parameter's shape: the parameter itself, or one of its moments. */
+static mixpi_state_item mixpi_state_tensor(const mixp_tensor *t, mixp_dtype dtype,
+                                           void *memory) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = dtype;
+    item.e.rank = t->rank;
+    memcpy(item.e.shape, t->shape, sizeof t->shape);
+    item.e.bytes = (size_t)t->count * mixp_dtype_size(dtype);
+    item.memory = memory;
+    item.on_device = 1;
+    return item;
+}
+
+/* A value of the caller: a scalar if it has one element, otherwise a vector. */
+static mixpi_state_item mixpi_state_value(const mixp_checkpoint_value *value) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = value->dtype;
+    item.e.rank = value->count > 1;
+    item.e.shape[0] = value->count > 1 ? value->count : 0;
+    item.e.bytes = (size_t)value->count * mixp_dtype_size(value->dtype);
+    item.memory = value->data;
+    return item;
+}
+
+static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *name,
+                            ...) {
+    char *to = s->items ? s->names + s->names_used : NULL;
+    va_list args;
+    int n;
+    va_start(args, name);
+    n = vsnprintf(to, to ? s->names_size - s->names_used : 0, name, args);
+    va_end(args);
+    s->names_used += (size_t)n + 1;
+    item.e.name = to;
+    item.e.data = item.memory;
+    if (s->items) s->items[s->n_items] = item;
+    s->n_items++;
+}
+
+static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base,
+                                   int optimizer, int group) {
+    size_t i;
+    for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++) {
+        const mixpi_field *field = &mixpi_fields[i];
+        if (field->owner == owner)
+            mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer,
+                            group);
+    }
+}
+
+/* The scales of a moment that is stored in blocks. */
+static mixpi_state_item mixpi_state_scales(const mixp_param_row *row, uint8_t *scales) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.e.dtype = MIXP_F8_E8M0;
+    item.e.rank = 1;
+    item.e.shape[0] = mixpi_state_blocks(row);
+    item.e.bytes = (size_t)item.e.shape[0];
+    item.memory = scales;
+    item.on_device = 1;
+    return item;
+}
+
+/* A master weight. The extra bits beside a bf16 weight, 16 or 8, are no number by themselves. */
+static mixpi_state_item mixpi_state_master(const mixp_tensor *p,
+                                           const mixp_param_row *row) {
+    mixpi_state_item item = mixpi_state_tensor(p, row->master_dtype, row->master);
+    if (row->master_dtype != MIXP_BF16) return item;
+    item.e.dtype = MIXPI_OPAQUE;
+    item.e.type = "U16";
+    return item;
+}
+
+/* The number of applied steps that left a parameter unchanged. */
+static mixpi_state_item mixpi_state_missed(const mixp_optimizer *opt,
+                                           const mixp_param_row *row) {
+    static const mixpi_field missed = { MIXPI_OF_OPTIMIZER, "", 0, MIXP_I64,
+                                        MIXPI_COUNTER, 0 };
+    mixpi_state_item item = mixpi_state_number(&missed, row->missed);
+    item.limit = &opt->state->applied;
+    return item;
+}
+
+static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64_t i,
+                                int optimizer) {
+    const mixp_tensor *p = opt->slots[i].param;
+    const mixp_param_row *row = &opt->rows[i];
+    if (row->m)
+        mixpi_state_add(s, mixpi_state_tensor(p, row->m_dtype, row->m),
+                        "optimizer.%d.m.%s", optimizer, p->name);
+    if (row->m_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->m_scale),
+                        "optimizer.%d.m_scale.%s", optimizer, p->name);
+    if (row->v)
+        mixpi_state_add(s, mixpi_state_tensor(p, row->v_dtype, row->v),
+                        "optimizer.%d.v.%s", optimizer, p->name);
+    if (row->v_scale)
+        mixpi_state_add(s, mixpi_state_scales(row, row->v_scale),
+                        "optimizer.%d.v_scale.%s", optimizer, p->name);
+    if (row->master)
+        mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
+                        optimizer, p->name);
+    mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer,
+                    p->name);
+}
+
+/* The history with which an optimizer that skips spikes compares its steps. */
+static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int number) {
+    mixp_checkpoint_value window = { NULL, MIXP_F64, 0, NULL };
+    mixpi_state_item item;
+    if (!opt->plan.spike.of) return;
+    window.count = (int64_t)opt->plan.spike.window * MIXPI_SPIKE_KINDS;
+    window.data = opt->plan.spike_window;
+    item = mixpi_state_value(&window);
+    item.on_device = 1;
+    item.optional = 1;
+    item.must = MIXPI_FINITE;
+    mixpi_state_add(s, item, "optimizer.%d.spike.window", number);
+    mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
+}
+
+static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
+    int64_t i;
+    int g;
+    mixpi_state_add_fields(s, MIXPI_OF_OPTIMIZER, opt->state, number, 0);
+    for (g = 0; g < opt->plan.n_groups; g++)
+        mixpi_state_add_fields(s, MIXPI_OF_GROUP, &opt->plan.groups[g], number, g);
+    for (i = 0; i < opt->count; i++) {
+        size_t item = s->n_items;
+        mixpi_state_add_row(s, opt, i, number);
+        if (!s->items || mixpi_is_own(opt, i)) continue;
+        while (item < s->n_items) s->items[item++].on_device = 0;   /* see ranks/states.c */
+    }
+    mixpi_state_add_spike(s, opt, number);
+}
+
+/* The guard's state of its sites, one row for each site. */
+static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_I64;
+    item.e.rank = 1;
+    item.e.shape[0] = w->capacity;
+    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.memory = w->hashes;
+    mixpi_state_add(s, item, "mixprec.guard.sites");
+    item.e.dtype = MIXP_I32;
+    item.e.rank = 2;
+    item.e.shape[1] = MIXPI_SITE_STATES;
+    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.memory = w->states;
+    item.must = MIXPI_SITE_ROWS;
+    mixpi_state_add(s, item, "mixprec.guard.states");
+    item.e.rank = 1;
+    item.e.shape[0] = MIXPI_OPTIMIZER_BITS;
+    item.e.bytes = sizeof w->barren;
+    item.memory = w->barren;
+    item.must = MIXPI_COUNTER;
+    mixpi_state_add(s, item, "mixprec.guard.skips");
+    mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
+}
+
+/* Matches "optimizer.0.spike.window", but not a parameter's "optimizer.0.m.spike.w". */
+static int mixpi_is_spike_name(const char *name) {
+    if (strncmp(name, "optimizer.", 10) != 0) return 0;
+    name += 10;
+    name += strspn(name, "0123456789");
+    return strncmp(name, ".spike.", 7) == 0;
+}
+
+/* May the file have this name although the program has no use for it? */
+static int mixpi_is_optional_name(const char *name) {
+    if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
+    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_spike_name(name);
+}
+
+/* Does a checkpoint hold this tensor? It holds a view while any optimizer trains the view. */
+static int mixpi_is_weight(const mixp_tensor *t)
+{ return t->own.is_param || t->own.optimizers > 0; }
+
+static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
+    return !some || !some->pattern ||
+           mixpi_pattern_fits(some->pattern, name, strlen(name));
+}
+
+/* Adds all items: the same list for saving, checking and loading. what NULL: weights only. */
+static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
+    mixp_tensor *t;
+    int i;
+    s->n_items = s->names_used = 0;
+    for (t = s->ctx->tensors; t; t = t->own.next) {
+        mixpi_state_item item;
+        if (!mixpi_is_weight(t) || !mixpi_is_chosen(s->some, t->name)) continue;
+        item = mixpi_state_tensor(t, t->dtype, t->data);
+        item.weight = t;
+        mixpi_state_add(s, item, "%s%s", s->some && s->some->prefix ? s->some->prefix : "",
+                        t->name);
+    }
+    if (!what) return;
+    mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
+    if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
+    for (i = 0; i < what->n_values; i++)
+        mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
+                        what->values[i].name);
+    if (what->scaler && !what->scaler->desc.disabled)
+        mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
+    if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
+        mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
+    if (what->scaler && s->ctx->watch && s->ctx->watch->capacity && !what->scaler->desc.disabled)
+        mixpi_state_add_fields(s, MIXPI_OF_FORGIVEN, what->scaler->state, 0, 0);
+    for (i = 0; i < what->n_optimizers; i++)
+        mixpi_state_add_optimizer(s, what->optimizers[i], i);
+}
+
+static int mixpi_state_by_name(const void *a, const void *b) {
+    const mixpi_state_item *x = (const mixpi_state_item *)a,
+                           *y = (const mixpi_state_item *)b;
+    return strcmp(x->e.name, y->e.name);
+}
+
+/* Makes the list in new memory, sorted by name: a first walk counts, a second walk fills. */
+static void mixpi_state_list(mixpi_state *s, mixpi_report *r, mixp_context *ctx,
+                             const mixp_checkpoint *what,
+                             const mixp_weights_desc *some) {
+    size_t i;
+    memset(s, 0, sizeof *s);
+    s->report = r;
+    s->ctx = ctx;
+    s->some = some;
+    mixpi_state_add_all(s, what);
+    s->names_size = s->names_used;
+    s->names = (char *)mixpi_st_allocate(r, ctx, s->names_size, 1);
+    s->items =
+        (mixpi_state_item *)mixpi_st_allocate(r, ctx, s->n_items, sizeof s->items[0]);
+    if (!s->items) return;
+    mixpi_state_add_all(s, what);
+    qsort(s->items, s->n_items, sizeof s->items[0], mixpi_state_by_name);
+    for (i = 1; i < s->n_items; i++)
+        if (mixpi_state_by_name(&s->items[i - 1], &s->items[i]) == 0)
+            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "two tensors have the name '%.60s'",
+                              s->items[i].e.name);
+}
+
+static void mixpi_state_release(mixpi_state *s) {
+    mixpi_st_release(s->ctx, s->names);
+    mixpi_st_release(s->ctx, s->items);
+}
+

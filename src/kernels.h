@@ -1,0 +1,894 @@
+#pragma once
+#include "results.h"
+#include "arithmetic.h"
+/* ==== 4. KERNELS ======================================================= >>kernels ====
+ *
+ * A device is a table of kernels and memory functions: the CPU's tables are here, a GPU's is in
+ * mixprec_cuda.cu. Arrays are converted here, because every table has a kernel for that.
+ */
+#define MIXP_MAX_RANK 8         /* axes of an array                                        */
+
+typedef struct mixp_device mixp_device;
+
+/* Where memory comes from. */
+typedef struct mixp_allocator {
+    void *(*allocate)(size_t bytes, void *user);    /* NULL = out of memory                */
+    void  (*release)(void *p, void *user);          /* both or neither                     */
+    void   *user;
+} mixp_allocator;
+
+typedef enum mixp_isa {
+    MIXP_ISA_SCALAR, MIXP_ISA_AVX2, MIXP_ISA_AVX512,
+    MIXP_ISA_AVX512_BF16,       /* AVX512, with bf16 dot products for bf16 by bf16 in gemm and
+                                   attention. Zen 4 and 5: twice as fast, and the default.
+                                   Intel: half as fast, and not the default                   */
+    MIXP_ISA_NEON,
+    MIXP_ISA_NEON_F16,          /* NEON with FMLAL: does not widen f16 by f16; same bits       */
+    MIXP_ISA_NEON_BF16,         /* NEON_F16 with BFMLAL: does not widen bf16 by bf16; same bits */
+    MIXP_ISA_AMX,               /* AVX512, with Intel's tiles for gemm's bf16 by bf16. Its bits
+                                   differ (SAME BITS above), so it is never the default: ask
+                                   for it by name. The first query asks Linux to permit the
+                                   process to use the tiles                                    */
+    MIXP_ISA_AMX_F16,           /* AMX, with tiles for f16 by f16 as well                      */
+    MIXP_ISA_COUNT
+} mixp_isa;
+
+#ifndef MIXPREC_ONLY_FORMATS
+/* The CPU with the best instruction set this machine has. A constant; never NULL. */
+MIXPREC_API const mixp_device *mixp_cpu(void);
+
+/* The CPU restricted to one instruction set. NULL when the machine or the build lacks it (flags
+ * like -march=native leave lesser sets out), when the system refuses it, or when it computes a
+ * small test product wrong. The device's name says which set is in use. All sets give the same
+ * bits wherever this file promises bits. */
+MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa);
+#endif
+
+/* Converts n elements of any dtype to any other, with this machine's best instruction set, in the
+ * calling thread. Integers convert exactly or saturate; fractions are truncated, as in C. dst may
+ * be src when dst's elements are not wider; otherwise dst and src must not overlap. Any alignment
+ * will do. MIXP_ERR_ARGUMENT: NULL with n > 0, n < 0, or an overlap. MIXP_ERR_DTYPE: an unknown
+ * dtype. On an error dst is unchanged. */
+MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
+                                     mixp_dtype from, int64_t n);
+
+/* mixp_convert with a choice of rounding; NULL = as mixp_convert rounds. */
+MIXPREC_API mixp_result mixp_convert_rounded(void *dst, mixp_dtype to, const void *src,
+    mixp_dtype from, int64_t n, const mixp_rounding *rounding);
+
+/* mixp_convert_rounded on a device from mixp_cpu_with; NULL = the best. All give the same bits. */
+MIXPREC_API mixp_result mixp_convert_with(const mixp_device *cpu, void *dst,
+                                          mixp_dtype to, const void *src, mixp_dtype from,
+                                          int64_t n, const mixp_rounding *rounding);
+
+#ifndef MIXPREC_ONLY_FORMATS
+/* Checks that this build, in this thread's floating-point environment, computes as this file
+ * promises. Compares conversions on every instruction set, a loss scale's path and one update with
+ * stored numbers. Takes well under a millisecond and changes nothing. message has room for `size`
+ * bytes and is truncated to fit; pass NULL with 0 to get no message. MIXP_ERR_DEVICE: message says
+ * in one line which promise is broken, and what to do: fast-math, arithmetic in a wider type,
+ * another rounding mode, FTZ or DAZ, wrong results. MIXP_OK with a message that begins with
+ * "slow: ": the results are right, but the build lacks optimisation, vector instructions or
+ * threads that the machine has. Otherwise message is "". */
+MIXPREC_API mixp_result mixp_self_check(char *message, size_t size);
+#endif
+
+/* The GPU `ordinal` (0 = the first), for mixp_context_desc. Link with mixprec_cuda.cu. Returns NULL
+ * when the GPU cannot be used; *why (unless why is NULL) then gives the reason, a constant string.
+ */
+extern const mixp_device *mixp_cuda(int ordinal, const char **why);
+
+/* --- for authors of devices and operators: users go on to section 5 ---------------------- *
+ *
+ * A device is a table of kernels and memory functions. Kernels see pointers, dtypes and
+ * sizes, and know nothing of tensors, tapes or scalers. A third device (a test double, an
+ * accelerator of yours) is one more table.
+ *
+ * Every table follows these rules. Arrays are row-major and dense unless strides are given.
+ * `real` in a comment means f32, f16 or bf16, chosen for each array. Kernels widen as they
+ * load, compute in f32, and round once as they store. `accumulate` 1 adds to the output; 0
+ * overwrites the output, which may be uninitialised or hold NaN. An output may alias an input
+ * only where the comment says so. The same inputs give the same bits at any number of threads.
+ */
+/* An input array and an output array. Each kernel takes one struct made of them; the comment of
+ * that struct is the kernel's contract. data may be NULL (the array is absent) where the struct's
+ * comment allows it. */
+typedef struct mixp_in  { const void *data; mixp_dtype dtype; } mixp_in;
+typedef struct mixp_out { void *data; mixp_dtype dtype; int accumulate; } mixp_out;
+
+MIXPREC_HD mixp_in mixpi_in(const void *data, mixp_dtype dtype)
+{ mixp_in a = { data, dtype }; return a; }
+MIXPREC_HD mixp_out mixpi_out_to(void *data, mixp_dtype dtype, int accumulate)
+{ mixp_out a = { data, dtype, accumulate }; return a; }
+
+/* Element i of an array of any dtype as f32, rounded to nearest even where f32 cannot hold it. For
+ * your own operators, on the host and in kernels (examples/own_operator.c). */
+MIXPREC_HD float mixp_get(mixp_in a, int64_t i) {
+    switch (a.dtype) {
+    case MIXP_F32:  return ((const float *)a.data)[i];
+    case MIXP_F16:  return mixp_f32_from_f16(((const mixp_f16 *)a.data)[i]);
+    case MIXP_BF16: return mixp_f32_from_bf16(((const mixp_bf16 *)a.data)[i]);
+    case MIXP_F64:  return (float)((const double *)a.data)[i];
+    case MIXP_I32:  return (float)((const int32_t *)a.data)[i];
+    case MIXP_I64:  return (float)((const int64_t *)a.data)[i];
+    default:        return (float)mixp_decode(a.dtype, ((const uint8_t *)a.data)[i]);
+    }
+}
+
+/* mixp_put for dtypes whose values f32 cannot hold: these sum in double. */
+MIXPREC_HD void mixpi_put_f64(double *y, int accumulate, float x)
+{ *y = accumulate ? *y + (double)x : (double)x; }
+MIXPREC_HD void mixpi_put_i32(int32_t *y, int accumulate, float x) {
+    double sum = (accumulate ? (double)*y : 0.0) + (double)x;
+    *y = (int32_t)(uint32_t)mixp_encode(MIXP_I32, sum, 0);
+}
+MIXPREC_HD void mixpi_put_i64(int64_t *y, int accumulate, float x) {
+    double sum = (accumulate ? (double)*y : 0.0) + (double)x;
+    *y = (int64_t)mixp_encode(MIXP_I64, sum, 0);
+}
+
+/* Sets element i to x; where y accumulates, adds x to it. Floats round to nearest even; integers
+ * truncate and saturate. The sum is computed in f32, for f64, i32 and i64 in double, which rounds
+ * an i64 beyond 2^53. */
+MIXPREC_HD void mixp_put(mixp_out y, int64_t i, float x) {
+    switch (y.dtype) {
+    case MIXP_F64: mixpi_put_f64((double *)y.data + i, y.accumulate, x); return;
+    case MIXP_I32: mixpi_put_i32((int32_t *)y.data + i, y.accumulate, x); return;
+    case MIXP_I64: mixpi_put_i64((int64_t *)y.data + i, y.accumulate, x); return;
+    default: break;
+    }
+    if (y.accumulate) x += mixp_get(mixpi_in(y.data, y.dtype), i);
+    switch (y.dtype) {
+    case MIXP_F32:  ((float *)y.data)[i] = x; break;
+    case MIXP_F16:  ((mixp_f16 *)y.data)[i] = mixp_f16_from_f32(x); break;
+    case MIXP_BF16: ((mixp_bf16 *)y.data)[i] = mixp_bf16_from_f32(x); break;
+    default: ((uint8_t *)y.data)[i] = (uint8_t)mixp_encode(y.dtype, (double)x, 0); break;
+    }
+}
+
+/* One piece of a parallel loop: index in [0, tasks), worker in [0, threads). */
+typedef void (*mixp_task)(void *arg, int64_t index, int worker);
+
+/* Where a kernel runs. The context fills it; kernels only read it. */
+typedef struct mixp_exec {
+    int    threads;             /* workers that `parallel` may use at once                 */
+    void  *stream;              /* the device's queue; NULL on the CPU                     */
+    void  *state;               /* the device's own state, made by its `attach`            */
+    void  *user;                /* passed to the two hooks below                           */
+    /* Runs task(arg, i, worker) for every i in [0, tasks), in any order, and returns when
+     * all are done. NULL = run them one after another in the calling thread. */
+    void (*parallel)(void *user, int64_t tasks, mixp_task task, void *arg);
+    int64_t least_work;         /* array elements: smaller work runs in the calling thread,
+                                   without `parallel`. 0 = always use `parallel`           */
+    /* Device memory for this kernel, valid until the next kernel starts; 64-byte aligned.
+     * NULL = out of memory. A kernel may ask once. */
+    void *(*scratch)(void *user, size_t bytes);
+    mixp_allocator host, device;    /* the context's; unset = malloc, the device's own     */
+    const char *gemm_choices;   /* from the context's description; NULL = none. For attach */
+    int         gemm_measure;   /* from the context's description. For attach              */
+} mixp_exec;
+
+typedef enum mixp_unary {
+    MIXP_UNARY_RELU, MIXP_UNARY_GELU_TANH, MIXP_UNARY_GELU_ERF, MIXP_UNARY_SILU,
+    MIXP_UNARY_TANH, MIXP_UNARY_SIGMOID, MIXP_UNARY_EXP, MIXP_UNARY_LOG, MIXP_UNARY_SQRT,
+    MIXP_UNARY_POW,             /* x to the power p                                        */
+    MIXP_UNARY_SCALE,           /* x times p                                               */
+    MIXP_UNARY_RELU_SQUARED, MIXP_UNARY_ABS, MIXP_UNARY_SIN, MIXP_UNARY_COS,
+    MIXP_UNARY_SOFT_CAP,        /* p tanh(x / p)                                           */
+    MIXP_UNARY_CLAMP,           /* x, but at least p and at most q                         */
+    MIXP_UNARY_COUNT
+} mixp_unary;
+
+typedef enum mixp_binary {
+    MIXP_BINARY_ADD, MIXP_BINARY_SUB, MIXP_BINARY_MUL, MIXP_BINARY_DIV,
+    MIXP_BINARY_MAXIMUM, MIXP_BINARY_MINIMUM,   /* NaN if either operand is NaN; equal
+                                                   operands get half the gradient each     */
+    MIXP_BINARY_SWIGLU,         /* silu(a) b                                               */
+    MIXP_BINARY_COUNT
+} mixp_binary;
+
+/* Is the slope of op computed from its result? The other slopes are computed from the operand,
+ * except SCALE's, which is p. */
+MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
+    return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
+           op == MIXP_UNARY_SQRT;
+}
+
+typedef enum mixp_loss_kind {
+    MIXP_LOSS_MSE,              /* (x - t)^2                                               */
+    MIXP_LOSS_BCE_LOGITS,       /* max(x,0) - x t + log(1 + exp(-|x|))                     */
+    MIXP_LOSS_BCE,              /* -t log x - (1-t) log(1-x), logs clamped at -100         */
+    MIXP_LOSS_L1,               /* |x - t|, with slope 0 at 0                              */
+    MIXP_LOSS_HUBER,            /* d^2 / 2 where d = |x - t| < delta, else delta (d - delta/2) */
+    MIXP_LOSS_SMOOTH_L1,        /* d^2 / (2 delta) where d < delta, else d - delta/2       */
+    MIXP_LOSS_KL,               /* t (log t - x), 0 x at t = 0; x is a log-probability     */
+    MIXP_LOSS_KL_LOG,           /* e^t (t - x); x and t are log-probabilities              */
+    MIXP_LOSS_COUNT
+} mixp_loss_kind;
+
+/* Constants of the functions above, the same on every device. The tanh form of gelu is
+ * x sigmoid(2u) with 2u = x (GELU_LINEAR + GELU_CUBIC x^2), that is 2 sqrt(2/pi) (x + 0.044715
+ * x^3), and (2u)' = GELU_LINEAR + GELU_SLOPE x^2. Beyond the bounds gelu and silu are flat or equal
+ * x; their slopes are evaluated at the bound, so Inf gives no NaN. */
+#define MIXPI_GELU_LINEAR   1.59576912f
+#define MIXPI_GELU_CUBIC    0.0713548163f
+#define MIXPI_GELU_SLOPE    0.214064449f
+#define MIXPI_GELU_BOUND    20.0f       /* of the tanh form of gelu                        */
+#define MIXPI_ERF_BOUND     14.5f       /* of the erf form of gelu                         */
+#define MIXPI_SILU_BOUND    200.0f      /* e^-200 is 0 already                             */
+#define MIXPI_DENSITY       0.398942280f    /* of the normal distribution at 0: 1/sqrt(2pi)*/
+#define MIXPI_BCE_LOG_LEAST (-100.0f)   /* logs of probabilities are clamped to this       */
+#define MIXPI_BCE_LEAST     1e-12f      /* p (1-p), the slope's divisor, is clamped to this */
+
+/* 2^-40. If no gradient in a group is larger, a sum of squares in f32 loses the small ones. */
+#define MIXPI_SQUARES_LOST  9.0949470e-13f
+
+/* --- over rows: softmax, norms, embedding, cross entropy; losses ---
+ *
+ * (+)= means: as the output's `accumulate` says. A plain = means: accumulate must be 0, otherwise
+ * MIXP_ERR_ARGUMENT. */
+
+/* y = softmax (or its log) of each row of a[rows, cols]. A row that is all -Inf gives NaN, as in
+ * PyTorch. y may be a. */
+typedef struct mixp_softmax_args {
+    int64_t  rows, cols;
+    int      log_of;
+    mixp_in  a;
+    mixp_out y;
+} mixp_softmax_args;
+
+/* da (+)= y (dy - sum(dy y)), or dy - e^y sum(dy) for the log. y is the forward's result. */
+typedef struct mixp_softmax_backward_args {
+    int64_t  rows, cols;
+    int      log_of;
+    mixp_in  dy, y;
+    mixp_out da;
+} mixp_softmax_backward_args;
+
+/* y = (a - mean) * rstd * gamma + beta for each row of a[rows, cols]. Variance is biased
+ * (divides by cols).
+ * add_norm: sum = a + b, then y from sum in place of a, in one pass; the same bits as binary and
+ * then norm. sum may be a or b if it has the same dtype. */
+typedef struct mixp_norm_args {
+    int64_t  rows, cols;
+    int      rms;               /* 1: mean is 0; beta and `mean` are ignored               */
+    float    eps;
+    mixp_in  a;
+    mixp_in  gamma, beta;       /* cols values each; absent = 1 and 0                      */
+    mixp_out y;
+    float   *mean, *rstd;       /* rows values each, written for the backward pass         */
+    mixp_in  b;                 /* add_norm only: rows * cols values                       */
+    mixp_out sum;               /* add_norm only                                           */
+} mixp_norm_args;
+
+/* With h = (a - mean) * rstd and d = dy * gamma: da (+)= rstd * (d - mean(d) - h * mean(d h)),
+ * without mean(d) when rms. dgamma (+)= the sum over rows of dy h; dbeta (+)= the sum over rows of
+ * dy. db = a copy of the final da; callers request db only where the table has add_norm and da is
+ * present and f32. */
+typedef struct mixp_norm_backward_args {
+    int64_t      rows, cols;
+    int          rms;
+    mixp_in      dy, a, gamma;
+    const float *mean, *rstd;
+    mixp_out     da, dgamma, dbeta;     /* each may be absent: not wanted                  */
+    mixp_out     db;                    /* may be absent                                   */
+} mixp_norm_backward_args;
+
+/* y[i] = table[ids[i]] for i in [0, rows). ids: device memory. table: [vocab, cols].
+ *
+ * Indices, here and in cross entropy: an index out of range is MIXP_ERR_ARGUMENT before anything
+ * is written. An asynchronous device cannot check an index before its call returns: it writes NaN
+ * to the result of that index, reports the error in the next call that waits or peeks (at the
+ * latest with the verdict of the next step), and applies no step until then. */
+typedef struct mixp_embedding_args {
+    int64_t        rows, cols, vocab;
+    const int32_t *ids;
+    mixp_in        table;
+    mixp_out       y;
+} mixp_embedding_args;
+
+/* dtable[ids[i]] += dy[i] in increasing i, rounded once. Without accumulate, rows that no id names
+ * become 0. On an asynchronous device an id out of range adds to no row. */
+typedef struct mixp_embedding_backward_args {
+    int64_t        rows, cols, vocab;
+    const int32_t *ids;
+    mixp_in        dy;
+    mixp_out       dtable;
+} mixp_embedding_backward_args;
+
+/* loss[0] = mean over the counted rows of lse(row) - row[target]. A target is in [0, cols), or
+ * `ignore`: such a row does not count. Without a counted row, loss[0] is NaN, as in PyTorch. With
+ * smoothing the target keeps 1 - smoothing, and all columns share the rest: lse(row) -
+ * (1 - smoothing) row[target] - smoothing mean(row). */
+typedef struct mixp_cross_entropy_args {
+    int64_t        rows, cols;
+    int32_t        ignore;
+    float          smoothing;   /* in [0, 1]                                               */
+    const int32_t *targets;
+    mixp_in        logits;
+    float         *loss;
+    float         *top_rsum;    /* [rows, 2], for the backward pass: the row's largest value,
+                                   top, and 1 / the sum of exp(x - top). Kept apart, because
+                                   one log-sum-exp would lose digits to a large top        */
+    float         *counted;     /* number of counted rows, for the backward pass           */
+    int64_t        before;      /* rows of earlier calls: loss and counted hold their mean
+                                   and count, and this call continues both. 0: first call  */
+} mixp_cross_entropy_args;
+
+/* dlogits (+)= dloss[0] / counted[0] * (softmax(row) - (1 - smoothing) onehot - smoothing / cols);
+ * a row that does not count contributes zeros. dlogits may be logits. */
+typedef struct mixp_cross_entropy_backward_args {
+    int64_t        rows, cols;
+    int32_t        ignore;
+    float          smoothing;
+    const int32_t *targets;
+    mixp_in        dloss, logits;
+    const float   *top_rsum, *counted;
+    mixp_out       dlogits;
+} mixp_cross_entropy_backward_args;
+
+/* cross_entropy and cross_entropy_backward in one pass: writes the outputs of `loss`, and dlogits
+ * = what cross_entropy_backward writes for dloss = scale[0] * share. */
+typedef struct mixp_cross_entropy_both_args {
+    mixp_cross_entropy_args loss;   /* its `before` must be 0                              */
+    const float *scale;
+    float        share;
+    mixp_out     dlogits;       /* cannot accumulate; may be loss.logits                   */
+} mixp_cross_entropy_both_args;
+
+/* y[0] = the sum over n of the loss of a against target, over `over`. */
+typedef struct mixp_loss_args {
+    mixp_loss_kind kind;
+    int64_t   n, over;          /* over 0 = n: the mean                                    */
+    float     delta;            /* for HUBER and SMOOTH_L1: above 0                        */
+    mixp_in   a, target;
+    float    *y;
+} mixp_loss_args;
+
+/* da (+)= dloss[0] / over * d loss / d a. */
+typedef struct mixp_loss_backward_args {
+    mixp_loss_kind kind;
+    int64_t   n, over;
+    float     delta;
+    mixp_in   dloss, a, target;
+    mixp_out  da;
+} mixp_loss_backward_args;
+
+/* --- products ---
+ *
+ * c[m,n] (+)= alpha * op(a) op(b) + bias, summed in f32 and rounded once.
+ * op(a) is m x k: stored k x m when trans_a. op(b) is k x n: stored n x k when trans_b.
+ * ld* count elements between rows as stored. bias: n values added to each row, or absent.
+ * batch matrices lie stride_* elements apart. stride_a or stride_b 0: all products share a or b.
+ * a, b, c, bias: real. k may be 0. */
+typedef struct mixp_gemm_args {
+    int64_t  m, n, k, batch;
+    int      trans_a, trans_b;
+    float    alpha;
+    mixp_in  a, b, bias;
+    mixp_out c;
+    int64_t  lda, ldb, ldc;
+    int64_t  stride_a, stride_b, stride_c;
+} mixp_gemm_args;
+
+/* A product fused with a second operation, where the vendor's library can fuse the two. Where it
+ * cannot, two kernels run one after the other.
+ *
+ * ROW_SUMS: c = the result of gemm; sums[m] (+)= the sums of op(a)'s rows. It gives the gradients
+ * of a weight and of its bias. a is dense.
+ * GELU: before = the result of gemm; c = its GELU (tanh form). c and before have the same dtype,
+ * are dense and do not accumulate. c may be computed from the unrounded values of before.
+ * GELU_BACK: c = the result of gemm, without a bias, times GELU's slope at before. before is
+ * read-only.
+ *
+ * batch is 1. before, sums: real. MIXP_ERR_ARGUMENT: an array that the kind needs is missing, or
+ * the kind is unknown. */
+typedef enum mixp_epilogue {
+    MIXP_EPILOGUE_ROW_SUMS, MIXP_EPILOGUE_GELU, MIXP_EPILOGUE_GELU_BACK, MIXP_EPILOGUE_COUNT
+} mixp_epilogue;
+
+typedef struct mixp_gemm_epilogue_args {
+    mixp_gemm_args gemm;
+    mixp_epilogue  kind;
+    mixp_out       sums;        /* for ROW_SUMS                                            */
+    mixp_out       before;      /* m * n values, for GELU and GELU_BACK                    */
+} mixp_gemm_epilogue_args;
+
+/* Strides of the rows of heads: row i of head h of sequence s begins s * sequence + h * head +
+ * i * row elements after the first row. A stride of 0: all sequences, heads or rows share one. */
+typedef struct mixp_head_strides { int64_t sequence, head, row; } mixp_head_strides;
+
+/* Multi-head attention of t queries over `keys` keys and values:
+ *
+ *     y[b, t, heads, d] (+)= drop(softmax(cap(scale * q k') + mask)) v
+ *
+ * Head h of q uses head h / (heads / kv_heads) of k and v. cap(s) = softcap * tanh(s / softcap),
+ * or s where softcap is 0. causal: query i sees keys up to i + past, past >= 0. lengths: sequence s
+ * sees keys below lengths[s], which is in [0, keys]. A length out of range is reported as an index
+ * is, see mixp_embedding_args; until then it is clamped. drop: a probability is kept, times
+ * 1 / (1 - dropout), when mixp_random_u32(seed, step, tensor, ((s * heads + h) * t + i) * keys + j)
+ * >= dropout * 2^32. The array of scores is never stored.
+ *
+ * A query sees no key if all keys are hidden or have scores of -Inf. With a mask or lengths, its y
+ * is 0, its lse is +Inf, and its gradients are 0; without either, its y is NaN. A non-finite value
+ * of v may reach queries that do not see its key, because 0 times it is NaN. If any size is 0, keys
+ * included, nothing is written. */
+typedef struct mixp_attention_args {
+    int64_t  b, t, keys, heads, kv_heads, d;    /* heads: a multiple of kv_heads           */
+    int      causal;
+    int64_t  past;
+    float    scale, softcap;
+    float    dropout;           /* in [0, 1)                                               */
+    uint64_t seed, step, tensor;    /* ignored when dropout is 0                           */
+    mixp_in  q, k, v;
+    mixp_head_strides q_at, k_at, v_at;
+    mixp_in  mask;              /* may be absent                                           */
+    mixp_head_strides mask_at;
+    int64_t  mask_key;          /* elements from one key to the next: 1, or 0              */
+    const int32_t *lengths;     /* b values in device memory, or NULL                      */
+    mixp_out y;
+    float   *lse;               /* [b, heads, t]: log-sum-exp of scores, for backward      */
+} mixp_attention_args;
+
+/* dq, dk, dv (+)= the gradients of q, k and v, from dy. */
+typedef struct mixp_attention_backward_args {
+    mixp_attention_args forward;        /* the forward's arguments; reads its y and lse    */
+    mixp_in  dy;                        /* laid out as y                                   */
+    mixp_out dq, dk, dv;                /* laid out as q, k and v; each may be absent      */
+} mixp_attention_backward_args;
+
+/* --- what kernels are given --------------------------------------------------------------- */
+
+/* dst = src, n elements of any dtype to any dtype. Integers convert exactly or saturate. dst may
+ * be src when dst's elements are not wider. dst cannot accumulate: MIXP_ERR_ARGUMENT. */
+typedef struct mixp_convert_args {
+    int64_t       n;
+    mixp_in       src;
+    mixp_out      dst;
+    mixp_rounding rounding;     /* zeroed: to nearest even                                 */
+} mixp_convert_args;
+
+/* Sets n elements of dst, of any dtype, to value. dst cannot accumulate: MIXP_ERR_ARGUMENT. */
+typedef struct mixp_fill_args {
+    int64_t  n;
+    double   value;
+    mixp_out dst;
+} mixp_fill_args;
+
+/* dst[i . dst_strides] (+)= src[i . src_strides] over every index i of shape (rank 0..8). Equal
+ * dtypes without accumulate: a copy of bits, of any dtype. Otherwise both must be real. */
+typedef struct mixp_copy_args {
+    int      rank;
+    int64_t  shape[MIXP_MAX_RANK];
+    mixp_in  src;
+    int64_t  src_strides[MIXP_MAX_RANK];
+    mixp_out dst;
+    int64_t  dst_strides[MIXP_MAX_RANK];
+} mixp_copy_args;
+
+/* y (+)= op(a), n elements. y may be a. real. */
+typedef struct mixp_unary_args {
+    mixp_unary op;
+    float      p, q;            /* p: for POW, SCALE, SOFT_CAP; p and q: for CLAMP         */
+    int64_t    n;
+    mixp_in    a;
+    mixp_out   y;
+} mixp_unary_args;
+
+/* da (+)= dy * op'(a), n elements. y: the forward's result. da may be dy. The slopes of exp, tanh,
+ * sigmoid and sqrt use only y, all others only a; the unused array may be absent. */
+typedef struct mixp_unary_backward_args {
+    mixp_unary op;
+    float      p, q;
+    int64_t    n;
+    mixp_in    dy, a, y;
+    mixp_out   da;
+} mixp_unary_backward_args;
+
+/* binary: y (+)= a op b over shape (rank 0..8), y dense; a stride of 0 repeats an element. y may be
+ * a or b where that operand is dense. real.
+ * binary_backward: dx (+)= the gradient of operand `which`, summed over the axes along which the
+ * operand was repeated. dx is dense in the operand's own shape and uses the operand's strides. */
+typedef struct mixp_binary_args {
+    mixp_binary op;
+    int         rank;
+    int64_t     shape[MIXP_MAX_RANK];
+    mixp_in     a, b;
+    int64_t     a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
+    mixp_out    y;              /* of binary                                               */
+    int         which;          /* of binary_backward: 0 = a, 1 = b                        */
+    mixp_in     dy;
+    mixp_out    dx;
+} mixp_binary_args;
+
+/* The arguments of the function that computes the operand's gradient, in order: a, b, and d for dy.
+ * MINIMUM uses MAXIMUM's function with the operands exchanged. The gradient of silu(a) b with
+ * respect to b is silu(a) dy. */
+MIXPREC_HD const char *mixpi_binary_slope_of(const mixp_binary_args *k) {
+    switch (k->op) {
+    case MIXP_BINARY_ADD:
+    case MIXP_BINARY_SUB: return "d";
+    case MIXP_BINARY_MUL: return k->which ? "da" : "db";
+    case MIXP_BINARY_DIV: return k->which ? "dab" : "db";
+    case MIXP_BINARY_MAXIMUM: return k->which ? "dba" : "dab";
+    case MIXP_BINARY_MINIMUM: return k->which ? "dab" : "dba";
+    case MIXP_BINARY_SWIGLU: return k->which ? "ad" : "dab";
+    case MIXP_BINARY_COUNT: break;
+    }
+    return "";
+}
+
+/* reduce: y[outer, inner] (+)= factor * sum over n of a[outer, n, inner], in a fixed order.
+ * reduce_backward undoes it: y[outer, n, inner] (+)= factor * a[outer, inner]. real. */
+typedef struct mixp_reduce_args {
+    int64_t  outer, n, inner;
+    float    factor;
+    mixp_in  a;
+    mixp_out y;
+} mixp_reduce_args;
+
+/* y (+)= a / (1-p) where kept, else 0, n elements. Element i is kept when mixp_random_u32(seed,
+ * step, tensor, i) >= p * 2^32. For the backward pass, a is dy. y may be a. real. p outside [0, 1]:
+ * MIXP_ERR_ARGUMENT. */
+typedef struct mixp_dropout_args {
+    int64_t  n;
+    float    p;
+    uint64_t seed, step, tensor;
+    mixp_in  a;
+    mixp_out y;
+} mixp_dropout_args;
+
+/* y (+)= a * factor[0], the product in f32, n elements. factor: device memory. y may be a, except
+ * with bad. real. bad, unless NULL, becomes 1 when an element of a is Inf or NaN; otherwise *bad
+ * stays as it was. */
+typedef struct mixp_scale_by_args {
+    int64_t      n;
+    const float *factor;
+    mixp_in      a;
+    mixp_out     y;
+    int32_t     *bad;
+} mixp_scale_by_args;
+
+/* One parameter as the optimizer's kernels see it. An array of these rows is uploaded once. The
+ * dtype of a state identifies its kind. master: f32, bf16 (MIXP_MASTER_16BIT) or u8
+ * (MIXP_MASTER_8BIT). m: f32, bf16, or f8_e4m3 in blocks. v: f32, bf16, or u8 in blocks. */
+typedef struct mixp_param_row {
+    void      *weight;          /* what the model reads: real                              */
+    void      *grad;            /* real                                                    */
+    void      *master;          /* master weight; NULL when weight is f32                  */
+    void      *m, *v;           /* moments; v NULL for SGD, m NULL without momentum        */
+    mixp_f16  *low_f16;         /* copies for autocast, refreshed by the update, or NULL   */
+    mixp_bf16 *low_bf16;
+    int64_t    count;
+    mixp_dtype weight_dtype, grad_dtype, master_dtype, m_dtype, v_dtype;
+    int        group;           /* index of its hyper-parameters                           */
+    int        active;          /* 0: no gradient in this step: unchanged. 1: is updated.
+                                   2: is updated and its gradient is cleared, which is
+                                   done in a skipped step as well                          */
+    int64_t   *missed;          /* number of applied steps that did not update it, or NULL */
+    uint8_t   *m_scale, *v_scale;   /* moments in blocks: an f8_e8m0 per block, or NULL    */
+    uint64_t   tensor;          /* part of the key of its random numbers                   */
+    float      rate;            /* Muon: factor of the learning rate for the matrix's shape */
+} mixp_param_row;
+
+/* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
+ * element, into `step`. rows, step, scaler and scale: device memory. */
+typedef struct mixp_grad_stats_args {
+    const mixp_param_row *rows;
+    int64_t               count;
+    const float          *scale;    /* the gradients' loss scale; NULL = 1                 */
+    int                   unscale;  /* 1: also multiplies them by 1/scale in place         */
+    mixp_step_state      *step;
+    const mixp_step_plan *plan;     /* host memory; not NULL: also does `prepare`'s work   */
+    mixp_scaler_state    *scaler;   /* used with plan; NULL = none                         */
+} mixp_grad_stats_args;
+
+/* Multiplies the gradients of active rows by the clip coefficient for max_norm and the norm in
+ * `step`. Does nothing when step->stats.found_inf. */
+typedef struct mixp_clip_args {
+    const mixp_param_row *rows;
+    int64_t               count;
+    double                max_norm;
+    mixp_step_state      *step;
+} mixp_clip_args;
+
+/* All scalar work of one step: decides apply or skip, counts the step, computes learning rates and
+ * bias corrections, and ORs found_inf into the scaler. Runs mixp_step_prepare once on the device.
+ * Used when the statistics changed after grad_stats (clipping, a reduction over machines), or when
+ * there are no statistics. */
+typedef struct mixp_prepare_args {
+    const mixp_step_plan *plan;     /* host memory                                         */
+    mixp_step_state      *step;
+    mixp_scaler_state    *scaler;   /* NULL = none                                         */
+} mixp_prepare_args;
+
+/* One pass over all active rows: applies the update that `step` prescribes. When the step is
+ * skipped, only clears gradients. */
+typedef struct mixp_update_args {
+    const mixp_step_plan  *plan;    /* host memory                                         */
+    const mixp_param_row  *rows;
+    int64_t                count;
+    const mixp_step_state *step;
+    struct mixp_lost      *lost;    /* device memory, one per row: counts are added; or NULL */
+} mixp_update_args;
+
+/* Counts of a parameter's elements. updates: elements whose update is not 0. lost: updates that
+ * would not change the weight if it were stored only in its low dtype, that is, if weight and sum
+ * were rounded to the low dtype. */
+typedef struct mixp_lost { int64_t updates, lost; } mixp_lost;
+
+/* The low dtype of a row's weight or of its low copy; f16 for a row without either. */
+MIXPREC_HD mixp_dtype mixpi_row_low_weight(const mixp_param_row *row) {
+    if (row->weight_dtype != MIXP_F32) return row->weight_dtype;
+    return row->low_bf16 && !row->low_f16 ? MIXP_BF16 : MIXP_F16;
+}
+
+MIXPREC_HD float mixpi_through_low(mixp_dtype low, float x) {
+    return low == MIXP_BF16 ? mixp_f32_from_bf16(mixp_bf16_from_f32(x))
+                            : mixp_f32_from_f16(mixp_f16_from_f32(x));
+}
+
+/* Is the update from `was` to `now` lost (see mixp_lost)? */
+MIXPREC_HD int mixpi_update_is_lost(mixp_dtype low, float was, float now) {
+    float held = mixpi_through_low(low, was);
+    float moved = mixpi_through_low(low, held + (now - was));
+    return moved == held;
+}
+
+/* mixp_scaler_advance on the device, with the found_inf that prepare collected. `forgives` and
+ * `falls`: see mixp_scaler_advance_guarded. */
+typedef struct mixp_advance_args {
+    const mixp_scaler_rule *rule;   /* host memory                                         */
+    mixp_scaler_state      *scaler;
+    int32_t                 forgives;   /* 0: no guard is on                               */
+    int32_t                 falls;  /* how many sites have fallen back so far              */
+    const float            *largest;    /* device memory: largest scaled gradient seen in the
+                                           backward pass; NULL = none was measured         */
+} mixp_advance_args;
+
+/* The result of one look at an array; counts are of elements. An array already stored in `low` does
+ * not show how many elements were flushed to zero. `least` gives an estimate: where the density is
+ * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
+typedef struct mixp_look {
+    float   largest;            /* largest finite magnitude; 0 without a finite element */
+    int32_t unused;
+    int64_t count;              /* elements looked at */
+    int64_t nonfinite, zeros;
+    int64_t flushed;            /* not 0, but rounds to 0 in `low` */
+    int64_t least;              /* rounds to the smallest subnormal of `low` */
+    int64_t subnormal;          /* rounds to a subnormal of `low`, the smallest included */
+    int64_t saturated;          /* finite, but rounds beyond the largest number of `low`; a
+                                   saturating cast makes it that largest number */
+} mixp_look;
+
+/* The work of the kernel `advance`, one function for every device. No scale cures a non-finite
+ * loss. So up to `forgives` skips in a row with a non-finite loss leave the scale as it is; the
+ * count restarts each time `falls` has changed. Every other skip lowers the scale: a guard that
+ * finds nothing to fix must not keep a run from ending. */
+MIXPREC_HD void mixp_scaler_advance_guarded(mixp_scaler_state *s, const mixp_scaler_rule *r,
+                                            int32_t forgives, int32_t falls) {
+    if (!s->found_inf || s->forgiven_at != falls) s->forgiven = 0;
+    s->forgiven_at = falls;
+    if (!s->found_inf || !s->loss_bad || s->forgiven >= forgives) {
+        mixp_scaler_advance(s, r, s->found_inf);
+        return;
+    }
+    s->forgiven++;
+    mixpi_scaler_forgive(s, r);
+}
+
+/* Thresholds of rounding to a format, as bits of f32 magnitudes. */
+typedef struct mixpi_look_limits { uint32_t flushed, least, subnormal, past; } mixpi_look_limits;
+
+MIXPREC_HD mixpi_look_limits mixpi_look_limits_of(mixp_dtype low) {
+    const mixp_format f = mixp_format_of(low);
+    const double normal = ldexp(1.0, 1 - f.bias), tiny = ldexp(normal, -f.mantissa_bits);
+    const uint64_t top = mixpi_max_code(f);
+    const double most = mixp_decode(low, top), before = mixp_decode(low, top - 1u);
+    const double past = most + 0.5 * (most - before);
+    mixpi_look_limits at;
+    at.flushed = (uint32_t)mixp_encode(MIXP_F32, 0.5 * tiny, 0);    /* a tie goes to 0 */
+    at.least = (uint32_t)mixp_encode(MIXP_F32, 1.5 * tiny, 0);      /* the first above `least` */
+    at.subnormal = (uint32_t)mixp_encode(MIXP_F32, normal - 0.5 * tiny, 0);
+    at.past = (uint32_t)mixp_encode(MIXP_F32, past, 0);
+    if (mixp_encode(low, past, 0) == top) at.past++;    /* a tie goes to the even one */
+    return at;
+}
+
+#define MIXP_EXPONENTS 256      /* of f32: bits 23 to 30                                */
+
+/* Looks at n elements of x (real) and merges the result into `row`, and into `total` unless NULL:
+ * adds the counts and keeps the larger magnitude. exponents, unless NULL: 256 counts of elements
+ * by exponent, bits 23 to 30 of the element as f32. Bin 0 holds zeros and subnormals, bin 255 Inf
+ * and NaN. low: f32, f16, bf16, or an fp8 format with a sign. row, total and exponents: device
+ * memory. The results are integers and a maximum, so they are the same on every device. */
+typedef struct mixp_look_args {
+    int64_t    n;
+    mixp_in    x;
+    mixp_dtype low;
+    mixp_look *row, *total;
+    int64_t   *exponents;
+} mixp_look_args;
+
+/* Agreement of the ranks, between grad_stats and prepare. It has two halves, with a sum over ranks
+ * between them. The first half fills this rank's row of table and zeros the other rows. The second
+ * half (`reads` 1) reads the results of all ranks from the summed table. See mixp_agree_fill and
+ * mixp_agree_read. looks: the result of grad_stats for each bucket of gradients, before the bucket
+ * was summed. first_leaf: the index of each bucket's first gradient. in_parts: the sums are
+ * scattered, and step describes only this rank's part. All pointers but plan: device memory. */
+typedef struct mixp_agree_args {
+    const mixp_step_plan    *plan;      /* host memory                                     */
+    const mixp_step_state   *looks;
+    const int64_t           *first_leaf;
+    int64_t                  n_looks;
+    mixp_scaler_state       *scaler;    /* NULL = none                                     */
+    mixp_step_state         *step;
+    double                  *table;     /* size rows of MIXP_AGREE_WORDS                   */
+    int                      rank, size, reads;
+    int                      in_parts;
+} mixp_agree_args;
+
+/* where: y (+)= mask ? a : b over shape (rank 0..8), y dense; a stride of 0 repeats an element.
+ * The mask is true where it is not 0; NaN counts as 0. If a or b is absent, `value` replaces each
+ * of its elements. real.
+ * where_backward: dx (+)= dy where the mask chooses operand `which`, else 0. dx is summed over the
+ * repeated axes and addressed as in binary_backward. */
+typedef struct mixp_where_args {
+    int      rank;
+    int64_t  shape[MIXP_MAX_RANK];
+    mixp_in  mask, a, b;
+    int64_t  mask_strides[MIXP_MAX_RANK], a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
+    float    value;
+    mixp_out y;                 /* for where                                               */
+    int      which;             /* for where_backward: 0 = a, 1 = b                        */
+    mixp_in  dy;
+    mixp_out dx;
+} mixp_where_args;
+
+/* y[outer, inner] = the largest over n of a[outer, n, inner]; NaN counts as the largest. index: the
+ * position of the first largest element. ties: the number of largest elements. index and ties have
+ * outer * inner values each. y and ties may be absent. n is from 1 to 2^31 - 1. real. */
+typedef struct mixp_max_args {
+    int64_t  outer, n, inner;
+    mixp_in  a;
+    mixp_out y;
+    int32_t *index, *ties;
+} mixp_max_args;
+
+/* da[outer, n, inner] (+)= dy[outer, inner] at the first largest element, else 0. With shared: dy
+ * / ties at every largest element. index, ties: the results of max. */
+typedef struct mixp_max_backward_args {
+    int64_t        outer, n, inner;
+    int            shared;
+    mixp_in        a, dy;       /* a: read only when shared                                */
+    const int32_t *index, *ties;
+    mixp_out       da;
+} mixp_max_backward_args;
+
+/* gather: y[o, j, i] = a[o, ids[o, j, i], i] for o, j, i in [outer, m, inner]. ids are in [0, n);
+ * ids out of range are treated as embedding's are.
+ * gather_backward: y[o, ids[o, j, i], i] += a[o, j, i] in increasing j, each sum rounded to y's
+ * dtype. y is [outer, n, inner] and must accumulate, otherwise MIXP_ERR_ARGUMENT. real. */
+typedef struct mixp_gather_args {
+    int64_t        outer, n, m, inner;
+    const int32_t *ids;
+    mixp_in        a;
+    mixp_out       y;
+} mixp_gather_args;
+
+/* Rotates the pairs (p, q) of each head of a[rows, t, heads, d] by the angle position *
+ * base^(-2i/d), i = 0 .. d/2 - 1 (rotary embeddings, Su et al., 2021): y (+)= (p cos - q sin,
+ * q cos + p sin). Positions count from `first` along t. Pair i is elements (i, i + d/2), or
+ * (2i, 2i + 1) when interleaved. Angles are computed in f64, the rest in f32. y may be a. real. */
+typedef struct mixp_rope_args {
+    int64_t  rows, t, heads, d; /* d: even                                                 */
+    int64_t  first;
+    double   base;
+    int      interleaved;
+    int      back;              /* 1: rotates by the negative angle (the backward pass)    */
+    mixp_in  a;
+    mixp_out y;
+} mixp_rope_args;
+
+typedef struct mixp_kernels {
+    mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
+    mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
+    mixp_result (*copy)(const mixp_exec *x, const mixp_copy_args *k);
+
+    mixp_result (*unary)(const mixp_exec *x, const mixp_unary_args *k);
+    mixp_result (*unary_backward)(const mixp_exec *x, const mixp_unary_backward_args *k);
+    mixp_result (*binary)(const mixp_exec *x, const mixp_binary_args *k);
+    mixp_result (*binary_backward)(const mixp_exec *x, const mixp_binary_args *k);
+    mixp_result (*reduce)(const mixp_exec *x, const mixp_reduce_args *k);
+    mixp_result (*reduce_backward)(const mixp_exec *x, const mixp_reduce_args *k);
+    mixp_result (*softmax)(const mixp_exec *x, const mixp_softmax_args *k);
+    mixp_result (*softmax_backward)(const mixp_exec *x,
+                                    const mixp_softmax_backward_args *k);
+    mixp_result (*norm)(const mixp_exec *x, const mixp_norm_args *k);
+    mixp_result (*norm_backward)(const mixp_exec *x, const mixp_norm_backward_args *k);
+    mixp_result (*embedding)(const mixp_exec *x, const mixp_embedding_args *k);
+    mixp_result (*embedding_backward)(const mixp_exec *x,
+                                      const mixp_embedding_backward_args *k);
+    mixp_result (*attention)(const mixp_exec *x, const mixp_attention_args *k);
+    mixp_result (*attention_backward)(const mixp_exec *x,
+                                      const mixp_attention_backward_args *k);
+    mixp_result (*cross_entropy)(const mixp_exec *x, const mixp_cross_entropy_args *k);
+    mixp_result (*cross_entropy_backward)(const mixp_exec *x,
+                                          const mixp_cross_entropy_backward_args *k);
+    mixp_result (*loss)(const mixp_exec *x, const mixp_loss_args *k);
+    mixp_result (*loss_backward)(const mixp_exec *x, const mixp_loss_backward_args *k);
+    mixp_result (*dropout)(const mixp_exec *x, const mixp_dropout_args *k);
+    mixp_result (*gemm)(const mixp_exec *x, const mixp_gemm_args *k);
+    mixp_result (*scale_by)(const mixp_exec *x, const mixp_scale_by_args *k);
+
+    mixp_result (*grad_stats)(const mixp_exec *x, const mixp_grad_stats_args *k);
+    mixp_result (*clip)(const mixp_exec *x, const mixp_clip_args *k);
+    mixp_result (*prepare)(const mixp_exec *x, const mixp_prepare_args *k);
+    mixp_result (*update)(const mixp_exec *x, const mixp_update_args *k);
+    mixp_result (*advance)(const mixp_exec *x, const mixp_advance_args *k);
+    mixp_result (*look)(const mixp_exec *x, const mixp_look_args *k);
+    mixp_result (*agree)(const mixp_exec *x, const mixp_agree_args *k);
+
+    mixp_result (*where)(const mixp_exec *x, const mixp_where_args *k);
+    mixp_result (*where_backward)(const mixp_exec *x, const mixp_where_args *k);
+    mixp_result (*max)(const mixp_exec *x, const mixp_max_args *k);
+    mixp_result (*max_backward)(const mixp_exec *x, const mixp_max_backward_args *k);
+    mixp_result (*gather)(const mixp_exec *x, const mixp_gather_args *k);
+    mixp_result (*gather_backward)(const mixp_exec *x, const mixp_gather_args *k);
+    mixp_result (*rope)(const mixp_exec *x, const mixp_rope_args *k);
+
+    /* Optional. NULL: two other kernels do the same work. */
+    mixp_result (*add_norm)(const mixp_exec *x, const mixp_norm_args *k);
+    mixp_result (*cross_entropy_both)(const mixp_exec *x,
+                                      const mixp_cross_entropy_both_args *k);
+    mixp_result (*gemm_epilogue)(const mixp_exec *x, const mixp_gemm_epilogue_args *k);
+} mixp_kernels;
+
+/* How many matrix products a GPU has run in each way. A captured product counts once. */
+typedef struct mixp_gemm_count {
+    int64_t direct;             /* the vendor's library, operands as they are              */
+    int64_t packed;             /* the vendor's library, with copies of the operands       */
+    int64_t plain;              /* a kernel without tensor cores, about 50 times slower    */
+} mixp_gemm_count;
+
+struct mixp_device {
+    const char         *name;   /* "cpu avx512", "cuda", ...                               */
+    const mixp_kernels *kernels;
+    /* Device memory. NULL members: memory is the host's, from the context's allocator. */
+    void       *(*allocate)(const mixp_exec *x, size_t bytes);
+    void        (*release)(const mixp_exec *x, void *p);
+    mixp_result (*upload)(const mixp_exec *x, void *device, const void *host,
+                          size_t bytes);
+    mixp_result (*download)(const mixp_exec *x, void *host, const void *device,
+                            size_t bytes);
+    mixp_result (*wait)(const mixp_exec *x);  /* until all queued work is done             */
+    /* attach makes x->state for a new context on x->stream; detach releases it. NULL = no state
+     * needed. attach returns MIXP_ERR_FORMAT if x->gemm_choices is not a valid text,
+     * MIXP_ERR_SHAPE if it comes from another GPU, MIXP_ERR_ARGUMENT if x->stream is invalid. */
+    mixp_result (*attach)(mixp_exec *x);
+    void        (*detach)(mixp_exec *x);
+    /* Reads bytes that prepare or advance wrote, without waiting: they may be slightly stale.
+     * NULL = download. */
+    mixp_result (*peek)(const mixp_exec *x, void *host, const void *device, size_t bytes);
+    /* capture_begin and capture_end record queued work instead of running it. replay runs it,
+     * `later` steps after the recorded step. NULL = not supported. */
+    mixp_result (*capture_begin)(mixp_exec *x);
+    mixp_result (*capture_end)(mixp_exec *x, void **graph);
+    mixp_result (*replay)(const mixp_exec *x, void *graph, uint64_t later);
+    void        (*graph_free)(const mixp_exec *x, void *graph);
+    /* The newest error in words, "" for none. NULL = the device has no messages. */
+    const char *(*message)(const mixp_exec *x);
+    /* MIXP_OK when kernels can use the memory at p. NULL = kernels can use any memory. */
+    mixp_result (*check)(const mixp_exec *x, const void *p, size_t bytes);
+    /* As upload, but every replay of a captured step reads host again; upload reads host once.
+     * NULL = upload. */
+    mixp_result (*feed)(const mixp_exec *x, void *device, const void *host, size_t bytes);
+    mixp_gemm_count (*gemm_count)(const mixp_exec *x);  /* NULL = only one way              */
+    /* post queues a copy of device memory to pinned memory, slot 0 to 2. collect waits until the
+     * newest copy of that slot has arrived, but not for work queued later. NULL = download. */
+    mixp_result (*post)(const mixp_exec *x, int slot, const void *device, size_t bytes);
+    mixp_result (*collect)(const mixp_exec *x, int slot, void *host, size_t bytes);
+    /* The text that mixp_context_gemm_choices returns. NULL = the device has no choices. */
+    size_t      (*gemm_choices)(const mixp_exec *x, char *text, size_t size);
+};
+

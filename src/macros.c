@@ -1,0 +1,20 @@
+#pragma once
+#include "system.c"
+/* Fails to compile unless the condition holds. */
+#define MIXPI_STATIC_ASSERT(name, condition)                                              \
+    struct mixpi_static_##name { char holds[(condition) ? 1 : -1]; }
+
+/* Cold path, which runs once or seldom: optimise for size and compile time, together with the
+ * functions that only it calls. */
+#if defined(__GNUC__)
+#  define MIXPI_SELDOM __attribute__((__cold__))
+#else
+#  define MIXPI_SELDOM
+#endif
+
+#ifdef MIXPREC_ASSERT
+#  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
+#else
+#  define MIXPI_ASSERT(condition) ((void)0)
+#endif
+

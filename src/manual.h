@@ -1,0 +1,180 @@
+/* mixprec.h - automatic mixed-precision training for C, C++ and CUDA C
+ * SPDX-License-Identifier: MIT OR Unlicense          (full texts: the file LICENSE)
+ *
+ * Mixed-precision training like torch.amp, in one header that needs only libc and libm: number
+ * formats, autocast, a dynamic loss scaler, fused optimizers on fp32 master weights, a tape of
+ * operators, and checkpoints.
+ *
+ * In ONE source file of your program:
+ *
+ *     #define MIXPREC_IMPLEMENTATION
+ *     #include "mixprec.h"
+ *
+ * In all other files, only the #include. Compile with -O2 and link with -lm. -fopenmp uses all
+ * cores. If the compiler has no OpenMP, -DMIXPREC_THREADS -pthread does the same.
+ *
+ * A complete program, y = 3x learned in fp16:
+ *
+ *     #define MIXPREC_IMPLEMENTATION
+ *     #include "mixprec.h"
+ *     #include <stdio.h>
+ *
+ *     int main(void)
+ *     {
+ *         int64_t shape[2] = { 1, 1 }, batch[2] = { 4, 1 };
+ *         float x[4] = { 1, 2, 3, 4 }, y[4] = { 3, 6, 9, 12 };
+ *         mixp_context    *ctx    = mixp_context_new(NULL);
+ *         mixp_tensor     *w      = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;
+ *         mixp_scaler     *scaler = mixp_scaler_new(ctx, NULL);
+ *         mixp_adamw_desc  adamw  = mixp_adamw_defaults();
+ *         mixp_optimizer  *opt;
+ *         const char      *why;
+ *         int              step;
+ *
+ *         adamw.lr = 0.1;
+ *         opt = mixp_adamw_new(ctx, &adamw);
+ *         mixp_optimizer_add(opt, w, NULL);
+ *         for (step = 0; step < 200; step++) {
+ *             mixp_step_begin(ctx);
+ *             mixp_zero_grad(opt);
+ *             MIXP_AUTOCAST(ctx, MIXP_F16) {
+ *                 mixp_tensor *in = mixp_input(ctx, MIXP_F32, 2, batch, x);
+ *                 loss = mixp_mse(ctx, mixp_linear(ctx, in, w, NULL),
+ *                                 mixp_input(ctx, MIXP_F32, 2, batch, y));
+ *             }
+ *             mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+ *             mixp_scaler_step(scaler, opt);
+ *             mixp_scaler_update(scaler);
+ *         }
+ *         if (mixp_context_error(ctx, &why) != MIXP_OK) { fprintf(stderr, "%s\n", why); return 1; }
+ *         printf("w = %.2f, loss scale %g\n", mixp_item(w),
+ *                (double)mixp_scaler_loss_scale(scaler));
+ *         mixp_context_free(ctx);
+ *         return 0;
+ *     }
+ *
+ * CONTENTS: each section has a banner; search for its mark
+ *
+ *      1. results      >>results       codes and texts
+ *      2. formats      >>formats       f16, bf16, fp8, tf32: scalars; random numbers
+ *      3. arithmetic   >>arithmetic    what the host and all devices compute alike
+ *      4. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
+ *      5. tensors      >>tensors       context, memory, parameters, views, activations
+ *      6. autocast     >>autocast      operator classes, regions, cast cache
+ *      7. tape         >>tape          applying an operator, walking back, your own operators
+ *      8. operators    >>operators     linear, attention, norms, losses, ...
+ *      9. scaler       >>scaler        dynamic loss scaling and its rules
+ *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, small states
+ *     11. step         >>step          unscale, clip, step, update; what became of it, and why
+ *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
+ *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
+ *
+ * The public half comes first, in this order. The implementation follows, in the same order. A
+ * section uses only the sections above it.
+ *
+ * GLOSSARY: our own words. All other terms are the field's
+ *
+ *     site      one application of an operator that recurs in every step; see WATCH
+ *     look      one kernel pass that counts the values of an array near the ends of a dtype's
+ *               range: overflowed, flushed, subnormal
+ *     walk      one pass of mixp_backward back over the recorded calls
+ *     mark      note on a gradient: the scaler and the scale that multiplied it; see SCALER. In
+ *               the list of contents: the word in a section's banner that you search for
+ *     window    of the guard: the steps that belong to one update. Of the spike check: the last
+ *               norms or losses, which a new step is compared with
+ *     skip      a step that is not applied: a gradient is non-finite, the loss or norm is a spike,
+ *               or an index is out of range; see mixp_skip_reason
+ *     retry     a repeat of a skipped step with the same batch; see mixp_retry
+ *     room      a section of this file; it is one file in src/. As an argument of mixp_compare: the
+ *               number of rows that the caller's array holds
+ *
+ * OPTIONS: define them before the #include
+ *
+ *     MIXPREC_IMPLEMENTATION   one file          the implementation
+ *     MIXPREC_STATIC           every file        everything static: a private copy
+ *     MIXPREC_API              every file        your own linkage, such as __declspec(dllexport)
+ *     MIXPREC_ONLY_FORMATS     every file        only formats and conversions of arrays: a
+ *                                                fifteenth of the compile time
+ *     MIXPREC_NO_SIMD          implementation    scalar code only
+ *     MIXPREC_ALL_ISAS         implementation    all instruction sets. Without it, flags that
+ *                                                guarantee one (-march=native) leave out lesser
+ *                                                ones
+ *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
+ *     MIXPREC_THREADS          implementation    POSIX threads without OpenMP, one for each core
+ *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio only: see CHECKPOINT
+ *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A
+ *                                                failed check is a bug in mixprec
+ *     MIXPREC_SELF             implementation    this file's name, if you renamed it
+ *
+ * Memory comes from the allocator in mixp_context_desc.
+ *
+ * The instruction set is chosen at run time: AVX-512 (on AMD with AVX512_BF16), AVX2 with F16C,
+ * NEON (with FMLAL and BFMLAL where Linux reports them), or plain C. You need no -march. AMX gives
+ * different bits, so you select it by name (mixp_cpu_with).
+ *
+ * Several processes or machines train one model through mixp_ranks_desc. With mixprec_cuda.cu
+ * beside this file, the same programs run on a GPU: see mixp_cuda, and mixp_capture_begin for
+ * graphs.
+ *
+ * SAME BITS: results that repeat bit for bit in one build of a program, without fast-math
+ *
+ *                                            runs, threads,  instruction      CPU and
+ *                                            resume          sets             CUDA
+ *     conversions, casts, copies             same            same             same
+ *     random numbers, dropout                same            same             same
+ *     + - * / relu sqrt scale, embedding     same            same             same
+ *     maximum, minimum, abs, clamp, where,
+ *     max, gather, squares of relu           same            same             same
+ *     unscale, clip, scaler, Adam, SGD,
+ *     RMSprop, Lion                          same            same             same; norm: 2^-22
+ *     other elementwise, sums, softmax,
+ *     norms, losses                          same            same             close
+ *     products of f16 and bf16               same            same             close
+ *     products with an f32 factor            same            all SIMD same    close
+ *     attention                              same            all SIMD same    close
+ *
+ * The first row holds under any flags, rounding mode and FTZ/DAZ. For + - * / the table covers the
+ * forward pass.
+ *
+ * The last two rows: SIMD rounds a product and its sum once. Plain C rounds twice where fmaf would
+ * be a function call. A product of two f16 or bf16 numbers is exact, so both give the same bits. A
+ * product with an f32 factor is not exact, and attention multiplies v by probabilities in f32.
+ *
+ * The instructions of AVX512_BF16 (MIXP_ISA_AVX512_BF16), which multiply bf16 by bf16, count a
+ * subnormal as 0. An element of a product that meets a subnormal input or sum, below 2^-126, may
+ * therefore differ from other instruction sets, but never between two machines with AVX512_BF16.
+ * FMLAL and BFMLAL give the bits of FMA, also for subnormals.
+ *
+ * The two AMX sets are used only when selected by name, for products of bf16 by bf16 in gemm
+ * (MIXP_ISA_AMX_F16: also f16 by f16). They have their own bits, which are the same on every
+ * machine with AMX and at any number of threads. AMX splits k into blocks of 32, counted from the
+ * start of a pass of at most 384. Each block has two chains of FMA from 0, one of the even and one
+ * of the odd elements. The two chains are added to each other, then to the sum, all to nearest
+ * even. Subnormals of bf16 and f32 are zeros (Intel's manual).
+ *
+ * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
+ * used.
+ *
+ * `close`: tests/test_cuda*.cpp have the bounds. A NaN is a NaN everywhere; its payload depends on
+ * the processor. With MIXPREC_CBLAS, f32 products have the bits of your BLAS.
+ *
+ * NOT DETECTED: these mistakes have no error, because each may be intended. The right column lists
+ * their symptoms. All other mistakes that users were seen to make are errors with a message that
+ * says what to do.
+ *
+ *     mixp_zero_grad is missing, without a         gradients add up: the verdict's grad_norm grows
+ *       scaler or with a constant scale              from step to step
+ *     a weight is written without                  under autocast nothing changes; a low weight
+ *       mixp_tensor_touch                            with a master has its old value after a step
+ *     host data has another dtype than you         mixp_read returns other numbers than your data
+ *       passed
+ *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0
+ *     q, k and v are in PyTorch's layout without   the shapes are the same if t equals heads;
+ *       MIXP_LAYOUT_BHTD                             otherwise each row mixes heads with time
+ *     you read the loss scale, but do not          grad_norm is too small, by the factor of the
+ *       multiply your own gradients by it            scale
+ *
+ * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
+ * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never
+ * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD.
+ */

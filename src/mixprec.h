@@ -1,0 +1,138 @@
+#include "manual.h"
+#if !defined(MIXPI_PASS) && !defined(MIXPREC_H_INCLUDED)
+#define MIXPREC_H_INCLUDED
+
+#include "base.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "results.h"
+#include "formats.h"
+#include "arithmetic.h"
+#include "kernels.h"
+#ifndef MIXPREC_ONLY_FORMATS
+#include "tensors.h"
+#include "autocast.h"
+#include "tape.h"
+#include "operators.h"
+#include "scaler.h"
+#include "optimizers.h"
+#include "step.h"
+#include "watch.h"
+#include "checkpoint.h"
+#endif
+#ifdef __cplusplus
+}   /* extern "C" */
+#endif
+#endif  /* MIXPREC_H_INCLUDED */
+
+/* ==================================================================================== *
+ *  Stop here if you only need the API: what follows is the implementation.             *
+ * ==================================================================================== */
+#if defined(MIXPREC_IMPLEMENTATION) && !defined(MIXPI_PASS) && !defined(MIXPREC_IMPLEMENTATION_DONE)
+#define MIXPREC_IMPLEMENTATION_DONE
+#define MIXPI_IMPLEMENT 1
+
+#include "system.c"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "macros.c"
+#include "results.c"
+#include "formats.c"
+#include "cpu/shared.c"
+#include "cpu/machine.c"
+#ifdef __cplusplus
+}
+#endif
+#endif  /* implementation, first half */
+
+/* ------------------------ compiled once per instruction set --------------------------- */
+#ifdef MIXPI_PASS
+
+#include "cpu/pass.c"
+#include "cpu/vectors.c"
+#include "cpu/codes.c"
+#include "cpu/convert.c"
+#ifndef MIXPREC_ONLY_FORMATS
+#include "cpu/elementwise.c"
+#include "cpu/rows.c"
+#include "cpu/gemm.c"
+#include "cpu/attention.c"
+#include "cpu/update.c"
+#include "cpu/states.c"
+#include "cpu/look.c"
+#endif
+#include "cpu/table.c"
+#endif  /* MIXPI_PASS */
+
+#if defined(MIXPI_IMPLEMENT) && !defined(MIXPI_PASS)
+
+#include "cpu/passes.c"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#include "cpu/device.c"
+#include "cpu/arrays.c"
+#ifndef MIXPREC_ONLY_FORMATS
+#include "cpu/self_check.c"
+#include "tensors/parts.c"
+#include "tensors/block.c"
+#include "tensors/errors.c"
+#include "tensors/memory.c"
+#include "tensors/threads.c"
+#include "ranks/hooks.c"
+#include "tensors/context.c"
+#include "tensors/tensors.c"
+#include "autocast.c"
+#include "tape/apply.c"
+#include "watch/sites.c"
+#include "watch/precision.c"
+#include "watch/looks.c"
+#include "tape/walk.c"
+#include "ranks/gradients.c"
+#include "tape/begin.c"
+#include "tape/cast.c"
+#include "tape/check_gradients.c"
+#include "operators/shared.c"
+#include "operators/products.c"
+#include "operators/attention.c"
+#include "operators/elementwise.c"
+#include "operators/sums.c"
+#include "operators/norms.c"
+#include "operators/choosing.c"
+#include "operators/losses.c"
+#include "operators/shapes.c"
+#include "operators/table.c"
+#include "scaler.c"
+#include "optimizers.c"
+#include "step/table.c"
+#include "step/muon.c"
+#include "step/gradients.c"
+#include "ranks/agree.c"
+#include "ranks/check.c"
+#include "step/step.c"
+#include "watch/share.c"
+#include "watch/watch.c"
+#include "watch/compare.c"
+#include "files/safetensors.c"
+#include "files/disk.c"
+#include "files/reader.c"
+#include "files/writer.c"
+#include "files/list.c"
+#include "ranks/states.c"
+#include "files/checkpoint.c"
+#include "files/weights.c"
+#endif
+#ifdef __cplusplus
+}   /* extern "C" */
+#endif
+#if defined(MIXPREC_ONLY_FORMATS) && defined(__GNUC__)
+#  pragma GCC diagnostic pop
+#endif
+#undef MIXPREC_IMPLEMENTATION
+#undef MIXPI_IMPLEMENT
+#endif  /* implementation */

@@ -1,0 +1,313 @@
+#pragma once
+#include "tape.h"
+/* ==== 8. OPERATORS =================================================== >>operators ====
+ *
+ * Each operator returns a new activation, or NULL on error or if an input is NULL. All inputs must
+ * belong to this context. In shapes, x[..., k] means any leading dimensions. Floating-point inputs
+ * may be f32, f16 or bf16 in any mix. Classes are those of PyTorch on CUDA.
+ *
+ *     mixp_...                    class    inputs               gradient to   note
+ *     linear                      LOW      x, w (, b)           all
+ *     matmul                      LOW      a, b                 both          broadcasts
+ *     mlp                         LOW      x, w, b, w, b        all           two linear, GELU
+ *     attention (_apply)          LOW      qkv, or q, k, v      all           fused
+ *     add sub mul div             PROMOTE  a, b                 both          broadcast
+ *     maximum minimum             PROMOTE  a, b                 both          broadcast; ties half
+ *     swiglu                      PROMOTE  gate, up             both          broadcasts
+ *     swiglu_packed               KEEP     x                    x             halves last dimension
+ *     scale neg abs clamp         KEEP     x                    x
+ *     relu relu_squared           KEEP     x                    x             256^2 is Inf in f16
+ *     gelu gelu_tanh silu         KEEP     x                    x
+ *     tanh sigmoid soft_cap       KEEP     x                    x
+ *     sqrt sin cos                KEEP     x                    x
+ *     exp log pow                 F32      x                    x
+ *     sum                         F32_OUT  x                    x
+ *     mean                        KEEP     x                    x
+ *     max                         KEEP     x                    x             ties: first, or all
+ *     argmax                      KEEP     x                    none          i32
+ *     softmax log_softmax         F32_OUT  x                    x
+ *     layer_norm                  F32      x (, gamma, beta)    all
+ *     rms_norm                    F32      x (, gamma)          both
+ *     add_layer_norm              both     a, b (, gamma, beta) all           add, then the norm
+ *     add_rms_norm                both     a, b (, gamma)       all           add, then the norm
+ *     embedding                   KEEP     table, ids           table
+ *     gather                      KEEP     x, ids               x
+ *     where                       PROMOTE  mask, a, b           a, b          broadcasts
+ *     masked_fill                 KEEP     x, mask              x             broadcasts
+ *     rope                        KEEP     x                    x             both kinds of pairs
+ *     dropout                     KEEP     x                    x
+ *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
+ *     linear_cross_entropy        LOW      x, w, targets        x, w          f32 scalar
+ *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
+ *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
+ *     bce                         BANNED   x, target            x             f32 scalar
+ *     cast reshape transpose      KEEP     x                    x             reshape: no copy
+ *     concat                      PROMOTE  any number           all
+ *     slice split                 KEEP     x                    x
+ */
+
+/* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
+MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
+                                     mixp_tensor *b);
+
+/* mixp_linear(gelu_tanh(mixp_linear(x, up, up_bias)), down, down_bias); biases may be NULL. With
+ * MIXP_EPILOGUES_GELU, a GPU computes GELU and its slope inside the products. The results then
+ * differ only by one rounding before GELU and one before its slope. While a guard is on, the three
+ * operators run separately. Errors: those of the three operators. */
+MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
+                                  mixp_tensor *up_bias, mixp_tensor *down,
+                                  mixp_tensor *down_bias);
+/* LOW. y = op(a) op(b) on the last two dimensions; op transposes if trans_a or trans_b is 1.
+ * Leading dimensions broadcast as in NumPy: equal, 1, or absent. A vector a is one row, a vector b
+ * is one column. Vectors are never transposed, and the result lacks their dimension: two vectors
+ * give a scalar. */
+MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                     int trans_a, int trans_b);
+/* LOW. Multi-head attention of packed qkv[b, t, 3*c]. Each of q, k, v is split into `heads` heads
+ * of c/heads. Result: y[b, t, c]. scale 0 = 1/sqrt(c/heads). */
+MIXPREC_API mixp_tensor *mixp_attention(mixp_context *ctx, mixp_tensor *qkv, int heads,
+                                        int causal, float scale);
+
+/* Memory layout of q, k and v when heads are a dimension. */
+typedef enum mixp_attention_layout {
+    MIXP_LAYOUT_BTHD,           /* [b, t, heads, d]: the layout of a projection's result   */
+    MIXP_LAYOUT_BHTD            /* [b, heads, t, d]: PyTorch's layout, also of y. Costs four
+                                   transposing copies: prefer BTHD                         */
+} mixp_attention_layout;
+
+/* Settings of mixp_attention_apply. All zero except `heads`: softmax(q k' / sqrt(d)) v with as many
+ * heads in q, k and v. */
+typedef struct mixp_attention_desc {
+    int          heads;         /* heads of q. 0: q has heads as a dimension, [b, t, heads, d] */
+    int          kv_heads;      /* heads of k and v, each shared by heads / kv_heads heads of q
+                                   (grouped; 1: multi-query). 0 = heads                    */
+    int          causal;        /* 1: query i sees keys 0 .. i + past                      */
+    int64_t      past;          /* number of keys before the key of the first query. 0 gives
+                                   PyTorch's is_causal, also when t and keys differ        */
+    float        scale;         /* 0 = 1/sqrt(d)                                           */
+    float        softcap;       /* scores become softcap * tanh(score / softcap); 0 = off  */
+    float        dropout;       /* share of probabilities dropped, in [0, 1). Set 0 when not
+                                   training                                                */
+    mixp_tensor *mask;          /* added to scores; any shape that broadcasts to [b, heads, t,
+                                   keys]. -Inf hides a key. NULL = no mask                 */
+    mixp_tensor *lengths;       /* i32 [b]: number of valid keys of each sequence; the rest is
+                                   padding. NULL = all keys                                */
+    mixp_attention_layout layout;   /* layout of q, k and v if they have rank 4            */
+} mixp_attention_desc;
+
+/* LOW. Attention of q[b, t, heads*d] with k and v[b, keys, kv_heads*d]. y has the shape of q. Each
+ * input may have heads as a dimension instead: [b, t, heads, d] is the same memory. Do not
+ * transpose to PyTorch's [b, heads, t, d]. If k and v are NULL, q is packed: [b, t, (heads + 2
+ * kv_heads)*d].
+ *
+ * Fused: no array of t x keys scores is stored. Blocks that are hidden completely by lengths, or on
+ * a CPU by a mask, are not computed. Separate and packed inputs give the same bits. Autocast casts
+ * a mask as PyTorch does. A mask gets no gradient: a mask that requires one is MIXP_ERR_ARGUMENT.
+ * Dropout depends only on the seed, the step, the place of the call in the step, and the element:
+ * the same on every device.
+ *
+ * A query that sees no key (a mask row of -Inf, a length of 0) gives a result of 0 and gradients of
+ * 0, as in PyTorch's scaled_dot_product_attention since 2.5. PyTorch's softmax gives NaN there, and
+ * so does its MultiheadAttention when it returns weights.
+ *
+ * A mask of finite numbers hides only by their size. If -1e9 or less covers all keys of a query,
+ * the result is the mean of v. The gradients for q, k and v are then too large by a factor of the
+ * number of keys, as in PyTorch's fused kernels: beside 1e9, f32 cannot hold the logarithm of the
+ * number of keys (beside 1e4, f32 rounds that logarithm by up to 5e-4). If such a query counts in
+ * the loss, hide its keys with -Inf.
+ *
+ * MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: inputs do not match (the message gives their names and shapes),
+ * or on a GPU heads are wider than 256. MIXP_ERR_ARGUMENT: a field is out of range, or a length is
+ * outside [0, keys] (a GPU reports the length later, like an id of mixp_embedding). */
+MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
+                                              mixp_tensor *k, mixp_tensor *v,
+                                              const mixp_attention_desc *desc);
+
+/* PROMOTE. Elementwise, with NumPy's broadcasting. */
+MIXPREC_API mixp_tensor *mixp_add(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_sub(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_mul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_div(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* If either operand is NaN, the result is NaN and both operands get the gradient. Equal operands
+ * get half the gradient each. Both rules are PyTorch's. */
+MIXPREC_API mixp_tensor *mixp_maximum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_minimum(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* silu(gate) * up, rounded once. packed (KEEP): from x[..., 2c], whose first half is the gate, to
+ * [..., c]. */
+MIXPREC_API mixp_tensor *mixp_swiglu(mixp_context *ctx, mixp_tensor *gate, mixp_tensor *up);
+MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x);
+
+/* KEEP. Elementwise. At an Inf, the slopes of gelu, gelu_tanh and silu are their limits, 0 or 1;
+ * PyTorch's are NaN. */
+MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor);
+MIXPREC_API mixp_tensor *mixp_relu(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_gelu(mixp_context *ctx, mixp_tensor *x);      /* x Phi(x)      */
+MIXPREC_API mixp_tensor *mixp_gelu_tanh(mixp_context *ctx, mixp_tensor *x); /* tanh form     */
+MIXPREC_API mixp_tensor *mixp_silu(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_tanh(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_sigmoid(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_sqrt(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_abs(mixp_context *ctx, mixp_tensor *x);       /* slope 0 at 0 */
+MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
+/* Clamps to [low, high]; an infinite bound has no effect. The gradient passes strictly between the
+ * bounds, not at a bound and not for a NaN, as in PyTorch since 2.15 (older versions pass it at the
+ * bounds). MIXP_ERR_ARGUMENT: low > high, or a NaN bound. */
+MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
+                                    float high);
+/* relu(x)^2 (So et al., Primer, 2021). In f16, x >= 256 gives Inf. */
+MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
+/* cap tanh(x / cap), cap > 0: for logits (Gemma 2, 2024). */
+MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
+/* F32. Elementwise. */
+MIXPREC_API mixp_tensor *mixp_exp(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_log(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent);
+
+/* dim: -rank..rank-1, or MIXP_ALL to reduce all elements to a scalar. keep 1 keeps the dimension
+ * with size 1. sum: F32_OUT. mean: KEEP, as in PyTorch. */
+#define MIXP_ALL (-100)
+MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+/* KEEP. max: the largest value; NaN if any value is NaN. Its gradient goes to the first of the
+ * largest values, and with MIXP_ALL in equal shares to all of them, as in PyTorch. argmax: i32
+ * index of the first largest value (counted over the whole array with MIXP_ALL), without a
+ * gradient. */
+MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+
+/* F32_OUT. Over the last dimension. */
+MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x);
+/* F32. Over the last dimension; gamma and beta have its size, or are NULL. eps > 0. */
+MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
+                                         mixp_tensor *gamma, mixp_tensor *beta,
+                                         float eps);
+MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
+                                       mixp_tensor *gamma, float eps);
+/* Computes *sum = mixp_add(ctx, a, b) and returns the norm of *sum: x = x + f, h = norm(x) of a
+ * residual block. sum may be NULL. The result equals the two operators, with their classes, names
+ * and bits. If a and b have the same shape, the device reads them once and writes both results in
+ * one pass. On an error the result and *sum are NULL. */
+MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
+                                             mixp_tensor *b, mixp_tensor *gamma,
+                                             mixp_tensor *beta, float eps,
+                                             mixp_tensor **sum);
+MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
+                                           mixp_tensor *b, mixp_tensor *gamma, float eps,
+                                           mixp_tensor **sum);
+/* KEEP. y[..., c] = table[vocab, c] at ids[...] (i32). An id outside [0, vocab), or an out-of-range
+ * target of the losses below, is MIXP_ERR_ARGUMENT, and the step is not applied. A GPU reports the
+ * error later, with the verdict at the latest: mixp_scaler_update returns it. Until then the GPU
+ * applies no step. */
+MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
+                                        mixp_tensor *ids);
+/* KEEP. y[.., j, ..] = x[.., ids[.., j, ..], ..] along dim. ids (i32) has the rank of x and the
+ * same other dimensions. Example: a target's log-probability with ids[rows, 1]. Errors as in
+ * mixp_embedding. Gradients of equal ids are added in order. */
+MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
+                                     mixp_tensor *ids);
+/* PROMOTE. where: mask ? a : b, with NumPy's broadcasting. The mask is u8 or i32, true if not 0.
+ * masked_fill (KEEP): value where the mask is true, x elsewhere. */
+MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a,
+                                    mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
+                                          mixp_tensor *mask, float value);
+/* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
+ * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim).
+ * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1. */
+typedef struct mixp_rope_desc {
+    int     head_dim;
+    int     interleaved;
+    double  base;               /* 0 = 10000                                               */
+    int64_t first;              /* position of the first row of t                          */
+} mixp_rope_desc;
+MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
+                                   const mixp_rope_desc *desc);
+/* KEEP. p: share of elements dropped, in [0, 1). training 0: returns x. */
+MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
+                                      int training);
+
+/* F32. Losses are f32 scalars: means over all elements (over rows for cross_entropy).
+ * cross_entropy: logits[..., vocab], targets[...] i32. Targets equal to `ignore` do not count
+ * (PyTorch's default is -100: MIXP_IGNORE). If no target counts, the loss is NaN and the gradients
+ * are 0, as in PyTorch. */
+#define MIXP_IGNORE (-100)
+MIXPREC_API mixp_tensor *mixp_cross_entropy(mixp_context *ctx, mixp_tensor *logits,
+                                            mixp_tensor *targets, int32_t ignore);
+/* With label smoothing, in [0, 1]: the target has weight 1 - smoothing, and all classes share the
+ * rest equally. */
+MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tensor *logits,
+                                                   mixp_tensor *targets, int32_t ignore,
+                                                   float smoothing);
+/* LOW. mixp_cross_entropy of the logits x[..., in] w[vocab, in]', without storing all logits. The
+ * logits are computed `chunk` rows at a time, and again for the gradients. These products then cost
+ * a third more work. Their memory is chunk * vocab values instead of twice rows * vocab. chunk 0 =
+ * an eighth of the rows, or the rows of 2^22 values if that is more. The gradients are those of
+ * mixp_linear and mixp_cross_entropy, except that w's gradient sums the rows in another order.
+ * Result: f32 scalar. MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in
+ * mixp_cross_entropy. */
+MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
+                                                   mixp_tensor *w, mixp_tensor *targets,
+                                                   int32_t ignore, int64_t chunk);
+MIXPREC_API mixp_tensor *mixp_mse(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
+MIXPREC_API mixp_tensor *mixp_bce_with_logits(mixp_context *ctx, mixp_tensor *x,
+                                              mixp_tensor *target);
+/* l1: |d| with d = x - target, slope 0 at 0. huber: d^2 / 2 if |d| < delta, otherwise delta (|d| -
+ * delta / 2); delta > 0. smooth_l1: huber with bound beta, divided by beta; beta 0 gives l1. */
+MIXPREC_API mixp_tensor *mixp_l1(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
+MIXPREC_API mixp_tensor *mixp_smooth_l1(mixp_context *ctx, mixp_tensor *x,
+                                        mixp_tensor *target, float beta);
+MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                    float delta);
+/* KL(target || x) over the last dimension. x: log-probabilities (mixp_log_softmax). target:
+ * probabilities, or log-probabilities if log_target is 1. The result is the mean over rows; for a
+ * matrix this is PyTorch's "batchmean". A target of 0 contributes 0, but NaN if x is NaN or
+ * infinite. */
+MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
+                                     int log_target);
+/* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
+MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
+
+/* KEEP. cast: to f32, f16 or bf16. reshape: shares x's memory; one dimension may be -1. transpose:
+ * copies with two dimensions swapped; a negative dimension counts from the end. */
+MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
+MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int64_t *shape);
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
+                                        int dim1);
+/* KEEP. Returns x's memory as a constant: no gradient flows through the result, like PyTorch's
+ * detach. */
+MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x);
+/* PROMOTE. Joins n tensors along dim; the other dimensions must be equal. */
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
+                                     int dim);
+/* KEEP. A copy of [first, first + count) along dim, of any dtype. A negative dim or first counts
+ * from the end: mixp_slice(ctx, x, 1, -1, 1) is the last column. */
+MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
+                                    int64_t first, int64_t count);
+/* Fills parts[n] with n slices of equal size, in order. On error, all parts are NULL. */
+MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                   mixp_tensor **parts);
+
+/* Ids of the built-in operators' rows, for mixp_autocast_override and mixp_apply. */
+typedef enum mixp_op_id {
+    MIXP_OP_LINEAR, MIXP_OP_MATMUL, MIXP_OP_ATTENTION, MIXP_OP_ADD, MIXP_OP_SUB, MIXP_OP_MUL,
+    MIXP_OP_DIV, MIXP_OP_SCALE, MIXP_OP_RELU, MIXP_OP_GELU, MIXP_OP_GELU_TANH, MIXP_OP_SILU,
+    MIXP_OP_TANH, MIXP_OP_SIGMOID, MIXP_OP_SQRT, MIXP_OP_EXP, MIXP_OP_LOG, MIXP_OP_POW,
+    MIXP_OP_SUM, MIXP_OP_MEAN, MIXP_OP_SOFTMAX, MIXP_OP_LOG_SOFTMAX, MIXP_OP_LAYER_NORM,
+    MIXP_OP_RMS_NORM, MIXP_OP_EMBEDDING, MIXP_OP_DROPOUT, MIXP_OP_CROSS_ENTROPY, MIXP_OP_MSE,
+    MIXP_OP_BCE_WITH_LOGITS, MIXP_OP_BCE, MIXP_OP_CAST, MIXP_OP_RESHAPE, MIXP_OP_TRANSPOSE,
+    MIXP_OP_CONCAT, MIXP_OP_SLICE,
+    MIXP_OP_NEG, MIXP_OP_ABS, MIXP_OP_SIN, MIXP_OP_COS, MIXP_OP_CLAMP, MIXP_OP_RELU_SQUARED,
+    MIXP_OP_SOFT_CAP, MIXP_OP_MAXIMUM, MIXP_OP_MINIMUM, MIXP_OP_SWIGLU, MIXP_OP_SWIGLU_PACKED,
+    MIXP_OP_L1, MIXP_OP_SMOOTH_L1, MIXP_OP_HUBER, MIXP_OP_KL_DIV,
+    MIXP_OP_LINEAR_CROSS_ENTROPY,
+    MIXP_OP_MAX, MIXP_OP_ARGMAX, MIXP_OP_GATHER, MIXP_OP_WHERE, MIXP_OP_MASKED_FILL,
+    MIXP_OP_ROPE, MIXP_OP_DETACH,
+    MIXP_OP_COUNT
+} mixp_op_id;
+/* Returns the row of a built-in operator, such as MIXP_OP_LINEAR. NULL for an unknown id. */
+MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id);
+

@@ -1,0 +1,234 @@
+#pragma once
+#include "shared.c"
+/* --- add, sub, mul, div, maximum, minimum, swiglu ---------------------------------------- */
+
+/* Size in t of axis i of a result of this rank. *stride: elements from one index to the next; 0 if
+ * t repeats. *step: product of t's axes after axis i; on return, with axis i. */
+static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64_t *step,
+                                    int64_t *stride) {
+    int own = i - (rank - t->rank);
+    int64_t n = own < 0 ? 1 : t->shape[own];
+    *stride = n == 1 ? 0 : *step;
+    *step *= n;
+    return n;
+}
+
+static mixp_result mixpi_binary_infer(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    const mixp_tensor *a = c->in[0], *b = c->in[1];
+    int64_t step_a = 1, step_b = 1;
+    int i;
+    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
+    k->rank = a->rank > b->rank ? a->rank : b->rank;
+    for (i = k->rank - 1; i >= 0; i--) {
+        int64_t na = mixpi_broadcast_axis(a, k->rank, i, &step_a, &k->a_strides[i]);
+        int64_t nb = mixpi_broadcast_axis(b, k->rank, i, &step_b, &k->b_strides[i]);
+        if (na != nb && na != 1 && nb != 1)
+            return mixpi_bad_shapes(
+                c, "aligned at the right, dimensions must be equal or 1");
+        k->shape[i] = na > nb ? na : nb;
+    }
+    return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
+}
+
+/* Value of `which` for a deferred sum: the norm after it computes the sum as well. */
+enum { MIXPI_SUM_LATER = -1 };
+
+/* Declares which of a and b each gradient is made from. */
+static void mixpi_binary_reads(mixp_call *c) {
+    mixp_binary_args k;
+    k.op = ((const mixp_binary_args *)c->attrs)->op;
+    for (k.which = 0; k.which < 2; k.which++) {
+        const char *of = mixpi_binary_slope_of(&k);
+        mixp_call_reads(c, k.which, (strchr(of, 'a') ? 1u : 0u) | (strchr(of, 'b') ? 2u : 0u));
+    }
+}
+
+static mixp_result mixpi_binary_forward(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    mixpi_binary_reads(c);
+    k->a = mixpi_call_x(c, 0);
+    k->b = mixpi_call_x(c, 1);
+    k->y = mixpi_call_y(c);
+    if (k->which == MIXPI_SUM_LATER) return MIXP_OK;
+    return MIXPI_RUN(c, binary, k);
+}
+
+/* Starts with the second operand: the first operand may then take over the buffer of the incoming
+ * gradient, from which the second operand's gradient of a sum is read. */
+static mixp_result mixpi_binary_backward(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    int passes = k->op == MIXP_BINARY_ADD || k->op == MIXP_BINARY_SUB;
+    int first = mixpi_entry(c)->told ? 0 : 1;
+    mixp_result r = MIXP_OK;
+    mixpi_entry(c)->told = 0;
+    for (k->which = first; k->which >= 0 && r == MIXP_OK; k->which--) {
+        if (k->which == 0 && passes && mixpi_call_move_grad(c, 0)) break;
+        if (k->which && k->op == MIXP_BINARY_ADD && mixpi_call_lend_grad(c, 1, 0)) continue;
+        k->dx = mixpi_call_dx(c, k->which);
+        k->dy = mixpi_call_dy(c);
+        if (k->dx.data) r = MIXPI_RUN(c, binary_backward, k);
+    }
+    return r;
+}
+
+static mixp_tensor *mixpi_apply_binary(mixp_context *ctx, mixp_op_id id, mixp_binary op,
+                                       mixp_tensor *a, mixp_tensor *b) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    return mixpi_apply_op(ctx, id, 2, a, b, NULL, &k);
+}
+
+#define MIXPI_BINARY(name, kind)                                                          \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) \
+    { return mixpi_apply_binary(ctx, MIXP_OP_##kind, MIXP_BINARY_##kind, a, b); }
+MIXPI_BINARY(add, ADD)
+MIXPI_BINARY(sub, SUB)
+MIXPI_BINARY(mul, MUL)
+MIXPI_BINARY(div, DIV)
+MIXPI_BINARY(maximum, MAXIMUM)
+MIXPI_BINARY(minimum, MINIMUM)
+MIXPI_BINARY(swiglu, SWIGLU)
+#undef MIXPI_BINARY
+
+/* The two operands are the two halves of every row, so the stride between rows covers both. */
+static mixp_result mixpi_packed_infer(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int last = x->rank - 1, i;
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (last < 0 || x->shape[last] % 2)
+        return mixpi_bad_shapes(c, "x[..., 2c] needs an even last dimension");
+    k->rank = x->rank;
+    memcpy(k->shape, x->shape, sizeof k->shape);
+    mixpi_dense_strides(k->rank, k->shape, k->a_strides);
+    for (i = 0; i < k->rank; i++) k->b_strides[i] = k->a_strides[i];
+    k->shape[last] /= 2;
+    return mixp_call_output(c, x->dtype, k->rank, k->shape);
+}
+
+static mixp_result mixpi_packed_forward(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    mixpi_call_reads_all(c, 1u);
+    k->a = mixpi_call_x(c, 0);
+    k->b = mixpi_in_at(k->a, k->shape[k->rank - 1]);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, binary, k);
+}
+
+static mixp_result mixpi_packed_backward(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    mixp_out dx = mixpi_call_dx(c, 0);
+    mixp_result r;
+    if (!dx.data) return MIXP_OK;
+    k->dy = mixpi_call_dy(c);
+    k->dx = dx;
+    k->which = 0;
+    r = MIXPI_RUN(c, binary_backward, k);
+    if (r != MIXP_OK) return r;
+    k->dx = mixpi_out_at(dx, k->shape[k->rank - 1]);
+    k->which = 1;
+    return MIXPI_RUN(c, binary_backward, k);
+}
+
+MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_BINARY_SWIGLU;
+    return mixpi_apply_one(ctx, MIXP_OP_SWIGLU_PACKED, x, &k);
+}
+
+/* --- elementwise ----------------------------------------------------------------------- */
+
+static mixp_result mixpi_unary_forward(mixp_call *c) {
+    mixp_unary_args *k = (mixp_unary_args *)c->attrs;
+    mixpi_call_reads_all(c, mixpi_unary_by_result(k->op) ? MIXP_READS_RESULT
+                            : k->op == MIXP_UNARY_SCALE  ? 0u : 1u);
+    k->n = c->out->count;
+    k->a = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    return MIXPI_RUN(c, unary, k);
+}
+
+static mixp_result mixpi_unary_backward(mixp_call *c) {
+    const mixp_unary_args *forward = (const mixp_unary_args *)c->attrs;
+    mixp_unary_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.op = forward->op;
+    k.p = forward->p;
+    k.q = forward->q;
+    k.n = forward->n;
+    k.dy = mixpi_call_dy(c);
+    k.a = forward->a;
+    k.y = mixpi_tensor_in(c->out);
+    k.da = mixpi_call_dx(c, 0);
+    return k.da.data ? MIXPI_RUN(c, unary_backward, &k) : MIXP_OK;
+}
+
+static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
+                                      mixp_tensor *x, float p) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.p = p;
+    return mixpi_apply_one(ctx, id, x, &k);
+}
+
+#define MIXPI_UNARY(name, id, kind)                                                       \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
+    { return mixpi_apply_unary(ctx, MIXP_OP_##id, MIXP_UNARY_##kind, x, 0.0f); }
+MIXPI_UNARY(relu, RELU, RELU)
+MIXPI_UNARY(gelu, GELU, GELU_ERF)
+MIXPI_UNARY(gelu_tanh, GELU_TANH, GELU_TANH)
+MIXPI_UNARY(silu, SILU, SILU)
+MIXPI_UNARY(tanh, TANH, TANH)
+MIXPI_UNARY(sigmoid, SIGMOID, SIGMOID)
+MIXPI_UNARY(sqrt, SQRT, SQRT)
+MIXPI_UNARY(exp, EXP, EXP)
+MIXPI_UNARY(log, LOG, LOG)
+MIXPI_UNARY(abs, ABS, ABS)
+MIXPI_UNARY(sin, SIN, SIN)
+MIXPI_UNARY(cos, COS, COS)
+MIXPI_UNARY(relu_squared, RELU_SQUARED, RELU_SQUARED)
+#undef MIXPI_UNARY
+
+MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
+{ return mixpi_apply_unary(ctx, MIXP_OP_SCALE, MIXP_UNARY_SCALE, x, factor); }
+MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent)
+{ return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent); }
+MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_unary(ctx, MIXP_OP_NEG, MIXP_UNARY_SCALE, x, -1.0f); }
+
+/* Tests the bits: above 0 and finite. */
+static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
+
+static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "soft_cap: cap is %g; it must be above 0", (double)k->p);
+}
+
+MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap)
+{ return mixpi_apply_unary(ctx, MIXP_OP_SOFT_CAP, MIXP_UNARY_SOFT_CAP, x, cap); }
+
+static mixp_result mixpi_clamp_infer(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    if (!mixpi_is_nan(k->p) && !mixpi_is_nan(k->q) && k->p <= k->q)
+        return mixpi_same_infer(c);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "clamp: low is %g and high is %g; low must not be above high",
+                             (double)k->p, (double)k->q);
+}
+
+MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
+                                    float high) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_CLAMP;
+    k.p = low;
+    k.q = high;
+    return mixpi_apply_one(ctx, MIXP_OP_CLAMP, x, &k);
+}
+

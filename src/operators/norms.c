@@ -1,0 +1,236 @@
+#pragma once
+#include "products.c"
+#include "elementwise.c"
+/* --- softmax, norms -------------------------------------------------------------------- */
+
+static mixp_result mixpi_softmax_infer(mixp_call *c) {
+    if (c->in[0]->rank < 1)
+        return mixpi_bad_shapes(c, "x[..., n] needs a last dimension");
+    return mixpi_same_infer(c);
+}
+
+static mixp_result mixpi_softmax_forward(mixp_call *c) {
+    mixp_softmax_args *k = (mixp_softmax_args *)c->attrs;       /* log_of is set already */
+    k->rows = mixpi_rows_of(c->out);
+    k->cols = mixpi_last_dim(c->out);
+    k->a = mixpi_call_x(c, 0);
+    k->y = mixpi_call_y(c);
+    mixpi_call_reads_all(c, MIXP_READS_RESULT);
+    return MIXPI_RUN(c, softmax, k);
+}
+
+static mixp_result mixpi_softmax_backward(mixp_call *c) {
+    const mixp_softmax_args *forward = (const mixp_softmax_args *)c->attrs;
+    mixp_softmax_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.log_of = forward->log_of;
+    k.dy = mixpi_call_dy(c);
+    k.y = mixpi_tensor_in(c->out);
+    k.da = mixpi_call_dx(c, 0);
+    return k.da.data ? MIXPI_RUN(c, softmax_backward, &k) : MIXP_OK;
+}
+
+static mixp_tensor *mixpi_apply_softmax(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+                                        int log_of) {
+    mixp_softmax_args k;
+    memset(&k, 0, sizeof k);
+    k.log_of = log_of;
+    return mixpi_apply_one(ctx, id, x, &k);
+}
+
+MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_softmax(ctx, MIXP_OP_SOFTMAX, x, 0); }
+MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_softmax(ctx, MIXP_OP_LOG_SOFTMAX, x, 1); }
+
+static mixp_result mixpi_norm_infer(mixp_call *c) {
+    const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
+    int i;
+    if (mixpi_need_real(c, 1, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (mixp_bits_of_f32(k->eps) - 1u >= 0x7F7FFFFFu)   /* bits: not positive, or not finite */
+        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: eps is %g; it must be above 0", c->op->name,
+                                 (double)k->eps);
+    for (i = 1; i < 3; i++)
+        if (c->in[i] &&
+            (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
+            return mixpi_bad_shapes(c,
+                                    "gamma and beta have the size of the last dimension");
+    return mixpi_softmax_infer(c);
+}
+
+static mixp_result mixpi_norm_forward(mixp_call *c) {
+    mixp_norm_args *k = (mixp_norm_args *)c->attrs;     /* rms and eps are set already */
+    k->rows = mixpi_rows_of(c->out);
+    k->cols = mixpi_last_dim(c->out);
+    if (!mixp_call_save(c, 0, MIXP_F32, 1, &k->rows) ||
+        !mixp_call_save(c, 1, MIXP_F32, 1, &k->rows)) return MIXP_ERR_MEMORY;
+    mixp_call_reads(c, 0, 3u);      /* x and gamma */
+    mixp_call_reads(c, 1, 1u);
+    mixp_call_reads(c, 2, 0);
+    k->gamma = mixpi_call_x(c, 1);
+    k->beta = mixpi_call_x(c, 2);
+    k->y = mixpi_call_y(c);
+    k->mean = mixpi_saved(c, 0);
+    k->rstd = mixpi_saved(c, 1);
+    if (k->b.data) return MIXPI_RUN(c, add_norm, k);
+    k->a = mixpi_call_x(c, 0);
+    return MIXPI_RUN(c, norm, k);
+}
+
+/* The sum that this norm computed, if the gradient of the sum's second term is still to be made and
+ * is only a cast of the sum's gradient, which is complete; otherwise NULL. */
+static mixp_call *mixpi_norm_sum(const mixp_call *c) {
+    const mixp_norm_args *k = (const mixp_norm_args *)c->attrs;
+    mixpi_tape_entry *sum = k->b.data ? mixpi_entry_before(c) : NULL;
+    const mixp_tensor *b;
+    if (!sum || sum->call.out != c->in[0] || c->in[0]->dtype != MIXP_F32) return NULL;
+    b = sum->call.in[1];
+    if (!b->own.from_tape || b->own.pending || b == sum->call.in[0]) return NULL;
+    return b->dtype == MIXP_F32 ? NULL : &sum->call;
+}
+
+/* A second copy of da, for the second term of that sum. */
+static mixp_out mixpi_norm_db(const mixp_call *c) {
+    mixp_call *sum = mixpi_norm_sum(c);
+    mixp_out db = mixpi_tensor_out(NULL, 0);
+    if (sum) db = mixpi_call_dx(sum, 1);
+    if (db.data) mixpi_entry(sum)->told = 1 << 1;
+    return db;
+}
+
+static mixp_result mixpi_norm_backward(mixp_call *c) {
+    const mixp_norm_args *forward = (const mixp_norm_args *)c->attrs;
+    mixp_norm_backward_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = forward->rows;
+    k.cols = forward->cols;
+    k.rms = forward->rms;
+    k.dy = mixpi_call_dy(c);
+    k.a = mixpi_call_x(c, 0);
+    k.gamma = forward->gamma;
+    k.mean = forward->mean;
+    k.rstd = forward->rstd;
+    k.da = mixpi_call_dx(c, 0);
+    k.db = mixpi_norm_db(c);
+    k.dgamma = mixpi_call_dx(c, 1);
+    k.dbeta = mixpi_call_dx(c, 2);
+    return MIXPI_RUN(c, norm_backward, &k);
+}
+
+static mixp_norm_args mixpi_norm_of(int rms, float eps) {
+    mixp_norm_args k;
+    memset(&k, 0, sizeof k);
+    k.rms = rms;
+    k.eps = eps;
+    return k;
+}
+
+MIXPREC_API mixp_tensor *mixp_layer_norm(mixp_context *ctx, mixp_tensor *x,
+                                         mixp_tensor *gamma, mixp_tensor *beta,
+                                         float eps) {
+    mixp_norm_args k = mixpi_norm_of(0, eps);
+    return mixpi_apply_op(ctx, MIXP_OP_LAYER_NORM, 1, x, gamma, beta, &k);
+}
+
+MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
+                                       mixp_tensor *gamma, float eps) {
+    mixp_norm_args k = mixpi_norm_of(1, eps);
+    return mixpi_apply_op(ctx, MIXP_OP_RMS_NORM, 1, x, gamma, NULL, &k);
+}
+
+/* --- a sum and its norm ---
+ *
+ * Two operators on the tape that share one kernel where possible: the norm's forward computes the
+ * sum. The sum must not be looked at, nor read by a cast, before the norm has run. A guard's looks,
+ * comparisons and inputs of class LOW therefore use separate kernels.
+ */
+static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
+                           mixp_op_id norm) {
+    const mixpi_watch *w = ctx->watch;
+    if (!ctx->device->kernels->add_norm || (w && (w->sampled || w->tap))) return 0;
+    if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
+        mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
+    if (!mixpi_is_live(a) || !mixpi_is_live(b)) return 0;
+    if (a->rank != b->rank || a->rank < 1 || a->count < 1) return 0;
+    return memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0;
+}
+
+/* Records the sum without computing it, and gives the norm the operands. */
+static mixp_tensor *mixpi_sum_before(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
+                                     mixp_norm_args *norm) {
+    mixp_tensor *sum;
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_BINARY_ADD;
+    k.which = MIXPI_SUM_LATER;
+    sum = mixpi_apply_op(ctx, MIXP_OP_ADD, 2, a, b, NULL, &k);
+    if (!sum) return NULL;
+    norm->a = mixpi_tensor_in(a);
+    norm->b = mixpi_tensor_in(b);
+    norm->sum = mixpi_tensor_out(sum, 0);
+    return sum;
+}
+
+/* Counts the recorded operators that read input i of this call; -1 if no product made the input. A
+ * product's backward does not read the product's result. */
+static int mixpi_call_readers(const mixp_call *c, int i) {
+    const mixp_op *makers[2];
+    const mixpi_tape_entry *e;
+    int readers = 0, made = 0, k;
+    makers[0] = mixp_op_builtin(MIXP_OP_LINEAR);
+    makers[1] = mixp_op_builtin(MIXP_OP_MATMUL);
+    for (e = c->ctx->tape; e; e = e->older) {
+        if (e->call.out == c->in[i])
+            made = e->call.op == makers[0] || e->call.op == makers[1] ||
+                   e->call.op == &mixpi_mlp_op;
+        for (k = 0; k < e->call.n_in; k++) readers += e->call.in[k] == c->in[i];
+    }
+    return made ? readers : -1;
+}
+
+/* Releases a disposable term of the sum that no other operator reads: no gradient needs its
+ * values. */
+static void mixpi_add_norm_give(mixp_context *ctx, mixp_tensor *term) {
+    mixp_call reader;
+    if (!term->own.disposable || term->own.spent || term->requires_grad) return;
+    memset(&reader, 0, sizeof reader);
+    reader.ctx = ctx;
+    reader.in = &term;
+    if (mixpi_call_readers(&reader, 0) != 1) return;
+    term->own.spent = 1;
+    mixpi_arena_give(ctx, &ctx->dev, term->data, mixpi_bytes(term));
+}
+
+static mixp_tensor *mixpi_add_norm(mixp_context *ctx, mixp_op_id id, mixp_norm_args k,
+                                   mixp_tensor *const *in, mixp_tensor **sum) {
+    mixp_tensor *s, *y;
+    int joined;
+    if (sum) *sum = NULL;
+    if (!ctx) return NULL;
+    joined = mixpi_adds_norm(ctx, in[0], in[1], id);
+    s = joined ? mixpi_sum_before(ctx, in[0], in[1], &k) : mixp_add(ctx, in[0], in[1]);
+    if (!s) return NULL;
+    y = mixpi_apply_op(ctx, id, 1, s, in[2], in[3], &k);
+    if (y && joined && s->own.from_tape) mixpi_add_norm_give(ctx, in[1]);
+    if (sum && y) *sum = s;
+    return y;
+}
+
+MIXPREC_API mixp_tensor *mixp_add_layer_norm(mixp_context *ctx, mixp_tensor *a,
+                                             mixp_tensor *b, mixp_tensor *gamma,
+                                             mixp_tensor *beta, float eps,
+                                             mixp_tensor **sum) {
+    mixp_tensor *in[4] = { a, b, gamma, beta };
+    return mixpi_add_norm(ctx, MIXP_OP_LAYER_NORM, mixpi_norm_of(0, eps), in, sum);
+}
+
+MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
+                                           mixp_tensor *b, mixp_tensor *gamma, float eps,
+                                           mixp_tensor **sum) {
+    mixp_tensor *in[4] = { a, b, gamma, NULL };
+    return mixpi_add_norm(ctx, MIXP_OP_RMS_NORM, mixpi_norm_of(1, eps), in, sum);
+}
+

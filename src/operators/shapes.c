@@ -1,0 +1,267 @@
+#pragma once
+#include "shared.c"
+/* --- cast, reshape, transpose, concat, slice -------------------------------------------- */
+
+MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
+{ return mixpi_cast(ctx, x, dtype); }
+
+/* Attributes of reshape. shape: the caller's array, not copied. */
+typedef struct mixpi_reshape { int rank; const int64_t *shape; } mixpi_reshape;
+
+static mixp_result mixpi_reshape_infer(mixp_call *c) {
+    const mixpi_reshape *p = (const mixpi_reshape *)c->attrs;
+    int64_t shape[MIXP_MAX_RANK], known = 1, count = c->in[0]->count;
+    int i, open = -1;
+    if (p->rank < 0 || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                                 "reshape: rank %d with shape %s; the rank must be "
+                                 "0 to %d",
+                                 p->rank, p->shape ? "given" : "NULL", MIXP_MAX_RANK);
+    for (i = 0; i < p->rank; i++) {
+        shape[i] = p->shape[i];
+        if (shape[i] == -1 && open < 0) open = i;
+        else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
+        else
+            return mixpi_bad_shapes(
+                c, "new dimensions are at least 1, one of them may be -1");
+    }
+    if (open >= 0 && count % known == 0) shape[open] = count / known;
+    else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be whole");
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_alias(c, p->rank, shape);
+}
+
+MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int64_t *shape) {
+    mixpi_reshape p = { rank, shape };
+    return mixpi_apply_one(ctx, MIXP_OP_RESHAPE, x, &p);
+}
+
+static mixp_result mixpi_detach_infer(mixp_call *c)
+{ return mixp_call_alias(c, c->in[0]->rank, c->in[0]->shape); }
+
+MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_one(ctx, MIXP_OP_DETACH, x, NULL); }
+
+typedef struct mixpi_transpose { int dim0, dim1; } mixpi_transpose;
+
+static mixp_result mixpi_transpose_infer(mixp_call *c) {
+    mixpi_transpose *p = (mixpi_transpose *)c->attrs;
+    mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    p->dim0 = mixpi_axis(p->dim0, x->rank);
+    p->dim1 = mixpi_axis(p->dim1, x->rank);
+    if (p->dim0 < 0 || p->dim1 < 0)
+        return mixpi_bad_shapes(c, "both dims must be its own");
+    memcpy(shape, x->shape, sizeof shape);
+    shape[p->dim0] = x->shape[p->dim1];
+    shape[p->dim1] = x->shape[p->dim0];
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+/* Begins a copy over t's shape. The caller sets arrays and strides. */
+static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
+    mixp_copy_args k;
+    memset(&k, 0, sizeof k);
+    k.rank = t->rank;
+    memcpy(k.shape, t->shape, sizeof k.shape);
+    return k;
+}
+
+/* to[.., i, .., j, ..] (+)= from[.., j, .., i, ..] */
+static mixp_result mixpi_transpose_both(mixp_call *c) {
+    const mixpi_transpose *p = (const mixpi_transpose *)c->attrs;
+    const mixp_tensor *to = c->out->grad ? c->in[0] : c->out;
+    const mixp_tensor *from = c->out->grad ? c->out : c->in[0];
+    mixp_copy_args k = mixpi_copy_to(to);
+    int64_t *s = k.src_strides, swap;
+    k.src = mixpi_call_from(c);
+    k.dst = mixpi_call_to(c);
+    if (!k.dst.data) return MIXP_OK;
+    mixpi_dense_strides(to->rank, to->shape, k.dst_strides);
+    mixpi_dense_strides(from->rank, from->shape, s);
+    swap = s[p->dim0];
+    s[p->dim0] = s[p->dim1];
+    s[p->dim1] = swap;
+    return MIXPI_RUN(c, copy, &k);
+}
+
+MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
+                                        int dim1) {
+    mixpi_transpose p = { dim0, dim1 };
+    return mixpi_apply_one(ctx, MIXP_OP_TRANSPOSE, x, &p);
+}
+
+/* Reports that input i does not fit the first input. */
+static mixp_result mixpi_concat_misfit(mixp_call *c, int i, const char *rule) {
+    char first[352], other[352], number[24];
+    snprintf(number, sizeof number, "input %d", i);
+    mixpi_input_text(c->in[0], "input 0", first, sizeof first);
+    mixpi_input_text(c->in[i], number, other, sizeof other);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "concat: %s and %s do not fit: %s",
+                             first, other, rule);
+}
+
+static mixp_result mixpi_concat_infer(mixp_call *c) {
+    int *axis = (int *)c->attrs, i, j;
+    mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
+    *axis = mixpi_axis(*axis, x->rank);
+    if (*axis < 0) return mixpi_bad_shapes(c, "dim must be one of their dimensions");
+    memcpy(shape, x->shape, sizeof shape);
+    for (i = 1; i < c->n_in; i++) {
+        if (c->in[i]->rank != x->rank)
+            return mixpi_concat_misfit(c, i, "all need the same rank");
+        for (j = 0; j < x->rank; j++)
+            if (j != *axis && c->in[i]->shape[j] != x->shape[j])
+                return mixpi_concat_misfit(c, i, "all other dimensions must be equal");
+        if (c->in[i]->shape[*axis] > INT64_MAX - shape[*axis])
+            return mixpi_concat_misfit(c, i, "together they are longer than 2^63 - 1");
+        shape[*axis] += c->in[i]->shape[*axis];
+    }
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank, shape);
+}
+
+/* Copies input i to its place in the joined array, or its gradient back. first: offset of the
+ * input's first element. */
+static mixp_result mixpi_concat_part(mixp_call *c, int i, int64_t first) {
+    mixp_copy_args k = mixpi_copy_to(c->in[i]);
+    int back = c->out->grad != NULL;
+    mixpi_dense_strides(k.rank, k.shape, back ? k.dst_strides : k.src_strides);
+    mixpi_dense_strides(k.rank, c->out->shape, back ? k.src_strides : k.dst_strides);
+    k.src = back ? mixpi_in_at(mixpi_call_dy(c), first) : mixpi_call_x(c, i);
+    k.dst = back ? mixpi_call_dx(c, i) : mixpi_out_at(mixpi_call_y(c), first);
+    return k.dst.data ? MIXPI_RUN(c, copy, &k) : MIXP_OK;
+}
+
+/* Copies the inputs into the joined array, or the parts of its gradient back to the inputs. */
+static mixp_result mixpi_concat_both(mixp_call *c) {
+    int i, axis = *(const int *)c->attrs;
+    int64_t first = 0, whole[MIXP_MAX_RANK];
+    mixp_result r = MIXP_OK;
+    mixpi_dense_strides(c->out->rank, c->out->shape, whole);
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+        r = mixpi_concat_part(c, i, first);
+        first += c->in[i]->shape[axis] * whole[axis];
+    }
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
+                                     int dim) {
+    return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_CONCAT), n, x, n, &dim);
+}
+
+typedef struct mixpi_range {
+    int     dim;
+    int64_t first, count;
+} mixpi_range;
+
+/* Reports an invalid slice. size: of the dimension, or -1 if the dimension does not exist. */
+static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
+    const mixpi_range *p = (const mixpi_range *)c->attrs;
+    char text[336];
+    mixpi_input_text(c->in[0], "x", text, sizeof text);
+    if (size < 0)
+        return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                                 "slice: %d is no dimension of %s", p->dim, text);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
+                             "slice: %.0f from %.0f on along dim %d of %s; there must be "
+                             "at least one, and all within its %.0f",
+                             (double)p->count, (double)p->first, p->dim, text,
+                             (double)size);
+}
+
+static mixp_result mixpi_slice_infer(mixp_call *c) {
+    mixpi_range *p = (mixpi_range *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK], size, first = p->first;
+    int axis = mixpi_axis(p->dim, x->rank);
+    if (axis < 0) return mixpi_bad_slice(c, -1);
+    size = x->shape[axis];
+    if (first < 0) first += size;
+    if (first < 0 || p->count < 1 || first > size - p->count)
+        return mixpi_bad_slice(c, size);
+    p->dim = axis;
+    p->first = first;
+    memcpy(shape, x->shape, sizeof shape);
+    shape[axis] = p->count;
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+static mixp_result mixpi_slice_forward(mixp_call *c) {
+    const mixpi_range *p = (const mixpi_range *)c->attrs;
+    mixp_copy_args k = mixpi_copy_to(c->out);
+    mixpi_dense_strides(k.rank, k.shape, k.dst_strides);
+    mixpi_dense_strides(k.rank, c->in[0]->shape, k.src_strides);
+    k.src = mixpi_in_at(mixpi_call_x(c, 0), p->first * k.src_strides[p->dim]);
+    k.dst = mixpi_call_y(c);
+    return MIXPI_RUN(c, copy, &k);
+}
+
+/* The first slice of x that is walked clears the rest of x's gradient. If other operators have
+ * already written the gradient, the slice only adds to it. */
+static mixp_result mixpi_slice_backward(mixp_call *c) {
+    const mixpi_range *p = (const mixpi_range *)c->attrs;
+    mixp_copy_args k = mixpi_copy_to(c->out);
+    mixp_out dx = mixpi_call_dx(c, 0);
+    mixp_result r = MIXP_OK;
+    if (!dx.data) return MIXP_OK;
+    if (!dx.accumulate)
+        r = mixpi_fill_with(c->ctx, dx, c->in[0]->count, 0.0);
+    mixpi_dense_strides(k.rank, k.shape, k.src_strides);
+    mixpi_dense_strides(k.rank, c->in[0]->shape, k.dst_strides);
+    k.src = mixpi_call_dy(c);
+    k.dst = mixpi_out_at(dx, p->first * k.dst_strides[p->dim]);
+    return r == MIXP_OK ? MIXPI_RUN(c, copy, &k) : r;
+}
+
+MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
+                                    int64_t first, int64_t count) {
+    mixpi_range p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.first = first;
+    p.count = count;
+    return mixpi_apply_one(ctx, MIXP_OP_SLICE, x, &p);
+}
+
+/* Can x be split into n parts? Reports the reason if not. */
+static mixp_result mixpi_check_split(mixp_context *ctx, const mixp_tensor *x, int dim,
+                                     int n) {
+    int axis = mixpi_axis(dim, x->rank);
+    char text[336];
+    if (axis >= 0 && x->shape[axis] % n == 0) return MIXP_OK;
+    mixpi_input_text(x, "x", text, sizeof text);
+    return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d",
+                             text, dim,
+                             axis < 0 ? " to be cut; parts:" : " that is a multiple of",
+                             n);
+}
+
+MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                   mixp_tensor **parts) {
+    int64_t size = 1;
+    int i, done = 0, known = mixpi_is_live(x);
+    if (!ctx || !parts || n < 1)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_split: %d parts in %s; it needs at least one, and "
+                                 "an array for them",
+                                 n, parts ? "an array" : "no array");
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    /* If x is no tensor, the first slice reports it. */
+    if (known && mixpi_check_split(ctx, x, dim, n) != MIXP_OK)
+        return MIXP_ERR_SHAPE;
+    if (known) size = x->shape[mixpi_axis(dim, x->rank)] / n;
+    while (done < n && (parts[done] = mixp_slice(ctx, x, dim, done * size, size)) != NULL)
+        done++;
+    if (done == n) return MIXP_OK;
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    return mixpi_failed(ctx);
+}
+

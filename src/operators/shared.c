@@ -1,0 +1,198 @@
+#pragma once
+#include "../operators.h"
+#include "../tape/cast.c"
+/* ==== 8. OPERATORS (implementation) =================================================== */
+
+/* --- small helpers --------------------------------------------------------------------- */
+
+/* Runs one kernel of the device of x (a call, an optimizer, a scaler). */
+#define MIXPI_RUN(x, kernel, ...)                                                         \
+    (x)->ctx->device->kernels->kernel(&(x)->ctx->exec, __VA_ARGS__)
+/* The same outside of operators, with a report: the tape reports failures of operators only. */
+#define MIXPI_STEP_RUN(x, kernel, k) \
+    mixpi_noted((x)->ctx, #kernel, MIXPI_RUN(x, kernel, k))
+
+static int64_t mixpi_last_dim(const mixp_tensor *t) {
+    return t->rank ? t->shape[t->rank - 1] : 1;
+}
+static int64_t mixpi_rows_of(const mixp_tensor *t) {
+    return t->count / mixpi_last_dim(t);
+}
+
+/* Applies a built-in operator to up to three inputs. Fails if one of the first `required` is
+ * NULL. */
+static mixp_tensor *mixpi_apply_op(mixp_context *ctx, mixp_op_id id, int required,
+                                   mixp_tensor *a, mixp_tensor *b, mixp_tensor *c,
+                                   const void *attrs) {
+    mixp_tensor *in[3] = { a, b, c };
+    return mixp_apply(ctx, mixp_op_builtin(id), 3, in, required, attrs);
+}
+
+static mixp_tensor *mixpi_apply_one(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+                                    const void *attrs)
+{ return mixpi_apply_op(ctx, id, 1, x, NULL, NULL, attrs); }
+
+/* Arguments of an operator's kernels: input i, the result and, in backward, the result's gradient
+ * and the gradient of input i. data NULL: the tensor is missing, or the gradient is not wanted. */
+static mixp_in mixpi_call_x(const mixp_call *c, int i) {
+    return mixpi_tensor_in(c->in[i]);
+}
+static mixp_in mixpi_call_dy(const mixp_call *c) { return mixpi_tensor_in(c->out->grad); }
+static mixp_out mixpi_call_y(const mixp_call *c) { return mixpi_tensor_out(c->out, 0); }
+static mixp_out mixpi_call_dx(mixp_call *c, int i) {
+    int accumulate = 0;
+    const mixp_tensor *grad = mixp_call_grad(c, i, &accumulate);
+    return mixpi_tensor_out(grad, accumulate);
+}
+
+/* For operators whose single function passes values forward and gradients back: from the input to
+ * the result, or, once the result has a gradient, from that gradient to the input's gradient. */
+static mixp_in mixpi_call_from(const mixp_call *c)
+{ return c->out->grad ? mixpi_call_dy(c) : mixpi_call_x(c, 0); }
+static mixp_out mixpi_call_to(mixp_call *c)
+{ return c->out->grad ? mixpi_call_dx(c, 0) : mixpi_call_y(c); }
+
+/* An f32 array that forward saved for backward. */
+static float *mixpi_saved(const mixp_call *c, int slot) {
+    return (float *)c->saved[slot]->data;
+}
+
+/* Fails if one of the first `required` of `count` inputs is missing, or an input is not real. */
+static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
+    char quoted[MIXPI_QUOTED];
+    int i;
+    for (i = 0; i < count; i++) {
+        const mixp_tensor *t = c->in[i];
+        if (!t && i < required)
+            return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: input %d is NULL",
+                                     c->op->name, i);
+        if (t && !mixpi_real(t->dtype))
+            return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                     "%s: input %d%s is %s; it must be f32, f16 or "
+                                     "bf16",
+                                     c->op->name, i, mixpi_quoted(t, quoted),
+                                     mixp_dtype_name(t->dtype));
+    }
+    return MIXP_OK;
+}
+
+/* Checks that the inputs before `which` are real and that input `which` holds i32 indices. */
+static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
+    mixp_result r = mixpi_need_real(c, which, which);
+    const mixp_tensor *ids = c->in[which];
+    char quoted[MIXPI_QUOTED];
+    if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
+    return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                             "%s: input %d%s is %s; indices must be i32: mixp_convert makes "
+                             "them", c->op->name, which,
+                             ids ? mixpi_quoted(ids, quoted) : "",
+                             ids ? mixp_dtype_name(ids->dtype) : "NULL");
+}
+
+static mixp_result mixpi_need_indices(mixp_call *c) {
+    return mixpi_need_indices_after(c, 1);
+}
+
+/* The name of the first named input of a call; low copies and gradients have a tensor's name. */
+static const char *mixpi_call_named(const mixp_call *c) {
+    int i;
+    for (i = 0; i < c->n_in; i++)
+        if (c->in[i] && *c->in[i]->name) return c->in[i]->name;
+    return "";
+}
+
+/* The operator on the tape that made t, or the tensor of which t is a cast; NULL if none did. */
+static const mixp_call *mixpi_maker(const mixp_tensor *t) {
+    const mixpi_tape_entry *e = t->own.generation ? t->ctx->tape : NULL;
+    for (; e; e = e->older) {
+        if (e->call.out != t) continue;
+        if (e->call.op != &mixpi_cast_op || *e->call.in[0]->name) return &e->call;
+        t = e->call.in[0];
+    }
+    return NULL;
+}
+
+/* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" for the result of an operator. */
+static void mixpi_input_text(const mixp_tensor *t, const char *letter, char *text,
+                             size_t room) {
+    const mixp_call *maker = *t->name ? NULL : mixpi_maker(t);
+    const char *of = maker ? mixpi_call_named(maker) : "";
+    char shape[224], made[96] = "";
+    mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
+    if (maker)
+        snprintf(made, sizeof made, *of ? " of %.24s('%.60s')" : " of %.24s%s",
+                 maker->op->name, of);
+    if (*t->name) snprintf(text, room, "%.24s '%.60s' %s", letter, t->name, shape);
+    else snprintf(text, room, "%.24s %s%s", letter, shape, made);
+}
+
+/* The declared names of the inputs of operators with several inputs. */
+static const char *const mixpi_input_names[][4] = {
+    { "linear", "x", "w", "b" },
+    { "matmul", "a", "b", "" },
+    { "add", "a", "b", "" },
+    { "sub", "a", "b", "" },
+    { "mul", "a", "b", "" },
+    { "div", "a", "b", "" },
+    { "maximum", "a", "b", "" },
+    { "minimum", "a", "b", "" },
+    { "swiglu", "gate", "up", "" },
+    { "layer_norm", "x", "gamma", "beta" },
+    { "rms_norm", "x", "gamma", "" },
+    { "embedding", "table", "ids", "" },
+    { "cross_entropy", "logits", "targets", "" },
+    { "linear_cross_entropy", "x", "w", "targets" },
+    { "mse", "x", "target", "" },
+    { "bce_with_logits", "x", "target", "" },
+    { "bce", "x", "target", "" },
+    { "l1", "x", "target", "" },
+    { "smooth_l1", "x", "target", "" },
+    { "huber", "x", "target", "" },
+    { "kl_div", "x", "target", "" },
+    { "gather", "x", "ids", "" },
+    { "where", "mask", "a", "b" },
+    { "masked_fill", "x", "mask", "" }
+};
+
+static const char *mixpi_input_name(const mixp_call *c, int i, char number[24]) {
+    const size_t rows = sizeof mixpi_input_names / sizeof mixpi_input_names[0];
+    size_t k = 0;
+    while (k < rows && strcmp(mixpi_input_names[k][0], c->op->name) != 0) k++;
+    if (k < rows && i < 3) return mixpi_input_names[k][1 + i];
+    if (c->n_in < 2 || !c->in[1]) return "x";
+    snprintf(number, 24, "input %d", i);
+    return number;
+}
+
+/* Reports the inputs with names and shapes, and the rule that they break. */
+static mixp_result mixpi_bad_shapes(mixp_call *c, const char *rule) {
+    char text[4][352], number[24];
+    int i, n = 0;
+    memset(text, 0, sizeof text);
+    for (i = 0; i < c->n_in && n < 4; i++) {
+        const char *name = mixpi_input_name(c, i, number);
+        if (c->in[i]) mixpi_input_text(c->in[i], name, text[n++], sizeof text[0]);
+    }
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s%s%s%s%s%s%s %s not fit: %s",
+                             c->op->name, text[0], n > 1 ? " and " : "", text[1],
+                             n > 2 ? " and " : "", text[2], n > 3 ? " and " : "",
+                             text[3], n > 1 ? "do" : "does", rule);
+}
+
+static void mixpi_dense_strides(int rank, const int64_t *shape, int64_t *strides) {
+    int64_t step = 1;
+    int i;
+    for (i = rank - 1; i >= 0; i--) { strides[i] = step; step *= shape[i]; }
+}
+
+/* Converts dim to an index from the front; -1 if it is out of range. */
+static int mixpi_axis(int dim, int rank) {
+    if (dim < 0) dim += rank;
+    return dim >= 0 && dim < rank ? dim : -1;
+}
+
+static mixp_result mixpi_same_infer(mixp_call *c) {
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+}
+

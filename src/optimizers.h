@@ -1,0 +1,221 @@
+#pragma once
+#include "scaler.h"
+/* ==== 10. OPTIMIZERS ================================================= >>optimizers ====
+ *
+ * One pass over all gradients computes found_inf, the norm and the largest value. One pass over all
+ * parameters unscales, clips, updates moments and f32 master weights, and writes the low copies.
+ * Hyper-parameters are double. Moments and master weights are f32, or smaller on request. Without
+ * fast-math, steps give the same bits on every instruction set and at any number of threads.
+ */
+/* How an optimizer stores its states. Smaller states save memory, and the time to read and write
+ * that memory, but add noise. All zero: f32. Otherwise MIXP_MOMENT_BF16 or MIXP_MOMENT_8BIT, and
+ * MIXP_MASTER_16BIT or MIXP_MASTER_8BIT (ARITHMETIC has their layouts). 16-bit masters lose
+ * nothing. bf16 moments cost almost no accuracy. 8-bit moments change an update by about a tenth.
+ * These parameters keep f32 states: parameters with one axis (norms, biases), with fewer than
+ * MIXP_STATE_SMALL elements, or in groups with f32_states. f32 parameters are their own masters. */
+#define MIXP_STATE_SMALL 4096
+typedef struct mixp_optimizer_states {
+    mixp_moment_kind m, v;      /* first and second moment; v: Adam, AdamW and RMSprop only */
+    mixp_master_kind master;    /* for bf16 parameters. If not F32, f16 parameters are refused */
+} mixp_optimizer_states;
+
+/* Fill with mixp_adamw_defaults: 0 cannot mean the default, because beta1 = 0 is legal. */
+typedef struct mixp_adamw_desc {
+    double        lr;           /* 1e-3                                                    */
+    double        beta1, beta2; /* 0.9, 0.999                                              */
+    double        eps;          /* 1e-8, added outside the root, after bias correction     */
+    double        weight_decay; /* 0.01, decoupled: subtracts lr * weight_decay * weight   */
+    double        max_norm;     /* clips by global norm inside the step; 0 = off           */
+    mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
+    int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight; 1: they do
+                                   not                                                     */
+    int           zero_grad;    /* 1: each step clears the gradients, as mixp_zero_grad does */
+    mixp_schedule schedule;     /* constant                                                */
+    mixp_optimizer_states states;   /* all f32                                             */
+    int           cautious;     /* 1: decays only weights that the update moves towards 0  */
+    mixp_spike_rule spike;      /* off; skips steps whose loss or norm is a spike       */
+} mixp_adamw_desc;
+MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
+
+/* Like AdamW, but the decay is added to the gradient, and is 0 by default. A separate type, so that
+ * AdamW's default decay cannot reach an Adam by mistake. */
+typedef struct mixp_adam_desc {
+    double        lr;           /* 1e-3                                                    */
+    double        beta1, beta2; /* 0.9, 0.999                                              */
+    double        eps;          /* 1e-8                                                    */
+    double        weight_decay; /* 0                                                       */
+    double        max_norm;     /* 0 = off                                                 */
+    mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_adam_desc;
+MIXPREC_API mixp_adam_desc mixp_adam_defaults(void);
+
+typedef struct mixp_sgd_desc {
+    double        lr;           /* 1e-3                                                    */
+    double        momentum, dampening, weight_decay;    /* 0                               */
+    int           nesterov;     /* 0; 1 needs momentum and dampening 0                     */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_sgd_desc;
+MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
+
+/* torch.optim.RMSprop, without its `centered`. */
+typedef struct mixp_rmsprop_desc {
+    double        lr;           /* 1e-2                                                    */
+    double        alpha;        /* 0.99, for the second moment; a group's beta2            */
+    double        eps;          /* 1e-8                                                    */
+    double        weight_decay, momentum;   /* 0; the decay is added to the gradient       */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_rmsprop_desc;
+MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void);
+
+/* Lion, with its authors' defaults. Use a third to a tenth of AdamW's rate, and increase the weight
+ * decay by the same factor. */
+typedef struct mixp_lion_desc {
+    double        lr;           /* 1e-4                                                    */
+    double        beta1, beta2; /* 0.9, 0.99                                               */
+    double        weight_decay; /* 0, decoupled                                            */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    int           cautious;     /* as above                                                */
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_lion_desc;
+MIXPREC_API mixp_lion_desc mixp_lion_defaults(void);
+
+/* How the shape of a matrix scales Muon's rate. rows: outputs of a linear layer. */
+typedef enum mixp_muon_rate {
+    MIXP_MUON_RATE_ORIGINAL,        /* sqrt(max(1, rows / cols))                           */
+    MIXP_MUON_RATE_MATCH_RMS_ADAMW  /* 0.2 sqrt(max(rows, cols)): use AdamW's rate and decay
+                                       unchanged                                           */
+} mixp_muon_rate;
+
+/* Muon, as torch.optim.Muon: momentum, made orthogonal by a Newton-Schulz iteration of products on
+ * the device. Muon is for the matrices inside a model: parameters with 2 axes (MIXP_ERR_SHAPE
+ * otherwise). Give embeddings, the head, norms and biases to an AdamW. Muon works with loss
+ * scaling. A skipped step is skipped on the device, also in a recorded step.
+ *
+ * Cost of an m x n matrix, m <= n: `iterations` * (4 m m n + 2 m m m) operations a step, which is
+ * little beside a large batch and much beside a small one. Extra memory, for the largest matrix
+ * only: 6 bytes (8 in f32) for each element, and 8 m m bytes (12 m m in f32). */
+typedef struct mixp_muon_desc {
+    double        lr;           /* 1e-3                                                    */
+    double        momentum;     /* 0.95                                                    */
+    double        weight_decay; /* 0.1, decoupled, times lr before the shape scales it     */
+    double        eps;          /* 1e-7: a norm below eps is replaced by eps in the division */
+    double        a, b, c;      /* 3.4445, -4.7750, 2.0315: X <- a X + (b A + c A A) X with A = X
+                                   X'                                                      */
+    int           iterations;   /* 5; at most 99                                           */
+    int           nesterov;     /* 1                                                       */
+    int           f32;          /* 0: the iteration runs in bf16; 1: in f32                */
+    mixp_muon_rate rate;        /* MIXP_MUON_RATE_ORIGINAL                                 */
+    double        max_norm;     /* 0 = off                                                 */
+    int           no_master, zero_grad;     /* as above                                    */
+    mixp_schedule schedule;
+    mixp_optimizer_states states;
+    int           cautious;     /* as above                                                */
+    mixp_spike_rule spike;      /* off                                                  */
+} mixp_muon_desc;
+MIXPREC_API mixp_muon_desc mixp_muon_defaults(void);
+
+/* Make an optimizer without parameters. NULL on error: a hyper-parameter is NaN, negative or out of
+ * range (betas in [0,1), eps >= 0), or the spike rule has such a field. */
+MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
+                                           const mixp_adamw_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
+                                             const mixp_rmsprop_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc);
+MIXPREC_API mixp_optimizer *mixp_muon_new(mixp_context *ctx, const mixp_muon_desc *desc);
+
+/* Opens a group for the mixp_optimizer_add calls that follow. Group 0 has the description's values.
+ * Returns the group's index, or -1 on error (more than MIXP_MAX_GROUPS groups, a value out of
+ * range). */
+MIXPREC_API int mixp_optimizer_add_group(mixp_optimizer *opt,
+                                         const mixp_param_group *group);
+/* Read or change a group at any time, by hand or by your own schedule. */
+MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int index,
+                                                 mixp_param_group *out);
+MIXPREC_API mixp_result mixp_optimizer_set_group(mixp_optimizer *opt, int index,
+                                                 const mixp_param_group *group);
+
+/* Sets the learning rate of every group; a schedule multiplies it, like the description's.
+ * MIXP_ERR_ARGUMENT: lr is negative or not finite; no group changes. */
+MIXPREC_API mixp_result mixp_optimizer_set_lr(mixp_optimizer *opt, double lr);
+
+/* Adds a parameter (f32, f16 or bf16) to the newest group.
+ *
+ * grad NULL: uses the gradient that backward fills. A step in which the parameter got no gradient
+ * does not change the parameter (like PyTorch's None; bias correction counts each parameter's own
+ * steps). grad not NULL: your view with the same count, which you fill; every step uses it.
+ *
+ * Master weights follow the parameter when you write it or when another optimizer does. If two
+ * optimizers share a low parameter, each keeps only the parameter's own bits. A parameter without
+ * an optimizer keeps its gradient: a step after a second walk back into that gradient is
+ * MIXP_ERR_ORDER, unless you wrote to the gradient in between.
+ *
+ * MIXP_ERR_ARGUMENT: the parameter, or another view of its memory or of a part of it, was already
+ * added; or grad is given while `scatter` of mixp_ranks_desc is set. MIXP_ERR_DTYPE: an f16
+ * parameter, where masters are stored beside bf16. MIXP_ERR_SHAPE: not a matrix, for Muon. */
+MIXPREC_API mixp_result mixp_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
+                                           mixp_tensor *grad);
+
+/* Adds to the newest group each parameter of mixp_param whose name fits the pattern (* matches any
+ * characters, ? matches one), that requires a gradient and has no optimizer. Oldest first; like
+ * mixp_optimizer_add with grad NULL. A second call therefore adds the rest:
+ *
+ *     mixp_optimizer_add_all(opt, "*.weight");
+ *     mixp_optimizer_add_group(opt, &no_decay);
+ *     mixp_optimizer_add_all(opt, "*");
+ *
+ * MIXP_ERR_ARGUMENT: no parameter fits. Stops at the first error of mixp_optimizer_add; parameters
+ * already added stay. */
+MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *pattern);
+
+/* Forgets the gradients of all parameters; sets your views to 0. With zero_grad in the description,
+ * each step does so itself, and clears a view in the pass that reads it. Use zero_grad in programs
+ * that accumulate into their own buffers. A skipped step also clears the gradients, because an Inf
+ * would stay in the next sum; it changes nothing else. No other parameter of any optimizer may
+ * share a cleared view. */
+MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
+
+/* Sets the true loss of the coming step, which MIXP_SPIKE_LOSS checks: one f32 element; for several
+ * micro-batches or ranks (mixp_ranks_sum), their mean. The step reads the loss on the device
+ * without waiting. Call it for each step.
+ *
+ * MIXP_ERR_ARGUMENT: loss has more than one element, or is from another context or an earlier step;
+ * or opt does not check losses. MIXP_ERR_DTYPE: loss is not f32. */
+MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
+                                                const mixp_tensor *loss);
+
+/* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the
+ * parameter's number of elements. MASTER: returns the weight itself if there is no master, or if
+ * the weight was written since the last step. Waits for the device.
+ *
+ * MIXP_ERR_ARGUMENT: opt does not have the parameter, or the optimizer (with ranks, this rank)
+ * keeps no such state. MIXP_ERR_SHAPE: another count. */
+typedef enum mixp_state_kind {
+    MIXP_STATE_M,               /* first moment, or momentum                               */
+    MIXP_STATE_V,               /* second moment                                           */
+    MIXP_STATE_MASTER           /* master weight                                           */
+} mixp_state_kind;
+MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
+                                            const mixp_tensor *param, mixp_state_kind what,
+                                            float *host, int64_t count);
+
+/* Number of applied steps; learning rate of a group's next step. Both wait for the device. */
+MIXPREC_API int64_t mixp_optimizer_applied(const mixp_optimizer *opt);
+MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
+

@@ -1,0 +1,372 @@
+#pragma once
+#include "../step.h"
+#include "../step/table.c"
+/* --- what all ranks have found --------------------------------------------------------------- *
+ *
+ * After the look and before the decision, the ranks sum one small table, on the device and without
+ * the host. mixp_agree_fill describes the table.
+ */
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                   int in_parts) {
+    const mixp_ranks_desc *ranks = &o->ctx->ranks;
+    const mixpi_exchange *d = o->ctx->exchange;
+    const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
+    mixp_agree_args k;
+    mixp_result r;
+    if (!o->table)
+        o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
+    if (!o->table) return MIXP_ERR_MEMORY;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.looks = d ? d->looks : NULL;
+    k.first_leaf = d ? d->first : NULL;
+    k.n_looks = d ? d->n_buckets : 0;
+    k.scaler = s;
+    k.step = o->state;
+    k.table = o->table;
+    k.rank = ranks->rank;
+    k.size = ranks->size;
+    k.in_parts = in_parts;
+    r = MIXPI_STEP_RUN(o, agree, &k);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
+                            mixpi_out_to(o->table, MIXP_F64, 0), n);
+    k.reads = 1;
+    return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
+}
+
+/* Formats two different numbers with enough digits to show the difference. */
+static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t room) {
+    int digits = 6;
+    do {
+        snprintf(here, room, "%.*g", digits, a);
+        snprintf(there, room, "%.*g", digits, b);
+    } while (strcmp(here, there) == 0 && (digits += 3) <= 18);
+}
+
+/* --- what must be alike in every step --------------------------------------------------------- */
+
+static uint64_t mixpi_hash_number(uint64_t h, double x) { return mixpi_hash(h, &x, sizeof x); }
+
+static uint64_t mixpi_hash_group(uint64_t h, const mixp_param_group *g) {
+    const double all[9] = { g->lr,       g->beta1,    g->beta2,           g->eps,
+                            g->weight_decay, g->momentum, g->dampening,   (double)g->nesterov,
+                            (double)g->f32_states };
+    return mixpi_hash(h, all, sizeof all);
+}
+
+/* Hash of all settings that a step's result depends on, apart from gradients and states. */
+static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
+    const mixp_step_plan *p = &o->plan;
+    const double all[16] = {
+        (double)p->kind,           (double)p->order,          p->max_norm,
+        (double)p->cautious,       (double)p->schedule.kind,  (double)p->schedule.warmup,
+        (double)p->schedule.total, p->schedule.min_factor,    (double)p->spike.of,
+        (double)p->spike.window,   (double)p->spike.max_in_a_row, p->spike.z,
+        (double)o->states.m,       (double)o->states.v,       (double)o->states.master,
+        o->clipped ? o->clip_norm : -1.0
+    };
+    uint64_t h = mixpi_hash(1469598103934665603u, all, sizeof all);
+    int64_t i;
+    int k;
+    for (k = 0; k < p->n_groups; k++) h = mixpi_hash_group(h, &p->groups[k]);
+    for (i = 0; i < o->count; i++) h = mixpi_hash_number(h, (double)o->rows[i].group);
+    if (o->muon) h = mixpi_hash_number(h, o->muon->a + (double)o->muon->iterations);
+    return h >> 11;
+}
+
+/* The byte range [*first, *end) of all weights that step number `taken` compares: at most
+ * MIXPI_COMPARED bytes, and the following bytes the next time. */
+enum { MIXPI_COMPARED = 1 << 26 };
+
+static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t *end) {
+    const size_t most = MIXPI_COMPARED;
+    size_t total = 0, windows;
+    int64_t i;
+    for (i = 0; i < o->count; i++) total += mixpi_bytes(o->slots[i].param);
+    windows = (total + most - 1) / most;
+    *first = windows ? (size_t)(o->taken / o->ctx->ranks.check_every) % windows * most : 0;
+    *end = *first + most < total ? *first + most : total;
+}
+
+/* Does this step compare weights? All ranks give the same answer: their step counts are equal. */
+static int mixpi_compares(const mixp_optimizer *o) {
+    const int64_t every = o->ctx->ranks.check_every;
+    if (o->ctx->ranks.size < 2 || o->ctx->capturing) return 0;
+    return o->loaded || (every > 0 && o->taken && o->taken % every == 0);
+}
+
+/* Hash of the weights that this step compares. Waits for the device. */
+static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
+    uint64_t h = 1469598103934665603u;
+    size_t first, end, at = 0;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    mixpi_compared_range(o, &first, &end);
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        const mixp_tensor *t = o->slots[i].param;
+        const size_t bytes = mixpi_bytes(t), from = at < first ? first - at : 0;
+        const size_t to = end < at + bytes ? (end > at ? end - at : 0) : bytes;
+        if (from < to) r = mixpi_hash_data(o->ctx, t, from, to, &h);
+        at += bytes;
+    }
+    *hash = (h >> 11) | 1;              /* 0 means: not compared */
+    return r;
+}
+
+/* Enters in the plan what the ranks compare in this step. */
+static mixp_result mixpi_plan_compared(mixp_optimizer *o) {
+    mixp_step_plan *plan = &o->plan;
+    mixp_result r = MIXP_OK;
+    plan->weights = 0;
+    if (o->ctx->ranks.size < 2) return MIXP_OK;
+    plan->settings = mixpi_settings_hash(o);
+    if (mixpi_compares(o)) r = mixpi_weights_hash(o, &plan->weights);
+    o->loaded = 0;
+    o->taken++;
+    return r;
+}
+
+/* Reports weights that differ between ranks, by name if all ranks are here to compare them. On a
+ * GPU, one rank may arrive a step later than another, so no sum is possible: no name is given.
+ * Before the first walk, ranks do not know each other's devices, and give no name either. */
+static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agreement *a,
+                                        int other) {
+    const mixpi_exchange *d = o->ctx->exchange;
+    const int one_loaded = !(a->here > 0.0) || !(a->there > 0.0);
+    mixp_result r = MIXP_OK;
+    if (one_loaded)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: rank %d loaded a checkpoint and rank %d did not; "
+                                 "all ranks must load it; the step was skipped",
+                                 a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
+    if (d && d->n_buckets && !d->far) r = mixp_ranks_check(o->ctx);
+    if (r != MIXP_OK) return r;
+    return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                             "ranks differ: rank %d has other weights than rank 0: were they "
+                             "written on one rank alone? mixp_ranks_from(ctx, 0) takes over "
+                             "rank 0's; the step was skipped",
+                             other);
+}
+
+/* Reports ranks whose settings differ, for example after one rank changed its learning rate. On a
+ * GPU the report may come a step late, but all ranks skipped the step in question. */
+static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
+    static const char *const words[] = {
+        "", "", "the loss scale", "the number of applied steps", "the learning rate", "beta1",
+        "beta2", "eps", "weight_decay", "max_norm", "", "", "",
+        "the norm of the summed gradients"
+    };
+    mixp_step_state s;
+    mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
+    const mixp_agreement *a = &s.agreed;
+    const int other = (int)a->differs - 1;
+    char here[32], there[32];
+    if (r != MIXP_OK || !a->differs) return r;
+    if (a->word == MIXP_AGREE_HERE)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "rank %d took another kind of step than rank 0, or "
+                                 "none; the step was skipped: do the hooks carry f64?",
+                                 other);
+    if (a->word == MIXP_AGREE_GUARD)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: the guard is on, or set, otherwise on rank %d than "
+                                 "on rank 0; start it with the same settings before the same step; "
+                                 "the step was skipped",
+                                 other);
+    if (a->word == MIXP_AGREE_GRADED)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: other parameters have gradients on rank %d than on "
+                                 "rank 0; all ranks must walk back the same ones; the step was "
+                                 "skipped",
+                                 other);
+    if (a->word == MIXP_AGREE_SETTINGS)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: the settings of an optimizer (its kind, groups, "
+                                 "schedule, states, spikes, the norm it is clipped to) are others "
+                                 "on rank %d than on rank 0; the step was skipped",
+                                 other);
+    if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
+    mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
+    return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
+                             "the step was skipped",
+                             words[a->word], here, there, other);
+}
+
+/* The ranks exchange what they found. in_parts: each rank has looked only at its own gradients. */
+static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                     int in_parts) {
+    if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
+    return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                             "ranks: the device %s has no kernel `agree`; its table "
+                             "is older than this header",
+                             o->ctx->device->name);
+}
+
+/* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
+                                       int in_parts) {
+    mixp_result r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
+    r = mixpi_ranks_agree(o, s, in_parts);
+    if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
+    if (r == MIXP_OK) r = mixpi_opt_differs(o);
+    return mixpi_ranks_stop(o->ctx, r);
+}
+
+/* Averages gradients that the caller keeps in views, which no walk has summed. Each view is
+ * averaged once in a step, even if the caller changes it between clip and step. */
+static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
+    mixp_context *ctx = o->ctx;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
+    if (o->views_summed == ctx->generation) return MIXP_OK;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = o->slots[i].grad;
+        if (!view) continue;
+        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
+                            mixpi_tensor_out(view, 0), view->count);
+        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
+            r = mixpi_noted(ctx, "the mean of a view",
+                            mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
+        view->version++;
+    }
+    return r;
+}
+
+/* Looks at all gradients, and combines the results of all ranks. */
+static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
+                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const int in_parts = mixpi_is_scattered(o->ctx);
+    mixp_result r = mixpi_ranks_views(o);
+    if (r != MIXP_OK) return r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
+    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
+        r = mixpi_ranks_agree(o, s, 1);
+    /* The other ranks wait for this rank's result. */
+    return mixpi_ranks_stop(o->ctx, r);
+}
+
+/* Copies bytes within device memory. */
+static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
+                                    size_t bytes) {
+    const size_t words = bytes / 4, rest = bytes % 4;
+    mixp_result r =
+        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
+                         (int64_t)words);
+    if (!rest || r != MIXP_OK) return r;
+    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
+                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
+                            (int64_t)rest);
+}
+
+/* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
+ * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
+static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
+                                    size_t length, int out) {
+    char *slice = (char *)o->slices + (size_t)rank * length;
+    mixp_result r = MIXP_OK;
+    size_t at = 0;
+    int64_t i;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        const mixp_tensor *p = o->slots[i].param;
+        const size_t size = mixp_dtype_size(p->dtype);
+        int64_t element;
+        size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
+        size_t first = at > base ? at : base, end = base + length;
+        if (end > at + bytes) end = at + bytes;
+        if (first < end) {
+            char *weight = (char *)p->data + (size_t)element * size + (first - at);
+            char *there = slice + (first - base);
+            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
+                                 end - first);
+        }
+        at += mixpi_round_up(bytes);
+    }
+    return r;
+}
+
+/* Bytes of the weights of the rank that owns most of them. */
+static size_t mixpi_slices_total(const mixp_optimizer *o) {
+    size_t most = 0;
+    int r;
+    for (r = 0; r < o->ctx->ranks.size; r++) {
+        size_t bytes = 0;
+        int64_t i, first;
+        for (i = 0; i < o->count; i++) {
+            const size_t size = mixp_dtype_size(o->slots[i].param->dtype);
+            bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
+        }
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* Allocates a slice for every rank. Slices grow if parameters were added since the last step. */
+static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
+    void *slices;
+    if (o->slice >= length) return MIXP_OK;
+    slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
+    if (!slices) return MIXP_ERR_MEMORY;
+    o->slices = slices;
+    o->slice = length;
+    return MIXP_OK;
+}
+
+/* Bytes of a slice: the part of each rank's weights that is sent at once. */
+static size_t mixpi_slice_length(const mixp_optimizer *o, size_t total) {
+    const size_t most = mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes);
+    return most < total ? most : total;
+}
+
+/* Allocates the memory of mixpi_opt_gather. After the update it would be too late: only a hook may
+ * fail then. */
+static mixp_result mixpi_gather_room(mixp_optimizer *o) {
+    if (!o->owned) return MIXP_OK;
+    return mixpi_slices_room(o, mixpi_slice_length(o, mixpi_slices_total(o)));
+}
+
+/* After an update in which each rank updated its part: sends all weights to all ranks, one slice of
+ * every rank at a time. */
+static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
+    const mixp_ranks_desc *k = &o->ctx->ranks;
+    const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);
+    size_t base;
+    mixp_result r = mixpi_gather_room(o);
+    int rank;
+    for (base = 0; base < total && r == MIXP_OK; base += length) {
+        r = mixpi_slice_copy(o, k->rank, base, length, 1);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(o->ctx, "the gathering of weights", k->all_gather,
+                                mixpi_out_to(o->slices, MIXP_I32, 0),
+                                (int64_t)(length / 4));
+        for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
+            if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
+    }
+    return r;
+}
+
+/* Adds which rank had the first bad gradient, before the sum. */
+static void mixpi_verdict_rank(const mixp_optimizer *opt, const mixp_agreement *a,
+                               mixp_verdict *v) {
+    const mixpi_exchange *d = opt->ctx->exchange;
+    if (opt->ctx->ranks.size < 2 || !a->bad_rank) return;
+    v->bad_rank = (int)a->bad_rank - 1;
+    if (!d || a->bad_leaf < 0 || a->bad_leaf >= d->n_leaves) return;
+    v->bad_tensor = d->leaves[a->bad_leaf].tensor->name;
+    v->bad_element = a->bad_element;
+    v->bad_is_nan = a->bad_is_nan;
+}
+
+/* " on rank 3" for messages; "" with a single rank, or if the rank is unknown. */
+static const char *mixpi_on_rank(const mixp_context *ctx, int rank, char *text,
+                                 size_t room) {
+    *text = '\0';
+    if (ctx->ranks.size > 1 && rank >= 0) snprintf(text, room, " on rank %d", rank);
+    return text;
+}
+

@@ -1,0 +1,96 @@
+#pragma once
+#include "agree.c"
+/* --- weights of all ranks ------------------------------------------------------------------- */
+
+static int mixpi_is_compared(const mixp_tensor *t)
+{ return t->own.is_param || t->own.optimizers > 0; }
+
+/* Returns the number of weights. If `all` is given, lists them there. */
+static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **all) {
+    mixp_tensor *t;
+    int64_t n = 0;
+    for (t = ctx->tensors; t; t = t->own.next) {
+        if (!mixpi_is_compared(t)) continue;
+        if (all) all[n] = t;
+        n++;
+    }
+    return n;
+}
+
+/* Do all ranks make the same call, with the same number of weights? value: argument of the call. */
+static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int value) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *table = (double *)mixpi_host_take(ctx, (size_t)k->size * 2 * sizeof *table);
+    mixp_result r;
+    int64_t word = 0;
+    int other = 0;
+    if (!table) return mixpi_out_of_memory(ctx, (size_t)k->size * 2 * sizeof *table);
+    memset(table, 0, (size_t)k->size * 2 * sizeof *table);
+    table[2 * k->rank] = (double)n;
+    table[2 * k->rank + 1] = (double)value;
+    r = mixpi_ranks_share(ctx, table, 2);
+    if (r == MIXP_OK) other = mixpi_rows_differ(table, k->size, 2, &word);
+    if (other)
+        r = mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                              "%s: ranks differ: rank 0 %s %.0f, rank %d %.0f", who,
+                              word ? "was given" : "has as many weights:", table[word], other,
+                              table[2 * other + word]);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
+    const mixp_tensor **all;
+    int64_t n;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (ctx->ranks.size < 2) return MIXP_OK;
+    n = mixpi_weights_list(ctx, NULL);
+    r = mixpi_call_alike(ctx, "mixp_ranks_check", n, 0);
+    if (r != MIXP_OK || !n) return mixpi_ranks_stop(ctx, r);
+    all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)n * sizeof *all);
+    if (!all) return mixpi_ranks_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
+    mixpi_weights_list(ctx, all);
+    r = mixpi_tensors_compare(ctx, all, n, "weight");
+    mixpi_host_put(ctx, (void *)(uintptr_t)all);
+    return mixpi_ranks_stop(ctx, r);
+}
+
+/* Sends bytes of device memory at `data` from rank `from` to all ranks: a sum of integers, to which
+ * all other ranks contribute zeros. */
+static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes, int from) {
+    const size_t most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    const size_t room = most < bytes ? most : mixpi_round_up(bytes);
+    mixp_result r = MIXP_OK;
+    size_t at, n;
+    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+        char *part = (char *)mixpi_context_scratch(ctx, room);
+        n = bytes - at < most ? bytes - at : most;
+        if (!part) return MIXP_ERR_MEMORY;
+        r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
+        if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, part, data + at, n);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(ctx, "the sending of weights", ctx->ranks.sum,
+                                mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
+        if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, data + at, part, n);
+    }
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
+    mixp_tensor *t;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_ranks_from: there is no rank %d of %d", rank,
+                                 ctx->ranks.size);
+    if (ctx->ranks.size < 2) return MIXP_OK;
+    r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
+    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
+        if (!mixpi_is_compared(t)) continue;
+        r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);
+        mixp_tensor_touch(t);
+    }
+    return mixpi_ranks_stop(ctx, r);
+}

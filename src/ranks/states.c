@@ -1,0 +1,221 @@
+#pragma once
+#include "agree.c"
+#include "../files/safetensors.c"
+/* --- checkpoints: states that other ranks have --------------------------------------------------
+ *
+ * During a save or a load, the rows of parameters that another rank owns, or of which each rank
+ * owns a piece, point to host memory that is laid out like the states of a complete tensor. For a
+ * save only rank 0 borrows this memory, and the owners fill it. After a load each rank copies its
+ * pieces out of it.
+ */
+static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
+    mixp_param_row row = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    mixpi_row_layout(opt, &row, &lay);
+    return lay.used;
+}
+
+/* Gives memory to every row that this rank does not own. memory NULL: takes the memory away. */
+static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_param_row *row = &opt->rows[i];
+        mixpi_layout lay = { memory, 0 };
+        if (mixpi_is_own(opt, i)) continue;
+        mixpi_row_layout(opt, row, &lay);
+        if (memory) memory += lay.used;
+        else {
+            row->missed = NULL;
+            row->m = row->v = row->master = NULL;
+            row->m_scale = row->v_scale = NULL;
+        }
+    }
+}
+
+/* After a load: copies this rank's piece of the states of parameter i from the complete states at
+ * `whole`, in device memory. */
+static mixp_result mixpi_piece_take(mixp_optimizer *opt, int64_t i, void *whole) {
+    const mixp_param_row piece = mixpi_piece_row(opt, i);
+    mixp_param_row all = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    void *own[3], *there[3];
+    mixp_result r;
+    int k;
+    lay.memory = (char *)whole;
+    mixpi_row_layout(opt, &all, &lay);
+    own[0] = piece.m;
+    own[1] = piece.v;
+    own[2] = piece.master;
+    there[0] = all.m;
+    there[1] = all.v;
+    there[2] = all.master;
+    r = mixpi_copy_bytes(opt->ctx, piece.missed, all.missed, sizeof *all.missed);
+    for (k = 0; k < 3 && r == MIXP_OK; k++)
+        if (own[k] && n)
+            r = mixpi_copy_bytes(opt->ctx, own[k], (float *)there[k] + first,
+                                 (size_t)n * sizeof(float));
+    return r;
+}
+
+/* After a load: each rank takes its pieces of the states read. */
+static mixp_result mixpi_pieces_take(mixp_optimizer *opt) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        size_t bytes = mixpi_row_bytes(opt, i);
+        void *all = mixpi_is_divided(opt, i) ? mixpi_context_scratch(opt->ctx, bytes) : NULL;
+        if (!mixpi_is_divided(opt, i)) continue;
+        if (!all) return MIXP_ERR_MEMORY;
+        r = mixpi_upload(opt->ctx, all, opt->rows[i].missed, bytes);
+        if (r == MIXP_OK) r = mixpi_piece_take(opt, i, all);
+    }
+    return r;
+}
+
+/* A part of the states of one parameter, in device memory: bytes [at, at + bytes) of the layout of
+ * the complete tensor. */
+typedef struct mixpi_part {
+    char  *data;
+    size_t at, bytes;
+} mixpi_part;
+
+/* Copies into the part its overlap with `bytes` bytes at offset `there` of the complete layout. */
+static mixp_result mixpi_part_fill(mixp_context *ctx, const mixpi_part *part, const void *from,
+                                   size_t there, size_t bytes) {
+    const size_t end = part->at + part->bytes, last = there + bytes;
+    const size_t first = there > part->at ? there : part->at, stop = last < end ? last : end;
+    if (!from || first >= stop) return MIXP_OK;
+    return mixpi_copy_bytes(ctx, part->data + (first - part->at),
+                            (const char *)from + (first - there), stop - first);
+}
+
+/* Copies this rank's piece of the states of parameter i. The arrays follow each other as in
+ * mixpi_row_layout. Rank 0, whose piece is never empty, contributes `missed`. */
+static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
+    const mixp_param_row piece = mixpi_piece_row(opt, i);
+    const void *own[3];
+    const size_t step = mixpi_round_up((size_t)opt->rows[i].count * sizeof(float)) + 320;
+    mixp_result r = MIXP_OK;
+    size_t at = 64;
+    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    int k;
+    own[0] = piece.m;
+    own[1] = piece.v;
+    own[2] = piece.master;
+    if (!opt->ctx->ranks.rank)
+        r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
+    for (k = 0; k < 3 && r == MIXP_OK; k++) {
+        if (!own[k]) continue;
+        r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at + (size_t)first * sizeof(float),
+                            (size_t)n * sizeof(float));
+        at += step;
+    }
+    return r;
+}
+
+/* Sends one part of the states of parameter i from its owners to rank 0, which stores it in the
+ * borrowed memory: a sum of integers, to which all other ranks contribute zeros. */
+static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
+    mixp_context *ctx = opt->ctx;
+    char *kept = (char *)opt->rows[i].missed;
+    const int own = mixpi_is_own(opt, i);
+    mixp_result r = mixpi_device_zero(ctx, part->data, part->bytes);
+    if (r == MIXP_OK && own) r = mixpi_part_fill(ctx, part, kept, 0, mixpi_row_bytes(opt, i));
+    if (r == MIXP_OK && mixpi_is_divided(opt, i)) r = mixpi_part_fill_piece(opt, i, part);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
+                            mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
+    /* A rank 0 without borrowed memory takes part all the same, because the other ranks wait. */
+    if (r != MIXP_OK || own || ctx->ranks.rank || !kept) return r;
+    return mixpi_download(ctx, kept + part->at, part->data, part->bytes);
+}
+
+/* Collects the states of all ranks on rank 0, a bucket at a time. */
+static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
+    const size_t most = mixpi_round_up((size_t)opt->ctx->ranks.bucket_bytes);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        const size_t bytes = mixpi_row_bytes(opt, i);
+        mixpi_part part;
+        for (part.at = 0; part.at < bytes && r == MIXP_OK; part.at += part.bytes) {
+            part.bytes = bytes - part.at < most ? bytes - part.at : most;
+            part.data = (char *)mixpi_context_scratch(opt->ctx, part.bytes);
+            if (!part.data) return MIXP_ERR_MEMORY;
+            r = mixpi_part_collect(opt, i, &part);
+        }
+    }
+    return r;
+}
+
+static int mixpi_any_sharded(const mixp_checkpoint *what)
+{ return what->n_optimizers > 0 && mixpi_is_sharded(what->ctx); }
+
+/* Allocates and installs the memory that all optimizers borrow. Returns NULL if none is needed or
+ * the allocation failed. */
+static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report) {
+    size_t bytes = 0;
+    char *memory, *at;
+    int o;
+    int64_t i;
+    if (!mixpi_any_sharded(what)) return NULL;
+    for (o = 0; o < what->n_optimizers; o++)
+        for (i = 0; i < what->optimizers[o]->count; i++)
+            bytes += mixpi_row_bytes(what->optimizers[o], i);
+    memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
+    if (!memory) return NULL;
+    memset(memory, 0, bytes);
+    for (o = 0, at = memory; o < what->n_optimizers; o++) {
+        mixpi_rows_borrow(what->optimizers[o], at);
+        for (i = 0; i < what->optimizers[o]->count; i++)
+            at += mixpi_row_bytes(what->optimizers[o], i);
+    }
+    return memory;
+}
+
+static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
+    int o;
+    if (!memory) return;
+    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL);
+    mixpi_st_release(what->ctx, memory);
+}
+
+static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
+    mixp_result r = MIXP_OK;
+    int o;
+    if (!mixpi_any_sharded(what)) return MIXP_OK;
+    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
+        r = mixpi_rows_collect(what->optimizers[o]);
+    return r;
+}
+
+static mixp_result mixpi_states_take(const mixp_checkpoint *what) {
+    mixp_result r = MIXP_OK;
+    int o;
+    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
+        r = mixpi_pieces_take(what->optimizers[o]);
+    return r;
+}
+
+/* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
+static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
+    const mixp_ranks_desc *k = &what->ctx->ranks;
+    double *table;
+    mixp_result shared, of_0;
+    if (!mixpi_any_sharded(what)) return r;
+    table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
+    if (!table)
+        return mixpi_ranks_stop(what->ctx,
+                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
+    memset(table, 0, (size_t)k->size * sizeof *table);
+    table[k->rank] = (double)(int)r;
+    shared = mixpi_ranks_share(what->ctx, table, 1);
+    of_0 = (mixp_result)(int)table[0];
+    mixpi_host_put(what->ctx, table);
+    if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
+    if (of_0 == MIXP_OK) return MIXP_OK;
+    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 could not: %s",
+                             mixp_result_text(of_0));
+}
+

@@ -1,0 +1,271 @@
+#pragma once
+#include "../step.h"
+#include "table.c"
+/* --- how the gradients lie in their low dtypes --------------------------------------------- */
+
+static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
+    return (size_t)opt->tallies * sizeof *opt->lost +
+           (size_t)opt->tally_count * sizeof *opt->tally;
+}
+
+/* Allocates the counters for all parameters added so far. */
+static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
+    const size_t n = (size_t)opt->capacity;
+    const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
+    if (opt->tallies >= opt->count) return MIXP_OK;
+    opt->tallies = 0;
+    opt->tally_step = opt->tally_here = 0;
+    opt->lost_copy = (mixp_lost *)mixpi_opt_host(opt, bytes);
+    opt->lost = (mixp_lost *)mixpi_opt_device(opt, bytes);
+    if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
+    opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
+    opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
+    opt->tallies = opt->capacity;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
+    mixp_result r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (!opt->ctx->device->kernels->look)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_DEVICE,
+                                 "mixp_optimizer_sample: the device %s has no kernel `look`",
+                                 opt->ctx->device->name);
+    r = mixpi_tally_memory(opt);
+    opt->tally_due = r == MIXP_OK;
+    return r;
+}
+
+/* The low dtype in which a row's gradient is, or would be, stored. */
+static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
+    if (row->active && row->grad_dtype != MIXP_F32) return row->grad_dtype;
+    return mixpi_row_low_weight(row);
+}
+
+static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
+    const int apart = mixpi_is_scattered(opt->ctx);
+    const mixp_param_row *row = apart ? &opt->own_rows[i] : &opt->rows[i];
+    mixp_look_args k;
+    if (!row->active) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    k.n = row->count;
+    k.x = mixpi_in(row->grad, row->grad_dtype);
+    k.low = mixpi_row_low(row);
+    k.row = &opt->tally[i].look;
+    k.exponents = opt->tally[i].exponents;
+    return MIXPI_STEP_RUN(opt, look, &k);
+}
+
+/* Counts the gradients of a step that is sampled or for which the user asked. Called before the
+ * step's first look at its gradients. */
+static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
+    const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    /* Parameters may have been added since the request. */
+    if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
+    if (r != MIXP_OK || !due || opt->tallied) return r;
+    opt->tally_count = opt->count;
+    r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
+    opt->tally_here = 0;
+    if (opt->ctx->tally_of == opt) opt->ctx->tally_of = NULL;
+    if (opt->ctx->capturing) opt->tally_recorded = 1;
+    for (i = 0; r == MIXP_OK && i < opt->count; i++) r = mixpi_tally_row(opt, i);
+    opt->tally_due = 0;
+    opt->tallied = r == MIXP_OK;
+    opt->tally_step = (int64_t)opt->ctx->step + 1;
+    return r;
+}
+
+/* After the update of a counted step: starts the copy of the counts to the host. */
+static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    mixp_result r;
+    if (!ctx->device->post || ctx->capturing) return MIXP_OK;
+    r = ctx->device->post(&ctx->exec, 2, opt->lost, mixpi_tally_bytes(opt));
+    ctx->tally_of = r == MIXP_OK ? opt : NULL;
+    return mixpi_noted(ctx, "mixp_optimizer_sample", r);
+}
+
+/* Brings the host's copy up to date. Downloads the counts if a graph made them, or if another
+ * optimizer has posted its counts since. */
+static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
+    mixp_context *ctx = opt->ctx;
+    const size_t bytes = mixpi_tally_bytes(opt);
+    mixp_result r;
+    if (opt->tally_here && !opt->tally_recorded) return MIXP_OK;
+    if (ctx->tally_of == opt && !opt->tally_recorded)
+        r = mixpi_noted(ctx, "mixp_optimizer_underflow",
+                        ctx->device->collect(&ctx->exec, 2, opt->lost_copy, bytes));
+    else r = mixpi_download(ctx, opt->lost_copy, opt->lost, bytes);
+    opt->tally_here = r == MIXP_OK;
+    return r;
+}
+
+static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
+    if (from->largest > to->largest) to->largest = from->largest;
+    to->count += from->count;
+    to->nonfinite += from->nonfinite;
+    to->zeros += from->zeros;
+    to->flushed += from->flushed;
+    to->least += from->least;
+    to->subnormal += from->subnormal;
+    to->saturated += from->saturated;
+}
+
+/* Adds a parameter's counts to out; mixpi_underflow_shares turns the sums into shares later. */
+static void mixpi_underflow_join(mixp_underflow *out, const mixpi_grad_tally *t,
+                                 const mixp_param_row *row) {
+    const int stored_low = row->active && row->grad_dtype != MIXP_F32;
+    int i;
+    mixpi_look_add(&out->look, &t->look);
+    for (i = 0; i < MIXP_EXPONENTS; i++) out->exponents[i] += t->exponents[i];
+    out->flushed += stored_low ? 0.5 * (double)t->look.least : (double)t->look.flushed;
+    out->subnormal += (double)t->look.subnormal;
+}
+
+/* Turns counts into shares. Estimated flushes of gradients stored low are among the zeros. */
+static void mixpi_underflow_shares(mixp_underflow *out) {
+    double values =
+        (double)(out->look.count - out->look.zeros - out->look.nonfinite);
+    if (out->flushed > (double)out->look.flushed)
+        values += out->flushed - (double)out->look.flushed;
+    out->flushed = values > 0.0 ? out->flushed / values : 0.0;
+    out->subnormal = values > 0.0 ? out->subnormal / values : 0.0;
+}
+
+MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
+                                         mixp_underflow *out) {
+    int64_t first, last, k;
+    if (!opt || !out || i < -1 || i >= opt->count || !opt->count) return 0;
+    first = i < 0 ? 0 : i;
+    last = i < 0 ? opt->count : i + 1;
+    memset(out, 0, sizeof *out);
+    out->name = i < 0 ? "" : opt->slots[i].param->name;
+    out->low = mixpi_row_low(&opt->rows[first]);
+    out->step = opt->tally_step - 1;
+    if (!opt->tally_step) return 1;
+    if (last > opt->tallies || mixpi_tally_fetch(opt) != MIXP_OK) return 0;
+    for (k = first; k < last; k++) {
+        mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
+        out->lost.updates += opt->lost_copy[k].updates;
+        out->lost.lost += opt->lost_copy[k].lost;
+    }
+    mixpi_underflow_shares(out);
+    return 1;
+}
+
+/* --- what the gradients are ---------------------------------------------------------------- */
+
+/* State of all gradients of an optimizer: true, or multiplied by scale number `at`. */
+typedef struct mixpi_scaling { int is_true; uint64_t at; } mixpi_scaling;
+
+static int mixpi_seen_before_update(const mixpi_mark *m)
+{ return m->seen && m->seen != ((const mixp_scaler *)m->by)->epoch; }
+
+/* A gradient's mark. An update ends the mark of a view, because its owner then refills the view. */
+static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
+    static const mixpi_mark none = { NULL, 0, 0, MIXPI_MARK_NONE };
+    const mixpi_mark *m = &mixpi_slot_grad(slot)->own.mark;
+    return slot->grad && m->by && mixpi_seen_before_update(m) ? none : *m;
+}
+
+/* Returns why a scaler cannot use a gradient, or NULL. */
+static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
+    if (m->kind == MIXPI_MARK_MIXED)
+        return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
+               "step before mixp_scaler_update, and call mixp_zero_grad after it; an optimizer "
+               "that waits longer than another needs a scaler of its own";
+    if (m->kind == MIXPI_MARK_LOST)
+        return "was scaled by a scaler that was freed since; call mixp_zero_grad, and begin again "
+               "from the loss";
+    if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
+    if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
+        return "was unscaled by another scaler, which works on it still; update that first";
+    if (m->by != scaler) return "was scaled by another scaler; step with that one";
+    if (mixpi_seen_before_update(m))
+        return m->kind == MIXPI_MARK_UNSCALED
+             ? "was unscaled before the last mixp_scaler_update; begin again from the loss"
+             : "was used by the step before; call mixp_zero_grad, and begin again from the loss";
+    if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
+        return "was scaled too long ago: a graph was replayed, a state loaded or the scale changed "
+               "too often since; begin again from the loss";
+    return NULL;
+}
+
+/* Number of gradients of each kind. */
+typedef struct mixpi_mark_count { int64_t as_is, unscaled, scaled; } mixpi_mark_count;
+
+/* Decides whether the gradients of opt are true or scaled; fails if they are not all alike. */
+static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *opt,
+                                    const char *who, mixpi_scaling *out) {
+    const uint64_t now = mixpi_scale_now(scaler);
+    mixpi_mark_count n = { 0, 0, 0 };
+    const char *name = "", *wrong = NULL;
+    int64_t i;
+    int known = scaler->ctx->scale_asked || scaler->rule.fixed || scaler->scale_given;
+    out->at = now;
+    for (i = 0; i < opt->count && !wrong; i++) {
+        mixpi_mark m;
+        if (!mixpi_slot_grad(&opt->slots[i])) continue;
+        m = mixpi_mark_of(&opt->slots[i]);
+        name = opt->slots[i].param->name;
+        wrong = mixpi_mark_wrong(scaler, &m);
+        if (!known && m.kind == MIXPI_MARK_NONE && opt->slots[i].grad)
+            wrong = "is a view of yours, and nobody has asked for the loss scale: multiply your "
+                    "loss by mixp_scaler_loss_scale(scaler) before your backward pass";
+        n.as_is += m.kind == MIXPI_MARK_TRUE;
+        n.unscaled += m.kind == MIXPI_MARK_UNSCALED;
+        if (wrong || m.kind == MIXPI_MARK_TRUE || m.kind == MIXPI_MARK_UNSCALED) continue;
+        if (m.kind == MIXPI_MARK_NONE) m.at = now;
+        if (n.scaled++ && m.at != out->at)
+            wrong = "was scaled by another scale than the gradients before it; step them before "
+                    "mixp_scaler_update, or give them optimizers of their own";
+        out->at = m.at;
+    }
+    out->is_true = n.as_is + n.unscaled > 0;
+    if (!wrong && out->is_true && n.scaled)
+        wrong = "and others differ: some gradients are scaled, some are true ones";
+    if (!wrong && n.as_is && !n.unscaled && scaler->desc.rule != MIXP_RULE_STATIC)
+        wrong = "is of a loss that was not scaled; walk back mixp_scaler_scale(scaler, loss), not "
+                "the loss itself";
+    if (!wrong) return MIXP_OK;
+    return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s",
+                             who, name, wrong);
+}
+
+/* Fails unless all gradients are true. `instead` names the call that makes them true. */
+static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
+                                   const char *instead) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixpi_mark m;
+        if (!mixpi_slot_grad(&opt->slots[i])) continue;
+        m = mixpi_mark_of(&opt->slots[i]);
+        if (m.kind == MIXPI_MARK_LOST)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: the gradient of '%s' was scaled by a scaler that was "
+                                     "freed since; call mixp_zero_grad, and begin again",
+                                     who, opt->slots[i].param->name);
+        if (mixpi_stage(opt) == MIXPI_STEPPED)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: this optimizer's step is over; call it before "
+                                     "mixp_scaler_step, in the next step",
+                                     who);
+        if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: the gradient of '%s' is still "
+                                     "multiplied by the loss scale; call %s",
+                                     who, opt->slots[i].param->name, instead);
+    }
+    return MIXP_OK;
+}
+
+/* Address of the scale by which the gradients are multiplied; NULL: they are true. */
+static const float *mixpi_scale_address(const mixp_scaler *scaler,
+                                        const mixpi_scaling *is) {
+    const uint64_t age = scaler->scales - is->at;
+    if (is->is_true) return NULL;
+    return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
+}
+

@@ -1,0 +1,532 @@
+#pragma once
+#include "muon.c"
+#include "gradients.c"
+#include "../ranks/agree.c"
+/* --- stepping ----------------------------------------------------------------------------- */
+
+/* A step with a spike rule for the loss needs a loss from this step. */
+static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
+    if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
+    if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: spikes of the loss are looked for, and this step gave "
+                             "none: call mixp_optimizer_set_loss before it",
+                             who);
+}
+
+/* Fails if operators were applied without mixp_step_begin: activations would pile up. A program
+ * that applies none of mixprec's operators need not call mixp_step_begin. */
+static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) {
+    const mixp_context *ctx = opt->ctx;
+    if (opt->stepped_in != ctx->generation) return MIXP_OK;
+    if (opt->stepped_after == ctx->calls_made) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: operators were applied since the last update, and "
+                             "mixp_step_begin was not called: activations would pile up; call it "
+                             "first in every step",
+                             who);
+}
+
+/* The gradient of a trained parameter that belongs to no optimizer; otherwise NULL. */
+static mixp_tensor *mixpi_lone_grad(const mixp_tensor *t) {
+    if (!t->own.is_param || t->own.optimizers || !t->requires_grad) return NULL;
+    return t->grad;
+}
+
+/* Fails if walks add to a gradient that no optimizer uses and nothing clears: it grows without
+ * bound. */
+static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) {
+    const mixp_tensor *t;
+    for (t = opt->ctx->tensors; t; t = t->own.next) {
+        const mixp_tensor *g = mixpi_lone_grad(t);
+        if (!g || g->own.walks == g->own.walks_then) continue;
+        if (g->version - g->own.walks + 1 != g->own.others_then) continue;
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: no optimizer has the parameter '%s', whose gradient grows "
+                                 "from step to step: mixp_optimizer_add it, or freeze it with "
+                                 "mixp_tensor_set_requires_grad(t, 0)",
+                                 who, t->name);
+    }
+    return MIXP_OK;
+}
+
+/* Remembers, after an update, what the checks of the next step compare with. */
+static void mixpi_stepped(mixp_optimizer *opt) {
+    const mixp_tensor *t;
+    opt->stepped_in = opt->ctx->updated_in = opt->ctx->generation;
+    opt->stepped_after = opt->ctx->calls_made;
+    for (t = opt->ctx->tensors; t; t = t->own.next) {
+        mixp_tensor *g = mixpi_lone_grad(t);
+        if (!g) continue;
+        g->own.walks_then = g->own.walks;
+        g->own.others_then = g->version - g->own.walks + 1;
+    }
+}
+
+/* All checks of a step, before anything is changed. */
+static mixp_result mixpi_need_all(const mixp_optimizer *opt, const char *who) {
+    mixp_result r = mixpi_need_begin(opt, who);
+    if (r == MIXP_OK) r = mixpi_need_owner(opt, who);
+    return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
+}
+
+/* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
+static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
+                              const mixpi_scaling *is) {
+    mixp_step_plan *plan = &opt->plan;
+    mixp_scaler_state *s = scaler ? scaler->state : NULL;
+    mixp_result r;
+    int tallied;
+    r = mixpi_gather_room(opt);         /* before anything is changed */
+    if (r == MIXP_OK) r = mixpi_plan_compared(opt);
+    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
+    plan->seed = opt->ctx->seed;
+    plan->check = scaler != NULL;
+    plan->unscaled = is->is_true;
+    plan->age = scaler && !is->is_true ? (int32_t)(scaler->scales - is->at) : 0;
+    plan->noted = scaler && mixpi_stage(opt) == MIXPI_UNSCALED;
+    plan->look_only = 0;
+    if (opt->clipped_versions != mixpi_grad_versions(opt)) opt->clipped = 0;
+    if (mixpi_stage(opt) != MIXPI_UNSCALED) opt->tallied = 0;
+    r = mixpi_tally_step(opt);
+    tallied = opt->tallied;
+    opt->tallied = 0;
+    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
+    plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
+                     ((int)plan->spike.of & MIXP_SPIKE_NORM);
+    if (plan->gathered && !opt->clipped)
+        r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
+                             s);
+    else {
+        r = mixpi_ranks_views(opt);
+        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
+    }
+    if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
+    if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
+    if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
+    if (r == MIXP_OK) mixpi_opt_written(opt);
+    if (r == MIXP_OK) mixpi_stepped(opt);
+    opt->clipped = 0;
+    opt->views_summed = 0;
+    plan->loss = NULL;
+    return mixpi_ranks_stop(opt->ctx, r);   /* other ranks are on their way to the next sum */
+}
+
+/* If sums are scattered, a rank unscales and clips only the gradients it updates. Marks all
+ * gradients that are not its own as unreadable, because parts of them are still unprocessed. */
+static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
+    int64_t i;
+    if (!mixpi_is_scattered(opt->ctx)) return;
+    for (i = 0; i < opt->count; i++) {
+        const mixpi_slot *slot = &opt->slots[i];
+        if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
+        slot->param->grad->own.in_pieces = 1;
+    }
+}
+
+static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
+    mixp_result r;
+    int64_t i;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_at_least_0(max_norm))
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_clip_grad_norm: max_norm %g must be "
+                                 "finite and at least 0",
+                                 max_norm);
+    r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
+    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
+    if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_ranks_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
+    opt->clip_norm = max_norm;
+    opt->clipped = r == MIXP_OK;
+    /* Unscaled views stay means until the update. */
+    if (r == MIXP_OK && mixpi_stage(opt) != MIXPI_UNSCALED)
+        opt->views_summed = opt->ctx->generation;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g) g->version++;    /* an optimizer that shares the gradient must look again */
+    }
+    if (r == MIXP_OK) mixpi_opt_in_pieces(opt);
+    opt->clipped_versions = mixpi_grad_versions(opt);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
+    mixp_context *of = opt ? opt->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_clip_grad_norm(opt, max_norm));
+}
+
+static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
+    static const mixpi_scaling as_they_are = { 1, 0 };
+    mixp_result r;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
+    if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
+    if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
+    if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
+    if (r != MIXP_OK || !mixpi_guard_on(opt->ctx) || opt->ctx->capturing) return r;
+    return mixpi_ranks_stop_alone(opt->ctx, opt->ctx->watch->updated(opt->ctx, NULL));
+}
+
+MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
+    mixp_context *of = opt ? opt->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_optimizer_step(opt));
+}
+
+/* --- stepping with a scaler ---------------------------------------------------------------- */
+
+/* Checks that `who` may work on opt, finds the state of its gradients, and updates the table. */
+static mixp_result mixpi_begin_scaled(mixp_scaler *scaler, mixp_optimizer *opt,
+                                      const char *who, mixpi_scaling *is) {
+    mixp_result r;
+    if (opt->ctx != scaler->ctx)
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: scaler and optimizer are of "
+                                 "different contexts",
+                                 who);
+    if (opt->scaler && opt->scaler != scaler && mixpi_stage(opt) != MIXPI_READY)
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
+                                 "%s: another scaler works on this optimizer; "
+                                 "update it first",
+                                 who);
+    if (mixpi_stage(opt) == MIXPI_STEPPED)
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
+                                 "%s: mixp_scaler_step was called already; "
+                                 "call mixp_scaler_update first",
+                                 who);
+    r = mixpi_scaling_of(scaler, opt, who, is);
+    return r == MIXP_OK ? mixpi_refresh(opt, who) : r;
+}
+
+/* Sets the stage, and adds opt to the list of optimizers that the next update covers. */
+static void mixpi_stage_set(mixp_scaler *scaler, mixp_optimizer *opt, int stage) {
+    if (opt->scaler != scaler || opt->epoch != scaler->epoch) {
+        opt->next_checked =
+            scaler->checked_epoch == scaler->epoch ? scaler->checked : NULL;
+        scaler->checked = opt;
+        scaler->checked_epoch = scaler->epoch;
+    }
+    opt->scaler = scaler;
+    opt->epoch = scaler->epoch;
+    opt->stage = stage;
+}
+
+/* Marks the gradients of opt as true. */
+static void mixpi_mark_unscaled(mixp_scaler *scaler, mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (!g) continue;
+        g->version++;
+        g->own.mark.kind = MIXPI_MARK_UNSCALED;
+        g->own.mark.by = scaler;
+        g->own.mark.seen = scaler->epoch;
+    }
+}
+
+/* Marks the scaled gradients of opt as used by a step. */
+static void mixpi_mark_used(mixp_scaler *scaler, mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g && g->own.mark.kind == MIXPI_MARK_SCALED) g->own.mark.seen = scaler->epoch;
+    }
+}
+
+static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
+    mixpi_scaling is;
+    mixp_result r;
+    if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
+    if (scaler->desc.disabled) return MIXP_OK;
+    if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
+        return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
+                                 "mixp_scaler_unscale: mixp_scaler_unscale "
+                                 "was called already; call mixp_scaler_update first");
+    r = mixpi_need_begin(opt, "mixp_scaler_unscale");
+    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
+    if (r != MIXP_OK) return r;
+    opt->tallied = 0;           /* an earlier step may have been abandoned */
+    r = mixpi_tally_step(opt);
+    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
+    opt->plan.look_only = opt->plan.gathered = 1;
+    r = mixpi_ranks_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                         scaler->state);
+    if (r != MIXP_OK) return r;
+    opt->clipped = 0;
+    opt->views_summed = 0;
+    mixpi_opt_in_pieces(opt);
+    mixpi_mark_unscaled(scaler, opt);
+    mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *opt) {
+    mixp_context *of = scaler ? scaler->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_scaler_unscale(scaler, opt));
+}
+
+static mixp_result mixpi_do_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
+    mixpi_scaling is;
+    mixp_result r;
+    if (!scaler || !opt) return MIXP_ERR_ARGUMENT;
+    if (scaler->desc.disabled && opt->ctx == scaler->ctx) {
+        r = mixp_optimizer_step(opt);
+        if (r == MIXP_OK) mixpi_stage_set(scaler, opt, MIXPI_READY);    /* for the verdict */
+        return r;
+    }
+    r = mixpi_need_all(opt, "mixp_scaler_step");
+    if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_step", &is);
+    if (r == MIXP_OK) r = mixpi_step(opt, scaler, &is);
+    if (r != MIXP_OK) return r;
+    mixpi_mark_used(scaler, opt);
+    mixpi_stage_set(scaler, opt, MIXPI_STEPPED);
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt) {
+    mixp_context *of = scaler ? scaler->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_scaler_step(scaler, opt));
+}
+
+/* --- the verdict, and the update ------------------------------------------------------------ */
+
+MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
+    static const char *const texts[] = {
+        "not known: no guard is on, or the step was not sampled; the next one is",
+        "an operator stored a number beyond its dtype: not a scaling problem; a guard lets its "
+        "site fall back to f32",
+        "a gradient overflowed: the loss scale was too large, and has been lowered",
+        "a gradient overflowed when it was unscaled: the loss scale is below 1; look at the "
+        "learning rate and at the gradient norm",
+        "the loss is not finite though all activations are: not a scaling problem; look at "
+        "logs and divisions in the loss",
+        "a weight is not finite: not a scaling problem; go back to a checkpoint, with a smaller "
+        "learning rate",
+        "the batch holds Inf or NaN: not a scaling problem; look at the data",
+        "the loss is not finite: not a scaling problem; a guard would tell where it began"
+    };
+    MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
+    return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
+}
+
+/* Adds the guard's knowledge of where the newest skip began. */
+static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
+    const mixpi_watch *w = ctx->watch;
+    if (v->outcome != MIXP_STEP_SKIPPED) return;
+    if ((!w || !w->on) && v->loss_bad) v->origin = MIXP_ORIGIN_NO_GUARD;
+    if (!w || !w->on) return;
+    v->origin = (mixp_origin)w->origin;
+    if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
+}
+
+static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
+    if (!s->skip) return MIXP_SKIP_NONE;
+    if (s->stopped) return MIXP_SKIP_STOPPED;
+    if (s->spike.of == MIXP_SPIKE_LOSS) return MIXP_SKIP_SPIKE_LOSS;
+    return s->spike.of ? MIXP_SKIP_SPIKE_NORM : MIXP_SKIP_NON_FINITE;
+}
+
+static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
+    mixp_step_state s;
+    mixp_verdict v;
+    int64_t first;
+    memset(&v, 0, sizeof v);
+    memset(&s, 0, sizeof s);
+    v.site = "";
+    v.bad_rank = -1;
+    if (!opt) return v;
+    mixpi_peek(opt->ctx, &s, opt->state, offsetof(mixp_step_state, update));
+    if (!s.steps) return v;
+    v.outcome = s.skip ? MIXP_STEP_SKIPPED : MIXP_STEP_APPLIED;
+    v.step = s.steps;
+    v.applied = s.applied;
+    v.skipped = s.skipped;
+    v.scale = s.scale;
+    v.grad_norm = s.stats.norm;
+    v.largest = s.stats.largest;
+    v.clip = s.clip;
+    v.lr = s.lr;
+    v.loss_bad = s.loss_bad != 0;
+    mixpi_verdict_origin(opt->ctx, &v);
+    v.reason = mixpi_skip_reason(&s);
+    v.spike_z = s.spike.z;
+    v.spike_mean = s.spike.mean;
+    v.spike_sd = s.spike.sd;
+    if (!s.stats.found_inf) return v;
+    mixpi_verdict_rank(opt, &s.agreed, &v);
+    if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
+    v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
+    v.bad_element = s.stats.bad_element;
+    if (s.agreed.part_rank) {
+        mixpi_piece_of(opt, s.stats.bad_row, (int)s.agreed.part_rank - 1, &first);
+        v.bad_element += first;
+    }
+    v.bad_is_nan = s.stats.bad_is_nan;
+    return v;
+}
+
+/* Was opt unscaled or stepped before the scaler's last update, or since? */
+static int mixpi_is_checked(const mixp_scaler *scaler, const mixp_optimizer *opt)
+{ return opt && opt->scaler == scaler && opt->epoch == scaler->checked_epoch; }
+
+/* The verdict of an optimizer skipped since the last update, or the newest if none was skipped. */
+static mixp_verdict mixpi_worst_verdict(const mixp_scaler *scaler) {
+    const mixp_optimizer *opt = scaler ? scaler->checked : NULL;
+    mixp_verdict newest = mixpi_verdict(opt), v = newest;
+    while (mixpi_is_checked(scaler, opt) && v.outcome != MIXP_STEP_SKIPPED) {
+        opt = opt->next_checked;
+        v = mixpi_verdict(opt);
+    }
+    return mixpi_is_checked(scaler, opt) ? v : newest;
+}
+
+/* After an update: reports too many consecutive skips at the lowest scale; no scale cures these. */
+static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
+    const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
+    mixp_scaler_state state;
+    mixp_verdict bad;
+    char on_rank[32];
+    mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
+    if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
+    bad = mixpi_worst_verdict(scaler);
+    return mixp_context_fail(
+        scaler->ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped at scale %g, "
+        "which can go no lower: no loss scale cures this. %sFirst bad gradient: %s of "
+        "'%s' at element %.0f%s. Look at the loss, the data and the learning rate",
+        (int)state.floor_skips, (double)state.scale,
+        bad.loss_bad ? "The loss itself is not finite. " : "",
+        bad.bad_is_nan ? "NaN" : "Inf",
+        bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
+        mixpi_on_rank(scaler->ctx, bad.bad_rank, on_rank, sizeof on_rank));
+}
+
+/* If the result of a look arrives up to four updates late, forgives as many more skips. */
+static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k) {
+    k->forgives = ctx->device->post ? 5 : 1;
+    k->falls = ctx->watch->falls;
+}
+
+static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
+    const mixp_look *met;
+    mixp_advance_args k;
+    mixp_context *ctx;
+    mixp_result r, watched;
+    int guarded;
+    if (!scaler) return MIXP_ERR_ARGUMENT;
+    scaler->epoch += scaler->desc.disabled != 0;
+    if (scaler->desc.disabled) return MIXP_OK;
+    ctx = scaler->ctx;
+    if (scaler->checked_epoch != scaler->epoch)
+        return mixp_context_fail(
+            scaler->ctx, MIXP_ERR_ORDER,
+            "mixp_scaler_update: no optimizer was "
+            "stepped or unscaled since the last one; call mixp_scaler_step first");
+    memset(&k, 0, sizeof k);
+    k.rule = &scaler->rule;
+    k.scaler = scaler->state;
+    guarded = mixpi_guard_on(ctx) && !ctx->capturing;
+    watched = guarded ? ctx->watch->updating(ctx) : MIXP_OK;
+    if (mixpi_guard_on(ctx)) mixpi_update_forgives(ctx, &k);
+    /* With several ranks, a rank's own look would change only its own scale. */
+    met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
+    k.largest = met ? &met->largest : NULL;
+    r = MIXPI_STEP_RUN(scaler, advance, &k);
+    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
+    scaler->first = scaler->began;
+    scaler->began = 0;
+    scaler->epoch++;
+    if (!scaler->rule.fixed) scaler->scales++;
+    if (!scaler->rule.fixed) ctx->scale_moved = 1;
+    r = mixpi_scaler_diverged(scaler);
+    if (guarded && watched == MIXP_OK) watched = ctx->watch->updated(ctx, scaler);
+    return mixpi_ranks_stop_alone(ctx, r == MIXP_OK ? watched : r);
+}
+
+MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
+    mixp_context *of = scaler ? scaler->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_scaler_update(scaler));
+}
+
+/* --- freeing -------------------------------------------------------------------------------- */
+
+static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
+    if (ctx->graphs)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: a graph of this context may have recorded it: free its "
+                                 "graphs first, by mixp_graph_free",
+                                 who);
+    return mixpi_free_begin(ctx, who);
+}
+
+/* Removes the scaler from all optimizers. */
+static void mixpi_optimizers_lose(const mixp_scaler *scaler) {
+    mixp_optimizer *opt = (mixp_optimizer *)scaler->ctx->optimizers;
+    for (; opt; opt = opt->next) {
+        if (opt->scaler != scaler) continue;
+        opt->scaler = NULL;
+        opt->stage = MIXPI_READY;
+        opt->next_checked = NULL;
+    }
+}
+
+MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
+    mixp_context *ctx = scaler ? scaler->ctx : NULL;
+    mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
+    mixp_scaler *before = ctx ? (mixp_scaler *)ctx->scalers : NULL;
+    if (!ctx || r != MIXP_OK) return r;
+    if (before == scaler) ctx->scalers = scaler->next;
+    while (before != scaler && before->next != scaler) before = before->next;
+    before->next = scaler->next;
+    mixpi_context_lose(ctx, scaler);
+    mixpi_scale_lose(scaler);
+    mixpi_optimizers_lose(scaler);
+    if (ctx->watch && ctx->watch->posted_scaler == scaler) ctx->watch->posted_scaler = NULL;
+    mixpi_owned_free(ctx, scaler);
+    return MIXP_OK;
+}
+
+/* Removes the optimizer from the lists of all scalers and optimizers. */
+static void mixpi_checked_lose(const mixp_optimizer *gone) {
+    mixp_scaler *s = (mixp_scaler *)gone->ctx->scalers;
+    mixp_optimizer *opt = (mixp_optimizer *)gone->ctx->optimizers;
+    for (; s; s = s->next)
+        if (s->checked == gone) s->checked = gone->next_checked;
+    for (; opt; opt = opt->next)
+        if (opt->next_checked == gone) opt->next_checked = gone->next_checked;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
+    mixp_context *ctx = opt ? opt->ctx : NULL;
+    mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_optimizer_free") : MIXP_OK;
+    mixp_optimizer *before = ctx ? (mixp_optimizer *)ctx->optimizers : NULL;
+    int64_t i;
+    if (!ctx || r != MIXP_OK) return r;
+    if (mixpi_stage(opt) != MIXPI_READY)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_optimizer_free: it is in the middle of a step; call "
+                                 "mixp_scaler_update first");
+    if (before == opt) ctx->optimizers = opt->next;
+    while (before != opt && before->next != opt) before = before->next;
+    before->next = opt->next;
+    mixpi_checked_lose(opt);
+    for (i = 0; i < opt->count; i++) {
+        mixp_tensor *p = opt->slots[i].param;
+        p->own.optimizers--;
+        if (!p->own.leaf) p->own.divided = 0;   /* otherwise its gradients stay in pieces */
+    }
+    if (ctx->tally_of == opt) ctx->tally_of = NULL;
+    mixpi_owned_free(ctx, opt);
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
+{ return mixpi_verdict(opt); }
+MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler)
+{ return mixpi_worst_verdict(scaler); }
+

@@ -1,0 +1,206 @@
+#pragma once
+#include "../optimizers.c"
+/* ==== 11. STEP (implementation) ======================================================= */
+
+/* --- the table of parameters -------------------------------------------------------------- */
+
+static mixp_tensor *mixpi_slot_grad(const mixpi_slot *slot)
+{ return slot->grad ? slot->grad : slot->param->grad; }
+
+/* A parameter's row in its current state. */
+static mixp_param_row mixpi_row_now(const mixp_optimizer *opt, int64_t i) {
+    const mixp_tensor *p = opt->slots[i].param, *g = mixpi_slot_grad(&opt->slots[i]);
+    mixp_param_row now = opt->rows[i];
+    now.active = !g ? 0 : opt->zero_grad && opt->slots[i].grad ? 2 : 1;
+    if (g) {
+        now.grad = g->data;
+        now.grad_dtype = g->dtype;
+    }
+    now.low_f16 = p->own.low[0] ? (mixp_f16 *)p->own.low[0]->data : NULL;
+    now.low_bf16 = p->own.low[1] ? (mixp_bf16 *)p->own.low[1]->data : NULL;
+    return now;
+}
+
+/* Sets the rows of Muon's passes over parameter i. */
+static void mixpi_muon_rows_of(const mixp_optimizer *opt, int64_t i) {
+    const mixp_param_row *row = &opt->rows[i];
+    const mixp_out *x = &opt->muon->x;
+    mixp_param_row *pass = &opt->muon->rows[i * MIXPI_MUON_PASSES];
+    mixp_param_row *first = &pass[MIXPI_MUON_MOMENTUM], *unit = &pass[MIXPI_MUON_UNIT];
+    mixp_param_row *last = &pass[MIXPI_MUON_LAST];
+    *first = *last = *row;
+    memset(unit, 0, sizeof *unit);
+    unit->weight = unit->grad = first->weight = last->grad = x->data;
+    unit->weight_dtype = unit->grad_dtype = first->weight_dtype = last->grad_dtype =
+        x->dtype;
+    unit->count = row->count;
+    unit->active = last->active = 1;
+    first->missed = last->missed = NULL;
+    first->master = last->m = NULL;
+    first->master_dtype = last->m_dtype = MIXP_F32;
+    first->low_f16 = NULL;
+    first->low_bf16 = NULL;
+    last->m_scale = NULL;
+}
+
+static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
+    size_t n = (size_t)opt->count * MIXPI_MUON_PASSES;
+    int64_t i;
+    for (i = 0; i < opt->count; i++) mixpi_muon_rows_of(opt, i);
+    return mixpi_upload(opt->ctx, opt->muon->device_rows, opt->muon->rows,
+                        n * sizeof *opt->muon->rows);
+}
+
+/* Sends the table for the update kernel: rows of parameters that another rank updates are inactive,
+ * rows of divided parameters describe this rank's piece. */
+static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
+    size_t bytes = (size_t)opt->count * sizeof *opt->rows;
+    int64_t i;
+    if (!opt->owned) return MIXP_OK;
+    memcpy(opt->own_rows, opt->rows, bytes);
+    for (i = 0; i < opt->count; i++) {
+        if (mixpi_is_divided(opt, i)) opt->own_rows[i] = mixpi_piece_row(opt, i);
+        else if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
+    }
+    return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
+}
+
+/* Fails if a captured step would have to refresh a master weight: each replay would recompute the
+ * masters from the weights, and lose their extra precision. */
+static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        const mixp_tensor *p = opt->slots[i].param;
+        if (opt->slots[i].version == p->version) continue;
+        if (p->dtype == MIXP_F32 || opt->no_master) continue;
+        if (p->own.optimizers > 1)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: '%s' has %d optimizers; each takes over into its master "
+                                     "weight what another wrote, which a captured step cannot: "
+                                     "give it one, or set no_master",
+                                     who, p->name, p->own.optimizers);
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: '%s' was written since the last step, and a captured one "
+                                 "cannot take that over into its master weight: run an ordinary "
+                                 "step first",
+                                 who, p->name);
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
+    mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_own_rows_send(opt);
+    if (r != MIXP_OK) return r;
+    return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
+                        (size_t)opt->count * sizeof *opt->rows);
+}
+
+/* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
+ * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
+ * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
+static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
+    const int brought = opt->ctx->capturing || opt->ctx->graphs;
+    uint64_t graded = 1469598103934665603u;
+    int64_t i, active = 0;
+    mixp_result r;
+    if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
+        return MIXP_ERR_ORDER;
+    if (brought) opt->rows_changed = 1;
+    for (i = 0; i < opt->count; i++) {
+        mixp_param_row now = mixpi_row_now(opt, i);
+        active += now.active != 0;
+        graded = (graded ^ (uint64_t)(now.active != 0)) * 1099511628211u;
+        /* Padding may differ although the fields agree; the cost is one more upload. */
+        if (memcmp(&opt->rows[i], &now, sizeof now)) opt->rows_changed = 1;
+        opt->rows[i] = now;
+        if (opt->slots[i].version == opt->slots[i].param->version) continue;
+        if (mixpi_master_sync(opt, i) != MIXP_OK)
+            return mixpi_ranks_stop(opt->ctx, MIXP_ERR_DEVICE);
+    }
+    if (!opt->count)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "%s: no parameter was added to this optimizer: call "
+                                 "mixp_optimizer_add for each of them, before the loop",
+                                 who);
+    if (!active)
+        return mixp_context_fail(
+            opt->ctx, MIXP_ERR_ORDER,
+            "%s: no parameter of this optimizer has a "
+            "gradient; %s",
+            who, opt->cleared_in == opt->ctx->generation
+                     ? "mixp_zero_grad has cleared them behind mixp_backward: call it before"
+                     : "call mixp_backward first, on a loss made from them");
+    opt->plan.graded = graded >> 11;
+    opt->plan.guard = mixpi_guard_mark(opt->ctx);
+    if (!opt->rows_changed) return MIXP_OK;
+    r = mixpi_rows_send(opt);
+    if (r == MIXP_OK) opt->rows_changed = brought;
+    return mixpi_ranks_stop(opt->ctx, r);
+}
+
+#define MIXPI_BY_OPTIMIZER "an optimizer's step"
+
+/* The kernel wrote a weight and its low copies together, or skipped all of them: fresh low copies
+ * stay fresh in both cases. autocast renews a stale copy. */
+static void mixpi_weight_written(mixp_tensor *p) {
+    int k;
+    for (k = 0; k < 2; k++)
+        if (p->own.low[k] && p->own.low_version[k] == p->version) p->own.low_version[k]++;
+    mixpi_written(p, MIXPI_BY_OPTIMIZER);
+}
+
+/* After the update kernel: weights have changed, and zero_grad has cleared the gradients. */
+static void mixpi_opt_written(mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixpi_slot *slot = &opt->slots[i];
+        if (!opt->rows[i].active) continue;
+        if (mixpi_is_own(opt, i)) mixpi_weight_written(slot->param);
+        else mixpi_written(slot->param, MIXPI_BY_OPTIMIZER);    /* its low copies are stale */
+        slot->version = slot->param->version;
+        if (!opt->zero_grad) continue;
+        if (slot->grad) slot->grad->own.mark.kind = MIXPI_MARK_NONE;
+        else slot->param->grad = NULL;
+    }
+}
+
+/* Changes whenever the library writes a gradient, or mixp_tensor_touch declares a write. */
+static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
+    uint64_t sum = 0;
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        const mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
+        if (g) sum += g->version;
+    }
+    return sum;
+}
+
+/* The table, as kernels see it, of the gradients to look at. If sums are scattered, this rank looks
+ * only at the rows it updates: it has no other sums. */
+static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
+{ return mixpi_is_scattered(o->ctx) ? o->device_own_rows : o->device_rows; }
+
+static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
+                                  const mixp_step_plan *plan, mixp_scaler_state *s) {
+    mixp_grad_stats_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = mixpi_looked_at(o);
+    k.count = o->count;
+    k.scale = scale;
+    k.unscale = unscale;
+    k.step = o->state;
+    k.plan = plan;
+    k.scaler = s;
+    return MIXPI_STEP_RUN(o, grad_stats, &k);
+}
+
+static mixp_result mixpi_opt_prepare(mixp_optimizer *o, mixp_scaler_state *s) {
+    mixp_prepare_args k;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.step = o->state;
+    k.scaler = s;
+    return MIXPI_STEP_RUN(o, prepare, &k);
+}
+

@@ -1,0 +1,138 @@
+#pragma once
+#include "autocast.h"
+/* ==== 7. TAPE ============================================================= >>tape ====
+ *
+ * An operator is a row (mixp_op). Built-in operators and yours go through the same mixp_apply,
+ * which asks autocast for dtypes, infers the result, runs the forward and records the call.
+ * mixp_backward walks the recorded calls back.
+ */
+/* Begins a step. Call it first in every training or evaluation step. Frees the activations, their
+ * gradients and the tape of the previous step, and counts the step for random numbers. Every call
+ * refuses a tensor of the previous step (MIXP_ERR_ORDER), and usually those of older steps. To keep
+ * values, use mixp_copy; to keep a loss, mixp_item.
+ *
+ * MIXP_ERR_ORDER: a MIXP_AUTOCAST or MIXP_NO_GRAD block is still open, for example left by return,
+ * goto or break; mixp_step_begin then closes the block. MIXP_ERR_ORDER without any change: your own
+ * operator or hook calls mixp_step_begin from its functions. If an exception has left such a
+ * function, mixp_step_begin cleans up instead. */
+MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
+
+/* Fills the gradients of everything that loss (one element) was computed from. Gradients of
+ * parameters and views accumulate until mixp_zero_grad. Activations keep t->grad only if you called
+ * mixp_tensor_set_requires_grad on them. Each loss of a step can be walked back once; a step may
+ * have several losses. A walk that fails forgets the gradients that it wrote.
+ *
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; an
+ * operator's own function calls mixp_backward; or a tensor that the gradients depend on was
+ * overwritten since (by a step, mixp_write, mixp_fill ...). The message names the tensor, the
+ * operator and the writer. */
+MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
+
+/* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks
+ * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
+ * last. Only the last walk then sends gradients, with everything accumulated in them. Walking back
+ * into a gradient that was already summed, before mixp_zero_grad, is MIXP_ERR_ORDER. The first walk
+ * compares the ranks' settings: MIXP_ERR_RANKS says which setting differs, and on which rank.
+ * Without ranks nothing happens.
+ *
+ * A PARAMETER THAT A STEP LEAVES OUT. Ranks may leave out different parameters, from the first walk
+ * on. A parameter that a rank's loss does not depend on counts as 0 there. A range (see
+ * bucket_bytes) is sent if the walk of any rank has reached a parameter in it. Ranks therefore
+ * compare a number before each walk and, if the number differs, one bit for each range. On a GPU
+ * that comparison waits for the device, so you must ask for it with `unused` of mixp_ranks_desc, on
+ * all ranks, if any rank has a GPU.
+ * Without `unused`, all ranks must leave out the same parameters. Otherwise mixp_backward or the
+ * step fails with MIXP_ERR_RANKS (the step is skipped); an engine that does not compare sizes, such
+ * as NCCL, may hang or add wrong elements.
+ *
+ * If no rank uses a parameter, but its range is sent, the parameter gets a gradient of zeros, and
+ * not NULL as without ranks. Momentum and weight decay then move the parameter. (PyTorch's DDP
+ * refuses such a step; with find_unused_parameters it does not change parameters that no rank has
+ * used.) To prevent that, freeze the parameter for the step on all ranks with
+ * mixp_tensor_set_requires_grad(t, 0). Or give the parameter its own optimizer, and step that
+ * optimizer only when the parameter was used. */
+MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
+
+/* Checks the gradients of fn's scalar result against central differences, for every element of
+ * inputs (f32, requires_grad). Sets *worst to the largest |analytic - numeric| / max(1, |numeric|),
+ * or to NaN if any value is NaN. eps: step; 0 = 1e-3. Calls fn 2 * elements + 1 times, each time
+ * after a mixp_step_begin; fn must be deterministic. Inputs keep their values. Rounding in f32
+ * makes a worst of about 1e-3; a wrong gradient is far above 1e-2.
+ *
+ * MIXP_ERR_ORDER: fn uses dropout or runs under autocast. */
+MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx,
+                                             mixp_tensor *(*fn)(mixp_context *, void *),
+                                             void *user, int n_inputs,
+                                             mixp_tensor *const *inputs, double eps,
+                                             double *worst);
+
+/* --- for authors of operators ---------------------------------------------------------------- */
+
+#define MIXP_MAX_INPUTS 65536   /* sanity limit for an uninitialised count                 */
+#define MIXP_MAX_SAVED  3
+
+typedef struct mixp_call {
+    mixp_context  *ctx;
+    const mixp_op *op;
+    int            n_in;
+    mixp_tensor  **in;      /* at least 4 slots, dtypes after autocast; NULL = optional input left
+                               out                                                          */
+    mixp_tensor   *out;
+    mixp_tensor   *saved[MIXP_MAX_SAVED];/* tensors that forward keeps for backward         */
+    void          *attrs;                /* copy of the attrs given to mixp_apply           */
+} mixp_call;
+
+/* An operator. The row and its name must live as long as the contexts that apply it. */
+struct mixp_op {
+    const char *name;           /* "layer_norm": used in messages and counts               */
+    mixp_op_class  cls;
+    size_t      attrs_size;     /* bytes of attrs that mixp_apply copies                   */
+    /* Checks inputs and attrs and calls mixp_call_output (or ..._alias). */
+    mixp_result (*infer)(mixp_call *c);
+    /* Computes c->out. May keep tensors with mixp_call_save. */
+    mixp_result (*forward)(mixp_call *c);
+    /* Reads c->out->grad and adds to the tensors of mixp_call_grad. Operators that it applies run
+     * as under MIXP_NO_GRAD. NULL: no gradient flows. */
+    mixp_result (*backward)(mixp_call *c);
+    const char *instead;        /* for BANNED: the operator to use instead                 */
+};
+
+/* Applies op to the inputs (NULL where optional) with attrs (attrs_size bytes, or NULL when
+ * attrs_size is 0). The first `required` inputs, at least one, must not be NULL. A NULL there,
+ * usually the result of an earlier error, makes mixp_apply return NULL, as any other error does.
+ * The result lives until the next step. */
+MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
+                                    mixp_tensor *const *in, int required,
+                                    const void *attrs);
+
+/* For infer: declares the result. dtype is the natural dtype (the first input's). Autocast may
+ * change it: forward reads the final dtype in c->out->dtype. */
+MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
+                                         const int64_t *shape);
+/* For infer: makes the result share c->in[0]'s memory under another shape of the same count. */
+MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *shape);
+/* For forward: makes a tensor in c->saved[slot], kept for backward. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
+                                        int rank, const int64_t *shape);
+/* For infer or forward: declares which tensors backward reads to compute the gradient of input i:
+ * bits 1 << j for input j (0..30), and MIXP_READS_RESULT; 0 = none. All inputs from 7 on share one
+ * mask. A walk back refuses a declared tensor that was overwritten since (MIXP_ERR_ORDER). Without
+ * a call, backward counts as reading all inputs and the result. */
+#define MIXP_READS_RESULT 0x80000000u
+#define MIXP_READS_ALL    0xFFFFFFFFu
+MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what);
+/* For backward only: returns the gradient of input i, to be filled. NULL: the gradient is not
+ * wanted. *accumulate 1: add to the values; 0: overwrite them (they are uninitialised). Backward
+ * must ask for each wanted gradient and write it, otherwise mixp_backward fails with
+ * MIXP_ERR_ARGUMENT. (A GPU does not detect a gradient that was asked for and not written.) */
+MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate);
+/* 1: the gradient of input i is wanted. */
+MIXPREC_API int mixp_call_wants(const mixp_call *c, int i);
+/* Arguments for kernels, mixp_get and mixp_put. x is input i, y the result. For backward, dy is the
+ * result's gradient, and dx the gradient of input i, as mixp_call_grad returns it; dx also says
+ * whether to add. data is NULL if the tensor is absent or not wanted. */
+MIXPREC_API mixp_in  mixp_call_x(const mixp_call *c, int i);
+MIXPREC_API mixp_out mixp_call_y(const mixp_call *c);
+MIXPREC_API mixp_in  mixp_call_dy(const mixp_call *c);
+MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
+

@@ -1,0 +1,121 @@
+#pragma once
+#include "../tensors/context.c"
+#include "../autocast.c"
+/* ==== 7. TAPE (implementation) ======================================================== */
+
+enum { MIXPI_READS = 8 };       /* inputs whose gradients have a read set of their own     */
+
+/* The versions of inputs and result, the inputs, and the attributes follow the entry in memory. */
+struct mixpi_tape_entry {
+    mixp_call         call;     /* first, so that a call and its entry have the same address */
+    mixpi_tape_entry *older;
+    int               fixed_dtype;  /* 1: infer fixed the result's dtype; autocast keeps it */
+    int               alias;    /* 1: the result shares its input's memory                 */
+    int               site;     /* number of the site; 0: no guard watches */
+    int               told;     /* bit i: the next operator has made input i's gradient */
+    mixp_result       lacks;    /* error of a gradient that backward asked for, or MIXP_OK */
+    uint32_t          reads[MIXPI_READS];   /* for the gradient of input i, the tensors that
+                                               backward reads, as a set of mixp_call_reads; the last
+                                               set holds for all further inputs */
+    uint64_t         *versions; /* versions of the inputs and the result at recording       */
+    unsigned char    *inputs;   /* one byte of MIXPI_INPUT_... flags for each input         */
+};
+
+enum {
+    MIXPI_INPUT_CONSTANT = 1,   /* the input needed no gradient at recording               */
+    MIXPI_INPUT_ASKED = 2,      /* backward has asked for the input's gradient             */
+    MIXPI_INPUT_PROBED = 4      /* that gradient holds a probe, which backward must overwrite */
+};
+
+static mixpi_tape_entry *mixpi_entry(mixp_call *c) {
+    return (mixpi_tape_entry *)(void *)c;
+}
+static const mixpi_tape_entry *mixpi_entry_of(const mixp_call *c)
+{ return (const mixpi_tape_entry *)(const void *)c; }
+/* The entry recorded before c, or NULL. */
+static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c)
+{ return ((const mixpi_tape_entry *)(const void *)c)->older; }
+
+/* Fails inside an operator's own functions, for calls that would recycle its memory. */
+static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
+    if (!ctx->inside) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: an operator is at work: its infer, forward and backward begin "
+                             "no step, and walk nothing back; nor do hooks of ranks. If an "
+                             "exception has left one, call mixp_step_begin%s",
+                             who, ctx->refused ? " again" : "");
+}
+
+/* --- applying one operator ------------------------------------------------------------- */
+
+/* Does a gradient flow to t? */
+static int mixpi_wants_grad(const mixp_tensor *t)
+{ return t && (t->requires_grad || t->own.from_tape); }
+
+enum { MIXPI_QUOTED = 96 };     /* characters for a quoted name in a message */
+
+/* " 'h.3.w'" for messages; "" if t has no name, or if its record may have been recycled. */
+static const char *mixpi_quoted(const mixp_tensor *t, char *text) {
+    *text = '\0';
+    if (t && !t->own.generation && *t->name)
+        snprintf(text, MIXPI_QUOTED, " '%.90s'", t->name);
+    return text;
+}
+
+static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
+                                     int required, const mixp_tensor *t) {
+    const char *wrong = NULL;
+    char quoted[MIXPI_QUOTED];
+    if (t && !mixpi_is_tensor(t))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: input %d is no tensor: a gradient that a walk back has given "
+                                 "back, or a pointer that names none",
+                                 op->name, i);
+    if (!t && i < required) wrong = "is NULL";
+    if (t && mixpi_is_stale(t)) wrong = MIXPI_STALE;
+    if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
+        wrong = "is a gradient, which is a constant here: there is no double backward; compute "
+                "with it under MIXP_NO_GRAD";
+    if (t && t->own.spent)
+        wrong = "is no longer there: it was disposable, and mixp_scaler_cross_entropy, a walk "
+                "back, or its sum with its norm, has read it; apply this operator before that";
+    if (t && t->ctx != ctx)
+        wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
+    if (!wrong) return MIXP_OK;
+    return mixp_context_fail(
+        ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
+        "%s: input %d%s %s", op->name, i, mixpi_quoted(t, quoted), wrong);
+}
+
+static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n_in,
+                                     mixp_tensor *const *in, int required,
+                                     const void *attrs) {
+    mixp_result r = MIXP_OK;
+    int i;
+    if (!op || !op->name || !op->infer || !op->forward || !in)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_apply: the operator, its name, infer, forward "
+                                 "or inputs are missing");
+    if (op->attrs_size && !attrs)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: attrs is NULL, and its row says attrs_size %.0f",
+                                 op->name, (double)op->attrs_size);
+    if ((unsigned)op->cls >= MIXP_CLASS_COUNT)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: its row has class %d, which is none of mixp_op_class",
+                                 op->name, (int)op->cls);
+    if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 1 || required > n_in)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "%s: %d inputs, of which %d required; at least 1 is, and there "
+                                 "are at most %d",
+                                 op->name, n_in, required, MIXP_MAX_INPUTS);
+    for (i = 0; i < n_in && r == MIXP_OK; i++)
+        r = mixpi_check_input(ctx, op, i, required, in[i]);
+    return r;
+}
+
+/* Applies the tape's own cast operator, defined below. */
+static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
+static int mixpi_is_cast(const mixp_op *op);
+static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit);
+

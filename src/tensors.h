@@ -1,0 +1,484 @@
+#pragma once
+#include "kernels.h"
+/* ==== 5. TENSORS ======================================================= >>tensors ====
+ *
+ * Everything made from a context lives until the context is freed. Graphs, scalers and optimizers
+ * can be freed earlier. Activations live until the next mixp_step_begin. A context and everything
+ * made from it belong to one thread at a time. Two contexts are independent.
+ */
+typedef struct mixp_context mixp_context;
+typedef struct mixp_tensor  mixp_tensor;
+
+/* A gradient's mark: the loss scale that the gradient was multiplied by. The backward walk writes
+ * the mark; clip, unscale and step read it. No other code reads it. */
+typedef struct mixpi_mark {
+    const void *by;             /* the scaler, or NULL                                     */
+    uint64_t    at;             /* which of the scaler's scales                            */
+    uint64_t    seen;           /* the scaler's update count when it unscaled or stepped this
+                                   gradient; 0 = not yet */
+    int         kind;
+} mixpi_mark;
+
+/* Fields are read-only: write through functions. Data is always row-major and dense. */
+struct mixp_tensor {
+    mixp_context *ctx;
+    const char   *name;         /* "" = no name                                            */
+    mixp_dtype    dtype;
+    int           rank;         /* 0 = a scalar                                            */
+    int64_t       shape[MIXP_MAX_RANK];
+    int64_t       count;        /* product of shape                                        */
+    void         *data;         /* device memory                                           */
+    mixp_tensor  *grad;         /* NULL until a backward pass fills it                     */
+    int           requires_grad;
+    uint64_t      version;      /* incremented by every write; keys the cast cache         */
+    struct mixpi_tensor_private {
+        const mixp_tensor *self;/* sanity check: own address; differs in recycled memory    */
+        const mixp_context *of; /* second check: the arena may have overwritten only the front of a
+                                   dead tensor */
+        mixp_tensor *grad;      /* storage of the gradient, filled or not                  */
+        mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
+        mixp_tensor *master;    /* of a cached copy: the tensor that the copy was cast from */
+        mixp_tensor *origin;    /* of a reshape: the tensor whose memory this tensor shares */
+        const char  *writer;    /* the call that last wrote this tensor; NULL = unknown    */
+        mixp_tensor *next;      /* in the context's list of permanent tensors              */
+        mixp_tensor *kept;      /* of an activation: the gradient that the user asked to keep */
+        int          pending;   /* 1: own.grad holds a gradient that is not yet walked back. Of a
+                                   leaf: the current walk has written to own.grad          */
+        mixpi_mark   mark;      /* of a gradient: the scale that it was multiplied by       */
+        uint64_t     low_version[2]; /* version of this tensor in each copy                 */
+        uint64_t     generation;/* arena generation; 0 = permanent                         */
+        int          walked;    /* 1: this loss was walked back                            */
+        int          scaled;    /* 1: a scaler has multiplied this loss                    */
+        int64_t      id;        /* key of this tensor's random numbers                     */
+        int          from_tape; /* 1: result of a recorded operator: backward walks it     */
+        const char  *cut;       /* name of the operator without backward that blocks the gradient
+                                   here */
+        int          is_param;  /* 1: made by mixp_param                                   */
+        int          is_grad;   /* 1: a gradient that a backward walk made                 */
+        mixp_tensor *lent;      /* of a gradient: another gradient that reads this memory  */
+        int          borrowed;  /* 1: a gradient whose memory belongs to another tensor    */
+        int          disposable;/* 1: the program does not read the values again           */
+        int          spent;     /* 1: the values are overwritten by their gradient, or freed */
+        int          site;      /* of an activation: the site that made it, from 1; 0 = data */
+        mixp_tensor *seen;      /* of a cast, reshape or dropout: the input tensor        */
+        mixp_dtype   raised;    /* the low dtype without a guard's fallback; MIXP_F32 = the guard
+                                   changed nothing */
+        int64_t      leaf;      /* 1 + place in the arena of gradients; 0 = none           */
+        int          optimizers;/* of a parameter: number of its optimizers                */
+        int          divided;   /* of a parameter: 1: its optimizer states are sharded */
+        int          in_pieces; /* of a gradient: 1: only this rank's piece is valid */
+        uint64_t     walks;     /* of a gradient: number of writes by backward walks */
+        uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
+        uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
+                                       exist                                               */
+    } own;
+};
+
+/* MANY MACHINES. mixprec decides which data ranks exchange, and when. You supply the transport:
+ * MPI, NCCL or shared memory (examples/ddp_mpi.c, ddp_nccl.c, ddp_fork.c). Each rank is a process
+ * with its own context. All ranks make the same calls in the same order. Each rank gives
+ * mixp_backward its share of the batch. The gradients are then the gradients of the whole batch,
+ * and all ranks take or skip the same step with the same scale.
+ *
+ * A hook works in place on `count` elements of device memory. On a GPU the hook works in the order
+ * of `stream`. On a CPU stream is NULL, and the hook finishes before it returns. The hook gives up
+ * after `seconds`. It must not begin a step or walk back (MIXP_ERR_ORDER). It returns NULL on
+ * success, or the reason for its failure, a text that stays valid: mixprec reports MIXP_ERR_RANKS.
+ * dtype: f32, f16, bf16, f64 (and i32 where ZeRO-1 gathers). In a captured step, hooks are called
+ * once, for recording. */
+typedef const char *(*mixp_ranks_hook)(void *user, void *data, int64_t count,
+                                       mixp_dtype dtype, void *stream, double seconds);
+
+/* How the gradients of `size` ranks become their mean. */
+typedef enum mixp_ranks_mean {
+    MIXP_MEAN_BEFORE,           /* divide each, then sum: the sum cannot overflow */
+    MIXP_MEAN_AFTER,            /* sum, then divide: small values are not lost             */
+    MIXP_MEAN_NONE              /* sum only, do not divide                                 */
+} mixp_ranks_mean;
+
+typedef struct mixp_ranks_desc {
+    int             rank, size; /* rank of this process, from 0; number of ranks, at least 1 */
+    mixp_ranks_hook sum;        /* sums over all ranks, same bits on each. If it adds in the order
+                                   of ranks, N ranks give the bits of one rank with N parts */
+    mixp_ranks_hook max;        /* maximum over all ranks. NULL = none: mixp_ranks_max fails */
+    mixp_ranks_hook all_gather; /* each rank gives count elements, at data + rank * count; all ranks
+                                   get all elements. NULL = none                           */
+    mixp_ranks_hook grad_ready; /* a range of gradients is final: begins its sum while backward
+                                   continues; grad_wait ends it. NULL = call `sum` at once */
+    const char *(*grad_wait)(void *user, void *stream, double seconds);
+                                /* waits until every sum that grad_ready began is in place */
+    void (*stop)(void *user, const char *why);
+                                /* this rank has failed: tells the other ranks not to wait. NULL =
+                                   they wait for `seconds`                                 */
+    void           *user;
+    double          seconds;    /* time limit of one hook call, in seconds; 0 = 600        */
+    int64_t         bucket_bytes;   /* minimum bytes of gradients in a range; 0 = 25 MiB. A range
+                                       ends at the end of a tensor                         */
+    mixp_ranks_mean mean;
+    int             parts;      /* divisor of the mean; 0 = size                           */
+    int             low_sums;   /* 1: f16 and bf16 gradients travel in their own dtype, not in f32:
+                                   half the bytes. The adapters for CPUs in examples/ add in f32 and
+                                   round the sum once; NCCL rounds each addition           */
+    int             apart;      /* 1: the walks that mixp_ranks_hold holds back keep their own sums,
+                                   which are added like the sums of ranks. Needs memory for a second
+                                   set of gradients. With size 1 and parts N: the bits of N ranks */
+    int             shard;      /* 1: ZeRO-1. Each rank updates one piece of each tensor and keeps
+                                   moments and master weights only for its pieces. Then all ranks
+                                   get the weights. Tensors of Muon, small tensors and tensors with
+                                   small states are not cut: one rank updates each. Same bits as
+                                   without shard. Needs all_gather; see CHECKPOINT         */
+    mixp_ranks_hook reduce_scatter; /* data has size * count elements. Those at data + rank * count
+                                       become the sum over all ranks; the others are undefined
+                                       afterwards. NULL = none */
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter; grad_wait ends it. NULL = call
+                                       reduce_scatter at once */
+    int             scatter;    /* 1: with shard, a rank gets only the sums of the pieces it
+                                   updates: see SCATTERED SUMS. Needs reduce_scatter */
+    int             unused;     /* 1: on a GPU, ranks may leave out different parameters in each
+                                   walk. Each walk then waits for the device. Ranks that all run on
+                                   a CPU always may: see mixp_ranks_hold. Same on all ranks */
+    mixp_dtype      wire;       /* dtype of gradients in transit: MIXP_F32 or MIXP_BF16. BF16 is
+                                   half the bytes: each rank's part and the sum are rounded to bf16,
+                                   as under low_sums                                       */
+    int64_t         check_every;    /* one step in check_every compares 64 MiB of the weights
+                                       between ranks, each time the next 64 MiB; that step waits for
+                                       the device. 0 = 100, negative = never */
+    void (*busy)(void *user, int on);
+                                /* on 1: this rank works on its own from now, and the other ranks
+                                   must wait without a limit; on 0: this rank is back. NULL = the
+                                   other ranks wait for `seconds`                          */
+    const char *(*replayed)(void *user, void *stream);
+                                /* called when a recorded step is replayed, because the sums of a
+                                   replay call no hook. Returns what a hook returns. NULL = not
+                                   called                                                  */
+} mixp_ranks_desc;
+
+/* SCATTERED SUMS. With N ranks, each rank sends and receives (N-1)/N of the gradients' bytes
+ * instead of 2 (N-1)/N, and checks 1/N of the gradients. Each sharded tensor of at least 1/100 of
+ * bucket_bytes is summed by its own reduce_scatter. All other tensors are summed as without
+ * `scatter`.
+ *
+ * After mixp_backward only this rank's piece of a scattered gradient is valid: mixp_read of the
+ * gradient is MIXP_ERR_ORDER, and operators must not read it. After unscaling or clipping, the same
+ * is true of all other gradients, except those that this rank updates, because a rank unscales and
+ * clips only its own. A gradient in a view of yours would still be readable, so mixp_optimizer_add
+ * refuses one. A parameter has one optimizer.
+ *
+ * If the transport adds in the same order for both kinds of sum, the sums have the same bits as
+ * without scatter. So do the weights if nothing is clipped. The norm is computed from the ranks'
+ * parts, in double, in the order of ranks. The norm is the same on all ranks and in every run with
+ * as many ranks, and within 2^-22 of the norm without scatter. Clipping therefore changes last
+ * bits. mixp_optimizer_sample counts only this rank's pieces.
+ *
+ * WHAT SUMS LOSE: relative error (rms) of the mean of 8 ranks' gradients, against the mean in
+ * double. Measured by build/bench/bench_ranks losses, which also measures 2 and 4 ranks:
+ *
+ *     gradients of size         in f32        low_sums, BEFORE    low_sums, AFTER
+ *     bf16, any                 1.7e-3        3.6e-3              3.6e-3
+ *     f16, 1e-2                 2.1e-4        4.4e-4              4.4e-4
+ *     f16, 1e-6 (subnormal)     8.0e-3        2.1e-2              8.0e-3
+ *     f16, 3e3: Inf             14.6 %        14.6 %              24.2 %
+ *
+ * In f32 the error is only the last rounding, with BEFORE and with AFTER. The low_sums columns
+ * round each addition, as NCCL does; the adapters for CPUs in examples/ round only the sum. In the
+ * last row, a rank's own gradient is already Inf in 14.6 % of the elements. */
+
+typedef struct mixp_context_desc {
+    const mixp_device *device;                      /* NULL = mixp_cpu()                   */
+    void *(*allocate)(size_t bytes, void *user);    /* NULL = malloc                       */
+    void  (*release)(void *p, void *user);          /* NULL = free; both or neither        */
+    void     *user;
+    uint64_t  seed;                                 /* of dropout, initialisation, rounding */
+    int       threads;                              /* 0 = OpenMP's number, or the number of cores
+                                                       (MIXPREC_THREADS); without both, any number
+                                                       means 1                             */
+    void     *stream;                               /* GPU: your cudaStream_t; NULL = a stream of
+                                                       the context: see below              */
+    mixp_allocator device_allocator;                /* GPU: unset = cudaMalloc             */
+    const char **why;                               /* set to the reason when no context is made: a
+                                                       constant string, or ""              */
+    void (*on_error)(mixp_result code, const char *message, void *user);
+                                                    /* called with the first error, and with the
+                                                       next one after a clear, when the outermost
+                                                       call returns. It may read and clear the
+                                                       error. In C++ it may throw. NULL = not
+                                                       called                              */
+    const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
+    void     *memory;                               /* your block for all host memory: see below.
+                                                       NULL = use the allocator            */
+    size_t    memory_bytes;
+    int       epilogues;                            /* GPU: MIXP_EPILOGUES_ flags, or 0     */
+    const char *gemm_choices;                       /* GPU: a text from mixp_context_gemm_choices,
+                                                       or NULL; copied                     */
+    int       gemm_measure;                         /* GPU: 1: time the library's algorithms once
+                                                       for each new shape and keep the fastest: see
+                                                       mixp_context_gemm_choices           */
+} mixp_context_desc;
+
+/* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
+ * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. A CPU ignores both
+ * flags. */
+enum {
+    MIXP_EPILOGUES_BIAS = 1,    /* the bias gradient, in the product of the weight gradient */
+    MIXP_EPILOGUES_GELU = 2     /* GELU by tanh, and its slope, in mixp_mlp                 */
+};
+
+/* EXCEPTIONS. on_error, an operator's functions and a hook may throw (or longjmp). Other callbacks
+ * (allocators, the fn of mixp_compare and mixp_check_gradients) must not. After an exception, call
+ * mixp_context_clear_error and then mixp_step_begin: the state is then consistent. The walk in
+ * progress has failed, and its gradients are forgotten. Call mixp_context_clear_error where you
+ * catch, or further up the stack. A call from deeper on the stack is refused once, because the
+ * function cannot know that the abandoned calls are gone. Compile the implementation as C++ or with
+ * -fexceptions (not needed on x86-64 and AArch64).
+ *
+ * On a GPU all work of a context runs on one stream. Your own kernels and copies are ordered with
+ * it if they are on the same stream. If the stream is the context's own, work on the legacy default
+ * stream (plain <<<grid, block>>> and cudaMemcpy) is ordered with it as well. With any other
+ * stream, use events. A program compiled with --default-stream per-thread passes
+ * cudaStreamPerThread.
+ *
+ * desc NULL = all defaults. Returns NULL on error and sets desc->why: out of memory, half an
+ * allocator, threads below 0 or above 4096, an unknown epilogue, or a device or stream that cannot
+ * be used.
+ *
+ * Threads: OpenMP sets their number. On POSIX systems the threads are the context's own, unless
+ * OMP_PROC_BIND is set, which selects OpenMP's. Waiting threads sleep, and a loop does not wait for
+ * a thread that has no core, so on a busy machine two threads are no slower than one. Small work
+ * runs in the calling thread, with the same bits.
+ *
+ * fork: a child starts its own threads. OpenMP's threads may hang in a child once the parent has
+ * used them: fork before the first step, or give the child's context threads 1.
+ *
+ * pthread_cancel: do not cancel a thread during a call of mixprec. Locks of the context's threads
+ * and the temporary file of a save would stay behind. Ask the thread to stop between steps.
+ *
+ * memory: a block, such as a static array, instead of an allocator. On a CPU everything of the
+ * context lies in the block, including buffers of checkpoints. mixprec then never calls malloc;
+ * libc and OpenMP's threads may (compile without -fopenmp, or set threads 1). To find the size, run
+ * once with a large block and read mixp_context_memory(ctx).block. A block that is too small gives
+ * MIXP_ERR_MEMORY, or no context. The block is yours again after mixp_context_free.
+ *
+ * device_allocator supplies GPU memory, aligned to 256 bytes. It is called with that GPU current.
+ * Memory that it takes back has no queued use left. Pinned memory always comes from
+ * cudaMallocHost. */
+MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc);
+
+/* Frees the context and everything made from it. NULL is allowed. */
+MIXPREC_API void mixp_context_free(mixp_context *ctx);
+
+/* Returns the first error since the context was made or the error was cleared; MIXP_OK = none. Sets
+ * *message (if message is not NULL) to the error's text, "" for none. The text lives in the
+ * context. */
+MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message);
+MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
+
+/* Reports an error from your own operator. Keeps the first error, formats like printf, returns
+ * code. */
+MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
+                                          const char *format, ...)
+#if defined(__GNUC__)
+    __attribute__((__format__(__printf__, 3, 4), __cold__))
+#endif
+    ;
+
+/* Records a whole step as a GPU graph; a replay needs no work of the host. Capture the calls from
+ * mixp_step_begin to mixp_scaler_update, after an ordinary step has allocated all memory. A capture
+ * records and does not run.
+ *
+ * A replay first re-reads the host memory that mixp_input and mixp_write were given, then runs the
+ * step. Keep that memory, with the next batch in it. Each call has its own memory, so a step may
+ * hold several batches. Random numbers are fresh in each replay. Schedule, loss scale and skipped
+ * steps continue as usual, but replays do not detect MIXP_ERR_DIVERGED. A replay ignores later
+ * changes to groups, the scaler's rule and autocast. A parameter that you write between replays
+ * keeps its old low copy and master weight. Launch your own kernels on the stream of
+ * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
+ * free it or the context.
+ *
+ * * NULL on error.
+ *
+ * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: a call in the capture
+ * allocated, waited, or multiplied shapes that no earlier step had; a low weight was written since
+ * the last ordinary step, which would copy it into its master; a low weight has two optimizers with
+ * masters; or a capture is already in progress. A failed capture leaves the step count
+ * unchanged. */
+typedef struct mixp_graph mixp_graph;
+MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
+MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
+MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
+/* Waits until the device has finished the graph, then frees it. NULL is allowed. MIXP_ERR_ORDER: a
+ * capture is in progress. */
+MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph);
+/* 1: a site changed its stored dtype (see WATCH) after the graph was recorded. The graph still
+ * replays safely with the old dtypes; record it again to use the new ones. A guard samples no
+ * replay: when mixp_guard_due returns 1, run an ordinary step instead. */
+MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
+
+/* Device memory of a context, in bytes. used: in use now. peak: most ever in use. allocations:
+ * number made since the context was made. allocated: bytes that the device really gave, including
+ * kernels' scratch memory and gaps between buffers; a GPU must have as many. */
+typedef struct mixp_memory {
+    size_t  used, peak;
+    int64_t allocations;
+    size_t  allocated;
+    size_t  block;              /* of mixp_context_desc.memory: bytes ever used, from the start of
+                                   the block. A block of this size is enough for the same run; 0 =
+                                   no block */
+} mixp_memory;
+/* All zeros if ctx is NULL. */
+MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx);
+/* The step count. With ranks each step adds their number: one for each part of the batch. */
+MIXPREC_API uint64_t    mixp_context_steps(const mixp_context *ctx);
+/* How the context's products were computed so far: read this when a GPU is slow. Zeros on a CPU. */
+MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx);
+/* Writes the library's algorithms of the context's products as text, one line for each shape. Pass
+ * the text as gemm_choices of the next context, on this GPU or another GPU of the same kind with
+ * the same libraries. Shapes in the text then get the same algorithm, so the same bits, without a
+ * query. Other shapes are chosen as usual. Returns the bytes needed, including the final 0, and
+ * writes as many as fit in size. The text is "" on a CPU. Call it after a step.
+ *
+ * If the text does not match, mixp_context_new fails, and desc->why says whether the text is
+ * truncated, not one of these texts, or from another GPU or library. A choice that the library
+ * refuses later is MIXP_ERR_DEVICE at its product. Lines are passed to the library unchecked: pass
+ * only texts that you trust.
+ *
+ * Determinism. Without gemm_measure a shape gets the first algorithm that the library offers and
+ * accepts: the same in each run on one kind of GPU with one version of the library. With
+ * gemm_measure the first product of a shape times what the library offers (8 at most). It keeps the
+ * fastest one that is at least 2 % faster than the first. Two measuring runs may choose
+ * differently, so their bits may differ. For the same bits, measure once, save this text, and give
+ * it to every later run, every resumed run and all ranks. Shapes in the text are not measured
+ * again. The flags of desc->epilogues are measured as well: if a product followed by a separate
+ * kernel is faster, the text says "none" for the fused form, and the two run separately. Measuring
+ * waits for the GPU and takes about a second in the first step. For products that add to their
+ * result it borrows memory for one result; without that memory the first algorithm stays. */
+MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size);
+/* The execution settings that the context passes to kernels, for your own operators. */
+MIXPREC_API const mixp_exec   *mixp_context_exec(mixp_context *ctx);
+MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx);
+
+/* Makes a trainable tensor: zeroed, permanent, requires_grad. dtype: f32, f16 or bf16. rank: 0..8.
+ * Every dimension >= 1. name is copied, and must be unique among the context's parameters unless it
+ * is "". Call it before the loop: parameters or views made in four consecutive training steps are
+ * MIXP_ERR_ORDER. Add a parameter that gets gradients to an optimizer (see mixp_optimizer_add), or
+ * freeze it with mixp_tensor_set_requires_grad(t, 0). NULL on error. */
+MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                    int rank, const int64_t *shape);
+
+/* Makes a permanent tensor over your memory (device memory of the context's device). mixprec never
+ * copies or frees the memory; it must live as long as the context. Call it once, not in every step.
+ * Call mixp_tensor_touch after you write to the memory. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_view(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                   int rank, const int64_t *shape, void *data);
+
+/* Makes an activation from a copy of host data of this dtype, valid until the next step: the way to
+ * feed a batch. Every dimension >= 1. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_input(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                    const int64_t *shape, const void *host_data);
+
+/* Like mixp_input without a copy: the activation uses your device memory, which must stay unchanged
+ * until the next step. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                         const int64_t *shape, void *data);
+
+/* Makes an activation with uninitialised data, valid until the next step. NULL on error. */
+MIXPREC_API mixp_tensor *mixp_activation(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                         const int64_t *shape);
+
+/* Matrix product for programs with their own backward pass. The matrices are in device memory, in
+ * any mix of f32, f16 and bf16. Sums are f32: see mixp_gemm_args. On a GPU the product is queued on
+ * the context's stream.
+ *
+ * MIXP_ERR_ARGUMENT: k is NULL; batch or alpha is 0 (usually both are 1: a 0 means that it was not
+ * set); a size or a stride is negative; an array is missing; or c is a or b. MIXP_ERR_SHAPE: rows
+ * are longer than their stride. MIXP_ERR_DTYPE: another dtype. */
+MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
+
+/* on 1: lets gradients flow into a view or an input (f32, f16 or bf16), from operators applied
+ * after this call. on 0: freezes t, also for later walks back of operators applied earlier. */
+MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
+
+/* Declares that the program will not read t's values again. t must be an activation
+ * (MIXP_ERR_ARGUMENT otherwise). The declaration saves memory in two places.
+ *
+ * mixp_cross_entropy writes the gradient over the logits, if a product made the logits and no other
+ * operator reads them. With a large vocabulary, the logits are the largest array of a step. A
+ * second walk back through such logits is MIXP_ERR_ORDER.
+ *
+ * mixp_add_layer_norm and mixp_add_rms_norm free their input b at once, if a product made b and no
+ * operator read it before. A later read of b is MIXP_ERR_ORDER. */
+MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
+
+/* Declares that you wrote t's data without a function of mixprec: cached low copies become
+ * stale. */
+MIXPREC_API void mixp_tensor_touch(mixp_tensor *t);
+
+/* Copy all t->count elements to or from host memory of any dtype. Both wait for the device. */
+MIXPREC_API mixp_result mixp_read(const mixp_tensor *t, void *host, mixp_dtype dtype,
+                                  int64_t count);
+MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype dtype,
+                                   int64_t count);
+/* Copies all elements of `from` to `to` on the device, without a gradient. The dtypes may differ;
+ * the counts must be equal. Use mixp_copy to carry a state (an RNN's h) from one step to the next.
+ * `to` is then a view or a frozen parameter, made before the loop:
+ *
+ *     mixp_tensor *h = mixp_param(ctx, "h", MIXP_F32, 2, shape);
+ *     mixp_tensor_set_requires_grad(h, 0);
+ *     in each step: next = cell(ctx, x, h);  ...  mixp_backward(...);  mixp_copy(h, next);
+ *
+ * * Copy after mixp_backward, because mixp_backward reads h. Returns at once; the copy runs in the
+ * order of the stream.
+ *
+ * MIXP_ERR_ORDER: a tensor is from an earlier step. MIXP_ERR_SHAPE: the counts differ. */
+MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
+/* Returns the value of a one-element tensor; waits for the device. NaN if t is NULL. NaN and
+ * MIXP_ERR_SHAPE if t has more than one element. */
+MIXPREC_API double mixp_item(const mixp_tensor *t);
+
+/* Sum, or maximum, of each element over all ranks, in place. Use them for your own numbers, such as
+ * the loss that you print. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed or is
+ * NULL. */
+MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t);
+MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t);
+
+/* Checks that all ranks have the same weights. Compares names, shapes, dtypes and every bit of all
+ * parameters, and of views that an optimizer has. All ranks call it, between two steps. Waits for
+ * the device. Steps already compare a part of the weights: see check_every. MIXP_ERR_RANKS names
+ * the first weight that differs, and the rank; the ranks are told to stop. */
+MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx);
+
+/* Copies the weights of one rank to all ranks. All ranks call it, between two steps: for example
+ * after only that rank has loaded a file or initialised the weights. Moments and counters do not
+ * change: to share those, load a checkpoint on all ranks. MIXP_ERR_ARGUMENT: no such rank.
+ * MIXP_ERR_RANKS: a hook failed, or ranks differ in `rank` or in the number of weights. */
+MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
+
+/* on 1: from now on only this rank works (it evaluates, samples or writes), and the time limit of
+ * the other ranks is off. on 0: this rank is back. Saves make these two calls themselves. Without
+ * the hook `busy` the call does nothing, and the other ranks wait for `seconds`. */
+MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
+
+/* Initialisation, keyed by (seed, t's id, element): the same values on every device. */
+MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
+MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
+MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);
+/* For weights [out, in, ...], with fan_in = in * ... and fan_out = out * ... . The variance is
+ * gain^2 * 2 / (fan_in + fan_out) (xavier: Glorot and Bengio, 2010) or gain^2 / fan_in (kaiming: He
+ * et al., 2015). Values are normal, or uniform in +-sqrt(3 variance). gain: sqrt(2) before relu,
+ * 5/3 before tanh, 1 elsewhere. MIXP_ERR_SHAPE: fewer than two dimensions. */
+MIXPREC_API mixp_result mixp_init_xavier_normal(mixp_tensor *t, double gain);
+MIXPREC_API mixp_result mixp_init_xavier_uniform(mixp_tensor *t, double gain);
+MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain);
+MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain);
+
+/* mixp_context_param returns parameter number i, from 0, in the order of mixp_param calls; NULL
+ * past the last. mixp_context_find returns the parameter of this name, or NULL. NULL is not an
+ * error here. Views are not included. The time of a call grows with the number of parameters. */
+MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i);
+MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name);
+/* Calls init(t, value) for each parameter whose name fits the pattern (* matches any characters, ?
+ * matches one), oldest first: mixp_init_all(ctx, "*.weight", mixp_init_kaiming_normal, 1.4),
+ * mixp_init_all(ctx, "*.bias", mixp_fill, 0). Stops at the first error and returns it.
+ * MIXP_ERR_ARGUMENT: the pattern fits no parameter. */
+MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
+                                      mixp_result (*init)(mixp_tensor *, double), double value);
+

@@ -1,0 +1,331 @@
+#pragma once
+#include "../ranks/hooks.c"
+/* --- context --------------------------------------------------------------------------- */
+
+/* Returns what is wrong with a description; NULL if nothing is. */
+static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
+    const mixp_allocator *device = &d->device_allocator;
+    if (!d->allocate != !d->release) return "allocate and release: give both or neither";
+    if (d->memory && d->allocate) return "memory and allocate: give one of them";
+    if (d->memory_bytes && !d->memory) return "memory_bytes are given, and memory is NULL";
+    if (!device->allocate != !device->release)
+        return "device_allocator: give both of its functions or neither";
+    if (d->threads < 0) return "threads is negative; 0 means as many as there are";
+    if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
+    if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU))
+        return "epilogues has a flag that is none of MIXP_EPILOGUES_";
+    return mixpi_ranks_wrong(d->ranks);
+}
+
+static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
+    mixp_exec *x = &ctx->exec;
+    x->host.allocate = d->allocate;
+    x->host.release = d->release;
+    x->host.user = d->user;
+    x->device = d->device_allocator;
+    x->stream = d->stream;
+    x->gemm_choices = d->gemm_choices;
+    x->gemm_measure = d->gemm_measure;
+    x->user = ctx;
+    x->scratch = mixpi_context_scratch;
+    x->threads = 1;             /* without threads, no loop could use more */
+    x->least_work = MIXPI_LEAST_WORK;
+#if MIXPI_POOL || MIXPI_OPENMP
+    x->threads = d->threads ? d->threads : mixpi_threads_there();
+    if (x->threads > 1) x->parallel = mixpi_context_parallel;
+#endif
+}
+
+/* Returns NULL on failure, with the reason in *wrong. */
+static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char **wrong) {
+    mixp_context *ctx = (mixp_context *)d->allocate(sizeof *ctx, d->user);
+    mixp_result r;
+    if (!ctx) {
+        *wrong = d->memory ? "memory_bytes is too small"
+                           : "out of memory: the allocator gave none for the context itself";
+        return NULL;
+    }
+    memset(ctx, 0, sizeof *ctx);
+    ctx->device = d->device ? d->device : mixp_cpu();
+    ctx->seed = d->seed;
+    ctx->on_error = d->on_error;
+    ctx->epilogues = d->epilogues;
+    ctx->generation = 1;
+    ctx->made_in = 1;
+    ctx->allocations = 1;
+    ctx->dev.on_device = 1;
+    ctx->records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
+    mixpi_exec_fill(ctx, d);
+    mixpi_ranks_take(ctx, d->ranks);
+    r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
+    if (r == MIXP_OK) return ctx;
+    mixpi_host_put(ctx, ctx);
+    *wrong = r == MIXP_ERR_ARGUMENT ? "the stream is none of this device's"
+           : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
+           : r == MIXP_ERR_FORMAT
+               ? "gemm_choices is cut, or no text of mixp_context_gemm_choices"
+           : r == MIXP_ERR_SHAPE
+               ? "gemm_choices is of another GPU, or of another version of its libraries: leave it "
+                 "out, and save it again after a step"
+           : "the device cannot be used; is another program holding it?";
+    return NULL;
+}
+
+MIXPI_SELDOM
+MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
+    mixp_context_desc d;
+    mixp_context *ctx = NULL;
+    mixpi_block *block = NULL;
+    const char *wrong;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    wrong = mixpi_desc_wrong(&d);
+    if (!wrong && d.memory) {
+        block = mixpi_block_new(d.memory, d.memory_bytes);
+        if (!block) wrong = "memory_bytes is too small";
+        d.allocate = mixpi_block_allocate;
+        d.release = mixpi_block_release;
+        d.user = block;
+    } else if (!d.allocate) {
+        d.allocate = mixpi_default_allocate;
+        d.release = mixpi_default_release;
+    }
+    if (!wrong) ctx = mixpi_context_make(&d, &wrong);
+    if (ctx) ctx->user = desc ? desc->user : NULL;
+    if (ctx) ctx->block = block;
+    if (d.why) *d.why = wrong ? wrong : "";
+    return ctx;
+}
+
+struct mixp_graph {
+    mixp_context *ctx;
+    mixp_graph   *next;
+    void         *handle;
+    uint64_t      step;
+    int           moves_scale;  /* 0: gradients from before and after a replay may be added */
+    uint64_t      sites_moved;  /* the context's value when the graph was recorded */
+    int64_t       lows_made;    /* the context's value when the graph was recorded */
+};
+
+/* Marks all low copies of parameters as stale, so that their next reader renews them. Needed
+ * because the host does not see which copies a graph writes. */
+static void mixpi_lows_doubt(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (t->own.low[0] || t->own.low[1]) mixpi_written(t, "mixp_replay");
+}
+
+MIXPREC_API void mixp_context_free(mixp_context *ctx) {
+    mixp_graph *g;
+    if (!ctx) return;
+    if (ctx->device->wait) ctx->device->wait(&ctx->exec);
+    for (g = ctx->graphs; g; g = g->next) ctx->device->graph_free(&ctx->exec, g->handle);
+#if MIXPI_POOL
+    mixpi_pool_stop(ctx->pool);
+    if (ctx->pool) mixpi_host_put(ctx, ctx->pool);
+#endif
+    mixpi_piece_free(ctx, ctx->host.first);
+    mixpi_piece_free(ctx, ctx->dev.first);
+    mixpi_piece_free(ctx, ctx->records.first);
+    mixpi_piece_free(ctx, ctx->scratch);
+    mixpi_piece_free(ctx, ctx->pieces);
+    if (ctx->device->detach) ctx->device->detach(&ctx->exec);
+    mixpi_host_put(ctx, ctx);
+}
+
+MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!ctx->device->capture_begin)
+        return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
+                                 "mixp_capture_begin: %s has no graphs; run the step "
+                                 "each time",
+                                 ctx->device->name);
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_capture_begin: a step is being captured already; call "
+                                 "mixp_capture_end first");
+    ctx->capture_step = ctx->step;
+    ctx->scale_moved = ctx->cast_recorded = 0;
+    r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
+    ctx->capturing = r == MIXP_OK;
+    /* Sharded steps write no copies, so each replay renews them. */
+    if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
+    return r;
+}
+
+/* Undoes what the recording counted. Recorded work has not run, whether or not the capture
+ * succeeds; replays count their own steps. The host does not know the scale of earlier
+ * gradients. */
+static void mixpi_capture_undo(mixp_context *ctx) {
+    ctx->capturing = 0;
+    ctx->step = ctx->capture_step;
+    ctx->replays += ctx->scale_moved != 0;
+}
+
+MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
+    void *handle = NULL;
+    mixp_result r = MIXP_ERR_DEVICE;
+    mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
+    const uint64_t step = ctx ? ctx->step : 0;
+    if (ctx && ctx->capturing) mixpi_capture_undo(ctx);
+    if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);
+    if (ctx && ctx->device->capture_end)
+        r = ctx->device->capture_end(&ctx->exec, &handle);
+    if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
+    if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
+        if (g) mixpi_owned_free(ctx, g);
+        return NULL;
+    }
+    g->ctx = ctx;
+    g->next = ctx->graphs;
+    g->handle = handle;
+    g->step = step;
+    g->moves_scale = ctx->scale_moved;
+    g->sites_moved = ctx->sites_moved;
+    g->lows_made = ctx->lows_made;
+    ctx->graphs = g;
+    return g;
+}
+
+MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
+    mixp_context *ctx = graph ? graph->ctx : NULL;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: a step is being captured; call mixp_capture_end "
+                                 "first");
+    ctx->replays += graph->moves_scale != 0;
+    ctx->step += mixpi_world(ctx);
+    ctx->replayed = ctx->step;
+    /* The graph does not know newer low copies; a sharded graph does not write low copies. */
+    if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
+    if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
+    r = mixpi_noted(
+        ctx, "mixp_replay",
+        ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
+    return r == MIXP_OK ? mixpi_ranks_replayed(ctx) : r;
+}
+
+/* Call before freeing anything: fails during a capture, and waits for work that may use the
+ * memory. */
+static mixp_result mixpi_free_begin(mixp_context *ctx, const char *who) {
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: a step is being captured; call mixp_capture_end first",
+                                 who);
+    return ctx->device->wait ? mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec)) : MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph) {
+    mixp_context *ctx = graph ? graph->ctx : NULL;
+    mixp_graph **at = ctx ? &ctx->graphs : NULL;
+    mixp_result r = ctx ? mixpi_free_begin(ctx, "mixp_graph_free") : MIXP_OK;
+    if (!ctx || r != MIXP_OK) return r;
+    while (*at != graph) at = &(*at)->next;
+    *at = graph->next;
+    ctx->device->graph_free(&ctx->exec, graph->handle);
+    mixpi_owned_free(ctx, graph);
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_graph_stale(const mixp_graph *graph)
+{ return graph && graph->sites_moved != graph->ctx->sites_moved; }
+
+MIXPREC_API mixp_memory mixp_context_memory(const mixp_context *ctx) {
+    mixp_memory m = { 0, 0, 0, 0, 0 };
+    if (!ctx) return m;
+    m.used = ctx->permanent + ctx->dev.used;
+    m.peak = ctx->peak;
+    m.allocations = ctx->allocations;
+    m.allocated = ctx->allocated;
+    if (ctx->block) m.block = ctx->block->before + ctx->block->most;
+    return m;
+}
+
+MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) {
+    return ctx ? ctx->step : 0;
+}
+
+MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
+    mixp_gemm_count none = { 0, 0, 0 };
+    return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
+}
+
+MIXPREC_API size_t mixp_context_gemm_choices(const mixp_context *ctx, char *text, size_t size) {
+    if (text && size) text[0] = 0;
+    if (!ctx || !ctx->device->gemm_choices) return 1;
+    return ctx->device->gemm_choices(&ctx->exec, text, text ? size : 0);
+}
+
+MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
+    return ctx ? &ctx->exec : NULL;
+}
+MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
+    return ctx ? ctx->device : NULL;
+}
+
+static size_t mixpi_rows_bytes(int sites)
+{ return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+static size_t mixpi_bins_bytes(int sites)
+{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
+
+static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
+
+/* Distance in updates to the next sample: about `every`. The distance varies because a constant
+ * even distance would always hit the same one of two networks that are trained in turn. */
+static int mixpi_watch_distance(const mixpi_watch *w) {
+    const uint64_t h = ((uint64_t)(uint32_t)w->drawn + 1u) * 0x9E3779B97F4A7C15u;
+    const int part = w->every / 4;
+    if (w->every == 1) return 1;
+    if (!part) return w->every + (int)(h >> 63);
+    return w->every - part + (int)((h >> 33) % (2u * (unsigned)part + 1u));
+}
+
+/* Must the guard sample the next update? All ranks agree. */
+static int mixpi_update_due(const mixpi_watch *w)
+{ return w->force || w->since >= mixpi_watch_distance(w); }
+
+/* Must the next step be sampled? Every step of an update that is due is sampled. Steps without an
+ * update, as in an evaluation, are sampled about once in `every` steps, as often as updates are. Of
+ * many steps that walk nothing back only one is sampled, unless the walk after them was missed
+ * before. Ranks count updates only, because one rank may evaluate on its own. */
+static int mixpi_watch_due(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    const int blank = w->taken && !w->walked && !w->missed && !w->force;
+    if (mixpi_world(ctx) > 1) return mixpi_update_due(w);
+    if (w->idle >= w->every - 1) return 1;
+    return mixpi_update_due(w) && !blank && w->window < 64;
+}
+
+/* A hash, of 53 bits, of the guard's settings and of whether the guard has looked since the update.
+ * Ranks combine their looks only if the hash is the same on all ranks. 0: the guard is off. */
+static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    uint64_t words[6], h = 1469598103934665603u;
+    int i;
+    if (!mixpi_guard_on(ctx)) return 0;
+    words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
+    words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
+    words[2] = (uint64_t)mixp_bits_of_f32(w->high) << 32 | mixp_bits_of_f32(w->low_again);
+    words[3] = (uint64_t)mixp_bits_of_f32(w->imprecise) << 32 | mixp_bits_of_f32(w->flushed);
+    words[4] = w->fresh != 0;
+    words[5] = w->probing != 0;
+    for (i = 0; i < 6; i++) {
+        h = (h ^ words[i]) * 1099511628211u;
+        h ^= h >> 29;
+    }
+    return (h >> 11) | 1u;
+}
+
+/* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
+static int mixpi_context_sampled(const mixp_context *ctx)
+{ return ctx->watch && ctx->watch->sampled; }
+
+/* The look at all gradients of this sampled step so far, of activations and of parameters, still
+ * multiplied by the loss scale. Device memory, cleared when a sampled step begins. NULL: the step
+ * is not sampled. Kernels of the scaler may read `largest` and `nonfinite`. */
+static const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
+{ return mixpi_context_sampled(ctx) ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL; }
+

@@ -1,0 +1,119 @@
+#pragma once
+#include "parts.c"
+/* --- errors ---------------------------------------------------------------------------- */
+
+static void mixpi_tell(mixp_context *ctx) {
+    ctx->untold = 0;
+    if (ctx->error != MIXP_OK && ctx->on_error)
+        ctx->on_error(ctx->error, ctx->message, ctx->user);
+}
+
+/* Enters a call that must clean up after an error. on_error may throw, so mixpi_leave calls it only
+ * when the outermost such call returns. Returns the `before` argument of mixpi_leave. */
+static int mixpi_enter(mixp_context *ctx) { return ctx ? ctx->depth++ : 0; }
+
+static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
+    if (!ctx) return r;
+    ctx->depth = before;
+    if (!before && ctx->untold) mixpi_tell(ctx);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
+                                          const char *format, ...) {
+    va_list args;
+    if (!ctx || ctx->error != MIXP_OK) return code;
+    ctx->error = code;
+    ctx->told++;
+    va_start(args, format);
+    vsnprintf(ctx->message, sizeof ctx->message, format, args);
+    va_end(args);
+    ctx->untold = 1;
+    if (!ctx->depth) mixpi_tell(ctx);
+    return code;
+}
+
+MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx,
+                                           const char **message) {
+    if (message) *message = ctx ? ctx->message : "the context is NULL";
+    return ctx ? ctx->error : MIXP_ERR_ARGUMENT;
+}
+
+MIXPREC_API void mixp_context_clear_error(mixp_context *ctx) {
+    if (!ctx) return;
+    ctx->error = MIXP_OK;
+    ctx->message[0] = '\0';
+}
+
+/* The code that a failed call returns. Never MIXP_OK, even if on_error cleared the error. */
+static mixp_result mixpi_failed(const mixp_context *ctx)
+{ return ctx->error != MIXP_OK ? ctx->error : MIXP_ERR_ARGUMENT; }
+
+/* Is t a live tensor record? A gradient that was given back has no data. */
+static int mixpi_is_tensor(const mixp_tensor *t)
+{ return t && t->own.self == t && t->own.of == t->ctx && t->data; }
+
+/* Is t, a tensor, an activation of an earlier step? */
+static int mixpi_is_stale(const mixp_tensor *t)
+{ return t->own.generation && t->own.generation != t->ctx->generation; }
+
+/* Is t a tensor, and not a stale activation? */
+static int mixpi_is_live(const mixp_tensor *t) { return mixpi_is_tensor(t) && !mixpi_is_stale(t); }
+
+#define MIXPI_STALE "is of an earlier step, and mixp_step_begin has recycled it: to keep its " \
+                    "values, mixp_copy them into a tensor of mixp_param or mixp_view before that"
+
+/* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
+static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
+    if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_is_stale(t)) return MIXP_OK;
+    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_STALE, who);
+}
+
+/* Every write to t's memory calls this function. The new version tells readers of t, in any shape,
+ * that its values changed. */
+static void mixpi_written(mixp_tensor *t, const char *who) {
+    mixp_tensor *origin = t->own.origin;
+    t->version++;
+    t->own.writer = who;
+    if (!origin) return;
+    origin->version++;
+    origin->own.writer = who;
+}
+
+/* The tensor with whose memory t was made, or of whose values t is a copy in another dtype. */
+static mixp_tensor *mixpi_origin(mixp_tensor *t) {
+    if (t->own.origin) t = t->own.origin;
+    return t->own.master ? t->own.master : t;
+}
+
+/* --- functions of the program: operators' and hooks' ---------------------------------------- *
+ *
+ * Operators and hooks of the program must not begin a step. A C++ exception may leave one of them,
+ * and frames of C cannot catch it: the next mixp_step_begin cleans up. mixp_step_begin detects the
+ * exception if its own frame lies further up the stack than the frame that was left, or if it is
+ * called a second time.
+ */
+#if defined(__GNUC__) && !defined(__wasm__)
+#  define MIXPI_FRAME(here) ((void)(here), (uintptr_t)__builtin_frame_address(0))
+#  define MIXPI_APART __attribute__((__noinline__))
+#else
+#  define MIXPI_FRAME(here) ((uintptr_t)(here))
+#  define MIXPI_APART
+#endif
+
+/* Returns the `before` argument of mixpi_inside_end. */
+static int mixpi_inside_begin(mixp_context *ctx, uintptr_t frame) {
+    if (!ctx->inside) ctx->frame = frame;
+    return ctx->inside++;
+}
+
+static void mixpi_inside_end(mixp_context *ctx, int before) {
+    ctx->inside = before;
+    if (!before) ctx->refused = 0;
+}
+
+/* Has an exception left the operators and hooks, as far as a call from this frame can know? */
+static int mixpi_inside_left(const mixp_context *ctx, uintptr_t frame)
+{ return ctx->inside && (frame >= ctx->frame || ctx->refused); }
+

@@ -1,0 +1,310 @@
+#pragma once
+#include "block.c"
+/* --- memory ---------------------------------------------------------------------------- */
+
+static void *mixpi_default_allocate(size_t bytes, void *user) {
+    (void)user;
+    return malloc(bytes);
+}
+
+static void mixpi_default_release(void *p, void *user) {
+    (void)user;
+    free(p);
+}
+
+static void *mixpi_host_take(mixp_context *ctx, size_t bytes) {
+    return ctx->exec.host.allocate(bytes, ctx->exec.host.user);
+}
+
+static void mixpi_host_put(mixp_context *ctx, void *p) {
+    ctx->exec.host.release(p, ctx->exec.host.user);
+}
+
+/* Returns the device's reason for a failed call, or the text of r if the device gives none. */
+static const char *mixpi_why(const mixp_context *ctx, mixp_result r) {
+    const char *why = ctx->device->message ? ctx->device->message(&ctx->exec) : "";
+    return *why ? why : mixp_result_text(r);
+}
+
+/* Reports every failure of the device, in whichever call it appears. */
+static mixp_result mixpi_noted(mixp_context *ctx, const char *who, mixp_result r) {
+    return r == MIXP_OK ? r : mixp_context_fail(ctx, r, "%s: %s", who, mixpi_why(ctx, r));
+}
+
+/* Like mixpi_noted, but silent if an error was reported since ctx->told was `told`: on_error must
+ * hear of a failure once, even if it cleared the error. */
+static mixp_result mixpi_noted_since(mixp_context *ctx, uint64_t told, const char *who,
+                                     mixp_result r)
+{ return ctx->told != told ? r : mixpi_noted(ctx, who, r); }
+
+/* Explains high memory use in a loop that forgot mixp_step_begin; "" otherwise. */
+static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
+    *text = '\0';
+    if (ctx->calls_made > 64)
+        snprintf(text, 160,
+                 "; %.0f operators were applied since mixp_step_begin, which gives their memory "
+                 "back: call it first in each step, of an evaluation as well",
+                 (double)ctx->calls_made);
+    return text;
+}
+
+static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
+    const mixpi_block *b = ctx->block;
+    char piled[160];
+    if (b)
+        return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
+                                 "out of memory: %.0f bytes could not be had of a block of %.0f; "
+                                 "after a run with large memory_bytes, "
+                                 "mixp_context_memory(ctx).block says how many it takes%s",
+                                 (double)bytes, (double)(b->before + b->size),
+                                 mixpi_piled_up(ctx, piled));
+    return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
+                             "out of memory: %.0f bytes could not be had (%.0f in "
+                             "use); use a smaller batch or model%s",
+                             (double)bytes, (double)ctx->permanent, mixpi_piled_up(ctx, piled));
+}
+
+/* The first address behind a piece's record that is a multiple of 64. */
+static void *mixpi_piece_inside(mixpi_piece *p) {
+    return (void *)(((uintptr_t)(p + 1) + 63u) & ~(uintptr_t)63u);
+}
+
+/* Allocates a piece of memory, with a record in host memory. Returns NULL with the error set. */
+static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_device) {
+    int from_device = on_device && ctx->device->allocate;
+    size_t extra = sizeof(mixpi_piece) + 64;
+    mixpi_piece *p = NULL;
+    char piled[160];
+    if (bytes <= (size_t)-1 - extra)
+        p = (mixpi_piece *)mixpi_host_take(ctx, from_device ? sizeof *p : bytes + extra);
+    if (!p) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    p->next = NULL;
+    p->size = bytes;
+    p->used = 0;
+    p->from_device = from_device;
+    p->on_device = on_device;
+    p->owner = NULL;
+    p->data =
+        from_device ? ctx->device->allocate(&ctx->exec, bytes) : mixpi_piece_inside(p);
+    if (!p->data) {
+        mixpi_host_put(ctx, p);
+        mixp_context_fail(ctx, MIXP_ERR_MEMORY,
+                          "%.0f bytes of device memory could not be had (%.0f in "
+                          "use): %s%s",
+                          (double)bytes, (double)ctx->permanent,
+                          mixpi_why(ctx, MIXP_ERR_MEMORY), mixpi_piled_up(ctx, piled));
+        return NULL;
+    }
+    ctx->allocations++;
+    if (on_device) ctx->allocated += bytes;
+    return p;
+}
+
+static void mixpi_piece_free(mixp_context *ctx, mixpi_piece *p) {
+    mixpi_piece *next;
+    for (; p; p = next) {
+        next = p->next;
+        if (p->from_device && ctx->device->release)
+            ctx->device->release(&ctx->exec, p->data);
+        mixpi_host_put(ctx, p);
+    }
+}
+
+static void mixpi_note_peak(mixp_context *ctx) {
+    size_t used = ctx->permanent + ctx->dev.used;
+    if (used > ctx->peak) ctx->peak = used;
+}
+
+/* Fills n elements of dst with value, or converts n elements from src to dst. */
+static mixp_result mixpi_fill_with(mixp_context *ctx, mixp_out dst, int64_t n,
+                                   double value) {
+    mixp_fill_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.value = value;
+    k.dst = dst;
+    return mixpi_noted(ctx, "fill", ctx->device->kernels->fill(&ctx->exec, &k));
+}
+static mixp_result mixpi_convert_to(mixp_context *ctx, mixp_out dst, mixp_in src,
+                                    int64_t n) {
+    mixp_convert_args k;
+    memset(&k, 0, sizeof k);
+    k.n = n;
+    k.src = src;
+    k.dst = dst;
+    return mixpi_noted(ctx, "convert", ctx->device->kernels->convert(&ctx->exec, &k));
+}
+
+static mixp_result mixpi_device_zero(mixp_context *ctx, void *data, size_t bytes)
+{ return mixpi_fill_with(ctx, mixpi_out_to(data, MIXP_U8, 0), (int64_t)bytes, 0.0); }
+
+/* Zeroed memory that lives as long as the context; NULL with the error set. */
+static void *mixpi_permanent(mixp_context *ctx, size_t bytes, int on_device) {
+    mixpi_piece *p = mixpi_piece_new(ctx, bytes, on_device);
+    mixp_result r;
+    if (!p) return NULL;
+    p->next = ctx->pieces;
+    ctx->pieces = p;
+    if (!on_device) return memset(p->data, 0, bytes);
+    ctx->permanent += bytes;
+    mixpi_note_peak(ctx);
+    r = mixpi_device_zero(ctx, p->data, bytes);
+    if (r == MIXP_OK) return p->data;
+    mixp_context_fail(ctx, r, "%.0f bytes of device memory could not be zeroed: %s",
+                      (double)bytes, mixp_result_text(r));
+    return NULL;
+}
+
+static void *mixpi_device_alloc(mixp_context *ctx, size_t n) {
+    return mixpi_permanent(ctx, n, 1);
+}
+static void *mixpi_host_alloc(mixp_context *ctx, size_t n) {
+    return mixpi_permanent(ctx, n, 0);
+}
+
+/* Like mixpi_permanent, for memory that may be freed before the context: the piece knows its
+ * owner. */
+static void *mixpi_owned(mixp_context *ctx, const void *owner, size_t bytes, int on_device) {
+    void *p = mixpi_permanent(ctx, bytes, on_device);
+    if (p) ctx->pieces->owner = owner;
+    return p;
+}
+
+/* Allocates a record in host memory that is its own owner. */
+static void *mixpi_owner_new(mixp_context *ctx, size_t bytes) {
+    void *p = mixpi_host_alloc(ctx, bytes);
+    if (p) ctx->pieces->owner = p;
+    return p;
+}
+
+/* Frees all pieces of owner, and owner itself. */
+static void mixpi_owned_free(mixp_context *ctx, const void *owner) {
+    mixpi_piece **at = &ctx->pieces, *gone = NULL, *p;
+    while ((p = *at) != NULL) {
+        if (p->owner != owner) {
+            at = &p->next;
+            continue;
+        }
+        *at = p->next;
+        p->next = gone;
+        gone = p;
+        if (!p->on_device) continue;
+        ctx->permanent -= p->size;
+        ctx->allocated -= p->size;
+    }
+    mixpi_piece_free(ctx, gone);
+}
+
+static size_t mixpi_round_up(size_t bytes) { return (bytes + 63u) & ~(size_t)63u; }
+
+/* Adds a piece for `bytes` or a quarter of all existing pieces, whichever is larger: the unused end
+ * of the last piece then stays small. */
+static mixpi_piece *mixpi_arena_grow(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
+    size_t total = 0, least = (size_t)1 << (ctx->block ? 12 : 16), most = (size_t)1 << 30;
+    mixpi_piece **at = &a->first;
+    if (a->turns) bytes *= (size_t)a->turns;
+    for (; *at; at = &(*at)->next) total += (*at)->size;
+    total /= 4;
+    if (total < least) total = least;
+    if (total > most) total = most;
+    *at = mixpi_piece_new(ctx, bytes > total ? bytes : total, a->on_device);
+    if (*at) (*at)->part = a->turns ? (*at)->size / (size_t)a->turns / 64 * 64 : (*at)->size;
+    return *at;
+}
+
+/* Reuses a buffer that was given back: one of exactly that size, or the front of a larger one.
+ * Returns NULL if none fits. */
+static void *mixpi_arena_again(mixpi_arena *a, size_t bytes) {
+    mixpi_free **at = &a->free, **larger = NULL;
+    void *data;
+    for (; *at && (*at)->size != bytes; at = &(*at)->next)
+        if ((*at)->size > bytes && !larger) larger = at;
+    if (!*at) at = larger;
+    if (!at) return NULL;
+    data = (*at)->data;
+    (*at)->data = (char *)data + bytes;
+    (*at)->size -= bytes;
+    if ((*at)->size == 0) *at = (*at)->next;
+    return data;
+}
+
+/* Takes memory from the first piece with room. Returns NULL with the error set. */
+static void *mixpi_arena_place(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
+    mixpi_piece *p = a->first;
+    void *data;
+    while (p && p->part - p->used < bytes) p = p->next;
+    if (!p) p = mixpi_arena_grow(ctx, a, bytes);
+    if (!p) return NULL;
+    data = (char *)p->data + (size_t)a->turn * p->part + p->used;
+    p->used += bytes;
+    MIXPI_ASSERT((uintptr_t)data % 64 == 0 || ctx->device->allocate);
+    MIXPI_ASSERT(p->used <= p->part);
+    return data;
+}
+
+/* Allocates uninitialised memory until the next reset. Returns NULL with the error set. */
+static void *mixpi_arena_take(mixp_context *ctx, mixpi_arena *a, size_t bytes) {
+    void *p;
+    if (bytes > (size_t)-1 - 64) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    bytes = mixpi_round_up(bytes ? bytes : 1);
+    p = mixpi_arena_again(a, bytes);
+    if (!p) p = mixpi_arena_place(ctx, a, bytes);
+    if (!p) return NULL;
+    a->used += bytes;
+    mixpi_note_peak(ctx);
+    return p;
+}
+
+/* Allocates zeroed host memory that lasts until the next step. */
+static void *mixpi_step_alloc(mixp_context *ctx, size_t bytes) {
+    void *p = mixpi_arena_take(ctx, &ctx->host, bytes);
+    if (p) memset(p, 0, bytes);
+    return p;
+}
+
+/* Gives a buffer back within the step. Later requests that fit may reuse the buffer. */
+static void mixpi_arena_give(mixp_context *ctx, mixpi_arena *a, void *data,
+                             size_t bytes) {
+    mixpi_free *f = (mixpi_free *)mixpi_step_alloc(ctx, sizeof *f);
+    if (!f) return;             /* no harm: the buffer is not reused */
+    f->data = data;
+    f->size = mixpi_round_up(bytes ? bytes : 1);
+    f->next = a->free;
+    a->free = f;
+    MIXPI_ASSERT(a->used >= f->size);
+    a->used -= f->size;
+}
+
+static void mixpi_arena_reset(mixpi_arena *a) {
+    mixpi_piece *p;
+    for (p = a->first; p; p = p->next) p->used = 0;
+    a->used = 0;
+    a->free = NULL;
+}
+
+/* Chooses the part for the next step, pseudo-randomly, among the parts that this step does not use.
+ * A program that keeps old tensors, one of every few steps, soon meets a tensor that is refused. */
+static void mixpi_records_turn(mixp_context *ctx) {
+    mixpi_arena *a = &ctx->records;
+    int far = a->turns > 2 && ctx->generation * 0x9E3779B97F4A7C15u >> 63;
+    mixpi_arena_reset(a);
+    a->turn = (a->turn + 1 + far) % a->turns;
+}
+
+static void *mixpi_context_scratch(void *user, size_t bytes) {
+    mixp_context *ctx = (mixp_context *)user;
+    mixpi_piece *p = ctx->scratch;
+    if (p && p->size >= bytes) return p->data;
+    p = mixpi_piece_new(ctx, bytes + bytes / 4, 1);
+    if (!p) return NULL;
+    p->next = ctx->scratch;     /* a queued kernel may still use the old piece */
+    ctx->scratch = p;
+    return p->data;
+}
+

@@ -1,0 +1,242 @@
+#pragma once
+#include "autocast.h"
+#include "step.h"
+/* ==== 12. WATCH =========================================================== >>watch ====
+ *
+ * A guard watches the values that operators store. An operator whose values overflow their low
+ * dtype, or are flushed to zero too often, falls back to f32, because no loss scale cures that.
+ * Every change is an event.
+ *
+ * A site is one application of an operator that recurs in every step: the same operator on the same
+ * parameters and on the results of the same sites. Several passes over other data in one step are
+ * the same sites. An `if` in the program changes only the sites after it. A site's name is that of
+ * its parameter, otherwise of its scope, otherwise of the site that it reads. Sites with the same
+ * name are numbered:
+ *
+ *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "cast" (of an input)
+ *
+ * Reshapes, casts and dropout are not part of a site's identity: an evaluation, in which
+ * mixp_dropout does nothing, has the sites of training.
+ *
+ * In sampled steps a kernel looks at the values that each site stores and at its gradient. About
+ * one update in `every` is sampled, with all its steps; the distance varies by a quarter. All steps
+ * between a skip of an optimizer and its next update are sampled as well. On a GPU the results stay
+ * on the device, and the host reads them two steps later.
+ *
+ * A site falls back to f32 in three cases: it stores a non-finite value although its inputs are
+ * finite; it stores more than `high` of its dtype's largest number; or too large a share of its
+ * values is flushed. From then on the site stores f32. At levels 2 and 3, the operators of the
+ * classes KEEP and PROMOTE that read the site fall back as well (at level 1 they follow the dtype
+ * of their inputs). A matrix product reads the site's f32 values directly, with a low weight. The
+ * other sites of the same operator on the same parameters fall back with the site. After two skips
+ * in a row whose loss was not finite, the next step stores f32 at all sites, and shows which sites
+ * leave their range. A site returns to its low dtype after `clean` samples in a row below
+ * `low_again`; each relapse doubles the number of samples.
+ *
+ * The guard also watches precision. In each sampled step a few sites of the classes that multiply,
+ * add and cast are recomputed in f32, in turn. A site falls back if rounding takes more than
+ * `imprecise` of the variation of its values over the batch, with the means subtracted. Example:
+ * 2023.37 is in the range of f16, but becomes 2023. Batches of fewer than 8 rows are not judged.
+ *
+ * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
+ * goes back from the loss, from one non-finite result to the next, to the site that made the first
+ * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
+ * and again after each fallback. All other skips lower the scale as without a guard. Without a
+ * guard none of this code runs, and nothing is allocated.
+ *
+ * Gradients are watched as well, multiplied by the loss scale. A site whose gradient is flushed
+ * falls back in the same way. Flushing counts only if no value of the array reaches 16 times the
+ * smallest normal number of the dtype; beside larger values, the loss is less than a rounding. In
+ * an array that is already low, flushed values are invisible. The guard then estimates them from
+ * the number of values equal to the smallest subnormal, or, if all values are zero, from a
+ * neighbour with tiny values.
+ *
+ * Several ranks merge what they saw at the updates that are sampled. Their sites then stay alike,
+ * and a non-finite loss of any rank counts for all. Start the guards of all ranks with the same
+ * settings. Rank 0 may evaluate on its own, and ranks may apply different operators.
+ */
+
+/* Zero in any field = the default. */
+typedef struct mixp_guard_desc {
+    int     every;              /* samples about one update in `every`; 0 = 16, 1 = each update; at
+                                   most 2^20 */
+    int     clean;              /* clean samples until a site returns to its low dtype; 0 = 4; at
+                                   most 2^20                                             */
+    float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
+    float   low_again;          /* 0 = a quarter of high; below high */
+    float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
+    float   imprecise;          /* 0 = 0.1 of the variation over the batch; at most 1; negative =
+                                   precision is not watched */
+    int     patience;           /* MIXP_ERR_DIVERGED after so many skips in a row of one optimizer
+                                   that arose in the forward pass, when no site is left to fall
+                                   back; 0 = 20, negative = never */
+    int     max_sites;          /* 0 = 4096; further sites are not watched, and an event reports
+                                   it                                                   */
+    int     exponents;          /* 1: also counts stored values by exponent, see
+                                   mixp_site_exponents; takes 2 KiB for each of max_sites */
+} mixp_guard_desc;
+
+/* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
+ * defaults. Call it between steps. On an error nothing changes. MIXP_ERR_ORDER: a region or a scope
+ * is open. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites differs from its first value
+ * (4096 after a mixp_compare). MIXP_ERR_DEVICE: the device has no kernel for it. */
+MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
+/* MIXP_GUARDED(ctx, MIXP_F16) { ... } is MIXP_AUTOCAST with a guard. The first block starts the
+ * guard with its defaults, unless a guard was started before. A guard stopped by mixp_guard_stop
+ * stays off. The first block must not be inside another region or scope: otherwise it fails with
+ * the MIXP_ERR_ORDER of mixp_guard_start and runs without a guard. The first sampled step is the
+ * step after the first block. */
+#define MIXP_GUARDED(ctx, dtype)                                                          \
+    MIXPI_IN_REGION(mixpi_guarded_, mixp_guarded_enter((ctx), (dtype)),                   \
+                    mixp_autocast_leave(ctx), __LINE__)
+MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype);    /* always 1 */
+/* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
+ * what it knows. MIXP_ERR_ORDER: a region or a scope is open. */
+MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
+/* 1: the next step must be sampled: run an ordinary step instead of replaying a graph. */
+MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
+
+/* Pins the sites whose name, or its part before ": ", fits the pattern (* matches any characters, ?
+ * matches one; the pattern is copied). MIXP_F32: the sites store f32. MIXP_F16 or MIXP_BF16: the
+ * sites store the dtype of autocast and never fall back. MIXP_DTYPE_COUNT: removes the pin. The
+ * newest pattern that fits wins. A pattern given again replaces its old entry, "*" replaces all
+ * entries, and at most 64 are kept. Call it before or during training, with the guard on or off.
+ *
+ * MIXP_ERR_ARGUMENT: another dtype, a pattern longer than 95 characters, too many patterns, or no
+ * site has a matching name. If sites are not known yet, a missing name becomes the context's error
+ * once every optimizer has had a sampled update. MIXP_ERR_ORDER: a region or a scope is open. */
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
+                                       mixp_dtype dtype);
+
+typedef enum mixp_event_kind {
+    MIXP_EVENT_OVERFLOW,        /* the site stored a non-finite value: it falls back to f32 */
+    MIXP_EVENT_HIGH,            /* its largest value came near the end of the range: it falls back
+                                   to f32                                               */
+    MIXP_EVENT_FLUSHED,         /* too large a share was flushed to zero: it falls back to f32 */
+    MIXP_EVENT_BACK,            /* clean for long enough: it returns to its low dtype */
+    MIXP_EVENT_PINNED,          /* a pattern of mixp_guard_pin fits the site */
+    MIXP_EVENT_SKIP,            /* a step was skipped: see `origin` and `site` */
+    MIXP_EVENT_FULL,            /* max_sites is reached: further sites are not watched */
+    MIXP_EVENT_IMPRECISE,       /* rounding took too much of the values: it falls back to f32 */
+    MIXP_EVENT_COUNT
+} mixp_event_kind;
+
+typedef struct mixp_event {
+    int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
+    int64_t         step;       /* the context's step that was sampled */
+    mixp_event_kind kind;
+    const char     *what;       /* the kind in words: a constant string. See mixp_event_text */
+    const char     *site;       /* name of the site; "" = none: a skip that no sample explains
+                                   yet */
+    mixp_dtype      dtype;      /* dtype that the site stores from now on */
+    float           largest;    /* largest value seen */
+    double          flushed;    /* flushed share of the values that are not 0 */
+    double          imprecise;  /* share of the variation over the batch that rounding took */
+    int64_t         nonfinite;
+    mixp_origin     origin;     /* of a skip: where the bad value arose */
+    int             of_gradient;    /* 1: seen in the site's gradient, 0: in its value */
+    int             also;       /* number of other sites of the same operator on the same parameters
+                                   that fell back with it. Of a skip: 1 if a site fell back for
+                                   it */
+} mixp_event;
+
+/* Reads event i of those still kept (the newest 1024), oldest first. Returns 1, or 0 past the last.
+ * Like all functions that read the guard's state, it does not wait for the device. */
+MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
+
+/* Writes the event as a sentence for people, at most 400 characters: what happened where, what it
+ * means, and what to do, or that no action is needed. Returns text, truncated to `space`; "" for no
+ * event; NULL if text is NULL or space is 0. Pure. */
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space);
+
+typedef struct mixp_site_info {
+    const char *name, *op;
+    mixp_dtype  dtype;          /* dtype stored at the last application */
+    int         fallen;         /* 1: the site fell back */
+    int         pinned;         /* 1: a pattern pins the site */
+    int         falls;          /* number of fallbacks */
+    int         clean;          /* clean samples since the fallback; the site returns at
+                                   `clean_needed`                                       */
+    int         clean_needed;
+    int64_t     samples;        /* number of samples */
+    mixp_look   value, grad;    /* newest sample: of the stored values, and of the gradient
+                                   multiplied by the loss scale */
+} mixp_site_info;
+
+/* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
+MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
+
+/* Sets counts[e + 127] to the number of values with exponent e that site i stored in the newest
+ * sampled step; MIXP_EXPONENTS counts, as in mixp_look_args. i = -1: all sites together. Needs a
+ * guard with `exponents`, which about doubles the time of sampling. With ranks: this rank's values.
+ * Returns 0 if there is no such site, nothing is counted, or counts is NULL. Waits for the
+ * device. */
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
+
+/* Shares of a look's values that are not 0: the share that the low dtype flushes to zero, and the
+ * share that is subnormal there. If the values were stored low already (stored_low), the flushed
+ * share is estimated from `least`. */
+MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low);
+MIXPREC_API double mixp_look_subnormal(const mixp_look *look);
+
+/* Counts what a cast of t (f32, f16, bf16) to `low` would do to its elements: how many saturate,
+ * are flushed, or become subnormal. low: f16, bf16, f32 or an fp8 dtype. Meant for programs that
+ * cast to fp8 themselves, by mixp_convert or their own kernels: no operator of mixprec casts to
+ * fp8, and 8-bit moments have scales that no value exceeds. Waits for the device; the first call
+ * allocates memory for one row.
+ *
+ * MIXP_ERR_ARGUMENT: another dtype, out is NULL, or the device lacks the kernel `look`. */
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out);
+
+/* do { mixp_step_begin(ctx); ... mixp_scaler_update(scaler); } while (mixp_retry(scaler, 3));
+ *
+ * Returns 1 if the newest update skipped its step and a retry with the same batch is worthwhile: at
+ * the new scale, or with a site fallen back. Allows at most `times` retries in a row, at least 1.
+ * The random step stays, so dropout draws the same numbers if the same operators are applied.
+ * Returns 0 otherwise: go on. With a guard on, the retry is sampled, and a step whose batch or
+ * weights are not finite is not retried. Works without a guard as well. Waits for the device. */
+MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times);
+
+/* For an evaluation: do { mixp_step_begin(ctx); MIXP_NO_GRAD(ctx) ... loss ... } while
+ * (mixp_retry_loss(ctx, loss));
+ *
+ * Returns 1 if the loss is not finite and a guard is on: the next step is sampled and stores f32 at
+ * all sites. The evaluation is thus repeated in f32, and sites that leave their range fall back
+ * (with ranks they store f32 in that step but do not fall back). Returns 0 if the loss is finite,
+ * no guard is on, or the evaluation was already repeated. loss: one element, from this step. Waits
+ * for the device. */
+MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss);
+
+/* Difference of a site's results in two runs. */
+typedef struct mixp_difference {
+    const char *site;
+    mixp_dtype  dtype_a, dtype_b;
+    double      relative;       /* |a - b| / |b|, Euclidean norms; Inf if b is 0 or any value is not
+                                   finite */
+    double      largest;        /* largest |a - b| */
+    double      cosine;         /* cosine of the angle between a and b; 1 if both are 0 */
+    double      grad_relative, grad_largest, grad_cosine;   /* the same for the site's gradient */
+    int         has_grad;
+} mixp_difference;
+
+typedef struct mixp_compare_desc {
+    mixp_autocast a, b;         /* a is compared with b, for example { MIXP_F32, 0 } */
+    mixp_tensor *(*fn)(mixp_context *ctx, void *user);  /* forward pass: returns the loss; must not
+                                                           open a region */
+    void  *user;
+    float  scale;               /* loss scale; 0 = 1. Gradients are compared unscaled    */
+} mixp_compare_desc;
+
+/* Runs fn in one step under a and one under b, on the same batch and weights, each forward and
+ * backward. Writes the sites that both runs have to rows, largest `relative` first, at most `room`
+ * rows; sets *n to the number of such sites. Needs no guard. A guard that is on stays on, and its
+ * fallbacks apply in both runs. Weights, loss scale, random numbers and the step count keep their
+ * values; gradients of parameters are forgotten. Allocates host memory for the results of all
+ * sites, and frees it.
+ *
+ * MIXP_ERR_ORDER: a region is open, or fn uses dropout, which would draw different numbers in each
+ * run (pass training 0). MIXP_ERR_ARGUMENT: fn, rows, room or n is missing, or a setting is out of
+ * range. */
+MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                     mixp_difference *rows, int64_t room, int64_t *n);
+

@@ -1,0 +1,262 @@
+#pragma once
+#include "../watch.h"
+#include "looks.c"
+#include "../ranks/hooks.c"
+/* --- what all ranks saw ------------------------------------------------------------------ *
+ *
+ * A look on any rank counts on all ranks, so that their sites stay the same. Ranks need not have
+ * met the same sites: rank 0 may evaluate on its own, and a rank may leave an operator out. The
+ * ranks therefore first share the number of their sites and a hash of them. If these differ, the
+ * ranks share all hashes, and each rank enters the sites that it lacks. Finally all ranks add the
+ * rows of the same sites, in the order of their hashes. Waits for the device, in a sampled update
+ * with several ranks.
+ */
+
+/* The head, the first words that a rank shares. */
+enum {
+    MIXPI_HEAD_SITES, MIXPI_HEAD_HASH,
+    MIXPI_HEAD_ORIGIN,                      /* where its skip began: a mixp_origin */
+    MIXPI_HEAD_AT_HIGH, MIXPI_HEAD_AT_LOW,  /* hash of that site, in halves */
+    MIXPI_HEAD_WORDS
+};
+
+/* Converts a look to numbers that ranks can add, and back. */
+enum { MIXPI_LOOK_WORDS = 8 };
+static void mixpi_look_to_words(const mixp_look *look, double *words) {
+    words[0] = (double)look->largest;
+    words[1] = (double)look->count;
+    words[2] = (double)look->nonfinite;
+    words[3] = (double)look->zeros;
+    words[4] = (double)look->flushed;
+    words[5] = (double)look->least;
+    words[6] = (double)look->subnormal;
+    words[7] = (double)look->saturated;
+}
+static void mixpi_look_join_words(mixp_look *look, const double *words) {
+    if ((float)words[0] > look->largest) look->largest = (float)words[0];
+    look->count += (int64_t)words[1];
+    look->nonfinite += (int64_t)words[2];
+    look->zeros += (int64_t)words[3];
+    look->flushed += (int64_t)words[4];
+    look->least += (int64_t)words[5];
+    look->subnormal += (int64_t)words[6];
+    look->saturated += (int64_t)words[7];
+}
+
+/* Words of a site: its looks, its verdict, and its dtypes as 0 (unknown) or 1 + low + 32 dtype. */
+enum {
+    MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
+    MIXPI_SITE_STORES,
+    MIXPI_SITE_WORDS
+};
+
+static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
+    const mixpi_site *site = &w->sites[number - 1];
+    const mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
+    int i;
+    for (i = 0; i < MIXPI_LOOKS; i++)
+        mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
+    words[MIXPI_SITE_VERDICT] = (double)site->verdict;
+    if (!site->op) return;
+    words[MIXPI_SITE_STORES] = 1.0 + (double)site->low + 32.0 * (double)site->dtype;
+}
+
+static void mixpi_site_join_words(mixpi_watch *w, int number, const double *words) {
+    mixpi_site *site = &w->sites[number - 1];
+    mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
+    const int stores = (int)words[MIXPI_SITE_STORES] - 1;
+    int i;
+    for (i = 0; i < MIXPI_LOOKS; i++)
+        mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
+    site->verdict |= (int)words[MIXPI_SITE_VERDICT];
+    if (site->op || stores < 0) return;
+    site->low = (mixp_dtype)(stores % 32);
+    site->dtype = (mixp_dtype)(stores / 32);
+}
+
+/* Allocates a zeroed table for all ranks. Returns NULL with the error set. */
+static double *mixpi_table_take(mixp_context *ctx, int64_t words) {
+    const size_t bytes = (size_t)(mixpi_world(ctx) * (uint64_t)words) * sizeof(double);
+    double *table = (double *)mixpi_host_take(ctx, bytes);
+    if (table) memset(table, 0, bytes);
+    else mixpi_out_of_memory(ctx, bytes);
+    return table;
+}
+
+static uint64_t mixpi_hash_of_words(const double *halves)
+{ return (uint64_t)halves[0] << 32 | (uint64_t)halves[1]; }
+static void mixpi_hash_to_words(uint64_t hash, double *halves) {
+    halves[0] = (double)(hash >> 32);
+    halves[1] = (double)(hash & 0xFFFFFFFFu);
+}
+
+/* --- the heads --- */
+
+typedef struct mixpi_told {
+    int         alike;          /* 1: all ranks have the same sites */
+    int64_t     most;           /* sites of the rank that has most */
+    mixp_origin origin;         /* an origin in a forward pass wins, then the lowest rank's */
+    uint64_t    at;             /* hash of the origin's site, or 0 */
+} mixpi_told;
+
+static void mixpi_head_fill(const mixpi_watch *w, mixp_origin origin, int at, double *head) {
+    uint64_t hash = 0;
+    int n;
+    for (n = 0; n < w->n_sites; n++) hash += mixpi_mix(w->sites[n].hash, 5);
+    head[MIXPI_HEAD_SITES] = (double)w->n_sites;
+    head[MIXPI_HEAD_HASH] = (double)(hash >> 11);
+    head[MIXPI_HEAD_ORIGIN] = (double)origin;
+    if (at) mixpi_hash_to_words(w->sites[at - 1].hash, head + MIXPI_HEAD_AT_HIGH);
+}
+
+static int mixpi_began_forward(mixp_origin origin) {
+    return origin != MIXP_ORIGIN_UNKNOWN && origin != MIXP_ORIGIN_BACKWARD &&
+           origin != MIXP_ORIGIN_UNSCALE;
+}
+
+static mixpi_told mixpi_heads_read(const double *table, int size) {
+    mixpi_told h = { 1, 0, MIXP_ORIGIN_UNKNOWN, 0 };
+    int r;
+    for (r = 0; r < size; r++) {
+        const double *head = table + r * MIXPI_HEAD_WORDS;
+        const mixp_origin origin = (mixp_origin)(int)head[MIXPI_HEAD_ORIGIN];
+        int better = origin != MIXP_ORIGIN_UNKNOWN && h.origin == MIXP_ORIGIN_UNKNOWN;
+        better |= mixpi_began_forward(origin) && !mixpi_began_forward(h.origin);
+        if (memcmp(head, table, 2 * sizeof *head)) h.alike = 0;
+        if ((int64_t)head[MIXPI_HEAD_SITES] > h.most) h.most = (int64_t)head[MIXPI_HEAD_SITES];
+        if (better) h.origin = origin;
+        if (better) h.at = mixpi_hash_of_words(head + MIXPI_HEAD_AT_HIGH);
+    }
+    return h;
+}
+
+static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at,
+                                     mixpi_told *h) {
+    double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
+    mixp_result r;
+    if (!table) return MIXP_ERR_MEMORY;
+    mixpi_head_fill(ctx->watch, origin, at, table + ctx->ranks.rank * MIXPI_HEAD_WORDS);
+    r = mixpi_ranks_share(ctx, table, MIXPI_HEAD_WORDS);
+    if (r == MIXP_OK) *h = mixpi_heads_read(table, ctx->ranks.size);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* --- the sites --- */
+
+static int mixpi_hash_order(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Sorts the list and removes duplicates and zeros. Returns the number of hashes left. */
+static int64_t mixpi_hashes_sort(uint64_t *list, int64_t n) {
+    int64_t i, kept = 0;
+    qsort(list, (size_t)n, sizeof *list, mixpi_hash_order);
+    for (i = 0; i < n; i++)
+        if (list[i] && (!kept || list[i] != list[kept - 1])) list[kept++] = list[i];
+    return kept;
+}
+
+/* Collects the hashes of all ranks in list, which has room for `most` hashes of each rank. */
+static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t *list) {
+    const mixpi_watch *w = ctx->watch;
+    const int64_t all = (int64_t)mixpi_world(ctx) * most;
+    double *table = mixpi_table_take(ctx, 2 * most), *own;
+    mixp_result r;
+    int64_t i;
+    if (!table) return MIXP_ERR_MEMORY;
+    own = table + ctx->ranks.rank * 2 * most;
+    for (i = 0; i < w->n_sites; i++) mixpi_hash_to_words(w->sites[i].hash, own + 2 * i);
+    r = mixpi_ranks_share(ctx, table, 2 * most);
+    for (i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* Enters the sites that other ranks have met. Their names are set when this rank meets them. */
+static void mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, int64_t n) {
+    mixpi_watch *w = ctx->watch;
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        const int number = mixpi_site_find(w, list[i]) ? 0 : mixpi_site_new(ctx, list[i]);
+        if (number)
+            memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
+                   MIXPI_LOOKS * sizeof *w->seen);
+    }
+}
+
+/* Lists the sites of all ranks, in the same order on each rank. The caller releases *list. */
+static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uint64_t **list,
+                                     int64_t *n) {
+    const mixpi_watch *w = ctx->watch;
+    const int64_t room = h->alike ? h->most : (int64_t)mixpi_world(ctx) * h->most;
+    const size_t bytes = (size_t)(room + 1) * sizeof **list;
+    mixp_result r = MIXP_OK;
+    *list = (uint64_t *)mixpi_host_take(ctx, bytes);
+    if (!*list) return mixpi_out_of_memory(ctx, bytes);
+    for (*n = 0; h->alike && *n < room; ++*n) (*list)[*n] = w->sites[*n].hash;
+    if (!h->alike) r = mixpi_share_hashes(ctx, h->most, *list);
+    if (r != MIXP_OK) return r;
+    *n = mixpi_hashes_sort(*list, room);
+    if (!h->alike) mixpi_sites_enter(ctx, *list, *n);
+    return MIXP_OK;
+}
+
+/* --- the rows --- */
+
+/* Adds the rows of all ranks for the sites that this rank has. */
+static void mixpi_rows_read(mixp_context *ctx, const uint64_t *list, int64_t n,
+                            const double *table) {
+    mixpi_watch *w = ctx->watch;
+    const int64_t words = MIXPI_LOOK_WORDS + n * MIXPI_SITE_WORDS;
+    int64_t i, r;
+    memset(w->seen, 0, mixpi_rows_bytes(w->n_sites));
+    for (r = 0; r < (int64_t)mixpi_world(ctx); r++) {
+        const double *row = table + r * words;
+        mixpi_look_join_words(&w->seen[MIXPI_ROW_BACKWARD], row);
+        for (i = 0; i < n; i++) {
+            const int number = mixpi_site_find(w, list[i]);
+            if (number)
+                mixpi_site_join_words(w, number, row + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
+        }
+    }
+}
+
+static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int64_t n) {
+    const mixpi_watch *w = ctx->watch;
+    const int64_t words = MIXPI_LOOK_WORDS + n * MIXPI_SITE_WORDS;
+    double *table = mixpi_table_take(ctx, words), *own;
+    mixp_result r;
+    int64_t i;
+    if (!table) return MIXP_ERR_MEMORY;
+    own = table + ctx->ranks.rank * words;
+    mixpi_look_to_words(&w->seen[MIXPI_ROW_BACKWARD], own);
+    for (i = 0; i < n; i++) {
+        const int number = mixpi_site_find(w, list[i]);
+        if (number)
+            mixpi_site_to_words(w, number, own + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
+    }
+    r = mixpi_ranks_share(ctx, table, words);
+    if (r == MIXP_OK) mixpi_rows_read(ctx, list, n, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* Combines the looks of all ranks in w->seen and in the verdicts of the sites. origin, at: in,
+ * where this rank found the start of a skip; out, where all ranks agree. */
+static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int *at) {
+    uint64_t *list = NULL;
+    mixpi_told h;
+    int64_t n = 0;
+    mixp_result r;
+    if (mixpi_world(ctx) == 1) return MIXP_OK;
+    r = mixpi_share_heads(ctx, *origin, *at, &h);
+    if (r == MIXP_OK) r = mixpi_share_sites(ctx, &h, &list, &n);
+    if (r == MIXP_OK) r = mixpi_share_rows(ctx, list, n);
+    if (list) mixpi_host_put(ctx, list);
+    if (r != MIXP_OK) return r;
+    *origin = h.origin;
+    *at = h.at ? mixpi_site_find(ctx->watch, h.at) : 0;
+    return MIXP_OK;
+}

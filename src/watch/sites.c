@@ -1,0 +1,197 @@
+#pragma once
+#include "../tensors/context.c"
+#include "../autocast.c"
+/* --- sites ----------------------------------------------------------------------------- *
+ *
+ * A site is identified by a hash of its operator, its scope and its inputs: a parameter by its id,
+ * an activation by the hash of the site that made it, data by 0. Several sites on the same tensors
+ * (three slices of one qkv) are distinguished by their order. The same operator on other tensors is
+ * another pass through the same site. Casts, reshapes and dropout are ignored: a fallback adds and
+ * removes casts, and an evaluation, which has no dropout, must have the sites of training.
+ */
+static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
+    h = (h ^ x) * 0x9E3779B97F4A7C15u;
+    return h ^ (h >> 29);
+}
+
+static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u;     /* FNV-1a */
+    return h;
+}
+
+static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
+{ return number ? &ctx->watch->sites[number - 1] : NULL; }
+
+/* The permanent tensor behind t, or behind the low copy t; NULL if t belongs to this step. */
+static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
+    if (t && t->own.master) t = t->own.master;
+    return t && !t->own.generation ? t : NULL;
+}
+
+/* The tensor of which t is a cast, a reshape or a dropout; otherwise t itself. */
+static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
+{ return t && t->own.seen ? t->own.seen : t; }
+
+static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
+    const mixp_tensor *lasting;
+    if (!t) return 1;
+    t = mixpi_seen_as(t);
+    lasting = mixpi_lasting(t);
+    if (lasting) return mixpi_mix(2, (uint64_t)lasting->own.id);
+    return t->own.site ? mixpi_site_at(ctx, t->own.site)->hash : 0;
+}
+
+/* One application of an operator: the parts that identify its site. */
+typedef struct mixpi_visit {
+    const mixp_op *op;
+    int            n_in;
+    mixp_tensor  **in;
+    uint64_t       hash, tensors;   /* hash of the kind of site; hash of the tensors */
+    uint64_t       weights;     /* hash of the operator and its trained parameters; 0: none */
+    int            lasting;     /* 1: all inputs are permanent: addresses distinguish nothing */
+} mixpi_visit;
+
+static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
+                                  mixp_tensor **in) {
+    mixpi_visit v = { op, n_in, in, 0, 0, 0, 1 };
+    uint64_t weights;
+    int i, length;
+    const char *scope = mixpi_scope_now(ctx, &length);
+    v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
+    weights = v.hash;
+    v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
+    for (i = 0; i < n_in; i++) {
+        const mixp_tensor *lasting = mixpi_lasting(in[i]);
+        v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
+        v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)mixpi_seen_as(in[i]));
+        if (in[i] && !lasting) v.lasting = 0;
+        if (!lasting || !lasting->requires_grad) continue;
+        weights = mixpi_mix(weights, (uint64_t)lasting->own.id);
+        v.weights = weights | 1u;
+    }
+    return v;
+}
+
+static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
+    int n = w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    while (n && w->sites[n - 1].hash != hash) n = w->sites[n - 1].next;
+    return n;
+}
+
+/* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
+static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
+    uint64_t sibling;
+    int n;
+    for (sibling = 0;; sibling++) {
+        const mixpi_site *site;
+        *hash = mixpi_mix(v->hash, sibling) | 1u;
+        n = mixpi_site_find(w, *hash);
+        if (!n) return 0;
+        site = &w->sites[n - 1];
+        if (site->pass != w->pass) return n;
+        if (site->tensors != v->tensors && !v->lasting) return n;
+    }
+}
+
+/* The name of a site's parameter: of the first parameter that has a name. */
+static const char *mixpi_visit_param(const mixpi_visit *v) {
+    int i;
+    for (i = 0; i < v->n_in; i++) {
+        const mixp_tensor *t = mixpi_lasting(v->in[i]);
+        if (t && t->requires_grad && *t->name) return t->name;
+    }
+    return "";
+}
+
+/* Writes the part of the name before the colon, "h.3.w", to text[MIXPI_SITE_NAME]. */
+static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
+                            char *text) {
+    int length;
+    const char *scope = mixpi_scope_now(ctx, &length), *param = mixpi_visit_param(v);
+    const char *producer = from ? mixpi_site_at(ctx, from)->name : "", *colon;
+    int room = length > 40 ? 40 : length;
+    *text = '\0';
+    if (*param && length && strncmp(param, scope, (size_t)length) != 0)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s.%.40s", room, scope, param);
+    else if (*param) snprintf(text, MIXPI_SITE_NAME, "%.60s", param);
+    else if (length) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
+    else if ((colon = strstr(producer, ": ")) != NULL)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s", (int)(colon - producer), producer);
+}
+
+/* Gives a new site a unique name. */
+static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
+    int i, same = 0;
+    size_t n;
+    mixpi_site_stem(ctx, v, site->from[0], stem);
+    snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
+    n = strlen(name);
+    for (i = 1; i <= ctx->watch->n_sites; i++) {
+        const char *other = mixpi_site_at(ctx, i)->name;
+        same += strncmp(other, name, n) == 0 && (!other[n] || other[n] == ' ');
+    }
+    snprintf(site->name, sizeof site->name, same ? "%.86s #%d" : "%.86s", name, same + 1);
+}
+
+/* Sets the inputs of a site: the sites behind its inputs, and its weights. */
+static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
+    int i, from = 0, read = 0;
+    for (i = 0; i < v->n_in; i++) {
+        mixp_tensor *t = v->in[i], *lasting = mixpi_lasting(t);
+        if (lasting && read < 2) site->read[read++] = lasting;
+        if (t && t->own.site && from < MIXPI_SITE_FROM) site->from[from++] = t->own.site;
+    }
+}
+
+/* Enters a new site in the table. Returns its number; 0 if the table is full. */
+static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
+    mixpi_watch *w = ctx->watch;
+    int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    mixpi_site *site;
+    if (w->n_sites >= w->capacity) {
+        w->full = 1;
+        return 0;
+    }
+    site = &w->sites[w->n_sites++];
+    site->hash = hash;
+    site->next = *bucket;
+    *bucket = w->n_sites;
+    return w->n_sites;
+}
+
+/* The site of a visit; a new site is entered in the table with its name and its pin. */
+static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
+    mixpi_site *site;
+    uint64_t hash;
+    int number = mixpi_site_visited(ctx->watch, v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    if (site->op) return number;
+    site->op = v->op->name;         /* first visit, or the first since a checkpoint was loaded */
+    site->weights = v->weights;
+    mixpi_site_reads(site, v);
+    mixpi_site_name(ctx, v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* The site of an application, marked as visited in this pass; 0 without a guard. */
+static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
+                            mixp_tensor **in) {
+    mixpi_visit v;
+    mixpi_site *site;
+    int number;
+    if (!mixpi_guard_on(ctx)) return 0;
+    v = mixpi_visit_of(ctx, op, n_in, in);
+    number = mixpi_site_of(ctx, &v);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    site->tensors = v.tensors;
+    site->pass = ctx->watch->pass;
+    return number;
+}
+

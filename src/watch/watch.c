@@ -1,0 +1,1271 @@
+#pragma once
+#include "../watch.h"
+#include "../scaler.c"
+#include "../step/step.c"
+#include "share.c"
+/* ==== 12. WATCH (implementation) ====================================================== */
+
+/* An event as the watch stores it. site: its number. */
+struct mixpi_happening {
+    int64_t         step;
+    mixp_event_kind kind;
+    int             site;
+    mixp_dtype      dtype;
+    mixp_look       look;
+    double          flushed, lost;
+    mixp_origin     origin;
+    int             of_grad, also;
+};
+
+static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
+
+/* --- shares ------------------------------------------------------------------------------ */
+
+MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
+    double seen, lost;
+    if (!look) return 0.0;
+    seen = (double)(look->count - look->zeros - look->nonfinite);
+    lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
+    if (stored_low) seen += lost;       /* flushed values were counted as zeros */
+    return seen > 0.0 ? lost / seen : 0.0;
+}
+
+MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
+    int64_t seen = look ? look->count - look->zeros - look->nonfinite : 0;
+    return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
+}
+
+/* The largest number, and the smallest normal number, of a low dtype. */
+static double mixpi_low_largest(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX; }
+static double mixpi_low_normal(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN; }
+
+/* Do flushed values matter in this array? If the array has a number of at least 16 times the
+ * smallest normal number, the flushed values are smaller than the rounding error of f32 on that
+ * number: a long tail of tiny values does no harm. */
+static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
+{ return (double)look->largest < 16.0 * mixpi_low_normal(low); }
+
+/* --- events ------------------------------------------------------------------------------ */
+
+static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
+                                        const mixp_look *look, mixp_origin origin) {
+    mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_happening *e = &w->events[w->n_events++ % MIXPI_MAX_EVENTS];
+    e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
+    e->kind = kind;
+    e->site = number;
+    e->origin = origin;
+    e->look = *look;
+    e->dtype = site ? (mixpi_site_fell(site) ? MIXP_F32 : site->low) : MIXP_F32;
+    e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
+    e->lost = site ? site->lost : 0.0;
+    e->of_grad = e->also = 0;
+    return e;
+}
+
+static const char *mixpi_event_what(const mixp_event *e) {
+    static const char *const texts[] = {
+        "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
+        "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
+        "pinned: a pattern holds it", "made what a step was skipped for",
+        "no room for more sites: they are not watched",
+        "lost too much by rounding: stores f32 now"
+    };
+    MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
+    if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
+        return "a step was skipped that was not sampled; the next one is";
+    return texts[e->kind];
+}
+
+/* What the user should do about a skip. */
+static const char *mixpi_skip_advice(const mixp_event *e) {
+    if (e->also) return "No action needed: a site stores f32 from now on";
+    switch (e->origin) {
+    case MIXP_ORIGIN_UNKNOWN:
+        return "A gradient was not finite. The step was not sampled; the next one is, and says "
+               "where it begins";
+    case MIXP_ORIGIN_BACKWARD:
+        return "No action needed";
+    case MIXP_ORIGIN_FORWARD:
+        return "No site can fall back for it: if skips go on, the run ends";
+    default:
+        return "No loss scale cures it";
+    }
+}
+
+/* What the user should do about an event. */
+static const char *mixpi_event_advice(const mixp_event *e) {
+    switch (e->kind) {
+    case MIXP_EVENT_OVERFLOW:
+    case MIXP_EVENT_HIGH:
+    case MIXP_EVENT_FLUSHED:
+    case MIXP_EVENT_IMPRECISE:
+        return "No action needed: the site returns to its low dtype once its values stay in range";
+    case MIXP_EVENT_BACK:
+        return "No action needed: after another fall it takes twice as long to return";
+    case MIXP_EVENT_PINNED:
+        return "You asked for it; MIXP_DTYPE_COUNT in place of a dtype frees it";
+    case MIXP_EVENT_FULL:
+        return "Start the guard of a new context with more max_sites";
+    default:
+        return mixpi_skip_advice(e);
+    }
+}
+
+/* The number that an event reports, in brackets; "" if it reports none. */
+static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
+    *text = 0;
+    if (e->kind == MIXP_EVENT_FLUSHED)
+        snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
+    if (e->kind == MIXP_EVENT_IMPRECISE)
+        snprintf(text, space, " (%.3g%% of its variation over the batch)", 100.0 * e->imprecise);
+    if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK ||
+        (e->kind == MIXP_EVENT_OVERFLOW && !e->nonfinite))
+        snprintf(text, space, " (largest %g)", (double)e->largest);
+    else if (e->kind == MIXP_EVENT_OVERFLOW)
+        snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
+}
+
+/* How many other sites fell back with it; "" if none did. */
+static void mixpi_event_others(const mixp_event *e, char *text, size_t space) {
+    *text = 0;
+    if (e->also > 0 && e->kind != MIXP_EVENT_SKIP)
+        snprintf(text, space, ", and %d more of that operator and parameter", e->also);
+}
+
+/* The text of a skip. */
+static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
+    if (e->origin == MIXP_ORIGIN_UNKNOWN)
+        snprintf(text, space, "step %.0f: skipped. %s.", (double)e->step, mixpi_event_advice(e));
+    else
+        snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)e->step,
+                 *e->site ? "It began at " : "", e->site, *e->site ? ": " : "",
+                 mixp_origin_text(e->origin), mixpi_event_advice(e));
+}
+
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
+    char number[64], others[64];
+    if (!text || !space) return NULL;
+    *text = 0;
+    if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
+    if (event->kind == MIXP_EVENT_SKIP) {
+        mixpi_skip_text(event, text, space);
+        return text;
+    }
+    mixpi_event_number(event, number, sizeof number);
+    mixpi_event_others(event, others, sizeof others);
+    snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step,
+             event->of_gradient ? "the gradient of " : "", event->site, *event->site ? " " : "",
+             mixpi_event_what(event), number, others, mixpi_event_advice(event));
+    return text;
+}
+
+MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    int64_t kept = w ? mixpi_min(w->n_events, MIXPI_MAX_EVENTS) : 0, number;
+    const mixpi_happening *e;
+    if (!out || i < 0 || i >= kept) return 0;
+    number = w->n_events - kept + i;
+    e = &w->events[number % MIXPI_MAX_EVENTS];
+    memset(out, 0, sizeof *out);
+    out->number = number;
+    out->step = e->step;
+    out->kind = e->kind;
+    out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
+    out->dtype = e->dtype;
+    out->largest = e->look.largest;
+    out->flushed = e->flushed;
+    out->imprecise = e->lost;
+    out->nonfinite = e->look.nonfinite;
+    out->origin = e->origin;
+    out->of_gradient = e->of_grad;
+    out->also = e->also;
+    out->what = mixpi_event_what(out);
+    return 1;
+}
+
+/* Clean samples needed for a return: K, doubled with each relapse. */
+static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) {
+    int relapses = site->falls > 1 ? site->falls - 1 : 0;
+    return (int64_t)w->clean << (relapses < 20 ? relapses : 20);
+}
+
+/* The internal number of the site that users call i; 0 if there is no such site. */
+static int mixpi_site_listed(const mixpi_watch *w, int i) {
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
+    return i < 0 || at < i ? 0 : n;
+}
+
+MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const int number = mixpi_site_listed(w, i);
+    const mixpi_site *site;
+    if (!number || !out) return 0;
+    site = mixpi_site_at(ctx, number);
+    memset(out, 0, sizeof *out);
+    out->name = site->name;
+    out->op = site->op;
+    out->dtype = site->dtype;
+    out->fallen = site->fallen != 0;
+    out->pinned = site->pinned != 0;
+    out->falls = site->falls;
+    out->clean = site->clean;
+    out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
+    out->samples = site->samples;
+    out->value = site->value;
+    out->grad = site->grad;
+    return 1;
+}
+
+/* Adds the exponent histogram of one site to counts. */
+static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
+    int64_t found[MIXP_EXPONENTS];
+    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
+    mixp_result r = mixpi_download(ctx, found, from, sizeof found);
+    int e;
+    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
+    return r;
+}
+
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const int number = mixpi_site_listed(w, i);
+    mixp_result r = MIXP_OK;
+    int n;
+    if (!counts || !w || !w->counting || (!number && i != -1)) return 0;
+    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
+    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
+    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
+        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
+    return r == MIXP_OK;
+}
+
+/* --- deciding ------------------------------------------------------------------------------ */
+
+/* Bits that a sample sets in the verdict of a site. */
+enum {
+    MIXPI_SAW_OVERFLOW = 1,     /* it made non-finite values from finite ones */
+    MIXPI_SAW_NO_VALUE = 2,     /* all values it stores were flushed to zero */
+    MIXPI_SAW_NO_GRAD = 4,      /* all of its gradient was flushed to zero */
+    MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
+    MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
+    MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
+    MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
+};
+
+static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
+{ return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+
+/* Can the site still store, or read, a wider dtype? */
+static int mixpi_site_can_fall(const mixpi_site *site) {
+    if (site->pinned) return 0;
+    return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
+}
+
+static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
+    const int reads = site->fallen || site->low == MIXP_F32;
+    site->fallen = reads ? 2 : 1;
+    if (site->falls < MIXPI_SITE_COUNT) site->falls++;
+    site->clean = 0;
+    site->changed = ctx->watch->begun;
+}
+
+/* Lets the other sites with the same operator and the same parameters, as in an unrolled loop, fall
+ * back as well: they would otherwise follow with one skip each. Returns how many fell back. */
+static int mixpi_siblings_fall(mixp_context *ctx, int number) {
+    const mixpi_site *first = mixpi_site_at(ctx, number);
+    int n, fell = 0;
+    for (n = 1; first->weights && n <= ctx->watch->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (n == number || site->weights != first->weights || site->low != first->low) continue;
+        if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
+        mixpi_site_sink(ctx, site);
+        fell++;
+    }
+    return fell;
+}
+
+static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
+                                        const mixp_look *look, int of_grad) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_happening *e;
+    mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
+    w->acted = 1;
+    w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
+    ctx->sites_moved++;
+    e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
+    e->of_grad = of_grad;
+    e->also = mixpi_siblings_fall(ctx, number);
+    return e;
+}
+
+/* Is too large a share of the non-zero values flushed, in an array of small numbers? */
+static int mixpi_flushes(const mixpi_watch *w, const mixpi_site *site, const mixp_look *look) {
+    int stored_low = site->dtype == site->low;
+    return look->largest > 0.0f && mixpi_is_small(look, site->low) &&
+           mixp_look_flushed(look, stored_low) > (double)w->flushed;
+}
+
+/* Is the array all zeros while its neighbour has tiny numbers? Then all values were flushed. */
+static int mixpi_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
+    if (!mixpi_is_low(low)) return 0;
+    return look->count && look->zeros == look->count && neighbour->largest > 0.0f &&
+           mixpi_is_small(neighbour, low);
+}
+
+/* Does the site store its low dtype, and may this sample make it fall back? */
+static int mixpi_site_is_low(const mixpi_site *site, int sample) {
+    return site->low != MIXP_F32 && site->dtype == site->low && !site->fallen && !site->pinned &&
+           site->changed < sample;
+}
+
+/* Is the site's operator one of these? */
+static int mixpi_site_is_of(const mixpi_site *site, const char *const *ops, size_t n) {
+    size_t i;
+    for (i = 0; site->op && i < n; i++)
+        if (strcmp(site->op, ops[i]) == 0) return 1;
+    return 0;
+}
+static int mixpi_site_is(const mixpi_site *site, const char *op)
+{ return mixpi_site_is_of(site, &op, 1); }
+static int mixpi_site_is_cast(const mixpi_site *site) { return mixpi_site_is(site, "cast"); }
+
+/* Looks at t at once, through a row of device memory. Waits for the device. */
+static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
+                                  mixp_look *found) {
+    mixp_context *ctx = t->ctx;
+    mixp_look_args k;
+    mixp_result r;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = low;
+    k.row = row;
+    r = mixpi_device_zero(ctx, row, sizeof *row);
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
+}
+
+/* Is a weight that the site reads all zeros? Its result is then zero for that reason. */
+static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
+    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
+    int i;
+    for (i = 0; i < 2 && site->read[i]; i++) {
+        if (!mixpi_real(site->read[i]->dtype)) continue;
+        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 1;
+        if (found.zeros == found.count) return 1;
+    }
+    return 0;
+}
+
+/* Does the operator turn numbers into zeros regardless of their size? */
+static int mixpi_site_cuts(const mixpi_site *site) {
+    static const char *const cutting[] = { "relu", "relu_squared", "masked_fill", "where", "clamp",
+                                           "maximum", "minimum", "max", "dropout", "sub" };
+    return mixpi_site_is_of(site, cutting, sizeof cutting / sizeof cutting[0]);
+}
+
+/* Did values vanish between an input and the site, or gradients between the site and an input? */
+static void mixpi_judge_vanished(mixp_context *ctx, int number) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
+        const int value = mixpi_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
+                                         mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
+        const int grad = mixpi_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
+                                        mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
+        if (!value && !grad) continue;
+        if (mixpi_site_cuts(site) || mixpi_site_zero_weight(ctx, site)) return;
+        if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
+        if (grad) from->verdict |= MIXPI_SAW_NO_GRAD;
+    }
+}
+
+static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const int value = site->verdict & MIXPI_SAW_NO_VALUE;
+    if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
+    if (!mixpi_site_is_low(site, sample)) return;
+    mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
+                    mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
+                    !value)->flushed = 1.0;     /* all values: zeros are in no count */
+}
+
+/* Why a site that stores its low dtype must fall back. COUNT: it need not. */
+static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site *site) {
+    const mixp_look *value = &site->value, *grad = &site->grad;
+    double high = (double)w->high * mixpi_low_largest(site->low);
+    /* The Inf came from another site's overflow: see mixpi_settle_rows. */
+    if (value->nonfinite && w->settling_bad) return MIXP_EVENT_COUNT;
+    if ((double)value->largest > high) return MIXP_EVENT_HIGH;
+    /* If the loss is not finite, gradients carry no information. */
+    if (mixpi_flushes(w, site, value) || (!w->settling_bad && mixpi_flushes(w, site, grad)))
+        return MIXP_EVENT_FLUSHED;
+    if (site->verdict & MIXPI_SAW_IMPRECISE && !w->settling_bad) return MIXP_EVENT_IMPRECISE;
+    return MIXP_EVENT_COUNT;
+}
+
+/* Would a site that has fallen back stay in range in its low dtype? */
+static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
+    double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
+    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
+    if (site->imprecise) return 0;
+    /* Values that are not finite in f32 are no reason to stay in f32. */
+    return (double)site->value.largest < low &&
+           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
+}
+
+/* Will the site store f32 because of its inputs? The sites before it must be settled. */
+static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
+    int i;
+    for (i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
+        if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
+    }
+    return 0;
+}
+
+/* A probe stored f32, and so shows which sites would leave the range of their low dtype. Such
+ * a site falls back unless another site makes it store f32. */
+static void mixpi_settle_probed(mixp_context *ctx, int number) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    const double most = mixpi_low_largest(site->low);
+    const double largest = (double)site->value.largest;
+    if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
+    if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
+    if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
+    mixpi_site_fall(ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH,
+                    &site->value, 0);
+}
+
+/* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
+static void mixpi_site_roughens(mixp_context *ctx, mixpi_site *site) {
+    mixpi_watch *w = ctx->watch;
+    site->imprecise = 1;
+    w->inspect_all = 1;
+    w->since = 2 * w->every;
+}
+
+static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixp_event_kind trouble;
+    int of_grad;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
+    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
+        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+    site->samples++;
+    if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
+    if (mixpi_site_is_low(site, sample)) {
+        trouble = mixpi_site_trouble(w, site);
+        of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
+        if (trouble != MIXP_EVENT_COUNT)
+            mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
+        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_site_roughens(ctx, site);
+        return;
+    }
+    if (w->settling_probe) mixpi_settle_probed(ctx, number);
+    if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
+        site->imprecise = 0;
+    if (!site->fallen || site->dtype == site->low) return;
+    if (!mixpi_site_is_clean(w, site)) site->clean = 0;
+    else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
+    if (site->clean < mixpi_clean_needed(w, site)) return;
+    site->fallen = site->for_grad = site->imprecise = 0;
+    site->changed = w->begun;
+    ctx->sites_moved++;
+    mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* Is a weight that the site reads not finite? Looks at the weight at once: only after a failure. */
+static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
+    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
+    int i;
+    for (i = 0; i < 2 && site->read[i]; i++) {
+        if (!mixpi_real(site->read[i]->dtype)) continue;
+        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 0;
+        if (found.nonfinite) return 1;
+    }
+    return 0;
+}
+
+/* A cast or dropout between site `from` and its reader `number` with a non-finite result; 0 if
+ * there is none. Names and identities of sites ignore casts and dropout. */
+static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *reader = mixpi_site_at(ctx, number);
+    int n;
+    if (mixpi_site_is_cast(reader) || mixpi_site_is(reader, "dropout")) return 0;
+    for (n = 1; n <= w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->from[0] != from || !mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
+        if (mixpi_site_is_cast(site) || mixpi_site_is(site, "dropout")) return n;
+    }
+    return 0;
+}
+
+/* A site with a non-finite result that `number` reads; 0 if there is none. */
+static int mixpi_bad_input(const mixp_context *ctx, int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    int i, bad = 0;
+    if (!number) return 0;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
+        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite)
+            bad = site->from[i];
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
+        bad = mixpi_bad_between(ctx, site->from[i], number);
+    return bad;
+}
+
+/* The site of a non-finite loss: the input of the first non-finite product with the loss scale,
+ * otherwise the last non-finite scalar; 0 if all losses are finite. */
+static int mixpi_bad_loss(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    int n, scalar = 0;
+    for (n = 1; n <= w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        const int bad = mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite != 0;
+        if (mixpi_site_is(site, "scaler_scale") && mixpi_seen(w, n, MIXPI_LOOK_VALUE)->count) {
+            const int loss = bad ? mixpi_bad_input(ctx, n) : 0;
+            if (loss) return loss;
+            scalar = -1;
+        }
+        if (bad && site->scalar && scalar >= 0 &&
+            (!scalar || site->turn > mixpi_site_at(ctx, scalar)->turn)) scalar = n;
+    }
+    return scalar > 0 ? scalar : 0;
+}
+
+/* Finds where a non-finite loss began: follows non-finite results back from the loss, to a site
+ * whose inputs are finite. A mask of -Inf that softmax made finite again is not on this path. */
+static int mixpi_trace(const mixp_context *ctx, int loss) {
+    int left = ctx->watch->n_sites, at = loss, before = loss;
+    while (before && left--) {
+        at = before;
+        before = mixpi_bad_input(ctx, at);
+    }
+    return at;
+}
+
+/* Does the operator make small numbers of large ones? A non-finite result of such an operator is
+ * not finite in f32 either. */
+static int mixpi_site_shrinks(const mixpi_site *site)
+{ return mixpi_site_is(site, "log") || mixpi_site_is(site, "sqrt"); }
+
+/* Is it normal for the operator to make Inf from finite numbers? f32 would not help then. */
+static int mixpi_site_may_mean(const mixpi_site *site) {
+    static const char *const meaning[] = { "masked_fill", "where", "div", "pow" };
+    return mixpi_site_is_of(site, meaning, sizeof meaning / sizeof meaning[0]);
+}
+
+/* Did the site itself make non-finite values from finite ones? began: as in mixpi_judge_origin. */
+static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
+    if (mixpi_site_shrinks(site)) return 0;
+    if (mixpi_site_may_mean(site) && number != began) return 0;
+    if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    return !mixpi_bad_input(ctx, number) && !mixpi_site_bad_weight(ctx, site);
+}
+
+/* The last site, in the order of the step, with a non-finite value in row `which`, or 0. */
+static int mixpi_last_bad(const mixp_context *ctx, int which) {
+    const mixpi_watch *w = ctx->watch;
+    int n, best = 0;
+    for (n = 1; n <= w->n_sites; n++) {
+        if (!mixpi_seen(w, n, which)->nonfinite) continue;
+        if (!best || mixpi_site_at(ctx, n)->turn > mixpi_site_at(ctx, best)->turn)
+            best = n;
+    }
+    return best;
+}
+
+static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
+        return MIXP_ORIGIN_INPUT;
+    if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
+    return site->scalar ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+}
+
+/* Where the first non-finite value of this sample arose, as seen by this rank. began: the site
+ * where a non-finite loss began, or 0. */
+static mixp_origin mixpi_judge_origin(mixp_context *ctx, int began, int *site) {
+    const int grad = mixpi_last_bad(ctx, MIXPI_LOOK_GRAD);
+    const int leaf = mixpi_last_bad(ctx, MIXPI_LOOK_LEAF);
+    *site = began;
+    if (began) return mixpi_forward_origin(ctx, began);
+    *site = grad;
+    if (leaf && (!grad || mixpi_site_at(ctx, leaf)->turn > mixpi_site_at(ctx, grad)->turn))
+        *site = leaf;
+    return *site ? MIXP_ORIGIN_BACKWARD : MIXP_ORIGIN_UNKNOWN;
+}
+
+/* Computes the share of a site's variation that rounding lost. A variation below a millionth of the
+ * largest value does not count. */
+static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int number) {
+    const mixp_look *row = mixpi_seen(w, number, MIXPI_LOOK_LOSS);
+    const double size = 1e-6 * (double)mixpi_seen(w, number, MIXPI_LOOK_VALUE)->largest;
+    const double lost = (double)row->largest;
+    float varied;
+    double all;
+    memcpy(&varied, &row->unused, sizeof varied);
+    all = (double)varied;
+    if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
+    site->lost = sqrt(lost / all);
+    site->verdict |= MIXPI_SAW_INSPECTED;
+    if (site->lost > 0.5 * (double)w->imprecise) site->verdict |= MIXPI_SAW_ROUGH;
+    if (site->lost > (double)w->imprecise) site->verdict |= MIXPI_SAW_IMPRECISE;
+}
+
+/* Judges the sample on this rank only: other ranks do not know how the sites are connected here. */
+static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
+    const int loss = mixpi_bad_loss(ctx);
+    const int began = loss ? mixpi_trace(ctx, loss) : 0;
+    const int known = ctx->watch->n_sites;
+    int n;
+    *origin = mixpi_judge_origin(ctx, began, at);
+    for (n = 1; n <= known; n++) mixpi_site_at(ctx, n)->verdict = 0;
+    for (n = 1; n <= known; n++) {
+        if (mixpi_site_can_fall(mixpi_site_at(ctx, n)) && mixpi_site_overflowed(ctx, n, began))
+            mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_OVERFLOW;
+        mixpi_judge_vanished(ctx, n);
+        mixpi_judge_precision(ctx->watch, mixpi_site_at(ctx, n), n);
+    }
+}
+
+/* Decides, once w->seen holds the rows. origin, at: where the skip began, as all ranks agreed. */
+static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin, int at) {
+    mixpi_watch *w = ctx->watch;
+    int n, known = w->n_sites;
+    w->settled = 1;
+    w->settling_bad = mixpi_began_forward(origin);
+    w->inspect_all |= w->settling_bad;
+    /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
+    if (w->seen[MIXPI_ROW_BACKWARD].count > 0) {
+        w->looked = 1;
+        if (!w->found) {
+            w->found = (int)origin;
+            w->found_site = at;
+        }
+    }
+    for (n = 1; n <= known; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->changed >= sample || !(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
+        if (mixpi_site_can_fall(site))
+            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_seen(w, n, MIXPI_LOOK_VALUE), 0);
+    }
+    for (n = 1; n <= known && !w->settling_bad; n++) mixpi_settle_vanished(ctx, n, sample);
+    for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
+}
+
+/* Adds the events that are reported once: pins that took effect, sites without room. */
+static void mixpi_settle_events(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n;
+    for (n = 1; n <= w->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (!site->pinned || site->pin_told) continue;
+        site->pin_told = 1;
+        mixpi_event_add(ctx, MIXP_EVENT_PINNED, n, &site->value, MIXP_ORIGIN_UNKNOWN);
+    }
+    if (w->full && !w->full_told)
+        mixpi_event_add(ctx, MIXP_EVENT_FULL, 0, &mixpi_no_look, MIXP_ORIGIN_UNKNOWN);
+    w->full_told = w->full;
+}
+
+/* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
+ * of steps, and a pattern may fit a site of either kind. */
+static int mixpi_all_updated(const mixp_context *ctx) {
+    const mixp_optimizer *opt = (const mixp_optimizer *)ctx->optimizers;
+    for (; opt; opt = opt->next)
+        if (!(ctx->watch->met >> opt->bit & 1)) return 0;
+    return 1;
+}
+
+/* Reports, once, each pattern that fits no site after complete steps of all optimizers. */
+static mixp_result mixpi_settle_pins(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int i;
+    if (!w->settled || !mixpi_all_updated(ctx)) return MIXP_OK;
+    for (i = 0; i < w->n_pins; i++) {
+        if (w->pins[i].fits) continue;
+        w->pins[i].fits = 1;
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_guard_pin '%.80s': no site has such a name after a whole "
+                                 "step; mixp_site lists them, '%.90s' is the first",
+                                 w->pins[i].pattern, w->n_sites ? w->sites[0].name : "");
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step, int probe) {
+    mixp_origin origin;
+    int at;
+    mixp_result r;
+    ctx->watch->settling_probe = probe;
+    mixpi_judge(ctx, &origin, &at);
+    r = mixpi_seen_share(ctx, &origin, &at);
+    if (r != MIXP_OK) return r;
+    ctx->watch->event_step = step;
+    mixpi_settle_rows(ctx, sample, origin, at);
+    mixpi_settle_events(ctx);
+    return MIXP_OK;
+}
+
+/* Bytes of the rows in use. */
+static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w->n_sites); }
+
+/* Settles a sample. If the device can post, the sample is sent first and settled when the step
+ * after the next begins, or, with several ranks, at the next update. This delay is constant, so
+ * every run makes the same decisions. */
+static mixp_result mixpi_guard_settle(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    const int posted = w->posted, fresh = w->fresh, probe = w->fresh_probe;
+    mixp_result r = MIXP_OK;
+    w->posted = w->fresh = w->fresh_probe = 0;
+    if (posted) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
+        if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
+    }
+    if (r != MIXP_OK || !fresh) return r;
+    w->posted_bytes = mixpi_rows_used(w);
+    w->posted_step = w->rows_step;
+    w->posted_probe = probe;
+    if (d->post) {
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
+        w->posted = r == MIXP_OK ? fresh : 0;
+        return r;
+    }
+    r = mixpi_download(ctx, w->seen, w->rows, w->posted_bytes);
+    return r == MIXP_OK ? mixpi_settle_now(ctx, fresh, w->rows_step, probe) : r;
+}
+
+/* Reports a divergence: step after step is skipped, and no fallback can help. */
+static mixp_result mixpi_guard_diverged(mixp_context *ctx, int32_t skips) {
+    const mixpi_watch *w = ctx->watch;
+    const mixp_origin origin = (mixp_origin)w->origin;
+    return mixp_context_fail(
+        ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped for what their forward pass made, and nothing is left to "
+        "fall back: no loss scale cures this. It began at '%.90s': %s",
+        (int)skips, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
+        mixp_origin_text(origin));
+}
+
+/* Lets the site of an overflowing gradient fall back if the scale cannot usefully go lower. */
+static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
+        return;
+    site->for_grad = 1;
+    mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
+}
+
+/* Bits of the optimizers that a scaler's newest update covered. */
+static int32_t mixpi_update_bits(const mixp_scaler *s) {
+    const mixp_optimizer *opt = s->checked;
+    int32_t bits = 0;
+    for (; mixpi_is_checked(s, opt); opt = opt->next_checked) bits |= (int32_t)1 << opt->bit;
+    return bits;
+}
+
+/* Counts, for each optimizer of the update, the consecutive skips that began in the forward pass
+ * and that no fallback cured. Returns the largest count. */
+static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int cured) {
+    int32_t most = 0;
+    int i;
+    for (i = 0; i < MIXPI_OPTIMIZER_BITS; i++) {
+        if (!(bits >> i & 1)) continue;
+        if (cured) w->barren[i] = 0;
+        else if (forward && w->barren[i] < INT32_MAX) w->barren[i]++;
+        if (w->barren[i] > most) most = w->barren[i];
+    }
+    return most;
+}
+
+/* The scale of the newest update's gradients. */
+static float mixpi_scale_used(const mixp_scaler_state *state)
+{ return state->past[0] > 0.0f ? state->past[0] : state->scale; }
+
+/* Notes where the skip of an update began, and forces samples of the optimizers' next steps; these
+ * samples are probes if an ordinary sample did not suffice. 1: it began in the forward pass. */
+static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, int32_t bits) {
+    int forward, bad;
+    if (w->looked && w->whole && !w->origin && mixpi_scale_used(state) < 1.0f)
+        w->origin = MIXP_ORIGIN_UNSCALE;
+    forward = mixpi_began_forward((mixp_origin)w->origin);
+    bad = forward || state->forgiven > 0;
+    w->force |= bits;
+    w->forced = 0;
+    w->probe &= ~bits;
+    if (bad && !w->probed) w->probe |= w->deep & bits;
+    w->deep = bad ? w->deep | bits : w->deep & ~bits;
+    return forward;
+}
+
+/* After a scaler's update: records where a skip began and whether a site fell back for it. */
+static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state,
+                                     int32_t bits) {
+    mixpi_watch *w = ctx->watch;
+    const int acted = w->acted;
+    int32_t barren;
+    int forward = 0;
+    w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
+    w->origin_site = state->skipped ? w->found_site : 0;
+    if (state->skipped) forward = mixpi_guard_skipped(w, state, bits);
+    w->found = w->found_site = w->looked = w->acted = w->probed = 0;
+    barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
+    if (!state->skipped) {
+        w->force &= ~bits;
+        w->deep &= ~bits;
+        w->probe &= ~bits;
+        return MIXP_OK;
+    }
+    w->event_step = w->updated_step;
+    mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
+                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value
+                                   : &mixpi_no_look,
+                    (mixp_origin)w->origin)->also = acted;
+    mixpi_guard_at_floor(ctx, state->scale);
+    if (w->patience < 0 || !forward) return MIXP_OK;
+    return barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
+         ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
+}
+
+/* An update closes the window of steps that belong to it. */
+static void mixpi_guard_turn(mixpi_watch *w) {
+    const int seen = w->in_turn && !w->unseen;
+    w->missed |= w->in_turn && w->unseen;
+    if (!seen && w->since < INT32_MAX) w->since++;
+    if (seen) {
+        w->since = 1;
+        w->drawn = (int32_t)(((uint32_t)w->drawn + 1u) & 0x7FFFFFFFu);
+    }
+    w->in_turn = w->idle = w->window = w->walked = w->taken = 0;
+    if (seen) w->inspect_all = 0;
+    w->whole = !w->unseen;
+    w->unseen = 0;
+    if (!w->force) w->forced = 0;
+    else if (w->forced <= 64) w->forced++;
+    if (w->forced <= 64) return;
+    /* The skipped optimizer makes no more updates. */
+    w->force = w->deep = w->probe = w->forced = 0;
+}
+
+/* Hook before an update: settles available samples first, so that the scaler forgives skips of the
+ * sites that fall back now. With several ranks, samples are always settled here, because ranks make
+ * the same updates but not the same steps. */
+static mixp_result mixpi_guard_updating(mixp_context *ctx) {
+    mixpi_guard_turn(ctx->watch);
+    if (ctx->device->post && mixpi_world(ctx) == 1) return MIXP_OK;
+    return mixpi_guard_settle(ctx);
+}
+
+/* After a scaler's update. If the device can post, a step's result arrives one step later. */
+static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    mixp_scaler_state state;
+    mixp_result r = mixpi_settle_pins(ctx);
+    w->updated_step = ctx->step;
+    if (!d->post) {
+        if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
+        return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
+    }
+    if (w->posted_scaler) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
+        if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
+    }
+    w->posted_scaler = NULL;
+    w->posted_bits = mixpi_update_bits(s);
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK) w->posted_scaler = s;
+    return r;
+}
+
+/* Hook after an update. scaler NULL: a step without a scaler. */
+static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
+    const mixp_scaler *s = (const mixp_scaler *)scaler;
+    mixp_result r = MIXP_OK;
+    ctx->watch->met |= s ? mixpi_update_bits(s) : INT32_MAX;
+    if (s) return mixpi_guard_scaled(ctx, s);
+    r = mixpi_guard_updating(ctx);
+    return r == MIXP_OK ? mixpi_settle_pins(ctx) : r;
+}
+
+/* Settles everything at once, without the usual delay. Waits for the device. */
+static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_scaler *s;
+    mixp_scaler_state state;
+    mixp_result r;
+    if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    /* One rank may save on its own, so it must not ask the others. */
+    if (mixpi_world(ctx) > 1) return MIXP_OK;
+    r = mixpi_guard_settle(ctx);
+    if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
+    s = (const mixp_scaler *)w->posted_scaler;
+    w->posted_scaler = NULL;
+    if (r != MIXP_OK || !s) return r;
+    r = mixpi_scaler_get(s, &state);
+    return r == MIXP_OK ? mixpi_guard_after(ctx, &state, w->posted_bits) : r;
+}
+
+/* --- on and off ---------------------------------------------------------------------------- */
+
+/* The context's watch, made at the first call without memory for sites. */
+static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    if (w) return w;
+    w = (mixpi_watch *)mixpi_host_alloc(ctx, sizeof *w);
+    if (!w) return NULL;
+    w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
+    if (!w->pins) return NULL;
+    w->settle = mixpi_guard_settle;
+    w->updating = mixpi_guard_updating;
+    w->updated = mixpi_guard_updated;
+    return ctx->watch = w;
+}
+
+/* Returns what is wrong with a look, or NULL. */
+static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
+    mixp_format f;
+    if (!out) return "there is nowhere to write what it finds";
+    if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
+    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is none of mixp_dtype";
+    f = mixp_format_of(low);
+    if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
+        return "low must be a floating-point dtype of 8 bits to 32";
+    return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
+}
+
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
+    const char *wrong;
+    mixpi_watch *w;
+    mixp_result r = mixpi_tensor_whole(t, "mixp_look_at");
+    if (r != MIXP_OK) return r;
+    wrong = mixpi_look_wrong(t, low, out);
+    if (wrong)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
+    w = mixpi_watch_of(t->ctx);
+    if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
+    if (!w || !w->row) return MIXP_ERR_MEMORY;
+    return mixpi_look_now(t, low, w->row, out);
+}
+
+/* Allocates the tables for n sites, at the first call only. */
+static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    size_t count = (size_t)n, bytes = mixpi_rows_bytes(n);
+    if (w->capacity) return MIXP_OK;
+    for (w->n_buckets = 64; w->n_buckets < 2 * n;) w->n_buckets *= 2;
+    w->sites = (mixpi_site *)mixpi_host_alloc(ctx, count * sizeof *w->sites);
+    w->buckets = (int *)mixpi_host_alloc(ctx, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->events = (mixpi_happening *)mixpi_host_alloc(
+        ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
+    w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
+    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
+    w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
+    w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
+    if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
+        !w->rows)
+        return MIXP_ERR_MEMORY;
+    w->capacity = n;
+    return MIXP_OK;
+}
+
+/* Returns the description with all defaults filled in. */
+static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
+    mixp_guard_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.every) d.every = 16;
+    if (!d.clean) d.clean = 4;
+    if (!mixp_bits_of_f32(d.high)) d.high = 0.25f;
+    if (!mixp_bits_of_f32(d.low_again)) d.low_again = d.high * 0.25f;
+    if (!mixp_bits_of_f32(d.flushed)) d.flushed = 0.02f;
+    if (!mixp_bits_of_f32(d.imprecise)) d.imprecise = 0.1f;
+    if (!d.patience) d.patience = 20;
+    if (!d.max_sites) d.max_sites = 4096;
+    return d;
+}
+
+/* Returns what is wrong with the description, or NULL. Comparisons are negated so that NaNs
+ * fail. */
+static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
+                                     int asked) {
+    const int most = 1 << 20, now = ctx->watch ? ctx->watch->capacity : 0;
+    if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
+    if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
+    if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
+    if (!(d->low_again > 0.0f && d->low_again < d->high))
+        return "low_again must lie between 0 and high";
+    if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
+        return "flushed must be above 0 and at most 1";
+    if (!(d->imprecise <= 1.0f)) return "imprecise must be at most 1";
+    if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
+    if (now && asked && d->max_sites != now)
+        return "max_sites cannot change: room for them was taken when the guard was started, or "
+               "4096 by a mixp_compare before it";
+    return NULL;
+}
+
+static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
+    if (!mixpi_regions_open(ctx)) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: a region or a scope is open; change the guard between steps, "
+                             "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
+                             who);
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
+    mixp_guard_desc d = mixpi_guard_resolved(desc);
+    const char *wrong;
+    mixpi_watch *w;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
+    if (!ctx->device->kernels->look)
+        return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
+                                 "mixp_guard_start: the device '%s' has no kernel `look`",
+                                 ctx->device->name);
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    w = ctx->watch;
+    if (d.exponents && !w->bins)
+        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
+    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
+    w->counting = d.exponents;
+    w->every = d.every;
+    w->clean = d.clean;
+    w->high = d.high;
+    w->low_again = d.low_again;
+    w->flushed = d.flushed;
+    w->imprecise = d.imprecise;
+    if (!w->on) w->inspect_all = 1;
+    w->patience = d.patience;
+    w->most_sites = d.max_sites;
+    if (!w->on) w->since = 2 * w->every;    /* sample the first step */
+    if (!w->on) ctx->sites_moved++;
+    w->on = 1;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
+    const int before = mixpi_enter(ctx);
+    return mixpi_leave(ctx, before, mixpi_do_guard_start(ctx, desc));
+}
+
+MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype) {
+    const int known = ctx && ctx->watch && ctx->watch->most_sites;
+    if (ctx && !known) mixp_guard_start(ctx, NULL);
+    return mixp_autocast_enter(ctx, dtype);
+}
+
+MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
+    mixpi_watch *w = ctx ? ctx->watch : NULL;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (!w || !w->on) return MIXP_OK;
+    w->on = w->sampled = w->probing = w->fresh = w->posted = 0;
+    w->force = w->deep = w->probe = 0;
+    w->repeat = w->repeated = 0;
+    w->posted_scaler = NULL;
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    return w && w->on && mixpi_watch_due(ctx);
+}
+
+/* Does a newer pattern replace this pin? The same pattern does, and so does "*". first: a pin that
+ * only frees sites is also void if it is the first pin, because no older pin holds a site. */
+static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
+    if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;
+}
+
+/* Returns how many pins stay beside a newer pattern. forget 1: removes the others. */
+static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
+    int i, n = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        if (mixpi_pin_is_void(&w->pins[i], newer, !n)) continue;
+        if (forget && n < i) w->pins[n] = w->pins[i];
+        n++;
+    }
+    if (forget) w->n_pins = n;
+    return n;
+}
+
+/* Returns what is wrong with a pattern, or NULL. */
+static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
+                                   mixp_dtype dtype) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_pin pin;
+    int n = 0;
+    if (!pattern || !*pattern) return "the pattern is empty";
+    if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
+    if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
+        return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
+    if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
+        return "there are 64 patterns already; one of them given again is replaced, and '*' with "
+               "MIXP_DTYPE_COUNT frees all";
+    if (!w || !w->settled) return NULL;
+    memcpy(pin.pattern, pattern, strlen(pattern) + 1);
+    while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
+    return n < w->n_sites ? NULL : "no site has such a name; mixp_site lists them";
+}
+
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
+                                       mixp_dtype dtype) {
+    const char *wrong;
+    mixpi_watch *w;
+    mixpi_pin *pin;
+    int n;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_pin_wrong(ctx, pattern, dtype);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
+                                 pattern ? pattern : "NULL", wrong);
+    w = mixpi_watch_of(ctx);
+    if (!w) return MIXP_ERR_MEMORY;
+    mixpi_pins_beside(w, pattern, 1);
+    pin = &w->pins[w->n_pins++];
+    memcpy(pin->pattern, pattern, strlen(pattern) + 1);
+    pin->dtype = dtype;
+    pin->fits = 0;
+    for (n = 0; n < w->n_sites; n++) mixpi_site_pin(w, &w->sites[n]);
+    if (w->settled) mixpi_settle_events(ctx);
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+/* --- retry --------------------------------------------------------------------------------- */
+
+/* Sets the random step back to the start of the skipped step. */
+static void mixpi_retry_rewind(const mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step -= mixpi_world(ctx);
+    else if (s->first) ctx->step = s->first - mixpi_world(ctx);
+}
+
+/* Was the newest update skipped, and could another attempt succeed? */
+static int mixpi_retry_pays(mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    const mixpi_watch *w = ctx->watch;
+    mixp_scaler_state state;
+    if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
+    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
+    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks retry, or none */
+    return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
+}
+
+MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
+    int updated;
+    if (!scaler) return 0;
+    if (times < 1) {
+        mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_retry: %d times; say at least 1", times);
+        return 0;
+    }
+    updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
+    scaler->retried = scaler->epoch + scaler->ctx->replays;
+    if (!updated || scaler->desc.disabled || scaler->tries >= times ||
+        !mixpi_retry_pays(scaler)) {
+        scaler->tries = 0;
+        return 0;
+    }
+    scaler->tries++;
+    mixpi_retry_rewind(scaler);
+    return 1;
+}
+
+/* Repeats an evaluation once. Without a guard a repetition would change nothing. */
+MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
+    mixpi_watch *w = ctx ? ctx->watch : NULL;
+    double value = 0.0;
+    int again;
+    if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
+    again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
+            mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK &&
+            !mixpi_f64_is_finite(value);
+    w->repeated = w->repeat = again;
+    return again;
+}
+
+/* --- checkpoints of it --------------------------------------------------------------------- */
+
+/* Before saving: settles everything, and packs the sites into the rows of the file. */
+static mixp_result mixpi_guard_pack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = mixpi_guard_catch_up(ctx);
+    int n;
+    for (n = 0; w && n < w->n_sites; n++) {
+        const mixpi_site *site = &w->sites[n];
+        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
+        state[0] = site->fallen;
+        state[1] = site->falls;
+        state[2] = site->clean;
+        state[3] = site->for_grad | site->imprecise << 1;
+    }
+    return r;
+}
+
+/* Could mixpi_guard_pack have written this row of a file? */
+static int mixpi_site_state_is_good(const int32_t *state) {
+    int i;
+    for (i = 0; i < MIXPI_SITE_STATES; i++)
+        if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
+    return state[0] <= 2 && state[3] <= 3;
+}
+
+/* After loading: rebuilds the table from the file. The next step fills in the names. */
+static void mixpi_guard_unpack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n, number;
+    if (!w || !w->capacity) return;
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->n_sites = w->fresh = w->posted = w->found = w->found_site = 0;
+    w->origin = w->origin_site = 0;
+    w->n_events = 0;
+    w->posted_scaler = NULL;
+    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        uint64_t hash;
+        memcpy(&hash, &w->hashes[n], sizeof hash);
+        number = mixpi_site_new(ctx, hash);
+        w->sites[number - 1].fallen = state[0];
+        w->sites[number - 1].falls = state[1];
+        w->sites[number - 1].clean = state[2];
+        w->sites[number - 1].for_grad = state[3] & 1;
+        w->sites[number - 1].imprecise = state[3] >> 1;
+    }
+    ctx->sites_moved++;
+}
+
