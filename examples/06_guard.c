@@ -51,7 +51,7 @@ int main(void) {
     return 0;
 }
 /* prints:
-step 1: body: linear overflowed: stores f32 now (16 values not finite). Nothing is to be done: it comes back when it is well again.
-step 1: skipped. It began at body: linear: an operator stored a number beyond its dtype: not a scaling problem; a guard lets its site fall back to f32. Nothing is to be done.
+step 1: body: linear overflowed: stores f32 now (16 values not finite). No action needed: the site returns to its low dtype once its values stay in range.
+step 1: skipped. It began at body: linear: an operator stored a number beyond its dtype: not a scaling problem; a guard lets its site fall back to f32. No action needed: a site stores f32 from now on.
 3 steps applied, 1 skipped, scale still 1024
 */

@@ -1,8 +1,10 @@
 /* ddp_fork.c - many ranks on one machine: fork and shared memory carry mixprec's sums
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Include it behind mixprec.h; call ddp_fork(4) before mixp_context_new, and before anything uses
- * OpenMP; give each context one thread. Sums are taken in the order of ranks: the bits of one.
+ * Include this file after mixprec.h. Call ddp_fork(4) before mixp_context_new and before anything
+ * uses OpenMP. Give each context one thread. Sums are added in the order of ranks, so they have the
+ * bits of one rank. Each rank adds its share of a sum (ddp_sum.h), and all ranks copy the shares. A
+ * rank that has waited for a while polls every millisecond.
  */
 #ifndef MIXPREC_H_INCLUDED
 #  include "../mixprec.h"
@@ -18,25 +20,32 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "ddp_sum.h"
 
-enum { DDP_SUM, DDP_MAX, DDP_GATHER, DDP_SCATTER, DDP_RANKS = 64, DDP_CHUNK = 1 << 18 /* bytes at once */ };
+enum { DDP_RANKS = 64, DDP_CHUNK = 1 << 18 /* bytes at once */ };
+#ifndef DDP_LINGER
+#  define DDP_LINGER 10.0   /* seconds that a rank may take to end after another has failed */
+#endif
 
 static struct ddp_board {               /* what all ranks see */
-    long long barriers[DDP_RANKS];      /* that each rank has come to, all time */
-    int       failed;                   /* whose `why` tells it, from 1: that is whole then */
-    char      why[DDP_RANKS][300];      /* each writes its own, before it is known */
-    int64_t   asked[DDP_RANKS][3];      /* each rank's operation, count and dtype */
-    char      room[];                   /* a chunk for each rank */
+    long long barriers[DDP_RANKS];      /* number of barriers that each rank has reached */
+    int       failed;                   /* the rank that failed, plus 1; its `why` is complete */
+    int       busy;                     /* ranks that work on their own: no time limit runs */
+    char      why[DDP_RANKS][300];      /* each rank writes its own, before it sets `failed` */
+    int64_t   asked[2][DDP_RANKS][3];   /* each rank's operation, count and dtype */
+    char      room[];                   /* two chunks for each rank: one is filled while others may
+                                           still read the other */
 } *ddp_board;
 
-static struct ddp_self {                /* what one has of its own */
+static struct ddp_self {                /* a rank's own state */
     int       rank, size, failed, gone[DDP_RANKS];     /* failed: 1: a child has */
-    pid_t     first, child[DDP_RANKS];  /* rank 0, and those that it forked */
+    int       turn;                     /* which of the two chunks is next */
+    pid_t     first, child[DDP_RANKS];  /* rank 0, and the ranks that it forked */
     char      why[340];
 } ddp;
 
 static double ddp_now(void) {
-#ifdef CLOCK_MONOTONIC                  /* a clock that nobody sets, where the program may see it */
+#ifdef CLOCK_MONOTONIC                  /* a monotonic clock, where it is declared */
     struct timespec steady;
     if (clock_gettime(CLOCK_MONOTONIC, &steady) == 0)
         return (double)steady.tv_sec + 1e-9 * (double)steady.tv_nsec;
@@ -47,7 +56,7 @@ static double ddp_now(void) {
 
 static int ddp_failed(void) { return __atomic_load_n(&ddp_board->failed, __ATOMIC_SEQ_CST); }
 
-/* The first who knows tells all. Who dies before it has told has told nothing. */
+/* Publishes a failure; the first rank to do so wins. A rank that dies earlier publishes nothing. */
 static void ddp_tell(const char *text, int rank, const char *why) {
     if (ddp_failed()) return;
     snprintf(ddp_board->why[ddp.rank], sizeof ddp_board->why[0], text, rank, why);
@@ -56,23 +65,26 @@ static void ddp_tell(const char *text, int rank, const char *why) {
 static void ddp_stop(void *user, const char *why)
 { (void)user; ddp_tell("rank %d stopped: %s", ddp.rank, why); }
 
-/* Has rank r still to come to this one's barrier? */
+static void ddp_busy(void *user, int on)
+{ (void)user; __atomic_add_fetch(&ddp_board->busy, on ? 1 : -1, __ATOMIC_SEQ_CST); }
+
+/* Has rank r not reached this rank's barrier yet? */
 static int ddp_lacks(int r) {
     return __atomic_load_n(&ddp_board->barriers[r], __ATOMIC_SEQ_CST) <
            ddp_board->barriers[ddp.rank];
 }
 
-/* Rank 0 sees its children die, and they see it die. */
+/* Has rank r died? Rank 0 can see its children die; the children can see rank 0 die. */
 static int ddp_ended(int r) {
     int status = 0;
     if (ddp.rank) return r == 0 && getppid() != ddp.first;
     if (ddp.child[r] <= 0 || waitpid(ddp.child[r], &status, WNOHANG) == 0) return 0;
     ddp.failed |= status != 0;
-    ddp.child[r] = 0;                   /* its number may be another's now */
+    ddp.child[r] = 0;                   /* the system may reuse the process's number */
     return 1;
 }
 
-/* Who is done has been at this barrier. */
+/* Looks for ranks that died before this barrier. A rank that is done has reached it. */
 static void ddp_look_for_dead(void) {
     for (int r = 0; r < ddp.size; r++) {
         ddp.gone[r] |= ddp_ended(r);
@@ -80,63 +92,100 @@ static void ddp_look_for_dead(void) {
     }
 }
 
-static const char *ddp_barrier(double until) {
+/* Why the world has failed. */
+static const char *ddp_told(void) {
+    snprintf(ddp.why, sizeof ddp.why, "%s", ddp_board->why[ddp_failed() - 1]);
+    return ddp.why;
+}
+
+static const char *ddp_barrier(double seconds) {
+    double until = ddp_now() + seconds;
     __atomic_add_fetch(&ddp_board->barriers[ddp.rank], 1, __ATOMIC_SEQ_CST);
     for (int r = 0, turn = 0; r < ddp.size; turn++) {
         while (r < ddp.size && !ddp_lacks(r)) r++;
+        if (r == ddp.size) break;       /* all have come, even if one has died since */
         if (turn >= 500) poll(NULL, 0, 1);
         else if (turn) sched_yield();
         if (turn % 16 == 15) ddp_look_for_dead();
-        if (r < ddp.size && ddp_now() > until) ddp_tell("rank %d did not come in time%s", r, "");
+        if (__atomic_load_n(&ddp_board->busy, __ATOMIC_SEQ_CST)) until = ddp_now() + seconds;
+        if (ddp_now() > until) ddp_tell("rank %d did not come in time%s", r, "");
         if (!ddp_failed()) continue;
-        snprintf(ddp.why, sizeof ddp.why, "%s", ddp_board->why[ddp_failed() - 1]);
-        return ddp.why;
+        return ddp_told();
     }
     return NULL;
 }
 
-/* to (op)= from, each sum rounded to the dtype, as the engines do. */
-static void ddp_add(int what, mixp_dtype dtype, char *to, const char *from, int64_t n) {
-    const size_t size = mixp_dtype_size(dtype);
-    double       a[256], b[256];        /* two f32 added here and rounded: as by f32's own + */
-    for (int64_t m; n > 0; n -= m, to += (size_t)m * size, from += (size_t)m * size) {
-        m = n < 256 ? n : 256;
-        mixp_convert(a, MIXP_F64, to, dtype, m);
-        mixp_convert(b, MIXP_F64, from, dtype, m);
-        for (int64_t i = 0; i < m; i++)
-            a[i] = what != DDP_MAX ? a[i] + b[i] : b[i] > a[i] ? b[i] : a[i];
-        mixp_convert(to, dtype, a, MIXP_F64, m);
+/* Rank r's chunk of this turn. */
+static char *ddp_room(int r)
+{ return ddp_board->room + (size_t)((ddp.turn & 1) * ddp.size + r) * DDP_CHUNK; }
+
+/* Do all ranks ask for the same? */
+static const char *ddp_alike(const int64_t asked[3]) {
+    for (int r = 0; r < ddp.size; r++) {
+        const int64_t *its = ddp_board->asked[ddp.turn & 1][r];
+        if (memcmp(its, asked, sizeof *its * 3))
+            return ddp_unlike(ddp.why, sizeof ddp.why, ddp.rank, asked, r, its);
     }
+    return NULL;
 }
 
-/* Each puts a chunk on the board, for a scattered sum one of every rank's piece; when all have, each
- * reads all of them, in the order of ranks. */
+/* The sum of all ranks' elements of [at, at + bytes) of their chunks, into this rank's own. */
+static void ddp_fold_share(int what, mixp_dtype dtype, size_t at, size_t bytes) {
+    const void *rows[DDP_RANKS];
+    for (int r = 0; r < ddp.size; r++) rows[r] = ddp_room(r) + at;
+    ddp_fold(ddp_room(ddp.rank) + at, rows, ddp.size, (int64_t)(bytes / mixp_dtype_size(dtype)),
+             dtype, what == DDP_MAX);
+}
+
+/* A chunk of `bytes` lies in every room: its sum, to `to`. Each rank adds an equal share. */
+static const char *ddp_sum_chunk(int what, mixp_dtype dtype, char *to, size_t bytes,
+                                 double seconds) {
+    const size_t share = (bytes / (size_t)ddp.size & ~(size_t)63) + 64;
+    const char  *why;
+    for (int r = 0; r < ddp.size; r++) {
+        const size_t at = (size_t)r * share, end = at + share < bytes ? at + share : bytes;
+        if (r == ddp.rank && at < end) ddp_fold_share(what, dtype, at, end - at);
+    }
+    why = ddp_barrier(seconds);
+    for (size_t at = 0, r = 0; at < bytes && !why; at += share, r++)
+        memcpy(to + at, ddp_room((int)r) + at, bytes - at < share ? bytes - at : share);
+    return why;
+}
+
+/* Takes the result of a chunk that all ranks have put on the board. `at`: the chunk's place in the
+ * data, which has `total` bytes a piece. */
+static const char *ddp_take(int what, mixp_dtype dtype, char *data, size_t at, size_t bytes,
+                            size_t total, double seconds) {
+    const size_t mine = (size_t)ddp.rank * total;
+    const size_t step = DDP_CHUNK / (size_t)ddp.size & ~(size_t)63;
+    if (what == DDP_SCATTER) {
+        ddp_fold_share(what, dtype, (size_t)ddp.rank * step, bytes);
+        memcpy(data + mine + at, ddp_room(ddp.rank) + (size_t)ddp.rank * step, bytes);
+        return NULL;
+    }
+    if (what != DDP_GATHER) return ddp_sum_chunk(what, dtype, data + at, bytes, seconds);
+    for (int r = 0; r < ddp.size; r++) memcpy(data + (size_t)r * total + at, ddp_room(r), bytes);
+    return NULL;
+}
+
+/* Each rank puts a chunk on the board (for a scattered sum, a chunk of every rank's piece). When
+ * all ranks have done so, each takes its part. */
 static const char *ddp_run(int what, char *data, int64_t count, mixp_dtype dtype, double seconds) {
     const int64_t asked[3] = {what, count, dtype};
-    const size_t  size = mixp_dtype_size(dtype), total = (size_t)count * size;
-    const size_t  mine = (size_t)ddp.rank * total;
-    const int     scatters = what == DDP_SCATTER, pieces = scatters ? ddp.size : 1;
+    const size_t  total = (size_t)count * mixp_dtype_size(dtype);
+    const int     pieces = what == DDP_SCATTER ? ddp.size : 1;
     const size_t  step = DDP_CHUNK / (size_t)pieces & ~(size_t)63;
-    const char   *own = data + (what == DDP_GATHER ? mine : 0), *why = NULL;
-    char         *sum = data + (scatters ? mine : 0);
-    double        until = ddp_now() + seconds;
-    if (ddp.why[0]) return ddp.why;     /* others may still read what this one asked last */
-    memcpy(ddp_board->asked[ddp.rank], asked, sizeof asked);
-    for (size_t at = 0; at < total && !why; at += step) {
+    const char   *own = data + (what == DDP_GATHER ? (size_t)ddp.rank * total : 0), *why = NULL;
+    if (ddp.why[0]) return ddp.why;     /* others may still read this rank's last request */
+    if (ddp_failed()) return ddp_told();
+    for (size_t at = 0; at < total && !why; at += step, ddp.turn++) {
         size_t bytes = total - at < step ? total - at : step;
-        char  *room = ddp_board->room + (size_t)ddp.rank * DDP_CHUNK;
+        memcpy(ddp_board->asked[ddp.turn & 1][ddp.rank], asked, sizeof asked);
         for (int p = 0; p < pieces; p++)
-            memcpy(room + (size_t)p * step, own + (size_t)p * total + at, bytes);
-        why = ddp_barrier(until);
-        for (int r = 0; r < ddp.size && !why; r++) {
-            const char *from = ddp_board->room + (size_t)r * DDP_CHUNK;
-            if (scatters) from += (size_t)ddp.rank * step;
-            if (memcmp(ddp_board->asked[r], asked, sizeof asked)) why = "ranks do not ask alike";
-            else if (what == DDP_GATHER) memcpy(data + (size_t)r * total + at, from, bytes);
-            else if (r == 0) memcpy(sum + at, from, bytes);
-            else ddp_add(what, dtype, sum + at, from, (int64_t)(bytes / size));
-        }
-        if (!why) why = ddp_barrier(until);
+            memcpy(ddp_room(ddp.rank) + (size_t)p * step, own + (size_t)p * total + at, bytes);
+        why = ddp_barrier(seconds);
+        if (!why) why = ddp_alike(asked);
+        if (!why) why = ddp_take(what, dtype, data, at, bytes, total, seconds);
     }
     return why;
 }
@@ -150,7 +199,8 @@ DDP_HOOK(ddp_max, DDP_MAX)
 DDP_HOOK(ddp_gather, DDP_GATHER)
 DDP_HOOK(ddp_scatter, DDP_SCATTER)
 
-/* Who ignores its children's ends is not told how they ended. */
+/* Restores the default for SIGCHLD: a process that ignores SIGCHLD gets no exit status of its
+ * children. */
 static void ddp_heed_children(void) {
 #ifdef SA_NOCLDSTOP                     /* where the program may see sigaction */
     struct sigaction now;
@@ -158,11 +208,12 @@ static void ddp_heed_children(void) {
 #endif
 }
 
-/* Makes `size` ranks of this process, then rank 0. Size 0, which no context takes: it could not. */
+/* Forks this process, which becomes rank 0, into `size` ranks. On failure the size is 0, which
+ * mixp_context_new refuses. */
 static mixp_ranks_desc ddp_fork(int size) {
     mixp_ranks_desc d;
     int zero;
-    size_t bytes = sizeof *ddp_board + (size_t)size * DDP_CHUNK;
+    size_t bytes = sizeof *ddp_board + (size_t)size * 2 * DDP_CHUNK;
     memset(&d, 0, sizeof d);
     memset(&ddp, 0, sizeof ddp);
     if (size < 1 || size > DDP_RANKS) return d;
@@ -173,7 +224,7 @@ static mixp_ranks_desc ddp_fork(int size) {
     if (ddp_board == MAP_FAILED) return d;
     ddp.size = d.size = size;
     ddp.first = getpid();
-    fflush(NULL);                       /* or each would write what is buffered */
+    fflush(NULL);                       /* otherwise each rank would write the buffer */
     ddp_heed_children();
     for (int r = 1; r < size && !ddp.rank; r++) {
         ddp.child[r] = fork();
@@ -182,19 +233,32 @@ static mixp_ranks_desc ddp_fork(int size) {
     }
     d.rank = ddp.rank, d.user = &ddp;
     d.sum = ddp_sum, d.max = ddp_max, d.all_gather = ddp_gather, d.reduce_scatter = ddp_scatter;
-    d.stop = ddp_stop;
+    d.stop = ddp_stop, d.busy = ddp_busy;
     return d;
 }
 
-/* For the end of main: rank 0 waits for the others, and who has failed lets none wait for it. Returns
- * `failed`, or 1 when another has failed. */
+/* Waits until child r has ended. After the world has failed, kills a child that does not end within
+ * DDP_LINGER seconds, and gives up after another DDP_LINGER seconds. */
+static void ddp_wait_for(int r) {
+    double kill_at = 0, now;
+    int    status = 0;
+    while (ddp.child[r] > 0) {
+        const pid_t ended = waitpid(ddp.child[r], &status, WNOHANG);
+        if (ended == ddp.child[r] || (ended < 0 && errno != EINTR)) break;
+        now = ddp_now();
+        if (ddp_failed() && !(kill_at > 0)) kill_at = now + DDP_LINGER;
+        if (kill_at > 0 && now > kill_at) status = kill(ddp.child[r], SIGKILL) == 0;
+        if (kill_at > 0 && now > kill_at + DDP_LINGER) break;
+        poll(NULL, 0, 1);
+    }
+    if (ddp.child[r] > 0) ddp.failed |= status != 0;
+    ddp.child[r] = 0;
+}
+
+/* For the end of main: rank 0 waits for the others. A rank that failed publishes its failure, so no
+ * rank waits for it. Returns `failed`, or 1 when another rank has failed. */
 static int ddp_wait(int failed) {
     if (failed && ddp.size) ddp_stop(NULL, "its program has ended");
-    for (int r = 1; r < ddp.size && !ddp.rank; r++) {   /* for no other child of the program's */
-        int status = 0;
-        if (ddp.child[r] <= 0) continue;
-        while (waitpid(ddp.child[r], &status, 0) < 0 && errno == EINTR) continue;
-        ddp.failed |= status != 0;
-    }
+    for (int r = 1; r < ddp.size && !ddp.rank; r++) ddp_wait_for(r);    /* for no other child */
     return failed ? failed : ddp.failed;
 }

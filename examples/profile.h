@@ -1,15 +1,16 @@
 /* profile.h - where the time of a training step goes, kernel by kernel
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * A device is a table of kernels, so one more table can stand before it: here each kernel calls
- * the device's own between two looks at the clock. Nothing else in a program changes:
+ * A device is a table of kernels, so another table can wrap it. Each kernel of this table reads the
+ * clock, calls the device's own kernel, and reads the clock again. A program changes only here:
  *
  *     desc.device = profile_device(mixp_cpu());       before mixp_context_new
  *     profile_begin(); ...one step...; profile_end();
  *     profile_print(print);                           print: works as printf does
  *
- * A GPU works while the host goes on. So each kernel is waited for: its time is true, but the
- * whole step is slower than one that nobody looks at.
+ * A GPU works asynchronously, so the profile waits for each kernel: the kernel's time is right, but
+ * the step is slower than without a profile. Ranks wait for each other: give the context
+ * profile_ranks(&ranks) in place of &ranks to see how long.
  *
  * For one source file of a program and one context, after mixprec.h and with seconds_now().
  */
@@ -21,7 +22,7 @@ typedef enum profile_group {
     PROFILE_GROUPS
 } profile_group;
 
-/* X(group, kernel, what it is to people, parameters, arguments): mixp_kernels, line by line. */
+/* X(group, kernel, its name for people, parameters, arguments): mixp_kernels, line by line. */
 #define PROFILE_KERNELS(X)                                                                        \
     X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm_args *k), (x, k))                  \
     X(GEMM, gemm_epilogue, "gemm with sums or gelu",                                              \
@@ -114,9 +115,11 @@ static struct {
     int                on;              /* 1: between profile_begin and profile_end */
     int64_t            steps, calls[PROFILE_SLOTS];
     double             began, wall, seconds[PROFILE_SLOTS];
+    mixp_ranks_desc    world;           /* whose hooks are timed */
+    double             ranks;           /* seconds in them */
 } profile;
 
-/* The end of a kernel: hands its result on. */
+/* Records the end of a kernel. Returns the kernel's result. */
 static mixp_result profile_note(const mixp_exec *x, int slot, double began, mixp_result result) {
     if (!profile.on) return result;
     if (profile.inner->wait && result == MIXP_OK) result = profile.inner->wait(x);
@@ -133,8 +136,8 @@ static mixp_result profile_note(const mixp_exec *x, int slot, double began, mixp
     }
 PROFILE_KERNELS(PROFILE_WRAP)
 
-/* The device with kernels that are timed. Kernels that this file does not know stay as they are:
- * their time counts as the host's. */
+/* The device with timed kernels. Kernels unknown to this file are not timed: their time counts as
+ * the host's. */
 static const mixp_device *profile_device(const mixp_device *device) {
     profile.inner = device;
     profile.device = *device;
@@ -144,6 +147,47 @@ static const mixp_device *profile_device(const mixp_device *device) {
     PROFILE_KERNELS(PROFILE_PUT)
     profile.device.kernels = &profile.kernels;
     return &profile.device;
+}
+
+/* --- ranks: time in their hooks, which waits for the others, or sends --- */
+
+#define PROFILE_HOOK(hook)                                                                        \
+    static const char *profile_##hook(void *user, void *data, int64_t count, mixp_dtype dtype,    \
+                                      void *stream, double seconds) {                             \
+        double      began = seconds_now();                                                        \
+        const char *why = profile.world.hook(user, data, count, dtype, stream, seconds);          \
+        if (profile.on) profile.ranks += seconds_now() - began;                                   \
+        return why;                                                                               \
+    }
+PROFILE_HOOK(sum)
+PROFILE_HOOK(max)
+PROFILE_HOOK(all_gather)
+PROFILE_HOOK(grad_ready)
+PROFILE_HOOK(reduce_scatter)
+PROFILE_HOOK(scatter_ready)
+
+static const char *profile_grad_wait(void *user, void *stream, double seconds) {
+    double      began = seconds_now();
+    const char *why = profile.world.grad_wait(user, stream, seconds);
+    if (profile.on) profile.ranks += seconds_now() - began;
+    return why;
+}
+
+/* The ranks to give a context in place of the given ranks: their hooks time the given hooks. */
+#ifdef __GNUC__
+__attribute__((__unused__))
+#endif
+static const mixp_ranks_desc *profile_ranks(const mixp_ranks_desc *ranks) {
+    static mixp_ranks_desc timed;
+    profile.world = timed = *ranks;
+    if (timed.sum) timed.sum = profile_sum;
+    if (timed.max) timed.max = profile_max;
+    if (timed.all_gather) timed.all_gather = profile_all_gather;
+    if (timed.grad_ready) timed.grad_ready = profile_grad_ready;
+    if (timed.grad_wait) timed.grad_wait = profile_grad_wait;
+    if (timed.reduce_scatter) timed.reduce_scatter = profile_reduce_scatter;
+    if (timed.scatter_ready) timed.scatter_ready = profile_scatter_ready;
+    return &timed;
 }
 
 static void profile_begin(void) {
@@ -176,7 +220,7 @@ static const char *const profile_groups[] = {"GEMM", "attention", "elementwise",
 static const profile_group profile_group_of[] = {PROFILE_KERNELS(PROFILE_GROUP)};
 static const char *const   profile_what[] = {PROFILE_KERNELS(PROFILE_WHAT)};
 
-/* Seconds of all steps in a group; its calls, and how many of its kernels were in use. */
+/* Seconds that all steps spent in a group. *calls: its calls. *kernels: how many kernels it used. */
 static double profile_group_seconds(int group, double *calls, int *kernels) {
     double seconds = 0;
     *calls = 0;
@@ -202,7 +246,7 @@ static void profile_group_lines(profile_printer print, int group, double *second
                          (double)profile.calls[i]);
 }
 
-/* What no kernel accounts for is the host's: operators, tape, batches, verdicts. */
+/* Prints the profile. Time outside kernels is the host's: operators, tape, batches, verdicts. */
 static void profile_print(profile_printer print) {
     double rest = profile.wall, seconds;
     if (!profile.steps) return;
@@ -211,6 +255,8 @@ static void profile_print(profile_printer print) {
         profile_group_lines(print, g, &seconds);
         rest -= seconds;
     }
+    rest -= profile.ranks;
+    if (profile.ranks > 0) profile_line(print, "", "waiting for ranks", profile.ranks, 0);
     profile_line(print, "", "the rest: host code", rest, 0);
     profile_line(print, "", "a step, all of it", profile.wall, 0);
     if (profile.inner->wait)

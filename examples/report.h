@@ -1,8 +1,8 @@
 /* report.h - the log of a training run, as metrics.jsonl, and a page that shows it, report.html
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * A file of any program's, C99 or C++11, that stands by itself. Behind mixprec.h it also knows how
- * to ask a scaler, an optimizer and a guard:
+ * A self-contained file for any program, in C99 or C++11. Included after mixprec.h, it can also log
+ * the state of a scaler, an optimizer and a guard:
  *
  *     char         error[REPORT_MESSAGE];
  *     report_file *log;
@@ -12,7 +12,7 @@
  *         if (step % 50 == 0) mixp_optimizer_sample(opt);
  *         ...train...
  *         report_training(log, step, loss, REPORT_NONE, scaler);
- *         report_guard(log, step, ctx);              what fell back, told in the step it is asked
+ *         report_guard(log, step, ctx);              sites that fell back since the last call
  *         if (step % 50 == 0) report_watching(log, step, ctx, opt);
  *     }
  *     if (report_close(log)) fprintf(stderr, "the log is not whole\n");
@@ -22,15 +22,19 @@
  * The first line of the log is its header, {"metrics":"mixprec","version":1,...}; every other one
  * begins with {"step":N and is one object:
  *
- *     "loss" "val" "norm" "clip" "lr" "scale" "skipped" "ms" "mem"      a step; null: not finite
- *     "skip": why                                                        a skipped step
+ *     "loss" "val" "train" "norm" "clip" "lr" "scale" "skipped"          a step; null: not finite.
+ *     "tokens" "ms" "mem" "seconds" "time"                               train: loss of training
+ *                                                                        data, taken as val is; seconds
+ *                                                                        of training, time since 1970
+ *     "skip": why                                                        a skipped step; again,
+ *                                                                        once its origin is known
  *     "event": what, "site", "dtype", "largest", "flushed"               of the guard
  *     "exponents": [share of each], "first": exponent of the first       of all gradients, scaled
  *     "param": name, "flushed", "subnormal"                              of its gradient, scaled
  *     "cost": what, "ms"     "memory": what, "bytes"                     of a step
  *
- * The page is one file, without scripts: it is read on a phone and on a desk, in light and dark.
- * A log that was cut, as of a run that was killed or goes on, is shown as far as it goes.
+ * The page is one file, without scripts, for phones and desktops, light and dark. A truncated log
+ * (the run was killed or still goes on) is shown as far as it goes.
  */
 #ifndef MIXPREC_REPORT_H
 #define MIXPREC_REPORT_H
@@ -43,18 +47,26 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Writes the file to disk, where the system has fsync. Returns 0 on success. */
+#if defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200112L
+#  include <unistd.h>
+#  define REPORT_FLUSH(f) (fflush(f) != 0 || fsync(fileno(f)) != 0)
+#else
+#  define REPORT_FLUSH(f) (fflush(f) != 0)
+#endif
+
 #define REPORT_VERSION 1
 #define REPORT_MESSAGE 400              /* room for any message */
-#define REPORT_NONE    (-1e300)         /* a number that is not there */
-#define REPORT_MOST_STEPS 9007199254740992.0    /* 2^53: beyond, a double is no count */
+#define REPORT_NONE    (-1e300)         /* a missing number */
+#define REPORT_MOST_STEPS 9007199254740992.0    /* 2^53: doubles above it are not exact counts */
 
 typedef enum report_result {
     REPORT_OK,
     REPORT_ERR_IO,
     REPORT_ERR_MEMORY,
-    REPORT_ERR_VERSION,                 /* no log of ours, or of another version */
-    REPORT_ERR_FORMAT,                  /* a line that nobody can have written */
-    REPORT_ERR_CUT                      /* the last line is not whole; all before it counts */
+    REPORT_ERR_VERSION,                 /* not a log of mixprec, or of another version */
+    REPORT_ERR_FORMAT,                  /* a malformed line */
+    REPORT_ERR_CUT                      /* the last line is incomplete; all before it counts */
 } report_result;
 
 #if defined(__GNUC__)
@@ -75,8 +87,10 @@ static report_result report_fail(char *error, report_result result, const char *
 
 typedef struct report_file {
     FILE     *f;
-    long long skipped;                  /* the newest step that was told as skipped */
-    long long events;                   /* of the guard: told so far */
+    long long skipped;                  /* the newest step that was logged as skipped */
+    double    open;                     /* that step in the log's count, while its loss was not
+                                           finite and its origin is unknown; 0 = none */
+    long long events;                   /* number of the guard's events logged so far */
     int       failed;
 } report_file;
 
@@ -102,7 +116,12 @@ static void report_number(FILE *f, const char *key, double value) {
     else fprintf(f, ",\"%s\":null", key);
 }
 
-/* Plain text: what would need an escape is left out. */
+/* A count, to its last digit. */
+static void report_whole(FILE *f, const char *key, double value) {
+    if (value > REPORT_NONE) fprintf(f, ",\"%s\":%.0f", key, value);
+}
+
+/* Copies plain text, without characters that JSON would escape. */
 static void report_plain(char *to, size_t space, const char *text) {
     size_t n = 0;
     for (; *text && n + 1 < space; text++)
@@ -113,14 +132,14 @@ static void report_plain(char *to, size_t space, const char *text) {
 /* The first line of a log, for report_open. */
 REPORT_UNUSED static void report_header(char *line, size_t space, const char *title,
                                         const char *device) {
-    char t[200], d[100];            /* with what is around them less than REPORT_MESSAGE */
+    char t[200], d[100];            /* with the text around them shorter than REPORT_MESSAGE */
     report_plain(t, sizeof t, title);
     report_plain(d, sizeof d, device);
     snprintf(line, space, "{\"metrics\":\"mixprec\",\"version\":%d,\"device\":\"%s\",\"title\":\"%s\"}\n",
              REPORT_VERSION, d, t);
 }
 
-/* append 1: goes on in a log that was begun. NULL with errno set. */
+/* Opens a log. append 1: continues an existing log. Returns NULL with errno set on failure. */
 REPORT_UNUSED static report_file *report_open(const char *path, const char *header, int append) {
     report_file *log = (report_file *)calloc(1, sizeof *log);
     if (!log) return NULL;
@@ -130,13 +149,13 @@ REPORT_UNUSED static report_file *report_open(const char *path, const char *head
     return log;
 }
 
-/* Every line is on the disk before the next is begun. */
+/* Ends a line and writes it to disk before the next line begins. */
 static void report_line_end(report_file *log) {
     fputs("}\n", log->f);
     if (fflush(log->f) != 0) log->failed = 1;
 }
 
-/* 0, or 1 when something could not be written. */
+/* Returns 0, or 1 if a write failed. */
 REPORT_UNUSED static int report_close(report_file *log) {
     int failed;
     if (!log) return 0;
@@ -146,15 +165,19 @@ REPORT_UNUSED static int report_close(report_file *log) {
     return failed;
 }
 
-/* A step; REPORT_NONE stands for what is not known. */
+/* The numbers of a step; REPORT_NONE = unknown. */
 typedef struct report_point {
-    double step, loss, val, norm, clip, lr, scale, skipped, ms, mem;
+    double step, loss, val, train, norm, clip, lr, scale, skipped;
+    double tokens;                      /* seen so far, or samples */
+    double ms, mem;
+    double seconds, time;               /* of training so far; since 1970 */
 } report_point;
 
 REPORT_UNUSED static report_point report_nothing(double step) {
     report_point p;
     p.step = step;
-    p.loss = p.val = p.norm = p.clip = p.lr = p.scale = p.skipped = p.ms = p.mem = REPORT_NONE;
+    p.loss = p.val = p.train = p.norm = p.clip = p.lr = p.scale = p.skipped = REPORT_NONE;
+    p.tokens = p.ms = p.mem = p.seconds = p.time = REPORT_NONE;
     return p;
 }
 
@@ -163,13 +186,17 @@ REPORT_UNUSED static void report_step(report_file *log, const report_point *p) {
     fprintf(log->f, "{\"step\":%.0f", p->step);
     report_number(log->f, "loss", p->loss);
     report_number(log->f, "val", p->val);
+    report_number(log->f, "train", p->train);
     report_number(log->f, "norm", p->norm);
     report_number(log->f, "clip", p->clip);
     report_number(log->f, "lr", p->lr);
     report_number(log->f, "scale", p->scale);
     report_number(log->f, "skipped", p->skipped);
+    report_whole(log->f, "tokens", p->tokens);
     report_number(log->f, "ms", p->ms);
     report_number(log->f, "mem", p->mem);
+    report_number(log->f, "seconds", p->seconds);
+    report_whole(log->f, "time", p->time);
     report_line_end(log);
 }
 
@@ -193,7 +220,7 @@ REPORT_UNUSED static void report_event(report_file *log, double step, const char
     report_line_end(log);
 }
 
-/* count[i] values have the exponent first + i. Those that are none at either end are left out. */
+/* count[i] values have the exponent first + i. Zero counts at either end are left out. */
 REPORT_UNUSED static void report_exponents(report_file *log, double step, int first,
                                            const double *count, int n) {
     double total = 0;
@@ -230,7 +257,7 @@ REPORT_UNUSED static void report_part(report_file *log, double step, const char 
 
 /* ==== Reading ======================================================================= */
 
-/* What a line tells beside a step's numbers. */
+/* The kinds of lines, other than a step's numbers. */
 typedef enum report_kind {
     REPORT_SKIP, REPORT_EVENT, REPORT_EXPONENTS, REPORT_PARAM, REPORT_COST, REPORT_MEMORY,
     REPORT_KINDS, REPORT_POINT = REPORT_KINDS
@@ -243,14 +270,17 @@ typedef struct report_note {
     double largest, flushed, subnormal, amount;
     int    first, bins;                 /* of exponents */
     double *share;
+    int    begins;                      /* 1: with this event a low site falls back */
+    double end;                         /* step at which the site returns to low; -1: never */
 } report_note;
 
 typedef struct report_data {
-    char         *memory;               /* the file, which the strings lie in */
+    char         *memory;               /* the file's text, which holds the strings */
     const char   *title, *device;
     report_point *points;
     report_note  *notes;
     int           n_points, n_notes;
+    int           last_skip;            /* number of its note, from 1; 0 = none */
     int           is_cut;
     double        last;                 /* step */
 } report_data;
@@ -264,7 +294,7 @@ static void report_free(report_data *d) {
     memset(d, 0, sizeof *d);
 }
 
-/* One line as it is read: its cursor, or NULL once it was malformed. */
+/* The parser of one line. Its cursor becomes NULL at a malformed line. */
 typedef struct report_parser {
     char *p;
     report_point point;
@@ -274,24 +304,32 @@ typedef struct report_parser {
     int          has_step;
 } report_parser;
 
-/* U+0080 to U+009F, in UTF-8: a terminal takes one of them for ESC [. */
+/* Replaces DEL, and U+0080 to U+009F in UTF-8: one of them is ESC [ to a terminal. */
 static void report_tame(char *text) {
-    for (; *text; text++)
+    for (; *text; text++) {
+        if (*text == 127) *text = '?';
         if ((unsigned char)text[0] == 0xC2 && (text[1] & 0xE0) == 0x80) text[0] = text[1] = '?';
+    }
 }
 
-/* A string, decoded in place; NULL when it is none. */
+/* The character to show for an escape. A newline becomes a space, so that no text begins a line. */
+static unsigned report_shown(unsigned code) {
+    if (code == '\n') return ' ';
+    return code < 32 || (code >= 127 && code < 160) ? '?' : code;
+}
+
+/* A string, decoded in place; NULL if malformed. */
 static char *report_parse_string(report_parser *r) {
     char *start = r->p + 1, *to = start, *from = start;
     if (*r->p != '"') return NULL;
     for (; *from != '"'; from++) {
         unsigned code = (unsigned char)*from;
-        if (code < 32) return NULL;     /* the end of the line, too */
+        if (code < 32) return NULL;     /* includes the end of the line */
         if (code == '\\' && (from[1] == '"' || from[1] == '\\')) code = (unsigned char)*++from;
         else if (code == '\\') {
             int is_whole = from[1] == 'u' && strspn(from + 2, "0123456789abcdefABCDEF") >= 4;
             if (!is_whole || sscanf(from + 2, "%4x", &code) != 1 || code > 255) return NULL;
-            if (code < 32 ? code != '\n' : code >= 127 && code < 160) code = '?';  /* a terminal shows it */
+            code = report_shown(code);
             from += 5;
         }
         *to++ = (char)code;
@@ -302,7 +340,7 @@ static char *report_parse_string(report_parser *r) {
     return start;
 }
 
-/* A number; null stands for one that is not finite. */
+/* A number; null = not finite. */
 static int report_parse_number(report_parser *r, double *value) {
     char *end = NULL;
     if (strncmp(r->p, "null", 4) == 0) {
@@ -332,15 +370,21 @@ static int report_parse_array(report_parser *r) {
     }
     r->note.bins = n;
     r->p += good;
+    share = (double *)realloc(r->note.share, (n ? (size_t)n : 1) * sizeof *share);
+    if (share) r->note.share = share;
     return good;
 }
 
-/* Where the number of a key goes; NULL: nobody asks for it. */
+/* Where the number of a key is stored; NULL: ignored. */
 static double *report_place(report_parser *r, const char *key) {
     if (strcmp(key, "step") == 0) { r->has_step = 1; return &r->point.step; }
     if (strcmp(key, "version") == 0) return &r->version;
     if (strcmp(key, "loss") == 0) return &r->point.loss;
     if (strcmp(key, "val") == 0) return &r->point.val;
+    if (strcmp(key, "train") == 0) return &r->point.train;
+    if (strcmp(key, "tokens") == 0) return &r->point.tokens;
+    if (strcmp(key, "seconds") == 0) return &r->point.seconds;
+    if (strcmp(key, "time") == 0) return &r->point.time;
     if (strcmp(key, "norm") == 0) return &r->point.norm;
     if (strcmp(key, "clip") == 0) return &r->point.clip;
     if (strcmp(key, "lr") == 0) return &r->point.lr;
@@ -390,7 +434,7 @@ static int report_parse_value(report_parser *r, const char *key) {
     return 1;
 }
 
-/* {"key":value,...}; what this version does not know is passed over. */
+/* {"key":value,...}; unknown keys are ignored. */
 static int report_parse(report_parser *r, char *line) {
     char *key;
     memset(r, 0, sizeof *r);
@@ -418,6 +462,12 @@ static void *report_grow(void *array, int n, size_t size) {
     return realloc(array, (n ? 2 * (size_t)n : 1) * size);
 }
 
+/* A skip whose origin was found later has a second line, which replaces the first. */
+static int report_is_told_again(const report_data *d, const report_parser *r) {
+    double before = d->last_skip ? d->notes[d->last_skip - 1].step : -1;
+    return r->note.kind == REPORT_SKIP && r->note.step >= before && r->note.step <= before;
+}
+
 static report_result report_keep(report_data *d, report_parser *r) {
     if (r->note.kind == REPORT_POINT) {
         report_point *points =
@@ -425,18 +475,74 @@ static report_result report_keep(report_data *d, report_parser *r) {
         if (!points) return REPORT_ERR_MEMORY;
         d->points = points;
         d->points[d->n_points++] = r->point;
+    } else if (report_is_told_again(d, r)) {
+        d->notes[d->last_skip - 1].text = r->note.text;
     } else {
         report_note *notes = (report_note *)report_grow(d->notes, d->n_notes, sizeof *notes);
         if (!notes) return REPORT_ERR_MEMORY;
         d->notes = notes;
         d->notes[d->n_notes++] = r->note;
-        r->note.share = NULL;           /* it has another owner now */
+        if (r->note.kind == REPORT_SKIP) d->last_skip = d->n_notes;
+        r->note.share = NULL;           /* the stored note owns it now */
     }
     if (r->point.step > d->last) d->last = r->point.step;
     return REPORT_OK;
 }
 
-/* The header, at the top and again where a run went on on another device. */
+/* --- sites that fell back --- */
+
+/* Does the site store f32 after this event? */
+static int report_is_fall(const report_note *n)
+{ return n->kind == REPORT_EVENT && n->site[0] && n->largest >= 0 && strncmp(n->text, "back", 4); }
+
+/* Does the site return to its low dtype with this event? */
+static int report_is_back(const report_note *n)
+{ return n->kind == REPORT_EVENT && strncmp(n->text, "back", 4) == 0; }
+
+/* Order by site, then by the log. All notes lie in one array, so addresses give the log's order. */
+static int report_by_site(const void *a, const void *b) {
+    const report_note *x, *y;
+    int                order;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    order = strcmp(x->site, y->site);
+    return order ? order : (x > y) - (x < y);
+}
+
+/* Marks which of one site's n events begin a fall, and where each fall ends. */
+static void report_site_falls(report_note *const *event, int n) {
+    double end = -1;
+    int    i, was_low = 1;
+    for (i = 0; i < n; i++) {
+        event[i]->begins = was_low && report_is_fall(event[i]);
+        if (report_is_fall(event[i])) was_low = 0;
+        if (report_is_back(event[i])) was_low = 1;
+    }
+    for (i = n - 1; i >= 0; i--) {
+        event[i]->end = end;
+        if (report_is_back(event[i])) end = event[i]->step;
+    }
+}
+
+/* Sorted by site once: a log may have a million events. */
+static report_result report_find_falls(report_data *d) {
+    report_note **event = (report_note **)malloc(((size_t)d->n_notes + 1) * sizeof *event);
+    int           i, n = 0, k;
+    if (!event) return REPORT_ERR_MEMORY;
+    for (i = 0; i < d->n_notes; i++)
+        if (d->notes[i].kind == REPORT_EVENT) event[n++] = &d->notes[i];
+    qsort(event, (size_t)n, sizeof *event, report_by_site);
+    for (i = 0; i < n; i = k) {
+        for (k = i + 1; k < n && strcmp(event[k]->site, event[i]->site) == 0; k++) {}
+        report_site_falls(event + i, k - i);
+    }
+    free(event);
+    return REPORT_OK;
+}
+
+/* --- a log --- */
+
+/* Reads a header: the first line, and again where a run continued on another device. */
 static report_result report_take_header(report_data *d, const report_parser *r, const char *path,
                                         char *error) {
     if (!r->metrics || strcmp(r->metrics, "mixprec") != 0)
@@ -465,7 +571,7 @@ static report_result report_read_line(report_data *d, char *line, long number, c
     return result;
 }
 
-/* A whole file with a '\0' behind it, or NULL with errno set. */
+/* Reads a file and appends '\0'. Returns NULL with errno set on failure. */
 static char *report_load(const char *path, size_t *size) {
     FILE  *f = fopen(path, "rb");
     size_t room = 1 << 16, n = 0, got = 1;
@@ -488,7 +594,7 @@ static char *report_load(const char *path, size_t *size) {
     return text;
 }
 
-/* Reads a log into *d, which report_free frees. REPORT_ERR_CUT: all but its last line is there. */
+/* Reads a log into *d, which report_free frees. REPORT_ERR_CUT: all but the last line was read. */
 static report_result report_read(report_data *d, const char *path, char *error) {
     report_result result = REPORT_OK;
     size_t        size = 0;
@@ -498,11 +604,15 @@ static report_result report_read(report_data *d, const char *path, char *error) 
     d->memory = report_load(path, &size);
     if (!d->memory) return report_fail(error, REPORT_ERR_IO, "cannot read %s: %s", path,
                                        errno ? strerror(errno) : "no file");
-    for (line = d->memory; *line && result == REPORT_OK; line = end + 1) {
+    for (line = d->memory; line < d->memory + size && result == REPORT_OK; line = end + 1) {
         number++;
-        end = strchr(line, '\n');
+        end = (char *)memchr(line, '\n', (size_t)(d->memory + size - line));
         if (!end) break;
         *end = '\0';
+        if (strlen(line) != (size_t)(end - line))
+            return report_fail(error, REPORT_ERR_FORMAT, "%s, line %ld holds a zero byte, as after a "
+                               "power cut: take that line out, or go on with the run, which mends "
+                               "its log", path, number);
         if (number == 1 && strncmp(line, "{\"metrics\":", 11) != 0)
             return report_fail(error, REPORT_ERR_VERSION, "%s does not begin as a log of metrics: "
                                "give the metrics.jsonl of a run", path);
@@ -512,6 +622,8 @@ static report_result report_read(report_data *d, const char *path, char *error) 
     if (number == 0 || (number == 1 && !d->title))
         return report_fail(error, REPORT_ERR_VERSION, "%s has no whole line: give the "
                            "metrics.jsonl of a run", path);
+    if (report_find_falls(d) != REPORT_OK)
+        return report_fail(error, REPORT_ERR_MEMORY, "%s: out of memory", path);
     d->is_cut = line != d->memory + size;
     if (!d->is_cut) return REPORT_OK;
     return report_fail(error, REPORT_ERR_CUT, "%s ends within line %ld: all before it is shown. Go "
@@ -520,8 +632,8 @@ static report_result report_read(report_data *d, const char *path, char *error) 
 
 /* ==== The page ======================================================================
  *
- * Drawings are 400 units wide: as wide as a phone, and a third of a desk, so that their text has
- * the same size on both. What colour says is said by shape, place or number, too.
+ * Drawings are 400 units wide: the width of a phone and a third of a desktop's, so their text has
+ * the same size on both. Shape, place or number repeats whatever colour shows.
  */
 enum { REPORT_LEFT = 46, REPORT_RIGHT = 390, REPORT_COLUMNS = 48, REPORT_SHADES = 8 };
 
@@ -532,7 +644,7 @@ typedef struct report_axes {
 } report_axes;
 
 static int report_is_there(double v) { return v > REPORT_NONE || v < REPORT_NONE; }
-/* Beyond REPORT_NONE a difference of two may be none: such a number counts as not finite. */
+/* The difference of two numbers beyond REPORT_NONE may overflow, so they count as not finite. */
 static int report_is_finite(double v) { return fabs(v) < -REPORT_NONE; }
 
 static double report_value(const report_point *p, size_t field) {
@@ -545,7 +657,7 @@ static double report_value(const report_point *p, size_t field) {
 
 static double report_x(const report_axes *a, double step) {
     double last = a->x_last > 0 ? a->x_last : 1;
-    return REPORT_LEFT + (REPORT_RIGHT - REPORT_LEFT) * step / last;
+    return (double)REPORT_LEFT + (double)(REPORT_RIGHT - REPORT_LEFT) * step / last;
 }
 
 static double report_y(const report_axes *a, double value) {
@@ -596,12 +708,20 @@ static double report_mark_distance(double range, int marks) {
     return raw <= 5 * power ? 5 * power : 10 * power;
 }
 
+/* What an axis measures: above an axis of values, below that of steps. */
+static void report_y_title(const report_axes *a, const char *title)
+{ report_label(a, 4, a->top - 11, "start", "%s", title); }
+
+static void report_x_title(const report_axes *a)
+{ report_label(a, (REPORT_LEFT + REPORT_RIGHT) / 2.0, a->bottom + 32, "middle", "step of training"); }
+
 static void report_x_marks(const report_axes *a) {
     double each = report_mark_distance(a->x_last, 4), at;
     char   text[24];
     for (at = 0; at <= a->x_last; at += each)
         report_label(a, report_x(a, at), a->bottom + 16, at > 0.95 * a->x_last ? "end" : "middle",
-                     at > 0 ? "%s" : "step %s", report_short(at, text));
+                     "%s", report_short(at, text));
+    report_x_title(a);
     fprintf(a->f, "<path class=\"axis\" d=\"M%d %.1fH%d\"/>", REPORT_LEFT, a->bottom, REPORT_RIGHT);
 }
 
@@ -650,8 +770,8 @@ static void report_range(const report_data *d, report_axes *a, size_t field, int
     }
 }
 
-/* A line through a field's values: of those that share a place, the least and the largest. Where
- * a value is not finite the line is broken. Of powers of two, a line of steps. */
+/* A line through a field's values. Values at the same place are drawn as their minimum and maximum.
+ * A non-finite value breaks the line. Powers of two are drawn as steps. */
 static void report_line(const report_data *d, const report_axes *a, size_t field, int base,
                         const char *style) {
     const char *pen = "M";
@@ -670,13 +790,45 @@ static void report_line(const report_data *d, const report_axes *a, size_t field
         }
         if (broken) pen = "M";
         if (least > most) continue;
-        if (base == 2 && *pen == 'L') fprintf(a->f, "H%.1f", x);    /* it holds until then */
+        if (base == 2 && *pen == 'L') fprintf(a->f, "H%.1f", x);    /* the value holds until then */
         fprintf(a->f, "%s%.1f %.1f", pen, x, report_y(a, least));
         if (report_y(a, least) - report_y(a, most) > 0.5)
             fprintf(a->f, "L%.1f %.1f", x, report_y(a, most));
         pen = "L";
     }
     fputs("\"/>", a->f);
+}
+
+/* A diamond on the upper edge where a value was Inf or NaN, at most one per place. */
+static void report_nan_marks(const report_data *d, const report_axes *a, size_t field) {
+    double before = -10;
+    int    i;
+    fputs("<path class=\"gap\" d=\"", a->f);
+    for (i = 0; i < d->n_points; i++) {
+        double v = report_value(&d->points[i], field), x = report_x(a, d->points[i].step);
+        if (!report_is_there(v) || report_is_finite(v) || x < before + 5) continue;
+        fprintf(a->f, "M%.1f %.1fl4.5 4.5l-4.5 4.5l-4.5 -4.5z", x, a->top - 4.5);
+        before = x;
+    }
+    fputs("\"/>", a->f);
+}
+
+static int report_count_nan(const report_data *d, size_t field) {
+    int i, n = 0;
+    for (i = 0; i < d->n_points; i++) {
+        double v = report_value(&d->points[i], field);
+        n += report_is_there(v) && !report_is_finite(v);
+    }
+    return n;
+}
+
+/* The legend of the diamonds, if there is one. */
+static const char *report_nan_key(int n, char *text, size_t space) {
+    text[0] = '\0';
+    if (n)
+        snprintf(text, space, " &nbsp; <svg class=\"box\" viewBox=\"0 0 13 10\"><path class=\"gap\" "
+                 "d=\"M6.5 0l5 5-5 5-5-5z\"/></svg> Inf or NaN (%d)", n);
+    return text;
 }
 
 /* Every value of a field, as a dot. */
@@ -707,7 +859,7 @@ static const report_note *report_newest(const report_data *d, report_kind kind) 
     return NULL;
 }
 
-/* A cross over each skipped step, one a place. */
+/* A cross over each skipped step, at most one per place. */
 static void report_skip_marks(const report_data *d, const report_axes *a) {
     double before = -10;
     int    i;
@@ -757,11 +909,15 @@ static void report_pad(report_axes *a) {
 }
 
 static void report_draw_loss(const report_data *d, FILE *f) {
-    report_axes a = report_frame(d, f, 12, 200);
-    report_panel(f, "Loss", "<svg class=\"key\" viewBox=\"0 0 26 10\"><path class=\"one\" d=\"M0 "
-                 "5H26\"/></svg> training &nbsp; <svg class=\"key\" viewBox=\"0 0 26 10\"><path "
-                 "class=\"two\" d=\"M0 5H26\"/><circle class=\"dot\" cx=\"13\" cy=\"5\" "
-                 "r=\"2.6\"/></svg> validation", 226, "Training and validation loss by step");
+    report_axes a = report_frame(d, f, 28, 200);
+    int         bad = report_count_nan(d, REPORT_FIELD(loss)) + report_count_nan(d, REPORT_FIELD(val));
+    char        key[600], nan[200];
+    snprintf(key, sizeof key, "<svg class=\"key\" viewBox=\"0 0 26 10\"><path class=\"one\" d=\"M0 "
+             "5H26\"/></svg> training &nbsp; <svg class=\"key\" viewBox=\"0 0 26 10\"><path "
+             "class=\"two\" d=\"M0 5H26\"/><circle class=\"dot\" cx=\"13\" cy=\"5\" "
+             "r=\"2.6\"/></svg> validation%s", report_nan_key(bad, nan, sizeof nan));
+    report_panel(f, "Loss", key, 240, "Training and validation loss by step");
+    report_y_title(&a, "loss");
     report_range(d, &a, REPORT_FIELD(loss), 0);
     report_range(d, &a, REPORT_FIELD(val), 0);
     report_pad(&a);
@@ -770,11 +926,13 @@ static void report_draw_loss(const report_data *d, FILE *f) {
     report_line(d, &a, REPORT_FIELD(loss), 0, "one");
     report_line(d, &a, REPORT_FIELD(val), 0, "two");
     report_dots(d, &a, REPORT_FIELD(val), "dot");
+    report_nan_marks(d, &a, REPORT_FIELD(loss));
+    report_nan_marks(d, &a, REPORT_FIELD(val));
     report_panel_end(f);
 }
 
 static void report_draw_scale(const report_data *d, FILE *f) {
-    report_axes a = report_frame(d, f, 26, 200);
+    report_axes a = report_frame(d, f, 34, 200);
     int         skips = report_count(d, REPORT_SKIP);
     char        key[200];
     snprintf(key, sizeof key, "<svg class=\"key\" viewBox=\"0 0 26 10\"><path class=\"one\" "
@@ -782,7 +940,8 @@ static void report_draw_scale(const report_data *d, FILE *f) {
              "class=\"skip\" d=\"M9 1l8 8m0-8l-8 8\"/></svg> skipped step (%d)", skips);
     report_range(d, &a, REPORT_FIELD(scale), 2);
     if (a.low > a.high) { report_empty(f, "Loss scale", "No loss scale was used."); return; }
-    report_panel(f, "Loss scale", key, 226, "Loss scale by step, with skipped steps marked");
+    report_panel(f, "Loss scale", key, 240, "Loss scale by step, with skipped steps marked");
+    report_label(&a, 4, 14, "start", "factor, powers of 2");
     a.low = floor(a.low) - 1;
     a.high = ceil(a.high) + 1;
     report_power_marks(&a, 2, 6);
@@ -793,17 +952,21 @@ static void report_draw_scale(const report_data *d, FILE *f) {
 }
 
 static void report_draw_norm(const report_data *d, FILE *f) {
-    report_axes a = report_frame(d, f, 12, 138), clip = report_frame(d, f, 164, 200);
+    report_axes a = report_frame(d, f, 28, 128), clip = report_frame(d, f, 164, 200);
+    char        key[300], nan[200];
     report_range(d, &a, REPORT_FIELD(norm), 10);
     if (a.low > a.high) { report_empty(f, "Gradient norm", "No norm was taken."); return; }
-    report_panel(f, "Gradient norm and clipping", "above: the norm before clipping &nbsp; below: the "
-                 "clip coefficient, 1 = unclipped", 226, "Gradient norm and clip coefficient by "
-                 "step");
+    snprintf(key, sizeof key, "above: the norm before clipping &nbsp; below: what clipping multiplies "
+             "by%s", report_nan_key(report_count_nan(d, REPORT_FIELD(norm)), nan, sizeof nan));
+    report_panel(f, "Gradient norm and clipping", key, 240, "Gradient norm and clip coefficient by step");
+    report_y_title(&a, "L2 norm, powers of 10");
+    report_y_title(&clip, "clip coefficient, 1 = unclipped");
     a.low = floor(a.low);
     a.high = ceil(a.high);
     if (a.high <= a.low) a.high = a.low + 1;
     report_power_marks(&a, 10, 4);
     report_line(d, &a, REPORT_FIELD(norm), 10, "one");
+    report_nan_marks(d, &a, REPORT_FIELD(norm));
     clip.low = 0;
     clip.high = 1.05;
     report_y_mark(&clip, 0, "0");
@@ -819,7 +982,7 @@ static void report_draw_norm(const report_data *d, FILE *f) {
 static int report_shade(double share) {
     double shade = 8.5 + 2 * log10(share > 0 ? share : 1e-9);
     if (!(share >= 3e-4)) return 0;
-    return shade > REPORT_SHADES ? REPORT_SHADES : shade < 1 ? 1 : (int)shade;
+    return shade > (double)REPORT_SHADES ? REPORT_SHADES : shade < 1 ? 1 : (int)shade;
 }
 
 /* Cells as one path for each shade: cell[column * rows + row] are shares. */
@@ -828,11 +991,11 @@ static void report_cells(const report_axes *a, const double *cell, int columns, 
     int    shade, c, r;
     for (shade = 1; shade <= REPORT_SHADES; shade++) {
         fprintf(a->f, "<path class=\"heat\" fill-opacity=\"%.2f\" d=\"",
-                0.05 + 0.95 * pow((double)shade / REPORT_SHADES, 1.3));
+                0.05 + 0.95 * pow((double)shade / (double)REPORT_SHADES, 1.3));
         for (c = 0; c < columns; c++)
             for (r = 0; r < rows; r++)
                 if (report_shade(cell[c * rows + r]) == shade)
-                    fprintf(a->f, "M%.1f %.1fh%.1fv%.1fh-%.1fz", REPORT_LEFT + c * w,
+                    fprintf(a->f, "M%.1f %.1fh%.1fv%.1fh-%.1fz", (double)REPORT_LEFT + c * w,
                             a->top + r * h, w + 0.1, h + 0.1, w + 0.1);
         fputs("\"/>", a->f);
     }
@@ -853,6 +1016,7 @@ static void report_heat_steps(const report_axes *a, double first, double last) {
     char text[24];
     report_label(a, REPORT_LEFT, a->bottom + 16, "start", "step %s", report_short(first, text));
     report_label(a, REPORT_RIGHT - 44, a->bottom + 16, "end", "step %s", report_short(last, text));
+    report_label(a, (REPORT_LEFT + REPORT_RIGHT - 44) / 2.0, a->bottom + 16, "middle", "of training");
 }
 
 enum { REPORT_LOWEST = -44, REPORT_HIGHEST = 19, REPORT_ROWS = REPORT_HIGHEST - REPORT_LOWEST + 1 };
@@ -869,7 +1033,7 @@ static void report_add_exponents(double *column, const report_note *n, double we
 
 /* Where a power of two lies on the map: the lower edge of its row. */
 static double report_exponent_y(const report_axes *a, int e)
-{ return a->top + (a->bottom - a->top) * (REPORT_HIGHEST - e + 1) / REPORT_ROWS; }
+{ return a->top + (a->bottom - a->top) * (REPORT_HIGHEST - e + 1) / (double)REPORT_ROWS; }
 
 /* Words on top of cells. */
 static void report_halo(const report_axes *a, double x, double y, const char *text)
@@ -898,7 +1062,7 @@ static void report_half_range(const report_axes *a) {
 }
 
 static void report_draw_exponents(const report_data *d, FILE *f) {
-    report_axes a = report_frame(d, f, 8, 260);
+    report_axes a = report_frame(d, f, 24, 276);
     int         n = report_count(d, REPORT_EXPONENTS), i, k = 0;
     int         columns = n < REPORT_COLUMNS ? n : REPORT_COLUMNS;
     double     *cell, first = 0, last = 0;
@@ -918,8 +1082,9 @@ static void report_draw_exponents(const report_data *d, FILE *f) {
         last = note->step;
     }
     report_panel(f, "Gradients by magnitude", "times the loss scale, in the range of fp16; share of values: "
-                 REPORT_HEAT_KEY, 284, "Histogram of the exponents of gradients over time, with "
+                 REPORT_HEAT_KEY, 300, "Histogram of the exponents of gradients over time, with "
                  "the range of fp16");
+    report_y_title(&a, "size of a gradient, powers of 2");
     report_cells(&a, cell, columns, REPORT_ROWS);
     report_half_range(&a);
     report_heat_steps(&a, first, last);
@@ -931,7 +1096,7 @@ static void report_draw_exponents(const report_data *d, FILE *f) {
 
 enum { REPORT_LAYERS = 40, REPORT_NAME = 24 };
 
-/* "transformer.h.3.mlp.w" is of layer h.3, "transformer.wte.weight" of wte. */
+/* "transformer.h.3.mlp.w" belongs to layer h.3, "transformer.wte.weight" to wte. */
 static void report_layer_of(const char *name, char *layer) {
     const char *part = name, *before = name, *last = strrchr(name, '.');
     for (; part; before = part, part = strchr(part, '.') ? strchr(part, '.') + 1 : NULL) {
@@ -1013,7 +1178,7 @@ static void report_draw_layers(const report_layers *l, report_axes *a) {
 }
 
 static void report_draw_underflow(const report_data *d, FILE *f) {
-    report_axes   a = report_frame(d, f, 8, 0);
+    report_axes   a = report_frame(d, f, 24, 0);
     report_layers l;
     if (!report_layers_read(&l, d)) {
         report_empty(f, "Underflow by layer", "No gradients were counted.");
@@ -1024,6 +1189,8 @@ static void report_draw_underflow(const report_data *d, FILE *f) {
     report_panel(f, "Underflow by layer", "share of a layer's worst gradient that fp16 flushes to "
                  "zero: " REPORT_HEAT_KEY "; right: the newest", (int)a.bottom + 24,
                  "Share of gradients flushed to zero, by layer and step");
+    report_y_title(&a, "layer");
+    report_label(&a, REPORT_RIGHT, a.top - 11, "end", "newest");
     fprintf(f, "<path class=\"frame\" d=\"M%d %.1fH%dV%.1fH%dz\"/>", REPORT_LEFT, a.top,
             REPORT_RIGHT - 44, a.bottom, REPORT_LEFT);
     report_draw_layers(&l, &a);
@@ -1034,37 +1201,9 @@ static void report_draw_underflow(const report_data *d, FILE *f) {
 
 /* --- sites that fell back --- */
 
-/* An event after which the site stores f32, or no longer. */
-static int report_is_fall(const report_note *n)
-{ return n->kind == REPORT_EVENT && n->site[0] && n->largest >= 0 && strncmp(n->text, "back", 4); }
-
-static int report_is_back(const report_note *n)
-{ return n->kind == REPORT_EVENT && strncmp(n->text, "back", 4) == 0; }
-
-/* The step at which the fall of note i ended, or -1: it did not. */
-static double report_fall_end(const report_data *d, int i) {
-    int k;
-    for (k = i + 1; k < d->n_notes; k++)
-        if (report_is_back(&d->notes[k]) && strcmp(d->notes[k].site, d->notes[i].site) == 0)
-            return d->notes[k].step;
-    return -1;
-}
-
-/* Is note i the first of its site since that was low? */
-static int report_begins(const report_data *d, int i) {
-    int k;
-    if (!report_is_fall(&d->notes[i])) return 0;
-    for (k = i - 1; k >= 0; k--) {
-        if (strcmp(d->notes[k].site, d->notes[i].site) != 0) continue;
-        if (report_is_back(&d->notes[k])) return 1;
-        if (report_is_fall(&d->notes[k])) return 0;
-    }
-    return 1;
-}
-
 static void report_draw_fall(const report_data *d, const report_axes *a, int i, double y) {
     const report_note *n = &d->notes[i];
-    double             end = report_fall_end(d, i), x0 = report_x(a, n->step);
+    double             end = n->end, x0 = report_x(a, n->step);
     double             x1 = report_x(a, end < 0 ? d->last : end), wide;
     char               step[24], text[120];
     if (x1 < x0 + 3) x1 = x0 + 3;
@@ -1074,7 +1213,8 @@ static void report_draw_fall(const report_data *d, const report_axes *a, int i, 
     snprintf(text, sizeof text, "%.60s at step %s%s", n->text, report_short(n->step, step),
              end < 0 ? "; still f32" : "");
     wide = 7.0 * (double)strlen(text);          /* at most, at this size of type */
-    if (x0 + 8 + wide > REPORT_RIGHT) x0 = x0 - wide - 8 < 4 ? REPORT_RIGHT - wide - 8 : x0 - wide - 16;
+    if (x0 + 8 + wide > (double)REPORT_RIGHT)
+        x0 = x0 - wide - 8 < 4 ? (double)REPORT_RIGHT - wide - 8 : x0 - wide - 16;
     report_label(a, x0 + 8, y + 30, "start", "%s", text);
 }
 
@@ -1082,19 +1222,19 @@ static void report_draw_sites(const report_data *d, FILE *f) {
     enum { MOST = 12, ROW = 50 };
     report_axes a = report_frame(d, f, 0, 0);
     int         i, n = 0, more = 0;
-    for (i = 0; i < d->n_notes; i++) n += report_begins(d, i);
+    for (i = 0; i < d->n_notes; i++) n += d->notes[i].begins;
     if (n == 0) {
         report_empty(f, "Sites that fell back", "None: everything was stored as autocast says.");
         return;
     }
     more = n > MOST ? n - MOST : 0;
     a.bottom = 10 + ROW * (n - more);
-    report_panel(f, "Sites that fell back", "what does not fit fp16 is stored in f32 until it does; nothing is "
-                 "to be done &nbsp; bar: in f32 &nbsp; triangle: where that began",
-                 (int)a.bottom + (more ? 50 : 34), "Sites that fell back to f32, and when");
+    report_panel(f, "Sites that fell back", "what does not fit fp16 is stored in f32 until it does: no action "
+                 "needed &nbsp; bar: in f32 &nbsp; triangle: where that began",
+                 (int)a.bottom + (more ? 66 : 50), "Sites that fell back to f32, and when");
     for (i = n = 0; i < d->n_notes && n < MOST; i++)
-        if (report_begins(d, i)) report_draw_fall(d, &a, i, 16 + ROW * n++);
-    if (more) report_label(&a, 4, a.bottom + 42, "start", "and %d more", more);
+        if (d->notes[i].begins) report_draw_fall(d, &a, i, 16 + ROW * n++);
+    if (more) report_label(&a, 4, a.bottom + 52, "start", "and %d more", more);
     report_x_marks(&a);
     report_panel_end(f);
 }
@@ -1165,7 +1305,7 @@ static void report_draw_cost(const report_data *d, FILE *f) {
     report_panel_end(f);
 }
 
-/* --- what a run came to --- */
+/* --- a run's results --- */
 
 typedef struct report_total {
     double first, loss, val, best, best_step, scale, ms, skipped, last_skip, worst;
@@ -1210,9 +1350,10 @@ static report_total report_sum(const report_data *d) {
             t.last_skip = d->notes[i].step;
             t.why = d->notes[i].text;
         }
-        t.fell += report_begins(d, i);
-        t.still += report_begins(d, i) && report_fall_end(d, i) < 0;
+        t.fell += d->notes[i].begins;
+        t.still += d->notes[i].begins && d->notes[i].end < 0;
     }
+    if (report_newest(d, REPORT_COST)) t.ms = report_parts_total(d, REPORT_COST, &i);
     if (t.skipped < report_count(d, REPORT_SKIP)) t.skipped = report_count(d, REPORT_SKIP);
     if (report_layers_read(&l, d))
         for (i = 0; i < l.n; i++) {
@@ -1246,17 +1387,57 @@ static void report_tiles(const report_data *d, FILE *f) {
     if (report_is_there(t.scale)) report_tile(f, "loss scale", "%.8g", t.scale);
     report_tile(f, "skipped", "%.0f (%.2g%%)", t.skipped,
                 d->last > 0 ? 100 * t.skipped / d->last : 0);
-    report_tile(f, "sites fell back", t.still ? "%d, %d in f32 now" : "%d", t.fell, t.still);
+    report_tile(f, "sites fell back", t.still ? "%d, of which %d store f32 now" : "%d", t.fell,
+                t.still);
     if (report_is_there(t.worst))
         report_tile(f, "underflow, worst layer", t.worst < 5e-5 ? "none" : "%.2g%% %s",
                     100 * t.worst, t.worst_layer);
-    if (report_is_there(t.ms)) report_tile(f, "a step", "%.3g ms", t.ms);
+    if (report_is_there(t.ms)) report_tile(f, "a step", "%.4g ms", t.ms);
     fputs("</dl>\n", f);
     if (!t.why[0]) return;
     fprintf(f, "<p class=\"note\">Step %.0f was skipped, %s: ", t.last_skip,
             t.skipped > 1 ? "the newest of them" : "the only one");
     report_escape(f, t.why);
     fputs("</p>\n", f);
+}
+
+/* --- the figures themselves, for those who read them or have them read --- */
+
+static void report_cell(FILE *f, double v, const char *format) {
+    char text[40] = "";
+    if (report_is_there(v)) snprintf(text, sizeof text, report_is_finite(v) ? format : "Inf or NaN", v);
+    fprintf(f, "<td>%s</td>", text);
+}
+
+static void report_table_row(FILE *f, const report_point *p) {
+    fprintf(f, "<tr><th scope=\"row\">%.0f</th>", p->step);
+    report_cell(f, p->loss, "%.5g");
+    report_cell(f, p->val, "%.5g");
+    report_cell(f, p->norm, "%.4g");
+    report_cell(f, p->clip, "%.3g");
+    report_cell(f, p->lr, "%.3g");
+    report_cell(f, p->scale, "%.8g");
+    report_cell(f, p->skipped, "%.0f");
+    report_cell(f, p->ms, "%.4g");
+    fputs("</tr>\n", f);
+}
+
+/* Rows chosen evenly; they include the last row. */
+static void report_table(const report_data *d, FILE *f) {
+    enum { ROWS = 60 };
+    static const char *const heads[] = { "step", "training loss", "validation loss", "gradient norm",
+        "clip coefficient", "learning rate", "loss scale", "skipped so far", "ms a step" };
+    int i, n = d->n_points, each = (n + ROWS - 1) / ROWS;
+    if (n == 0) return;
+    fputs("<details><summary>The figures as a table</summary><div class=\"wide\"><table>\n"
+          "<caption>What was logged", f);
+    if (each > 1) fprintf(f, ": one row of %d, and the last", each);
+    fputs("</caption><thead><tr>", f);
+    for (i = 0; i < 9; i++) fprintf(f, "<th scope=\"col\">%s</th>", heads[i]);
+    fputs("</tr></thead><tbody>\n", f);
+    for (i = 0; i < n; i++)
+        if (i % each == 0 || i == n - 1) report_table_row(f, &d->points[i]);
+    fputs("</tbody></table></div></details>\n", f);
 }
 
 static void report_style(FILE *f) {
@@ -1287,13 +1468,17 @@ static void report_style(FILE *f) {
           ".axis,.frame{stroke:var(--soft);fill:none}.grid{stroke:var(--line);fill:none}\n"
           ".one,.two{fill:none;stroke-width:1.8;stroke-linejoin:round}.one{stroke:var(--one)}"
           ".two{stroke:var(--two);stroke-dasharray:5 3}.dot{fill:var(--two)}\n"
+          ".gap{fill:var(--bad)}details{margin:4px 0 14px}summary{cursor:pointer}.wide{overflow-x:auto}"
+          "table{border-collapse:collapse;font-size:.84rem;font-variant-numeric:tabular-nums}"
+          "caption{text-align:left;color:var(--soft);padding:6px 0}"
+          "th,td{border-bottom:1px solid var(--line);padding:3px 10px;text-align:right}\n"
           ".skip{stroke:var(--bad);fill:none;stroke-width:1.3}.heat{fill:var(--heat)}"
           ".limit{stroke:var(--ink);stroke-dasharray:4 3;fill:none}.out{fill:url(#hatch)}"
           ".fall{fill:url(#stripe);stroke:var(--two)}.mark{fill:var(--bad)}"
           ".part{fill:var(--one)}\n</style>\n", f);
 }
 
-/* Patterns that say in another way than by colour. */
+/* Patterns that repeat what colour shows. */
 static void report_patterns(FILE *f) {
     fputs("<svg width=\"0\" height=\"0\" style=\"position:absolute\" aria-hidden=\"true\"><defs>"
           "<pattern id=\"hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" "
@@ -1331,35 +1516,76 @@ static void report_page(const report_data *d, FILE *f, const char *cut) {
     report_draw_underflow(d, f);
     report_draw_sites(d, f);
     report_draw_cost(d, f);
-    fputs("</main></body></html>\n", f);
+    fputs("</main>\n", f);
+    report_table(d, f);
+    fputs("</body></html>\n", f);
 }
 
-/* Shows the log at `path` as the page `html`, which is replaced as a whole. REPORT_ERR_CUT: the
- * page is written, of all that the log has; any other error: it is not. */
-REPORT_UNUSED static report_result report_render(const char *path, const char *html,
-                                                 char *error) {
-    char          temporary[2048], message[REPORT_MESSAGE] = "";
-    report_data   d;
-    report_result result = report_read(&d, path, message);
-    FILE         *f;
-    int           good;
-    if (error) memcpy(error, message, sizeof message);
-    if (result == REPORT_OK || result == REPORT_ERR_CUT) {
-        snprintf(temporary, sizeof temporary, "%s.tmp", html);
-        f = fopen(temporary, "wb");
-        if (f) report_page(&d, f, message);
-        good = f && !ferror(f);
-        if (f && fclose(f) != 0) good = 0;
+/* Writes a complete file beside `to`, then renames it to `to`. */
+typedef void (*report_writer)(const report_data *d, FILE *f, const char *cut);
+
+static report_result report_replace(const report_data *d, const char *to, const char *cut,
+                                    report_writer write, char *error) {
+    char  temporary[2048];
+    FILE *f;
+    int   good;
+    snprintf(temporary, sizeof temporary, "%s.tmp", to);
+    f = fopen(temporary, "wb");
+    if (f) write(d, f, cut);
+    good = f && !ferror(f) && !REPORT_FLUSH(f);
+    if (f && fclose(f) != 0) good = 0;
 #ifdef _WIN32
-        if (good) remove(html);         /* there a file is not renamed over another */
+    if (good) remove(to);               /* some systems do not rename over a file */
 #endif
-        if (!good || rename(temporary, html) != 0)
-            result = report_fail(error, REPORT_ERR_IO, "cannot write %s: %s", html,
-                                 strerror(errno));
-    }
-    report_free(&d);
-    return result;
+    if (good && rename(temporary, to) == 0) return REPORT_OK;
+    report_fail(error, REPORT_ERR_IO, "cannot write %s: %s", to, strerror(errno));
+    if (f) remove(temporary);
+    return REPORT_ERR_IO;
 }
+
+static report_result report_convert(const char *path, const char *to, report_writer write,
+                                    char *error) {
+    char          message[REPORT_MESSAGE] = "";
+    report_data   d;
+    report_result result = report_read(&d, path, message), written = REPORT_OK;
+    if (error) memcpy(error, message, sizeof message);
+    if (result == REPORT_OK || result == REPORT_ERR_CUT)
+        written = report_replace(&d, to, message, write, error);
+    report_free(&d);
+    return written != REPORT_OK ? written : result;
+}
+
+/* Renders the log at `path` as the page `html`, which is replaced atomically. REPORT_ERR_CUT: the
+ * page is written, as far as the log goes. Any other error: the page is not written. */
+REPORT_UNUSED static report_result report_render(const char *path, const char *html, char *error)
+{ return report_convert(path, html, report_page, error); }
+
+static void report_csv_table(const report_data *d, FILE *f, const char *cut) {
+    static const char   names[] = "step,time,seconds,tokens,loss,val,train,norm,clip,lr,scale,skipped,ms,mem";
+    static const size_t fields[] = { REPORT_FIELD(time), REPORT_FIELD(seconds), REPORT_FIELD(tokens),
+        REPORT_FIELD(loss), REPORT_FIELD(val), REPORT_FIELD(train), REPORT_FIELD(norm),
+        REPORT_FIELD(clip), REPORT_FIELD(lr), REPORT_FIELD(scale), REPORT_FIELD(skipped),
+        REPORT_FIELD(ms), REPORT_FIELD(mem) };
+    size_t k;
+    int    i;
+    (void)cut;
+    fprintf(f, "%s\n", names);
+    for (i = 0; i < d->n_points; i++) {
+        fprintf(f, "%.0f", d->points[i].step);
+        for (k = 0; k < sizeof fields / sizeof fields[0]; k++) {
+            double v = report_value(&d->points[i], fields[k]);
+            if (!report_is_there(v)) fputc(',', f);
+            else if (report_is_finite(v)) fprintf(f, ",%.15g", v);
+            else fputs(",nan", f);
+        }
+        fputc('\n', f);
+    }
+}
+
+/* The steps of the log at `path` as the table `csv`, with a row of names: what is unknown is empty, what is
+ * Inf or NaN is nan. Errors: as report_render. */
+REPORT_UNUSED static report_result report_csv(const char *path, const char *csv, char *error)
+{ return report_convert(path, csv, report_csv_table, error); }
 
 /* ==== The same in a terminal ======================================================== */
 
@@ -1402,9 +1628,8 @@ static void report_say_sites(const report_data *d, FILE *out) {
     int i, n = 0;
     for (i = 0; i < d->n_notes; i++) {
         const report_note *p = &d->notes[i];
-        double             end;
-        if (!report_begins(d, i) || n++ >= 8) continue;
-        end = report_fall_end(d, i);
+        double             end = p->end;
+        if (!p->begins || n++ >= 8) continue;
         fprintf(out, "%-9s%.48s: f32 from step %.0f", n == 1 ? "sites" : "", p->site, p->step);
         if (end >= 0) fprintf(out, " to %.0f", end);
         fprintf(out, "\n");
@@ -1471,29 +1696,48 @@ static void report_why(const mixp_verdict *v, char *text, size_t space) {
     const int   at = v->site && v->site[0];
     if (v->reason == MIXP_SKIP_SPIKE_NORM || v->reason == MIXP_SKIP_SPIKE_LOSS)
         snprintf(text, space, "a spike of the %s, %.1f standard deviations off. It changed no "
-                 "weight; nothing is to be done",
+                 "weight. No action needed",
                  v->reason == MIXP_SKIP_SPIKE_LOSS ? "loss" : "gradient norm", v->spike_z);
     else if (v->origin == MIXP_ORIGIN_FORWARD && at)
         snprintf(text, space, "%.100s made a number that its dtype does not hold. Where the guard "
-                 "lets it store f32, nothing is to be done", v->site);
+                 "lets it store f32, no action is needed", v->site);
     else if (v->origin == MIXP_ORIGIN_BACKWARD && at)
         snprintf(text, space, "a gradient of %.100s overflowed. The loss scale was too large and "
-                 "was lowered; nothing is to be done", v->site);
+                 "was lowered. No action needed", v->site);
     else if (v->origin != MIXP_ORIGIN_UNKNOWN)
         snprintf(text, space, "%s%s%.100s", mixp_origin_text(v->origin), at ? "; it began at " : "",
                  at ? v->site : "");
+    else if (v->loss_bad)
+        snprintf(text, space, "the loss was not finite: a number went out of range in the forward pass, "
+                 "which no loss scale cures. The guard looks for it in the next step");
     else
         snprintf(text, space, "%s in the gradient of %.120s. Now and then that is how a loss scale "
-                 "is found; nothing is to be done", v->bad_is_nan ? "NaN" : "Inf", gradient);
+                 "is found. No action needed", v->bad_is_nan ? "NaN" : "Inf", gradient);
+}
+
+/* Tells again of a skip whose loss was not finite, once the guard has found its origin: at the next
+ * step, or, on a GPU, a few steps later. */
+static void report_skip_again(report_file *log, double step, const char *site) {
+    const double late = 8;
+    char why[300];
+    if (log->open <= 0 || step > log->open + late || !site || !site[0]) return;
+    snprintf(why, sizeof why, "the loss was not finite: %.100s made a number that its dtype does not "
+             "hold. The guard found it and lets it store f32. No action needed", site);
+    report_skip(log, log->open, why);
+    log->open = 0;
 }
 
 /* Tells of a step that was skipped, once. On a GPU the verdict may be of an earlier step. */
 REPORT_UNUSED static void report_verdict(report_file *log, double step, const mixp_verdict *v) {
     char why[300];
+    int  is_next;
     if (!log || v->outcome != MIXP_STEP_SKIPPED || v->step == log->skipped) return;
+    is_next = v->step == log->skipped + 1;
     log->skipped = v->step;
+    if (is_next && v->origin == MIXP_ORIGIN_FORWARD) report_skip_again(log, step, v->site);
     report_why(v, why, sizeof why);
     report_skip(log, step, why);
+    log->open = v->origin == MIXP_ORIGIN_UNKNOWN && v->loss_bad ? step : 0;
 }
 
 /* A step of training as its scaler saw it. */
@@ -1518,7 +1762,8 @@ REPORT_UNUSED static void report_training(report_file *log, double step, double 
 /* What the guard did since it was last asked. */
 REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp_context *ctx) {
     static const char *const words[MIXP_EVENT_COUNT] = {
-        "overflow", "near overflow", "flushed", "back to low", "pinned", "skip", "full" };
+        "overflow", "near overflow", "flushed", "back to low", "pinned", "skip", "full",
+        "imprecise" };
     mixp_event e;
     int        i = 0;
     if (!log || !mixp_guard_event(ctx, 0, &e)) return;
@@ -1526,6 +1771,7 @@ REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp
     for (; mixp_guard_event(ctx, i, &e); i++) {
         log->events = e.number + 1;
         if (!e.site[0] || e.kind == MIXP_EVENT_SKIP) continue;
+        if (e.kind == MIXP_EVENT_OVERFLOW) report_skip_again(log, step, e.site);
         report_event(log, step, words[e.kind], e.site, mixp_dtype_name(e.dtype),
                      (double)e.largest, e.flushed);
     }

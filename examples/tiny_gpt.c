@@ -21,6 +21,7 @@
  *     tiny_gpt_model.h      the tensors and the layers of the model
  *     tiny_gpt_gpt2.h       GPT-2's files, from transformers and to it
  *     tiny_gpt_data.h       texts, tokens, vocabulary, batches, prompts
+ *     tiny_gpt_tokenizer.h  --tokenizer: tokens as text
  *     tiny_gpt_machine.h    the device, its memory, where a step went
  *     tiny_gpt_output.h     what is printed and logged
  *     tiny_gpt_files.h      the folder of a run: checkpoints, metrics
@@ -37,6 +38,7 @@
 #endif
 #define MIXPREC_IMPLEMENTATION
 #include "../mixprec.h"
+#include <dirent.h>
 #include <fcntl.h>
 #ifdef _OPENMP
 #  include <omp.h>
@@ -71,10 +73,11 @@ static mixp_tensor *gpt_hidden(const gpt *m, mixp_tensor *ids, int training, int
     int64_t       rows[2] = {length, m->tokens->shape[1]};
     mixp_tensor  *x = mixp_embedding(ctx, m->tokens, ids), *h, *at;
     if (m->positions) {
-        at = mixp_input(ctx, MIXP_I32, 1, &length, m->ramp);
+        at = mixp_input(ctx, MIXP_I32, 1, &length, m->ramp + (m->cache ? m->cache->past : 0));
         x = mixp_add(ctx, x, mixp_embedding(ctx, m->positions, at));
     }
     x = mixp_dropout(ctx, x, m->dropout, training);
+    if (m->cache) m->cache->layer = 0;
     h = norm(m, x, m->blocks[0].norm1);
     for (int i = 0; i < m->layers; i++) {
         layer next = i + 1 < m->layers ? m->blocks[i + 1].norm1 : m->norm;
@@ -120,6 +123,9 @@ typedef struct trainer {
     int64_t         applied, streak;    /* steps applied; where a streak of skips began */
     int             warned;             /* 1: of divergence, in this streak */
     double          seconds;            /* of training since the last log line */
+    double          seconds_before, tokens; /* of training up to it; tokens seen so far */
+    double          began;              /* when training did, for the log */
+    double          train_loss;         /* of --eval-train; ABSENT */
     int64_t         timed_steps;
     size_t          model_bytes, optimizer_bytes;   /* for --profile */
     double          step_bytes;         /* that a step will need; 0 = unknown */
@@ -128,6 +134,8 @@ typedef struct trainer {
     int64_t         events, events_told;    /* of the guard: read, printed */
     const char     *program;            /* as it was called */
 } trainer;
+
+static int64_t ranks_of(const trainer *t) { return t->ranks.size ? t->ranks.size : 1; }
 
 static void         make_optimizer(trainer *t);
 static void         make_scaler(trainer *t);
@@ -221,7 +229,7 @@ static void make_trainer(trainer *t) {
     t->ctx = mixp_context_new(&(mixp_context_desc){
         .device = t->is_profiled ? profile_device(t->device) : t->device,
         .seed = (uint64_t)c->seed, .threads = (int)c->threads, .epilogues = (int)c->epilogues,
-        .ranks = t->ranks.size ? &t->ranks : NULL});
+        .ranks = !t->ranks.size ? NULL : t->is_profiled ? profile_ranks(&t->ranks) : &t->ranks});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);
     if (!t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
@@ -302,7 +310,7 @@ static void replay_batch(trainer *t, int64_t i) {
 /* Reading the loss waits for the device: only when it is wanted. Such a step is not replayed: its
  * loss can be read, and mixp_scaler_update sees how training goes. */
 static double try_step(trainer *t, int want_loss) {
-    int64_t n = t->c.accumulate, ranks = t->ranks.size ? t->ranks.size : 1;
+    int64_t n = t->c.accumulate, ranks = ranks_of(t);
     double  mean = 0;
     for (int64_t i = 0; i < n; i++) {
         mixp_tensor *loss = NULL;
@@ -328,29 +336,55 @@ static double train_step(trainer *t, int want_loss) {
     return loss;
 }
 
-/* The mean loss over --eval-batches of the validation text, the same ones each time. */
-static double validate(trainer *t) {
-    double sum = 0;
-    for (int64_t i = 0; i < t->c.eval_batches; i++) {
-        fill_batch(&t->data, &t->c, STREAM_VAL, i, t->x, t->y);
-        mixp_step_begin(t->ctx);
-        MIXP_NO_GRAD(t->ctx) { sum += mixp_item(batch_loss(t, 1, NULL)); }
-    }
-    check(t, "validating");
-    return sum / (double)t->c.eval_batches;
+/* The losses of all ranks in one table: each has filled in its own, and zeros stand for the others. */
+static void share_losses(trainer *t, float *losses, int64_t n) {
+    mixp_tensor *all;
+    if (ranks_of(t) == 1) return;
+    all = mixp_input(t->ctx, MIXP_F32, 1, &n, losses);
+    mixp_ranks_sum(all);
+    if (all) mixp_read(all, losses, MIXP_F32, n);
 }
+
+/* The mean loss over --eval-batches of the validation text, or, for STREAM_EVAL_TRAIN, of the training
+ * text, the same ones each time. Ranks divide them,
+ * take as many passes each, for a guard counts passes, and add the losses in the order of batches: the
+ * bits are those of one rank. */
+static double mean_loss(trainer *t, uint64_t stream) {
+    int64_t n = t->c.eval_batches, ranks = ranks_of(t);
+    float  *losses = (float *)calloc((size_t)n, sizeof *losses);
+    double  sum = 0;
+    if (!losses) die(1, "out of memory: use fewer --eval-batches");
+    for (int64_t first = 0; first < n; first += ranks) {
+        int64_t mine = first + t->ranks.rank;
+        double  loss = 0;
+        fill_batch(&t->data, &t->c, stream, mine < n ? mine : first, t->x, t->y);
+        mixp_step_begin(t->ctx);
+        MIXP_NO_GRAD(t->ctx) { loss = mixp_item(batch_loss(t, 1, NULL)); }
+        if (mine < n) losses[mine] = (float)loss;
+    }
+    share_losses(t, losses, n);
+    for (int64_t i = 0; i < n; i++) sum += (double)losses[i];
+    free(losses);
+    check(t, "validating");
+    return sum / (double)n;
+}
+
+static double validate(trainer *t) { return mean_loss(t, STREAM_VAL); }
 
 static void validate_log_save(trainer *t, double loss) {
     double val = validate(t);
+    if (t->c.eval_train) t->train_loss = mean_loss(t, STREAM_EVAL_TRAIN);
     int    better = val < t->best_val;
     if (better) {
         t->best_val = val;
         t->best_step = t->step;
     }
     log_line(t, loss, val);
+    t->train_loss = ABSENT;
     if (better) save(t, BEST);
     if (better) t->best_failed = t->save_failed;
     save(t, CHECKPOINT);
+    keep(t);
     write_report(t);
 }
 
@@ -358,6 +392,7 @@ static void validate_log_save(trainer *t, double loss) {
 static void note_step(trainer *t, double began, double loss) {
     mixp_verdict v = mixp_scaler_verdict(t->scaler);
     t->step++;
+    t->tokens += (double)(total_batch(t) * t->c.block);
     t->timed_steps++;
     t->seconds += seconds_now() - began;
     if (v.outcome == MIXP_STEP_SKIPPED) t->last_skip = t->c.retry ? t->step : v.step;
@@ -383,6 +418,8 @@ static void train(trainer *t) {
     const config *c = &t->c;
     double        began = seconds_now();
     int64_t       first = t->step;
+    t->began = began;
+    t->train_loss = ABSENT;
     if (!c->resume) validate_log_save(t, ABSENT);
     while (t->step < c->steps && !is_stopped(t)) {
         int64_t next = t->step + 1;
@@ -400,6 +437,7 @@ static void train(trainer *t) {
         if (watches) report_watching(t->metrics, (double)t->step, t->ctx, t->opt);
         if (validates) validate_log_save(t, loss);
         else if (logs) log_line(t, loss, ABSENT);
+        if (c->sample_every && next % c->sample_every == 0 && next < c->steps) sample_text(t);
         if (progress_bar)
             show_bar(t->step, c->steps, (seconds_now() - began) / (double)(t->step - first) *
                                             (double)(c->steps - t->step));
@@ -427,7 +465,7 @@ static int finish(trainer *t, int trained) {
         status = report_stop(t, trained);
         return t->ranks.rank ? t->save_failed : status;     /* rank 0, which may still save, fails for all */
     }
-    if (c->sample > 0) sample_text(t);
+    if (c->sample > 0 && !t->ranks.rank) sample_text(t);
     if (c->export_to[0] && !t->ranks.rank) export_weights(t);
     if (trained && c->out[0] && !c->quiet && !t->save_failed)
         say_line("again", "%s --out %s --resume --steps 0 --sample 500", t->program, c->out);
@@ -438,11 +476,13 @@ static int finish(trainer *t, int trained) {
 static void prepare(trainer *t) {
     int32_t ids[sizeof t->c.prompt];
     check_options(&t->c);
+    settle_total_batch(&t->c, ranks_of(t));
     if (!t->ranks.rank) tell_idle_options(&t->c);
     check_export_path(&t->c);
     t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);
     if (!t->ranks.rank) tell_idle_epilogues(&t->c, t->device->kernels->gemm_epilogue != NULL);
     if (!read_vocabulary(&t->data, &t->c)) read_data(t);
+    read_words(&t->data, &t->c);
     read_prompt(&t->c, &t->data, ids);
     check_memory(t);
     t->is_profiled = t->c.profile || (t->c.out[0] && t->device == mixp_cpu());
@@ -458,11 +498,11 @@ static int run(trainer *t) {
     int trained, status;
     if (t->c.report) return show_report(t);
     prepare(t);
-    look_at_terminal((int)t->c.quiet);
-    if (!t->ranks.rank) catch_signals();
-    else ignore_signals();                      /* rank 0 stops, and so do the others */
+    look_at_terminal(t->c.quiet || under_launcher(&t->c));
+    if (!t->ranks.rank) catch_signals();        /* rank 0 stops, and so do the others */
     quiet_terminal();
     if (!t->c.quiet) print_header(t);
+    if (!t->ranks.rank && is_training(t)) tell_of_ranks(t);
     warn_of_threads(t);
     trained = is_training(t);
     train_or_validate(t);
@@ -487,10 +527,13 @@ int main(int argc, char **argv) {
     memset(&t, 0, sizeof t);
     t.lock = -1;
     hold_standard_files();
+#ifdef SIGXFSZ
+    signal(SIGXFSZ, SIG_IGN);           /* a file at its limit is a failed write, as on a full disk */
+#endif
     read_options(&t.c, argc, argv);
     if (t.c.help) { print_help(); return fflush(stdout) != 0; }
     if (t.c.version) { printf("tiny_gpt %s\n", mixp_version()); return fflush(stdout) != 0; }
-    if (mixp_self_check(warning, sizeof warning) != MIXP_OK)
+    if (mixp_self_check(warning, sizeof warning) != MIXP_OK || warning[0])
         fprintf(stderr, "tiny_gpt: warning: %s\n", warning);
     t.program = argv[0];
     t.saves = t.c.out[0] != '\0';

@@ -5,21 +5,32 @@
 #ifndef TINY_GPT_FILES_H
 #define TINY_GPT_FILES_H
 
-#define CHECKPOINT "checkpoint.safetensors"
-#define BEST       "best.safetensors"
 #define LOCK       ".lock"              /* its file stays, its lock does not */
 
-/* Writes beside the target and renames: the old file is there, or the new one. */
+/* 0, or the errno of what failed. */
+static int write_through(const char *path, const char *text, size_t length) {
+    FILE *f = fopen(path, "wb");
+    int   why = 0;
+    if (!f) return errno;
+    if (fwrite(text, 1, length, f) != length || fflush(f) != 0 || fsync(fileno(f)) != 0) why = errno;
+    if (fclose(f) != 0 && !why) why = errno;
+    if (why) remove(path);
+    return why;
+}
+
+/* Writes beside the target, flushes to the disk and renames: after a crash, a full disk or a power cut
+ * the old file is there, or the new one. 0 with errno set; then no temporary file is left. */
 static int replace_file(const char *path, const char *text, size_t length) {
-    char  temporary[PATH_SPACE + 8];
-    FILE *f;
-    int   good;
+    char temporary[PATH_SPACE + 8];
+    int  why;
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    f = fopen(temporary, "wb");
-    if (!f) return 0;
-    good = fwrite(text, 1, length, f) == length;
-    good = fclose(f) == 0 && good;
-    return good && rename(temporary, path) == 0;
+    why = write_through(temporary, text, length);
+    if (!why && rename(temporary, path) != 0) {
+        why = errno;
+        remove(temporary);
+    }
+    errno = why;
+    return !why;
 }
 
 static void write_config(const trainer *t) {
@@ -28,8 +39,7 @@ static void write_config(const trainer *t) {
     if (!text) die(1, "out of memory");
     for (int i = 0; i < N_OPTIONS; i++) {
         const option *o = &options[i];
-        if (!o->name && strcmp(o->help, "Running") == 0) break;
-        if (!o->name) continue;
+        if (!o->name || !is_of_experiment(i)) continue;
         option_text(&t->c, o, value, sizeof value);
         if (strcmp(o->name, "vocabulary") == 0) vocabulary_text(&t->data, value, sizeof value);
         n += (size_t)sprintf(text + n, "%s  \"%s\": \"", n ? ",\n" : "{\n", o->name);
@@ -39,7 +49,7 @@ static void write_config(const trainer *t) {
             else text[n++] = *p;
         text[n++] = '"';
     }
-    n += (size_t)sprintf(text + n, "\n}\n");
+    n += (size_t)sprintf(text + n, ",\n  \"ranks\": \"%lld\"\n}\n", (long long)ranks_of(t));
     in_folder(&t->c, "config.json", path);
     if (!replace_file(path, text, n)) die(1, "cannot write %s: %s", path, strerror(errno));
     free(text);
@@ -90,9 +100,59 @@ static void save(trainer *t, const char *file) {
     t->save_failed = save_or_load(t, file, 0) != MIXP_OK;
     if (!t->save_failed) return;
     mixp_context_error(t->ctx, &why);
-    hide_bar();
-    fprintf(stderr, "tiny_gpt: %s was not saved: %s\n", file, why);
+    tell("%s was not saved: %s", file, why);
     mixp_context_clear_error(t->ctx);
+}
+
+/* --- checkpoints that are kept --- */
+
+static int by_size(const void *a, const void *b) {
+    long long x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return (x > y) - (x < y);
+}
+
+/* The steps of the kept checkpoints up to this one, in order; *n of them, to be freed. */
+static long long *kept_steps(const trainer *t, size_t *n) {
+    DIR           *folder = opendir(t->c.out);
+    long long     *steps = NULL, step;
+    struct dirent *file;
+    char           name[40];
+    *n = 0;
+    while (folder && (file = readdir(folder)) != NULL) {
+        long long *more;
+        if (sscanf(file->d_name, "step-%12lld.", &step) != 1 || step > t->step) continue;
+        snprintf(name, sizeof name, KEPT, step);
+        if (strcmp(name, file->d_name) != 0) continue;
+        more = (long long *)realloc(steps, (*n + 1) * sizeof *steps);
+        if (!more) break;
+        steps = more;
+        steps[(*n)++] = step;
+    }
+    if (folder) closedir(folder);
+    if (*n) qsort(steps, *n, sizeof *steps, by_size);
+    return steps;
+}
+
+/* The checkpoint has a second name, which stays when the next one takes the first. Of those that are
+ * kept, the oldest go. */
+static void keep(trainer *t) {
+    char       from[PATH_SPACE], to[PATH_SPACE], name[40];
+    size_t     n;
+    long long *steps;
+    if (!t->c.keep || !t->c.out[0] || t->ranks.rank || t->save_failed) return;
+    snprintf(name, sizeof name, KEPT, (long long)t->step);
+    in_folder(&t->c, CHECKPOINT, from);
+    if (in_folder(&t->c, name, to)) remove(to);
+    if (link(from, to) != 0) { warn("%s is not kept: %s", to, strerror(errno)); return; }
+    steps = kept_steps(t, &n);
+    for (size_t i = 0; i + (size_t)t->c.keep < n; i++) {
+        snprintf(name, sizeof name, KEPT, steps[i]);
+        in_folder(&t->c, name, to);
+        remove(to);
+    }
+    free(steps);
 }
 
 /* The step that a line of the metrics is of; -1 for any other line. */
@@ -107,28 +167,48 @@ static int64_t step_of_line(const char *line) {
 static int line_stays(const char *line, size_t n, int64_t step) {
     int64_t     of = step_of_line(line);
     const char *key = (const char *)memchr(line, ',', n);
-    if (line[n - 1] != '\n' || of < 0 || of > step) return 0;
+    if (line[n - 1] != '\n' || of < 0 || of > step || memchr(line, 0, n)) return 0;
     return !key || (strncmp(key, ",\"cost\"", 7) != 0 && strncmp(key, ",\"memory\"", 9) != 0);
+}
+
+/* The number behind a key in a line of n bytes, with a newline at its end; or `otherwise`. */
+static double number_in_line(const char *line, size_t n, const char *key, double otherwise) {
+    size_t m = strlen(key);
+    for (size_t i = 0; i + m < n; i++)
+        if (memcmp(line + i, key, m) == 0) return strtod(line + i + m, NULL);
+    return otherwise;
+}
+
+/* Time and tokens go on where the last line that stays has them. */
+static void go_on_from_line(trainer *t, const char *line, size_t n) {
+    double tokens = number_in_line(line, n, ",\"tokens\":", ABSENT);
+    double steps = (double)(t->step - step_of_line(line));
+    if (tokens == ABSENT) return;
+    t->tokens = tokens + steps * (double)(total_batch(t) * t->c.block);
+    t->seconds_before = number_in_line(line, n, ",\"seconds\":", 0);
 }
 
 /* A killed run may have logged steps after its last checkpoint: they will be done again. The log
  * then begins with `header`, and has it again where another device went on. */
-static void trim_metrics(const trainer *t, const char *path, const char *header) {
+static void trim_metrics(trainer *t, const char *path, const char *header) {
     int64_t size = 0;
     size_t  length = strlen(header), kept = length, newest = 0, n;
+    int64_t damaged = 0;
     char   *text = read_file(path, (int64_t)1 << 30, &size);
     char   *all = text ? (char *)malloc((size_t)size + 2 * length) : NULL;
     if (!text && errno != ENOENT) die(1, "cannot read %s: %s", path, strerror(errno));
     if (text && !all) die(1, "out of memory: %s has %lld bytes", path, (long long)size);
     if (!text) { all = (char *)malloc(2 * length); if (!all) die(1, "out of memory"); }
     memcpy(all, header, length);
-    for (const char *line = text; line && *line; line += n) {
+    for (const char *line = text; line && line < text + size; line += n) {
+        const char *end = (const char *)memchr(line, '\n', (size_t)(text + size - line));
         int is_header = strncmp(line, "{\"metrics\":", 11) == 0;
-        n = strcspn(line, "\n");
-        n += line[n] == '\n';
+        n = end ? (size_t)(end + 1 - line) : (size_t)(text + size - line);
+        damaged += memchr(line, 0, n) != NULL;
         if (is_header && line[n - 1] == '\n' && kept == length) kept = 0;
         if (!(is_header && line[n - 1] == '\n') && !line_stays(line, n, t->step)) continue;
         if (is_header) newest = kept;
+        else go_on_from_line(t, line, n);
         memcpy(all + kept, line, n);
         kept += n;
     }
@@ -136,6 +216,9 @@ static void trim_metrics(const trainer *t, const char *path, const char *header)
         memcpy(all + kept, header, length);
         kept += length;
     }
+    if (damaged)
+        warn("%s: %lld line%s held a zero byte, as after a power cut, and %s left out", path,
+             (long long)damaged, damaged == 1 ? "" : "s", damaged == 1 ? "is" : "are");
     if (!replace_file(path, all, kept)) die(1, "cannot write %s: %s", path, strerror(errno));
     free(text);
     free(all);
@@ -144,10 +227,10 @@ static void trim_metrics(const trainer *t, const char *path, const char *header)
 /* A damaged checkpoint need not be the end of a run. */
 static void load_checkpoint(trainer *t) {
     char        best[PATH_SPACE];
-    const char *why = "", *out = t->c.out, *file = t->c.from ? BEST : CHECKPOINT;
+    const char *why = "", *out = t->c.out, *file = checkpoint_name(&t->c);
     if (save_or_load(t, file, 1) != MIXP_ERR_FORMAT) { check(t, "resuming"); return; }
     mixp_context_error(t->ctx, &why);
-    if (!t->c.from && in_folder(&t->c, BEST, best))
+    if (strcmp(file, BEST) != 0 && in_folder(&t->c, BEST, best))
         die(1, "while resuming: %s. The best one lies beside it: add --from best, "
                "or copy %s to %s/" CHECKPOINT ", or start over with --overwrite", why, best, out);
     die(1, "while resuming: %s. Start over with --overwrite", why);
@@ -174,15 +257,14 @@ static int lock_folder(trainer *t, int create) {
 
 /* Those of GPT-2, of `transformers` or of nanoGPT: 0 when they are ours. */
 static int load_others(trainer *t) {
-    char              error[MIXP_MESSAGE_SIZE], path[PATH_SPACE];
-    mixp_safetensors *file = NULL;
-    int               ours = config_beside(t->c.init, path) == CONFIG_OURS;
+    char      path[PATH_SPACE];
+    gpt2_file file;
+    int       ours = config_beside(t->c.init, path) == CONFIG_OURS;
     if (ours) return 0;
-    if (mixp_safetensors_read(t->c.init, &file, error, sizeof error) != MIXP_OK)
-        die(1, "while reading --init: %s", error);
-    ours = mixp_safetensors_metadata(file, "mixprec") != NULL;
-    if (!ours) load_gpt2(&t->model, file, t->c.init);
-    mixp_safetensors_free(file);
+    gpt2_open(&file, t->c.init);
+    ours = mixp_safetensors_metadata(file.shards[0], "mixprec") != NULL;
+    if (!ours) load_gpt2(&t->model, &file);
+    gpt2_close(&file);
     return !ours;
 }
 
@@ -197,7 +279,7 @@ static void load_weights(trainer *t) {
 static void note_checkpoint(const trainer *t, struct stat *info) {
     char path[PATH_SPACE];
     memset(info, 0, sizeof *info);
-    if (in_folder(&t->c, t->c.from ? BEST : CHECKPOINT, path) && stat(path, info) != 0)
+    if (in_folder(&t->c, checkpoint_name(&t->c), path) && stat(path, info) != 0)
         memset(info, 0, sizeof *info);
 }
 
@@ -241,10 +323,11 @@ static void keep_checkpoint(const trainer *t) {
 static void resume_or_begin(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE];
-    int           exists = c->out[0] && in_folder(c, c->from ? BEST : CHECKPOINT, path);
+    int           exists = c->out[0] && in_folder(c, checkpoint_name(c), path);
     if (exists && !c->resume) keep_checkpoint(t);
     if (c->resume && !exists)
-        die(1, "no checkpoint in %s: leave out --resume to begin a run", c->out);
+        die(1, "no checkpoint in %s%s%s: leave out --resume to begin a run", c->out,
+            strcmp(c->from, "last") ? " of --from " : "", strcmp(c->from, "last") ? c->from : "");
     if (c->resume) resume(t);
     if (c->init[0]) load_weights(t);
 }
@@ -291,12 +374,16 @@ static void open_folder(trainer *t) {
     char          path[PATH_SPACE], header[HEADER_SPACE];
     if (!c->out[0] || !is_training(t)) return;          /* nothing will be written */
     make_folders(c->out, "--out");
+    if (access(c->out, R_OK | W_OK | X_OK) != 0)
+        die(1, "the folder %s cannot be read and written: %s. A save flushes it, which takes both. "
+               "Choose another --out, or chmod u+rwx", c->out, strerror(errno));
     if (t->locked_out || !lock_folder(t, 1))
         die(1, "another tiny_gpt is training in %s: wait until it is done, or choose another "
                "--out", c->out);
     keep_checkpoint(t);
     in_folder(c, "metrics.jsonl", path);
     metrics_header(t, header, sizeof header);
+    t->tokens = (double)(t->step * total_batch(t) * c->block);
     if (c->resume) trim_metrics(t, path, header);
     t->metrics = report_open(path, header, (int)c->resume);
     if (!t->metrics) die(1, "cannot write %s: %s. Choose another --out", path, strerror(errno));
@@ -334,11 +421,12 @@ static int stop_status(void)
 static int report_stop(const trainer *t, int trained) {
     const config *c = &t->c;
     const char   *why = output_error ? strerror(output_error) : strsignal(stop_signal);
-    fprintf(stderr, "tiny_gpt: stopped after step %lld: %s. ", (long long)t->step, why);
-    if (!trained) fprintf(stderr, "No step was trained, and nothing is changed\n");
-    else if (c->out[0] && !t->save_failed)
-        fprintf(stderr, "Go on with: %s --out %s --resume\n", t->program, c->out);
-    else fprintf(stderr, "Nothing is saved%s\n", c->out[0] ? "" : ": there was no --out DIR");
+    char          next[PATH_SPACE + 1100] = "No step was trained, and nothing is changed";
+    if (trained && c->out[0] && !t->save_failed)
+        snprintf(next, sizeof next, "Go on with: %.1000s --out %s --resume", t->program, c->out);
+    else if (trained)
+        snprintf(next, sizeof next, "Nothing is saved%s", c->out[0] ? "" : ": there was no --out DIR");
+    tell("stopped after step %lld: %s. %s", (long long)t->step, why, next);
     return stop_status();
 }
 
@@ -350,12 +438,20 @@ static int64_t watch_every(const config *c) {
     return c->log_every * (rows > 100 ? rows / 100 : 1);
 }
 
+static void write_csv(const trainer *t, const char *log) {
+    char error[REPORT_MESSAGE] = "", table[PATH_SPACE];
+    if (!t->c.csv) return;
+    in_folder(&t->c, "metrics.csv", table);
+    if (report_csv(log, table, error) == REPORT_ERR_IO) warn("%s", error);
+}
+
 static void write_report(trainer *t) {
     char error[REPORT_MESSAGE] = "", log[PATH_SPACE], page[PATH_SPACE];
     if (!t->metrics) return;
     in_folder(&t->c, "metrics.jsonl", log);
     in_folder(&t->c, "report.html", page);
     if (report_render(log, page, error) != REPORT_OK) warn("%s", error);
+    write_csv(t, log);
 }
 
 /* Where the time and memory of a step went, into the log. */
@@ -370,6 +466,9 @@ static void write_costs(trainer *t) {
         if (kernels)
             report_part(t->metrics, step, "cost", profile_groups[g], 1e3 * seconds / steps);
     }
+    rest -= profile.ranks;
+    if (profile.ranks > 0)
+        report_part(t->metrics, step, "cost", "waiting for ranks", 1e3 * profile.ranks / steps);
     if (profile.steps) report_part(t->metrics, step, "cost", "host code", 1e3 * rest / steps);
     memory_parts(t, parts);
     for (int i = 0; i < MEMORY_PARTS; i++)
@@ -405,6 +504,7 @@ static int show_report(trainer *t) {
     result = report_render(log, page, error);
     if (result != REPORT_OK && result != REPORT_ERR_CUT) die(1, "%s", error);
     if (result == REPORT_ERR_CUT) warn("%s", error);
+    write_csv(t, log);
     print_report(t, log);
     return 0;
 }
@@ -415,7 +515,7 @@ static void free_trainer(trainer *t) {
     mixp_context_free(t->ctx);          /* and all that was made from it */
     free(t->model.blocks);
     free(t->model.ramp);
-    free(t->data.tokens);
+    free_corpus(&t->data);
     free(t->x);
     free(t->y);
 }

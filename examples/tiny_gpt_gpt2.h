@@ -25,17 +25,113 @@ static void turn(float *to, const float *from, int64_t rows, int64_t cols) {
 
 /* ==== Reading ======================================================================= */
 
+/* One file, or, as `transformers` divides large models, many and an index of them. */
 typedef struct gpt2_file {
-    mixp_safetensors *tensors;
-    const char       *path;
-    int               has_prefix, is_turned;
+    mixp_safetensors **shards;
+    int64_t            n_shards;
+    const char        *path;
+    int                has_prefix, is_turned;
 } gpt2_file;
+
+static const mixp_st_entry *gpt2_find_named(const gpt2_file *f, const char *name) {
+    const mixp_st_entry *found = NULL;
+    for (int64_t k = 0; k < f->n_shards && !found; k++)
+        found = mixp_safetensors_find(f->shards[k], name);
+    return found;
+}
 
 /* Our tensor as the file has it, or NULL. */
 static const mixp_st_entry *gpt2_find(const gpt2_file *f, const mixp_tensor *t) {
     const char *name = t->name;
     if (!f->has_prefix && strncmp(name, PREFIX, PREFIX_LENGTH) == 0) name += PREFIX_LENGTH;
-    return mixp_safetensors_find(f->tensors, name);
+    return gpt2_find_named(f, name);
+}
+
+static void gpt2_close(gpt2_file *f) {
+    for (int64_t k = 0; k < f->n_shards; k++) mixp_safetensors_free(f->shards[k]);
+    free(f->shards);
+}
+
+/* One more file of a model. */
+static void gpt2_add_file(gpt2_file *f, const char *path) {
+    char               error[MIXP_MESSAGE_SIZE];
+    mixp_safetensors **all = (mixp_safetensors **)realloc(
+        f->shards, (size_t)(f->n_shards + 1) * sizeof(mixp_safetensors *));
+    if (!all) die(1, "out of memory");
+    f->shards = all;
+    all[f->n_shards] = NULL;
+    if (mixp_safetensors_read(path, &all[f->n_shards], error, sizeof error) != MIXP_OK)
+        die(1, "while reading --init: %s", error);
+    f->n_shards++;
+}
+
+/* A string of a JSON text that stands at p, without its quotes; where it ends, or NULL. */
+static const char *index_string(const char *p, char *to, size_t space) {
+    size_t n;
+    p += strspn(p, " \t\r\n,:");
+    if (*p != '"') return NULL;
+    n = strcspn(++p, "\"\\");
+    if (p[n] != '"' || n == 0 || n >= space) return NULL;
+    memcpy(to, p, n);
+    to[n] = '\0';
+    return p + n + 1;
+}
+
+/* Is a file named for the first time? `seen` is "|file||file|...", with room for this one. */
+static int is_new_file(char *seen, const char *file) {
+    char marked[260];
+    snprintf(marked, sizeof marked, "|%s|", file);
+    if (strstr(seen, marked)) return 0;
+    strcat(seen, marked);
+    return 1;
+}
+
+/* The next pair of a weight_map at p, "tensor": "file", is read; where it ends. An index comes from
+ * elsewhere: no file is read from another folder. */
+static const char *index_pair(const char *p, const char *index, char *file, size_t space) {
+    char        name[256];
+    const char *next = index_string(p, name, sizeof name);
+    if (next) next = index_string(next, file, space);
+    if (!next) die(1, "%s is malformed in its weight_map, at \"%.40s\"", index, p);
+    if (strpbrk(file, "/|") || file[0] == '.')
+        die(1, "%s names %s, which is no file beside it", index, file);
+    return next;
+}
+
+/* The files that an index names, {"weight_map": {"tensor": "file", ...}}, each once. */
+static void gpt2_read_index(gpt2_file *f, const char *index) {
+    char        file[256], path[PATH_SPACE + 256], *seen;
+    const char *slash = strrchr(index, '/'), *p;
+    int         folder = slash ? (int)(slash - index + 1) : 0;
+    int64_t     size = 0;
+    char       *text = read_file(index, (int64_t)1 << 26, &size);
+    if (!text) die(1, "cannot read %s: %s", index, strerror(errno));
+    seen = (char *)calloc(1, (size_t)size + 1);
+    if (!seen) die(1, "out of memory");
+    p = strstr(text, "\"weight_map\"");
+    p = p ? strchr(p, '{') : NULL;
+    if (!p) die(1, "%s is no index of weights: it has no weight_map", index);
+    for (p++; p[strspn(p, " \t\r\n,")] != '}';) {
+        p = index_pair(p, index, file, sizeof file);
+        if (!is_new_file(seen, file)) continue;
+        snprintf(path, sizeof path, "%.*s%s", folder, index, file);
+        gpt2_add_file(f, path);
+    }
+    free(seen);
+    free(text);
+    if (f->n_shards == 0) die(1, "%s names no tensor", index);
+}
+
+static int is_index(const char *path) {
+    size_t n = strlen(path);
+    return n > 11 && strcmp(path + n - 11, ".index.json") == 0;
+}
+
+static void gpt2_open(gpt2_file *f, const char *path) {
+    memset(f, 0, sizeof *f);
+    f->path = path;
+    if (is_index(path)) gpt2_read_index(f, path);
+    else gpt2_add_file(f, path);
 }
 
 /* A table of positions may be longer than ours: its first rows do. */
@@ -85,14 +181,15 @@ static void gpt2_check_extra(const gpt2_file *f, const gpt *m, mixp_tensor *cons
     const mixp_st_entry **taken = (const mixp_st_entry **)malloc((size_t)n * sizeof *taken);
     if (!taken) die(1, "out of memory");
     for (int64_t k = 0; k < n; k++) taken[k] = gpt2_find(f, all[k]);
-    for (int64_t i = 0; i < mixp_safetensors_count(f->tensors); i++) {
-        const mixp_st_entry *e = mixp_safetensors_at(f->tensors, i);
-        int64_t              k = 0;
-        while (k < n && taken[k] != e) k++;
-        if (k < n || is_mask(e->name) || is_copy_of_tokens(f, m, e)) continue;
-        die(1, "%s: %s has no place in this model: check --layers, --bias and --head", f->path,
-            e->name);
-    }
+    for (int64_t s = 0; s < f->n_shards; s++)
+        for (int64_t i = 0; i < mixp_safetensors_count(f->shards[s]); i++) {
+            const mixp_st_entry *e = mixp_safetensors_at(f->shards[s], i);
+            int64_t              k = 0;
+            while (k < n && taken[k] != e) k++;
+            if (k < n || is_mask(e->name) || is_copy_of_tokens(f, m, e)) continue;
+            die(1, "%s: %s has no place in this model: check --layers, --bias and --head", f->path,
+                e->name);
+        }
     free(taken);
 }
 
@@ -111,20 +208,19 @@ static void gpt2_load(const gpt2_file *f, mixp_tensor *t, const char **wrong) {
 }
 
 /* All of a file is checked before any of it is taken. */
-static void load_gpt2(const gpt *m, mixp_safetensors *tensors, const char *path) {
+static void load_gpt2(const gpt *m, gpt2_file *f) {
     mixp_tensor **all = (mixp_tensor **)malloc((size_t)most_tensors(m) * sizeof(mixp_tensor *));
-    gpt2_file     f = {tensors, path, 0, 0};
     const mixp_st_entry *first;
     const char   *wrong = NULL;
     int64_t       n;
     if (!all) die(1, "out of memory");
     n = model_tensors(m, all);
-    f.has_prefix = mixp_safetensors_find(tensors, PREFIX "wte.weight") != NULL;
-    first = gpt2_find(&f, m->blocks[0].qkv.w);
-    f.is_turned = first && first->rank == 2 && first->shape[1] == 3 * first->shape[0];
-    for (int64_t i = 0; i < n; i++) gpt2_check(&f, m, all[i]);
-    gpt2_check_extra(&f, m, all, n);
-    for (int64_t i = 0; i < n && !wrong; i++) gpt2_load(&f, all[i], &wrong);
+    f->has_prefix = gpt2_find_named(f, PREFIX "wte.weight") != NULL;
+    first = gpt2_find(f, m->blocks[0].qkv.w);
+    f->is_turned = first && first->rank == 2 && first->shape[1] == 3 * first->shape[0];
+    for (int64_t i = 0; i < n; i++) gpt2_check(f, m, all[i]);
+    gpt2_check_extra(f, m, all, n);
+    for (int64_t i = 0; i < n && !wrong; i++) gpt2_load(f, all[i], &wrong);
     free(all);
     if (wrong) die(1, "while reading --init: %s", wrong);
 }

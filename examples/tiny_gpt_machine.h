@@ -183,7 +183,8 @@ static void measure_step(trainer *t) {
     make_gpt(&m.model, m.ctx, &m.c, m.data.rows);
     make_optimizer(&m);
     make_scaler(&m);
-    for (int i = 0; i < 2; i++) train_batch(&m, m.c.accumulate - 1);
+    m.c.accumulate = 1;                 /* the last batch of a step takes as much as the only one */
+    for (int i = 0; i < 2; i++) train_batch(&m, 0);
     if (mixp_context_error(m.ctx, NULL) == MIXP_OK)
         t->step_bytes = (double)mixp_context_memory(m.ctx).peak;
     t->model.n_parameters = m.model.n_parameters;
@@ -192,14 +193,15 @@ static void measure_step(trainer *t) {
     free(m.model.ramp);
 }
 
-/* A GPU's memory only the GPU knows. */
+/* A GPU's memory only the GPU knows. Forked ranks are all on this machine. */
 static void check_memory(trainer *t) {
-    double data = (double)t->data.count * sizeof *t->data.tokens, have = machine_memory();
+    double data = (double)t->data.own, have = machine_memory(), need;
     char   need_text[32], have_text[32];
     measure_step(t);
-    if (t->device != mixp_cpu() || have == 0 || t->step_bytes + data <= have) return;
+    need = (t->step_bytes + data) * (strncmp(t->c.ranks, "fork:", 5) == 0 ? (double)ranks_of(t) : 1);
+    if (t->device != mixp_cpu() || have == 0 || need <= have) return;
     die(1, "this needs about %s, and the machine has %s: take a smaller --batch, --block, --width "
-           "or fewer --layers (%.1f M parameters)", bytes_text(t->step_bytes + data, need_text, 32),
+           "or fewer --layers (%.1f M parameters)", bytes_text(need, need_text, 32),
         bytes_text(have, have_text, 32), (double)t->model.n_parameters / 1e6);
 }
 

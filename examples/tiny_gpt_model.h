@@ -14,6 +14,14 @@ typedef struct block {
     layer norm1, qkv, attn_out, norm2, up, down;
 } block;
 
+/* Keys and values of the tokens of one sequence that were met before, of each layer [room, width]. They
+ * are kept in f32, which holds those of every dtype. */
+typedef struct kv_cache {
+    float  *k, *v;
+    int64_t past, room, width;          /* tokens that are in it; that it can have */
+    int     layer;                      /* whose turn it is */
+} kv_cache;
+
 typedef struct gpt {
     mixp_context *ctx;
     mixp_tensor  *tokens, *positions;   /* positions NULL: q and k are turned instead */
@@ -24,6 +32,7 @@ typedef struct gpt {
     mixp_dtype    dtype;                /* of the weights */
     int           layers, heads, bias;
     int           activation, rms, qk_norm;
+    kv_cache     *cache;                /* of a sample; NULL in training */
     int           is_measured;          /* 1: nobody looks at its numbers */
     float         dropout;
     int64_t       n_parameters;
@@ -167,7 +176,8 @@ static mixp_tensor *feed_forward(const gpt *m, mixp_tensor *x, const block *b) {
 
 /* Queries or keys, x[batch, length, width]: each head's normed, and turned by where they stand. */
 static mixp_tensor *prepare_heads(const gpt *m, mixp_tensor *x) {
-    mixp_rope_desc rope = {.head_dim = x ? (int)(x->shape[2] / m->heads) : 2};
+    mixp_rope_desc rope = {.head_dim = x ? (int)(x->shape[2] / m->heads) : 2,
+                           .first = m->cache ? m->cache->past : 0};
     int64_t        whole[3] = {0}, heads[4] = {0};
     if (x && m->qk_norm) {
         memcpy(whole, x->shape, sizeof whole);
@@ -180,9 +190,32 @@ static mixp_tensor *prepare_heads(const gpt *m, mixp_tensor *x) {
     return m->positions ? x : mixp_rope(m->ctx, x, &rope);
 }
 
+/* New keys or values x[1, n, width] go behind those of this layer: all of them, [1, past + n, width]. */
+static mixp_tensor *with_past(const gpt *m, float *kept, mixp_tensor *x) {
+    const kv_cache *c = m->cache;
+    int64_t         shape[3] = {1, c->past, c->width};
+    if (!x) return NULL;
+    shape[1] += x->shape[1];
+    kept += c->layer * c->room * c->width;
+    mixp_read(x, kept + c->past * c->width, MIXP_F32, x->count);
+    return mixp_input(m->ctx, MIXP_F32, 3, shape, kept);
+}
+
+/* Of a sample: queries of the new tokens alone. */
+static mixp_tensor *attention_with_past(const gpt *m, mixp_tensor *qkv) {
+    mixp_attention_desc how = {.heads = m->heads, .causal = 1, .past = m->cache->past};
+    mixp_tensor        *part[3], *k, *v;
+    mixp_split(m->ctx, qkv, -1, 3, part);
+    k = with_past(m, m->cache->k, prepare_heads(m, part[1]));
+    v = with_past(m, m->cache->v, part[2]);
+    m->cache->layer++;
+    return mixp_attention_apply(m->ctx, prepare_heads(m, part[0]), k, v, &how);
+}
+
 static mixp_tensor *attention(const gpt *m, mixp_tensor *qkv) {
     mixp_attention_desc how = {.heads = m->heads, .causal = 1};
     mixp_tensor        *part[3];
+    if (m->cache) return attention_with_past(m, qkv);
     if (m->positions && !m->qk_norm) return mixp_attention(m->ctx, qkv, m->heads, 1, 0);
     mixp_split(m->ctx, qkv, -1, 3, part);
     return mixp_attention_apply(m->ctx, prepare_heads(m, part[0]), prepare_heads(m, part[1]),

@@ -11,6 +11,9 @@
 #include "tiny_gpt_terminal.h"
 
 #define PATH_SPACE 1200                 /* a folder and the name of a file in it */
+#define CHECKPOINT "checkpoint.safetensors"
+#define BEST       "best.safetensors"
+#define KEPT       "step-%09lld.safetensors"
 
 /* A whole file in memory with a '\0' after it; NULL with errno set. */
 static char *read_file(const char *path, int64_t most, int64_t *size) {
@@ -45,12 +48,14 @@ enum { NORM_LAYER, NORM_RMS };
 enum { POSITIONS_LEARNED, POSITIONS_ROPE };
 enum { HEAD_TIED, HEAD_OWN };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MUON };
+enum { TOKEN_BITS_AUTO, TOKEN_BITS_16, TOKEN_BITS_32 };
+enum { TOKENS_MOST = 1 << 24 };         /* rows of a token table */
 enum { LOSS_AUTO, LOSS_WHOLE, LOSS_CHUNKS };
 
 typedef struct config {
     char    data[1024], val_data[1024], preset[32], config[1024], out[1024], prompt[1024];
-    char    device[16], ranks[16], guard[16], vocabulary[600], init[1024], export_to[1024];
-    int64_t vocab, layers, heads, width, block, bias;
+    char    tokenizer[1024], device[16], from[16], ranks[16], guard[16], vocabulary[600], init[1024], export_to[1024];
+    int64_t vocab, token_bits, layers, heads, width, block, bias;
     int64_t activation, norm, positions, qk_norm, head, zero_init;
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
@@ -58,12 +63,15 @@ typedef struct config {
     int64_t optimizer, schedule, loss, retry, dtype, level, no_master, moments, masters, rule, growth_interval;
     int64_t epilogues;                  /* MIXP_EPILOGUES_ */
     double  init_scale;
+    int64_t eval_train, sample_every, keep, csv;
     int64_t eval_every, eval_batches, log_every, plant;
-    int64_t resume, from, compare, eval_only, report, overwrite, quiet, threads, graph, profile;
-    int64_t shard;
+    int64_t resume, compare, eval_only, report, overwrite, quiet, threads, graph, profile;
+    int64_t shard, total_batch;
+    double  rank_seconds;
+    int64_t ranks_before, total_before; /* of the run that is resumed: as its config.json has them */
     int64_t help, version;
     int64_t sample, top_k;
-    double  temperature;
+    double  temperature, top_p;
 } config;
 
 #define AUTO (-1)                       /* what "auto" is stored as: the program chooses */
@@ -97,9 +105,15 @@ typedef struct option {
 /* The groups up to "Running" describe the experiment: config.json holds them. */
 static const option options[] = {
     GROUP("Data and model"),
-    TEXT_OPT("data", data, "FILE", "text, or tokens in a FILE.bin (default: mixprec.h's source)"),
+    TEXT_OPT("data", data, "FILE",
+             "text, or tokens in a FILE.bin; or many, as in 'dir/train_*.bin' (default: mixprec.h's "
+             "source)"),
     TEXT_OPT("val-data", val_data, "FILE", "to validate on (default: the last tenth of --data)"),
-    WHOLE_OPT("vocab", vocab, "auto", 2, 65536,
+    CHOICE_OPT("token-bits", token_bits, "auto", "auto|16|32",
+               "of a FILE.bin without llm.c's header; auto = 16, unless it looks like 32"),
+    TEXT_OPT("tokenizer", tokenizer, "FILE",
+             "tokenizer.json that made the tokens, of GPT-2's kind: prompts and samples are text"),
+    WHOLE_OPT("vocab", vocab, "auto", 2, TOKENS_MOST,
               "rows of the token table; auto = what the data needs"),
     TEXT_OPT("vocabulary", vocabulary, "TEXT",
              "of a model made before, as its config.json has it (default: the data's)"),
@@ -121,7 +135,10 @@ static const option options[] = {
 
     GROUP("Training"),
     WHOLE_OPT("batch", batch, "12", 1, 65536, "sequences in a batch"),
-    WHOLE_OPT("accumulate", accumulate, "1", 1, 65536, "batches in a step"),
+    WHOLE_OPT("accumulate", accumulate, "1", 1, 65536, "batches in a step, of each rank"),
+    WHOLE_OPT("total-batch", total_batch, "auto", 1, 4294967296,
+              "sequences in a step of all ranks, whatever their number; auto = batch x accumulate x "
+              "ranks"),
     WHOLE_OPT("steps", steps, "600", 0, 1e12, "steps in all, those before --resume included"),
     CHOICE_OPT("optimizer", optimizer, "adamw", "adamw|muon",
                "muon: for the blocks' matrices; AdamW for the rest"),
@@ -170,7 +187,15 @@ static const option options[] = {
     GROUP("Watching"),
     WHOLE_OPT("eval-every", eval_every, "100", 1, 1e12, "steps between validations"),
     WHOLE_OPT("eval-batches", eval_batches, "20", 1, 1e9, "batches in a validation"),
+    CHOICE_OPT("eval-train", eval_train, "off", "off|on",
+               "at a validation, the loss of as many batches of the training data, too"),
     WHOLE_OPT("log-every", log_every, "20", 1, 1e12, "steps between log lines"),
+    WHOLE_OPT("sample-every", sample_every, "0", 0, 1e12,
+              "steps between samples in training, of --sample tokens or 100; 0 = at the end. With --dropout "
+              "they change what is dropped next"),
+    WHOLE_OPT("keep", keep, "0", 0, 1e6,
+              "checkpoints of validations to keep, the newest, as step-N.safetensors"),
+    CHOICE_OPT("csv", csv, "off", "off|on", "write metrics.csv in --out, too"),
 
     WHOLE_OPT("plant", plant, "0", 0, 1e12,
               "at this step let a product pass 65504, to see the guard (with --bias on); 0 = never"),
@@ -184,8 +209,9 @@ static const option options[] = {
     FLAG_OPT("report", report, "write report.html anew from metrics.jsonl, and end"),
     FLAG_OPT("overwrite", overwrite, "begin anew in a folder that holds a checkpoint"),
     FLAG_OPT("resume", resume,
-             "go on in --out with its options; decay-steps=auto stretches with --steps"),
-    CHOICE_OPT("from", from, "last", "last|best", "the checkpoint that --resume takes"),
+             "go on in --out; decay-steps=auto stretches with --steps"),
+    {"from", TEXT, AT(from), "last", 0, 15, "last|best|N",
+     "the checkpoint that --resume takes; N: of step N, which --keep kept"},
     TEXT_OPT("init", init, "FILE",
              "begin with these weights, GPT-2's too; their config.json lies beside them"),
     TEXT_OPT("export", export_to, "DIR",
@@ -195,10 +221,12 @@ static const option options[] = {
                "train nothing, and tell how far each site is from this dtype's"),
     {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
      "what to train on; auto = a GPU when there is one"},
-    {"ranks", TEXT, AT(ranks), "", 0, 15, "fork:N|mpi|nccl",
+    {"ranks", TEXT, AT(ranks), "", 0, 15, "fork:N|tcp|mpi|nccl",
      "as many processes, each with a --batch of its own; rank 0 speaks"},
     CHOICE_OPT("shard", shard, "off", "off|states|sums",
                "each rank keeps a part of the optimizer's states; sums: and of the summed gradients"),
+    REAL_OPT("rank-seconds", rank_seconds, "600", 1, 1e6,
+             "that ranks wait for one that does not come, before they end"),
     FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
     WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
     FLAG_OPT("profile", profile, "at the end: where the time and memory of a step went"),
@@ -206,9 +234,11 @@ static const option options[] = {
 
     GROUP("Sampling"),
     WHOLE_OPT("sample", sample, "0", 0, 1e9, "tokens to write at the end"),
-    TEXT_OPT("prompt", prompt, "TEXT", "how the sample begins; for a FILE.bin, token numbers"),
+    TEXT_OPT("prompt", prompt, "TEXT", "how the sample begins; for a FILE.bin without --tokenizer, token numbers"),
     REAL_OPT("temperature", temperature, "0.8", 0, 100, "0 = always the likeliest token"),
-    WHOLE_OPT("top-k", top_k, "0", 0, 65536, "choose among the k likeliest; 0 = among all"),
+    WHOLE_OPT("top-k", top_k, "0", 0, TOKENS_MOST, "choose among the k likeliest; 0 = among all"),
+    REAL_OPT("top-p", top_p, "1", 1e-6, 1,
+             "choose among the likeliest that have this share of the probability; 1 = among all"),
 
     GROUP("Help"),
     FLAG_OPT("help", help, "print this text (also -h)"),
@@ -258,6 +288,10 @@ static const char *const other_names[][2] = {
     {"grad-clip", "clip"}, {"gradient-accumulation-steps", "accumulate"},
     {"eval-interval", "eval-every"}, {"eval-iters", "eval-batches"}, {"log-interval", "log-every"},
     {"init-from", "init"}, {"load", "init"}, {"finetune", "init"}, {"eval", "eval-only"},
+    {"start", "prompt"}, {"max-new-tokens", "sample"}, {"num-samples", "sample"},
+    {"decay-lr", "schedule"}, {"lr-decay-iters", "decay-steps"}, {"warmup-iters", "warmup"},
+    {"epochs", "steps"}, {"max-steps", "steps"}, {"num-layers", "layers"}, {"num-heads", "heads"},
+    {"seq-len", "block"}, {"val-every", "eval-every"},
 };
 enum { N_OTHER_NAMES = (int)(sizeof other_names / sizeof other_names[0]) };
 
@@ -357,24 +391,39 @@ static void option_text(const config *c, const option *o, char *text, size_t spa
     }
 }
 
+enum { HELP_INDENT = 29, HELP_WIDTH = COLUMNS - HELP_INDENT };
+
+/* Words of `text` from column HELP_INDENT on, in lines of at most COLUMNS; the first line begins with
+ * `left`, alone where it is too long. A '|' ends a word, too; a '\t' is a space that ends none. */
+static void print_wrapped(const char *left, const char *text) {
+    printf("%-*s", HELP_INDENT, left);
+    if (strlen(left) >= HELP_INDENT) printf("\n%*s", HELP_INDENT, "");
+    for (size_t n; *text; text += n + strspn(text + n, " ")) {
+        n = strlen(text);
+        if (n > HELP_WIDTH) {
+            for (n = HELP_WIDTH; n > 0 && text[n] != ' ' && text[n - 1] != '|'; n--) {}
+            if (n == 0) n = HELP_WIDTH;
+        }
+        for (size_t i = 0; i < n; i++) putchar(text[i] == '\t' ? ' ' : text[i]);
+        putchar('\n');
+        if (text[n]) printf("%*s", HELP_INDENT, "");
+    }
+}
+
 static void print_option(const option *o) {
     int  long_list = o->kind == CHOICE && strlen(o->choices) > 16;
-    char left[64], limits[64] = "";
+    char left[64], limits[64] = "", text[400];
     if (!o->name) { printf("\n%s\n", o->help); return; }
-    snprintf(left, sizeof left, "--%s %s", o->name,
+    snprintf(left, sizeof left, "  --%s %s", o->name,
              o->kind == WHOLE ? "N" : o->kind == REAL ? "X" : o->kind == FLAG ? ""
              : long_list ? "NAME" : o->choices);
     if (o->kind == CHOICE) snprintf(limits, sizeof limits, " [%s]", o->initial);
     if (o->kind == WHOLE || o->kind == REAL)
-        snprintf(limits, sizeof limits, o->high < 1e8 ? " [%s; %g to %g]" : " [%s; from %g]",
+        snprintf(limits, sizeof limits, o->high < 1e8 ? " [%s;\t%g\tto\t%g]" : " [%s;\tfrom\t%g]",
                  o->initial, o->low, o->high);
-    printf("  %-26s %s%s\n", left, o->help, limits);
-    for (const char *p = o->choices; long_list && *p; p += *p == '|') {
-        size_t n = strlen(p) < 64 ? strlen(p) : 64;
-        while (p[n] && p[n] != '|') n--;
-        printf("  %-26s %.*s\n", "", (int)n, p);
-        p += n;
-    }
+    snprintf(text, sizeof text, "%s%s%s%s", o->help, limits, long_list ? ": " : "",
+             long_list ? o->choices : "");
+    print_wrapped(left, text);
 }
 
 static void print_help(void) {
@@ -383,13 +432,13 @@ static void print_help(void) {
            "In brackets: the default and the range. In names, _ and - are the same.\n");
     for (int i = 0; i < N_OPTIONS; i++) print_option(&options[i]);
     printf("\nExamples\n"
-           "  tiny_gpt                                      a minute of training, on mixprec.h\n"
+           "  tiny_gpt                                a minute of training, on mixprec.h\n"
            "  tiny_gpt --data input.txt --preset char-cpu --out run --sample 500\n"
-           "  tiny_gpt --out run --resume                   go on after Ctrl-C\n"
+           "  tiny_gpt --out run --resume             go on after Ctrl-C\n"
            "  tiny_gpt --out run --resume --steps 0 --sample 500 --prompt \"ROMEO:\"\n"
-           "                                                sample only, without the text\n"
+           "                                          sample only, without the text\n"
            "  tiny_gpt --init run/best.safetensors --data other.txt --out tuned --lr 1e-4\n"
-           "                                                fine-tune on another text\n"
+           "                                          fine-tune on another text\n"
            "  tiny_gpt --out run --resume --compare fp32    what fp16 costs, site by site\n"
            "  tiny_gpt --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n"
            "  tiny_gpt --preset gpt2 --data train.bin --val-data val.bin --dtype bf16\n\n"
@@ -476,12 +525,23 @@ static int read_config_line(const char *line, char *value) {
     return i;
 }
 
+/* Does config.json hold this option? It holds those before the group "Running": a file from elsewhere
+ * describes an experiment, and names no folder to write to. */
+static int is_of_experiment(int option_number) {
+    for (int i = 0; i < option_number; i++)
+        if (!options[i].name && strcmp(options[i].help, "Running") == 0) return 0;
+    return 1;
+}
+
 /* Reads what write_config wrote. */
 static void apply_config_file(config *c, const char *path, config_part part) {
     char    value[6 * 1024];
     int64_t size = 0;
     char   *text = read_file(path, 1 << 20, &size);
     if (!text) die(1, "cannot read %s: %s", path, strerror(errno));
+    if (strlen(text) != (size_t)size)
+        die(1, "%s holds a zero byte, as after a power cut: what follows cannot be read. Take another, "
+               "or make it anew with --out", path);
     while (size > 0 && strchr(" \t\r\n", text[size - 1])) size--;
     if (text[strspn(text, " \t\r\n")] != '{' || size < 2 || text[size - 1] != '}')
         die(1, "%s is not whole: it does not begin with { and end with }. Take another, or make it "
@@ -491,8 +551,17 @@ static void apply_config_file(config *c, const char *path, config_part part) {
         if (line[strspn(line, " \t")] == '\0') continue;
         i = read_config_line(line, value);
         if (i < 0) die(1, "%s: \"%.40s\" is not the line of an option", path, line);
+        if (strcmp(options[i].name, "ranks") == 0) {    /* how many there were: no option here */
+            if (part == CONFIG_ALL) c->ranks_before = atol(value);
+            continue;
+        }
+        if (!is_of_experiment(i))
+            die(1, "%s names --%s, which a config.json cannot choose: give it on the command line, and "
+                   "take that line out", path, options[i].name);
         if (is_wanted(part, options[i].name)) set_option(c, &options[i], value);
     }
+    if (part == CONFIG_ALL && c->ranks_before < 1) c->ranks_before = 1;
+    if (part == CONFIG_ALL) c->total_before = c->batch * c->accumulate * c->ranks_before;
     free(text);
 }
 
@@ -525,8 +594,21 @@ static void die_unknown(const char *argument) {
     memcpy(dashes, name, sizeof name);
     for (char *p = dashes; *p; p++) if (*p == '_') *p = '-';
     near = nearest_option(dashes);
+    if (strncmp(dashes, "wandb", 5) == 0)
+        die(2, "unknown option --%s. With --out DIR, DIR/metrics.jsonl has one JSON object a line, "
+               "which examples/metrics.py feeds to W&B or TensorBoard", name);
     if (near) die(2, "unknown option --%s. Did you mean --%s?", name, near);
     die(2, "unknown option --%s. tiny_gpt --help lists all of them", name);
+}
+
+/* "steps 10" and "-steps 10" mean --steps. */
+static void die_stray(const char *argument) {
+    const char *name = argument + (argument[0] == '-');
+    int         i = find_option(name, strcspn(name, "="));
+    if (i >= 0)
+        die(2, "unexpected argument \"%s\". Did you mean --%s? Two dashes begin an option", argument,
+            options[i].name);
+    die(2, "unexpected argument \"%s\". To train on a file: --data FILE", argument);
 }
 
 /* Finds the texts of the options on the command line; the last one of a name counts. */
@@ -534,8 +616,7 @@ static void parse_command_line(int argc, char **argv, const char **given) {
     for (int a = 1; a < argc; a++) {
         const char *name = strcmp(argv[a], "-h") == 0 ? "--help" : argv[a], *value;
         int         i;
-        if (strncmp(name, "--", 2) != 0)
-            die(2, "unexpected argument \"%s\". To train on a file: --data FILE", name);
+        if (strncmp(name, "--", 2) != 0) die_stray(name);
         name += 2;
         value = strchr(name, '=');
         i = find_option(name, strcspn(name, "="));
@@ -586,6 +667,33 @@ static void check_export(const config *c) {
                "this model is another");
 }
 
+/* "checkpoint.safetensors", "best.safetensors" or "step-000000100.safetensors": what --from names. */
+static const char *checkpoint_name(const config *c) {
+    static char name[40];
+    long long   step = 0;
+    int         end = 0;
+    if (strcmp(c->from, "last") == 0) return CHECKPOINT;
+    if (strcmp(c->from, "best") == 0) return BEST;
+    if (sscanf(c->from, "%12lld%n", &step, &end) != 1 || c->from[end] || step < 0)
+        die(2, "--from: \"%s\" is not one of last|best or the number of a step", c->from);
+    snprintf(name, sizeof name, KEPT, step);
+    return name;
+}
+
+/* --total-batch says how many batches a step of each rank has. */
+static void settle_total_batch(config *c, int64_t ranks) {
+    int64_t each = c->batch * ranks, n = c->total_batch / each;
+    if (c->total_batch == AUTO) return;
+    if (n * each != c->total_batch || n < 1 || n > 65536)
+        die(2, "--total-batch %lld is not 1 to 65536 times the %lld sequences of --batch %lld on %lld "
+               "rank%s: change one of them", (long long)c->total_batch, (long long)each,
+            (long long)c->batch, (long long)ranks, ranks == 1 ? "" : "s");
+    if (c->accumulate != 1 && c->accumulate != n && !c->resume)
+        die(2, "--total-batch %lld takes --accumulate %lld here, not %lld: leave out --accumulate",
+            (long long)c->total_batch, (long long)n, (long long)c->accumulate);
+    c->accumulate = n;
+}
+
 /* What no single option can know to be wrong. */
 static void check_options(const config *c) {
     if (c->width % c->heads != 0)
@@ -596,7 +704,9 @@ static void check_options(const config *c) {
     if (c->report && !c->out[0]) die(2, "--report needs the folder of the run: --out DIR");
     if (c->resume && c->init[0])
         die(2, "--init begins a run, --resume goes on with one: leave one of them out");
-    if (c->from && !c->resume) die(2, "--from best is for --resume: add that, or leave it out");
+    if (strcmp(c->from, "last") != 0 && !c->resume)
+        die(2, "--from %s is for --resume: add that, or leave it out", c->from);
+    checkpoint_name(c);
     guard_every(c);
     if (c->plant && (!c->bias || c->level == 3 || c->graph || c->norm == NORM_RMS ||
                      c->activation == ACTIVATION_RELU2))
@@ -634,6 +744,7 @@ static void tell_idle(const config *c, const char *name, int is_idle, const char
 }
 
 static void tell_idle_options(const config *c) {
+    int samples = c->sample > 0 || c->sample_every > 0;
     int is_constant = c->schedule == MIXP_SCHEDULE_CONSTANT, idle_scale = c->rule == MIXP_RULE_STATIC;
     if (c->rule == MIXP_RULE_COUNT) idle_scale = c->dtype != DTYPE_FP16;
     tell_idle(c, "muon-lr", c->optimizer != OPTIMIZER_MUON, "it is for --optimizer muon");
@@ -642,13 +753,17 @@ static void tell_idle_options(const config *c) {
               "with --schedule constant the learning rate does not fall");
     tell_idle(c, "growth-interval", idle_scale,
               "this --rule is static, or auto without fp16: the loss scale does not grow");
-    tell_idle(c, "prompt", c->sample == 0, "nothing is sampled; add --sample N");
-    tell_idle(c, "top-k", c->sample == 0, "nothing is sampled; add --sample N");
-    tell_idle(c, "temperature", c->sample == 0, "nothing is sampled; add --sample N");
-    tell_idle(c, "top-k", c->sample > 0 && c->temperature == 0,
-              "--temperature 0 takes the likeliest token");
+    tell_idle(c, "prompt", !samples, "nothing is sampled; add --sample N");
+    tell_idle(c, "top-k", !samples, "nothing is sampled; add --sample N");
+    tell_idle(c, "top-p", !samples, "nothing is sampled; add --sample N");
+    tell_idle(c, "temperature", !samples, "nothing is sampled; add --sample N");
+    tell_idle(c, "top-k", samples && c->temperature == 0, "--temperature 0 takes the likeliest token");
+    tell_idle(c, "top-p", samples && c->temperature == 0, "--temperature 0 takes the likeliest token");
+    tell_idle(c, "keep", !c->out[0], "nothing is saved; add --out DIR");
+    tell_idle(c, "csv", !c->out[0], "nothing is logged; add --out DIR");
     tell_idle(c, "retry", c->eval_only || c->compare, "no step is trained");
     tell_idle(c, "shard", !c->ranks[0], "there is one rank; add --ranks");
+    tell_idle(c, "rank-seconds", !c->ranks[0], "there is one rank; add --ranks");
 }
 
 /* can: whether the device has them. */
@@ -756,12 +871,15 @@ static void apply_model_config(config *c, const char *path, config_kind kind,
     check_sizes(c, given, path);
 }
 
-/* --init of a folder is that of the file in it that transformers writes. */
+/* --init of a folder is that of the file in it that transformers writes: of large models, an index of
+ * many. */
 static void name_weights(config *c) {
     struct stat info;
     size_t      n = strlen(c->init);
     if (!n || stat(c->init, &info) != 0 || !S_ISDIR(info.st_mode)) return;
-    if (n + 20 > sizeof c->init) die(2, "--init is too long");
+    if (n + 32 > sizeof c->init) die(2, "--init is too long");
+    strcpy(c->init + n, "/model.safetensors.index.json");
+    if (stat(c->init, &info) == 0) return;
     strcpy(c->init + n, "/model.safetensors");
 }
 

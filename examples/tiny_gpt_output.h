@@ -31,7 +31,7 @@ static void print_form(const config *c) {
 static void print_model(const trainer *t) {
     const config *c = &t->c;
     char          padded[32] = "", need[32], have[32], of[96] = "";
-    double        data = (double)t->data.count * sizeof *t->data.tokens, machine;
+    double        data = (double)t->data.own, machine;
     if (t->data.rows > t->data.vocab)
         snprintf(padded, sizeof padded, " padded to %lld", (long long)t->data.rows);
     say_line("model", "%lld layers, %lld heads, width %lld, block %lld, vocabulary %lld%s",
@@ -40,7 +40,8 @@ static void print_model(const trainer *t) {
     print_form(c);
     machine = t->device == mixp_cpu() ? machine_memory() : 0;
     if (t->step_bytes > 0)
-        snprintf(of, sizeof of, ", about %s", bytes_text(t->step_bytes + data, need, sizeof need));
+        snprintf(of, sizeof of, ", about %s%s", bytes_text(t->step_bytes + data, need, sizeof need),
+                 t->ranks.size > 1 ? " a rank" : "");
     if (t->step_bytes > 0 && machine > 0)
         snprintf(of + strlen(of), sizeof of - strlen(of), " of the machine's %s",
                  bytes_text(machine, have, sizeof have));
@@ -50,24 +51,47 @@ static void print_model(const trainer *t) {
 static void print_data(const trainer *t) {
     const config *c = &t->c;
     const char   *unit = t->data.is_text ? "bytes" : "tokens";
+    char          files[32] = "";
     if (t->data.count == 0) return;
-    say_line("data", "%s: %lld %s to train on, %lld to validate%s%s", c->data,
+    if (t->data.n_shards > 1 + (c->val_data[0] != '\0'))
+        snprintf(files, sizeof files, "%lld files, ", (long long)t->data.n_shards);
+    say_line("data", "%s: %s%lld %s to train on, %lld to validate%s%s", c->data, files,
              (long long)t->data.train, unit, (long long)(t->data.count - t->data.train),
              c->val_data[0] ? " of " : "", c->val_data);
 }
 
+/* Sequences in a step of all ranks. */
+static int64_t total_batch(const trainer *t)
+{ return t->c.batch * t->c.accumulate * ranks_of(t); }
+
+/* What changes when a run goes on with another number of ranks. */
+static void tell_of_ranks(const trainer *t) {
+    const config *c = &t->c;
+    int64_t       now = ranks_of(t), before = c->ranks_before;
+    long long     total = (long long)total_batch(t), was = (long long)c->total_before;
+    if (!c->resume || now == before) return;
+    if (total != was)
+        warn("%lld rank%s in place of %lld: a step has %lld sequences, and had %lld: --total-batch %lld "
+             "keeps that", (long long)now, now == 1 ? "" : "s", (long long)before, total, was, was);
+    else if (!c->quiet)
+        say_line("ranks", "%lld in place of %lld: a step has %lld sequences, as before",
+                 (long long)now, (long long)before, total);
+}
+
 static void print_run(const trainer *t) {
     const config *c = &t->c;
-    char          precision[48], rule[32], how[32];
+    char          precision[48], rule[32], how[32], world[32] = "";
     int           threads = mixp_context_exec(t->ctx)->threads;
+    int64_t       ranks = ranks_of(t);
     precision_text(c, precision, sizeof precision);
     option_text(c, &options[find_option("rule", 4)], rule, sizeof rule);
     snprintf(how, sizeof how, "%d thread%s", threads, threads == 1 ? "" : "s");
+    if (ranks > 1) snprintf(world, sizeof world, "%lld ranks, ", (long long)ranks);
     if (t->device != mixp_cpu())
         snprintf(how, sizeof how, c->graph ? "as a graph" : "step by step");
     if (HAS_CUDA && t->no_gpu[0]) say_line("device", "no GPU is used: %s", t->no_gpu);
-    say_line("run", "%s, loss scale %s, %s, %s, %lld x %lld tokens a step", precision, rule,
-             t->device_name, how, (long long)(c->batch * c->accumulate), (long long)c->block);
+    say_line("run", "%s, loss scale %s, %s, %s, %s%lld x %lld tokens a step", precision, rule,
+             t->device_name, how, world, (long long)total_batch(t), (long long)c->block);
     if (c->resume && t->step >= c->steps)
         say_line("resumed", "at step %lld; nothing is left to train: --steps is %lld",
                  (long long)t->step, (long long)c->steps);
@@ -85,6 +109,7 @@ static void print_header(const trainer *t) {
 static double known(double value) { return value == ABSENT ? REPORT_NONE : value; }
 
 static void write_metrics(trainer *t, double loss, double val, const mixp_verdict *v, double ms) {
+    struct timespec now;
     report_point p = report_nothing((double)t->step);
     if (!t->metrics) return;
     p.loss = known(loss);
@@ -94,12 +119,15 @@ static void write_metrics(trainer *t, double loss, double val, const mixp_verdic
     p.lr = v->lr;
     p.scale = (double)v->scale;
     p.skipped = (double)v->skipped;
+    p.train = known(t->train_loss);
+    p.tokens = t->tokens;
     p.ms = ms;
+    p.seconds = t->seconds_before + seconds_now() - t->began;
+    if (clock_gettime(CLOCK_REALTIME, &now) == 0) p.time = (double)now.tv_sec;
     p.mem = (double)mixp_context_memory(t->ctx).peak;
     report_step(t->metrics, &p);
     if (!t->metrics->failed) return;
-    fprintf(stderr, "tiny_gpt: cannot write metrics.jsonl: %s. Training goes on without it\n",
-            strerror(errno));
+    tell("cannot write metrics.jsonl: %s. Training goes on without it", strerror(errno));
     report_close(t->metrics);
     t->metrics = NULL;
 }
@@ -110,7 +138,7 @@ static void write_metrics(trainer *t, double loss, double val, const mixp_verdic
 static void print_row(const trainer *t, const mixp_verdict *v, double loss, double val,
                       double each) {
     char   step[24], loss_of[16], val_of[16], norm[16], lr[16], scale[16], skips[40], rate[16], ms[16];
-    double tokens = (double)(t->c.batch * t->c.block * t->c.accumulate);
+    double tokens = (double)(total_batch(t) * t->c.block);
     snprintf(step, sizeof step, "%lld", (long long)t->step);
     number_text(loss_of, sizeof loss_of, 7, 4, loss);
     number_text(val_of, sizeof val_of, 7, 4, val);
@@ -138,6 +166,8 @@ static void log_line(trainer *t, double loss, double val) {
     if (!t->c.quiet && !t->rows++)
         say(ROW, "step", "loss", "val", "norm", "lr", "scale", "skips @last", "tok/s", "ms");
     if (!t->c.quiet) print_row(t, &v, loss, val, each);
+    if (!t->c.quiet && t->train_loss != ABSENT)
+        say_line("train", "loss %.4f on training data, as val is taken", t->train_loss);
     t->seconds = 0;
     t->timed_steps = 0;
 }
@@ -164,7 +194,8 @@ static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) 
 static void tell_events(trainer *t) {
     enum { MOST = 20 };
     static const char *const what[MIXP_EVENT_COUNT] = {
-        "overflow, f32 now", "near overflow, f32 now", "flushed, f32 now", "low again", "pinned"};
+        "overflow, f32 now", "near overflow, f32 now", "flushed, f32 now", "low again", "pinned",
+        NULL, NULL, "imprecise, f32 now"};
     mixp_event e;
     int        i = 0;
     report_guard(t->metrics, (double)t->step, t->ctx);
@@ -177,7 +208,7 @@ static void tell_events(trainer *t) {
         else say_line("guard", "step %lld: %s: %s", (long long)t->step, e.site, what[e.kind]);
         if (t->events_told == 1 && e.kind <= MIXP_EVENT_FLUSHED)
             say_line("", "(fp16 does not hold its numbers, so it stores f32 until they fit: "
-                     "nothing is to be done)");
+                     "no action needed)");
     }
 }
 

@@ -2,17 +2,21 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  *     tiny_gpt --ranks fork:4             four processes on this machine
+ *     tiny_gpt --ranks tcp                one of many: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+ *                                         say which, as torchrun and Slurm set them
  *     mpirun -n 4 tiny_gpt --ranks mpi    where it was built with mpicc -DTINY_GPT_MPI
  *     mpirun -n 8 tiny_gpt --ranks nccl   a GPU each, built with -DTINY_GPT_NCCL and -lnccl
  *
  * Every rank reads the same options and takes --batch sequences of its own: N ranks train on what
- * one takes with N times --accumulate. Rank 0 alone speaks and writes files. With --shard all take part
+ * one takes with N times --accumulate. With --total-batch a step has as many sequences on any number of
+ * them. They divide a validation, too. Rank 0 alone speaks and writes files. With --shard all take part
  * in a save, of which rank 0 writes the file, as one rank would: it goes on with any number of them.
  */
 #ifndef TINY_GPT_RANKS_H
 #define TINY_GPT_RANKS_H
 
 #include "ddp_fork.c"
+#include "ddp_tcp.c"
 #ifdef TINY_GPT_MPI
 #  include "ddp_mpi.c"
 #endif
@@ -39,12 +43,19 @@ static inline mixp_ranks_desc start_nccl(config *c) {
     snprintf(c->device, sizeof c->device, "cuda:%d", gpu);
     cudaSetDevice(gpu);
     d = ddp_nccl(launched_as("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"),
-                 launched_as("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "WORLD_SIZE"), path, 60, &why);
+                 launched_as("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "WORLD_SIZE"), path, c->rank_seconds, &why);
     if (why) die(1, "--ranks nccl: %s", why);
 #else
     (void)c;
     die(2, "--ranks nccl: this tiny_gpt was built without: see tiny_gpt_ranks.h");
 #endif
+    return d;
+}
+
+static mixp_ranks_desc start_tcp(const config *c) {
+    const char     *why;
+    mixp_ranks_desc d = ddp_tcp(c->rank_seconds, &why);
+    if (why) die(1, "--ranks tcp: %s", why);
     return d;
 }
 
@@ -60,6 +71,26 @@ static mixp_ranks_desc start_mpi(int *argc, char ***argv) {
     return d;
 }
 
+/* Rank 0 is stopped, and ends the others: what comes to them is ignored, from their first moment on. */
+static mixp_ranks_desc fork_ranks(int n) {
+    mixp_ranks_desc d;
+    sigset_t        stops, before;
+    sigemptyset(&stops);
+    for (int i = 0; i < STOP_SIGNALS; i++) sigaddset(&stops, stop_signals[i]);
+    sigprocmask(SIG_BLOCK, &stops, &before);
+    d = ddp_fork(n);
+    if (d.rank) ignore_signals();
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    return d;
+}
+
+/* A launcher such as mpirun gives its ranks a terminal that is none: what they print goes to a log. */
+static int under_launcher(const config *c) {
+    static const char *const signs[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK"};
+    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) if (getenv(signs[i])) return 1;
+    return strcmp(c->ranks, "mpi") == 0 || strcmp(c->ranks, "nccl") == 0;
+}
+
 /* Size 0: there are no ranks. */
 static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     mixp_ranks_desc d = {.size = 0};
@@ -68,16 +99,18 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     if (!c->ranks[0] || c->report) return d;    /* a report is one's work */
     if (sscanf(c->ranks, "fork:%4d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
         if (c->threads == 0) c->threads = 1;
-        d = ddp_fork(n);
+        d = fork_ranks(n);
         if (!d.size) die(1, "--ranks %s: no shared memory could be had", c->ranks);
     } else if (strcmp(c->ranks, "mpi") == 0) d = start_mpi(argc, argv);
     else if (strcmp(c->ranks, "nccl") == 0) d = start_nccl(c);
-    else die(2, "--ranks \"%s\" is none of fork:N (N from 1 to %d), mpi, nccl", c->ranks, DDP_RANKS);
+    else if (strcmp(c->ranks, "tcp") == 0) d = start_tcp(c);
+    else die(2, "--ranks \"%s\" is none of fork:N (N from 1 to %d), tcp, mpi, nccl", c->ranks, DDP_RANKS);
+    d.seconds = c->rank_seconds;
     d.shard = c->shard > 0;
     d.scatter = c->shard > 1;
     if (d.rank == 0) return d;
+    ignore_signals();
     c->quiet = 1;
-    c->sample = 0;
     if (!c->resume) c->out[0] = '\0';   /* else it is read first, and rank 0's */
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(1);
     return d;
@@ -102,6 +135,7 @@ static int end_ranks(const config *c, const mixp_ranks_desc *d, int failed) {
     if (strcmp(c->ranks, "nccl") == 0 && failed) ddp_nccl_stop(NULL, "this rank failed");
     if (strcmp(c->ranks, "nccl") == 0) ddp_nccl_end();
 #endif
+    if (strcmp(c->ranks, "tcp") == 0) return ddp_tcp_end(failed);
     return strncmp(c->ranks, "fork:", 5) == 0 ? ddp_wait(failed) : failed;
 }
 

@@ -11,19 +11,33 @@ static int falling(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* Draws from softmax(logits / temperature), cut to the top_k likeliest; spare: as many floats. */
+/* Logits below this one are out of the draw, as --top-k and --top-p say: of the k likeliest, the fewest
+ * that have a share p of their probability. spare: as many floats. */
+static float least_logit(const config *c, const float *logits, float *spare, int64_t vocab) {
+    int64_t k = c->top_k && c->top_k < vocab ? c->top_k : vocab, n = 0;
+    double  sum = 0, so_far = 0;
+    if (k == vocab && c->top_p >= 1) return -HUGE_VALF;
+    memcpy(spare, logits, (size_t)vocab * sizeof *spare);
+    qsort(spare, (size_t)vocab, sizeof *spare, falling);
+    if (c->top_p >= 1) return spare[k - 1];
+    for (int64_t i = 0; i < k; i++) sum += exp((double)(spare[i] - spare[0]) / c->temperature);
+    while (n < k - 1) {
+        so_far += exp((double)(spare[n] - spare[0]) / c->temperature);
+        if (so_far >= c->top_p * sum) break;
+        n++;
+    }
+    return spare[n];
+}
+
+/* Draws from softmax(logits / temperature), cut by --top-k and --top-p; spare: as many floats. */
 static int choose(const config *c, const float *logits, float *spare, int64_t vocab,
                   int64_t position) {
     double  sum = 0, u;
-    float   least = -HUGE_VALF;
+    float   least;
     int64_t top = 0, last = 0;
     for (int64_t i = 1; i < vocab; i++) if (logits[i] > logits[top]) top = i;
     if (c->temperature == 0) return (int)top;
-    if (c->top_k && c->top_k < vocab) {
-        memcpy(spare, logits, (size_t)vocab * sizeof *spare);
-        qsort(spare, (size_t)vocab, sizeof *spare, falling);
-        least = spare[c->top_k - 1];
-    }
+    least = least_logit(c, logits, spare, vocab);
 #define WEIGHT(i) (logits[i] < least ? 0 : exp((double)(logits[i] - logits[top]) / c->temperature))
     for (int64_t i = 0; i < vocab; i++) sum += WEIGHT(i);
     u = mixp_random_u32((uint64_t)c->seed, (uint64_t)position, STREAM_SAMPLE, 0) * 0x1p-32 * sum;
@@ -51,22 +65,50 @@ static void next_logits(trainer *t, const int32_t *ids, int64_t length, float *l
     check(t, "sampling");
 }
 
+static kv_cache make_cache(const trainer *t) {
+    kv_cache c = {.room = t->c.block, .width = t->c.width};
+    size_t   bytes = (size_t)(t->c.layers * c.room * c.width) * sizeof *c.k;
+    c.k = (float *)malloc(bytes);
+    c.v = (float *)malloc(bytes);
+    if (!c.k || !c.v) die(1, "out of memory for a sample");
+    return c;
+}
+
+/* The logits of the token after ids[0..n). Within the block, tokens that were met before are in the
+ * cache: only new ones are computed, which gives the same but for rounding. Beyond it the window moves,
+ * and with it where each token stands: all are computed. */
+static void sample_logits(trainer *t, kv_cache *cache, const int32_t *ids, int64_t n, float *logits) {
+    int64_t room = t->c.block;
+    t->model.cache = n <= room ? cache : NULL;
+    if (n <= room) next_logits(t, ids + cache->past, n - cache->past, logits);
+    else next_logits(t, ids + n - room, room, logits);
+    cache->past = n;
+    t->model.cache = NULL;
+}
+
+/* At the end, or, of as many tokens, while it trains: then ranks sample alike, for a guard counts what
+ * they do, and rank 0 alone is heard. */
 static void sample_text(trainer *t) {
     const config *c = &t->c;
-    int32_t      *ids = (int32_t *)malloc(sizeof *ids * (sizeof c->prompt + (size_t)c->sample));
+    int64_t       tokens = c->sample ? c->sample : 100;
+    int32_t      *ids = (int32_t *)malloc(sizeof *ids * (sizeof c->prompt + (size_t)tokens));
     float        *logits = (float *)malloc(sizeof *logits * 2 * (size_t)t->data.rows);
+    kv_cache      cache = make_cache(t);
+    speaker       out = {&t->data, !c->prompt[0], ""};
     if (!ids || !logits) die(1, "out of memory");
     int64_t n = read_prompt(c, &t->data, ids);
-    if (!c->quiet) say("--- sample\n");
+    if (!c->quiet) say(t->step < c->steps ? "--- sample at step %lld\n" : "--- sample\n",
+                       (long long)t->step);
     say("%s", c->prompt);
-    for (int64_t i = 0; i < c->sample && !stop_signal; i++) {
-        int64_t length = n < c->block ? n : c->block;
-        next_logits(t, ids + n - length, length, logits);
+    for (int64_t i = 0; i < tokens && !stop_signal; i++) {
+        sample_logits(t, &cache, ids, n, logits);
         /* Rows that only pad the table stand for no token. */
         ids[n] = choose(c, logits, logits + t->data.rows, t->data.vocab, i);
-        say_token(&t->data, ids[n++], i == 0 && !c->prompt[0]);
+        say_token(&out, ids[n++]);
     }
-    say("\n");
+    say_end(&out);
+    free(cache.k);
+    free(cache.v);
     free(ids);
     free(logits);
 }

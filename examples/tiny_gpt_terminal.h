@@ -32,18 +32,24 @@ static void hide_bar(void) {
     bar_shown = 0;
 }
 
-/* On stderr. Names in it may come from files: control characters do nothing to the terminal. */
+/* Names of files, prompts and samples may hold control characters, which a terminal would obey: each
+ * becomes a question mark, but those in `kept`. U+0080 to U+009F, of which one is ESC [ to some
+ * terminals, are the bytes C2 80 to C2 9F. */
+static void tame(char *text, const char *kept) {
+    for (char *p = text; *p; p++) {
+        unsigned char c = (unsigned char)p[0], next = (unsigned char)p[1];
+        if (c == 0xC2 && next >= 0x80 && next < 0xA0) p[0] = p[1] = '?';
+        else if ((c < 32 || c == 127) && !strchr(kept, c)) *p = '?';
+    }
+}
+
+/* On stderr. A newline in the text is a control character as well. */
 static void print_message(const char *before, const char *format, va_list args) {
     char text[4096];
     hide_bar();
     fflush(stdout);
     vsnprintf(text, sizeof text, format, args);
-    for (char *p = text; *p; p++) {
-        unsigned char c = (unsigned char)p[0], next = (unsigned char)p[1];
-        if (c == 0xC2 && next >= 0x80 && next < 0xA0) c = 0;    /* U+0080 to U+009F, in UTF-8 */
-        if (c == 0) p[0] = p[1] = '?';
-        else if (c < 32 || c == 127) *p = '?';
-    }
+    tame(text, "");
     fprintf(stderr, "tiny_gpt: %s%s\n", before, text);
 }
 
@@ -64,12 +70,24 @@ static void warn(const char *format, ...) {
     va_end(args);
 }
 
+/* On stderr, as it is: the last words of a run that was stopped. */
+static void tell(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    print_message("", format, args);
+    va_end(args);
+}
+
+/* On stdout: at most 4095 bytes. */
 static void say(const char *format, ...) {
+    char    text[4096];
     va_list args;
     hide_bar();
     va_start(args, format);
-    vprintf(format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    tame(text, "\n\t");
+    fputs(text, stdout);
     if (fflush(stdout) != 0 && !stop_signal) { output_error = errno; stop_signal = SIGPIPE; }
 }
 
@@ -81,6 +99,7 @@ static void say_line(const char *word, const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    tame(text, "");
     for (const char *p = text; *p;) {
         size_t room = COLUMNS - INDENT, n = strlen(p);
         if (n > room) {
