@@ -8,21 +8,27 @@
  *     --rounds N      samples of each kernel, 21
  *     --only TEXT     lines whose name contains it
  *     --peak N        dense TFLOP/s of f16 and bf16 by the data sheet, where the GPU is not known
- *     --part PART     kernels (products too) or training; both when left out
+ *     --part PART     kernels (products too) or training; both when left out. first: what decides
+ *                     most, in two minutes: steps in bf16 at level 2 with epilogues off, on and
+ *                     measured; the 15 products by the first algorithm and the best of 8; attention;
+ *                     the loss both ways
  *     --model MODEL   gpt2, or char: nanoGPT's character GPT for a GPU, 256 tokens a sequence
  *     --epilogues N   of GPT-2's steps: 0 none, 1 bias gradients, 2 GELU, 3 both, in the products'
  *                     passes; each in turn when left out, so that the table says which pay
  *     --choices TEXT  reads the algorithms of their products from TEXT_DTYPE_LEVEL[_EPILOGUES].txt
- *                     where that is there, and writes them afterwards
+ *                     where that is there, and writes them afterwards; --part first measures them
+ *                     and writes TEXT_measured.txt
  *     --tiny          small shapes and one round: does everything run?
  *
  * Times are CUDA events'. A kernel and its copy take turns; the median is shown, [least most],
  * and how much of the copy's speed it reaches. Bytes are the floor: what has to be read and
  * written once, however the kernel does it; the copy reads half and writes half as many.
- * tests/bench/torch_cuda.py prints the same lines for PyTorch.
+ * Beside each figure stand the time that the model of tests/ledger.h predicts for this GPU, and its
+ * roofline. tests/bench/torch_cuda.py prints the same lines for PyTorch.
  */
 #include "mixprec.h"
 #include "../args.h"
+#include "../ledger.h"
 #ifdef MIXPREC_CUDASIM
 #include "cudasim.h"
 #else
@@ -45,6 +51,8 @@ typedef std::function<mixp_result()> Work;
 static const mixp_device  *gpu;
 static const mixp_kernels *table;
 static mixp_exec           x;               /* of single kernels                             */
+static mixp_exec           measuring;       /* the same, with algorithms chosen by measuring */
+static bool                modelled;        /* the ledger knows this GPU                     */
 static cudaStream_t        stream;
 static std::string         only, part, model = "gpt2", choices;
 static int                  epilogues = -1, failures;   /* -1: each in turn                  */
@@ -177,6 +185,26 @@ static bool wanted(const std::string &name) {
     return yes;
 }
 
+/* --- what the ledger says ------------------------------------------------------------------ */
+
+static std::vector<mixp_param_row> optimizer_rows;
+
+/* The same calls on the ledger's device, which only counts. */
+static ledger_line predicted(const Work &f) {
+    const mixp_kernels *real = table;
+    ledger_clear();
+    if (!optimizer_rows.empty())
+        ledger_upload(NULL, NULL, optimizer_rows.data(),
+                      optimizer_rows.size() * sizeof optimizer_rows[0]);
+    ledger.on = 1;
+    table = ledger_device()->kernels;
+    f();
+    table = real;
+    return ledger.sum;
+}
+static void print_model(const ledger_line &p)
+{ if (modelled) printf("; model %.4f ms, roofline %.4f", 1e3 * p.seconds, 1e3 * p.roof); }
+
 /* A line that says how a kernel stands to the copy of as many bytes. */
 static void by_bytes(const std::string &name, const char *shape, double bytes, const Work &f) {
     size_t mark = taken.size(), half = ((size_t)bytes / 2 + 15) / 16 * 16;
@@ -193,9 +221,11 @@ static void by_bytes(const std::string &name, const char *shape, double bytes, c
         copies.push_back(sample(copy, copy_calls, stream));
     }
     Times a = times_of(ours), b = times_of(copies);
-    printf("%-30s %-22s %8.1f MB %9.4f ms [%.4f %.4f] %7.0f GB/s, the copy %7.0f: %.2f of it\n",
+    printf("%-30s %-22s %8.1f MB %9.4f ms [%.4f %.4f] %7.0f GB/s, the copy %7.0f: %.2f of it",
            name.c_str(), shape, bytes / 1e6, a.median, a.least, a.most, bytes / a.median / 1e6,
            bytes / b.median / 1e6, b.median / a.median);
+    print_model(predicted(f));
+    printf("\n");
     give_back(mark);
 }
 
@@ -203,17 +233,36 @@ static void print_rate(double flops, const Times &t) {
     double rate = flops / t.median / 1e9;
     printf("%9.4f ms [%.4f %.4f] %7.1f TFLOP/s", t.median, t.least, t.most, rate);
     if (peak > 0.0) printf(", %.1f%% of the peak", 100.0 * rate / peak);
-    printf("\n");
+}
+
+static Times times_by_calls(const Work &f) {
+    std::vector<double> ours;
+    int calls = calls_for(f);
+    for (int i = 0; i < rounds; i++) ours.push_back(sample(f, calls, stream));
+    return times_of(ours);
 }
 
 /* A line in TFLOP/s. */
 static void by_flops(const std::string &name, const char *shape, double flops, const Work &f) {
-    std::vector<double> ours;
     if (!wanted(name)) return;
-    int calls = calls_for(f);
-    for (int i = 0; i < rounds; i++) ours.push_back(sample(f, calls, stream));
     printf("%-30s %-22s %8.2f GFLOP ", name.c_str(), shape, flops / 1e9);
-    print_rate(flops, times_of(ours));
+    print_rate(flops, times_by_calls(f));
+    print_model(predicted(f));
+    printf("\n");
+}
+
+/* The same of a product: by the first algorithm, then by the best of those that cuBLASLt offers. */
+static void by_algorithm(const std::string &name, const char *shape, double flops, const Work &f) {
+    if (!wanted(name)) return;
+    printf("%-30s %-22s %8.2f GFLOP ", name.c_str(), shape, flops / 1e9);
+    print_rate(flops, times_by_calls(f));
+    std::swap(x, measuring);
+    good(f(), "measuring");
+    Times best = times_by_calls(f);
+    std::swap(x, measuring);
+    printf("; best of 8 %.4f ms, %.1f TFLOP/s", best.median, flops / best.median / 1e9);
+    print_model(predicted(f));
+    printf("\n");
 }
 
 /* A line for what only costs a launch. */
@@ -223,8 +272,10 @@ static void by_time(const std::string &name, const Work &f) {
     int calls = calls_for(f);
     for (int i = 0; i < rounds; i++) ours.push_back(sample(f, calls, stream));
     Times t = times_of(ours);
-    printf("%-30s %22s %9.2f us [%.2f %.2f]\n", name.c_str(), "", 1e3 * t.median, 1e3 * t.least,
+    printf("%-30s %22s %9.2f us [%.2f %.2f]", name.c_str(), "", 1e3 * t.median, 1e3 * t.least,
            1e3 * t.most);
+    print_model(predicted(f));
+    printf("\n");
 }
 
 static const char *shape_text(int64_t a, int64_t b, int64_t c = 0) {
@@ -483,6 +534,7 @@ static mixp_param_row *make_rows(const std::vector<int64_t> &sizes, int64_t *tot
         *total += r.count;
     }
     good(gpu->upload(&x, p, rows.data(), rows.size() * sizeof rows[0]), "upload");
+    optimizer_rows = rows;
     return (mixp_param_row *)p;
 }
 
@@ -560,8 +612,12 @@ static void epilogues_of(const std::string &start, const std::string &s, double 
              [=] { return table->gemm_epilogue(&x, &slope); });
 }
 
-/* What a linear layer needs: y = x w', dx = dy w, dw += dy' x. */
-static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype dtype) {
+/* What a linear layer needs: y = x w', dx = dy w, dw += dy' x. first: these alone, by the first
+ * algorithm and by the best. */
+static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype dtype,
+                   bool first = false) {
+    void (*line)(const std::string &, const char *, double, const Work &) =
+        first ? by_algorithm : by_flops;
     size_t mark = taken.size();
     test_array in = numbers(dtype, m * k), w = numbers(dtype, n * k), y = numbers(dtype, m * n);
     test_array dw = numbers(MIXP_F32, n * k), bias = numbers(dtype, n), dx = numbers(dtype, m * k);
@@ -583,10 +639,10 @@ static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype
     weights.m = n; weights.n = k; weights.k = m; weights.trans_a = 1;
     weights.a = args_in(y); weights.b = args_in(in); weights.c = args_out(dw, 1);
     weights.lda = n; weights.ldb = weights.ldc = k;
-    by_flops(start + ", y", s.c_str(), flops, [=] { return table->gemm(&x, &forward); });
-    by_flops(start + ", dx", s.c_str(), flops, [=] { return table->gemm(&x, &back); });
-    by_flops(start + ", dw", s.c_str(), flops, [=] { return table->gemm(&x, &weights); });
-    epilogues_of(start, s, flops, forward, back, weights);
+    line(start + ", y", s.c_str(), flops, [=] { return table->gemm(&x, &forward); });
+    line(start + ", dx", s.c_str(), flops, [=] { return table->gemm(&x, &back); });
+    line(start + ", dw", s.c_str(), flops, [=] { return table->gemm(&x, &weights); });
+    if (!first) epilogues_of(start, s, flops, forward, back, weights);
     give_back(mark);
 }
 
@@ -630,12 +686,31 @@ struct Model {
     std::vector<int32_t> in, out, places;
     int64_t              parameters;
     int                  joins;         /* MIXP_EPILOGUES_ */
+    bool                 counted;       /* on the ledger's device: nothing is drawn */
+    bool                 measured;      /* algorithms are chosen by measuring */
 };
+
+/* Uniform in +-0.035, whose deviation is 0.02. The first are drawn on the host, once; the rest are
+ * their copies. */
+static void draw(Model &m, mixp_tensor *t) {
+    static std::vector<float> some;
+    cudaStream_t on = (cudaStream_t)mixp_context_exec(m.ctx)->stream;
+    size_t all = (size_t)t->count, done;
+    for (size_t i = some.size(); i < std::min(all, (size_t)1 << 20); i++)
+        some.push_back(((float)mixp_random_u32(1, 9, 3, i) / 4294967296.0f - 0.5f) * 0.07f);
+    done = std::min(all, some.size());
+    cuda(cudaMemcpyAsync(t->data, some.data(), done * 4, cudaMemcpyHostToDevice, on), "copy");
+    cuda(cudaStreamSynchronize(on), "copy");
+    for (; done < all; done *= 2)
+        cuda(cudaMemcpyAsync((float *)t->data + done, t->data, std::min(done, all - done) * 4,
+                             cudaMemcpyDeviceToDevice, on), "copy");
+}
 
 static mixp_tensor *parameter(Model &m, const char *name, int64_t rows, int64_t cols, double fill) {
     int64_t shape[2] = { rows, cols };
     mixp_tensor *t = mixp_param(m.ctx, name, MIXP_F32, cols ? 2 : 1, shape);
-    if (cols) mixp_init_uniform(t, -0.035, 0.035); else mixp_fill(t, fill);     /* std 0.02 */
+    if (!cols) mixp_fill(t, fill);
+    else if (!m.counted) draw(m, t);
     mixp_optimizer_add(m.opt, t, NULL);
     m.parameters += rows * (cols ? cols : 1);
     return t;
@@ -685,15 +760,17 @@ static void keep_choices(const Model &m, int level) {
 static void make_model(Model &m, mixp_dtype dtype, int level, int joins) {
     mixp_context_desc desc;
     const char *why = "";
-    std::string text = choices_of(dtype, level, joins);
+    std::string text = m.counted || m.measured ? "" : choices_of(dtype, level, joins);
     memset((void *)&desc, 0, sizeof desc);
-    desc.device = gpu;
+    desc.device = m.counted ? ledger_device() : gpu;
+    desc.gemm_measure = m.measured;
     desc.seed = 1;
     desc.why = &why;
     desc.epilogues = joins;
     desc.gemm_choices = text.empty() ? NULL : text.c_str();
     m.parameters = 0;
     m.dtype = dtype;
+    m.joins = joins;
     if (!(m.ctx = mixp_context_new(&desc))) throw std::runtime_error(why);
     mixp_autocast_set_level(m.ctx, level);
     mixp_autocast_override(m.ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
@@ -784,6 +861,25 @@ static mixp_graph *record(Model &m) {
     return g;
 }
 
+/* What the ledger says of such a step: of the third, as the first two fill caches. */
+static ledger_line predicted_step(mixp_dtype dtype, int level, int joins) {
+    Model m = Model();
+    ledger_line sum;
+    ledger_clear();
+    m.counted = true;
+    make_model(m, dtype, level, joins);
+    next_batch(m, 0);
+    for (int i = 0; i < 3; i++) {
+        ledger.on = i == 2;
+        train_step(m);
+    }
+    ledger.on = 0;
+    error_of(m);
+    sum = ledger.sum;
+    mixp_context_free(m.ctx);
+    return sum;
+}
+
 static const char *const joined[] = { "", ", sums in products", ", GELU in products",
                                       ", sums and GELU in products" };
 
@@ -791,12 +887,13 @@ static const char *const joined[] = { "", ", sums in products", ", GELU in produ
 static void print_step(const Model &m, const char *how, int level, const Times &t) {
     double tokens = (double)(batch * length), plain = 6.0 * (double)m.parameters * tokens;
     double full = plain + 12.0 * layers * (double)width * (double)length * tokens;
-    printf("GPT-2 %s %.1fM %s level %d, %s%s %9.3f ms [%.3f %.3f], %.0f tokens/s", model.c_str(),
+    printf("GPT-2 %s %.1fM %s level %d, %s%s%s %9.3f ms [%.3f %.3f], %.0f tokens/s", model.c_str(),
            (double)m.parameters / 1e6, mixp_dtype_name(m.dtype), level, how, joined[m.joins],
-           t.median, t.least, t.most, tokens / t.median * 1e3);
+           m.measured ? ", measured" : "", t.median, t.least, t.most, tokens / t.median * 1e3);
     if (peak > 0.0)
         printf(", MFU %.1f%% (6N), %.1f%% (6N + attention)",
                plain / t.median / 1e7 / peak, full / t.median / 1e7 / peak);
+    print_model(modelled ? predicted_step(m.dtype, level, m.joins) : ledger_line());
     printf("\n");
 }
 
@@ -848,12 +945,11 @@ static void measure_steps(Model &m, int level) {
 }
 
 /* What fails, for want of memory say, is told, and the rest is measured. */
-static void gpt2(mixp_dtype dtype, int level, int joins) {
-    Model m;
+static void gpt2(mixp_dtype dtype, int level, int joins, bool measured = false) {
+    Model m = Model();
     if (epilogues >= 0 && joins != epilogues) return;
     if (!wanted("GPT-2")) return;
-    m.ctx = NULL;
-    m.joins = joins;
+    m.measured = measured;
     try {
         make_model(m, dtype, level, joins);
         measure_steps(m, level);
@@ -882,11 +978,14 @@ static void steps() {
 
 /* Dense f16 and bf16 TFLOP/s with f32 sums, by NVIDIA's data sheets; 0: look it up, --peak. */
 static double peak_of(const char *name) {
-    static const struct { const char *part; double rate; } known[] = {
-        { "H100 PCIe", 756.0 }, { "H100 NVL", 835.0 }, { "H100", 989.0 }, { "H200", 989.0 },
-        { "GH200", 989.0 }, { "A100", 312.0 }, { "L40S", 362.0 }, { "RTX 4090", 165.2 } };
-    for (auto &k : known) if (strstr(name, k.part)) return k.rate;
-    return 0.0;
+    const ledger_gpu *known = ledger_gpu_of(name);
+#ifdef MIXPREC_CUDASIM
+    known = &ledger_gpus[0];
+#endif
+    if (!known) return 0.0;
+    modelled = true;
+    ledger_on = known;
+    return known->tensor / 1e12;
 }
 
 static void open_gpu() {
@@ -896,12 +995,16 @@ static void open_gpu() {
     if (!gpu) die("nothing was measured, there is no GPU to use", why);
     table = gpu->kernels;
     cuda(cudaGetDeviceProperties(&p, 0), "properties");
-    if (peak <= 0.0) peak = peak_of(p.name);
+    double published = peak_of(p.name);
+    if (peak <= 0.0) peak = published;
     cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
     x.threads = 1;
     x.stream = (void *)stream;
     x.scratch = scratch;
-    if (gpu->attach(&x) != MIXP_OK) die("the GPU cannot be used", "attach failed");
+    measuring = x;
+    measuring.gemm_measure = 1;
+    if (gpu->attach(&x) != MIXP_OK || gpu->attach(&measuring) != MIXP_OK)
+        die("the GPU cannot be used", "attach failed");
     printf("mixprec %s on %s, %d SMs; ", MIXPREC_VERSION, p.name, p.multiProcessorCount);
     if (peak > 0.0) printf("peak taken as %.0f TFLOP/s dense\n", peak);
     else printf("its peak is not known: --peak\n");
@@ -944,8 +1047,8 @@ static void read_options(int argc, char **argv) {
     }
     if (batch < 1 || rounds < 1) die("--batch and --rounds", "at least 1");
     if (epilogues < -1 || epilogues > 3) die("--epilogues", "0, 1, 2 or 3");
-    if (!part.empty() && part != "kernels" && part != "training")
-        die("--part", "kernels or training");
+    if (!part.empty() && part != "kernels" && part != "training" && part != "first")
+        die("--part", "kernels, training or first");
     if (model != "gpt2" && model != "char") die("--model", "gpt2 or char");
     if (model == "char") set_char();
     if (tiny) set_tiny();
@@ -974,17 +1077,45 @@ static void products(int64_t rows) {
     }
 }
 
+/* What the measuring context chose, for --choices. */
+static void keep_measured() {
+    std::string text(gpu->gemm_choices ? gpu->gemm_choices(&measuring, NULL, 0) : 0, 0);
+    FILE *f = choices.empty() || text.empty() ? NULL : fopen((choices + "_measured.txt").c_str(), "w");
+    if (!f) return;
+    gpu->gemm_choices(&measuring, &text[0], text.size());
+    fputs(text.c_str(), f);
+    fclose(f);
+}
+
+/* What decides most, most important first. */
+static void first(int64_t rows) {
+    gpt2(MIXP_BF16, 2, 0);
+    gpt2(MIXP_BF16, 2, MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU);
+    gpt2(MIXP_BF16, 2, MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU, true);
+    linear("qkv", rows, 3 * width, width, MIXP_BF16, true);
+    linear("proj", rows, width, width, MIXP_BF16, true);
+    linear("up", rows, 4 * width, width, MIXP_BF16, true);
+    linear("down", rows, width, 4 * width, MIXP_BF16, true);
+    linear("logits", rows, vocab, width, MIXP_BF16, true);
+    keep_measured();
+    attention(MIXP_BF16, 1);
+    if (only.empty()) only = "cross entropy and its gradient";
+    cross_entropies(rows);
+}
+
 int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 1 << 12);     /* a run that is cut keeps its lines */
     read_options(argc, argv);
     open_gpu();
-    if (part != "training") {
+    if (part == "first") first(batch * length);
+    else if (part != "training") {
         kernels(batch * length);
         products(batch * length);
         if (gpu->gemm_count) print_ways(gpu->gemm_count(&x));
         give_back(0);
     }
-    if (part != "kernels") steps();
+    if (part != "kernels" && part != "first") steps();
+    gpu->detach(&measuring);
     gpu->detach(&x);
     cuda(cudaStreamDestroy(stream), "stream");
     if (!lines) die("nothing was measured", "no line has this name");

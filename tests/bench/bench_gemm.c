@@ -119,8 +119,7 @@ static const char *const names[CONTESTANTS] = { "f32", "f16", "bf16", "bf16 wide
 static const mixp_device *widening(const mixp_device *d) {
     static const mixp_isa pairs[][2] = {
         { MIXP_ISA_AVX512_BF16, MIXP_ISA_AVX512 }, { MIXP_ISA_AMX, MIXP_ISA_AVX512 },
-        { MIXP_ISA_AMX_F16, MIXP_ISA_AVX512 }, { MIXP_ISA_NEON_BF16, MIXP_ISA_NEON },
-        { MIXP_ISA_NEON_BFMMLA, MIXP_ISA_NEON }
+        { MIXP_ISA_AMX_F16, MIXP_ISA_AVX512 }, { MIXP_ISA_NEON_BF16, MIXP_ISA_NEON }
     };
     static const mixp_device *last, *wide;      /* asked once: not in what is timed */
     size_t i;

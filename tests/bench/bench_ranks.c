@@ -4,6 +4,7 @@
  *   bench_ranks [width, 384] [layers, 8] [rounds, 5]     all of it
  *   bench_ranks none|one [STEPS]                         steps of one side of 4, for callgrind
  *   bench_ranks losses|predictions                       1 or 3, which depend on no machine
+ *   bench_ranks additions                                5
  *
  * 1. Loss: the mean of 2, 4 and 8 ranks' gradients by each setting, against double.
  * 2. Overlap: training steps with an engine that carries nothing, but takes as long as a ring of 8
@@ -11,10 +12,12 @@
  *    much could it, if every gradient were there, and on its way, as soon as backward begins?
  * 3. Prediction: the same line of events for GPT-2 on machines that are not here.
  * 4. One rank: steps without ranks, and with a world of one whose hooks are not there, in turns.
+ * 5. Additions: what one core takes for the sum of two ranks' elements (examples/ddp_sum.h).
  */
 #define _POSIX_C_SOURCE 199309L
 #include "mixprec.h"
 #include "numbers.h"
+#include "../../examples/ddp_sum.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -321,6 +324,35 @@ static void one_rank(const char *which, int steps) {
     mixp_context_free(with.ctx);
 }
 
+/* --- 5. additions ---------------------------------------------------------------------------- */
+
+/* The CPU's time, for the machine may be busy; the least of 40 turns. */
+static double addition(mixp_dtype dtype, void *a, const void *b, int64_t n) {
+    const void *rows[2] = {a, b};
+    double least = HUGE_VAL;
+    for (int turn = 0; turn < 40; turn++) {
+        struct timespec from, to;
+        double took;
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &from);
+        ddp_fold(a, rows, 2, n, dtype, 0);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
+        took = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
+        if (took < least) least = took;
+    }
+    return 1e9 * least / (double)n;
+}
+
+static void additions(void) {
+    static const mixp_dtype dtypes[] = {MIXP_F32, MIXP_BF16, MIXP_F16, MIXP_F64, MIXP_I32};
+    const int64_t n = 1 << 20;
+    char *a = calloc((size_t)n, 8), *b = calloc((size_t)n, 8);
+    for (size_t k = 0; a && b && k < sizeof dtypes / sizeof *dtypes; k++)
+        printf("the sum of two ranks, %-4s: %.2f ns an element\n", mixp_dtype_name(dtypes[k]),
+               addition(dtypes[k], a, b, n));
+    free(a);
+    free(b);
+}
+
 int main(int argc, char **argv) {
     int width = argc > 1 ? atoi(argv[1]) : 384, layers = argc > 2 ? atoi(argv[2]) : 8;
     int rounds = argc > 3 ? atoi(argv[3]) : 5;
@@ -336,6 +368,10 @@ int main(int argc, char **argv) {
         predictions();
         return 0;
     }
+    if (argc > 1 && strcmp(argv[1], "additions") == 0) {
+        additions();
+        return 0;
+    }
     if (width < 16 || layers < 1 || layers > 64 || rounds < 1) {
         fprintf(stderr, "usage: bench_ranks [width >= 16] [layers, 1 to 64] [rounds >= 1]\n");
         return 2;
@@ -344,5 +380,6 @@ int main(int argc, char **argv) {
     overlaps(width, layers, rounds);
     predictions();
     one_rank(NULL, 0);
+    additions();
     return 0;
 }

@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""conv.py - conv2d of examples/conv.h, forward and backward in fp32, and PyTorch's, turn by turn in one process.
+
+    make bench-conv         or: python3 tests/bench/conv.py build/bench/libconv.so [ROUNDS]
+
+Shapes of ResNet-18, batch 8, images of 32 and of 56; 2 threads each. Prints medians of ROUNDS turns, and the median,
+lowest and highest of PyTorch's time over ours.
+"""
+import ctypes
+import statistics
+import sys
+import time
+
+import numpy
+import torch
+
+lib = ctypes.CDLL(sys.argv[1])
+rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
+lib.layer_new.restype = ctypes.c_void_p
+lib.layer_new.argtypes = [ctypes.c_int] + 4 * [ctypes.c_int64] + [ctypes.c_int] + 2 * [ctypes.c_void_p]
+lib.layer_steps.restype = lib.layer_sum.restype = ctypes.c_double
+lib.layer_steps.argtypes = [ctypes.c_void_p, ctypes.c_int]
+lib.layer_sum.argtypes = [ctypes.c_void_p]
+torch.set_num_threads(2)
+random = numpy.random.default_rng(1)
+all_ratios = []
+
+for size, channels in ((32, ((3, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1))),
+                       (56, ((64, 64, 1), (64, 128, 2), (128, 128, 2)))):
+    for into, out, stride in channels:
+        x = random.standard_normal((8, into, size, size), dtype=numpy.float32)
+        w = random.standard_normal((out, into, 3, 3), dtype=numpy.float32) * 0.05
+        ours = lib.layer_new(2, 8, into, out, size, stride, x.ctypes.data, w.ctypes.data)
+        tx, tw = torch.from_numpy(x).requires_grad_(), torch.from_numpy(w).requires_grad_()
+
+        def theirs():
+            start = time.perf_counter()
+            tx.grad = tw.grad = None
+            torch.nn.functional.conv2d(tx, tw, stride=stride, padding=1).mean().backward()
+            return time.perf_counter() - start
+
+        same = torch.nn.functional.conv2d(tx, tw, stride=stride, padding=1).sum().item()
+        assert abs(lib.layer_sum(ours) - same) < 1e-2 * (1 + abs(same)), "the results differ"
+        lib.layer_steps(ours, 2), theirs(), theirs()
+        pairs = [(lib.layer_steps(ours, 1), theirs()) for _ in range(rounds)]
+        ratios = sorted(b / a for a, b in pairs)
+        all_ratios.append(statistics.median(ratios))
+        print("%2d x %2d, %3d to %3d, stride %d: mixprec %7.2f ms, PyTorch %7.2f ms; PyTorch / mixprec %.2f (%.2f to %.2f)"
+              % (size, size, into, out, stride, 1e3 * statistics.median(p[0] for p in pairs),
+                 1e3 * statistics.median(p[1] for p in pairs), all_ratios[-1], ratios[0], ratios[-1]))
+print("geometric mean of the medians: %.2f" % statistics.geometric_mean(all_ratios))
