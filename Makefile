@@ -1,8 +1,8 @@
 # mixprec - `make help` lists what can be made.
 #
-# Yours to set: CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS, PREFIX, DESTDIR, and
-#   OPENMP=      builds without OpenMP (otherwise used when the compiler has it)
-#   CUDA=dir     where CUDA is (found by itself in the usual places; CUDA= does without)
+# Variables: CC, CFLAGS, CPPFLAGS, LDFLAGS, LDLIBS, PREFIX, DESTDIR, and
+#   OPENMP=      builds without OpenMP (default: with OpenMP if the compiler has it)
+#   CUDA=dir     where CUDA is (default: searched in the usual places; CUDA= builds without)
 #   WERROR=1     makes a warning an error      V=1   shows the commands
 #   BUILD=dir    keeps another set of objects (say, of another compiler) beside build/
 
@@ -14,9 +14,10 @@ WARN   ?= -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wund
           -Wpointer-arith -Wwrite-strings -Wcast-align -Wstrict-prototypes
 PYTHON ?= python3
 
-# CUDA's headers suffice for the tests on a simulated GPU, nvcc builds for a real one.
+# CUDA's headers suffice for the tests on a simulated GPU; a real GPU needs nvcc.
 CUDA ?= $(patsubst %/include/cuda_runtime.h,%,$(firstword \
-            $(wildcard $(addsuffix /include/cuda_runtime.h,$(CUDA_HOME) /usr/local/cuda /usr))))
+            $(wildcard $(addsuffix /include/cuda_runtime.h,$(CUDA_HOME) /usr/local/cuda /usr \
+                $(patsubst %/bin/nvcc,%,$(realpath $(shell command -v nvcc)))))))
 NVCC ?= $(if $(CUDA),$(firstword $(wildcard $(CUDA)/bin/nvcc)))
 GPU  ?= $(if $(NVCC),$(firstword $(wildcard /dev/nvidia[0-9]* /dev/dxg)))
 CUDA_ARCH ?= $(if $(GPU),-arch=native,-gencode arch=compute_80,code=sm_80 \
@@ -26,12 +27,12 @@ CUDA_ARCH ?= $(if $(GPU),-arch=native,-gencode arch=compute_80,code=sm_80 \
 .DELETE_ON_ERROR:
 
 # --- what the machine has ----------------------------------------------------------------
-# Unless you say otherwise, C++ is compiled by the compiler that CC is of: clang-16, clang++-16.
+# By default the C++ compiler is of the same kind as CC: clang++-16 for clang-16.
 ifeq ($(origin CXX),default)
   in_place = $(if $(findstring clang,$(notdir $1)),$(filter-out ./,$(dir $1))$(subst clang,clang++,$(notdir $1)),$1)
   CXX := $(if $(findstring clang,$(CC)),$(foreach word,$(CC),$(call in_place,$(word))),$(CXX))
 endif
-ifeq ($(filter clean help install uninstall,$(MAKECMDGOALS)),)
+ifeq ($(filter clean help install uninstall pack dist reference,$(MAKECMDGOALS)),)
   ifeq ($(origin OPENMP),undefined)
     OPENMP := $(shell mkdir -p $(BUILD) && \
         echo 'int omp_get_max_threads(void); int main(void) { return !omp_get_max_threads(); }' \
@@ -44,8 +45,8 @@ ifeq ($(filter clean help install uninstall,$(MAKECMDGOALS)),)
   endif
 endif
 
-# What CXX links the library with, where that was compiled with OpenMP: its own runtime, if it knows what
-# CC calls, else CC's. Never both. Asked at the first use.
+# The OpenMP runtime that CXX links, if the library was compiled with OpenMP: CXX's own runtime if
+# it has the functions that CC calls, otherwise CC's. Never both. It is determined at the first use.
 OMP_PROBE = cd $(BUILD) && echo 'int main(void) { _Pragma("omp parallel") ; return 0; }' >runtime.c && \
     $(CC) $(OPENMP) -c runtime.c -o runtime.o && $(CC) $(OPENMP) runtime.o $(LDFLAGS) -o runtime && \
     lib=$$(ldd runtime 2>/dev/null | awk '/omp/ { print $$3; exit }'); \
@@ -55,25 +56,44 @@ OMP_FOUND = $(or $(shell $(OMP_PROBE)),$(error CXX=$(CXX) cannot link the OpenMP
     a compiler of the same kind, or OPENMP= to do without))
 OMP_LINK  = $(if $(OPENMP),$(eval OMP_LINK := $(OMP_FOUND))$(OMP_LINK))
 
+# --- the products: mixprec.h and mixprec_cuda.cu are packed from the rooms under src/ -----
+# The products are committed, so that a user only copies one file. The project's own builds compile
+# BUILD/include instead: the same text with #line, so that compiler messages name the room.
+ROOMS := $(wildcard src/*.[hc] src/*.cu src/*/*.[hc] src/*/*.cu)
+HEADER = $(BUILD)/include/mixprec.h
+COMPANION = $(BUILD)/include/mixprec_cuda.cu
+
+# Each file is replaced atomically, because several builds may pack at once.
+pack = $(Q)awk $1 -f src/pack.awk src/$(notdir $@) >$@.$$$$ && mv $@.$$$$ $@ || { rm -f $@.$$$$; exit 1; }
+
+mixprec.h mixprec_cuda.cu: %: $(ROOMS) src/pack.awk
+	$(call say,pack $@)
+	$(call pack)
+$(HEADER) $(COMPANION): $(BUILD)/include/%: % 
+	$(Q)mkdir -p $(@D)
+	$(call pack,-v lines=1)
+
 # --- how a program is built --------------------------------------------------------------
-# The implementation takes a while to compile, so that is done once, into an archive. Programs
-# that define MIXPREC_IMPLEMENTATION are told that it is done already; OWN names those that have
-# one of their own, for its options or the system's calls. All of it checks its invariants.
+# The implementation compiles slowly, so it is compiled once, into an archive. In programs that
+# define MIXPREC_IMPLEMENTATION, MIXPREC_IMPLEMENTATION_DONE leaves it out. OWN names the programs
+# that compile their own implementation, for its options or for the system's calls. All builds check
+# invariants.
 Q     := $(if $(V),,@)
 CHECKED = -include tests/checked.h
-FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I. -Itests $(CHECKED) $(CPPFLAGS) $(CFLAGS) $(OPENMP)
+FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I$(BUILD)/include -I. -Itests $(CHECKED) $(CPPFLAGS) $(CFLAGS) $(OPENMP)
 LIB   := $(BUILD)/libmixprec.a
-BUILT  = $(LIB) $(BUILD)/flags
+BUILT  = $(LIB) $(HEADER) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
 OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_block bench_optimizer
-# tcc knows neither these nor tests/checked.h's builtins: tests/variant.sh takes both away.
+# tcc knows neither DEPENDS nor the builtins of tests/checked.h: tests/variant.sh removes both.
 DEPENDS = -MMD -MP -MT $@ -MF $@.d
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
 
-# What is optimised less than the library is: after CFLAGS, as a CFLAGS given on the command line could
-# not be added to. Tests only call what is compiled already: tests/variant.sh saves there with LIGHT=-O0,
-# but for those of what a program compiles itself, the header's inline functions.
+# `light` optimises a program less than the library. It follows CFLAGS, because make cannot append
+# to a CFLAGS of the command line. Most tests only call the compiled library: tests/variant.sh saves
+# time with LIGHT=-O0. INLINE names the tests of the header's inline functions, which a program
+# compiles itself.
 INLINE  = test_formats test_bits test_numerics test_functions
 light   = $(if $(filter $(INLINE),$(notdir $@)),,$(if $(filter $(BUILD)/test_%,$@),$(LIGHT)))
 
@@ -83,39 +103,47 @@ $(Q)mkdir -p $(@D)
 $(Q)$(CC) $(FLAGS) $(light) $(done) $(DEPENDS) $< $(LIB) $(LDFLAGS) $(LDLIBS) -lm -o $@
 endef
 
-# Those that need no speed and have a copy of all of mixprec.h.
+# The programs that compile all of mixprec.h need no speed.
 $(OWN:%=$(BUILD)/%): private light = -O0
 $(BUILD)/test_threads $(BUILD)/test_ranks_refused: private LDLIBS += -pthread
 
-# Those that look inside it: what they do not call themselves is left out (tests/internals.h).
+# Tests that look inside the library compile only the functions that they call (tests/internals.h).
 $(BUILD)/test_optimizers $(BUILD)/test_pairs: private light = -O1 -fno-inline
 
-EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c,$(wildcard examples/*.c)))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c,$(wildcard examples/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 LONG     := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/long_*.c))
 BENCHES  := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
 
 $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
 $(BUILD)/%: tests/%.c $(BUILT)      ; $(link)
-# Those with a copy need not wait for the library.
+# Tests with their own implementation need not wait for the library.
 OWN_TESTS := $(patsubst %,$(BUILD)/%,$(filter test_%,$(OWN)))
 $(OWN_TESTS): private LIB =
-$(OWN_TESTS): $(BUILD)/%: tests/%.c mixprec.h $(BUILD)/flags ; $(link)
+$(OWN_TESTS): $(BUILD)/%: tests/%.c $(HEADER) $(BUILD)/flags ; $(link)
 $(BUILD)/bench/%: tests/bench/%.c $(BUILT) ; $(link) -lpthread
 
-# What the header offers to C++ alone.
+# The header's features for C++ only.
 CPP_TESTS := $(if $(shell command -v $(CXX)),$(BUILD)/test_scopes)
 $(BUILD)/test_scopes: tests/test_scopes.cpp $(BUILT) tests/test.h
 	$(call say,c++ $@)
-	$(Q)$(CXX) -std=c++11 $(filter-out -Wstrict-prototypes,$(WARN)) $(if $(WERROR),-Werror) -O1 -I. -Itests \
+	$(Q)$(CXX) -std=c++11 $(filter-out -Wstrict-prototypes,$(WARN)) $(if $(WERROR),-Werror) -O1 -I$(BUILD)/include -I. -Itests \
 	    $< $(LIB) $(OMP_LINK) -lm -o $@
 
-# Peers that are installed are called from one process, by a script: see tests/bench/peers.py.
+# A script calls the installed peers from one process: see tests/bench/peers.py.
 $(BUILD)/bench/libpeers.so: tests/bench/peers.cpp mixprec.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 $(OPENMP) -fPIC -shared -I. $< -ldl -lm -o $@
 
-# The trainer uses a GPU where there is one to use; tiny_gpt_cuda can, wherever it is built.
+$(BUILD)/bench/libsmall.so: tests/bench/small.cpp mixprec.h
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 $(OPENMP) -fPIC -shared -I. $< -lm -o $@
+
+$(BUILD)/bench/libconv.so: tests/bench/conv.cpp examples/conv.h mixprec.h
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 $(OPENMP) -fPIC -shared -I. $< -lm -o $@
+
+# tiny_gpt is built with CUDA if this machine has a GPU; tiny_gpt_cuda is always built with CUDA.
 CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart
 CUDA_LINK = $(BUILD)/mixprec_cuda.o $(CUDA_LIBS) -lstdc++
 ifneq ($(GPU),)
@@ -127,86 +155,109 @@ $(BUILD)/tiny_gpt_cuda: done += -DTINY_GPT_CUDA
 $(BUILD)/tiny_gpt_cuda: LDLIBS += $(CUDA_LINK)
 $(BUILD)/tiny_gpt_cuda: examples/tiny_gpt.c $(BUILT) $(BUILD)/mixprec_cuda.o ; $(link)
 
-# Where there is a GPU nobody should wait for it: newer nvcc use all cores for one file.
+# With a GPU, compiling should be fast: newer versions of nvcc use all cores for one file.
 SPLIT := $(if $(GPU),$(shell $(NVCC) --help 2>/dev/null | grep -q -e '--split-compile ' && \
              echo --split-compile=0))
-$(BUILD)/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
+$(BUILD)/mixprec_cuda.o: $(COMPANION) $(HEADER)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) -std=c++17 -O3 $(SPLIT) $(CUDA_ARCH) -I. -c $< -o $@
 
-# The companion compiled by a C++ compiler for a simulated GPU: plain for the quick tests, and with
-# the sanitizers, which take three times as long, for the long ones.
-# The simulation's own tests look at what the sanitizers say, so they always have them.
+# A C++ compiler compiles the companion for a simulated GPU: plain for the quick tests, and for the
+# long tests with the sanitizers, which take three times as long. The simulation's own tests check
+# the sanitizers' messages, so they always use the sanitizers.
 CUDA_SANE  := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/sane/%,$(wildcard tests/test_cuda*.cpp)))
 CUDA_PLAIN := $(patsubst $(BUILD)/sane/%,$(BUILD)/%,$(filter-out %/test_cudasim,$(CUDA_SANE)))
 CUDA_TESTS := $(strip $(CUDA_PLAIN) $(filter %/test_cudasim,$(CUDA_SANE)))
 SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
 $(BUILD)/sane/test_cudasim: private SANE += -O0
 SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
-              -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include -I. -Itests
+              -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include -I$(BUILD)/include -I. -Itests
 
-# mixprec_cuda.cu takes most of the time: it is compiled once, and all of these link it. Those that do
-# not look inside it see its face; the others compile what stands before its table, too, of which
-# what they call is left.
-CUDA_OUTSIDE := test_cuda_by_hand test_cuda_face test_cuda_functions test_cuda_guard test_cuda_muon test_cuda_products test_cuda_ranks \
-                test_cuda_rows test_cuda_states test_cuda_training
-OUTSIDE := $(CUDA_OUTSIDE:%=$(BUILD)/%) $(CUDA_OUTSIDE:%=$(BUILD)/sane/%)
-INSIDE  := $(filter-out $(OUTSIDE) %/test_cudasim,$(CUDA_PLAIN) $(CUDA_SANE))
-$(OUTSIDE): private SIM_FLAGS += -DCOMPANION_LINKED
-$(INSIDE): private SIM_FLAGS += -DCOMPANION_INSIDE='"$(BUILD)/companion_inside.cu"' -Wno-unused-function
-$(INSIDE): $(BUILD)/companion_inside.cu
+# mixprec_cuda.cu takes most of the time. It is compiled once, together with the functions by which
+# a few tests look inside it (tests/cuda/inside.h), and all CUDA tests link that object.
+SIM_LINKED := $(filter-out %/test_cudasim,$(CUDA_PLAIN) $(CUDA_SANE))
+$(SIM_LINKED): private SIM_FLAGS += -DCOMPANION_LINKED
 $(addsuffix /test_cuda_by_hand,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): examples/by_hand_cuda.cu
+$(addsuffix /test_cuda_everyday,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): $(wildcard tests/programs/*.h)
 $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
 
-$(BUILD)/companion_inside.cu: mixprec_cuda.cu
-	$(Q)mkdir -p $(@D) && { echo '#line 1 "mixprec_cuda.cu"'; sed '/>>table ==/,$$d' $<; } >$@
-
-$(CUDA_PLAIN): $(BUILD)/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
+$(CUDA_PLAIN): $(BUILD)/%: tests/%.cpp $(LIB) $(COMPANION) $(wildcard tests/*.h)
 	$(call say,c++ $@)
 	$(Q)$(CXX) $(SIM_FLAGS) $< $(filter %.o,$^) $(LIB) $(OMP_LINK) -lm -o $@
 
-$(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp mixprec.h mixprec_cuda.cu $(wildcard tests/*.h)
+$(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(HEADER) $(COMPANION) $(wildcard tests/*.h)
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) $(filter %.a,$^) $(OMP_LINK) -lm -o $@
 
-# With products and sums joined, as nvcc joins them, and with the one NaN of a GPU's arithmetic: what is
-# promised to the bit must still hold. It takes gcc, which can leave two registers alone.
+# With fused multiply-adds, as nvcc generates them, and with the single NaN of a GPU's arithmetic:
+# every promise of equal bits must still hold. It needs gcc, which can reserve two registers.
 CUDA_FMA := $(if $(and $(CUDA),$(filter x86_64,$(shell uname -m)),$(if $(findstring clang,$(CXX)),,1)), \
-                $(BUILD)/fma/test_cuda $(BUILD)/fma/test_cuda_optimizers)
+                $(BUILD)/fma/test_cuda $(BUILD)/fma/test_cuda_optimizers $(BUILD)/fma/test_cuda_states)
 
 ONE_NAN = -mfma -ffp-contract=fast -ffixed-xmm14 -ffixed-xmm15 -DCUDASIM_ONE_NAN
 
-$(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/canonical_nan.awk $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
+$(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/cuda/inside.cu tests/canonical_nan.awk $(LIB) $(COMPANION) $(wildcard tests/*.h)
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(ONE_NAN) -S $< -o $@.raw.s
 	$(Q)awk -f tests/canonical_nan.awk $@.raw.s >$@.s && rm -f $@.raw.s
 	$(Q)$(CXX) $@.s $(LIB) $(OMP_LINK) -lm -o $@
 
-# The same tests for the GPU that is there, or, where there is none, to see that they link: then
-# nobody assembles them.
+# The same tests for the GPU of this machine. Without a GPU the build only checks that they link,
+# and skips the assembly.
 GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
                  tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
-GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native $(SPLIT),-arch=compute_80 -Xcicc -O1) -O1 -x cu -I. -Itests
+GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native $(SPLIT),-arch=compute_80 -Xcicc -O1) -O1 -x cu -I$(BUILD)/include -I. -Itests
 
-# Here, too, those that do not look inside the companion link it: mixprec_cuda.o where there is a GPU.
-GPU_OUTSIDE  := $(CUDA_OUTSIDE:%=$(BUILD)/gpu/%)
-GPU_LINKED   := $(if $(GPU),$(BUILD)/mixprec_cuda.o,$(BUILD)/gpu/mixprec_cuda.o)
-$(GPU_OUTSIDE): private GPU_FLAGS += -DCOMPANION_LINKED
-$(GPU_OUTSIDE): $(GPU_LINKED)
-
-$(BUILD)/gpu/mixprec_cuda.o: mixprec_cuda.cu mixprec.h
+$(BUILD)/gpu/inside.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@
 
-$(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(LIB) mixprec_cuda.cu $(wildcard tests/*.h)
+$(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(BUILD)/gpu/inside.o $(LIB) $(wildcard tests/*.h)
 	$(call say,nvcc $@)
-	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@.o
+	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -DCOMPANION_LINKED -c $< -o $@.o
 	$(Q)$(CXX) $@.o $(filter %.o,$^) $(LIB) $(OMP_LINK) $(CUDA_LIBS) -lm -o $@
+
+# The same programs without a GPU: tests/cuda/runtime.cpp replaces libcudart and interprets the PTX
+# that nvcc generated. The few kernels of a test itself are compiled once, for 7.5: newer GPUs run
+# them.
+PTX_ARCHS ?= 75 80 90
+PTX_NAMES := $(if $(NVCC),$(notdir $(CUDA_PLAIN)))
+PTX_TESTS := $(foreach a,$(PTX_ARCHS),$(PTX_NAMES:%=$(BUILD)/ptx/sm_$a/%))
+PTX_FLAGS  = -std=c++17 --no-compress -x cu -I$(BUILD)/include -I. -Itests
+ptx_for    = -gencode arch=compute_$1,code=compute_$1
+
+$(BUILD)/ptx/runtime.o: tests/cuda/runtime.cpp $(wildcard tests/cuda/*.h) tests/cudasim.h
+	$(call say,c++ $@)
+	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -fwrapv -frounding-math \
+	    -ffp-contract=off -fno-strict-aliasing -isystem $(CUDA)/include -Itests -c $< -o $@
+
+$(BUILD)/ptx/inside_%.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER)
+	$(call say,nvcc $@)
+	$(Q)mkdir -p $(@D) && $(NVCC) $(PTX_FLAGS) -O3 $(call ptx_for,$*) -c $< -o $@
+
+$(PTX_NAMES:%=$(BUILD)/ptx/%.o): $(BUILD)/ptx/%.o: tests/%.cpp $(HEADER) $(wildcard tests/*.h)
+	$(call say,nvcc $@)
+	$(Q)mkdir -p $(@D) && $(NVCC) $(PTX_FLAGS) -O1 -DCOMPANION_LINKED $(call ptx_for,75) -c $< -o $@
+
+define ptx_link
+$(PTX_NAMES:%=$(BUILD)/ptx/sm_$1/%): $(BUILD)/ptx/sm_$1/%: $(BUILD)/ptx/%.o $(BUILD)/ptx/inside_$1.o \
+        $(BUILD)/ptx/runtime.o $(LIB)
+	$(Q)mkdir -p $$(@D) && $(CXX) $$^ $$(OMP_LINK) -lm -o $$@
+endef
+$(foreach a,$(PTX_ARCHS),$(eval $(call ptx_link,$a)))
+
+# Kernels with one fault each: does the interpreter report it?
+PTX_FAULTS := $(if $(NVCC),$(BUILD)/ptx/ptx_faults)
+$(BUILD)/ptx/ptx_faults: tests/cuda/ptx_faults.cu $(BUILD)/ptx/runtime.o
+	$(call say,nvcc $@)
+	$(Q)$(NVCC) $(PTX_FLAGS) -O1 $(call ptx_for,80) -c $< -o $@.o
+	$(Q)$(CXX) $@.o $(BUILD)/ptx/runtime.o -lm -o $@
 
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: SIM_MORE = $(SANE)
-$(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: mixprec_cuda.cu mixprec.h tests/cudasim.h tests/checked.h
+$(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER) \
+        tests/cudasim.h tests/checked.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SIM_MORE) -x c++ -c $< -o $@
 
@@ -220,7 +271,7 @@ $(BUILD)/tiny_gpt_sim: $(BUILD)/tiny_gpt_sim.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(SIM_LINK)
 
-$(BUILD)/bench_cuda_sim.o: tests/bench/bench_cuda.cpp mixprec.h tests/cudasim.h
+$(BUILD)/bench_cuda_sim.o: tests/bench/bench_cuda.cpp tests/ledger.h $(HEADER) tests/cudasim.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) -c $< -o $@
 
@@ -228,8 +279,8 @@ $(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(SIM_LINK)
 
-# The bench of a GPU; it links where there is none, and then says so.
-$(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp $(BUILD)/mixprec_cuda.o $(LIB)
+# The bench for a GPU. Without a GPU it still links, and reports that there is none.
+$(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp tests/ledger.h $(BUILD)/mixprec_cuda.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -isystem $(CUDA)/include -I. \
 	    $< $(LIB) $(CUDA_LINK) $(OMP_LINK) -ldl -lm -o $@
@@ -237,12 +288,12 @@ $(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp $(BUILD)/mixprec_cuda.o $(LIB)
 $(LIB): $(BUILD)/mixprec.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $<
 
-$(BUILD)/mixprec.o: mixprec.h tests/checked.h $(BUILD)/flags
+$(BUILD)/mixprec.o: $(HEADER) tests/checked.h $(BUILD)/flags
 	$(call say,cc $@)
 	$(Q)printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/mixprec.c
 	$(Q)$(CC) $(FLAGS) -c $(BUILD)/mixprec.c -o $@
 
-# Rewritten only when the compiler or its flags changed: then everything is built again.
+# Rewritten only if the compiler or its flags changed; then everything is rebuilt.
 $(BUILD)/flags: always
 	$(Q)mkdir -p $(BUILD)
 	$(Q)echo '$(CC) $(FLAGS) $(LDFLAGS) $(LDLIBS)' | cmp -s - $@ || \
@@ -255,17 +306,17 @@ FUZZ := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_SECONDS ?= 600
 TESTS += $(FUZZ:%=$(BUILD)/%)
 
-# Some compile the implementation again: unoptimised, that is soon done.
+# Some compile the implementation again, unoptimised because that is fast.
 $(FUZZ:%=$(BUILD)/%): private light = -O0
 $(FUZZ:%=$(BUILD)/%): $(BUILD)/%: tests/fuzz/%.c $(BUILT) ; $(link)
 
-# Two that look at no internals share a copy that has its files in memory.
+# Two that use no internals share a library whose files are in memory.
 OF_FILES := $(filter %_load %_reader,$(FUZZ:%=$(BUILD)/%))
 $(OF_FILES): $(BUILD)/memory_disk.o
 $(OF_FILES): private LIB = $(BUILD)/memory_disk.o
 $(OF_FILES): private done = -DMEMORY_DISK_LINKED
 $(BUILD)/memory_disk.o: private light = -O0
-$(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h mixprec.h tests/checked.h $(BUILD)/flags
+$(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h $(HEADER) tests/checked.h $(BUILD)/flags
 	$(call say,cc $@)
 	$(Q)printf '#include "%s"\n' $< >$(BUILD)/memory_disk.c
 	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT -c $(BUILD)/memory_disk.c -o $@
@@ -275,7 +326,7 @@ $(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard test
 	$(Q)mkdir -p $(@D) && clang -std=c99 -g -O1 -DFUZZ_EXPLORE -fsanitize=fuzzer,address,undefined \
 	    -fno-sanitize-recover=all -I. -Itests $< -lm -o $@
 
-# One after the other; what is found stays in BUILD/fuzz as crash-NAME..., to be given to BUILD/NAME.
+# One after the other. Findings stay in BUILD/fuzz as crash-NAME...; pass such a file to BUILD/NAME.
 .PHONY: fuzz
 fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs that break a promise (clang; FUZZ_SECONDS=600 for each)
 	$(Q)for f in $(FUZZ); do mkdir -p $(BUILD)/fuzz/$$f && $(BUILD)/$$f --seeds $(BUILD)/fuzz/$$f && \
@@ -284,40 +335,46 @@ fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs tha
 	        -artifact_prefix=$(BUILD)/fuzz/crash-$$f- $(BUILD)/fuzz/$$f || exit 1; done
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always examples run report cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
-        bench-kernels bench-cuda ledger install uninstall clean help
+.PHONY: always pack examples run report show cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
+        bench-small bench-conv bench-kernels bench-cuda ledger install uninstall dist reference clean help
 always:
 
 examples: $(EXAMPLES)    ## build the examples (the default)
 
-# Threads that wait asleep cost a quiet machine little, and spare a busy one much.
+pack: mixprec.h mixprec_cuda.cu   ## pack the rooms under src/ into mixprec.h and mixprec_cuda.cu
+
+# Sleeping while they wait costs threads little on a quiet machine and saves much on a busy machine.
 run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, a minute or two; saved in BUILD/run
 	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
 	    --eval-every 300 --out $(BUILD)/run --overwrite --sample 500
 
-# A product that passes 65504 is planted in the middle of it.
+# A product above 65504 is planted in the middle of the training.
 report: $(BUILD)/tiny_gpt   ## the same, longer, with an overflow planted; BUILD/report/report.html shows it
 	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --bias on --data mixprec.h --steps 3000 --log-every 20 \
 	    --eval-every 250 --weight-decay 0 --plant 1200 --out $(BUILD)/report --overwrite
 	@echo "open $(BUILD)/report/report.html"
 
+# SEEDS, BATCH_SEEDS and TEXT: see the script. It compares with PyTorch if PYTHON has PyTorch.
+show: $(BUILD)/proof $(BUILD)/tiny_gpt   ## what fp16 loses in four models, and what brings it back: BUILD/show/show.html
+	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/show.sh
+
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
-SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/layers.sh tests/metrics.sh tests/install.sh
-# Those that take longest come first, so that what runs side by side ends side by side.
+SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/rooms.sh tests/metrics.sh tests/install.sh
+# The longest tests come first, so that parallel tests end at about the same time.
 LONG_SCRIPTS = tests/test_tiny_gpt.sh tests/symbols.sh tests/test_cmake.sh tests/test_overflow.sh
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
-# Most of them use one core, and a compiler up to a gigabyte.
+# Most tests use one core; a compiler uses up to a gigabyte.
 JOBS   ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); \
               m=$$(awk '/^MemAvailable/ { print int($$2 / 1500000) }' /proc/meminfo 2>/dev/null); \
               [ "$${m:=$$n}" -lt $$n ] && n=$$m; [ $$n -gt 4 ] && n=4; [ $$n -lt 1 ] && n=1; echo $$n)
-# Without a -j of yours, the tests are built as many at a time.
+# Without -j, make builds as many tests at a time as run at a time.
 ifneq ($(filter test test-long test-variants test-all coverage,$(MAKECMDGOALS)),)
   ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
     MAKEFLAGS += -j$(JOBS)
   endif
 endif
-# Without a C++ compiler, or CUDA's headers, each of these programs is one skip.
+# Without a C++ compiler or CUDA's headers, each of these programs counts as one skip.
 CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
 GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \
                $(filter-out tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))) skipped')
@@ -330,28 +387,32 @@ test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(EXAMPLES) 
 	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
 
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
-# Benches are built, that they keep up with the header.
-BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeers.so)
+# Benches are built to check that they still compile with the header.
+BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeers.so $(BUILD)/bench/libsmall.so $(BUILD)/bench/libconv.so)
 
 # Lines and branches of mixprec.h that the C tests reach, in a build of its own.
 coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
 	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
 
-# So that what runs side by side ends side by side.
+# The order lets parallel tests end at about the same time.
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
 
-test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
-	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) tests/cuda_programs.sh 'ARCHS="75 90" tests/cuda_static.sh' \
+test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PTX_FAULTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
+	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/ptx.sh' tests/cuda_programs.sh 'ARCHS="75 90" tests/cuda_static.sh' \
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/variant.sh arm' 'tests/variant.sh amx' tests/ranks_mpi.sh tests/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' tests/test_overflow.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
+	    tests/test_packages.sh tests/test_reference_page.sh \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
 # Too long for CI on two cores. tests/variant.sh lists them.
 VARIANTS ?= ofast gnu finite sanitizers threads clang O0 O3 lto trapv char m32 gcc-11 clang-13 clang-16 musl tcc mingw \
             aarch64 armhf riscv64 ppc64le s390x
-test-variants: $(GPU_TESTS) $(CUDA_FMA) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
+test-ptx: $(PTX_TESTS) $(PTX_FAULTS)   ## nvcc's own code, interpreted: the GPU tests without a GPU (needs nvcc)
+	$(Q)$(EXPORT) tests/run.sh -t 1500 'PTX_ARCHS="$(PTX_ARCHS)" tests/ptx.sh'
+
+test-variants: $(GPU_TESTS) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
-	    tests/cuda_static.sh tests/mutation.sh tests/mutation_c.sh \
+	    tests/cuda_static.sh tests/mutation.sh tests/mutation_c.sh tests/ptx_plants.sh \
 	    $(patsubst %,'tests/variant.sh %',$(VARIANTS))
 
 test-all: test test-long test-variants   ## all three; an hour and more
@@ -361,8 +422,8 @@ test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under 
 	$(Q)$(EXPORT) tests/run.sh $(GPU_RUN)
 	$(Q)$(EXPORT) tests/gpu_sanitizer.sh $(GPU_TESTS)
 
-# The C tests alone, for another compiler or other flags (tests/variant.sh).
-# LEFT: names of tests that a variant cannot have; each is one skip. EXE: what the compiler adds to names.
+# Only the C tests, for another compiler or other flags (tests/variant.sh).
+# LEFT: names of tests that a variant cannot build; each is one skip. EXE: the suffix of programs.
 test-programs: $(TESTS)
 	$(Q)tests/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %$(EXE)') \
 	    $(LEFT:%=': % is left out; echo 0 passed, 0 failed, 1 skipped')
@@ -372,6 +433,12 @@ cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can us
 bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the peers that are installed (takes minutes)
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh
 
+bench-small: $(BUILD)/bench/libsmall.so   ## a small network's step beside PyTorch's, turn by turn
+	$(Q)$(PYTHON) tests/bench/small.py $(BUILD)/bench/libsmall.so
+
+bench-conv: $(BUILD)/bench/libconv.so   ## conv2d of examples/conv.h beside PyTorch's, turn by turn
+	$(Q)$(PYTHON) tests/bench/conv.py $(BUILD)/bench/libconv.so
+
 bench-kernels: $(BENCHES)   ## the kernels of every instruction set, without peers (takes minutes)
 	$(Q)for b in $(BENCHES); do echo "== $$b"; $$b || exit 1; done
 
@@ -379,7 +446,7 @@ bench-cuda:   ## measure the kernels and GPT-2 steps on a GPU (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'bench-cuda: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
 	$(Q)$(MAKE) --no-print-directory $(BUILD)/bench_cuda && $(BUILD)/bench_cuda $(BENCH_ARGS)
 
-ledger: $(BUILD)/bench/ledger   ## what GPTs' steps would move, compute and keep on an H200: a model, no GPU needed
+ledger: $(BUILD)/bench/ledger   ## what GPTs' steps would move, compute and keep on five GPUs (a model)
 	$(Q)$(BUILD)/bench/ledger
 
 install:   ## copy header, companion and mixprec.pc below DESTDIR/PREFIX
@@ -396,8 +463,21 @@ uninstall:   ## remove what install copied
 	rm -f '$(DESTDIR)$(PREFIX)/include/mixprec.h' '$(DESTDIR)$(PREFIX)/share/pkgconfig/mixprec.pc'
 	rm -rf '$(DESTDIR)$(PREFIX)/share/mixprec'
 
+reference:   ## the API reference, one page: BUILD/reference.html (needs Python)
+	$(Q)mkdir -p $(BUILD) && $(PYTHON) src/reference.py >$(BUILD)/reference.html && echo "open $(BUILD)/reference.html"
+
+# A release: the files that users copy, with checksums. The same commit gives the same bytes.
+VERSION = $(shell awk -F '"' '/define MIXPREC_VERSION "/ { print $$2 }' mixprec.h)
+DIST    = $(BUILD)/dist/mixprec-$(VERSION)
+dist: mixprec.h mixprec_cuda.cu   ## a release in BUILD/dist: header, companion, licence, checksums
+	$(Q)rm -rf $(BUILD)/dist && mkdir -p $(DIST) && cp mixprec.h mixprec_cuda.cu LICENSE $(DIST)/
+	$(Q)cd $(DIST) && sha256sum mixprec.h mixprec_cuda.cu LICENSE >SHA256SUMS
+	$(Q)cd $(BUILD)/dist && tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - \
+	    mixprec-$(VERSION) | gzip -n >mixprec-$(VERSION).tar.gz && sha256sum mixprec-$(VERSION).tar.gz
 clean:   ## remove everything that was built
 	rm -rf $(BUILD)
 
 help:   ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { line = sprintf("  make %-14s", $$1); n = split($$2, word, " "); \
+	    for (i = 1; i <= n; i++) { if (length(line " " word[i]) > 79) { print line; line = sprintf("%21s", "") } \
+	        line = line " " word[i] } print line }' Makefile

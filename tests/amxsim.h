@@ -1,6 +1,6 @@
-/* amxsim.h - the instructions of AMX that mixprec.h uses, in C, by Intel's manual: included before
- * mixprec.h, it runs that kernel on processors without tiles. What the hardware would fault at
- * (tiles that are not configured, or of another shape) counts in amxsim_faults.
+/* amxsim.h - the AMX instructions that mixprec.h uses, in C, by Intel's manual. If it is included
+ * before mixprec.h, the AMX kernel runs on processors without tiles. amxsim_faults counts what the
+ * hardware would fault at: tiles that are not configured, or have another shape.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef AMXSIM_H

@@ -3,7 +3,7 @@
  *
  *     table->fill(&x, args_fill(y, n, 1.0))
  *
- * Each function fills a struct of its own, which lives until its next call.
+ * Each function fills its own static struct, which is valid until the next call of that function.
  */
 #ifndef ARGS_H
 #define ARGS_H

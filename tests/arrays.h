@@ -1,5 +1,5 @@
-/* arrays.h - what kernel tests share: guarded arrays of any real dtype, and an executor
- * that runs tasks backwards on workers of its own choice.
+/* arrays.h - shared by kernel tests: guarded arrays of any real dtype, and an executor that runs
+ * tasks backwards on workers of its own choice.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef ARRAYS_H
@@ -105,5 +105,5 @@ NUMBERS_MAYBE int runner_end(runner *r) {
 }
 
 static const char *const isa_names[MIXP_ISA_COUNT] = 
-    { "scalar", "avx2", "avx512", "avx512 bf16", "neon", "neon f16", "neon bf16", "neon bfmmla", "amx", "amx f16" };
+    { "scalar", "avx2", "avx512", "avx512 bf16", "neon", "neon f16", "neon bf16", "amx", "amx f16" };
 #endif

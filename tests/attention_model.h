@@ -1,8 +1,8 @@
 /* attention_model.h - attention of any kind in plain double loops, for tests on every device.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Arrays are dense: q, y, dy [b, t, heads, d]; k, v [b, keys, kv_heads, d]; mask [b, heads, t, keys].
- * Beside each result the model keeps the sum of the absolute values of its terms.
+ * Arrays are dense: q, y, dy [b, t, heads, d]; k, v [b, keys, kv_heads, d]; mask [b, heads, t,
+ * keys]. For each result the model also keeps the sum of the absolute values of its terms.
  */
 #ifndef ATTENTION_MODEL_H
 #define ATTENTION_MODEL_H

@@ -3,10 +3,11 @@
 #
 #   c++ -S -mavx -ffixed-xmm14 -ffixed-xmm15 ... -o - | awk -f tests/canonical_nan.awk >nan.s
 #
-# An x86 keeps the payload of a NaN that goes into a sum, and makes 0xFFC00000 of Inf - Inf; in f32 a
-# GPU makes 0x7FFFFFFF of all. Behind each sum, product, quotient, root and narrowing in f32, and
-# behind each call of a function of libm, stand five instructions that put that NaN in place of any
-# other; they change no flags. Moves, casts by integers, f64 and comparisons stay as they are.
+# An x86 keeps the payload of a NaN operand, and Inf - Inf gives 0xFFC00000. On a GPU every f32
+# operation that gives NaN gives 0x7FFFFFFF. The script adds five instructions after each sum,
+# product, quotient, root and narrowing in f32, and after each call of a libm function. They replace
+# any NaN with the GPU's NaN and change no flags. Moves, casts by integers, f64 and comparisons stay
+# unchanged.
 BEGIN {
     arithmetic = "^v(add|sub|mul|div|sqrt)ss$|^vfn?m(add|sub)(132|213|231)ss$|^vcvtsd2ss$"
     packed = "^v(add|sub|mul|div|sqrt)ps$|^vfn?m(add|sub)(132|213|231)ps$"

@@ -1,4 +1,4 @@
-# check.sh - what the test scripts share; they read it with `. tests/check.sh`.
+# check.sh - functions shared by the test scripts, which source it: `. tests/check.sh`.
 # SPDX-License-Identifier: MIT OR Unlicense
 
 tmp=$(mktemp -d) || exit 1

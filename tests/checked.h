@@ -1,10 +1,12 @@
 /* checked.h - the Makefile includes it before every file, so that mixprec.h checks its invariants
- * in all that is built here. One that does not hold is a fault of mixprec's: told, and the end.
- * (By built-in functions: a header here would come before what a file says of the system's.)
+ * in every build of the project. A broken invariant is a fault of mixprec: it is reported, and the
+ * program ends. (It uses only built-in functions: a header here would precede a file's own feature
+ * macros for the system's headers.)
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef CHECKED_H
 #define CHECKED_H
+#define MIXPREC_ALL_ISAS        /* whatever flags say, all that the processor has is tested */
 #ifdef __clang__                /* it has no __builtin_exit */
 #  ifdef __cplusplus
 extern "C" void exit(int) noexcept __attribute__((noreturn));

@@ -1,5 +1,5 @@
-# code.awk - a C file's code alone, line for line: comments become blanks, quoted text "s" or 's'.
-# Read by layers.sh and metrics.sh.
+# code.awk - the code of a C file, line for line, without comments: comments become blanks, and
+# quoted text becomes "s" or 's'. metrics.sh runs it.
 # SPDX-License-Identifier: MIT OR Unlicense
 {
     out = ""

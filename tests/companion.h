@@ -1,6 +1,6 @@
-/* companion.h - mixprec_cuda.cu in a test. Mostly it is compiled once and linked, so that a test has
- * less to compile, as the Makefile says: with COMPANION_LINKED only its face, with COMPANION_INSIDE (on
- * the simulated GPU), a file's name, all that stands before its table; with neither, all of it.
+/* companion.h - mixprec_cuda.cu in a test. The Makefile compiles the companion once, in
+ * tests/cuda/inside.cu, and a test sees only its public declarations (COMPANION_LINKED). Without
+ * COMPANION_LINKED, a test compiles the companion itself.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef COMPANION_H
@@ -8,6 +8,7 @@
 
 #ifdef COMPANION_LINKED
 #  include "mixprec.h"
+#  include "cuda/inside.h"
 #  include <stdio.h>
 #  include <stdlib.h>
 #  ifdef MIXPREC_CUDASIM
@@ -17,12 +18,8 @@
 #  endif
 #  define MIXPI_LAUNCH(kernel, grid, threads, bytes, stream, ...)                         \
        cudasim::launch(kernel, grid, threads, bytes, stream, __VA_ARGS__)
-#elif defined(COMPANION_INSIDE)
-#  include COMPANION_INSIDE
-#  include <stdio.h>
-#  include <stdlib.h>
 #else
-#  include "../mixprec_cuda.cu"
+#  include "cuda/inside.cu"
 #  ifndef MIXPREC_CUDASIM
 #    include "cudareal.h"
 #  endif

@@ -1,12 +1,12 @@
 #!/bin/sh
-# compile_matrix.sh - builds and runs a small user's program around mixprec.h with every
-# compiler, language standard and way of including it.
+# compile_matrix.sh - builds and runs a small program that uses mixprec.h, with every compiler,
+# language standard and way of including the header.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
 #   tests/compile_matrix.sh [short|full]
 #
-# Every cell must compile without a warning, link and run. A missing compiler is a skip. short: two
-# cells, C99 and C++11.
+# Every cell must compile without a warning, link and run. A missing compiler is a skip. short runs
+# only two cells, C99 and C++11.
 . tests/check.sh
 
 full=; [ "$1" = full ] && full=1

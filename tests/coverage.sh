@@ -2,11 +2,11 @@
 # coverage.sh - which lines and branches of mixprec.h the C tests reach, by gcov. `make coverage`.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/coverage.sh PROGRAM...        (BUILD, CC, GCOV) leaves BUILD/coverage/mixprec.h.gcov: each
-#                                       line with #### where nothing came by
+#   tests/coverage.sh PROGRAM...        (BUILD, CC, GCOV) writes BUILD/coverage/mixprec.h.gcov:
+#                                       #### marks lines that were never reached
 #
-# A line counts as reached when any of its copies was: the code for several instruction sets is one
-# text. Branches are those of C; one is reached when a copy of it was taken.
+# The code of several instruction sets is the same lines, so a line has several copies. A line
+# counts as reached if any copy was reached, and a branch (of C) if any copy was taken.
 . tests/check.sh
 
 build=${BUILD:-build}/coverage

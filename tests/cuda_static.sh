@@ -1,7 +1,7 @@
 #!/bin/sh
-# cuda_static.sh - what nvcc says of mixprec_cuda.cu: no warning, no stack frame and no spill in any
-# kernel, on seven architectures (ARCHS: fewer); what it refuses to be compiled for; 16-byte loads
-# and stores in the PTX. Skipped without nvcc.
+# cuda_static.sh - checks nvcc's output for mixprec_cuda.cu: no warning, no stack frame and no spill
+# in any kernel, on seven architectures (ARCHS chooses fewer); the architectures that the file
+# refuses; 16-byte loads and stores in the PTX. Skipped without nvcc.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 

@@ -1,10 +1,10 @@
-/* cudareal.h - what the tests ask of the simulated CUDA, on a real GPU: tests only.
+/* cudareal.h - the interface of the simulated CUDA, for tests on a real GPU: tests only.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * The CUDA tests, compiled by nvcc for the GPU that is there (`make test-gpu`), are the same
- * programs: they read this instead of cudasim.h. A schedule is the GPU's own, nothing fails on
- * request, calls are not counted; what needs that begins with NEEDS_SIMULATION, and is skipped.
- * Arrays lie in managed memory, so that a test may look at them once it has waited.
+ * `make test-gpu` compiles the same CUDA tests by nvcc for the GPU of this machine; they read this
+ * file instead of cudasim.h. The GPU chooses its own schedule, no failure can be requested, and
+ * calls are not counted. A test that needs one of these begins with NEEDS_SIMULATION and is
+ * skipped. Arrays lie in managed memory, so a test may read them after it has waited.
  */
 #ifndef CUDAREAL_H
 #define CUDAREAL_H
@@ -30,6 +30,7 @@ static bool eager = false, unaligned_algorithms = true, other_libm = false, cut_
 static bool old_loader = false;
 static bool host_sees_device = true, epilogues = true;
 static size_t library_version = 0;
+static double algorithm_ms[3], joined_ms = 0, kernel_ms = 0;
 static int  first_algorithm = 0;
 static long fail_at = 0, fault_at = 0, refused_products = 0;
 static cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
@@ -42,6 +43,7 @@ struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products,
          heuristics, checks, joined;
     int  algorithm;
+    long shared;
 };
 static Count count;
 
@@ -78,6 +80,17 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes, 
 
 /* Nobody counts: compute-sanitizer's memcheck does. */
 inline long leaks() { return 0; }
+
+/* Tests look at managed memory while others of its arrays are in use: Linux allows that, Windows and
+ * WSL do not. There a program is one skip. */
+inline void needs_managed() {
+    int there = 0;
+    cudaError_t e = cudaDeviceGetAttribute(&there, cudaDevAttrConcurrentManagedAccess, 0);
+    if (e == cudaSuccess && there) return;
+    std::printf("skipped: with this GPU and system the host may not touch managed memory "
+                "(concurrentManagedAccess is 0)\n");
+    std::exit(77);
+}
 
 /* Memory of the GPU that the host sees. It is asked for in captures, too, where nobody may wait for
  * the device. */

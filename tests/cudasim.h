@@ -1,34 +1,37 @@
 /* cudasim.h - CUDA kernels on a machine without a GPU: tests only.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * A .cu file, its kernels included, is compiled by a plain C++17 compiler against CUDA's own
- * headers and this one, and runs under the sanitizers. Nothing of CUDA is linked: the runtime
- * and cuBLASLt functions that mixprec calls are defined here.
+ * A plain C++17 compiler compiles a .cu file, kernels included, with CUDA's own headers and this
+ * one. The program runs under the sanitizers. It links nothing of CUDA: this file defines the
+ * runtime and cuBLASLt functions that mixprec calls.
  *
  * Kernels. Each thread of a block is a fiber that runs to its next barrier or warp collective;
- * blocks run one after another. `schedule` picks the order of both: results must not depend on
- * it. forward and reversed let a warp run as far ahead of the others as barriers permit, so that
- * it overwrites what they have yet to read; permuted keeps all threads abreast. Shared memory is
- * allocated for each block, filled with 0xFF (NaN) and fenced by the address sanitizer. cp.async
- * copies only when waited for. What would hang or be undefined on a GPU (a barrier that some
- * threads miss, a lane missing from a mask) ends the program with a message.
+ * blocks run one after another. `schedule` sets the order of fibers and blocks; results must not
+ * depend on that order. forward and reversed let a warp run as far ahead of the others as barriers
+ * permit, so that it overwrites data that the others have not read yet; permuted keeps all threads
+ * level. Shared memory is allocated for each block, filled with 0xFF (NaN) and fenced by the
+ * address sanitizer. cp.async copies only when the program waits for it. If something would hang
+ * or be undefined on a GPU (a barrier that some threads miss, a lane missing from a mask), the
+ * program ends with a message.
  *
- * Streams are queues whose work is done when someone waits for it, so that a missing wait shows.
- * The legacy stream and blocking ones wait for each other as CUDA says, non-blocking ones for
- * nobody. A capture records the same work; what CUDA forbids in a capture fails with CUDA's error.
- * Calls leave the last error that CUDA's leave, cudaErrorNotReady included; a call that needs a
- * context makes one on the current GPU, and `contexts` knows which have one.
- * Device memory is filled with 0xFF, and where host_sees_device is false the host may not touch what
- * is then allocated: it is closed but while queued work is done, which takes time. Host pointers, and
- * freed ones, are found when they are given to a copy or a kernel. `count` says what was called, and
- * so does a program at its end with CUDASIM_COUNT in the environment; `fail_at` makes the n-th
- * resource request from now on fail,
- * `fault_at` the n-th kernel from now on.
+ * Streams are queues. Their work is done only when someone waits for it, so a missing wait shows.
+ * The legacy stream and blocking streams wait for each other as CUDA specifies; non-blocking
+ * streams wait for no other stream. A capture records the same work; calls that CUDA forbids in a
+ * capture fail with CUDA's error. Calls leave the same last error as CUDA's calls,
+ * cudaErrorNotReady included. A call that needs a context makes one on the current GPU; `contexts`
+ * lists the GPUs that have one.
  *
- * A program that is built through tests/canonical_nan.awk has a GPU's NaNs: its arithmetic makes
- * 0x7FFFFFFF of all.
+ * Device memory is filled with 0xFF. If host_sees_device is false when memory is allocated, the
+ * host may not access that memory: its pages are closed except while queued work is done, which
+ * takes time. Host pointers and freed pointers are detected when they are passed to a copy or a
+ * kernel. `count` has the number of each call; with CUDASIM_COUNT in the environment a program
+ * prints the counts at its end. `fail_at` makes the n-th resource request from now on fail,
+ * `fault_at` the n-th kernel.
  *
- * Not seen: weak memory order, true concurrency, speed.
+ * A program that is built through tests/canonical_nan.awk has the NaNs of a GPU: every NaN that
+ * its arithmetic makes is 0x7FFFFFFF.
+ *
+ * Not simulated: weak memory order, true concurrency, speed.
  */
 #ifndef CUDASIM_H
 #define CUDASIM_H
@@ -100,6 +103,9 @@ inline Gelu gelu_kind = exact_tanh;
 inline cublasStatus_t check_says = CUBLAS_STATUS_SUCCESS;       /* of an algorithm that was kept */
 inline size_t check_wants = 0;              /* so many bytes more than there were            */
 inline size_t library_version = 130100;     /* cuBLASLt's                                    */
+/* Milliseconds that events count besides the time that passes: for a product by one of the three
+ * algorithms, for sums or GELU in its pass, for a kernel. */
+inline double algorithm_ms[3] = { 0, 0, 0 }, joined_ms = 0, kernel_ms = 0, counted_ms = 0;
 inline int first_algorithm = 0;             /* which of three its heuristic offers first     */
 inline bool other_libm = false;             /* kernels' expf and its like are a unit off     */
 inline bool cut_sums = false;               /* tensor cores cut sums off, as a GPU's do      */
@@ -117,6 +123,7 @@ struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products,
          heuristics, checks, joined;        /* joined: products with sums or GELU            */
     int  algorithm;                         /* of the newest product                         */
+    long shared;                            /* dynamic bytes of the newest launch with any   */
 };
 inline Count count;
 
@@ -598,6 +605,7 @@ struct CUevent_st {
     bool captured = false;                  /* recorded in a capture: nobody may look        */
     int  device = 0;
     std::chrono::steady_clock::time_point when;     /* of the newest                          */
+    double counted = 0;                     /* of counted_ms                                  */
 };
 
 namespace cudasim {
@@ -937,7 +945,9 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 size, size_t dynamic, c
         return result(cudaErrorStreamCaptureUnsupported);
     }
     count.launches++;
+    if (dynamic) count.shared = (long)dynamic;
     return enqueue(s, [=] {
+        counted_ms += kernel_ms;
         if (bad || (fault_at > 0 && --fault_at == 0)) {
             machine().sticky = cudaErrorIllegalAddress;
             return;
@@ -1097,7 +1107,8 @@ inline cudaError_t cudaDeviceGetAttribute(int *v, cudaDeviceAttr a, int d) {
     *v = a == cudaDevAttrMultiProcessorCount ? cudasim::processors
        : a == cudaDevAttrComputeCapabilityMajor ? cudasim::capability_major
        : a == cudaDevAttrComputeCapabilityMinor ? cudasim::capability_minor
-       : a == cudaDevAttrMaxSharedMemoryPerBlockOptin ? cudasim::max_shared : 0;
+       : a == cudaDevAttrMaxSharedMemoryPerBlockOptin ? cudasim::max_shared
+       : a == cudaDevAttrConcurrentManagedAccess;
     return cudaSuccess;
 }
 inline cudaError_t cudaGetLastError(void) {
@@ -1315,6 +1326,7 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
     return cudasim::enqueue(s, [=] {
         if (e->done < mark) e->done = mark;
         e->when = std::chrono::steady_clock::now();
+        e->counted = cudasim::counted_ms;
     });
 }
 /* Lets one piece of the stream's work be done: time passes. */
@@ -1340,7 +1352,8 @@ inline cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t
     if (!from->asked || !to->asked) return cudasim::result(cudaErrorInvalidResourceHandle);
     if (from->done < from->asked || to->done < to->asked)
         return cudasim::result(cudaErrorNotReady);
-    *ms = std::chrono::duration<float, std::milli>(to->when - from->when).count();
+    *ms = std::chrono::duration<float, std::milli>(to->when - from->when).count() +
+          (float)(to->counted - from->counted);
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned) {
@@ -1824,7 +1837,10 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t d
     cudasim::count.products++;
     cudasim::count.joined += cudasim::is_joined(p.epilogue);
     cudasim::count.algorithm = (int)algo->data[0] - 0x51;
+    double took = cudasim::algorithm_ms[cudasim::count.algorithm] +
+                  (cudasim::is_joined(p.epilogue) ? cudasim::joined_ms : 0);
     cudaError_t e = cudasim::enqueue(cudasim::stream_of(stream), [=] {
+        cudasim::counted_ms += took;
         if (need) std::memset(workspace, 0xFF, need < 4096 ? need : 4096);
         cudasim::multiply(p);
     });

@@ -1,9 +1,9 @@
 #!/bin/sh
-# gpu_sanitizer.sh - the CUDA tests on a real GPU under the tools of compute-sanitizer. Skipped
-# where it is not installed, or where there is no GPU.
+# gpu_sanitizer.sh - the CUDA tests on a real GPU under the tools of compute-sanitizer. Skipped if
+# compute-sanitizer is not installed or there is no GPU.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/gpu_sanitizer.sh PROGRAM...       (CUDA; TOOLS, by default all four; LIMIT, of one run)
+#   tests/gpu_sanitizer.sh PROGRAM...       (CUDA; TOOLS, by default all four; LIMIT per run)
 . tests/check.sh
 
 sanitizer=$(command -v compute-sanitizer || echo "${CUDA:-/usr/local/cuda}/bin/compute-sanitizer")

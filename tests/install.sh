@@ -49,6 +49,15 @@ else
     skip 'pkg-config knows the version (no pkg-config)'
 fi
 
+# A release, made twice.
+dist() { run_make dist BUILD="$tmp/$1" >/dev/null && (cd "$tmp/$1/dist/mixprec-$version" && sha256sum -c SHA256SUMS); }
+same() { dist again && cmp "$tmp/dist/dist/mixprec-$version.tar.gz" "$tmp/again/dist/mixprec-$version.tar.gz"; }
+if tar --version 2>/dev/null | grep -q GNU && command -v sha256sum >/dev/null; then
+    check 'make dist, and its checksums'  dist dist
+    check 'it is the same each time'      same
+else skip 'make dist (no GNU tar or no sha256sum)'
+fi
+
 nothing_left() { [ -z "$(find "$dest" ! -type d)" ]; }
 check 'make uninstall'                run_make uninstall
 check 'nothing is left'               nothing_left

@@ -1,9 +1,11 @@
-/* internals.h - mixprec.h with what is private to its implementation, for a test that looks inside.
+/* internals.h - mixprec.h with the private parts of its implementation, for a test that looks
+ * inside.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * A compiler that knows gnu_inline takes public functions from the library that the test is linked
- * with, and compiles of the private ones those that the test calls itself: seconds less. Others
- * compile all of it again, and so does who defines MIXPREC_IMPLEMENTATION first, to be without library.
+ * A compiler that knows gnu_inline takes the public functions from the library that the test is
+ * linked with, and compiles only those private functions that the test calls itself: this saves
+ * seconds. Other compilers compile all of it again. So does a test that defines
+ * MIXPREC_IMPLEMENTATION first, which then needs no library.
  */
 #ifndef INTERNALS_H
 #define INTERNALS_H

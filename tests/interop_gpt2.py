@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""interop_gpt2.py - GPT-2's weights from transformers and to it: the logits of both agree.
+"""interop_gpt2.py - exchanges GPT-2's weights with transformers: the logits agree.
 SPDX-License-Identifier: MIT OR Unlicense
 
   interop_gpt2.py [PATH_OF_test_gpt2]     (default: $BUILD/test_gpt2)

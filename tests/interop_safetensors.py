@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""interop_safetensors.py - safetensors files to and from the format's own library.
+"""interop_safetensors.py - exchanges safetensors files with the format's own library.
 SPDX-License-Identifier: MIT OR Unlicense
 
   interop_safetensors.py [PATH_OF_test_checkpoint]     (default: $BUILD/test_checkpoint)

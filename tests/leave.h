@@ -1,4 +1,4 @@
-/* leave.h - the end of a process that a test forked.
+/* leave.h - ends a process that a test has forked.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef LEAVE_H

@@ -1,20 +1,23 @@
-/* ledger.h - what a training step asks of a device: a device that runs nothing and writes down
- * every kernel call, with its bytes, its arithmetic and a model of its time on an H200.
+/* ledger.h - the cost of a training step: a device that runs nothing and records every kernel
+ * call, with its bytes, its arithmetic, and a model of its time on a GPU.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * It is one more mixp_device. Its memory is addresses alone, which nothing may read or write; so the
- * whole library runs, tape, autocast, optimizer and memory, and a step of GPT-2 at 65,536 tokens
- * takes 30 microseconds. What it counts is exact: calls, bytes that a kernel must read and write,
- * FLOP, memory. Launches and milliseconds are of mixprec_cuda.cu: launches as it makes them, times
- * by the model at the end of this comment, which no hardware has confirmed yet.
+ * The ledger is a mixp_device. Its memory consists only of addresses, which must not be read or
+ * written. The complete library runs on it: tape, autocast, optimizer and memory. A step of GPT-2
+ * at 65,536 tokens takes 30 microseconds. Its counts are exact: calls, bytes that a kernel must
+ * read and write, FLOP, memory. Launches and milliseconds are those of mixprec_cuda.cu: launches
+ * as the companion makes them, times by the model below, which no hardware has confirmed yet.
  *
- *     tests/test_ledger.c         holds the figures: a change that adds a pass is seen
+ *     tests/test_ledger.c         checks the figures, so that an added pass is noticed
  *     tests/bench/ledger.c        shows them (make ledger)
+ *     tests/bench/bench_cuda.cpp  prints them beside its measurements
  *
- * The model: a kernel takes the longest of its launches at 2.5 us each, its bytes at a share of what
- * copying reaches (4.3 TB/s on an H200), and its FLOP at a rate. Shares are instruction counts of the
- * compiled kernels (sm_90) against the issue slots that a byte leaves; rates of products are what
- * cuBLASLt reaches on an H100 by published figures.
+ * Each call has two times. The roofline: its bytes at the GPU's published bandwidth, or its FLOP
+ * at the published rate, whichever takes longer. The model: the longest of its bytes at a share of
+ * the speed of a copy, its FLOP at a share of the rate, and its instructions; plus, for each
+ * launch, the gap before it and the tail of its last blocks. The shares of kernels are instruction
+ * counts of the compiled kernels (sm_90) against the issue slots per byte. The shares of products
+ * are published figures of cuBLASLt on an H100, and are assumed to be the same on other GPUs.
  */
 #ifndef LEDGER_H
 #define LEDGER_H
@@ -22,15 +25,53 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LEDGER_COPY    4.3e12           /* bytes a second */
-#define LEDGER_PRODUCT 3.9e12           /* bytes a second beside products */
-#define LEDGER_ISSUE   8.83e11          /* instructions of warps: 132 SMs, 4 each, 1.9 GHz, 88% */
-#define LEDGER_LAUNCH  2.5e-6           /* seconds */
+#define LEDGER_COPY    0.896            /* of the published bandwidth: what a copy reaches */
+#define LEDGER_PRODUCT 0.8125           /* of it beside products */
+#define LEDGER_ISSUE   0.845            /* of the issue slots at the highest clock, 4 an SM */
+#define LEDGER_LEAST   0.5e-6           /* seconds that a kernel takes at least */
+#define LEDGER_GAP     2.0e-6           /* seconds a launch: between kernels 1, for their tails 1 */
+#define LEDGER_LATENCY 0.8e-6           /* seconds from a load to its value, on a busy GPU */
+
+/* What NVIDIA's data sheets say: dense, f16 and bf16 with f32 sums, at the boost clock. */
+typedef struct ledger_gpu {
+    const char *name;           /* part of what CUDA calls it */
+    double      bytes;          /* a second */
+    double      tensor, f32;    /* FLOP a second: of f16 and bf16; of f32 */
+    double      sms, clock;
+    double      memory;
+    int         shared;         /* bytes a block may have */
+    int         per_sm;         /* bytes of shared memory an SM has */
+    double      mma;            /* share of `tensor` for mma.sync: Hopper needs wgmma for all  */
+    int         bf16;           /* 0: it has no tensor cores for bf16 */
+} ledger_gpu;
+
+/* A name that contains another comes first. */
+static const ledger_gpu ledger_gpus[] = {
+    { "H200", 4.8e12, 989e12, 67e12, 132, 1.98e9, 141e9, 232448, 233472, 0.62, 1 },
+    { "H100 PCIe", 2.0e12, 756e12, 51e12, 114, 1.755e9, 80e9, 232448, 233472, 0.62, 1 },
+    { "H100 NVL", 3.9e12, 835e12, 60e12, 132, 1.785e9, 94e9, 232448, 233472, 0.62, 1 },
+    { "H100", 3.35e12, 989e12, 67e12, 132, 1.98e9, 80e9, 232448, 233472, 0.62, 1 },
+    { "GH200", 4.0e12, 989e12, 67e12, 132, 1.98e9, 96e9, 232448, 233472, 0.62, 1 },
+    { "A100", 2.039e12, 312e12, 19.5e12, 108, 1.41e9, 80e9, 166912, 167936, 1, 1 },
+    { "L40S", 0.864e12, 362e12, 91.6e12, 142, 2.52e9, 48e9, 101376, 102400, 1, 1 },
+    { "RTX 4090", 1.008e12, 165.2e12, 82.6e12, 128, 2.52e9, 24e9, 101376, 102400, 1, 1 },
+    { "T4", 0.32e12, 65e12, 8.1e12, 40, 1.59e9, 16e9, 65536, 65536, 1, 0 },
+};
+
+/* The one of that name; NULL: none of these. */
+static const ledger_gpu *ledger_gpu_of(const char *name) {
+    for (size_t i = 0; i < sizeof ledger_gpus / sizeof *ledger_gpus; i++)
+        if (strstr(name, ledger_gpus[i].name)) return &ledger_gpus[i];
+    return NULL;
+}
+/* Whose times are told. */
+static const ledger_gpu *ledger_on = &ledger_gpus[0];
 
 typedef struct ledger_line {
     char    what[32];
     int64_t calls, launches;
-    double  read, written, flop, seconds;
+    double  read, written, flop;
+    double  seconds, roof;              /* by the model, by the roofline */
 } ledger_line;
 
 typedef struct ledger_block { uint64_t at; size_t bytes; } ledger_block;
@@ -56,20 +97,33 @@ typedef struct ledger_call {
     const char *what;
     int64_t     launches;
     double      read, written;
-    double      flop, rate;             /* rate 0: bytes alone take time */
+    double      flop, peak;             /* peak: FLOP a second, published; 0: no matter */
+    double      rate;                   /* share of it that is reached */
     double      share;                  /* of LEDGER_COPY; 0: LEDGER_PRODUCT */
     double      issued;                 /* instructions of warps, where they take longer; or 0 */
     double      more;                   /* seconds beside */
 } ledger_call;
 
 static double ledger_seconds(const ledger_call *c) {
-    double bandwidth = c->share > 0 ? c->share * LEDGER_COPY : LEDGER_PRODUCT;
-    double t = (c->read + c->written) / bandwidth, launches = LEDGER_LAUNCH * (double)c->launches;
-    if (c->rate > 0 && c->flop / c->rate > t) t = c->flop / c->rate;
-    if (c->issued / LEDGER_ISSUE > t) t = c->issued / LEDGER_ISSUE;
+    const ledger_gpu *gpu = ledger_on;
+    double bandwidth = gpu->bytes * (c->share > 0 ? c->share * LEDGER_COPY : LEDGER_PRODUCT);
+    double slots = 4 * gpu->sms * gpu->clock * LEDGER_ISSUE, launches = (double)c->launches;
+    double t = (c->read + c->written) / bandwidth;
+    if (c->peak > 0 && c->flop / (c->peak * c->rate) > t) t = c->flop / (c->peak * c->rate);
+    if (c->issued / slots > t) t = c->issued / slots;
     t += c->more;
-    return t > launches ? t : launches;
+    if (t < LEDGER_LEAST * launches) t = LEDGER_LEAST * launches;
+    return t + LEDGER_GAP * launches;
 }
+
+static double ledger_roof(const ledger_call *c) {
+    double t = (c->read + c->written) / ledger_on->bytes;
+    return c->peak > 0 && c->flop / c->peak > t ? c->flop / c->peak : t;
+}
+
+/* FLOP a second by the data sheet where operands are of d. */
+static double ledger_peak(mixp_dtype d)
+{ return mixp_dtype_size(d) == 2 ? ledger_on->tensor : ledger_on->f32; }
 
 static void ledger_add(ledger_line *line, const ledger_call *c) {
     line->calls++;
@@ -78,6 +132,7 @@ static void ledger_add(ledger_line *line, const ledger_call *c) {
     line->written += c->written;
     line->flop += c->flop;
     line->seconds += ledger_seconds(c);
+    line->roof += ledger_roof(c);
 }
 
 static ledger_line *ledger_line_of(const char *what) {
@@ -101,7 +156,7 @@ static mixp_result ledger_note(const ledger_call *c) {
 /* A kernel that moves bytes. */
 static mixp_result ledger_moves(const char *what, int launches, double read, double written,
                                 double share) {
-    ledger_call c = { what, launches, read, written, 0, 0, share, 0, 0 };
+    ledger_call c = { what, launches, read, written, 0, 0, 0, share, 0, 0 };
     return ledger_note(&c);
 }
 
@@ -189,7 +244,7 @@ LEDGER_KERNEL(copy) {
 /* A function of an element: 8 a thread, so 256 a warp, at so many instructions. */
 static mixp_result ledger_map(const char *what, double n, double instructions, double read,
                               double written) {
-    ledger_call c = { what, 1, read, written, 0, 0, 0.85, n / 256 * instructions, 0 };
+    ledger_call c = { what, 1, read, written, 0, 0, 0, 0.85, n / 256 * instructions, 0 };
     return ledger_note(&c);
 }
 LEDGER_KERNEL(unary) {
@@ -298,9 +353,10 @@ LEDGER_KERNEL(embedding_backward) {
     double n = (double)k->rows * (double)k->cols, all = (double)k->vocab * (double)k->cols;
     double at_gpt2 = n / 50331648.0 > 0.3 ? n / 50331648.0 : 0.3;
     ledger_call c = { "embedding backward", 2, ledger_in(k->dy, n) + ledger_old(k->dtable, n),
-                      ledger_out(k->dtable, k->dtable.accumulate ? n : all), 0, 0, 1e3, 0, 0 };
+                      ledger_out(k->dtable, k->dtable.accumulate ? n : all), 0, 0, 0, 0.75, 0, 0 };
     (void)x;
-    c.more = (k->vocab > 5000 ? 0.55e-3 : 0.05e-3) * at_gpt2;
+    /* Sorting reads the ids many times; an H200's 0.55 ms are latency, not bandwidth. */
+    c.more = (k->vocab > 5000 ? 0.35e-3 : 0.03e-3) * at_gpt2 * 132 / ledger_on->sms;
     return ledger_note(&c);
 }
 
@@ -321,8 +377,10 @@ static double ledger_mask(const mixp_attention_args *k) {
 LEDGER_KERNEL(attention) {
     double rows = (double)k->b * (double)k->t * (double)k->heads, n = rows * (double)k->d;
     ledger_call c = { "attention", 1, ledger_in(k->q, n) + ledger_keys(k) + ledger_mask(k),
-                      ledger_out(k->y, n) + 4 * rows, 0, 195e12, 0.9, 0, 0 };
+                      ledger_out(k->y, n) + 4 * rows, 0, ledger_peak(k->q.dtype), 0.318, 0.9, 0,
+                      0 };
     (void)x;
+    c.rate *= ledger_low(k->q.dtype) ? ledger_on->mma : 1;
     c.flop = 4 * n * (double)k->keys * (k->causal ? 0.5 : 1);
     return ledger_note(&c);
 }
@@ -330,8 +388,9 @@ LEDGER_KERNEL(attention_backward) {
     const mixp_attention_args *f = &k->forward;
     double rows = (double)f->b * (double)f->t * (double)f->heads, n = rows * (double)f->d;
     double keys = (double)f->b * (double)f->keys * (double)f->kv_heads * (double)f->d;
-    ledger_call c = { "attention backward", 2, 0, 0, 0, 140e12, 0.9, 0, 0 };
+    ledger_call c = { "attention backward", 2, 0, 0, 0, ledger_peak(f->q.dtype), 0.228, 0.9, 0, 0 };
     (void)x;
+    c.rate *= ledger_low(f->q.dtype) ? ledger_on->mma : 1;
     c.read = 2 * (ledger_in(f->q, n) + ledger_keys(f) + ledger_mask(f) + ledger_in(k->dy, n)) +
              12 * rows + ledger_out(f->y, n) + ledger_old(k->dq, n) + ledger_old(k->dk, keys) +
              ledger_old(k->dv, keys);
@@ -351,11 +410,21 @@ LEDGER_KERNEL(cross_entropy_backward) {
                         ledger_in(k->logits, n) + ledger_old(k->dlogits, n) + 12 * rows,
                         ledger_out(k->dlogits, n), 0.80);
 }
+/* A row stays in shared memory for its second reading where there is room, else it is read twice.
+ * With room for one block an SM, that block waits for the end of its next row. Two kernels of one
+ * block count the rows and take their mean: 1,024 threads with 8 loads at a time. */
 LEDGER_KERNEL(cross_entropy_both) {
     double rows = (double)k->loss.rows, n = rows * (double)k->loss.cols;
+    double row = (double)k->loss.cols * ledger_size(k->loss.logits.dtype), read;
+    int kept = row + 512 <= ledger_on->shared, alone = 2 * (row + 1536) > ledger_on->per_sm;
+    ledger_call c = { "cross-entropy, both ways", 3, 0, 0, 0, 0, 0, 0.85, 0, 0 };
     (void)x;
-    return ledger_moves("cross-entropy, both ways", 3, ledger_in(k->loss.logits, n) + 12 * rows,
-                        ledger_out(k->dlogits, n) + 12 * rows, 0.80);
+    read = ledger_in(k->loss.logits, n);
+    c.read = (kept ? read : 2 * read) + 12 * rows;
+    c.written = ledger_out(k->dlogits, n) + 12 * rows;
+    if (kept && alone) c.more = rows / ledger_on->sms * LEDGER_LATENCY;
+    c.more += 2 * rows / 8192 * LEDGER_LATENCY;
+    return ledger_note(&c);
 }
 LEDGER_KERNEL(loss) {
     double n = (double)k->n;
@@ -376,24 +445,26 @@ LEDGER_KERNEL(dropout) {
                         ledger_out(k->y, n), 0.6);
 }
 
-/* TFLOP/s by shape: weight gradients are slower, the more the fewer tiles they have. */
-static double ledger_product_rate(const mixp_gemm_args *k) {
-    if (!ledger_low(k->a.dtype)) return 50e12;      /* no tensor cores */
-    if (k->trans_a) return k->m > 10000 ? 700e12 : k->m * k->n < 600000 ? 520e12 : 600e12;
-    return k->n > 10000 ? 690e12 : k->k > 10000 ? 730e12 : 650e12;
+/* The share of the published rate, by shape: weight gradients are slower, the more the fewer tiles
+ * they have. Without tensor cores 0.75. */
+static double ledger_product_share(const mixp_gemm_args *k) {
+    if (!ledger_low(k->a.dtype)) return 0.75;
+    if (k->trans_a) return k->m > 10000 ? 0.708 : k->m * k->n < 600000 ? 0.526 : 0.607;
+    return k->n > 10000 ? 0.698 : k->k > 10000 ? 0.738 : 0.657;
 }
 static mixp_result ledger_gemm(const mixp_exec *x, const mixp_gemm_args *k) {
     double m = (double)k->m, n = (double)k->n, depth = (double)k->k, batch = (double)k->batch;
     const char *what = !ledger.backward ? "products"
                        : k->trans_a     ? "products, weights' gradients"
                                         : "products, inputs' gradients";
-    ledger_call c = { what, 1, 0, 0, 0, 0, 0, 0, 0 };
+    ledger_call c = { what, 1, 0, 0, 0, 0, 0, 0, 0, 0 };
     (void)x;
     c.read = ledger_in(k->a, m * depth) + ledger_in(k->b, depth * n) + ledger_old(k->c, m * n);
     c.read = batch * c.read + ledger_in(k->bias, n);
     c.written = batch * ledger_out(k->c, m * n);
     c.flop = 2 * m * n * depth * batch;
-    c.rate = ledger_product_rate(k);
+    c.peak = ledger_peak(k->a.dtype);
+    c.rate = ledger_product_share(k);
     return ledger_note(&c);
 }
 
@@ -405,7 +476,7 @@ LEDGER_KERNEL(gemm_epilogue) {
                      : k->kind == MIXP_EPILOGUE_GELU     ? "products with gelu"
                                                          : "products with gelu backward";
     int back = k->kind == MIXP_EPILOGUE_GELU_BACK;
-    ledger_call c = { what, 1, 0, 0, 0, 0, 0, 0, 0 };
+    ledger_call c = { what, 1, 0, 0, 0, 0, 0, 0, 0, 0 };
     (void)x;
     c.read = ledger_in(k->gemm.a, m * depth) + ledger_in(k->gemm.b, depth * n) +
              ledger_old(k->gemm.c, m * n) + ledger_in(k->gemm.bias, n) + ledger_old(k->sums, m) +
@@ -413,7 +484,8 @@ LEDGER_KERNEL(gemm_epilogue) {
     c.written = ledger_out(k->gemm.c, m * n) + ledger_out(k->sums, m) +
                 (back ? 0 : ledger_out(k->before, m * n));
     c.flop = 2 * m * n * depth;
-    c.rate = ledger_product_rate(&k->gemm);
+    c.peak = ledger_peak(k->gemm.a.dtype);
+    c.rate = ledger_product_share(&k->gemm);
     return ledger_note(&c);
 }
 LEDGER_KERNEL(scale_by) {
@@ -462,6 +534,62 @@ LEDGER_KERNEL(advance) {
     return ledger_moves("advance", 1, 0, 0, 0.7);
 }
 
+/* --- kernels that no GPT here has: bytes alone -------------------------------------- */
+
+static double ledger_where_points(const mixp_where_args *k) {
+    double n = 1;
+    for (int i = 0; i < k->rank; i++) n *= (double)k->shape[i];
+    return n;
+}
+LEDGER_KERNEL(where) {
+    double n = ledger_where_points(k);
+    (void)x;
+    return ledger_moves("where", 1, ledger_in(k->mask, n) + ledger_in(k->a, n) + ledger_in(k->b, n),
+                        ledger_out(k->y, n), 0.7);
+}
+static mixp_result ledger_where_backward(const mixp_exec *x, const mixp_where_args *k) {
+    double n = ledger_where_points(k);
+    (void)x;
+    return ledger_moves("where backward", 1, ledger_in(k->mask, n) + ledger_in(k->dy, n),
+                        ledger_out(k->dx, n), 0.7);
+}
+LEDGER_KERNEL(max) {
+    double out = (double)k->outer * (double)k->inner;
+    (void)x;
+    return ledger_moves("max", 1, ledger_in(k->a, out * (double)k->n), ledger_out(k->y, out) + 8 * out,
+                        0.7);
+}
+LEDGER_KERNEL(max_backward) {
+    double out = (double)k->outer * (double)k->inner;
+    (void)x;
+    return ledger_moves("max backward", 1, ledger_in(k->dy, out) + 8 * out,
+                        ledger_out(k->da, out * (double)k->n), 0.7);
+}
+LEDGER_KERNEL(gather) {
+    double n = (double)k->outer * (double)k->m * (double)k->inner;
+    (void)x;
+    return ledger_moves("gather", 1, ledger_in(k->a, n) + 4 * n, ledger_out(k->y, n), 0.6);
+}
+static mixp_result ledger_gather_backward(const mixp_exec *x, const mixp_gather_args *k) {
+    double n = (double)k->outer * (double)k->m * (double)k->inner;
+    (void)x;
+    return ledger_moves("gather backward", 1, ledger_in(k->a, n) + 4 * n + ledger_old(k->y, n),
+                        ledger_out(k->y, n), 0.5);
+}
+LEDGER_KERNEL(rope) {
+    double n = (double)k->rows * (double)k->t * (double)k->heads * (double)k->d;
+    (void)x;
+    return ledger_moves("rope", 1, ledger_in(k->a, n), ledger_out(k->y, n), 0.7);
+}
+LEDGER_KERNEL(look) {
+    (void)x;
+    return ledger_moves("look", 1, ledger_in(k->x, (double)k->n), 0, 0.8);
+}
+LEDGER_KERNEL(agree) {
+    (void)x, (void)k;
+    return ledger_moves("agree", 1, 0, 0, 0.7);
+}
+
 /* --- the device -------------------------------------------------------------------- */
 
 /* Kernels that this file does not know are not there. */
@@ -500,6 +628,15 @@ static const mixp_device *ledger_device(void) {
     kernels.add_norm = ledger_add_norm;
     kernels.cross_entropy_both = ledger_cross_entropy_both;
     kernels.gemm_epilogue = ledger_gemm_epilogue;
+    kernels.where = ledger_where;
+    kernels.where_backward = ledger_where_backward;
+    kernels.max = ledger_max;
+    kernels.max_backward = ledger_max_backward;
+    kernels.gather = ledger_gather;
+    kernels.gather_backward = ledger_gather_backward;
+    kernels.rope = ledger_rope;
+    kernels.look = ledger_look;
+    kernels.agree = ledger_agree;
     device.name = "ledger";
     device.kernels = &kernels;
     device.allocate = ledger_allocate;
@@ -515,206 +652,6 @@ static void ledger_clear(void) {
     free(ledger.rows);
     memset(&ledger, 0, sizeof ledger);
     ledger.next = (uint64_t)1 << 40;
-}
-
-/* --- GPTs, as examples/tiny_gpt.c trains them -------------------------------------------------------------------------- */
-
-typedef struct ledger_config {
-    const char *name;
-    int64_t     vocab, length, batch, layers, heads, width;
-    mixp_dtype  dtype;
-    int         level, accumulate;      /* micro-batches a step */
-    int         epilogues;              /* MIXP_EPILOGUES_; with that of GELU, GELU is by tanh */
-} ledger_config;
-
-typedef struct ledger_layer { mixp_tensor *w, *b; } ledger_layer;
-typedef struct ledger_part { ledger_layer norm1, qkv, proj, norm2, up, down; } ledger_part;
-
-typedef struct ledger_gpt {
-    ledger_config   c;
-    mixp_context   *ctx;
-    mixp_optimizer *opt;
-    mixp_scaler    *scaler;
-    mixp_tensor    *wte, *wpe;
-    ledger_layer    norm;
-    ledger_part     parts[48];
-    int32_t        *ids;
-    int64_t         parameters;
-} ledger_gpt;
-
-typedef struct ledger_result {
-    double  parameters;
-    size_t  permanent, forward, peak;   /* bytes in use: between steps, after forward, at most */
-    size_t  allocated, given;           /* bytes taken from the device: by the context, and by it */
-    int64_t pieces;
-    char    error[400];                 /* "" for none */
-} ledger_result;
-
-static mixp_tensor *ledger_parameter(ledger_gpt *m, const char *part, int i, int64_t rows,
-                                     int64_t cols) {
-    int64_t shape[2];
-    char    name[48];
-    mixp_tensor *t;
-    shape[0] = rows;
-    shape[1] = cols;
-    snprintf(name, sizeof name, "%s.%d.%s", part, i, cols ? "weight" : "bias");
-    t = mixp_param(m->ctx, name, MIXP_F32, cols ? 2 : 1, shape);
-    mixp_optimizer_add(m->opt, t, NULL);
-    m->parameters += rows * (cols ? cols : 1);
-    return t;
-}
-static ledger_layer ledger_layer_of(ledger_gpt *m, const char *part, int i, int64_t rows,
-                                    int64_t cols) {
-    ledger_layer l;
-    char name[32];
-    snprintf(name, sizeof name, "%s.w", part);
-    l.w = ledger_parameter(m, name, i, rows, cols);
-    l.b = ledger_parameter(m, part, i, rows, 0);
-    return l;
-}
-
-static void ledger_make(ledger_gpt *m) {
-    mixp_context_desc desc = { 0 };
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
-    mixp_scaler_desc scaler = { 0 };
-    int64_t w = m->c.width;
-    desc.device = ledger_device();
-    desc.threads = 1;
-    desc.epilogues = m->c.epilogues;
-    m->ctx = mixp_context_new(&desc);
-    mixp_autocast_set_level(m->ctx, m->c.level);
-    mixp_autocast_override(m->ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
-    adamw.max_norm = 1.0;
-    m->opt = mixp_adamw_new(m->ctx, &adamw);
-    if (m->c.dtype != MIXP_F16) {
-        scaler.rule = MIXP_RULE_STATIC;
-        scaler.init_scale = 1;
-    }
-    m->scaler = mixp_scaler_new(m->ctx, &scaler);
-    m->wte = ledger_parameter(m, "wte", 0, m->c.vocab, w);
-    m->wpe = ledger_parameter(m, "wpe", 0, m->c.length, w);
-    for (int i = 0; i < m->c.layers; i++) {
-        ledger_part *p = &m->parts[i];
-        p->norm1 = ledger_layer_of(m, "norm1", i, w, 0);
-        p->qkv = ledger_layer_of(m, "qkv", i, 3 * w, w);
-        p->proj = ledger_layer_of(m, "proj", i, w, w);
-        p->norm2 = ledger_layer_of(m, "norm2", i, w, 0);
-        p->up = ledger_layer_of(m, "up", i, 4 * w, w);
-        p->down = ledger_layer_of(m, "down", i, w, 4 * w);
-    }
-    m->norm = ledger_layer_of(m, "norm", 0, w, 0);
-    m->ids = (int32_t *)calloc((size_t)(m->c.batch * m->c.length), sizeof *m->ids);
-}
-
-static mixp_tensor *ledger_linear(ledger_gpt *m, mixp_tensor *h, ledger_layer l)
-{ return mixp_linear(m->ctx, h, l.w, l.b); }
-static mixp_tensor *ledger_normed(ledger_gpt *m, mixp_tensor *h, ledger_layer l)
-{ return mixp_layer_norm(m->ctx, h, l.w, l.b, 1e-5f); }
-
-static mixp_tensor *ledger_added(ledger_gpt *m, mixp_tensor **h, mixp_tensor *f, ledger_layer l)
-{
-    mixp_tensor_set_disposable(f, 1);
-    return mixp_add_layer_norm(m->ctx, *h, f, l.w, l.b, 1e-5f, h);
-}
-
-/* GELU by erf, which no library's product makes, or by tanh. */
-static mixp_tensor *ledger_mlp(ledger_gpt *m, mixp_tensor *y, const ledger_part *p) {
-    if (m->c.epilogues & MIXP_EPILOGUES_GELU)
-        return mixp_mlp(m->ctx, y, p->up.w, p->up.b, p->down.w, p->down.b);
-    return ledger_linear(m, mixp_gelu(m->ctx, ledger_linear(m, y, p->up)), p->down);
-}
-
-/* y: the norm of *h, before and after. */
-static mixp_tensor *ledger_part_of(ledger_gpt *m, const ledger_part *p, ledger_layer next,
-                                   mixp_tensor **h, mixp_tensor *y) {
-    y = mixp_attention(m->ctx, ledger_linear(m, y, p->qkv), (int)m->c.heads, 1, 0);
-    y = ledger_added(m, h, ledger_linear(m, y, p->proj), p->norm2);
-    return ledger_added(m, h, ledger_mlp(m, y, p), next);
-}
-
-/* The scaled loss of a micro-batch. */
-static mixp_tensor *ledger_loss_of(ledger_gpt *m) {
-    float share = 1.0f / (float)m->c.accumulate;
-    int64_t shape[2];
-    mixp_context *c = m->ctx;
-    mixp_tensor *in, *h, *y, *loss = NULL;
-    shape[0] = m->c.batch;
-    shape[1] = m->c.length;
-    in = mixp_input(c, MIXP_I32, 2, shape, m->ids);
-    MIXP_AUTOCAST(c, m->c.dtype) {
-        h = mixp_embedding(c, m->wpe, mixp_input(c, MIXP_I32, 1, &m->c.length, m->ids));
-        h = mixp_add(c, mixp_embedding(c, m->wte, in), h);
-        y = ledger_normed(m, h, m->parts[0].norm1);
-        for (int i = 0; i < m->c.layers; i++) {
-            ledger_layer next = i + 1 < m->c.layers ? m->parts[i + 1].norm1 : m->norm;
-            y = ledger_part_of(m, &m->parts[i], next, &h, y);
-        }
-        h = mixp_linear(c, y, m->wte, NULL);
-        mixp_tensor_set_disposable(h, 1);
-        loss = mixp_scaler_cross_entropy(m->scaler, h, mixp_input(c, MIXP_I32, 2, shape, m->ids),
-                                         MIXP_IGNORE, share, NULL);
-    }
-    return loss;
-}
-
-/* One step; used, if given: bytes in use after its first forward pass. */
-static void ledger_step(ledger_gpt *m, size_t *used) {
-    for (int i = 0; i < m->c.accumulate; i++) {
-        mixp_tensor *loss;
-        if (i == 0) mixp_zero_grad(m->opt);
-        mixp_step_begin(m->ctx);
-        ledger.backward = 0;
-        loss = ledger_loss_of(m);
-        if (used && i == 0) *used = mixp_context_memory(m->ctx).used;
-        ledger.backward = 1;
-        mixp_backward(m->ctx, loss);
-    }
-    mixp_scaler_step(m->scaler, m->opt);
-    mixp_scaler_update(m->scaler);
-}
-
-/* What the third step of c asks for, in `ledger`; the first two fill caches and settle memory. */
-static ledger_result ledger_run(const ledger_config *c, FILE *calls) {
-    static ledger_gpt m;
-    ledger_result r;
-    const char *why = "";
-    memset(&m, 0, sizeof m);
-    memset(&r, 0, sizeof r);
-    ledger_clear();
-    m.c = *c;
-    if (m.c.accumulate < 1) m.c.accumulate = 1;
-    ledger_make(&m);
-    r.permanent = mixp_context_memory(m.ctx).used;
-    for (int i = 0; i < 3; i++) {
-        ledger.on = i == 2;
-        ledger.calls = ledger.on ? calls : NULL;
-        ledger_step(&m, &r.forward);
-    }
-    ledger.on = 0;
-    r.parameters = (double)m.parameters;
-    r.peak = mixp_context_memory(m.ctx).peak;
-    r.allocated = mixp_context_memory(m.ctx).allocated;
-    r.given = ledger.most;
-    r.pieces = ledger.block_count;
-    if (mixp_context_error(m.ctx, &why) != MIXP_OK) snprintf(r.error, sizeof r.error, "%s", why);
-    mixp_context_free(m.ctx);
-    free(m.ids);
-    return r;
-}
-
-/* The two GPTs that figures are given for: GPT-2 124M with its rows padded, and the character GPT
- * that nanoGPT trains on a GPU. */
-static ledger_config ledger_gpt2(mixp_dtype dtype, int level) {
-    ledger_config c = { "GPT-2 124M", 50304, 1024, 64, 12, 12, 768, MIXP_F32, 0, 1, 0 };
-    c.dtype = dtype;
-    c.level = level;
-    return c;
-}
-static ledger_config ledger_char(mixp_dtype dtype, int level) {
-    ledger_config c = { "character GPT", 65, 256, 64, 6, 6, 384, MIXP_F32, 0, 1, 0 };
-    c.dtype = dtype;
-    c.level = level;
-    return c;
 }
 
 #endif

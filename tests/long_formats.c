@@ -1,10 +1,10 @@
-/* long_formats.c - all 2^32 floats to f16, bf16, e4m3 and e5m2 on every instruction set and
- * through the scalar functions, and f64 around every midpoint of every format.
+/* long_formats.c - converts all 2^32 floats to f16, bf16, e4m3 and e5m2, on every instruction set
+ * and by the scalar functions; and f64 around every midpoint of every format.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * The reference visits magnitudes in increasing order and walks up its table of midpoints:
- * no search, no rounding, nothing shared with the code under test. Minutes, not seconds;
- * faster with OpenMP.
+ * The reference visits magnitudes in increasing order and steps through its table of midpoints. It
+ * neither searches nor rounds, and shares nothing with the code under test. The test takes
+ * minutes; OpenMP makes it faster.
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"

@@ -1,6 +1,6 @@
-/* long_large.c - arrays of more than 2^31 elements: conversions and a step reach the last one, and a
- * bad element is told by its number. Memory is one piece mapped many times, and an end of its own;
- * only what lies there is looked at.
+/* long_large.c - arrays of more than 2^31 elements: conversions and a step reach the last element,
+ * and an error names the index of a bad element. The array is one block of memory mapped many
+ * times, with a separate block at the end; the test checks only that end.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define _XOPEN_SOURCE 700

@@ -1,5 +1,5 @@
-/* long_resume.c - 20,000 steps with planted overflows, stopped and resumed fifty times: every byte is
- * that of one run.
+/* long_resume.c - 20,000 steps with planted overflows, stopped and resumed fifty times: every byte
+ * equals that of an uninterrupted run.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define _XOPEN_SOURCE 700

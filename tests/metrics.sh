@@ -1,20 +1,20 @@
 #!/bin/sh
-# metrics.sh - how C, C++ and CUDA text is written: what one measures where a cap on lines would
-# only make people join them.
+# metrics.sh - figures of the style of C, C++ and CUDA text. It only reports: if a figure were a
+# target, people would squeeze lines.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/metrics.sh                    mixprec's two files, beside others', held to their limits
+#   tests/metrics.sh                    mixprec's two files and those of other projects
 #   tests/metrics.sh FILE...            the figures of any files
 #
-#   lines       of the file
-#   functions   their number; then, of their lengths in lines, the median, the 90th of a hundred,
-#               and the longest
+#   lines       number of lines of the file
+#   functions   number of functions; then the median, the 90th percentile and the maximum of their
+#               lengths in lines
 #   nested      share of functions with statements four deep
 #   params      share of functions with eight parameters or more
 #   wide        share of code lines over 90 columns
-#   joined      share of lines with a statement that have two or more
-#   comment     share of lines that are comment alone
-#   tokens      of a code line, on average, preprocessor lines apart
+#   joined      share of lines with two or more statements, among lines with a statement
+#   comment     share of lines that contain only a comment
+#   tokens      average number of tokens of a code line, without preprocessor lines
 . tests/check.sh
 
 cat >"$tmp/metrics.awk" <<'END_OF_AWK'
@@ -196,7 +196,7 @@ if [ $# -gt 0 ]; then
     exit
 fi
 
-# --- mixprec's files, and their limits ----------------------------------------------------
+# --- mixprec's files beside others ----------------------------------------------------------
 # Others' files by the same rules: github.com/nothings/stb, floooh/sokol, Cyan4973/xxHash,
 # erincatto/box2d (all of src/).
 for f in mixprec.h mixprec_cuda.cu; do figures "$f"; done >"$tmp/ours"
@@ -206,23 +206,6 @@ sokol_gfx.h|28091|981|11 / 42 / 269|2|1|10|1.2|15|7.4
 xxhash.h|7089|157|9 / 36 / 126|0|1|6|2.9|51|8.1
 box2d v3|38356|1352|8 / 52 / 807 b2Solve|2|0|4|0.0|10|7.1
 END_OF_TABLE
-
-# most FILE COLUMN LIMIT WHAT: the figure is at most LIMIT.
-most() {
-    figure=$(awk -F '|' -v file="$1" -v column="$2" '$1 == file { print $column + 0 }' "$tmp/ours")
-    check "$1: $figure$4, at most $3" awk -v figure="$figure" -v most="$3" \
-        'BEGIN { exit figure == "" || figure > most }'
-}
-most mixprec.h        5   0.5 '% of functions nested four deep'
-most mixprec.h        6   0.5 '% of functions with 8 parameters or more'
-most mixprec.h        7   6.0 '% of code lines over 90 columns'
-most mixprec.h        8   2.5 '% of lines with joined statements'
-most mixprec.h       10  10.0 ' tokens a line'
-most mixprec_cuda.cu  5   0.5 '% of functions nested four deep'
-most mixprec_cuda.cu  6   0.5 '% of functions with 8 parameters or more'
-most mixprec_cuda.cu  7   6.0 '% of code lines over 90 columns'
-most mixprec_cuda.cu  8   2.5 '% of lines with joined statements'
-most mixprec_cuda.cu 10  12.0 ' tokens a line'
 
 # The reader itself: a text whose figures can be counted by hand.
 cat >"$tmp/sample.c" <<'END_OF_SAMPLE'

@@ -1,10 +1,11 @@
 #!/bin/sh
-# mutation.sh - do the tests of mixprec_cuda.cu see its faults? Plants one at a time into a copy and
-# passes when the one test that should see it fails, in some schedule of the simulated CUDA.
+# mutation.sh - do the tests of mixprec_cuda.cu detect faults? Plants one fault at a time into a
+# copy. It passes if the test that should detect the fault fails, in some schedule of the simulated
+# CUDA.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
 #   tests/mutation.sh [PATTERN]         only faults whose name matches (CUDA, BUILD, CXX, JOBS)
-#   tests/mutation.sh -n [PATTERN]      only sees that each changes its line
+#   tests/mutation.sh -n [PATTERN]      only checks that each fault changes its line
 . tests/check.sh
 . tests/plants.sh
 unset MIXPREC_TEST_QUICK          # all schedules
@@ -56,7 +57,9 @@ plant put8_end             'put8_any: one element too far' \
 plant is_wide              'is_wide: 8 bytes taken for 16' \
     cuda test_unary 's/% 16/% 2/' sanitized
 plant later_step           'a replayed step draws the same numbers' \
-    cuda captures 's/return later.*;/(void)later; return step;/'
+    cuda captures 's/= d.later.*;/= d.step;/'
+plant attention_key        'attention: its dropout does not know replays' \
+    cuda_replays tensor_attention 's/key_now(h.draws)/mixp_random_key(h.draws.seed, h.draws.step, h.draws.tensor)/'
 plant replay_uploads       'a replay uploads nothing' \
     cuda captures 's/i < g->count/i < 0/'
 plant upload_ring          'the ring of uploads is not waited for' \
@@ -64,7 +67,7 @@ plant upload_ring          'the ring of uploads is not waited for' \
 plant fault_noted          'faults of kernels are not noted' \
     cuda_rows embedding_bad 's/\*noted = .*;/(void)what; (void)place; (void)index;/'
 plant fault_stop           'a step is applied though an index was bad' \
-    cuda_training a_bad_index_applies_no_step 's/\*f.stop = 1;//'
+    cuda_training a_bad_index_applies_no_step 's/\*.*f.stop = 1;//'
 plant fault_forgotten      'one fault told, and the next is forgotten' \
     cuda faults 's/if (.*) \*f.stop/*f.stop/'
 plant blocking             'the own stream does not wait for the default one' \
@@ -146,7 +149,11 @@ plant embedding_absent     'embedding: an absent id is not cleared' \
 plant entropy_hot          'cross_entropy: the target of another column' \
     cuda_rows cross_entropy 's/k \* p.step ==/k ==/'
 plant entropy_ignored      'cross_entropy: ignored rows count' \
-    cuda_rows cross_entropy 's/s.targets\[i\] != s.ignore;/s.ignore != s.targets[0] || i;/'
+    cuda_rows cross_entropy_of_many_rows 's/target.k. != s.ignore/1/'
+plant entropy_ahead        'cross_entropy: the mean takes one row for eight' \
+    cuda_rows cross_entropy_of_many_rows 's/loss.k./loss[0]/'
+plant both_next            'cross_entropy_both: the row after the next' \
+    cuda_rows cross_entropy_both 's/r + team_step<T>()/r + 2 * team_step<T>()/'
 plant entropy_smooth       'cross_entropy: smoothing takes the mean for the target' \
     cuda_functions test_smooth 's/(double)below - (double)top/(double)top - (double)below/'
 plant max_first            'max: the last of equals' \
@@ -199,6 +206,12 @@ plant digit_count          'gemm: a word of more digits than it has room for' \
     cuda_products test_choices_words 's/ \&\& count < 16//'
 plant choice_head          'gemm: choices of another GPU are taken' \
     cuda_products test_choices_elsewhere 's/return MIXP_ERR_SHAPE;/text = strchr(text, 10) + 1;/'
+plant measured_least       'gemm: measuring keeps the last algorithm' \
+    cuda_products test_measured 's/if (.*) continue;//'
+plant measured_aside       'gemm: trials add to the result' \
+    cuda_products test_measured_values 's/if (c).*;//'
+plant measured_apart       'gemm: a joined product is taken though it is slower' \
+    cuda_products test_measured_epilogues 's/if (.*) plan/if (0) plan/'
 plant most_batch           'gemm: more matrices than cuBLASLt takes' \
     cuda_gemm test_large_batch 's/65535/70000/'
 
@@ -259,10 +272,10 @@ guard=; command -v timeout >/dev/null 2>&1 && guard='timeout -k 5 120'
 compile() {
     flags=; [ "$3" = sanitized ] && flags='-fsanitize=address,undefined -fno-sanitize-recover=all'
     mkdir -p "$1/tests"
-    for file in tests/*.h "tests/test_$2.cpp"; do ln -sf "$PWD/$file" "$1/tests/"; done
+    for file in tests/*.h tests/cuda "tests/test_$2.cpp"; do ln -sf "$PWD/$file" "$1/tests/"; done
     source="$1/tests/test_$2.cpp"
     set -- "$1/$2-$3" "$3" -std=c++17 -O0 -w -DMIXPREC_CUDASIM -fno-strict-aliasing -ffp-contract=off \
-        $flags -isystem "$CUDA/include" -I. -Itests
+        $flags -isystem "$CUDA/include" -I"$1" -I. -Itests
     to=$1 how=$2
     shift 2
     if [ "$how" = canonical ]; then
@@ -296,10 +309,10 @@ judge() {
 
 # Every marker has its fault: one that is left over says that a plant was lost.
 used() {
-    plant_markers mixprec_cuda.cu >"$tmp/marked"
+    plant_names mixprec_cuda.cu >"$tmp/marked"
     cat "$tmp"/*/marker | sort -u | diff "$tmp/marked" -
 }
-[ -n "$only" ] || check 'every marker has a fault' used
+[ -n "$only" ] || check 'every line listed has a fault' used
 
 applies() { plant_apply mixprec_cuda.cu "$(cat "$1/marker")" "$(cat "$1/sed")" "$1/dry.cu"; }
 if [ -n "$dry" ]; then

@@ -1,15 +1,15 @@
 #!/bin/sh
-# mutation_c.sh - do the C tests see faults of mixprec.h? Plants one at a time into a copy, at markers
-# in every section, and passes when the one test that should see it fails.
+# mutation_c.sh - do the C tests detect faults of mixprec.h? Plants one fault at a time into a copy,
+# in lines of every section that tests/plants.txt lists. It passes if the test that should detect the fault fails.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/mutation_c.sh [-s SEED]       a third of them, drawn by the seed (by the day of the year)
-#   tests/mutation_c.sh -a              all
-#   tests/mutation_c.sh NAME...         the markers of these names (CC, BUILD, JOBS)
-#   tests/mutation_c.sh -n              only sees that each changes its line
+#   tests/mutation_c.sh [-s SEED]       a third, drawn by SEED (default: the day of the year)
+#   tests/mutation_c.sh -a              all faults
+#   tests/mutation_c.sh NAME...         the faults in the lines of these names (CC, BUILD, JOBS)
+#   tests/mutation_c.sh -n              only checks that each fault changes its line
 #
-# Builds are unoptimised and without SIMD, for the code of every instruction set is one text; _simd
-# behind a program's name builds it with all of them, _avx512 where the machine has that.
+# Builds are unoptimised and without SIMD, because all instruction sets share one text. The suffix
+# _simd of a program's name builds it with all instruction sets, _avx512 if the machine has AVX-512.
 . tests/check.sh
 . tests/plants.sh
 unset MIXPREC_TEST_QUICK
@@ -171,7 +171,10 @@ plant call_constant      zero    walks       frozen_is_frozen
 plant grad_lacks         drop    walks       memory_is_refused_in_a_walk
 plant grad_over_spent    drop    walks       disposable_logits_are_walked_once
 plant entropy_at         zero    walks       the_scale_moves_before_the_walk
-plant product_version    always  walks       what_was_written_is_not_walked
+plant product_version    never   walks       what_was_written_is_not_walked
+plant written_origin     drop    stale       written_through_another_shape
+plant records_turn       zero    stale       a_state_kept_as_a_tensor
+plant stale              no      stale       every_call_refuses_it
 plant bucket_frozen      never   walks       what_is_frozen_stays_among_ranks
 plant noted_since        turn    hostile     a_failure_is_told_once
 plant grad_over          drop    gradient_memory a_loss_writes_over_logits_that_nobody_reads
@@ -201,19 +204,20 @@ plant scale_lose         never   free        test_a_scaler_goes
 plant entropy_bad        drop    hostile     bad_loss_is_told
 plant renew_found        drop    hostile     new_scale_forgets
 plant inside_operator    always  hostile     operator_calls_what_it_must_not
+plant tell_at_once       always  hostile     on_error_waits_for_the_outermost_call
 plant attention_rank     zero    hostile     ranks_drop_as_steps_do
 plant overlap            turn    hostile     views_that_overlap
 plant failed             turn    hostile     errors_cleared_at_once
-plant settle_walked      always  borders     an_evaluation_explains_no_skip
 plant first_version      drop    borders     a_cast_that_failed_is_made_again
 plant rows_sent          always  borders     a_table_that_was_not_sent_is_sent_again
 plant master_follows     always  borders     a_master_that_did_not_follow_follows_later
-plant recycled           yes     hostile     tensors_of_an_earlier_step
+plant recycled           yes     borders     a_gradient_that_was_given_back
 plant printable          never   borders     no_control_character_of_a_name_is_told
 plant capture_twice      zero    hostile     capture_within_a_capture
 plant capture_undo       drop    orders      a_capture_that_fails
 plant views_once         never   orders      views_are_summed_once
-plant agree_graded       zero    ranks       other_parameters
+plant agree_graded       zero    ranks       frozen_on_one
+plant far_shared         drop    ranks_apart unlike_devices
 plant checked_lose       never   free        test_a_verdict_without_it
 plant block_join         never   block       test_a_block_is_used_again
 plant skips_allowed      swap    scaler      test_skips_to_diverge
@@ -243,7 +247,7 @@ plant look_flushed       bound   guard       test_look
 plant guard_pin          logic   guard       test_pins
 plant guard_carry        swap    guard       test_planted_overflow
 plant floor_for_grad     drop    guard_floor comes_back_with_its_gradient
-plant guard_every        bound   guard       test_bad_input
+plant guard_every        no      guard_everyday two_networks
 plant site_inputs        no      guard       test_control_flow
 plant site_sibling       turn    guard       test_two_passes
 plant guard_uncast       no      guard       test_growing_logits
@@ -253,6 +257,12 @@ plant guard_high         never   guard       test_growth
 plant guard_weight       never   guard       test_origins
 plant guard_first        drop    guard       test_origins
 plant guard_patience     swap    guard       test_pinned_low
+plant guard_probe        never   guard_everyday depth_costs_two_skips
+plant guard_meant        never   guard_everyday masks_of_inf
+plant siblings_fall      always  guard_everyday depth_costs_two_skips
+plant retry_loss         zero    guard_everyday an_evaluation_is_repeated
+plant heads_differ       never   guard_ranks ranks_may_part
+plant agree_guard        zero    guard_ranks guards_started_later
 plant retries            bound   guard       test_retry
 plant compare_relative   factor  guard       test_compare
 plant predicted_scale    drop    watch_scale test_sets_the_scale
@@ -339,11 +349,11 @@ awk -v seed="$seed" -v share="$share" -v names="$names" -v avx512="${avx512:-0}"
       if ($3 ~ /_simd$/ && !simd) next
       if (names == "" ? draw : index(names, " " $1 " ")) print }' "$tmp/plants" >"$tmp/drawn"
 used() {
-    plant_markers mixprec.h >"$tmp/marked"
+    plant_names mixprec.h >"$tmp/marked"
     cut -d ' ' -f 1 "$tmp/plants" | sort -u | diff "$tmp/marked" -
 }
 passes() { run "$tmp/sound" "$@" >"$tmp/log" 2>&1 && tail -n 1 "$tmp/log" | grep -q '^1 passed, 0 failed'; }
-check 'every marker has a fault, every fault a marker' used
+check 'every line listed has a fault, every fault a line' used
 applies() { plant_apply mixprec.h "$1" "$(operator "$2")" "$tmp/dry.h"; }
 if [ -n "$dry" ]; then
     while read -r marker fault test; do

@@ -1,4 +1,4 @@
-/* numbers.h - what tests share about numbers: random ones, their bits, their distance.
+/* numbers.h - number helpers shared by tests: random numbers, their bits, their distance.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef NUMBERS_H

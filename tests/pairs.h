@@ -1,9 +1,9 @@
-/* pairs.h - products of bf16 by bf16 with AVX512_BF16, against fmaf: lane by lane.
- * After mixprec.h, test.h and arrays.h.
+/* pairs.h - products of bf16 by bf16 with AVX512_BF16, compared with fmaf lane by lane. Include it
+ * after mixprec.h, test.h and arrays.h.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * vdpbf16ps makes two fused multiply-adds in a lane, each rounded to nearest even; subnormal inputs
- * and sums count as zeros with their sign. That is all of it: pairs_differ compares with just that.
+ * vdpbf16ps makes two fused multiply-adds per lane, each rounded to nearest even. Subnormal inputs
+ * and sums count as zeros with their sign. pairs_differ models exactly these rules.
  */
 #ifndef PAIRS_H
 #define PAIRS_H

@@ -1,11 +1,11 @@
 /* products.h - random matrix products for a table's gemm, and plain double loops to compare with.
- * After mixprec.h, test.h and arrays.h.
+ * Include it after mixprec.h, test.h and arrays.h.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Bound: an element is a chain of k multiply-adds in f32 (two roundings each at worst), then
- * alpha, bias and the old c: at most 2k + 8 roundings of partial results that never exceed
- * S = |alpha| sum |a||b| + |bias| + |c|. So |error| <= (2k + 8) 2^-24 S, and for the one
- * rounding to c's format half a unit in its last place more.
+ * The bound: an element is a chain of k multiply-adds in f32 (two roundings each at worst), then
+ * alpha, bias and the old c. This makes at most 2k + 8 roundings of partial results, which never
+ * exceed S = |alpha| sum |a||b| + |bias| + |c|. So |error| <= (2k + 8) 2^-24 S, plus half a unit in
+ * the last place for the one rounding to c's format.
  */
 #ifndef PRODUCTS_H
 #define PRODUCTS_H

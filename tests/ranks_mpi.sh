@@ -1,7 +1,7 @@
 #!/bin/sh
-# ranks_mpi.sh - ranks over MPI, with mpirun on this machine: 2 and 4 of them, and one that is killed.
-# Over OpenMPI and over MPICH, as Debian names them (mpicc.openmpi, mpicc.mpich), else over what mpicc
-# is; one that is not there is skipped.
+# ranks_mpi.sh - ranks over MPI, with mpirun on this machine: 2 and 4 ranks, and a rank that is
+# killed. It uses OpenMPI and MPICH under Debian's names (mpicc.openmpi, mpicc.mpich), otherwise the
+# plain mpicc. A missing MPI is skipped.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 
@@ -14,7 +14,7 @@ export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=n
 there() { command -v "mpicc$1" >/dev/null && command -v "mpirun$1" >/dev/null; }
 ranks() {
     timeout 300 "mpirun$suffix" -n "$1" "$program" >"$tmp/log" 2>&1 &&
-        grep -q '^6 passed, 0 failed' "$tmp/log"
+        grep -q '^9 passed, 0 failed' "$tmp/log"
 }
 # mpirun ends the others, or they give up after 5 s: 300 are for a busy machine.
 killed() {
@@ -23,22 +23,30 @@ killed() {
     [ -x "$program" ] && [ "$killed" -ne 0 ]
 }
 
+named() {
+    timeout 300 "mpirun$suffix" -n 3 "$program" late >"$tmp/log" 2>&1
+    grep -q named "$tmp/log" && ! grep -q 'does not contain' "$tmp/log"
+}
+
 # over ENGINE SUFFIX: all tests, by mpiccSUFFIX and mpirunSUFFIX.
 over() {
     engine=$1 suffix=$2 program=$tmp/ranks_$1
     if ! there "$suffix"; then
-        for what in compiled '2 ranks' '4 ranks' killed soon; do skip "$engine: $what"; done
+        for what in compiled trainer '2 ranks' '4 ranks' killed soon late; do skip "$engine: $what"; done
         return
     fi
     check "$engine: examples/ddp_mpi.c is compiled and linked" \
-        "mpicc$suffix" -std=gnu99 -O1 -Wall -Wno-unused-function -I. -Itests -DMIXPREC_IMPLEMENTATION_DONE \
-        tests/ranks_mpi.c "$build/libmixprec.a" ${OPENMP-} -lm -o "$program"
+        "mpicc$suffix" -std=gnu99 -O1 -Wall -Wextra -Wno-unused-function -I. -Itests -DMIXPREC_IMPLEMENTATION_DONE \
+        tests/ranks_mpi.c "$build/libmixprec.a" ${OPENMP-} -lm -lpthread -o "$program"
+    check "$engine: so is the trainer with it" \
+        "mpicc$suffix" -std=gnu99 -Wall -Wextra -Wno-unused-function -I. -DTINY_GPT_MPI -fsyntax-only examples/tiny_gpt.c
     for n in 2 4; do
-        check "$engine, $n ranks: order, overlap, shards, scattered sums, Inf, largest"  ranks "$n"
+        check "$engine, $n ranks: order, overlap, shards, scattered sums, Inf, all dtypes, unlike and busy ranks"  ranks "$n"
         [ "$failed" = 0 ] || tail -n 20 "$tmp/log"
     done
     check "$engine: a rank that is killed ends all"  killed
     check "$engine: and soon"                        [ "$killed" -ne 124 ]
+    check "$engine: a rank that comes late is named"  named
 }
 
 if there .openmpi || there .mpich; then

@@ -1,7 +1,7 @@
 #!/bin/sh
-# ranks_nccl.sh - examples/ddp_nccl.c is compiled and linked where NCCL and CUDA are; it needs two
-# GPUs to run, so that is all. NCCL=dir: with include/nccl.h and lib/libnccl.so.2, as PyPI's package
-# nvidia-nccl-cu13 has them (in site-packages/nvidia/nccl).
+# ranks_nccl.sh - compiles and links examples/ddp_nccl.c if NCCL and CUDA are installed. It does not
+# run the program, which needs two GPUs. NCCL=dir names a folder with include/nccl.h and
+# lib/libnccl.so.2, for example site-packages/nvidia/nccl of PyPI's package nvidia-nccl-cu13.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 

@@ -1,9 +1,9 @@
 /* reference_formats.h - small formats from their written definitions, for the tests only.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Nothing here looks at how mixprec.h does it. A format is decoded with ldexp into a table of
- * doubles; a number is encoded by finding its two neighbours in that table and comparing with
- * their midpoint, which a double holds exactly.
+ * This file is independent of the method of mixprec.h. A format is decoded with ldexp into a table
+ * of doubles. A number is encoded by finding its two neighbours in that table and comparing the
+ * number with their midpoint, which a double holds exactly.
  */
 #ifndef REFERENCE_FORMATS_H
 #define REFERENCE_FORMATS_H

@@ -1,5 +1,5 @@
-/* refusals.h - requests for memory, kernels and copies that are numbered, so that each can be refused in
- * its turn: an allocator, and a device that asks for all it does.
+/* refusals.h - an allocator and a device that number each request for memory, kernels and copies,
+ * so that a test can refuse each request in turn.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef REFUSALS_H

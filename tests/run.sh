@@ -4,13 +4,13 @@
 #
 #   tests/run.sh [-t SECONDS] [-j N] COMMAND...
 #
-# Each COMMAND, one argument, must end its standard output with the line
-# `N passed, N failed, N skipped`. One line is shown for it, and more only when it failed. N of
-# them run at a time (default 1); what they report comes in their order.
-# A crash, a hang past SECONDS (default 600), an exit status that belies the counts, a missing
-# last line and a command that tested nothing count as one failure. Exit status 77 is a skip.
-# The last line is the sum; the exit status is 1 when anything failed. (Hangs are noticed only
-# where the system has `timeout`.)
+# Each COMMAND is one argument and must end its standard output with the line `N passed, N failed, N
+# skipped`. The script shows one line per command, and more only if the command failed. N commands
+# run at a time (default 1); their reports appear in the order of the arguments. Each of these
+# counts as one failure: a crash, a hang past SECONDS (default 600), an exit status that contradicts
+# the counts, a missing last line, a command that tested nothing. Exit status 77 is a skip. The last
+# line is the sum. The exit status is 1 if anything failed. (Hangs are detected only if the system
+# has `timeout`.)
 
 seconds=600 jobs=1
 if [ "$1" = -t ]; then seconds=$2; shift 2; fi

@@ -1,13 +1,13 @@
-/* scale_runs.h - a small network trained under one loss scaler or another: how many steps were
- * skipped, what share of its gradients was flushed to zero, where its loss ended.
+/* scale_runs.h - trains a small network under a given loss scaler and reports the number of
+ * skipped steps, the share of gradients flushed to zero, and the final loss.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     tests/test_watch_scale.c        holds what is promised of the predictive rule
- *     tests/bench/scales.c            shows it, rule beside rule
+ *     tests/test_watch_scale.c        checks the promises of the predictive rule
+ *     tests/bench/scales.c            compares the rules
  *
- * The task is y = f(x) of a random teacher, 32 examples a step, all drawn from the run's seed and
- * from nothing else: every run of one seed sees the same batches and the same spikes. A spike is
- * a batch whose loss, and with it every gradient, is multiplied by a power of two.
+ * The task is y = f(x) of a random teacher, 32 examples a step. Everything is drawn only from the
+ * run's seed, so all runs of one seed see the same batches and the same spikes. A spike is a batch
+ * whose loss, and with it every gradient, is multiplied by a power of two.
  */
 #ifndef SCALE_RUNS_H
 #define SCALE_RUNS_H

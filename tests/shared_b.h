@@ -1,5 +1,5 @@
-/* shared_b.h - the gradient of a matrix that a whole batch is multiplied by, on any device,
- * against a double loop: the sum over the batch is taken in f32 and rounded once.
+/* shared_b.h - the gradient of a matrix that an entire batch is multiplied by, on any device,
+ * compared with a double loop: the sum over the batch is taken in f32 and rounded once.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef SHARED_B_H

@@ -1,10 +1,11 @@
-/* step_model.h - random sequences of calls on two scalers and three optimizers, beside a model that
- * knows no scales: it keeps the true sum of each gradient, as exact arithmetic would have it.
+/* step_model.h - random sequences of calls on two scalers and three optimizers, compared with a
+ * model without scales: the model keeps the true sum of each gradient, as in exact arithmetic.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Whatever the order of the calls, a step that is accepted must move the weights by the true
- * gradients, or be skipped and leave them alone; anything else must be an error that changes nothing.
- * And steps as the manual writes them must be accepted, whatever the others are doing.
+ * In any order of calls, an accepted step must either move the weights by the true gradients, or
+ * be skipped and leave the weights unchanged. Every other case must be an error that changes
+ * nothing. Steps as the manual writes them must be accepted, whatever the other optimizers are
+ * doing.
  */
 #ifndef STEP_MODEL_H
 #define STEP_MODEL_H

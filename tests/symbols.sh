@@ -1,6 +1,6 @@
 #!/bin/sh
-# symbols.sh - what mixprec.h leaves behind in an includer: names, data, macros, warnings; and
-# what the file says about itself: sections, length, version.
+# symbols.sh - checks the effects of mixprec.h on an includer: names, data, macros, warnings; and
+# the file's statements about itself: sections, length, version.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 
@@ -34,7 +34,7 @@ if command -v nm >/dev/null 2>&1 && [ -f "$tmp/i.o" ]; then
     check 'no printing, no exit'              none ' U (printf|vprintf|puts|putchar|stdout|stderr|perror|exit|_exit|abort|__assert_fail)$' "$tmp/i.nm"
     # The companion, as the tests' simulation of CUDA has it: inline functions of others are weak.
     if [ -f "${BUILD:-build}/cudasim_plain.o" ]; then
-        nm "${BUILD:-build}/cudasim_plain.o" | grep ' [TDBRSGC] ' >"$tmp/c.nm"
+        nm "${BUILD:-build}/cudasim_plain.o" | grep ' [TDBRSGC] ' | grep -v '[0-9]inside_' >"$tmp/c.nm"
         check 'the companion shows mixp_cuda'     some ' T mixp_cuda$' "$tmp/c.nm"
         check 'and nothing else'                  [ "$(wc -l <"$tmp/c.nm")" -eq 1 ]
     else skip 'symbols of the companion (not built)'; fi
@@ -117,6 +117,24 @@ pragmas() {
 }
 check 'pragmas are popped'                       pragmas
 check 'warnings are as before after the header'  same_warnings
+
+# --- C++: a region that would end at once ------------------------------------------------
+CXX=${CXX:-c++}
+unnamed() {
+    printf '%s\n' '#include "mixprec.h"' 'void f(mixp_context *ctx) {' \
+        '    { mixp_autocast_scope named(ctx, MIXP_F16); mixp_no_grad_scope too(ctx); }' \
+        "    $1" '}' >"$tmp/unnamed.cpp"
+    "$CXX" -std=c++17 -Wall -Wextra -Werror -I. -fsyntax-only "$tmp/unnamed.cpp" 2>"$tmp/unnamed.log"
+}
+warned() { ! unnamed "$1" && some nodiscard "$tmp/unnamed.log"; }
+if printf '%s\n' 'struct s { [[nodiscard]] s(int) {} ~s() {} };' 'void f() { s(1); }' >"$tmp/knows.cpp" &&
+    "$CXX" -std=c++17 -fsyntax-only "$tmp/knows.cpp" 2>&1 | grep -q nodiscard; then
+    check 'regions with a name are quiet'            unnamed ''
+    check 'a region without a name is warned of'     warned 'mixp_autocast_scope(ctx, MIXP_F16);'
+    check 'one without gradients as well'            warned 'mixp_no_grad_scope{ctx};'
+else
+    skip 'C++ regions without a name (the compiler does not warn of them)'
+fi
 
 # --- what the file says about itself -----------------------------------------------------
 banner='^\/\* ==== \([0-9]*\)\. .* >>\([a-z]*\) =*\( \*\/\)*$'

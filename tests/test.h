@@ -1,9 +1,9 @@
 /* test.h - the test harness: each tests/test_*.c is one program of RUN(...) lines.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * A test is a function; it passes when none of its CHECKs failed and it did not skip. The
- * program ends with the line `N passed, N failed, N skipped` and exits 1 on a failure.
- * MIXPREC_TEST_ONLY=name in the environment runs just that one.
+ * A test is a function. It passes if none of its CHECKs failed and it did not skip. The program
+ * ends with the line `N passed, N failed, N skipped` and exits with 1 if a test failed. With
+ * MIXPREC_TEST_ONLY=name in the environment only that test runs.
  */
 #ifndef TEST_H
 #define TEST_H

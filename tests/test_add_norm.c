@@ -1,5 +1,5 @@
-/* test_add_norm.c - x = x + f and h = norm(x) by one kernel: bits, gradients, looks and errors are those
- * of the two operators, and the kernel runs where it can.
+/* test_add_norm.c - one kernel for x = x + f and h = norm(x): its bits, gradients, looks and errors
+ * equal those of the two operators, and it runs wherever it can.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION
@@ -25,6 +25,7 @@ enum { TWICE = 1, SHARED = 2, KEPT = 4, GUARDED = 8, NO_KERNEL = 16, RMS = 32, D
 typedef struct run_of {
     mixp_context *ctx;
     mixp_tensor  *p[PARAMS];            /* x, w1, w2, gamma, beta, bias */
+    mixp_optimizer *opt;                /* of a rate of 0: a guard counts updates */
     int           how, apart;           /* apart: by mixp_add and the norm */
     int           disposed;             /* the first term is not read by the program */
 } run_of;
@@ -35,6 +36,7 @@ static run_of run_new(int how, int apart, int level) {
     static const char *const names[PARAMS] = { "x", "w1", "w2", "gamma", "beta", "bias" };
     mixp_context_desc desc = { 0 };
     mixp_guard_desc every = { 0 };
+    mixp_sgd_desc still = mixp_sgd_defaults();
     run_of r = { 0 };
     memset(&seen, 0, sizeof seen);
     seen.kernels = *mixp_cpu()->kernels;
@@ -55,6 +57,9 @@ static run_of run_new(int how, int apart, int level) {
         r.p[i] = mixp_param(r.ctx, names[i], MIXP_F32, shapes[i][1] ? 2 : 1, shapes[i]);
         mixp_init_normal(r.p[i], i == 3, i == 0 ? 1 : 0.3);
     }
+    still.lr = 0;
+    r.opt = mixp_sgd_new(r.ctx, &still);
+    CHECK_INT(mixp_optimizer_add_all(r.opt, "*"), MIXP_OK);
     return r;
 }
 
@@ -96,6 +101,7 @@ static void values_of(run_of *r, mixp_dtype dtype, float *out) {
         MIXP_AUTOCAST(r->ctx, dtype) { loss = model(r); }
         out[0] = (float)mixp_item(loss);
         CHECK_INT(mixp_backward(r->ctx, loss), MIXP_OK);
+        CHECK_INT(mixp_optimizer_step(r->opt), MIXP_OK);
     }
     out++;
     for (int i = 0; i < PARAMS; i++) {

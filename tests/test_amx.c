@@ -1,5 +1,6 @@
-/* test_amx.c - products by AMX, run on the emulation in amxsim.h: against double loops, against the
- * order of sums that mixprec.h states, and what must hold before the instructions are used.
+/* test_amx.c - products by AMX, run on the emulation in amxsim.h. The test compares them with
+ * double loops and with the order of sums that mixprec.h states, and checks the conditions that
+ * must hold before the instructions are used.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "amxsim.h"

@@ -1,5 +1,6 @@
-/* test_arguments.c - arguments that calls of the API refuse, each by itself: nothing at all, out of
- * range, of another context, of the wrong kind. The code is the typed one, the message says which.
+/* test_arguments.c - arguments that the API refuses, one at a time: NULL, out of range, of another
+ * context, of the wrong kind. The call returns the documented code, and the message names the
+ * argument.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define _XOPEN_SOURCE 700

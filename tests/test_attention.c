@@ -1,13 +1,13 @@
-/* test_attention.c - attention of every instruction set against plain double loops.
+/* test_attention.c - attention on every instruction set, compared with plain double loops.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Bounds, with u = 2^-24. A score is a chain of d multiply-adds: off by at most
- * (2d + 8) u S, S = scale sum |q||k|. So a probability is off by a share of about twice that,
- * and the sums over t keys or queries by 2t u of the sum of their absolute terms. All in all
- * E = u (4 (2d + 8) max(1, S) + 4t + 64) of the absolute sums, which the reference adds up
- * beside the sums themselves, and half a unit in the last place for the one rounding at the
- * end. Backward starts from lse, a rounded f32: 2u |lse| more. The reference takes y as given
- * (rounded) into the backward pass, as the kernel does.
+ * The bounds, with u = 2^-24. A score is a chain of d multiply-adds: its error is at most (2d + 8)
+ * u S, with S = scale sum |q||k|. The relative error of a probability is about twice the error of
+ * its score. The sums over t keys or queries add 2t u of the sum of their absolute terms. The
+ * total is E = u (4 (2d + 8) max(1, S) + 4t + 64) of the absolute sums, plus half a unit in the
+ * last place for the one rounding at the end. The reference computes the absolute sums beside the
+ * sums. Backward starts from lse, a rounded f32, which adds 2u |lse|. The backward reference takes
+ * y as rounded, as the kernel does.
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"

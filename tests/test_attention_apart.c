@@ -1,10 +1,12 @@
-/* test_attention_apart.c - attention with q, k and v apart, other lengths, grouped heads, masks,
- * lengths, caps and dropout: kernels of every instruction set against plain double loops, and the
- * operator against differences, against its packed form and against PyTorch.
+/* test_attention_apart.c - attention with separate q, k and v, other lengths, grouped heads,
+ * masks, lengths, caps and dropout. Kernels of every instruction set are compared with plain
+ * double loops. The operator is compared with finite differences, with its packed form and with
+ * PyTorch.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Bounds as in test_attention.c: E = u (4 (2d + 8) max(1, S) + 4 keys + 64) of the sums of absolute
- * terms, u = 2^-24, S the largest score, mask included; backward 2u |lse| more.
+ * The bounds are those of test_attention.c: E = u (4 (2d + 8) max(1, S) + 4 keys + 64) of the sums
+ * of absolute terms, with u = 2^-24 and S the largest score, mask included; backward adds 2u
+ * |lse|.
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"

@@ -1,5 +1,5 @@
-/* test_autocast.c - which operator stores what in which dtype, at every level; regions, the
- * cast cache, overrides, counts. Expected classes are those of PyTorch's CUDA autocast lists
+/* test_autocast.c - the dtype that each operator stores at every level; regions, the cast cache,
+ * overrides, counts. The expected classes are those of PyTorch's CUDA autocast lists
  * (aten/src/ATen/autocast_mode.h).
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
@@ -93,6 +93,7 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_WHERE:           return mixp_where(ctx, mask, x, y);
     case MIXP_OP_MASKED_FILL:     return mixp_masked_fill(ctx, x, mask, 0.0f);
     case MIXP_OP_ROPE:            return mixp_rope(ctx, x, &turn);
+    case MIXP_OP_DETACH:          return mixp_detach(ctx, x);
     case MIXP_OP_COUNT: break;
     }
     return NULL;
@@ -119,7 +120,7 @@ static const expected table[] = {
     { MIXP_OP_SWIGLU_PACKED, 'K', 'L' }, { MIXP_OP_L1, 'F', 'F' }, { MIXP_OP_SMOOTH_L1, 'F', 'F' },
     { MIXP_OP_HUBER, 'F', 'F' }, { MIXP_OP_KL_DIV, 'F', 'F' }, { MIXP_OP_MAX, 'K', 'L' },
     { MIXP_OP_ARGMAX, 'I', 'I' }, { MIXP_OP_GATHER, 'K', 'L' }, { MIXP_OP_WHERE, 'K', 'L' },
-    { MIXP_OP_MASKED_FILL, 'K', 'L' }, { MIXP_OP_ROPE, 'K', 'L' },
+    { MIXP_OP_MASKED_FILL, 'K', 'L' }, { MIXP_OP_ROPE, 'K', 'L' }, { MIXP_OP_DETACH, 'K', 'K' },
     { MIXP_OP_LINEAR_CROSS_ENTROPY, 'F', 'F' }
 };
 

@@ -1,9 +1,9 @@
-/* test_bad_input.c - rare and hostile calls: parameters that come late, memory that fails in the
- * middle of a call, numbers at the ends of their types, files that no save has written.
+/* test_bad_input.c - rare and hostile calls: parameters added late, allocations that fail in the
+ * middle of a call, numbers at the limits of their types, files that no save has written.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Memory comes from an allocator that watches the bytes behind each piece, fails on demand, and
- * counts what is not given back.
+ * The test's allocator checks the bytes after each block, fails on demand, and counts the blocks
+ * that are not freed.
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"

@@ -1,5 +1,6 @@
-/* test_block.c - training from one static array: malloc is forbidden in mixprec.h here, and how many
- * bytes it needs is told exactly. Its own implementation (MIXPREC_STATIC) has the forbidden names.
+/* test_block.c - training from one static array. malloc is forbidden in mixprec.h here, and an
+ * error states exactly how many bytes are needed. The test compiles its own implementation
+ * (MIXPREC_STATIC) with the forbidden names.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include <stdlib.h>
 static int forbidden;

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_cases.sh - proves that a new member of mixp_unary, mixp_binary or mixp_loss_kind does not compile
-# before it has its cases, on the CPU and in the companion. (That they compile as they are is what
-# builds the tests.)
+# test_cases.sh - checks that a new member of mixp_unary, mixp_binary or mixp_loss_kind does not
+# compile until it has its cases, on the CPU and in the companion. (Building the tests shows that
+# the present members compile.)
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 

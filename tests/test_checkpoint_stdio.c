@@ -1,4 +1,4 @@
-/* test_checkpoint_stdio.c - the tests of test_checkpoint.c where files are written by plain stdio.
+/* test_checkpoint_stdio.c - the tests of test_checkpoint.c with files written by plain stdio.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_NO_POSIX

@@ -1,6 +1,7 @@
-/* test_contracts.c - what each kernel refuses, as its struct says: a dtype or a number that is not of
- * its contract, one at a time. The code is the typed one and no byte is written; without the change
- * the same call is taken. On every instruction set that this machine has.
+/* test_contracts.c - the arguments that each kernel refuses, as its struct documents them: a dtype
+ * or a number outside the contract, one at a time. The kernel returns the documented code and
+ * writes no byte. The same call without the change is accepted. Runs on every instruction set of
+ * this machine.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"

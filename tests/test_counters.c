@@ -1,5 +1,5 @@
-/* test_counters.c - counts near 2^31 and 2^32, and past 2^53: set by a checkpoint, then a run goes
- * over the border. Expected values are whole numbers of 64 bits, and doubles made another way.
+/* test_counters.c - counts near 2^31 and 2^32, and past 2^53: a checkpoint sets them, then a run
+ * crosses the limit. The expected values are 64-bit integers, and doubles computed in another way.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define _XOPEN_SOURCE 700
@@ -409,7 +409,7 @@ static void a_guard_that_waited(void) {
     static const int64_t shape[1] = { 4 };
     static const float x[4] = { 1, 2, 3, 4 };
     const change changes[] = { { "mixprec.guard.since", INT32_MAX, 0 },
-                               { "mixprec.guard.barren", INT32_MAX, 0 } };
+                               { "mixprec.guard.skips", INT32_MAX, 0 } };
     mixp_adamw_desc adamw = plain_adamw();
     mixp_site_info site;
     problem p;
@@ -425,6 +425,28 @@ static void a_guard_that_waited(void) {
     mixp_step_begin(p.ctx);
     CHECK_INT(mixp_site(p.ctx, 0, &site), 1);
     CHECK_INT(site.samples, 2);
+    problem_free(&p);
+}
+
+/* The largest counts that a file may hold are counted on with. */
+static void a_guard_of_large_counts(void) {
+    static const int64_t shape[2] = { 8, 4 };
+    static const float x[32] = { 1, 2, 3, 4 };
+    const change changes[] = { { "mixprec.guard.drawn", INT32_MAX, 0 },
+                               { "mixprec.guard.force", 1, 0 },
+                               { "mixprec.guard.forced", INT32_MAX, 0 },
+                               { "mixprec.guard.inspect_all", 0, 0 } };
+    mixp_adamw_desc adamw = plain_adamw();
+    problem p;
+    problem_make(&p, &adamw, NULL);
+    guard_one_site(&p, 3);
+    load_with(&p, changes, 4);
+    CHECK_INT(mixp_guard_due(p.ctx), 1);
+    mixp_step_begin(p.ctx);
+    mixp_autocast_set_level(p.ctx, 2);
+    MIXP_AUTOCAST(p.ctx, MIXP_F16) { mixp_scale(p.ctx, mixp_input(p.ctx, MIXP_F32, 2, shape, x), 2.0f); }
+    problem_step(&p, 1.0f);
+    CHECK_INT(mixp_guard_due(p.ctx), 0);
     problem_free(&p);
 }
 
@@ -555,7 +577,8 @@ static void sites_of_a_file(void) {
     static const struct { int32_t state[4]; int good; } rows[] = {
         { { 0, 0, 0, 0 }, 1 }, { { 2, 1 << 30, 1 << 30, 1 }, 1 }, { { 3, 0, 0, 0 }, 0 }, { { -1, 0, 0, 0 }, 0 },
         { { 0, -1, 0, 0 }, 0 }, { { 0, (1 << 30) + 1, 0, 0 }, 0 }, { { 0, 0, -1, 0 }, 0 },
-        { { 0, 0, INT32_MAX, 0 }, 0 }, { { 0, 0, 0, 2 }, 0 }, { { 0, 0, 0, -1 }, 0 } };
+        { { 0, 0, INT32_MAX, 0 }, 0 }, { { 0, 0, 0, 3 }, 1 }, { { 0, 0, 0, 4 }, 0 },
+        { { 0, 0, 0, -1 }, 0 } };
     mixp_adamw_desc adamw = plain_adamw();
     problem p;
     size_t i;
@@ -586,6 +609,7 @@ int main(void) {
     RUN(windows_without_numbers);
     RUN(random_numbers_by_step);
     RUN(a_guard_that_waited);
+    RUN(a_guard_of_large_counts);
     RUN(a_load_ends_a_retry);
     RUN(largest_counts);
     RUN(a_part_is_no_more_than_all);

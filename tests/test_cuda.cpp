@@ -1,4 +1,5 @@
-/* test_cuda.cpp - the CUDA table's runtime and elementwise kernels, simulated, against the CPU.
+/* test_cuda.cpp - the CUDA table's runtime and elementwise kernels, simulated, compared with the
+ * CPU.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
@@ -141,6 +142,20 @@ static void copy_one(int round) {
 }
 static void copy_body(void) { for (int i = 0; i < 60; i++) copy_one(i); }
 static void test_copy(void) { in_all_schedules(copy_body); }
+
+/* By tiles, elements of each size. */
+static void transposed_body(void) {
+    static const mixp_dtype any[] = { MIXP_U8, MIXP_F16, MIXP_F32, MIXP_I64 };
+    const int64_t shape[3] = { 2, 41, 70 }, to[3] = { 41 * 70, 70, 1 }, from[3] = { 41 * 70, 1, 41 };
+    for (mixp_dtype dtype : any) {
+        Pair d = empty(dtype, 2 * 41 * 70, 0), s = numbers(dtype, 2 * 41 * 70, 40.0, 1);
+        BOTH(copy(X, args_copy(3, shape, ON(d), to, ON(s), from, 0)));
+        same_bits(d);
+        finish(d);
+        finish(s);
+    }
+}
+static void transposed(void) { in_all_schedules(transposed_body); }
 
 /* --- unary ---------------------------------------------------------------------------------- */
 
@@ -355,6 +370,7 @@ static const Broadcast broadcasts[] = {
     { 2, { 70, 64 }, { 64, 1 }, { 0, 1 } },             /* a bias                            */
     { 2, { 70, 33 }, { 33, 1 }, { 0, 1 } },
     { 2, { 7, 5 }, { 5, 1 }, { 1, 0 } },
+    { 2, { 40, 70 }, { 1, 0 }, { 70, 1 } },
     { 2, { 130, 40 }, { 0, 1 }, { 1, 0 } },             /* an outer product                  */
     { 3, { 4, 9, 16 }, { 0, 16, 1 }, { 144, 0, 1 } },
     { 3, { 3, 65, 8 }, { 520, 8, 1 }, { 0, 8, 1 } },
@@ -524,18 +540,14 @@ static void large_indexes(void) {
         int64_t a = (int64_t)(random_u64() >> (1 + random_u64() % 62));
         if (i % 4 == 0) a = a / n * n - i % 8 / 4;      /* a multiple, or one less           */
         if (a < 0) a = 0;
-        if (over(a, n, inverse_of(n)) != a / n) { CHECK(!"over divides"); break; }
+        if (inside_quotient(a, n) != a / n) { CHECK(!"over divides"); break; }
     }
     const int64_t shape[3] = { 64, 1024, 50304 }, strides[3] = { 1024ll * 50304, 50304, 0 };
-    Axes x = dense_axes(3, shape);
-    set_strides(&x, 1, strides);
-    x = merged(x);
-    CHECK_INT(x.rank, 2);
-    int64_t at[4] = { 0, 0, 0, 0 }, last = count_of(x) - 1;
-    locate(x, last, at);
+    int64_t at[4] = { 0, 0, 0, 0 };
+    CHECK_INT(inside_last(3, shape, strides, at), 2);
     CHECK_INT(at[0], 64ll * 1024 * 50304 - 1);
     CHECK_INT(at[1], 64ll * 1024 * 50304 - 50304);
-    CHECK_INT(grid_for(last, 256), 4096);
+    CHECK_INT(inside_grid(at[0], 256), 4096);
 #else
     NEEDS_SIMULATION;
 #endif
@@ -623,11 +635,11 @@ static void transfers(void) {
     CHECK_INT(gpu_device->upload(&gpu_exec, NULL, out, 4), MIXP_ERR_ARGUMENT);
     if (cudasim::simulated) {               /* some systems have it both ways                 */
         CHECK_INT(gpu_device->upload(&gpu_exec, back, out, 4), MIXP_ERR_DEVICE);
-        CHECK_TEXT(device_message(&gpu_exec), "upload");
+        CHECK_TEXT(gpu_device->message(&gpu_exec), "upload");
     }
     CHECK_INT(gpu_device->download(&gpu_exec, back, NULL, 4), MIXP_ERR_ARGUMENT);
-    CHECK_INT(device_check(&gpu_exec, back, 4), MIXP_ERR_ARGUMENT);
-    CHECK_INT(device_check(&gpu_exec, p, 4), MIXP_OK);
+    CHECK_INT(gpu_device->check(&gpu_exec, back, 4), MIXP_ERR_ARGUMENT);
+    CHECK_INT(gpu_device->check(&gpu_exec, p, 4), MIXP_OK);
     CHECK_INT(cudaGetLastError(), cudaSuccess);
     WAIT();
     gpu_device->release(&gpu_exec, p);
@@ -643,7 +655,7 @@ static void uploads_do_not_wait(void) {
     void *p = gpu_device->allocate(&gpu_exec, 64);
     WAIT();
     cudasim::Count before = cudasim::count;
-    for (int i = 0; i < ring_pieces; i++)
+    for (int i = 0; i < inside_limits().ring_pieces; i++)
         CHECK_INT(gpu_device->upload(&gpu_exec, p, &token, sizeof token), MIXP_OK);
     CHECK_INT(cudasim::count.waits, before.waits);
     CHECK_INT(cudasim::count.pageable, before.pageable);
@@ -653,22 +665,16 @@ static void uploads_do_not_wait(void) {
     pair_close();
 }
 
-__global__ void write_and_mirror(uint64_t *p, const Mirrored m) {
-    const Mirrored one[1] = { m };
-    if (threadIdx.x < 8) p[threadIdx.x] += threadIdx.x + 1;
-    mirror_store(one);
-}
 static void peeks(void) {
     uint64_t seen[8], zero[8] = { 0 };
     pair_open();
     uint64_t *p = (uint64_t *)gpu_device->allocate(&gpu_exec, 64);
-    State *s = state_of(&gpu_exec);
     gpu_device->upload(&gpu_exec, p, zero, sizeof zero);
     CHECK_INT(gpu_device->peek(&gpu_exec, seen, p, 64), MIXP_OK);
     CHECK(seen[7] == 0);
-    MIXPI_LAUNCH(write_and_mirror, 1, 64, 0, s->stream, p, mirror_of(s, p, 64));
+    inside_add_and_mirror(&gpu_exec, p);
     WAIT();
-    MIXPI_LAUNCH(write_and_mirror, 1, 64, 0, s->stream, p, mirror_of(s, p, 64));
+    inside_add_and_mirror(&gpu_exec, p);
     cudasim::Count before = cudasim::count;
     CHECK_INT(gpu_device->peek(&gpu_exec, seen, p, 64), MIXP_OK);
     if (cudasim::simulated) CHECK(seen[7] == 8 && p[7] == 8);   /* the second has not run      */
@@ -682,40 +688,38 @@ static void peeks(void) {
     WAIT();
     CHECK_INT(gpu_device->peek(&gpu_exec, seen, p, 64), MIXP_OK);
     CHECK(seen[7] == 0);                    /* uploads reach the mirror                       */
-    for (int i = 0; i < 2 * mirror_count; i++) {    /* mirrors come back with their memory    */
+    /* Mirrors come back with their memory. */
+    for (int i = 0; i < 2 * inside_limits().mirrors; i++) {
         void *q = gpu_device->allocate(&gpu_exec, 64);
-        CHECK(mirror_of(s, q, 64).to != NULL);
+        CHECK(inside_has_mirror(&gpu_exec, q, 64));
         gpu_device->release(&gpu_exec, q);
     }
-    CHECK(mirror_of(s, p, mirror_bytes + 4).to == NULL);
+    CHECK(!inside_has_mirror(&gpu_exec, p, inside_limits().mirror_bytes + 4));
     gpu_device->release(&gpu_exec, p);
     pair_close();
 }
 
-__global__ void find_fault(FaultFlag flag, int32_t target)
-{ if (threadIdx.x > 3) note_fault(flag, FAULT_TARGET, 7, target); }
 static void faults(void) {
     int token;
     pair_open();
-    State *s = state_of(&gpu_exec);
     void *p = gpu_device->allocate(&gpu_exec, 4);
-    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s), -3);
+    inside_bad_target(&gpu_exec, -3);
     CHECK_INT(gpu_device->download(&gpu_exec, &token, p, 4), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(device_message(&gpu_exec), "cross_entropy: target -3 at row 7 is outside");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "cross_entropy: target -3 at row 7 is outside");
     CHECK_INT(gpu_device->download(&gpu_exec, &token, p, 4), MIXP_OK);  /* reported once      */
-    CHECK_INT(s->block->stop, 0);
+    CHECK_INT(inside_stops(&gpu_exec), 0);
     /* One is being told when the next is noted: steps wait for that as well. */
-    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s), 5);
-    CHECK_INT(cudaStreamSynchronize(s->stream), cudaSuccess);
-    s->shared->fault = 0;
-    MIXPI_LAUNCH(find_fault, 1, 32, 0, s->stream, fault_flag(s), 6);
-    MIXPI_LAUNCH(forget_fault, 1, 1, 0, s->stream, fault_flag(s));
-    CHECK_INT(cudaStreamSynchronize(s->stream), cudaSuccess);
-    CHECK_INT(s->block->stop, 1);
+    inside_bad_target(&gpu_exec, 5);
+    CHECK_INT(cudaStreamSynchronize((cudaStream_t)gpu_exec.stream), cudaSuccess);
+    inside_forget_on_host(&gpu_exec);
+    inside_bad_target(&gpu_exec, 6);
+    inside_forget_on_gpu(&gpu_exec);
+    CHECK_INT(cudaStreamSynchronize((cudaStream_t)gpu_exec.stream), cudaSuccess);
+    CHECK_INT(inside_stops(&gpu_exec), 1);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(device_message(&gpu_exec), "target 6 ");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "target 6 ");
     WAIT();
-    CHECK_INT(s->block->stop, 0);
+    CHECK_INT(inside_stops(&gpu_exec), 0);
     gpu_device->release(&gpu_exec, p);
     pair_close();
 }
@@ -729,7 +733,7 @@ static void asynchronous_error(void) {
     cudasim::fault_at = 1;
     GPU_SAYS(unary(X, args_unary(MIXP_UNARY_EXP, 100, ON(a), ON(a), 0.0f)), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_DEVICE);
-    CHECK_TEXT(device_message(&gpu_exec), "illegal memory access");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "illegal memory access");
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_DEVICE);
     CHECK(gpu_device->allocate(&gpu_exec, 4) == NULL);
     cudasim::machine().sticky = cudaSuccess;    /* a new process, as it were                  */
@@ -744,7 +748,7 @@ static void uploads_leave_no_error(void) {
     int token = 5;
     pair_open();
     void *p = gpu_device->allocate(&gpu_exec, 64);
-    for (int i = 0; i < 3 * ring_pieces; i++) {
+    for (int i = 0; i < 3 * inside_limits().ring_pieces; i++) {
         CHECK_INT(gpu_device->upload(&gpu_exec, p, &token, sizeof token), MIXP_OK);
         CHECK_INT(cudaGetLastError(), cudaSuccess);
     }
@@ -783,11 +787,11 @@ static void out_of_memory(void) {
         CHECK_INT(cudasim::leaks(), 0);
         CHECK_INT(cudaGetLastError(), cudaSuccess);
     }
-    CHECK_INT(failures, 5 + ring_pieces);
+    CHECK_INT(failures, 5 + inside_limits().ring_pieces);
     pair_open();
     cudasim::fail_at = 1;
     CHECK(gpu_device->allocate(&gpu_exec, 100) == NULL);
-    CHECK_TEXT(device_message(&gpu_exec), "out of memory");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "out of memory");
     Pair a = numbers(MIXP_F32, 20000, 1.0, 0), y = empty(MIXP_F32, 1, 0);
     WAIT();
     cudasim::fail_at = 1;
@@ -807,7 +811,8 @@ static void streams(void) {
     cudaStreamCreateWithFlags(&gone, cudaStreamNonBlocking);
     cudaStreamDestroy(gone);
     x.stream = mine;
-    CHECK_INT(mixp_cuda(0, NULL)->attach(&x), MIXP_OK);
+    gpu_device = mixp_cuda(0, NULL);
+    CHECK_INT(gpu_device->attach(&x), MIXP_OK);
     CHECK(x.stream == (void *)mine);
     z = x;
     z.stream = NULL;
@@ -873,18 +878,18 @@ static void captures_of_others(void) {
     CHECK_INT(mixp_cuda(0, NULL)->attach(&x), MIXP_OK);
     void *p = mixp_cuda(0, NULL)->allocate(&x, 64);
     CHECK_INT(cudaStreamBeginCapture(mine, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    CHECK_INT(device_upload(&x, p, &token, sizeof token), MIXP_ERR_ORDER);
-    CHECK_TEXT(device_message(&x), "mixp_capture_begin");
-    CHECK_INT(device_download(&x, &token, p, sizeof token), MIXP_ERR_ORDER);
-    CHECK_INT(device_wait(&x), MIXP_ERR_ORDER);
-    CHECK_INT(device_post(&x, 0, p, sizeof token), MIXP_ERR_ORDER);
-    CHECK_INT(capture_begin(&x), MIXP_ERR_ORDER);
+    CHECK_INT(gpu_device->upload(&x, p, &token, sizeof token), MIXP_ERR_ORDER);
+    CHECK_TEXT(gpu_device->message(&x), "mixp_capture_begin");
+    CHECK_INT(gpu_device->download(&x, &token, p, sizeof token), MIXP_ERR_ORDER);
+    CHECK_INT(gpu_device->wait(&x), MIXP_ERR_ORDER);
+    CHECK_INT(gpu_device->post(&x, 0, p, sizeof token), MIXP_ERR_ORDER);
+    CHECK_INT(gpu_device->capture_begin(&x), MIXP_ERR_ORDER);
     CHECK_INT(cudaStreamEndCapture(mine, &graph), cudaSuccess);
     cudaGraphDestroy(graph);
-    CHECK_INT(device_upload(&x, p, &token, sizeof token), MIXP_OK);
-    CHECK_INT(capture_begin(&x), MIXP_OK);          /* ours, of the same stream               */
+    CHECK_INT(gpu_device->upload(&x, p, &token, sizeof token), MIXP_OK);
+    CHECK_INT(gpu_device->capture_begin(&x), MIXP_OK);          /* ours, of the same stream               */
     CHECK(x.stream == (void *)mine);
-    CHECK_INT(device_upload(&x, p, &token, sizeof token), MIXP_OK);
+    CHECK_INT(gpu_device->upload(&x, p, &token, sizeof token), MIXP_OK);
     mixp_cuda(0, NULL)->release(&x, p);
     mixp_cuda(0, NULL)->detach(&x);
     cudaStreamDestroy(mine);
@@ -901,21 +906,21 @@ static void captures(void) {
     Pair a = empty(MIXP_F32, n, 0), y = empty(MIXP_F32, n, 0), h = empty(MIXP_F16, n, 0);
     mixp_rounding r = rounding(0, 1);
     WAIT();
-    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
-    CHECK_INT(capture_begin(&gpu_exec), MIXP_ERR_ORDER);
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_ERR_ORDER);
     CHECK_INT(gpu_device->feed(&gpu_exec, a.gpu, batch, sizeof batch), MIXP_OK);
     GPU_SAYS(dropout(X, args_dropout(n, ON(y), 0, ON(a), 0.5f, 1, 10, 2)), MIXP_OK);
     GPU_SAYS(convert(X, args_convert(ON(h), ON(y), n, &r)), MIXP_OK);
     CHECK_INT(gpu_device->wait(&gpu_exec), MIXP_ERR_ORDER);
     CHECK_INT(gpu_device->download(&gpu_exec, want, y.gpu, 4), MIXP_ERR_ORDER);
     CHECK(gpu_device->allocate(&gpu_exec, 4) == NULL);
-    CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_OK);
+    CHECK_INT(gpu_device->capture_end(&gpu_exec, &graph), MIXP_OK);
     CHECK(graph != NULL);
-    CHECK_INT(capture_end(&gpu_exec, &other), MIXP_ERR_ORDER);
+    CHECK_INT(gpu_device->capture_end(&gpu_exec, &other), MIXP_ERR_ORDER);
     for (uint64_t step = 0; step < 3; step++) {
         cudasim::Count before = cudasim::count;
         for (int i = 0; i < n; i++) batch[i] = (float)i + (float)step;
-        CHECK_INT(replay(&gpu_exec, graph, step), MIXP_OK);
+        CHECK_INT(gpu_device->replay(&gpu_exec, graph, step), MIXP_OK);
         memcpy(want, batch, sizeof batch);
         memset(batch, 0, sizeof batch);     /* read when replay is back                       */
         CHECK_INT(cudasim::count.waits, before.waits);
@@ -929,7 +934,7 @@ static void captures(void) {
         same_bits(y);
         same_bits(h);
     }
-    graph_free(&gpu_exec, graph);
+    gpu_device->graph_free(&gpu_exec, graph);
     on_gpu = 1;
     r.step = 3;
     GPU_SAYS(dropout(X,
@@ -937,19 +942,23 @@ static void captures(void) {
     on_gpu = 0;
     cpu_kernels->dropout(X, args_dropout(n, ON(y), 0, ON(a), 0.5f, 1, 10, 2));
     same_bits(y);
-    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);
     cudaDeviceSynchronize();                /* the program breaks the capture                 */
     GPU_SAYS(fill(X, args_fill(ON(y), n, 1.0)), MIXP_ERR_ORDER);
-    CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_ERR_ORDER);
+    CHECK_INT(gpu_device->capture_end(&gpu_exec, &graph), MIXP_ERR_ORDER);
     GPU_SAYS(fill(X, args_fill(ON(y), n, 1.0)), MIXP_OK);
     cudaGetLastError();
     WAIT();
-    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);
     CHECK_INT(gpu_device->feed(&gpu_exec, a.gpu, batch, sizeof batch), MIXP_OK);
-    CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_OK);
+    CHECK_INT(gpu_device->capture_end(&gpu_exec, &graph), MIXP_OK);
     finish(a); finish(y); finish(h);
-    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);   /* in a capture, a graph of before is     */
-    graph_free(&gpu_exec, graph);                   /* freed; then the context                */
+    void *own = gpu_exec.stream;
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);   /* a graph freed in a capture ends that:  */
+    CHECK(gpu_exec.stream != own);                  /* work goes to the context's stream      */
+    gpu_device->graph_free(&gpu_exec, graph);
+    CHECK(gpu_exec.stream == own);
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);   /* the context is freed in one            */
     pair_close();
 }
 
@@ -960,8 +969,7 @@ static void old_drivers(void) {
     void *graph = NULL;
     pair_open();
     uint64_t *p = (uint64_t *)gpu_device->allocate(&gpu_exec, 64);
-    State *s = state_of(&gpu_exec);
-    MIXPI_LAUNCH(write_and_mirror, 1, 64, 0, s->stream, p, mirror_of(s, p, 64));
+    inside_add_and_mirror(&gpu_exec, p);
     WAIT();
     cudasim::machine().loaded.clear();
     cudasim::old_loader = true;
@@ -982,6 +990,7 @@ int main(void) {
     RUN(test_convert_in_place);
     RUN(test_fill);
     RUN(test_copy);
+    RUN(transposed);
     RUN(test_unary);
     RUN(test_unary_special);
     RUN(test_edges);

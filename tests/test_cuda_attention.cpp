@@ -1,5 +1,5 @@
-/* test_cuda_attention.cpp - attention of the CUDA table, simulated, against the CPU and a plain
- * loop in double.
+/* test_cuda_attention.cpp - attention of the CUDA table, simulated, compared with the CPU and with
+ * a plain double loop.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
@@ -174,13 +174,10 @@ static void run_case(const Case &c, int tensor) {
     double one = rounding_of(c, low), y_rounding = c.y == MIXP_F32 ? 0.0 : one_rounding(c.y, 4.0);
     double grads = 8.0 * one * sqrt((double)c.d) + 2.0 * y_rounding * sqrt((double)c.d);
     Plain want = plain_of(c, a);
-    Heads h;
-    Kernel kernel(&gpu_exec);
-    bool turing = kernel.state->capability < 80;        /* see test_turing */
+    bool turing = inside_capability(&gpu_exec) < 80, takes;     /* see test_turing */
     on_gpu = 1;
-    CHECK_INT(heads_make(kernel, backward_of(c, a), &h), MIXP_OK);
-    CHECK_INT(tensor_takes(kernel.state, h, true),
-              tensor && !(turing && (c.qkv == MIXP_BF16 || c.d == 128)));
+    CHECK_INT(inside_tensor_takes(&gpu_exec, backward_of(c, a), &takes), MIXP_OK);
+    CHECK_INT(takes, tensor && !(turing && (c.qkv == MIXP_BF16 || c.d == 128)));
     both_forward(c, a);
     close_to(a.y, 4.0 * one, 0.0);
     near_plain(a.y, want.y, 4.0 * one);
@@ -331,7 +328,7 @@ static void refuses_body(void) {
     on_gpu = 1;
     CHECK_INT(forward(gpu_kernels, c, a), MIXP_ERR_SHAPE);
     CHECK_INT(backward(gpu_kernels, c, a), MIXP_ERR_SHAPE);
-    CHECK_TEXT(device_message(&gpu_exec), "256");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "256");
     c.d = 32;
     none = c;
     none.b = 0;
@@ -381,15 +378,13 @@ static void test_two_contexts(void) { in_all_schedules(two_contexts_body); }
 
 /* most_shared 0: as much as the GPU has. */
 static std::vector<unsigned char> gradients(const Case &c, const Arrays &a, int most_shared) {
-    State *s = state_of(&gpu_exec);
-    int had = s->most_shared;
+    int had = inside_most_shared(&gpu_exec, most_shared);
     std::vector<unsigned char> bytes((size_t)a.dqkv.n * mixp_dtype_size(c.dqkv));
     on_gpu = 1;
-    if (most_shared) s->most_shared = most_shared;
     CHECK_INT(gpu_device->upload(&gpu_exec, a.dqkv.gpu, a.old.cpu, bytes.size()), MIXP_OK);
     CHECK_INT(backward(gpu_kernels, c, a), MIXP_OK);
     CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
-    s->most_shared = had;
+    inside_most_shared(&gpu_exec, had);
     CHECK_INT(gpu_device->download(&gpu_exec, bytes.data(), a.dqkv.gpu, bytes.size()), MIXP_OK);
     return bytes;
 }

@@ -1,4 +1,4 @@
-/* test_cuda_by_hand.cpp - examples/by_hand_cuda.cu, a training loop with kernels of its own, learns.
+/* test_cuda_by_hand.cpp - examples/by_hand_cuda.cu, a training loop with its own kernels, learns.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #define MIXPREC_IMPLEMENTATION_DONE
 #define main by_hand_cuda

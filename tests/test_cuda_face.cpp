@@ -1,5 +1,6 @@
-/* test_cuda_face.cpp - on a GPU: graphs, scalers and optimizers that go before their context, the
- * loss scale where it lies, batches that are there already, and products of one's own.
+/* test_cuda_face.cpp - the public functions on a GPU: graphs, scalers and optimizers freed before
+ * their context, the loss scale in device memory, batches that are on the device already, and
+ * user-defined products.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"

@@ -1,5 +1,5 @@
-/* test_cuda_functions.cpp - where, max, gather, rope and smoothed cross entropy on a GPU, next to
- * the CPU's; and operators of them through the tape.
+/* test_cuda_functions.cpp - where, max, gather, rope and smoothed cross entropy on a GPU, compared
+ * with the CPU; and the operators that use them, through the tape.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "cuda_pair.h"
 #include <cmath>
@@ -16,6 +16,7 @@ static const Select choices[] = {
     { 1, { 1000 }, { 1 }, { 1 }, { 1 } },
     { 2, { 70, 64 }, { 0, 1 }, { 64, 1 }, { 1, 0 } },
     { 2, { 33, 40 }, { 40, 1 }, { 0, 1 }, { 0, 0 } },
+    { 2, { 40, 70 }, { 70, 1 }, { 1, 0 }, { 0, 1 } },
     { 3, { 4, 9, 16 }, { 9, 1, 0 }, { 0, 16, 1 }, { 144, 16, 1 } },
     { 0, { 0 }, { 0 }, { 0 }, { 0 } },
 };

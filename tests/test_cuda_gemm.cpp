@@ -1,4 +1,5 @@
-/* test_cuda_gemm.cpp - products of the CUDA table, simulated, against the CPU and a plain loop.
+/* test_cuda_gemm.cpp - products of the CUDA table, simulated, compared with the CPU and a plain
+ * loop.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
@@ -189,11 +190,10 @@ static void tiles_body(void) {
         t.more_a = pick(2); t.more_c = pick(2);
         Operands o = operands_of(t);
         Pair old = empty(t.c, o.c.n, 0);
-        Kernel kernel(&gpu_exec);
         memcpy(old.cpu, o.c.cpu, (size_t)o.c.n * mixp_dtype_size(t.c));
         memset(old.gpu, 0, (size_t)o.c.n * mixp_dtype_size(t.c));
         on_gpu = 1;
-        CHECK_INT(product_by_tiles(&kernel, *on_side(o, t.bias)), MIXP_OK);
+        CHECK_INT(inside_product_by_tiles(&gpu_exec, *on_side(o, t.bias)), MIXP_OK);
         near_plain(o, old, t.bias);
         gaps_untouched(o, old);
         finish_operands(o);
@@ -262,13 +262,12 @@ static void plans_body(void) {
     Case t = plain_case(8, 16, 8, MIXP_BF16, MIXP_BF16);
     t.bias = 1;
     Operands o = operands_of(t), p = operands_of(t);
-    State *s = state_of(&gpu_exec);
     BOTH(gemm(X, on_side(o, 1)));
-    CHECK_INT(s->plans->count, 1);
+    CHECK_INT(inside_plans(&gpu_exec), 1);
     long resources = cudasim::count.resources, handles = cudasim::machine().handles;
     long waits = cudasim::count.waits;
     BOTH(gemm(X, on_side(p, 1)));                   /* other arrays, the same plan */
-    CHECK_INT(s->plans->count, 1);
+    CHECK_INT(inside_plans(&gpu_exec), 1);
     CHECK_INT(cudasim::count.resources, resources);
     CHECK_INT(cudasim::machine().handles, handles);
     CHECK_INT(cudasim::count.waits, waits);
@@ -277,11 +276,11 @@ static void plans_body(void) {
     o.g.alpha = 2.0f;                               /* nor do alpha and accumulate need one */
     o.g.c.accumulate = 1;
     BOTH(gemm(X, on_side(o, 1)));
-    CHECK_INT(s->plans->count, 1);
+    CHECK_INT(inside_plans(&gpu_exec), 1);
     o.g.trans_b = 1;
     o.g.ldb = 8;
     BOTH(gemm(X, on_side(o, 1)));
-    CHECK_INT(s->plans->count, 2);
+    CHECK_INT(inside_plans(&gpu_exec), 2);
     close_to(o.c, 1e-5, 0.0);
     finish_operands(o);
     finish_operands(p);
@@ -294,13 +293,13 @@ static void test_many_plans(void) {
     Operands o = operands_of(plain_case(1, 8, 8, MIXP_F32, MIXP_F32));
     on_gpu = 1;
     on_side(o, 0);
-    for (int64_t i = 0; i < most_plans + 10; i++) {
+    for (int64_t i = 0; i < inside_limits().plans + 10; i++) {
         o.g.stride_c = i;
         o.g.lda = 8 + i;
         CHECK_INT(gpu_kernels->gemm(&gpu_exec, &o.g), MIXP_OK);
         if (i % 512 == 0) WAIT();
     }
-    CHECK(state_of(&gpu_exec)->plans->count <= most_plans);
+    CHECK(inside_plans(&gpu_exec) <= inside_limits().plans);
     finish_operands(o);
     pair_close();
 }
@@ -394,7 +393,7 @@ static void test_failures(void) {
     on_side(o, 0);
     cudasim::heuristic_says = CUBLAS_STATUS_INTERNAL_ERROR;
     CHECK_INT(gpu_kernels->gemm(&gpu_exec, &o.g), MIXP_ERR_DEVICE);
-    CHECK_TEXT(device_message(&gpu_exec), "cuBLASLt: CUBLAS_STATUS_INTERNAL_ERROR");
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "cuBLASLt: CUBLAS_STATUS_INTERNAL_ERROR");
     cudasim::heuristic_says = CUBLAS_STATUS_SUCCESS;
     cudasim::refused_products = 1;
     cudasim::refused_with = CUBLAS_STATUS_INTERNAL_ERROR;
@@ -417,12 +416,12 @@ static void test_new_in_capture(void) {
     on_gpu = 1;
     on_side(o, 0);
     on_side(later, 0);
-    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);
     CHECK_INT(gpu_kernels->gemm(&gpu_exec, &o.g), MIXP_OK);
     CHECK_INT(gpu_kernels->gemm(&gpu_exec, &later.g), MIXP_ERR_ORDER);
-    CHECK_TEXT(device_message(&gpu_exec), "a shape that no step had before");
-    CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_OK);
-    graph_free(&gpu_exec, graph);
+    CHECK_TEXT(gpu_device->message(&gpu_exec), "a shape that no step had before");
+    CHECK_INT(gpu_device->capture_end(&gpu_exec, &graph), MIXP_OK);
+    gpu_device->graph_free(&gpu_exec, graph);
     BOTH(gemm(X, on_side(later, 0)));
     close_to(later.c, 1e-2, 0.0);
     went(3, 0, 0);

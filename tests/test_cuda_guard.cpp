@@ -1,5 +1,5 @@
-/* test_cuda_guard.cpp - what a guard needs of a GPU: the kernel that looks, against the CPU's, to
- * the bit; and a planted overflow in training, with what was found arriving two steps late.
+/* test_cuda_guard.cpp - a guard on a GPU: the looking kernel gives the CPU's bits; and training
+ * with a planted overflow, where the findings arrive two steps late.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
@@ -110,7 +110,7 @@ static void forgive_body(void) {
             memset((void *)&a[on_gpu], 0, sizeof a[on_gpu]);
             a[on_gpu].rule = &rule;
             a[on_gpu].scaler = st;
-            a[on_gpu].guarded = 1;
+            a[on_gpu].forgives = 1;
         }
         BOTH(advance(X, &a[on_gpu]));
         WAIT();

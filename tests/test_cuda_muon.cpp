@@ -1,5 +1,5 @@
-/* test_cuda_muon.cpp - Muon on the simulated GPU: near the CPU's weights, without a wait, and the
- * same bits from a recorded step, whose skip is decided inside.
+/* test_cuda_muon.cpp - Muon on the simulated GPU: near the CPU's weights, without a wait, and with
+ * the same bits from a captured step, which decides on the device whether to skip.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "companion.h"

@@ -1,5 +1,5 @@
-/* test_cuda_optimizers.cpp - statistics, clip and optimizer steps on the simulated GPU, against
- * the CPU: the same bits but for the norm, whose relative error is below 2^-22.
+/* test_cuda_optimizers.cpp - statistics, clip and optimizer steps on the simulated GPU, compared
+ * with the CPU: the same bits, except the norm, whose relative error is below 2^-22.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
@@ -52,22 +52,6 @@ static void gradient(Table &t, int64_t i, mixp_dtype dtype, int64_t n, double sc
 }
 static void set_active(Table &t, int64_t i, int active)
 { t.rows[0][i].active = t.rows[1][i].active = active; }
-
-/* As same_bits, but that a NaN may be any: a GPU's arithmetic makes its own. */
-static void same_but_nan(const Pair &p) {
-    size_t size = mixp_dtype_size(p.dtype);
-    WAIT();
-    for (int64_t i = 0; i < p.n; i++) {
-        double g = value_at(p.gpu, p.dtype, i), c = value_at(p.cpu, p.dtype, i);
-        if (is_real(p.dtype) && std::isnan(g) && std::isnan(c)) continue;
-        if (!memcmp((char *)p.gpu + (size_t)i * size, (char *)p.cpu + (size_t)i * size, size))
-            continue;
-        test_bad++;
-        TEST_SHOW("%s element %lld of %lld is %.9g on the GPU, %.9g on the CPU",
-                  mixp_dtype_name(p.dtype), (long long)i, (long long)p.n, g, c);
-        return;
-    }
-}
 
 static void compare(Table &t) {
     for (int i = 0; i < MOST && i < t.count; i++) {
@@ -255,7 +239,7 @@ static void gather_many(void) { in_all_schedules(gather_many_body); }
 
 /* More chunks than bins. */
 static void gather_long_body(void) {
-    const int64_t n = (bin_count + 2) * chunk_size + 5;
+    const int64_t n = (inside_limits().bins + 2) * inside_limits().chunk_elements + 5;
     Table t = table(1);
     Step step;
     t.p[0].grad = empty(MIXP_BF16, n, 0);
@@ -588,10 +572,10 @@ static void captured_body(void) {
     CHECK_INT(mixp_scaler_rule_resolve(NULL, &rule), MIXP_OK);
     step.set(step_state());
     scaler.set(scaler_state(64.0f));
-    scratch_memory[1] = gpu_device->allocate(&gpu_exec, bin_count * sizeof(Look));
+    scratch_memory[1] = gpu_device->allocate(&gpu_exec, (size_t)1 << 20);
     WAIT();
     gpu_exec.scratch = [](void *, size_t) { return scratch_memory[1]; };
-    CHECK_INT(capture_begin(&gpu_exec), MIXP_OK);
+    CHECK_INT(gpu_device->capture_begin(&gpu_exec), MIXP_OK);
     waits = cudasim::count.waits;
     on_gpu = 1;
     GPU_SAYS(grad_stats(X, args_grad_stats(rows_of(t), t.count, &scaler.at()->scale, 0,
@@ -600,11 +584,11 @@ static void captured_body(void) {
     GPU_SAYS(update(X, args_update(&p, rows_of(t), t.count, step.at())), MIXP_OK);
     GPU_SAYS(advance(X, args_advance(&rule, scaler.at())), MIXP_OK);
     CHECK_INT(cudasim::count.waits, waits);
-    CHECK_INT(capture_end(&gpu_exec, &graph), MIXP_OK);
+    CHECK_INT(gpu_device->capture_end(&gpu_exec, &graph), MIXP_OK);
     for (int i = 0; i < 3; i++) {
         if (i) new_gradients(t, 64.0);
         if (i == 1) set_value(t.p[0].grad, 8199, -INFINITY);
-        CHECK_INT(replay(&gpu_exec, graph, (uint64_t)i), MIXP_OK);
+        CHECK_INT(gpu_device->replay(&gpu_exec, graph, (uint64_t)i), MIXP_OK);
         on_gpu = 0;
         cpu_kernels->grad_stats(X, args_grad_stats(rows_of(t), t.count,
                 &scaler.at()->scale, 0, step.at(), &p,
@@ -615,7 +599,7 @@ static void captured_body(void) {
         CHECK(scaler.same());
     }
     CHECK_INT(step.gpu->skipped, 1);
-    graph_free(&gpu_exec, graph);
+    gpu_device->graph_free(&gpu_exec, graph);
     gpu_exec.scratch = test_scratch;
     step.release();
     scaler.release();

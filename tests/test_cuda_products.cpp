@@ -1,5 +1,5 @@
 /* test_cuda_products.cpp - epilogues of products on the simulated GPU, and choices of algorithms
- * that are saved and given. Expected values are double loops'.
+ * that are saved and passed in again. The expected values come from double loops.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
@@ -307,6 +307,7 @@ struct Step {
     float         grad[WEIGHTS][MIDDLE * WIDTH];
 };
 
+static int measuring;                   /* gemm_measure of the contexts to come */
 static mixp_context *context_of(int epilogues, const char *choices, const char **why) {
     mixp_context_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -316,6 +317,7 @@ static mixp_context *context_of(int epilogues, const char *choices, const char *
     desc.threads = 1;
     desc.epilogues = epilogues;
     desc.gemm_choices = choices;
+    desc.gemm_measure = measuring;
     desc.why = why;
     return mixp_context_new(&desc);
 }
@@ -336,18 +338,24 @@ static void step_open(Step *s, int epilogues, const char *choices) {
     for (int i = 0; i < ROWS * WIDTH; i++) s->x[i] = (float)((i * 7 + 3) % 29 - 14) / 16.0f;
 }
 
-/* Forward and backward of the mean of squares, `times` over without clearing gradients. */
-static void step_run(Step *s, mixp_dtype dtype, int times) {
+/* Forward and backward of the mean of squares. *y: the layers' result. Returns their input. */
+static mixp_tensor *step_once(Step *s, mixp_dtype dtype, mixp_tensor **y) {
     int64_t shape[2] = { ROWS, WIDTH };
     mixp_context *c = s->ctx;
+    mixp_tensor *x;
+    mixp_step_begin(c);
+    x = mixp_input(c, MIXP_F32, 2, shape, s->x);
+    mixp_tensor_set_requires_grad(x, 1);
+    MIXP_AUTOCAST(c, dtype)
+        *y = mixp_mlp(c, x, s->w[0], s->w[1], s->w[2], s->w[3]);
+    mixp_backward(c, mixp_mean(c, mixp_mean(c, mixp_mul(c, *y, *y), -1, 0), -1, 0));
+    return x;
+}
+
+/* `times` over without clearing gradients. */
+static void step_run(Step *s, mixp_dtype dtype, int times) {
     for (int i = 0; i < times; i++) {
-        mixp_tensor *x, *y = NULL;
-        mixp_step_begin(c);
-        x = mixp_input(c, MIXP_F32, 2, shape, s->x);
-        mixp_tensor_set_requires_grad(x, 1);
-        MIXP_AUTOCAST(c, dtype)
-            y = mixp_mlp(c, x, s->w[0], s->w[1], s->w[2], s->w[3]);
-        mixp_backward(c, mixp_mean(c, mixp_mean(c, mixp_mul(c, y, y), -1, 0), -1, 0));
+        mixp_tensor *y = NULL, *x = step_once(s, dtype, &y);
         CHECK_INT(mixp_read(y, s->y, MIXP_F32, ROWS * WIDTH), MIXP_OK);
         CHECK_INT(mixp_read(x->grad, s->dx, MIXP_F32, ROWS * WIDTH), MIXP_OK);
     }
@@ -603,6 +611,172 @@ static void test_choices_checked(void) {
     checked_as(text, "gemm_choices", MIXP_ERR_DEVICE);
 }
 
+/* --- measuring ---------------------------------------------------------------------------- */
+
+/* What the simulated GPU takes, in ms that its events count: so much that no noise decides. */
+static void takes(double first, double second, double third, double joined, double kernel) {
+    cudasim::algorithm_ms[0] = first;
+    cudasim::algorithm_ms[1] = second;
+    cudasim::algorithm_ms[2] = third;
+    cudasim::joined_ms = joined;
+    cudasim::kernel_ms = kernel;
+}
+
+/* The algorithm of a measuring context's newest product; it saves its choices. */
+static int measured_algorithm(Step *s, int epilogues) {
+    measuring = 1;
+    step_open(s, epilogues, NULL);
+    measuring = 0;
+    step_run(s, MIXP_BF16, 1);
+    CHECK(mixp_context_gemm_choices(s->ctx, choices, sizeof choices) < sizeof choices);
+    return cudasim::count.algorithm;
+}
+
+/* The quickest of those that are offered, once for each shape; 1 % is noise. */
+static void test_measured(void) {
+    NEEDS_SIMULATION;
+    static Step s;
+    takes(5e3, 1e3, 9e3, 0, 0);
+    CHECK_INT(measured_algorithm(&s, 0), 1);
+    long ran = cudasim::count.products, asked = cudasim::count.heuristics;
+    step_run(&s, MIXP_BF16, 1);
+    CHECK_INT(cudasim::count.products - ran, 6);        /* two layers, three products each */
+    CHECK_INT(cudasim::count.heuristics, asked);
+    CHECK_INT(mixp_context_gemm_count(s.ctx).direct, 12);       /* trials are not counted */
+    step_close(&s);
+    takes(5e3, 9e3, 1e3, 0, 0);
+    CHECK_INT(measured_algorithm(&s, 0), 2);
+    step_close(&s);
+    takes(5e3, 4.95e3, 9e3, 0, 0);
+    CHECK_INT(measured_algorithm(&s, 0), 0);
+    step_close(&s);
+    takes(5e3, 1e3, 9e3, 0, 0);
+    cudasim::refused_products = 1;                      /* the first trial: the next go on */
+    CHECK_INT(measured_algorithm(&s, 0), 1);
+    step_close(&s);
+    step_open(&s, 0, NULL);                             /* nobody asks for it */
+    step_run(&s, MIXP_BF16, 1);
+    CHECK_INT(cudasim::count.algorithm, 0);
+    step_close(&s);
+    takes(0, 0, 0, 0, 0);
+}
+
+/* What was measured is given to another context: the same algorithms, the same bits, no trial. */
+static void test_measured_and_given(void) {
+    NEEDS_SIMULATION;
+    static Step first, second;
+    takes(5e3, 1e3, 9e3, 0, 0);
+    measured_algorithm(&first, 0);
+    step_close(&first);
+    takes(1, 5e3, 9e3, 0, 0);                           /* now another would be */
+    measuring = 1;
+    step_open(&second, 0, choices);
+    measuring = 0;
+    long ran = cudasim::count.products;
+    step_run(&second, MIXP_BF16, 1);
+    CHECK_INT(cudasim::count.products - ran, 6);
+    CHECK_INT(cudasim::count.algorithm, 1);
+    CHECK(!memcmp(first.grad, second.grad, sizeof first.grad));
+    step_close(&second);
+    takes(0, 0, 0, 0, 0);
+}
+
+/* Sums and GELU: in the product's pass where that is quicker, else apart, and the text says so. */
+static void test_measured_epilogues(void) {
+    NEEDS_SIMULATION;
+    static Step s, again;
+    const int all = MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU;
+    takes(10, 20, 30, 5e3, 0);
+    measured_algorithm(&s, all);
+    CHECK(strstr(choices, "none ") != NULL);
+    step_close(&s);
+    takes(10, 20, 30, 0, 0);
+    step_open(&again, all, choices);
+    long joined = cudasim::count.joined;
+    step_run(&again, MIXP_BF16, 1);
+    CHECK_INT(cudasim::count.joined, joined);
+    CHECK(!memcmp(s.grad, again.grad, sizeof s.grad));
+    step_close(&again);
+    takes(10, 20, 30, 0, 5e3);
+    measured_algorithm(&s, all);
+    CHECK(strstr(choices, "none ") == NULL);
+    joined = cudasim::count.joined;
+    step_run(&s, MIXP_BF16, 1);
+    CHECK_INT(cudasim::count.joined - joined, 2);       /* GELU and its slope: sums add now */
+    step_close(&s);
+    takes(0, 0, 0, 0, 0);
+}
+
+/* Trials leave results alone, those that are added to as well. */
+static void measured_values_body(void) {
+    gpu_device->detach(&gpu_exec);
+    gpu_exec.gemm_measure = 1;
+    CHECK_INT(gpu_device->attach(&gpu_exec), MIXP_OK);
+    for (int i = 0; i < 6; i++) {
+        Job t = job_of((mixp_epilogue)(i % 3), dtypes[1 + i % 2], i % 3 ? dtypes[1 + i % 2] : MIXP_F32);
+        t.accumulate = i % 3 == 0 && i % 2;
+        t.bias = t.kind == MIXP_EPILOGUE_GELU && i % 2 == 0;
+        Arrays o = arrays_of(t);
+        CHECK_INT(gpu_kernels->gemm_epilogue(&gpu_exec, on_gpu_side(o, t)), MIXP_OK);
+        check_arrays(o, t);
+        finish_arrays(o);
+    }
+}
+static void test_measured_values(void) {
+    takes(5e3, 1e3, 9e3, 0, 100);
+    in_all_schedules(measured_values_body);
+    takes(5e3, 1e3, 9e3, 9e3, 0);
+    in_all_schedules(measured_values_body);
+    takes(0, 0, 0, 0, 0);
+}
+
+/* Without memory for trials of a product that adds to its result, the first algorithm stays. */
+static void unmeasured_body(void) {
+    gpu_device->detach(&gpu_exec);
+    gpu_exec.gemm_measure = 1;
+    CHECK_INT(gpu_device->attach(&gpu_exec), MIXP_OK);
+    for (int i = 0; i < 2; i++) {
+        Job t = job_of(MIXP_EPILOGUE_ROW_SUMS, MIXP_BF16, MIXP_F32);
+        t.m += 8 * i;
+        t.accumulate = 1;
+        Arrays o = arrays_of(t);
+        long ran = cudasim::count.products;
+        mixp_result r = MIXP_ERR_MEMORY;
+        for (int at = 1; r == MIXP_ERR_MEMORY && at < 20; at++) {   /* the plan's, then that one */
+            cudasim::fail_at = i ? at : 0;
+            r = gpu_kernels->gemm_epilogue(&gpu_exec, on_gpu_side(o, t));
+            CHECK_INT(cudasim::fail_at, 0);
+        }
+        CHECK_INT(r, MIXP_OK);
+        CHECK_INT(cudaPeekAtLastError(), cudaSuccess);
+        CHECK_INT(cudasim::count.algorithm, !i);
+        if (i) CHECK_INT(cudasim::count.products - ran, 1);
+        check_arrays(o, t);
+        finish_arrays(o);
+    }
+}
+static void test_unmeasured(void) {
+    NEEDS_SIMULATION;
+    takes(5e3, 1e3, 9e3, 0, 1e3);
+    in_all_schedules(unmeasured_body);
+    takes(0, 0, 0, 0, 0);
+}
+
+/* A captured step measures nothing: a step before it has. */
+static void test_measured_and_captured(void) {
+    static Step s;
+    takes(5e3, 1e3, 9e3, 0, 0);
+    measured_algorithm(&s, 0);
+    CHECK_INT(mixp_capture_begin(s.ctx), MIXP_OK);
+    mixp_tensor *y = NULL;
+    step_once(&s, MIXP_BF16, &y);
+    mixp_graph *graph = mixp_capture_end(s.ctx);
+    CHECK(graph != NULL);
+    CHECK_INT(mixp_replay(graph), MIXP_OK);
+    step_close(&s);
+    takes(0, 0, 0, 0, 0);
+}
+
 int main(void) {
     RUN(test_sums);
     RUN(test_gelu);
@@ -618,5 +792,11 @@ int main(void) {
     RUN(test_choices_elsewhere);
     RUN(test_choices_refused);
     RUN(test_choices_checked);
+    RUN(test_measured);
+    RUN(test_measured_and_given);
+    RUN(test_measured_epilogues);
+    RUN(test_measured_values);
+    RUN(test_unmeasured);
+    RUN(test_measured_and_captured);
     return test_report();
 }

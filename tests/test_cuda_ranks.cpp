@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * The hooks are kernels on the context's stream. The other rank of this world of two has the same
- * gradients as this one: their mean is what one rank alone has, bit for bit, and a context without
- * ranks is the reference.
+ * gradients as this rank, so their mean equals the gradients of a single rank, bit for bit. A
+ * context without ranks is the reference.
  */
 #include "cuda_pair.h"
 

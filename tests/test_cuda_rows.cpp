@@ -1,5 +1,5 @@
-/* test_cuda_rows.cpp - softmax, norms, embedding and cross entropy on the simulated GPU, against
- * the CPU.
+/* test_cuda_rows.cpp - softmax, norms, embedding and cross entropy on the simulated GPU, compared
+ * with the CPU.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
@@ -365,11 +365,69 @@ static void entropy_both_body(void) {
     for (mixp_dtype dtype : dtypes)
         for (int64_t cols : lengths) entropy_both_with(dtype, 5, cols, how++ % 4);
     entropy_both_with(MIXP_BF16, 4, 1032, 4);
+    for (mixp_dtype dtype : dtypes)             /* a block has several rows in turn */
+        for (int over = 0; over < 2; over++)
+            entropy_both_with(dtype, cudasim::simulated ? 7 : 700, 2056, over);
     if (!cudasim::simulated) return;
     entropy_both_with(MIXP_F32, 3, 12800, 1);           /* 51 KB: asked for */
     entropy_both_with(MIXP_F32, 3, 12800, 0);
 }
-static void cross_entropy_both(void) { in_all_schedules(entropy_both_body); }
+/* A row of GPT-2's logits stays in the 99 KB of capabilities 8.6, 8.9 and 12.0. */
+static void a_row_of_gpt2_body(void) {
+    cudasim::count.shared = 0;
+    entropy_both_with(MIXP_BF16, 2, 50304, 0);
+    CHECK_INT(cudasim::count.shared, 50304 * 2);
+}
+static void a_row_of_gpt2_stays(void) {
+    NEEDS_SIMULATION;
+    int before = cudasim::max_shared;
+    cudasim::max_shared = 99 * 1024;
+    in_all_schedules(a_row_of_gpt2_body);
+    cudasim::max_shared = before;
+}
+
+static void cross_entropy_both(void) {
+    int before = cudasim::processors;
+    cudasim::processors = 1;
+    in_all_schedules(entropy_both_body);
+    cudasim::processors = before;
+}
+
+/* The mean, and the count, of more rows than their one block takes at a time. */
+static void entropy_many_body(void) {
+    const int64_t rows = 2 * 8192 + 1024 + 77;
+    Pair logits = numbers(MIXP_F32, rows * 2, 3.0, 0), targets = indexes(rows, 2);
+    Pair loss = output(MIXP_F32, 1, 0), stats = output(MIXP_F32, 2 * rows, 0);
+    Pair counted = output(MIXP_F32, 1, 0), d = output(MIXP_F32, rows * 2, 0);
+    Pair scale = numbers(MIXP_F32, 1, 0, 0);
+    mixp_cross_entropy_args k;
+    double sum = 0;
+    int64_t count = 0;
+    set_value(scale, 0, 1.0);
+    for (int64_t i = 5; i < rows; i += 5 + i % 7) set_code(targets, i, (uint32_t)-100);
+    for (int64_t i = 0; i < rows; i++) {
+        double at = value_at(targets.cpu, MIXP_I32, i), a, b;
+        if (at < 0) continue;
+        a = value_at(logits.cpu, MIXP_F32, 2 * i + (int64_t)at);
+        b = value_at(logits.cpu, MIXP_F32, 2 * i + 1 - (int64_t)at);
+        sum += log(1.0 + exp(b - a));
+        count++;
+    }
+    for (int both = 0; both < 2; both++) {
+        on_gpu = 1;
+        k = *args_cross_entropy(rows, 2, -100, AT(float, loss), AT(float, stats), AT(float, counted),
+                                ON(logits), AT(const int32_t, targets));
+        if (both) GPU_SAYS(cross_entropy_both(X, args_cross_entropy_both(&k, ON(d), AT(float, scale),
+                                                                         1.0f)), MIXP_OK);
+        else GPU_SAYS(cross_entropy(X, &k), MIXP_OK);
+        WAIT();
+        CHECK_NEAR(value_at(counted.gpu, MIXP_F32, 0), count, 0);
+        CHECK_NEAR(value_at(loss.gpu, MIXP_F32, 0), sum / (double)count, 2e-6);
+    }
+    finish(logits); finish(targets); finish(loss); finish(stats); finish(counted);
+    finish(d); finish(scale);
+}
+static void cross_entropy_of_many_rows(void) { in_all_schedules(entropy_many_body); }
 
 /* The same rows in three calls: one loss, of all of them; the second call has none that counts. */
 static const mixp_cross_entropy_args *entropy_after(const mixp_cross_entropy_args *k, int64_t before) {
@@ -490,6 +548,8 @@ int main(void) {
     RUN(embedding_sorted);
     RUN(cross_entropy);
     RUN(cross_entropy_both);
+    RUN(a_row_of_gpt2_stays);
+    RUN(cross_entropy_of_many_rows);
     RUN(cross_entropy_in_parts);
     RUN(cross_entropy_offset);
     RUN(cross_entropy_bad);

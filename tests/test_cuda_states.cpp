@@ -1,5 +1,5 @@
-/* test_cuda_states.cpp - states of fewer bytes, RMSprop, Lion and cautious decay on the simulated
- * GPU: the CPU's bits, in every schedule, and inside a captured step.
+/* test_cuda_states.cpp - compact optimizer states, RMSprop, Lion and cautious decay on the
+ * simulated GPU: the CPU's bits, in every schedule and inside a captured step.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
@@ -89,7 +89,7 @@ static void each_pair(Set &s, void (*what)(Pair &)) {
             if (all[k]->base) what(*all[k]);
     }
 }
-static void check(Pair &p) { same_bits(p); }
+static void check(Pair &p) { same_but_nan(p); }
 
 static void drop(Set &s) {
     each_pair(s, finish);
@@ -185,6 +185,34 @@ static void skipped_body(void) {
 }
 static void skipped(void) { in_all_schedules(skipped_body); }
 
+/* How many updates would be lost in the weight's dtype alone: the CPU's counts, added to. */
+static void tallies_body(void) {
+    Set s = set_of(true);
+    mixp_step_plan plan = plan_of(MIXP_OPTIMIZER_ADAMW, 0, 0);
+    mixp_lost cpu[ROWS] = {}, *gpu;
+    gpu = (mixp_lost *)gpu_device->allocate(&gpu_exec, sizeof cpu);
+    CHECK_INT(gpu_device->upload(&gpu_exec, gpu, cpu, sizeof cpu), MIXP_OK);
+    for (int i = 0; i < 2; i++) {
+        mixp_update_args k;
+        gradients(s, 0);
+        BOTH(prepare(X, args_prepare(&plan, on_gpu ? s.gpu_step : &s.cpu_step, NULL)));
+        BOTH(update(X, (k = *args_update(&plan, s.rows[on_gpu], ROWS,
+                                         on_gpu ? s.gpu_step : &s.cpu_step),
+                        k.lost = on_gpu ? gpu : cpu, &k)));
+        each_pair(s, check);
+        CHECK(memcmp(gpu, cpu, sizeof cpu) == 0);
+    }
+    int64_t updates = 0, lost = 0;
+    for (const mixp_lost &one : cpu) {
+        updates += one.updates;
+        lost += one.lost;
+    }
+    CHECK(updates > 10000 && lost > 0 && lost < updates);
+    gpu_device->release(&gpu_exec, gpu);
+    drop(s);
+}
+static void tallies(void) { in_all_schedules(tallies_body); }
+
 /* Replays of a captured step draw new numbers: the device counts the steps. */
 static void captured_body(void) {
     Set s = set_of(true);
@@ -218,6 +246,7 @@ int main(void) {
     RUN(rmsprop);
     RUN(lion);
     RUN(skipped);
+    RUN(tallies);
     RUN(captured);
     return test_report();
 }

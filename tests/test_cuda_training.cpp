@@ -1,9 +1,9 @@
-/* test_cuda_training.cpp - whole training steps on the simulated GPU, through the public API.
+/* test_cuda_training.cpp - complete training steps on the simulated GPU, through the public API.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * The same small GPT as on the CPU, which is the reference: losses and weights agree, a skipped
- * step touches nothing, a step neither waits nor allocates, a graph replays it bit for bit, and
- * whatever allocation fails, nothing leaks. */
+ * The reference is the same small GPT on the CPU: losses and weights agree. A skipped step changes
+ * nothing, a step neither waits nor allocates, and a graph replays the step bit for bit. No failed
+ * allocation causes a leak. */
 #include "companion.h"
 #include "test.h"
 #include "shared_b.h"
@@ -666,6 +666,7 @@ static void a_bad_index_applies_no_step(void) {
         cudasim::eager = true;
         long waits = cudasim::count.waits;
         train(&m);
+        if (!cudasim::simulated) cudaDeviceSynchronize();       /* no GPU is eager */
         mixp_verdict v = mixp_scaler_verdict(m.scaler);
         CHECK_INT(v.outcome, MIXP_STEP_SKIPPED);
         CHECK_INT(v.skipped, 1);

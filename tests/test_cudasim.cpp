@@ -1,9 +1,9 @@
-/* test_cudasim.cpp - the simulated CUDA itself: kernels with planted faults must be caught, and
- * the same kernels without them must pass.
+/* test_cudasim.cpp - the simulated CUDA itself: kernels with planted faults must be caught, and the
+ * same kernels without the faults must pass.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Compile with -fsanitize=address,undefined -fno-sanitize-recover=all: some faults are the
- * sanitizers' to find. Each kernel is a template: fault false is the sound one.
+ * Compile with -fsanitize=address,undefined -fno-sanitize-recover=all, because only the sanitizers
+ * detect some of the faults. Each kernel is a template: the sound kernel has fault = false.
  */
 #include "cudasim.h"
 #include "test.h"

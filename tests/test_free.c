@@ -1,5 +1,5 @@
-/* test_free.c - scalers and optimizers that go before their context; and what an optimizer
- * remembers, read.
+/* test_free.c - scalers and optimizers freed before their context; and reading an optimizer's
+ * state.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"

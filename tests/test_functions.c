@@ -1,9 +1,11 @@
-/* test_functions.c - the operators beyond those of a plain GPT: maximum, swiglu, rope, max, gather,
- * where, products that broadcast, more losses, initialisers. Against numbers recorded from PyTorch,
- * finite differences and double loops; the same bits on every instruction set and thread count.
+/* test_functions.c - the operators that a plain GPT does not use: maximum, swiglu, rope, max,
+ * gather, where, products that broadcast, more losses, initialisers. They are compared with
+ * numbers recorded from PyTorch, finite differences and double loops; the bits are the same on
+ * every instruction set and thread count.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "shared_work.h"
 #include "reference/generate.h"
 #include "reference/functions.h"
 
@@ -13,10 +15,13 @@ static const mixp_dtype reals[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 
 static mixp_context *context_on(const mixp_device *device, int threads) {
     mixp_context_desc d;
+    mixp_context *ctx;
     memset(&d, 0, sizeof d);
     d.device = device;
     d.threads = threads;
-    return mixp_context_new(&d);
+    ctx = mixp_context_new(&d);
+    share_all_work(ctx);
+    return ctx;
 }
 
 /* --- against PyTorch ---------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* test_gemm.c - the matrix product of every instruction set against plain double loops.
+/* test_gemm.c - the matrix product on every instruction set, compared with plain double loops.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

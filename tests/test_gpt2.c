@@ -1,9 +1,10 @@
-/* test_gpt2.c - GPT-2's files in the trainer: weights of transformers read, and written for it.
+/* test_gpt2.c - GPT-2's files in the trainer: it reads weights of transformers, and writes weights
+ * for transformers.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *   test_gpt2                       against logits that transformers gave (reference/gpt2.h)
- *   test_gpt2 --logits DIR ID...    prints those of all tokens, for interop_gpt2.py
- *   test_gpt2 --run ARGUMENT...     is tiny_gpt
+ *   test_gpt2                       compares with logits from transformers (reference/gpt2.h)
+ *   test_gpt2 --logits DIR ID...    prints the logits of all tokens, for interop_gpt2.py
+ *   test_gpt2 --run ARGUMENT...     runs tiny_gpt
  */
 #define _XOPEN_SOURCE 700
 #define main tiny_gpt_main
@@ -411,6 +412,132 @@ static int print_logits(int argc, char **argv) {
     return test_bad != 0;
 }
 
+/* The entries first .. first + n of a model, in a file of its own. */
+static void write_shard(const made *f, const char *name, int64_t first, int64_t n) {
+    static const char *const pairs[][2] = {{"format", "pt"}};
+    char error[MIXP_MESSAGE_SIZE] = "";
+    CHECK_INT(mixp_safetensors_write(in_folder_of_test(name), f->e + first, n, pairs, 1, error,
+                                     sizeof error), MIXP_OK);
+}
+
+/* The index that `transformers` writes beside them; `two`: how the second file is named. */
+static void write_index(const made *f, int64_t first, const char *two) {
+    FILE *file = fopen(in_folder_of_test("model.safetensors.index.json"), "w");
+    if (!file) { CHECK(file != NULL); return; }
+    fprintf(file, "{\n  \"metadata\": {\"total_size\": 1},\n  \"weight_map\": {\n");
+    for (int64_t i = 0; i < f->n; i++)
+        fprintf(file, "    \"%s\": \"%s\"%s\n", f->e[i].name, i < first ? "one.safetensors" : two,
+                i + 1 < f->n ? "," : "");
+    fprintf(file, "  }\n}\n");
+    CHECK(fclose(file) == 0);
+}
+
+static void write_text(const char *name, const char *text) {
+    FILE *file = fopen(in_folder_of_test(name), "w");
+    CHECK(file && fputs(text, file) >= 0 && fclose(file) == 0);
+}
+
+static void gpt2_of_many_files_is_read(void) {
+    made *f = make_file();
+    write_json(", \"activation_function\": \"gelu_new\"");
+    remove(in_folder_of_test("model.safetensors"));
+    write_shard(f, "one.safetensors", 0, 9);
+    write_shard(f, "two.safetensors", 9, f->n - 9);
+    write_index(f, 9, "two.safetensors");
+    expect_logits(gpt2_logits_gelu_new, "");
+    write_index(f, 9, "three.safetensors");
+    expect_refusal("three.safetensors");
+    write_index(f, 9, "../two.safetensors");
+    expect_refusal("names ../two.safetensors, which is no file beside it");
+    write_index(f, f->n, "");
+    expect_refusal("lacks transformer.h.0.ln_2.bias, which this model has");
+    write_text("model.safetensors.index.json", "{\"weight_map\": {\"a\": 3}}");
+    expect_refusal("is malformed in its weight_map");
+    write_text("model.safetensors.index.json", "{\"weight_map\": {}}");
+    expect_refusal("names no tensor");
+    write_text("model.safetensors.index.json", "{}");
+    expect_refusal("it has no weight_map");
+    remove(in_folder_of_test("model.safetensors.index.json"));
+    remove(in_folder_of_test("one.safetensors"));
+    remove(in_folder_of_test("two.safetensors"));
+}
+
+/* Token by token, with keys and values kept, as all at once: in pieces of 1, 2, 3... tokens. */
+static void check_cache(const char *form, double tolerance) {
+    trainer  t;
+    char     line[512], *argv[32];
+    int32_t  ids[16];
+    float    whole[64], pieces[64];
+    kv_cache cache;
+    snprintf(line, sizeof line, "tiny_gpt --data %s/text --layers 2 --heads 2 --width 16 --block 16 "
+             "--steps 0 --seed 5 --device cpu --threads 1 --quiet %s", folder, form);
+    open_trainer(&t, split(line, argv), argv);
+    cache = make_cache(&t);
+    CHECK(t.data.rows <= 64);
+    for (int i = 0; i < 16; i++) ids[i] = (int32_t)(i * 7 % t.data.rows);
+    for (int64_t n = 1, step = 1; n <= 16; n += step, step = step % 4 + 1) {
+        double worst = 0, largest = 0;
+        next_logits(&t, ids, n, whole);
+        sample_logits(&t, &cache, ids, n, pieces);
+        CHECK_INT(cache.past, n);
+        for (int64_t k = 0; k < t.data.rows; k++) {
+            worst = fmax(worst, fabs((double)whole[k] - (double)pieces[k]));
+            largest = fmax(largest, fabs((double)whole[k]));
+        }
+        if (!(worst <= tolerance * largest)) TEST_SHOW("%s, %lld: %g of %g", form, (long long)n, worst, largest);
+        CHECK(worst <= tolerance * largest && largest > 0);
+    }
+    free(cache.k);
+    free(cache.v);
+    free_trainer(&t);
+}
+
+static void samples_keep_keys_and_values(void) {
+    FILE *f = fopen(in_folder_of_test("text"), "w");
+    for (int i = 0; f && i < 60; i++) fprintf(f, "the quick brown fox %d jumps\n", i);
+    CHECK(f && fclose(f) == 0);
+    check_cache("--dtype fp32", 2e-6);
+    check_cache("--dtype fp32 --bias on --activation gelu-tanh", 2e-6);
+    check_cache("--dtype fp32 --preset modern --zero-init off", 2e-6);
+    check_cache("--dtype fp32 --qk-norm on", 2e-6);
+    check_cache("--dtype fp16", 4e-3);
+    check_cache("--dtype bf16 --level 2 --positions rope", 3e-2);
+    remove(in_folder_of_test("text"));
+}
+
+/* Tokens with probabilities 0.1, 0.4, 0.2 and 0.3: how often each is drawn of 4000 times. */
+static void draw(double top_p, int64_t top_k, int counts[4]) {
+    static const float share[4] = {0.1f, 0.4f, 0.2f, 0.3f};
+    float              logits[4], spare[4];
+    config             c;
+    memset(&c, 0, sizeof c);
+    c.temperature = 1;
+    c.top_p = top_p;
+    c.top_k = top_k;
+    memset(counts, 0, 4 * sizeof counts[0]);
+    for (int i = 0; i < 4; i++) logits[i] = logf(share[i]) + 3;
+    for (int64_t i = 0; i < 4000; i++) counts[choose(&c, logits, spare, 4, i)]++;
+}
+
+static void likely_tokens_are_drawn(void) {
+    int n[4];
+    draw(1, 0, n);
+    CHECK_NEAR(n[0], 400, 100);
+    CHECK_NEAR(n[1], 1600, 150);
+    draw(0.6, 0, n);                    /* 0.4 + 0.3 */
+    CHECK_INT(n[0] + n[2], 0);
+    CHECK_NEAR(n[1], 4000 * 4 / 7, 150);
+    draw(0.75, 0, n);                   /* 0.4 + 0.3 + 0.2 */
+    CHECK_INT(n[0], 0);
+    CHECK_NEAR(n[2], 4000 * 2 / 9, 150);
+    draw(0.39, 0, n);
+    CHECK_INT(n[1], 4000);
+    draw(0.6, 3, n);                    /* of 0.9: 0.4 is not 0.54, 0.7 is */
+    CHECK_INT(n[0] + n[2], 0);
+    draw(0.4, 2, n);                    /* of 0.7: 0.4 is 0.28 and more */
+    CHECK_INT(n[1], 4000);
+}
+
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--run") == 0) return tiny_gpt_main(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "--logits") == 0) return print_logits(argc, argv);
@@ -427,6 +554,9 @@ int main(int argc, char **argv) {
     RUN(gpt2_with_half_a_config_is_refused);
     RUN(gpt2_is_written_as_it_was_read);
     RUN(gpt2_of_a_text_keeps_its_alphabet);
+    RUN(gpt2_of_many_files_is_read);
+    RUN(samples_keep_keys_and_values);
     clean_folder();
+    RUN(likely_tokens_are_drawn);
     return test_report();
 }

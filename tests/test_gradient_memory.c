@@ -1,6 +1,6 @@
-/* test_gradient_memory.c - gradients that share memory: both terms of a sum read one buffer, a loss
- * writes over its logits. Whatever reads what in whatever order, the numbers are those of a walk that
- * copies everything.
+/* test_gradient_memory.c - gradients that share memory: both terms of a sum read one buffer, a
+ * loss overwrites its logits. Whatever the operators read, in any order, the numbers equal those
+ * of a walk that copies everything.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION
@@ -253,7 +253,7 @@ static void a_users_operator_never_reads_where_it_writes(void) {
     mixp_init_normal(p, 0, 1);
     mixp_step_begin(c);
     x = mixp_scale(c, p, 1.0f);
-    y = mixp_add(c, x, mixp_apply(c, &turned, 1, &x, 0, NULL));
+    y = mixp_add(c, x, mixp_apply(c, &turned, 1, &x, 1, NULL));
     y = mixp_mul(c, y, mixp_input(c, MIXP_F32, 1, shape, weights));
     CHECK_INT(mixp_backward(c, mixp_sum(c, y, MIXP_ALL, 0)), MIXP_OK);
     CHECK_INT(mixp_read(p->grad, got, MIXP_F32, N), MIXP_OK);

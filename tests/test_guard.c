@@ -1,8 +1,9 @@
-/* test_guard.c - a guard: what it looks at, what falls back and comes back, where a skip began.
+/* test_guard.c - a guard: which values it looks at, which sites fall back to f32 and return to
+ * f16, and where a skip began.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * A small GPT learns which token follows which. One token is planted: for it a hidden unit of the
- * middle block fires, and the second product of that block passes the largest f16.
+ * A small GPT learns which token follows which. One token is planted: it activates a hidden unit
+ * of the middle block, and the second product of that block exceeds the largest f16.
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
@@ -612,7 +613,8 @@ static void test_pinned_cast(void) {
     gpt_close(&plain);
 }
 
-/* Held low, the planted site overflows for good, and the guard says so; the scale stays. */
+/* Held low, the planted site overflows for good, and the guard says so. Nothing falls back, so that
+ * one skip is forgiven and the others lower the scale. */
 static void test_pinned_low(void) {
     gpt g = gpt_open(1e-3);
     mixp_guard_desc d;
@@ -636,7 +638,7 @@ static void test_pinned_low(void) {
     CHECK_INT(mixp_context_error(g.ctx, &why), MIXP_ERR_DIVERGED);
     CHECK_TEXT(why, "5 steps in a row");
     CHECK_TEXT(why, planted);
-    CHECK_NEAR(mixp_scaler_loss_scale(g.scaler), 64.0, 0);
+    CHECK_NEAR(mixp_scaler_loss_scale(g.scaler), 64.0 / 16, 0);     /* the first is forgiven */
     mixp_context_free(g.ctx);
 }
 
@@ -858,7 +860,7 @@ static void test_origins(void) {
     v = small_step(&m);
     CHECK_INT(v.origin, MIXP_ORIGIN_INPUT);
     CHECK_INT(mixp_retry(m.scaler, 2), 0);              /* it stays what it is */
-    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 1024.0, 0);
+    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 512.0, 0);
     m.x[5] = 1.0f;
     CHECK_INT(small_step(&m).outcome, MIXP_STEP_APPLIED);
     m.bad_loss = 1;
@@ -866,7 +868,7 @@ static void test_origins(void) {
     v = small_step(&m);
     CHECK_INT(v.origin, MIXP_ORIGIN_LOSS);
     CHECK_TEXT(v.site, "sqrt");
-    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 1024.0, 0);
+    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 256.0, 0);     /* one skip in a row is forgiven */
     CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
     m.bad_loss = 0;
     CHECK_INT(small_step(&m).outcome, MIXP_STEP_APPLIED);
@@ -876,7 +878,7 @@ static void test_origins(void) {
     CHECK_INT(v.origin, MIXP_ORIGIN_WEIGHT);
     CHECK_TEXT(v.site, "w: linear");
     refuse(m.ctx, mixp_context_error(m.ctx, NULL), MIXP_ERR_DIVERGED, "a weight is not finite");
-    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 1024.0, 0);
+    CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 128.0, 0);
     mixp_context_free(m.ctx);
 
     m = small_open(16777216.0f, 1.0f);                  /* the mean is f16 */

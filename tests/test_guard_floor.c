@@ -1,5 +1,5 @@
-/* test_guard_floor.c - a gradient that passes f16 though the loss scale is at its floor: no lower scale
- * is left, so its site stores f32, until gradients are small again. (The guard: WATCH.)
+/* test_guard_floor.c - a gradient that exceeds f16 while the loss scale is at its floor. No lower
+ * scale is left, so the site stores f32 until its gradients are small again. (The guard: WATCH.)
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_howtos.sh - the numbered examples: each is short, builds as its comment says, and prints what
-# stands at its end.
+# test_howtos.sh - the numbered examples: each is short, builds as its comment says, and prints the
+# output that is quoted at its end.
 # SPDX-License-Identifier: MIT OR Unlicense
 cd "$(dirname "$0")/.." || exit 1
 . tests/check.sh

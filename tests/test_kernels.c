@@ -1,10 +1,10 @@
-/* test_kernels.c - elementwise and row kernels of every instruction set against plain double
- * loops over the same rounded inputs.
+/* test_kernels.c - elementwise and row kernels on every instruction set, compared with plain
+ * double loops over the same rounded inputs.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Every test runs with the same random numbers on each instruction set, with tasks in order
- * and backwards on three workers; all of these must write the same bytes. Analytic gradients
- * are checked against differences of the double forward first, then used as the reference.
+ * Every test runs with the same random numbers on each instruction set, with tasks in order and
+ * with tasks backwards on three workers; all runs must write the same bytes. Analytic gradients
+ * are first checked against differences of the double forward, then serve as the reference.
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"

@@ -1,6 +1,6 @@
-/* test_late_device.c - a device from outside whose memory is its own and which tells of a step when
- * the next one has begun, beside the CPU; and what operators and kernels say to arguments that
- * nobody should give them.
+/* test_late_device.c - a device outside the library, compared with the CPU. It has separate
+ * memory, and it reports a step's result only after the next step has begun. Also: how operators
+ * and kernels answer invalid arguments.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

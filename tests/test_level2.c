@@ -1,5 +1,5 @@
-/* test_level2.c - for programs with a backward pass of their own: the loss scale where it lies, the
- * low copy of a weight, products, and batches that are there already.
+/* test_level2.c - for programs with their own backward pass: the loss scale in device memory, the
+ * low copy of a weight, products, and batches that are on the device already.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"

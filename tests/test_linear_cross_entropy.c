@@ -1,5 +1,5 @@
-/* test_linear_cross_entropy.c - a product and its cross entropy, some rows at a time: against a
- * plain loop in double, and against the two operators that store all logits.
+/* test_linear_cross_entropy.c - a product and its cross entropy, some rows at a time, compared
+ * with a plain double loop and with the two operators that store all logits.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"

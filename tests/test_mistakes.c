@@ -1,5 +1,5 @@
-/* test_mistakes.c - what a first user does wrong: each mistake is told at once, with its code, what
- * it was about, and what to do. Those that nobody can tell have a sign, and it is shown here.
+/* test_mistakes.c - mistakes of first users: each is reported at once, with its code, its subject
+ * and a fix. Mistakes that cannot be detected have symptoms, which the test shows.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
@@ -372,6 +372,147 @@ static void checkpoint_without_a_name(model *m) {
     mixp_checkpoint_save("/tmp/no_name.safetensors", &what);
 }
 
+/* --- what was silent once ------------------------------------------------------------------------ */
+
+static mixp_tensor *region_loss(mixp_context *ctx, void *user) {
+    mixp_tensor *loss = NULL;
+    (void)ctx;
+    MIXP_AUTOCAST(ctx, MIXP_F16) { loss = loss_of((const model *)user); }
+    return loss;
+}
+static mixp_tensor *dropping_loss(mixp_context *ctx, void *user)
+{ return mixp_mean(ctx, mixp_dropout(ctx, logits_of((const model *)user), 0.5f, 1), MIXP_ALL, 0); }
+static void compared_within_a_region(model *m) {
+    mixp_compare_desc d;
+    mixp_difference rows[8];
+    int64_t n = 0;
+    memset(&d, 0, sizeof d);
+    d.a.dtype = MIXP_F16;
+    d.a.level = 1;
+    d.fn = region_loss;
+    d.user = m;
+    mixp_compare(m->ctx, &d, rows, 8, &n);
+}
+static void checked_with_dropout(model *m) {
+    double worst;
+    mixp_check_gradients(m->ctx, dropping_loss, m, 1, &m->w, 0, &worst);
+}
+static void checked_under_fp16(model *m) {
+    double worst;
+    mixp_check_gradients(m->ctx, region_loss, m, 1, &m->w, 0, &worst);
+}
+static void scaled_loss_for_spikes(model *m) {
+    mixp_sgd_desc d = mixp_sgd_defaults();
+    d.spike.of = MIXP_SPIKE_LOSS;
+    mixp_optimizer_set_loss(mixp_sgd_new(m->ctx, &d), mixp_scaler_scale(m->scaler, loss_of(m)));
+}
+static void freezes_an_activation(model *m) { mixp_tensor_set_requires_grad(logits_of(m), 0); }
+static void state_kept_as_a_tensor(model *m) {
+    mixp_tensor *h = logits_of(m);
+    mixp_step_begin(m->ctx);
+    mixp_add(m->ctx, logits_of(m), h);
+}
+static void losses_in_a_list(model *m) {
+    mixp_tensor *list[4];
+    int i;
+    for (i = 0; i < 4; i++) {
+        mixp_step_begin(m->ctx);
+        list[i] = loss_of(m);
+    }
+    for (i = 0; i < 4; i++) mixp_item(list[i]);
+}
+static void gamma_written_too_soon(model *m) {
+    mixp_tensor *y = mixp_rms_norm(m->ctx, logits_of(m), m->b, 1e-5f);
+    mixp_fill(m->b, 7.0);
+    mixp_backward(m->ctx, mixp_sum(m->ctx, y, MIXP_ALL, 0));
+}
+static void evaluation_without_steps(model *m) {
+    static char memory[300000];
+    mixp_context_desc d;
+    mixp_context *old = m->ctx;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.memory = memory;
+    d.memory_bytes = sizeof memory;
+    d.threads = 1;
+    m->ctx = mixp_context_new(&d);
+    mixp_context_free(old);
+    for (i = 0; i < 10000 && mixp_context_error(m->ctx, NULL) == MIXP_OK; i++)
+        MIXP_NO_GRAD(m->ctx) { mixp_mean(m->ctx, input(m), MIXP_ALL, 0); }
+}
+static void clip_after_the_step(model *m) {
+    backward(m);
+    mixp_scaler_step(m->scaler, m->opt);
+    mixp_clip_grad_norm(m->opt, 1.0);
+}
+static void zero_grad_too_late(model *m) {
+    backward(m);
+    mixp_zero_grad(m->opt);
+    step(m);
+}
+static void loss_behind_a_detach(model *m) {
+    mixp_tensor *h = mixp_detach(m->ctx, logits_of(m));
+    mixp_backward(m->ctx, mixp_cross_entropy(m->ctx, h, targets(m), MIXP_IGNORE));
+}
+static void label_of_minus_one(model *m) {
+    classes[2] = -1;
+    loss_of(m);
+}
+static void mask_of_bytes(model *m) {
+    static const int64_t shape[4] = { 1, 2, 2, 4 };
+    static unsigned char seen[4] = { 1, 0, 1, 1 };
+    mixp_attention_desc d;
+    mixp_tensor *q = mixp_input(m->ctx, MIXP_F32, 4, shape, numbers);
+    memset(&d, 0, sizeof d);
+    d.mask = mixp_input(m->ctx, MIXP_U8, 2, shape + 1, seen);
+    mixp_attention_apply(m->ctx, q, q, q, &d);
+}
+static void pytorch_layout_with_heads(model *m) {
+    static const int64_t bhtd[4] = { 1, 2, 3, 4 };
+    mixp_attention_desc d;
+    mixp_tensor *q = mixp_input(m->ctx, MIXP_F32, 4, bhtd, numbers);
+    memset(&d, 0, sizeof d);
+    d.heads = 2;
+    mixp_attention_apply(m->ctx, q, q, q, &d);
+}
+static void group_of_nothing(model *m) { mixp_optimizer_set_group(m->opt, 0, NULL); }
+static void new_group_of_nothing(model *m) { mixp_optimizer_add_group(m->opt, NULL); }
+static const char *saved_path(void) {
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/mixprec_mistake_%ld.safetensors", (long)getpid());
+    return path;
+}
+static void loaded_too_soon(model *m) {
+    mixp_checkpoint what;
+    memset(&what, 0, sizeof what);
+    what.ctx = m->ctx;
+    what.optimizers = &m->opt;
+    what.n_optimizers = 1;
+    mixp_checkpoint_save(saved_path(), &what);
+    m->opt = mixp_sgd_new(m->ctx, NULL);
+    mixp_checkpoint_load(saved_path(), &what);
+    remove(saved_path());
+}
+static void loaded_without_the_scaler(model *m) {
+    mixp_checkpoint what;
+    memset(&what, 0, sizeof what);
+    what.ctx = m->ctx;
+    what.scaler = m->scaler;
+    mixp_checkpoint_save(saved_path(), &what);
+    what.scaler = NULL;
+    mixp_checkpoint_load(saved_path(), &what);
+    remove(saved_path());
+}
+static void weights_with_a_prefix(model *m) {
+    mixp_context *other = mixp_context_new(NULL);
+    mixp_param(other, "model.fc.w", MIXP_F32, 2, weights);
+    mixp_param(other, "model.fc.b", MIXP_F32, 1, two);
+    mixp_checkpoint_save_weights(saved_path(), other);
+    mixp_context_free(other);
+    mixp_checkpoint_load_weights(saved_path(), m->ctx, NULL);
+    remove(saved_path());
+}
+
 typedef struct mistake {
     const char *name;
     void      (*make)(model *m);
@@ -453,14 +594,34 @@ static const mistake mistakes[] = {
     MISTAKE(moment_that_is_not_kept, ARGUMENT, "keeps no such state"),
     MISTAKE(weights_of_a_c_file, FORMAT, "not a safetensors file"),
     MISTAKE(weights_that_are_not_there, IO, "no/such/file"),
-    MISTAKE(checkpoint_without_a_name, ARGUMENT, "name")
+    MISTAKE(checkpoint_without_a_name, ARGUMENT, "name"),
+    MISTAKE(compared_within_a_region, ORDER, "fn opens a region of its own"),
+    MISTAKE(checked_with_dropout, ORDER, "pass training 0 to mixp_dropout"),
+    MISTAKE(checked_under_fp16, ORDER, "check it in f32"),
+    MISTAKE(scaled_loss_for_spikes, ARGUMENT, "give the loss that mixp_scaler_scale was given"),
+    MISTAKE(freezes_an_activation, ARGUMENT, "mixp_detach"),
+    MISTAKE(state_kept_as_a_tensor, ORDER, "mixp_copy"),
+    MISTAKE(losses_in_a_list, ORDER, "of an earlier step"),
+    MISTAKE(gamma_written_too_soon, ORDER, "'fc.b' [2] was written by mixp_fill since rms_norm"),
+    MISTAKE(evaluation_without_steps, MEMORY, "since mixp_step_begin"),
+    MISTAKE(clip_after_the_step, ORDER, "step is over"),
+    MISTAKE(zero_grad_too_late, ORDER, "mixp_zero_grad has cleared them"),
+    MISTAKE(loss_behind_a_detach, ORDER, "it comes from detach"),
+    MISTAKE(label_of_minus_one, ARGUMENT, "MIXP_IGNORE"),
+    MISTAKE(mask_of_bytes, DTYPE, "-Inf where it is hidden"),
+    MISTAKE(pytorch_layout_with_heads, SHAPE, "MIXP_LAYOUT_BHTD"),
+    MISTAKE(group_of_nothing, ARGUMENT, "the group is NULL"),
+    MISTAKE(new_group_of_nothing, ARGUMENT, "the group is NULL"),
+    MISTAKE(loaded_too_soon, SHAPE, "mixp_optimizer_add them before"),
+    MISTAKE(loaded_without_the_scaler, SHAPE, "give .scaler"),
+    MISTAKE(weights_with_a_prefix, SHAPE, "begin with 'model.'")
 };
 
 /* Each in a context of its own; and the error callback hears what the context keeps. */
 static void test_told(void) {
     const size_t n = sizeof mistakes / sizeof mistakes[0];
     size_t i;
-    CHECK(n >= 63);
+    CHECK(n >= 93);
     for (i = 0; i < n; i++) {
         model m = model_open();
         const char *text = "";
@@ -518,6 +679,62 @@ static void test_legal(void) {
     CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_OK);
     CHECK_TEXT(why, "");
     CHECK(frozen->grad == NULL);
+    mixp_context_free(m.ctx);
+}
+
+/* q, k and v in PyTorch's layout: what attention gives of them transposed, transposed back. */
+static void test_layouts_of_attention(void) {
+    static const int64_t bhtd[4] = { 1, 2, 3, 4 }, bthd[4] = { 1, 3, 2, 4 };
+    model m = model_open();
+    mixp_attention_desc d;
+    mixp_tensor *q = mixp_input(m.ctx, MIXP_F32, 4, bhtd, numbers), *y, *z;
+    float turned[24], a[24], b[24];
+    int h, t, c;
+    for (h = 0; h < 2; h++)
+        for (t = 0; t < 3; t++)
+            for (c = 0; c < 4; c++) turned[(t * 2 + h) * 4 + c] = numbers[(h * 3 + t) * 4 + c];
+    memset(&d, 0, sizeof d);
+    d.causal = 1;
+    y = mixp_input(m.ctx, MIXP_F32, 4, bthd, turned);
+    y = mixp_attention_apply(m.ctx, y, y, y, &d);
+    d.layout = MIXP_LAYOUT_BHTD;
+    d.heads = 2;
+    z = mixp_attention_apply(m.ctx, q, q, q, &d);
+    CHECK(y && z && z->rank == 4 && z->shape[1] == 2 && z->shape[2] == 3);
+    CHECK_INT(mixp_read(y, a, MIXP_F32, 24), MIXP_OK);
+    CHECK_INT(mixp_read(z, b, MIXP_F32, 24), MIXP_OK);
+    for (h = 0; h < 2; h++)
+        for (t = 0; t < 3; t++)
+            for (c = 0; c < 4; c++) CHECK_NEAR(b[(h * 3 + t) * 4 + c], a[(t * 2 + h) * 4 + c], 0.0);
+    mixp_context_free(m.ctx);
+}
+
+/* A disabled scaler has the verdicts of its optimizer's steps, and may be left for another. */
+static void test_verdict_of_a_disabled_scaler(void) {
+    model m = model_open();
+    mixp_scaler *enabled = m.scaler;
+    mixp_scaler_desc d;
+    mixp_verdict v;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.disabled = 1;
+    m.scaler = mixp_scaler_new(m.ctx, &d);
+    for (i = 1; i <= 5; i++) {
+        mixp_step_begin(m.ctx);
+        mixp_zero_grad(m.opt);
+        backward(&m);
+        step(&m);
+        v = mixp_scaler_verdict(m.scaler);
+        CHECK_INT(v.outcome, MIXP_STEP_APPLIED);
+        CHECK_INT(v.applied, i);
+    }
+    m.scaler = enabled;
+    mixp_step_begin(m.ctx);
+    mixp_zero_grad(m.opt);
+    backward(&m);
+    step(&m);
+    CHECK_INT(mixp_scaler_verdict(m.scaler).applied, 6);
+    CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
     mixp_context_free(m.ctx);
 }
 
@@ -663,6 +880,8 @@ int main(void) {
     RUN(test_told);
     RUN(test_told_without_a_context);
     RUN(test_legal);
+    RUN(test_layouts_of_attention);
+    RUN(test_verdict_of_a_disabled_scaler);
     RUN(test_bad_loss_at_once);
     RUN(test_sign_of_a_forgotten_zero_grad);
     RUN(test_sign_of_a_missing_touch);

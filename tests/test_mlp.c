@@ -1,6 +1,6 @@
-/* test_mlp.c - mixp_mlp and the gradients of linear layers on a device that has products with
- * epilogues: values and gradients are those of three operators, and are differences; and when they
- * are one.
+/* test_mlp.c - mixp_mlp and the gradients of linear layers on a device whose products have
+ * epilogues: values and gradients equal those of three operators, and gradients equal finite
+ * differences. Also: when the library fuses the operators.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION
@@ -247,7 +247,7 @@ static void a_tensor_of_an_earlier_step(void) {
     for (int i = 4; i < LATE; i++) {
         CHECK(!mixp_mlp(m.ctx, late[i], p[1], p[2], p[3], p[4]));
         CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ORDER);
-        CHECK_TEXT(why, "in use again");
+        CHECK_TEXT(why, "of an earlier step");
         mixp_context_clear_error(m.ctx);
         CHECK(!mixp_mlp(m.ctx, p[0], late[i], p[2], p[3], p[4]));
         CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ORDER);

@@ -1,6 +1,7 @@
-/* test_modern_block.c - a block as models are built today: RMSNorm, queries and keys normed by head,
- * rotary positions, grouped heads, SwiGLU. It learns to repeat what stood five tokens before, in
- * fp16, and its last query alone, with the keys of all, gives what the whole sequence gave.
+/* test_modern_block.c - a block of a current model: RMSNorm, queries and keys normalised per head,
+ * rotary positions, grouped heads, SwiGLU. In fp16 it learns to repeat the token of five positions
+ * before. Its last query, run alone with the keys of all positions, gives the result of the full
+ * sequence.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

@@ -1,5 +1,5 @@
-/* test_muon.c - Muon and RMSprop against PyTorch's; loss scaling, skips, states of every kind,
- * checkpoints, memory, errors. On every instruction set.
+/* test_muon.c - Muon and RMSprop compared with PyTorch's; loss scaling, skips, states of every
+ * kind, checkpoints, memory, errors. Runs on every instruction set.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"

@@ -1,5 +1,5 @@
-/* test_numerics.c - shapes and numbers where vectors and formulas have their edges, against loops in
- * double.
+/* test_numerics.c - shapes and numbers at the limits of vectors and formulas, compared with double
+ * loops.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "numbers.h"

@@ -1,5 +1,5 @@
-/* test_operators.c - every operator through the tape: gradients against finite differences,
- * shapes, errors, accumulation, several losses, an operator of one's own.
+/* test_operators.c - every operator through the tape: gradients compared with finite differences,
+ * shapes, errors, accumulation, several losses, a user-defined operator.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"

@@ -1,4 +1,4 @@
-/* test_optimizers.c - Adam, AdamW and SGD against plain double loops; statistics, clipping,
+/* test_optimizers.c - Adam, AdamW and SGD compared with plain double loops; statistics, clipping,
  * skipping, masters, low copies; on every instruction set.
  * SPDX-License-Identifier: MIT OR Unlicense
  */

@@ -1,6 +1,6 @@
-/* test_orders.c - calls in an order that cannot be, or that only seems so: pops that meet another's
- * region, captures that fail, a low parameter of two optimizers, views that are written between clip
- * and step, parameters that a step of several ranks leaves out. What is refused changes nothing.
+/* test_orders.c - calls in an impossible or unusual order: pops that meet another owner's region,
+ * captures that fail, a low parameter of two optimizers, views written between clip and step,
+ * parameters that a step of several ranks leaves out. A refused call changes nothing.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_overflow.sh: examples/overflow.c, an activation beyond fp16's range, with the guard and without;
-# and examples/underflow.c, gradients below it. The quick tests have two of its three cases.
+# test_overflow.sh - examples/overflow.c, an activation above fp16's range, with and without the
+# guard; and examples/underflow.c, gradients below that range. The quick tests run two of its three
+# cases.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 program=${BUILD:-build}/overflow

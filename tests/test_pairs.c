@@ -1,5 +1,5 @@
 /* test_pairs.c - the known answers that pairs of bf16 and f16 must give before they are used
- * (internals of mixprec.h), asked of tiles in plain C that answer as one machine or another would.
+ * (internals of mixprec.h). The test asks tiles in plain C, which answer like different machines.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "internals.h"
@@ -56,10 +56,6 @@ static float flushed(float x)
 { return mixp_bits_of_f32(x) & 0x7F800000u ? x : 0.0f; }
 static float pairs_bfdot(const float *a, const float *b, float c)
 { return odd_sum(c, odd_sum(flushed(a[0]) * flushed(b[0]), flushed(a[1]) * flushed(b[1]))); }
-static float pairs_bfdot_kept(const float *a, const float *b, float c)
-{ return odd_sum(c, odd_sum(a[0] * b[0], a[1] * b[1])); }
-static float pairs_bfdot_even(const float *a, const float *b, float c)
-{ return c + (flushed(a[0]) * flushed(b[0]) + flushed(a[1]) * flushed(b[1])); }
 static float pairs_of_f16_sums(const float *a, const float *b, float c) {
     float first = mixp_f32_from_f16(mixp_f16_from_f32(a[0] * b[0]));
     return fmaf(a[1], b[1], first + c);
@@ -69,8 +65,8 @@ static float pairs_without_small_f16(const float *a, const float *b, float c)
 { return fmaf(f16_flushed(a[1]), f16_flushed(b[1]), fmaf(f16_flushed(a[0]), f16_flushed(b[0]), c)); }
 
 #define TILE(step) static void tile_##step(const mixpi_tile *t) { pairs_tile(t, pairs_##step); }
-TILE(in_order) TILE(even_first) TILE(exact_sum) TILE(toward_zero) TILE(bfdot) TILE(bfdot_kept)
-TILE(bfdot_even) TILE(of_f16_sums) TILE(without_small_f16)
+TILE(in_order) TILE(even_first) TILE(exact_sum) TILE(toward_zero) TILE(bfdot)
+TILE(of_f16_sums) TILE(without_small_f16)
 #endif
 
 /* Tiles that answer as other machines would: only the right one passes. */
@@ -96,21 +92,8 @@ static void the_same_of_f16(void) {
     SKIP("the compiler has no such instructions");
 #endif
 }
-static void the_same_of_bfmmla(void) {
-#if MIXPI_BF16 || MIXPI_ARM_PAIRS
-    CHECK(mixpi_pairs_answer(tile_bfdot, MIXPI_PAIRS_MMLA));
-    CHECK(!mixpi_pairs_answer(tile_bfdot_kept, MIXPI_PAIRS_MMLA));
-    CHECK(!mixpi_pairs_answer(tile_bfdot_even, MIXPI_PAIRS_MMLA));
-    CHECK(!mixpi_pairs_answer(tile_in_order, MIXPI_PAIRS_MMLA));
-    CHECK(!mixpi_pairs_answer(tile_exact_sum, MIXPI_PAIRS_MMLA));
-#else
-    SKIP("the compiler has no such instructions");
-#endif
-}
-
 int main(void) {
     RUN(only_the_right_answer_passes);
     RUN(the_same_of_f16);
-    RUN(the_same_of_bfmmla);
     return test_report();
 }

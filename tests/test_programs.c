@@ -1,7 +1,7 @@
-/* test_programs.c - what people write first, each as a whole program that learns something: a GRU, a
- * vision transformer, attention to another sequence, and two nets with an optimizer each. The
- * network of fully connected layers is examples/mlp.c, an operator of one's own
- * examples/own_operator.c, a block with rotary positions and SwiGLU tests/test_modern_block.c.
+/* test_programs.c - first programs of typical users, each complete, and each learns something: a
+ * GRU, a vision transformer, attention to another sequence, and two networks with separate
+ * optimizers. For a fully connected network see examples/mlp.c; for a user-defined operator
+ * examples/own_operator.c; for a block with rotary positions and SwiGLU tests/test_modern_block.c.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

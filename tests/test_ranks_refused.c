@@ -1,7 +1,7 @@
-/* test_ranks_refused.c - two ranks train; one of them is refused a request, each in its turn: memory, a
- * kernel, a copy, or a hook of its own. It is told, nothing leaks, and the other rank is told that it
- * stands alone, or has finished: none of the two waits for ever, and none crashes.
- * The ranks are threads of this process, with a context each; their hooks meet in memory.
+/* test_ranks_refused.c - two ranks train; one of them is refused a request, each in turn: memory,
+ * a kernel, a copy, or its own hook. That rank gets the error and leaks nothing. The other rank
+ * learns that its peer is gone, or has finished. Neither waits for ever, and neither crashes. The
+ * ranks are threads of this process, with one context each; their hooks meet in memory.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define _XOPEN_SOURCE 700
@@ -268,6 +268,8 @@ static int run_refused(way how, long from, long most) {
                   requests.what, ranks[0].met);
     }
     if (!hit) {
+        if (ranks[0].error || ranks[1].error)
+            TEST_SHOW("no request refused: rank 0 says %s; rank 1 says %s", ranks[0].text, ranks[1].text);
         CHECK_INT(ranks[0].error, MIXP_OK);
         CHECK_INT(ranks[1].error, MIXP_OK);
         CHECK(memcmp(ranks[0].weights, ranks[1].weights, sizeof ranks[0].weights) == 0);

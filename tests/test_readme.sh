@@ -1,7 +1,8 @@
 #!/bin/sh
 # test_readme.sh - every C program in the README, and the one in the header's manual, compiles
-# without a warning, runs, and prints what it says. The first has its own copy of the library, as the
-# README has it; the others are linked with the one that make built, where there is one.
+# without a warning, runs, and prints the quoted output. The first program compiles its own copy of
+# the library, as in the README. The others are linked with the library that make built, if there is
+# one.
 # SPDX-License-Identifier: MIT OR Unlicense
 cd "$(dirname "$0")/.." || exit 1
 . tests/check.sh

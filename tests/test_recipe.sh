@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_recipe.sh - what a program with its own backward pass has to change: examples/by_hand.c is one;
-# the lines that are new in its versions with loss scaling, and with fp16, are counted, and the three
-# learn alike.
+# test_recipe.sh - how much a program with its own backward pass must change. examples/by_hand.c is
+# the example; the script counts the new lines of its versions with loss scaling and with fp16, and
+# checks that all three learn equally well.
 # SPDX-License-Identifier: MIT OR Unlicense
 cd "$(dirname "$0")/.." || exit 1
 . tests/check.sh

@@ -1,4 +1,4 @@
-/* test_reference.c - mixprec against numbers recorded from PyTorch (tests/reference/).
+/* test_reference.c - mixprec compared with numbers recorded from PyTorch (tests/reference/).
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

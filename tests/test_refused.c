@@ -1,6 +1,6 @@
-/* test_refused.c - a training in which one request is refused, each in its turn: memory of the host,
- * memory of the device, a kernel, a copy between them. It is told, nothing is lost or leaks, and
- * the next step is taken as if it had not been.
+/* test_refused.c - a training in which one request is refused, each in turn: host memory, device
+ * memory, a kernel, a copy between them. The error is reported, nothing is lost or leaks, and the
+ * next step runs as if there had been no refusal.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define _XOPEN_SOURCE 700

@@ -1,7 +1,8 @@
-/* test_report.c - examples/report.h: what is written is read again, what is damaged is told, and
- * the page and the summary show it.
+/* test_report.c - examples/report.h: a report that was written is read again, damage is reported,
+ * and the page and the summary show the report.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include <time.h>
 #include "../examples/report.h"
 #include "test.h"
 
@@ -39,7 +40,7 @@ static void write_log(void) {
     p.step = 20;
     p.loss = HUGE_VAL;
     report_step(log, &p);
-    report_skip(log, 20, "Inf & \"NaN\"\n");
+    report_skip(log, 20, "Inf &\n\"NaN\"");
     report_event(log, 20, "overflow", "h.1: linear", "f32", 66246, 0);
     report_event(log, 30, "back to low", "h.1: linear", "f16", 10, 0);
     report_exponents(log, 30, -24, counts, 5);
@@ -68,7 +69,7 @@ static void test_read_back(void) {
     CHECK_NEAR(d.points[0].loss, 4, 0);
     CHECK(!report_is_finite(d.points[1].loss) && report_is_there(d.points[1].loss));
     CHECK(!report_is_there(d.points[0].val));
-    CHECK(strcmp(report_newest(&d, REPORT_SKIP)->text, "Inf & \"NaN\"\n") == 0);
+    CHECK(strcmp(report_newest(&d, REPORT_SKIP)->text, "Inf & \"NaN\"") == 0);
     CHECK_INT(report_newest(&d, REPORT_EXPONENTS)->first, -23);
     CHECK_INT(report_newest(&d, REPORT_EXPONENTS)->bins, 2);
     CHECK_NEAR(report_newest(&d, REPORT_EXPONENTS)->share[1], 0.75, 1e-9);
@@ -106,6 +107,41 @@ static void test_page(void) {
     CHECK_TEXT(text, "overflow at step 20");
     CHECK_TEXT(text, "</html>");
     CHECK(!strstr(text, "<script") && !strstr(text, "nan") && !strstr(text, "class=\"cut\""));
+}
+
+static int times(const char *in, const char *part) {
+    int n = 0;
+    for (in = strstr(in, part); in; in = strstr(in + 1, part)) n++;
+    return n;
+}
+
+/* Axes have titles, a value that was none has a mark, and the figures can be read as text. */
+static void test_figures(void) {
+    const char *gap;
+    write_log();
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
+    slurp(PAGE);
+    CHECK_INT(times(text, ">step of training</text>"), 3);
+    CHECK_TEXT(text, ">loss</text>");
+    CHECK_TEXT(text, ">factor, powers of 2</text>");
+    CHECK_TEXT(text, "Inf or NaN (1)");
+    gap = strstr(text, "<path class=\"gap\" d=\"M218.0 23.5l");     /* step 20 of 40, between 46 and 390 */
+    CHECK(gap != NULL);
+    CHECK_INT(times(text, "<th scope=\"row\">"), 3);
+    CHECK_TEXT(text, "<tr><th scope=\"row\">20</th><td>Inf or NaN</td><td></td>");
+    CHECK_TEXT(text, "<tr><th scope=\"row\">40</th><td>2</td><td>1.5</td>");
+    CHECK_INT(times(text, "<th scope=\"col\">"), 9);
+}
+
+/* The time of a step is one number, wherever it stands: that which its parts add up to. */
+static void test_one_time(void) {
+    static const char log[] = "{\"metrics\":\"mixprec\",\"version\":1}\n"
+        "{\"step\":1,\"loss\":4,\"ms\":7}\n{\"step\":2,\"loss\":4,\"ms\":5}\n"
+        "{\"step\":2,\"cost\":\"a\",\"ms\":3.5}\n{\"step\":2,\"cost\":\"b\",\"ms\":2.75}\n";
+    put(log, sizeof log - 1);
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
+    CHECK_TEXT(slurp(PAGE), "<dt>a step</dt><dd>6.25 ms</dd>");
+    CHECK_TEXT(text, "a step: 6.25 ms");
 }
 
 /* An axis ends, however large the numbers on it, and however near to each other. */
@@ -232,16 +268,120 @@ static void test_long_reason(void) {
     CHECK_TEXT(slurp(PAGE), "Step 7 was skipped, the only one: aaaaaaaa bbbbbbbb");
 }
 
+/* What a log says begins no line of the summary, and does nothing to the terminal. */
+static void test_spoofed_summary(void) {
+    static const char log[] =
+        "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"loss\":4}\n"
+        "{\"step\":2,\"event\":\"overflow\",\"site\":\"a\\u000aloss     9\\u007f\177\",\"largest\":1}\n"
+        "{\"step\":2,\"skip\":\"b\\u000aloss     8\"}\n{\"step\":2,\"param\":\"c\\u000aloss     7\",\"flushed\":1}\n"
+        "{\"step\":2,\"cost\":\"d\\u000aloss     6\",\"ms\":1}\n{\"step\":2,\"loss\":2}\n";
+    FILE *f = fopen(PAGE, "wb");
+    char *line;
+    int   losses = 0;
+    put(log, sizeof log - 1);
+    CHECK_INT(report_summary(LOG, f, error), REPORT_OK);
+    fclose(f);
+    CHECK(!strchr(slurp(PAGE), 127));
+    CHECK_TEXT(text, "sites    a loss     9??: f32 from step 2");
+    for (line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+        losses += strncmp(line, "loss", 4) == 0;
+    CHECK_INT(losses, 1);
+}
+
+/* The falls of a site as a reader would find them: line by line, for each of them. */
+static int falls(const report_note *n) { return strcmp(n->text, "back to low") != 0; }
+
+static void check_fall(const report_data *d, int i) {
+    double end = -1;
+    int    k, begins = falls(&d->notes[i]);
+    for (k = 0; k < i; k++)
+        if (strcmp(d->notes[k].site, d->notes[i].site) == 0)
+            begins = falls(&d->notes[i]) && !falls(&d->notes[k]);
+    for (k = d->n_notes - 1; k > i; k--)
+        if (strcmp(d->notes[k].site, d->notes[i].site) == 0 && !falls(&d->notes[k]))
+            end = d->notes[k].step;
+    CHECK_INT(d->notes[i].begins, begins);
+    CHECK_NEAR(d->notes[i].end, end, 0);
+}
+
+static void write_events(int n, int sites) {
+    report_file *log = report_open(LOG, "{\"metrics\":\"mixprec\",\"version\":1}\n", 0);
+    unsigned     state = 1;
+    int          i;
+    for (i = 0; i < n; i++) {
+        char site[32];
+        state = state * 1103515245u + 12345u;
+        snprintf(site, sizeof site, "site %u", (state >> 16) % (unsigned)sites);
+        report_event(log, 1 + i / 4, state >> 30 ? "overflow" : "back to low", site, "f32", 1, 0);
+    }
+    CHECK_INT(report_close(log), 0);
+}
+
+static void test_falls(void) {
+    report_data d;
+    int         i;
+    write_events(500, 7);
+    CHECK_INT(report_read(&d, LOG, error), REPORT_OK);
+    CHECK_INT(d.n_notes, 500);
+    for (i = 0; i < d.n_notes; i++) check_fall(&d, i);
+    report_free(&d);
+}
+
+/* A log of 100,000 events is drawn in time that grows with their number, not with its square, which took
+ * minutes: processor time, for the machine may be busy. */
+static void test_many_events(void) {
+    clock_t began;
+    write_events(100000, 50000);
+    began = clock();
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_OK);
+    CHECK((double)(clock() - began) / CLOCKS_PER_SEC < 20);
+    CHECK_TEXT(slurp(PAGE), "</html>");
+}
+
+/* A line with a zero byte is told of, and so is all that stands behind it. */
+static void test_zero_byte(void) {
+    static const char log[] = "{\"metrics\":\"mixprec\",\"version\":1}\n{\"step\":1,\"loss\":4}\n"
+                              "\0\0\0\n{\"step\":2,\"loss\":2}\n";
+    put(log, sizeof log - 1);
+    CHECK_INT(report_render(LOG, PAGE, error), REPORT_ERR_FORMAT);
+    CHECK_TEXT(error, "line 3 holds a zero byte");
+}
+
+/* The second line of a skip says what was found later; the step was skipped once. */
+static void test_told_again(void) {
+    report_data d;
+    FILE       *f;
+    static const char log[] = "{\"metrics\":\"mixprec\",\"version\":1}\n"
+        "{\"step\":7,\"skip\":\"the first\"}\n{\"step\":9,\"skip\":\"unknown\"}\n"
+        "{\"step\":9,\"skip\":\"h.1 overflowed\"}\n{\"step\":10,\"loss\":2}\n";
+    put(log, sizeof log - 1);
+    CHECK_INT(report_read(&d, LOG, error), REPORT_OK);
+    CHECK_INT(report_count(&d, REPORT_SKIP), 2);
+    report_free(&d);
+    f = fopen(PAGE, "wb");
+    CHECK_INT(report_summary(LOG, f, error), REPORT_OK);
+    fclose(f);
+    CHECK_TEXT(slurp(PAGE), "step 9: h.1 overflowed");
+    CHECK_TEXT(text, "2 of 10 steps skipped");
+}
+
 int main(void) {
     RUN(test_read_back);
     RUN(test_layers);
     RUN(test_page);
+    RUN(test_figures);
+    RUN(test_one_time);
     RUN(test_huge_numbers);
     RUN(test_huge_summary);
     RUN(test_cut);
     RUN(test_damaged);
     RUN(test_summary);
     RUN(test_long_reason);
+    RUN(test_spoofed_summary);
+    RUN(test_falls);
+    RUN(test_many_events);
+    RUN(test_zero_byte);
+    RUN(test_told_again);
     remove(LOG);
     remove(PAGE);
     return test_report();

@@ -1,5 +1,6 @@
 #!/bin/sh
-# test_run.sh - tests tests/run.sh on programs that misbehave in every way it must notice.
+# test_run.sh - tests tests/run.sh with programs that misbehave in every way that run.sh must
+# detect.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_runtime.sh - where the library's C compiler and the tests' C++ compiler differ, programs have one
-# OpenMP runtime, that of the library; make says so where that cannot be.
+# test_runtime.sh - if the library's C compiler and the tests' C++ compiler differ, programs link
+# only one OpenMP runtime, that of the library. If this is impossible, make says so.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
 

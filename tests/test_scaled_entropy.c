@@ -1,5 +1,5 @@
-/* test_scaled_entropy.c - a loss, its scale and its gradient in one pass: the bits are those of the three
- * operators, and what it cannot do it says.
+/* test_scaled_entropy.c - a loss, its scale and its gradient in one pass: the bits are those of the
+ * three operators, and unsupported cases return an error.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

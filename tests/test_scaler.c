@@ -1,4 +1,4 @@
-/* test_scaler.c - the scaler: its rules against plain models, its stages, its errors.
+/* test_scaler.c - the scaler: its rules compared with plain models, its stages, its errors.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

@@ -1,5 +1,5 @@
-/* test_state_bytes.c - whole blocks of AdamW with moments of one byte, on every instruction set:
- * each code at scales from end to end gives what the functions of one element give.
+/* test_state_bytes.c - entire blocks of AdamW with one-byte moments, on every instruction set: each
+ * code, at scales across the range, gives the result of the functions for one element.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"

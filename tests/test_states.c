@@ -1,6 +1,6 @@
-/* test_states.c - optimizer states of fewer bytes, RMSprop, Lion and cautious decay: codes against
- * formulas written anew, runs against double loops, on every instruction set; what fails without
- * rounding at random and without the floor; checkpoints; errors.
+/* test_states.c - compact optimizer states, RMSprop, Lion and cautious decay. Codes are compared
+ * with separately written formulas, runs with double loops, on every instruction set. Also: what
+ * fails without stochastic rounding and without the floor; checkpoints; errors.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"

@@ -1,4 +1,5 @@
-/* test_step.c - who may unscale, clip and step which gradients: each knows what it was multiplied by.
+/* test_step.c - which scaler or optimizer may unscale, clip and step which gradients. Each gradient
+ * knows the factor that it was multiplied by.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

@@ -1,5 +1,6 @@
-/* test_threads.c - threads of mixprec's own (MIXPREC_THREADS): every task once, the same bits as
- * one thread, across fork, with fewer threads than asked for. Fit for -fsanitize=thread.
+/* test_threads.c - mixprec's own threads (MIXPREC_THREADS): every task runs once, the bits are
+ * those of one thread, across fork, and with fewer threads than requested. Works with
+ * -fsanitize=thread.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include <pthread.h>
@@ -22,17 +23,22 @@ static int create_thread(pthread_t *thread, const pthread_attr_t *attr, void *(*
 #undef pthread_create
 #include <sys/wait.h>
 #include "test.h"
+#include "shared_work.h"
 
 enum { TASKS = 300 };
 static const int counts[] = { 1, 2, 3, 8, 16 };
 enum { COUNTS = sizeof counts / sizeof *counts };
 
+/* Its work is shared however small. */
 static mixp_context *context_with(int threads) {
     mixp_context_desc d;
+    mixp_context *ctx;
     memset(&d, 0, sizeof d);
     d.threads = threads;
     d.seed = 7;
-    return mixp_context_new(&d);
+    ctx = mixp_context_new(&d);
+    share_all_work(ctx);
+    return ctx;
 }
 
 typedef struct tally {

@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_tiny_gpt.sh [PROGRAM]: command-line tests of the trainer, examples/tiny_gpt.c.
-# PROGRAM: the built trainer, BUILD/tiny_gpt when left out (BUILD, CC, OPENMP: see the Makefile).
+# PROGRAM: the built trainer; default BUILD/tiny_gpt (BUILD, CC, OPENMP: see the Makefile).
 # Ends with the line `N passed, N failed, N skipped`; exit status 1 on a failure.
 # SPDX-License-Identifier: MIT OR Unlicense
 build=${BUILD:-build} root=$PWD
@@ -68,6 +68,12 @@ refuses "nanoGPT's name, its way"            2 "--max_iters. Did you mean --step
 refuses "unknown flag, nothing near"         2 "unknown option --frobnicate. tiny_gpt --help" --frobnicate 3
 refuses "a short one, nothing near"          2 "unknown option --bogus. tiny_gpt --help" --bogus
 refuses "stray argument"                     2 "unexpected argument"         text
+refuses "an option without dashes"           2 "\"steps\". Did you mean --steps?" steps 10
+refuses "an option with one dash"            2 "\"-steps\". Did you mean --steps?" -steps 10
+refuses "one with its value"                 2 "Did you mean --steps?"       -steps=10
+refuses "nanoGPT's log"                      2 "unknown option --wandb_log. With --out DIR, DIR/metrics.jsonl" --wandb_log=True
+refuses "nanoGPT's length of a sample"       2 "Did you mean --sample?"      --max_new_tokens 5
+refuses "nanoGPT's prompt"                   2 "Did you mean --prompt?"      --start x
 refuses "value missing at the end"           2 "--steps needs a value"       --steps
 refuses "value missing before a flag"        2 "--out needs a value"         --out --resume
 refuses "word as a number"                   2 "is not a number"             --lr=abc
@@ -120,7 +126,7 @@ refuses "a byte of it twice"                 2 "take the one of the model's" $sm
 refuses "a vocabulary of text for tokens"    2 "holds tokens, but the model knows text" $small --data raw.bin --vocabulary "bytes 0a20" --eval-only
 refuses "resume without a folder"            2 "--out DIR"                   --resume
 refuses "prompt outside the vocabulary"      2 "does not occur"              $small --prompt "@"
-refuses "text as a prompt of tokens"         2 "token numbers below 26"      $small --data raw.bin --prompt "3 the"
+refuses "text as a prompt of tokens"         2 "token numbers below 26, .* with --tokenizer" $small --data raw.bin --prompt "3 the"
 refuses "prompt of tokens beyond them"       2 "token numbers below 26"      $small --data raw.bin --prompt "3 26"
 
 # --- failures: exit status 1 ---
@@ -140,11 +146,12 @@ refuses "more than the machine's memory" 1 "needs about .* TiB, and the machine 
 refuses "config file missing"   1 "cannot read nosuch"      --config nosuch
 printf '{\n"lr": "1e-3",\nbroken\n}\n' >broken.json
 refuses "config file malformed" 1 "not the line of an option" --config broken.json
-{ printf '{\n"prompt": "'; head -c 6140 /dev/zero | tr '\0' a; printf '\\u1"\n}\n'; } >escape.json
-refuses "half a character at the end of a long value" 2 "--prompt is too long" --config escape.json
+{ printf '{\n"data": "'; head -c 6140 /dev/zero | tr '\0' a; printf '\\u1"\n}\n'; } >escape.json
+refuses "half a character at the end of a long value" 2 "--data is too long" --config escape.json
 : >empty.bin; head -c 5001 raw.bin >odd.bin; head -c 4000 llm.bin >cut.bin; head -c 100 llm.bin >head.bin
 { cat llm.bin; numbers 1; } >long.bin; { llm_header $count 20240520 2; cat raw.bin; } >version.bin
-{ llm_header $count 20240801 7; cat raw.bin; } >wide.bin; head -c 2000 /dev/zero >zeros.bin; mkdir folder.bin
+{ llm_header $count 20240801 7; cat raw.bin; } >wide.bin
+{ llm_header $count 20240801 6; cat raw.bin; } >six.bin; head -c 2000 /dev/zero >zeros.bin; mkdir folder.bin
 refuses "tokens missing"        1 "cannot read nosuch.bin"  --data nosuch.bin
 refuses "tokens are a folder"   1 "cannot read folder.bin"  --data folder.bin
 refuses "no tokens"             1 "has 0 tokens"            --data empty.bin
@@ -154,7 +161,8 @@ refuses "tokens cut off"        1 "header promises"         --data cut.bin
 refuses "tokens after the end"  1 "header promises"         --data long.bin
 refuses "header cut off"        1 "within its header"       --data head.bin
 refuses "unknown token version" 1 "has version 2"           --data version.bin
-refuses "tokens of 32 bits"     1 "tokens of 32 bits"       --data wide.bin
+refuses "half of 32-bit tokens" 1 "header promises 3350 tokens, which are 14424" --data wide.bin
+refuses "a version without 32 bits" 1 "version 6 of llm.c's format: of tokens of 32 bits only 7" --data six.bin
 refuses "one token repeated"    1 "one token repeated"      --data zeros.bin
 refuses "token beyond --vocab"  1 "holds token 25, beyond"  $small --data raw.bin --vocab 25
 refuses "validation beyond it"  1 "raw.bin holds token 25"  $small --data zeros.bin --val-data raw.bin --vocab 25
@@ -172,10 +180,12 @@ missing=
 for o in data val-data vocab bias dtype level layers heads width activation norm positions qk-norm head zero-init optimizer muon-lr loss retry export vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
-         temperature top-k prompt threads quiet preset config device ranks shard graph profile no-master help version; do
+         temperature top-k prompt threads quiet preset config device tokenizer token-bits eval-train sample-every keep csv top-p ranks rank-seconds total-batch shard graph profile no-master help version; do
     grep -q -- "  --$o" help || missing="$missing $o"
 done
 check "--help lists each option" test -z "$missing"
+check "in 79 columns, all of it" awk 'length > 79 { exit 1 }' help
+[ ! -r "$root/Makefile" ] || check "as those of make help" sh -c "cd '$root' && ${MAKE:-make} -s help | awk 'length > 79 { exit 1 } END { exit NR < 15 }'"
 check "--help has examples" grep -q "^Examples" help
 check "--resume tells what stretches" grep -q -- "--resume .*decay-steps=auto stretches" help
 gpt 0 --version; check "--version" grep -Eq '^tiny_gpt [0-9]+\.[0-9]+\.[0-9]+$' out
@@ -260,7 +270,34 @@ check "nanoGPT's tokens train as their text does" cmp -s a b
 check "their number is shown" grep -q "^data     raw.bin: 3015 tokens to train on, 335 to validate$" out
 gpt 0 $small --data llm.bin --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
 check "llm.c's tokens train as their text does" cmp -s a b
-head -n 3015 ids | numbers_of >train.bin; tail -n 335 ids | numbers_of >val.bin
+check "of 16 bits, without being told" grep -q "3015 tokens to train on" out
+# wide_of: tokens of 32 bits, of stdin.
+wide_of() { awk '{ print $1 % 65536; print int($1 / 65536) }' | numbers_of; }
+{ llm_header $count 20240801 7; wide_of <ids; } >llm32.bin
+gpt 0 $small --data llm32.bin --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
+check "llm.c's tokens of 32 bits, too" cmp -s a b
+awk '{ print 40 * $1 }' ids >ids40; numbers_of <ids40 >raw40.bin; wide_of <ids40 >wide40.bin
+gpt 0 $small --data raw40.bin --steps 20 --eval-every 20; strip out | sed '/^data/d' >c
+refuses "tokens of 32 bits without a header" 1 "looks as if its tokens were of 32 bits: add --token-bits 32, or" $small --data wide40.bin
+gpt 0 $small --data wide40.bin --token-bits 32 --steps 20 --eval-every 20; strip out | sed '/^data/d' >d
+check "but with --token-bits 32" cmp -s c d
+gpt 0 $small --data wide40.bin --token-bits 16 --steps 2; check "or 16, if you say so" grep -q "6030 tokens to train on" out
+awk 'BEGIN { print 70000; for (i = 0; i < 900; i++) print i * 37 % 1000 }' | wide_of >large.bin
+gpt 0 $small --data large.bin --token-bits 32 --width 2 --steps 2; check "and beyond 65535" grep -q "vocabulary 70001$" out
+head -n 1000 ids | numbers_of >part_1.bin; head -n 1001 ids | tail -n 1 | numbers_of >part_2.bin
+tail -n +1002 ids | wide_of >part_3; { llm_header $(($(wc -c <part_3) / 4)) 20240801 7; cat part_3; } >part_3.bin; rm part_3
+gpt 0 $small --data 'part_*.bin' --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
+check "many files train as one does" cmp -s a b
+check "their number is shown" grep -q "^data     part_\*.bin: 3 files, 3015 tokens to train on, 335 to validate$" out
+head -c 700 text >piece1; tail -c +701 text >piece2
+gpt 0 $small --data 'piece?' --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
+check "many texts, too" cmp -s a b
+refuses "a pattern of nothing" 1 "no file matches nosuch\*. Check --data" $small --data 'nosuch*'
+cp raw.bin piece3.bin
+refuses "tokens among texts" 2 "piece3.bin: all of --data must be texts" $small --data 'piece*'; rm piece3.bin
+mkdir parts; mv part_* parts; cp parts/part_1.bin parts/odd_4.bin; printf x >>parts/odd_4.bin
+refuses "one that is cut among them" 1 "parts/odd_4.bin has an odd number of bytes" $small --data 'parts/*.bin'
+rm -r parts piece?; head -n 3015 ids | numbers_of >train.bin; tail -n 335 ids | numbers_of >val.bin
 { llm_header 335; cat val.bin; } >val_llm.bin
 gpt 0 $small --data train.bin --val-data val.bin --steps 60 --lr 1e-2 --log-every 20 --eval-every 30; strip out | sed '/^data/d' >b
 check "--val-data validates as the last tenth does" cmp -s a b
@@ -274,6 +311,20 @@ gpt 0 $small --data raw.bin --steps 5 --quiet --sample 12 --prompt "1 0 1"
 check "a sample of tokens is numbers" sh -c 'sed -n 2p out | grep -Eq "^1 0 1( [0-9]+){12}$"'
 gpt 0 $small --data raw.bin --steps 5 --quiet --sample 12
 check "without a prompt too" sh -c 'sed -n 2p out | grep -Eq "^[0-9]+( [0-9]+){11}$"'
+if [ -r "$root/tests/reference/tokenizer.json" ]; then
+    cp "$root/tests/reference/tokenizer.json" words.json
+    awk 'BEGIN { srand(1); for (i = 0; i < 3000; i++) print (i * 7 + i % 5 * 3) % 420 }' | numbers_of >words.bin
+    gpt 0 $small --data words.bin --vocab 420 --tokenizer words.json --steps 3 --quiet --sample 40 --prompt "the gradient" --out words
+    check "with a tokenizer a sample is text" sh -c 'sed -n 2p out | grep -q "^the gradient" && ! sed 1d out | grep -Eq "([0-9]+ ){4}"'
+    cp out a; gpt 0 --out words --resume --steps 0 --quiet --sample 40 --prompt "the gradient"
+    check "which a run keeps" sh -c 'tail -n +2 a >b; tail -n +2 out | cmp -s - b'
+    refuses "a tokenizer of a text" 2 "tokenizer is for tokens" $small --tokenizer words.json
+    refuses "one of more tokens than the model's" 1 "words.json has tokens up to 419, and the model has 26" $small --data raw.bin --tokenizer words.json
+    refuses "one that is not there" 1 "cannot read nosuch.json: .* Check --tokenizer" $small --data raw.bin --tokenizer nosuch.json
+    head -c 9000 words.json >half.json; refuses "half of one" 1 "half.json" $small --data words.bin --tokenizer half.json
+    echo '{"layers": "3"}' >none.json; refuses "another file" 1 "none.json is no tokenizer.json: it has no model" $small --data words.bin --tokenizer none.json
+    rm -r words words.* half.json none.json
+else skip "a tokenizer" "no tests/reference/tokenizer.json"; fi
 gpt 0 $small --steps 60 --lr 1e-2 --vocab 64 --log-every 60 --eval-every 60 --sample 300 --temperature 100
 check "a padded vocabulary is shown" grep -q "vocabulary 26 padded to 64$" out
 last=$(sed -n 's/^best val \([0-9.]*\).*/\1/p' out)
@@ -344,6 +395,8 @@ check "the estimate is what a step takes ($estimate, $taken MiB)" awk "BEGIN { d
 gpt 0 $run --profile --level 3 --dtype bf16; estimate=$(estimate)
 taken=$(awk '/^(parameters|gradients|optimizer state|low copies|activations)/ { n += $NF } END { print n }' out)
 check "so where weights are low ($estimate, $taken MiB)" awk "BEGIN { d = ${estimate:-0} / ${taken:-1}; exit !(d > 0.97 && d < 1.03) }"
+
+gpt 0 $run --loss chunks --accumulate 3; check "and of more batches a step" test -n "$(estimate)" -a "$(estimate)" = "$chunks"
 
 # --- tries ---
 run="$small --dropout 0.1 --accumulate 2 --steps 20 --lr 1e-2 --log-every 1 --eval-every 20"
@@ -499,6 +552,49 @@ gpt 0 --out damaged --resume --steps 50; check "which then goes on" grep -q "^re
 gpt 0 $run --steps 3 --out straight --overwrite
 check "--overwrite begins anew" grep -q '"step":3,' straight/metrics.jsonl
 
+# --- what a log says of time and tokens, and what is made of it ---
+run="$small --lr 1e-2 --dropout 0.1 --accumulate 2 --decay-steps 40 --log-every 5 --eval-every 10"
+gpt 0 $run --steps 20 --eval-train on --csv on --out told && gpt 0 --out told --resume --steps 40
+rows() { sed -n 's/^{"step":\([0-9]*\),.*"tokens":\([0-9]*\),"ms":[^,]*,"mem":[^,]*,"seconds":\([0-9.e+-]*\),"time":\([0-9]*\)}$/\1 \2 \3 \4/p' told/metrics.jsonl; }
+now=$(date +%s)
+check "a row has tokens, seconds and the time" sh -c "test $(rows | wc -l) -eq 9"
+check "of which a step takes 2 batches of 4 x 8" sh -c "test -z '$(rows | awk '$2 != $1 * 64')'"
+check "seconds go on where they were" test -z "$(rows | awk '$3 + 0 < last { print } { last = $3 + 0 }')"
+check "and the time is now" test -z "$(rows | awk -v now="$now" '$4 < now - 600 || $4 > now')"
+check "training data are validated on, too" sh -c 'grep -c "\"val\":[0-9.]*,\"train\":[0-9.]*," told/metrics.jsonl | grep -qx 5 && grep -Eq "^train    loss [0-9]+\.[0-9]{4} on training data" out'
+csv() { awk -F, -v step="$1" -v column="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == column) n = i } $1 == step { print $n }' told/metrics.csv; }
+check "--csv writes each row" test "$(wc -l <told/metrics.csv)" -eq 10
+check "with its numbers" test "$(csv 30 loss)" = "$(sed -n 's/^{"step":30,"loss":\([0-9.]*\),.*/\1/p' told/metrics.jsonl)" -a "$(csv 30 tokens)" = 1920 -a -z "$(csv 5 val)"
+refuses "an --eval-train that is none" 2 "off|on" --eval-train yes
+if [ ! -r "$root/examples/metrics.py" ] || ! "${PYTHON:-python3}" -c 'import tensorboard' 2>/dev/null; then skip "a log for TensorBoard" "no tensorboard"
+else
+    check "a log for TensorBoard" "${PYTHON:-python3}" "$root/examples/metrics.py" told
+    cat >read.py <<'END'
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+log = EventAccumulator("told/tensorboard"); log.Reload()
+for e in log.Scalars("loss"): print(e.step, "%.6g" % e.value)
+END
+    "${PYTHON:-python3}" read.py >a 2>/dev/null
+    sed -n 's/^{"step":\([0-9]*\),"loss":\([0-9.]*\),.*/\1 \2/p' told/metrics.jsonl | awk '{ printf "%d %.6g\n", $1, $2 }' >b
+    check "which reads it again" sh -c 'test -s a && cmp a b'
+fi
+gpt 0 $run --steps 40 --keep 2 --out kept
+check "--keep keeps the newest" test "$(cd kept && echo step-*)" = "step-000000030.safetensors step-000000040.safetensors"
+cp kept/checkpoint.safetensors last; rm kept/checkpoint.safetensors
+check "each as it was" cmp -s last kept/step-000000040.safetensors
+gpt 0 --out kept --resume --from 30 --steps 40; check "a run goes on from one" grep -q "^resumed  at step 30 of 40$" out
+check "to the same end" cmp -s last kept/checkpoint.safetensors
+refuses "one that is not kept" 1 "no checkpoint in kept of --from 20" --out kept --resume --from 20 --steps 50
+refuses "a step that is none"  2 "is not one of last|best or the number of a step" --out kept --resume --from first --steps 50
+gpt 0 $run --dropout 0 --steps 20; strip out | grep "^ *[0-9][0-9]* *[0-9-]" >a
+gpt 0 $run --dropout 0 --steps 20 --sample-every 5 --sample 20 --prompt The; strip out | grep '^ *[0-9][0-9]* *[0-9-]' >b
+check "samples while it trains" test "$(grep -c '^--- sample at step [15]' out)" -eq 3 -a "$(grep -c '^The' out)" -ge 4 -a "$(grep -c '^--- sample$' out)" -eq 1
+check "change no number" cmp -s a b
+gpt 0 $run --steps 6 --ranks fork:2 --sample-every 2 --prompt The; check "of ranks, once each" test "$(grep -c '^The' out)" -eq 2
+tells "the likeliest share without a sample" "--top-p 0.5 does nothing here" --top-p 0.5
+gpt 0 --out kept --resume --steps 0 --sample 60 --temperature 5 --top-p 1e-6 --quiet; cp out a
+gpt 0 --out kept --resume --steps 0 --sample 60 --temperature 0 --quiet; check "the least --top-p leaves the likeliest" cmp -s a out
+
 # --- without the text ---
 mkdir away; gpt 0 $run --steps 40 --out whole; mv text away/text
 gpt 0 --out whole --resume --steps 0 --sample 40 --prompt "The" --quiet; cp out a
@@ -508,7 +604,7 @@ check "what it samples with it" cmp -s a out
 gpt 0 --init whole/checkpoint.safetensors --steps 0 --sample 40 --prompt "The" --quiet; sed 1d a >b
 check "so do its weights alone" cmp -s out b
 refuses "but it trains on none" 1 "cannot read text" --out whole --resume --steps 50
-refuses "nor on a byte it has not met" 1 "holds the byte 0x3d, which the model has never met" --init whole/best.safetensors --data odd2 --steps 3
+refuses "nor on a byte it has not met" 1 "holds the byte 0x0d, which the model has never met" --init whole/best.safetensors --data odd2 --steps 3
 refuses "weights of another width" 2 "--width is 16 in whole/config.json" --init whole/best.safetensors --data away/text --width 32
 head -c 2000 away/text | sed 's/fox/dog/' >other
 gpt 0 --init whole/best.safetensors --data other --block 8 --eval-batches 4 --batch 4 --steps 20 --lr 1e-3 --out tuned --threads 1
@@ -561,6 +657,11 @@ for l in 1 2; do
     check "in the report" sh -c "grep -q 'transformer.h.1.mlp.c_proj.weight: linear' guarded$l/report.html && grep -q 'overflow at step 31; still f32' guarded$l/report.html"
     check "the loss scale is not lowered for it" test "$(awk '$1 == "40" { print $6 }' out)" = 256
 done
+# A validation follows the skipped step, and finds the site before a sampled step does.
+gpt 0 $run --plant 30 --eval-every 30 --init-scale 256 --out headline
+check "a page's headline names where a skip began" grep -q 'class="note">Step 30 was skipped, the only one: the loss was not finite: transformer.h.1.mlp.c_proj.weight: linear made' headline/report.html
+gpt 0 $run --plant 37 --init-scale 256 --out headline --overwrite
+check "so does the log, of a step before a sampled one" sh -c 'grep -c "\"step\":37,\"skip\":\"the loss was not finite: transformer.h.1.mlp.c_proj.weight: linear" headline/metrics.jsonl | grep -q "^1$"'
 gpt 0 $run --plant 30 --guard off --init-scale 256; check "without the guard the scale falls" awk '$1 == "60" { last = $6 } END { exit !(last < 1e-6) }' out
 gpt 0 $run --log-every 5 --guard off; strip out >a; gpt 0 $run --log-every 5 --guard 1; strip out >b
 check "a guard that finds nothing changes no number" cmp -s a b
@@ -645,6 +746,20 @@ check "ranks that share states learn the same" sh -c "'$program' $small --steps 
 check "and those that share sums" sh -c "'$program' $small --steps 6 --ranks fork:2 --shard sums >out 2>err && grep -q '$one' out"
 check "they save one file"     gpt 0 $small --steps 4 --ranks fork:2 --shard sums --out shards
 check "with which one goes on" gpt 0 --out shards --resume --steps 6
+check "the header tells of them" sh -c "'$program' $small --steps 0 --ranks fork:3 --accumulate 2 | tr -s '\n ' ' ' | grep -q ', 3 ranks, 24 x 8 tokens a step'"
+# Ranks divide a validation of 5 batches, and its loss has the bits of one rank.
+vals() { for r in 1 2 3 4; do gpt 0 $small --eval-batches 5 --steps 1 --ranks fork:$r --out vals --overwrite && sed -n 's/^{"step":0,\("val":[0-9.]*\),.*/\1/p' vals/metrics.jsonl; done; }
+check "they validate together, to the bit" test "$(vals | sort | uniq -c | awk '{ print $1 }')" = 4
+gpt 0 $small --steps 6 --total-batch 8; check "--total-batch of one rank" grep -q "$one" out
+gpt 0 $small --steps 6 --total-batch 8 --ranks fork:2 --profile --out total; check "and of two, is as much" grep -q "$one" out
+check "whose waiting has a row" sh -c 'grep -Eq "^waiting for ranks  +[0-9.]+ +[0-9.]+%$" out && grep -q "\"cost\":\"waiting for ranks\"" total/metrics.jsonl'
+check "and whose number is kept" grep -q '"ranks": "2"' total/config.json
+gpt 0 --out total --resume --steps 7; check "one goes on with the same batch" sh -c 'grep -q "^ranks    1 in place of 2: a step has 8 sequences, as before$" out && test ! -s err'
+gpt 0 $small --steps 2 --ranks fork:4 --out four; gpt 0 --out four --resume --steps 3
+check "a smaller batch is told of" grep -q "warning: 1 rank in place of 4: a step has 4 sequences, and had 16: --total-batch 16 keeps that" err
+gpt 0 --out four --resume --steps 4; check "once" test ! -s err
+refuses "a total batch that ranks cannot divide" 2 "total-batch 10 is not 1 to 65536 times the 8 sequences of --batch 4 on 2 ranks" $small --total-batch 10 --ranks fork:2
+refuses "a total batch and another" 2 "total-batch 8 takes --accumulate 2 here, not 3" $small --total-batch 8 --accumulate 3
 gpt 0 $small --steps 2 --shard states; check "--shard wants ranks" grep -q "there is one rank" err
 : >out; rm -f pid
 { await grep -q '^ *50 ' out; pid=$(cat pid); kill -TERM "$pid"; } &
@@ -670,6 +785,8 @@ rm -rf ranks
 if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; then
     terminal() { TERM=xterm script -qec "$program $small --steps 200 --log-every 50" /dev/null >out 2>err </dev/null; }
     terminal; check "a bar on a terminal" grep -q "$(printf '\033')\[36m#" out
+    OMPI_COMM_WORLD_SIZE=2; export OMPI_COMM_WORLD_SIZE; terminal; unset OMPI_COMM_WORLD_SIZE
+    check "no bar under mpirun, whose terminal is none" test "$(tr -dc '\033' <out | wc -c)" -eq 0
     NO_COLOR=1; export NO_COLOR; terminal; unset NO_COLOR
     check "NO_COLOR: a bar without colour" sh -c 'grep -q "##" out && ! grep -q "$(printf "\033")\[3" out'
     # Keys that are pressed while it trains, Ctrl-C among them, are not echoed into the bar.
@@ -678,6 +795,7 @@ if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; t
     { await grep -q '%' out
       printf 'zzz'; sleep 0.3; printf '\003'; await grep -q 'stopped after step' out; } >keys 2>/dev/null &
     : >out; TERM=xterm timeout 300 $heeding script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
+    check "nor the last words behind it" grep -q "$(printf '\r\033')\[Ktiny_gpt: stopped after step" out
     check "Ctrl-C is not written into the bar" sh -c 'grep -q "stopped after step" out && ! grep -q "\^C" out && ! grep -q zzz out'
 else skip "the bar on a terminal" "no script(1)"; fi
 

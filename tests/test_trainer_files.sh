@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_trainer_files.sh [PROGRAM]: what the files and the folder of a run can do to the trainer,
-# examples/tiny_gpt.c, and what two runs in one folder can do to each other.
-# PROGRAM: the built trainer, BUILD/tiny_gpt when left out (BUILD: see the Makefile).
+# test_trainer_files.sh [PROGRAM]: the effects of a run's files and folder on the trainer,
+# examples/tiny_gpt.c, and of two runs in one folder on each other.
+# PROGRAM: the built trainer; default BUILD/tiny_gpt (BUILD: see the Makefile).
 # Ends with the line `N passed, N failed, N skipped`; exit status 1 on a failure.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/check.sh
@@ -83,6 +83,110 @@ drawn() { mkdir -p log; printf '%s\n' "$log" >log/metrics.jsonl; gpt 0 --report 
     ! grep -q "$(printf '\302\233')" out && ! grep -q "$(printf '\302\233')" log/report.html; }
 check "and those of a log" drawn
 
+# No byte of FILE is a control character; nor does it hold one of U+0080 to U+009F.
+quiet() { tamed "$1" && ! LC_ALL=C grep -q "$(printf '\302[\200-\237]')" "$1"; }
+evil=$(printf 'evil\033]0;x\007\302\2331m.txt')
+titles() {
+    cp text "$evil" && gpt 0 --data "$evil" $model --steps 4 --eval-every 2 --out "$evil.run" &&
+        quiet out && grep -q '^data     evil?]0;x???1m.txt: ' out && grep -q '^again ' out
+}
+check "the name of a text" titles
+again() { gpt 0 --out "$evil.run" --resume --steps 6 && quiet out; }
+check "and of a folder" again
+controls() {
+    for i in 1 2 3 4 5 6 7 8; do printf 'a\302\2331mb\177\033[2J\302\251\000\n'; done >controls
+    gpt 0 --data controls $model --steps 2 --quiet --sample 400 --temperature 9 --prompt "$(printf 'a\302\2331m\033[2J')" &&
+        quiet out && sed 1d out | grep -q '^a??1m?\[2J'
+}
+check "and those of a prompt and a sample" controls
+two_bytes() { LC_ALL=C grep -q "$(printf '\302\251')" out; }
+check "where other letters of two bytes stay" two_bytes
+
+# --- what a config.json may say ---
+
+# chosen OPTION VALUE: with it the run does not begin, and no file is made.
+chosen() {
+    rm -rf named named.json made; cp -R whole named
+    sed "s/^{/{ \"$1\": \"$2\",/" whole/config.json >named/config.json; cp named/config.json named.json
+    says 1 "named/config.json names --$1, which a config.json cannot choose: give it on the command line" --out named --resume --steps 8 &&
+        says 1 "named.json names --$1" --config named.json --steps 2 && test ! -e made
+}
+check "no folder to export to"     chosen export made
+check "no folder to train in"      chosen out made
+check "nor what may be replaced"   chosen overwrite 1
+check "nor what is printed"        chosen prompt '\\u001b[31m'
+zero_config() {
+    rm -rf zeroed; cp -R whole zeroed
+    { head -n 4 whole/config.json; printf '\000\000'; tail -n +5 whole/config.json; } >zeroed/config.json
+    before=$(cksum <zeroed/config.json)
+    says 1 "zeroed/config.json holds a zero byte" --out zeroed --resume --steps 8 && test "$before" = "$(cksum <zeroed/config.json)"
+}
+check "a zero byte ends no config.json" zero_config
+zero_log() {
+    rm -rf zeroed; cp -R whole zeroed
+    { head -n 3 whole/metrics.jsonl; printf '\000\000\000\n'; tail -n +4 whole/metrics.jsonl; } >zeroed/metrics.jsonl
+    says 0 "zeroed/metrics.jsonl: 1 line held a zero byte, as after a power cut, and is left out" --out zeroed --resume --steps 9 &&
+        steps=$(sed -n 's/^{"step":\([0-9]*\),"loss".*/\1/p;s/^{"step":\([0-9]*\),"val".*/\1/p' zeroed/metrics.jsonl | sort -nu | tr '\n' ' ') &&
+        echo "steps $steps" && test "$steps" = "0 2 4 6 8 9 "
+}
+check "nor a log" zero_log
+
+# --- what a write that fails leaves ---
+
+blocked() {     # FILE: it cannot be replaced, for it is a folder that is not empty
+    rm -rf barred; mkdir -p "barred/$1/x"
+    "$program" $small --steps 2 --eval-every 2 --out barred >out 2>err </dev/null
+    grep -q "cannot write barred/$1" err && test ! -e "barred/$1.tmp" || { cat err; ls -A barred; false; }
+}
+check "a page that is not written leaves no file"  blocked report.html
+check "nor does a configuration"                   blocked config.json
+limited() {     # a file of one block and no more; before, SIGXFSZ ended the run with 153
+    rm -rf limited; cp -R whole limited
+    (ulimit -f 1 && exec "$program" --out limited --resume --steps 9 --quiet >/dev/null 2>&1)
+    got=$?; test $got -eq 1 && ! ls -A limited | grep '\.tmp' && gpt 0 --out limited --resume --steps 9 || { echo "$got"; ls -A limited; false; }
+}
+check "a limit of file sizes is a full disk" limited
+# Each file that is renamed was flushed before: a power cut leaves the old one, or the new one.
+cat >flushed.c <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static char flushed[4096];
+int fsync(int fd) {
+    char name[64], path[4096];
+    ssize_t n;
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    n = readlink(name, path, sizeof path - 1);
+    if (n > 0) { path[n] = 0; strcpy(flushed, path); }
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
+}
+int rename(const char *from, const char *to) {
+    size_t n = strlen(from), m = strlen(flushed);
+    int was = m >= n && strcmp(flushed + m - n, from) == 0;
+    dprintf(9, "%s %s\n", was ? "flushed" : "NOT-FLUSHED", to);
+    return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
+}
+END
+flushes() {
+    LD_PRELOAD="$PWD/flushed.so" "$program" $small --steps 2 --eval-every 2 --out flushed >out 2>err 9>renamed || { cat err; return 1; }
+    cat renamed; grep -q '^flushed flushed/config.json$' renamed && grep -q '^flushed flushed/report.html$' renamed && ! grep NOT renamed
+}
+if [ -d /proc/self/fd ] && ${CC:-cc} -shared -fPIC flushed.c -o flushed.so -ldl 2>/dev/null &&
+    LD_PRELOAD="$PWD/flushed.so" "$program" --version >/dev/null 2>&1; then check "what is replaced is flushed first" flushes
+else skip "what is replaced is flushed first: it needs /proc and LD_PRELOAD"; fi
+# A folder that can be written and not read fails before the training, not at its end. Root reads all.
+locked() {
+    rm -rf locked; mkdir locked && chmod 333 locked
+    "$@" "$program" --data "$tmp/text" $model --steps 2 --out "$tmp/locked" >out 2>err </dev/null
+    test $? -eq 1 && grep -q "locked cannot be read and written: .* Choose another --out" err || { cat err; false; }
+}
+if [ "$(id -u)" -ne 0 ]; then check "a folder that cannot be read" locked
+elif command -v setpriv >/dev/null && chmod 755 "$tmp" && setpriv --reuid=65534 --clear-groups "$program" --version >/dev/null 2>&1
+then check "a folder that cannot be read" locked setpriv --reuid=65534 --clear-groups
+else skip "a folder that cannot be read: root reads all"; fi
+
 # --- standard files that are closed ---
 
 closed() {
@@ -92,6 +196,26 @@ closed() {
 check "what is printed goes into no other file" closed
 rest() { "$program" $small --steps 3 --lr nan --out rest <&- >&- 2>&-; test $? -eq 2; }
 check "and a wrong option is one all the same" rest
+
+# --- data that are mapped ---
+
+# A run on 80 MB of text has not so much memory of its own.
+large() {
+    yes "$(head -n 40 text)" | head -c 80000000 >large
+    (ulimit -d 40000 && exec "$program" --data large $model --steps 2 >out 2>err </dev/null); got=$?
+    rm -f large; cat err; test $got -eq 0 && grep -q '^data     large: 72000000 bytes to train on' out
+}
+check "a text takes no memory of its own" large
+shorter() {
+    cp text short
+    "$program" --data short $model --steps 100000000 --log-every 50 --eval-every 1000000 >log2 2>err2 &
+    run=$!
+    n=0; while ! grep -q '^ *50 ' log2 2>/dev/null && [ $n -lt 600 ]; do n=$((n + 1)); sleep 0.05; done
+    : >short; n=0; while kill -0 $run 2>/dev/null && [ $n -lt 600 ]; do n=$((n + 1)); sleep 0.05; done
+    kill $run 2>/dev/null; wait $run; got=$?; cat err2
+    test $got -eq 1 && grep -q 'a file of --data became shorter' err2
+}
+check "a text that becomes shorter ends a run, which says so" shorter
 
 # --- two runs in one folder ---
 
@@ -125,4 +249,33 @@ behind() {
     refused "another tiny_gpt has trained in folder meanwhile"
 }
 check "one that went on meanwhile is not taken back" behind
+
+# --- a signal to all ranks, early ---
+
+# Rank 0 ends the others. A signal that all get ends no other rank, from its first moment on: while the
+# data are read, here from a pipe into which nobody writes, SIGTERM is ignored there.
+deaf() {
+    rm -f slow; mkfifo slow
+    "$program" --data slow $model --ranks fork:2 --steps 2 >out1 2>err1 &
+    zero=$!
+    n=0; one=
+    while [ -z "$one" ] && [ $n -lt 300 ]; do one=$(cat /proc/$zero/task/$zero/children 2>/dev/null | tr -d ' '); n=$((n + 1)); sleep 0.02; done
+    sleep 0.1
+    ignored=$(awk '/^SigIgn/ { print $2 }' "/proc/$one/status"); kill $zero; wait $zero 2>/dev/null
+    echo "rank 1 ignores $ignored"; echo "$ignored" | grep -q '[4567cdef]...$'
+}
+if [ -r /proc/self/task/$$/children ] || [ -r /proc/$$/task/$$/children ]; then check "a signal to all ranks ends rank 0 alone" deaf
+else skip "a signal to all ranks ends rank 0 alone: it needs /proc"; fi
+# A rank that stands still ends the others after --rank-seconds.
+still() {
+    rm -f log2
+    "$program" $small --ranks fork:2 --rank-seconds 1 --steps 100000000 --log-every 50 --eval-every 1000000 >log2 2>err2 &
+    zero=$!
+    n=0; while ! grep -q '^ *50 ' log2 2>/dev/null && [ $n -lt 600 ]; do n=$((n + 1)); sleep 0.05; done
+    one=$(tr -d ' ' </proc/$zero/task/$zero/children); kill -STOP "$one"
+    wait $zero; got=$?; cat err2
+    test $got -eq 1 && grep -q 'rank 1 did not come in time' err2
+}
+if [ -r /proc/self/task/$$/children ] || [ -r /proc/$$/task/$$/children ]; then check "a rank that stands still" still
+else skip "a rank that stands still: it needs /proc"; fi
 report

@@ -1,5 +1,5 @@
-/* test_walks.c - what may happen between an operator and its walk back, or during it: a second walk,
- * a new scale, a parameter that is frozen, thawed or written, memory that cannot be had.
+/* test_walks.c - events between an operator and its walk back, or during the walk: a second walk,
+ * a new scale, a parameter that is frozen, thawed or written, an allocation that fails.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
@@ -255,7 +255,7 @@ static void what_was_written_is_not_walked(void) {
         x->grad = NULL;
         CHECK_INT(mixp_optimizer_step(m.opt), MIXP_OK);
         CHECK_INT(mixp_backward(m.ctx, twice), MIXP_ERR_ORDER);
-        check_error(&m, MIXP_ERR_ORDER, "was written since linear has read it");
+        check_error(&m, MIXP_ERR_ORDER, "was written by an optimizer's step since linear read it");
         CHECK(x->grad == NULL);
         mixp_context_free(m.ctx);
     }

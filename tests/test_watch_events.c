@@ -1,5 +1,5 @@
-/* test_watch_events.c - what a guard tells a person, and patterns that are given again and again:
- * sentences against words that must stand in them, sites against what they store.
+/* test_watch_events.c - a guard's messages to people, and site patterns that are set repeatedly:
+ * messages must contain given words, and sites must store the expected dtype.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION
@@ -74,10 +74,10 @@ static mixp_event event_of(mixp_event_kind kind, const char *site, mixp_origin o
 /* Where, what, and what to do. */
 static void test_sentences(void) {
     static const struct { mixp_event_kind kind; const char *number, *advice; } cases[] = {
-        { MIXP_EVENT_OVERFLOW, "overflowed: stores f32 now (3 values not finite)", "Nothing is to be done" },
-        { MIXP_EVENT_HIGH, "(largest 40960)", "Nothing is to be done" },
-        { MIXP_EVENT_FLUSHED, "(12.5% of its values)", "Nothing is to be done" },
-        { MIXP_EVENT_BACK, "(largest 40960)", "Nothing is to be done" },
+        { MIXP_EVENT_OVERFLOW, "overflowed: stores f32 now (3 values not finite)", "No action needed" },
+        { MIXP_EVENT_HIGH, "(largest 40960)", "No action needed" },
+        { MIXP_EVENT_FLUSHED, "(12.5% of its values)", "No action needed" },
+        { MIXP_EVENT_BACK, "(largest 40960)", "No action needed" },
         { MIXP_EVENT_PINNED, "a pattern holds it", "frees it" },
         { MIXP_EVENT_FULL, "no room for more sites", "max_sites" } };
     char text[400];
@@ -94,9 +94,9 @@ static void test_sentences(void) {
 /* A skip says where it began, or who will tell; what no loss scale cures is called so. */
 static void test_sentences_of_skips(void) {
     static const char *const says[MIXP_ORIGIN_COUNT][2] = {
-        { "the next one is looked at", "Nothing is to be done, unless" },
-        { "It began at h.3: linear: an operator", "Nothing is to be done." },
-        { "It began at h.3: linear: a gradient", "Nothing is to be done." },
+        { "was not sampled", "the next one is" },
+        { "It began at h.3: linear: an operator", "No site can fall back for it" },
+        { "It began at h.3: linear: a gradient", "No action needed." },
         { "unscaled", "look at" },
         { "the loss is not finite", "No loss scale cures it" },
         { "a weight is not finite", "No loss scale cures it" },
@@ -115,6 +115,24 @@ static void test_sentences_of_skips(void) {
         mixp_event_text(&e, text, sizeof text);
         CHECK(!strstr(text, "began at") && !strstr(text, ": :") && !strstr(text, "  "));
     }
+}
+
+/* A gradient is told from a value, what fell with a site is counted, and a skip says whether a site
+ * fell back for it. */
+static void test_sentences_of_others(void) {
+    mixp_event e = event_of(MIXP_EVENT_FLUSHED, "h.3: linear", MIXP_ORIGIN_UNKNOWN);
+    char text[400];
+    e.of_gradient = 1;
+    e.also = 47;
+    mixp_event_text(&e, text, sizeof text);
+    CHECK_TEXT(text, "the gradient of h.3: linear flushed too much to zero: stores f32 now (12.5%");
+    CHECK_TEXT(text, ", and 47 more of that operator and parameter.");
+    e = event_of(MIXP_EVENT_OVERFLOW, "h.3: linear", MIXP_ORIGIN_UNKNOWN);
+    e.nonfinite = 0;            /* seen in f32 */
+    CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "(largest 40960)");
+    e = event_of(MIXP_EVENT_SKIP, "h.3: linear", MIXP_ORIGIN_FORWARD);
+    e.also = 1;
+    CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "No action needed: a site stores f32");
 }
 
 /* All of them fit, and what does not is cut. */
@@ -150,7 +168,7 @@ static void test_a_skip_nobody_saw(void) {
     CHECK_INT(mixp_guard_event(m.ctx, 0, &e), 1);
     CHECK_INT(e.kind, MIXP_EVENT_SKIP);
     CHECK_INT(e.step, 4);
-    CHECK_TEXT(e.what, "nobody looked");
+    CHECK_TEXT(e.what, "not sampled");
     CHECK(strcmp(e.site, "") == 0);
     CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "step 4: skipped. A gradient was not finite");
     CHECK_INT(mixp_guard_event(m.ctx, 1, &e), 1);
@@ -224,6 +242,7 @@ static void test_the_newest_counts(void) {
 int main(void) {
     RUN(test_sentences);
     RUN(test_sentences_of_skips);
+    RUN(test_sentences_of_others);
     RUN(test_sentences_fit);
     RUN(test_a_skip_nobody_saw);
     RUN(test_patterns_given_again);

@@ -1,4 +1,5 @@
-/* test_watch_exponents.c - what sites store, by exponent: against frexp of what they were given.
+/* test_watch_exponents.c - counts, by exponent, of the values that sites store, compared with
+ * frexp of the values given.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION
@@ -17,6 +18,8 @@ static int bin_of(float v) {
     return e - 1 + 127;
 }
 
+static mixp_optimizer *still;           /* of a rate of 0: a guard counts updates */
+
 /* y = x * w elementwise, then its mean: two sites, of N values and of one. */
 static void step(mixp_context *ctx, mixp_tensor *w) {
     static const int64_t n[1] = { N };
@@ -25,6 +28,7 @@ static void step(mixp_context *ctx, mixp_tensor *w) {
     product = mixp_mul(ctx, mixp_input(ctx, MIXP_F32, 1, n, x), w);
     mixp_read(product, y, MIXP_F32, N);
     CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, product, MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(still), MIXP_OK);
 }
 
 static int site_named(mixp_context *ctx, const char *op) {
@@ -38,6 +42,7 @@ static int site_named(mixp_context *ctx, const char *op) {
 static mixp_context *open_with(int every, mixp_tensor **w) {
     static const int64_t n[1] = { N };
     mixp_guard_desc d;
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
     mixp_context *ctx = mixp_context_new(NULL);
     int i;
     memset(&d, 0, sizeof d);
@@ -45,6 +50,9 @@ static mixp_context *open_with(int every, mixp_tensor **w) {
     d.exponents = 1;
     *w = mixp_param(ctx, "w", MIXP_F32, 1, n);
     mixp_fill(*w, 3.0);
+    sgd.lr = 0;
+    still = mixp_sgd_new(ctx, &sgd);
+    CHECK_INT(mixp_optimizer_add(still, *w, NULL), MIXP_OK);
     for (i = 0; i < N; i++) x[i] = i % 7 ? ldexpf(1.0f + (float)(i % 5) / 8.0f, i % 40 - 20) : 0.0f;
     for (i = 0; i < N; i += 3) x[i] = -x[i];
     CHECK_INT(mixp_guard_start(ctx, &d), MIXP_OK);

@@ -1,5 +1,5 @@
-/* test_watch_scale.c - a scale that is set, and steps that are skipped as spikes: against plain
- * models, through the public face alone.
+/* test_watch_scale.c - a loss scale that is set, and steps that are skipped as spikes: compared
+ * with plain models, through the public API only.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include <unistd.h>
@@ -407,7 +407,7 @@ static void test_spikes_refused(void) {
     CHECK_INT(mixp_optimizer_set_loss(r.opt, stale), MIXP_OK);
     mixp_step_begin(r.ctx);
     fails(r.ctx, mixp_optimizer_step(r.opt), MIXP_ERR_ORDER, "mixp_optimizer_set_loss");
-    fails(r.ctx, mixp_optimizer_set_loss(r.opt, stale), MIXP_ERR_ARGUMENT, "earlier step");
+    fails(r.ctx, mixp_optimizer_set_loss(r.opt, stale), MIXP_ERR_ORDER, "earlier step");
     CHECK_INT(mixp_optimizer_verdict(r.opt).outcome, MIXP_STEP_NONE);
     d.spike = spikes(MIXP_SPIKE_NORM, 3, 0.0);
     CHECK(mixp_adamw_new(r.ctx, &d) == NULL);

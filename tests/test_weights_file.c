@@ -1,4 +1,4 @@
-/* test_weights_file.c - a file of weights alone holds them, and nothing else.
+/* test_weights_file.c - a file of weights contains the weights and nothing else.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"

@@ -2,13 +2,13 @@
 # variant.sh - builds the C tests another way and runs them; a missing tool is a skip.
 # SPDX-License-Identifier: MIT OR Unlicense
 #
-#   tests/variant.sh NAME [TEST...]             TEST: of these alone, "scaler" for test_scaler.c,
-#                                               "fuzz_reader" for that (JOBS: so many at a time)
+#   tests/variant.sh NAME [TEST...]             TEST: only this test, "scaler" for test_scaler.c,
+#                                               "fuzz_reader" for that program (JOBS at a time)
 #
 #   sanitizers threads clang                    other builds of everything
-#   O0 O3 lto trapv char m32 gnu ofast finite   gcc's flags; the last three: what is promised there
+#   O0 O3 lto trapv char m32 gnu ofast finite   gcc's flags; the last three: only promises that hold
 #   gcc-VERSION clang-VERSION musl tcc mingw    other compilers and libraries
-#   aarch64 armhf riscv64 ppc64le s390x         other processors, by an emulator
+#   aarch64 armhf riscv64 ppc64le s390x         other processors, in an emulator
 #   arm amx                                     instructions that few processors have, emulated
 
 # need FILE-PRODUCING COMMAND...: leaves, as one skip, when the tool cannot link a program.
@@ -108,10 +108,10 @@ musl)
     tests CC=musl-gcc OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 ;;
 tcc)        # no vectors, few warnings; not the tests whose sources it cannot read (NAN is no constant to it)
     need tcc
-    without 'attention.*' 'ranks.*' threads amx arm fuzz_options
+    without 'attention.*' 'ranks.*' everyday threads amx arm fuzz_options
     tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" LEFT="$left" ;;
 mingw)      # Windows, by wine; not the tests that are of POSIX
-    without 'checkpoint.*' 'ranks.*' threads gpt2 fuzz_load fuzz_options fuzz_resume
+    without 'checkpoint.*' 'ranks.*' everyday threads gpt2 fuzz_load fuzz_options fuzz_resume
     wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
     [ -x "$wine" ] || need false
     need x86_64-w64-mingw32-gcc

@@ -147,7 +147,7 @@ static size_t fuzz_seed(int i, uint8_t *out) {
         "--steps\n20\n--dtype=fp16\n--lr\n1e-3", "--out\nx\n--resume\n--overwrite", "--preset\ngpt2\n--level=3",
         "--width=16\n--heads\n3", "--help", "--no-such\n1", "--betas=0.9,0.95\n--seed\n18446744073709551615",
         "{\n  \"width\": \"16\",\n  \"heads\": \"2\",\n  \"lr\": \"1e-3\"\n}\n",
-        "{\"prompt\": \"\\u000a\\u0041x\", \"data\": \"t\"}",
+        "{\"val-data\": \"\\u000a\\u0041x\", \"data\": \"t\"}",
         ("{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_head\": 2, \"n_embd\": 16, \"n_positions\": 12,\n"
          "\"vocab_size\": 29, \"layer_norm_epsilon\": 1e-05, \"vocabulary\": null}"),
         "{\"model_type\": \"gpt2\", \"n_layer\": \"2",

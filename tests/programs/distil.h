@@ -1,0 +1,45 @@
+/* distil.h - a small network learns from a large frozen one: temperature, KL divergence of
+ * log-probabilities, a clamped feature loss, and a penalty on the size of its weights.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+enum { DISTIL_ROWS = 16, DISTIL_IN = 8, DISTIL_WIDTH = 16, DISTIL_CLASSES = 5 };
+
+typedef struct distil {
+    mixp_tensor *teach1, *teach2, *w1, *w2;
+    float        x[DISTIL_ROWS * DISTIL_IN];
+} distil;
+
+static void distil_open(session *s) {
+    distil *m = (distil *)s->model;
+    s->owner = -1;
+    m->teach1 = matrix(s, "teacher.fc1.w", DISTIL_WIDTH, DISTIL_IN, 0.6);
+    m->teach2 = matrix(s, "teacher.fc2.w", DISTIL_CLASSES, DISTIL_WIDTH, 0.6);
+    s->owner = 0;
+    m->w1 = matrix(s, "student.fc1.w", DISTIL_WIDTH, DISTIL_IN, 0.3);
+    m->w2 = matrix(s, "student.fc2.w", DISTIL_CLASSES, DISTIL_WIDTH, 0.2);
+}
+
+static void distil_batch(session *s) {
+    distil *m = (distil *)s->model;
+    for (int i = 0; i < DISTIL_ROWS * DISTIL_IN; i++) m->x[i] = normal(s);
+}
+
+static mixp_tensor *distil_loss(session *s, int turn, int training) {
+    distil       *m = (distil *)s->model;
+    mixp_context *c = s->ctx;
+    mixp_tensor *x = floats(s, m->x, DISTIL_ROWS, DISTIL_IN, 0), *teacher = NULL, *features = NULL,
+                *h, *loss;
+    (void)turn, (void)training;
+    MIXP_NO_GRAD(c) {
+        features = mixp_minimum(c, mixp_relu(c, mixp_linear(c, x, m->teach1, NULL)),
+                                floats(s, m->x, 1, 1, 0));
+        features = mixp_maximum(c, features, mixp_neg(c, mixp_abs(c, features)));
+        teacher = mixp_linear(c, mixp_relu(c, mixp_linear(c, x, m->teach1, NULL)), m->teach2, NULL);
+        teacher = mixp_log_softmax(c, mixp_scale(c, teacher, 0.5f));
+    }
+    h = mixp_relu(c, mixp_linear(c, x, m->w1, NULL));
+    loss = mixp_l1(c, mixp_clamp(c, h, -1, 3), features);
+    h = mixp_log_softmax(c, mixp_scale(c, mixp_linear(c, h, m->w2, NULL), 0.5f));
+    loss = mixp_add(c, mixp_scale(c, loss, 0.01f), mixp_kl_div(c, h, teacher, 1));
+    return mixp_add(c, loss, mixp_scale(c, mixp_mean(c, mixp_pow(c, m->w2, 2), MIXP_ALL, 0), 0.01f));
+}

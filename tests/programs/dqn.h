@@ -1,0 +1,63 @@
+/* dqn.h - Q-learning with a target network, copied through the host every 8 updates. Nothing in it
+ * leaves fp16's range.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+enum { DQN_ROWS = 16, DQN_IN = 5, DQN_HIDDEN = 24, DQN_ACTIONS = 3, DQN_NETS = 2 };
+
+typedef struct dqn {
+    mixp_tensor *w1[DQN_NETS], *w2[DQN_NETS];
+    float        state[DQN_ROWS * DQN_IN], next[DQN_ROWS * DQN_IN], reward[DQN_ROWS];
+    int32_t      action[DQN_ROWS];
+    float        copy[DQN_HIDDEN * DQN_HIDDEN];
+} dqn;
+
+static void dqn_copy(session *s) {
+    dqn *m = (dqn *)s->model;
+    mixp_read(m->w1[0], m->copy, MIXP_F32, DQN_HIDDEN * DQN_IN);
+    mixp_write(m->w1[1], m->copy, MIXP_F32, DQN_HIDDEN * DQN_IN);
+    mixp_read(m->w2[0], m->copy, MIXP_F32, DQN_ACTIONS * DQN_HIDDEN);
+    mixp_write(m->w2[1], m->copy, MIXP_F32, DQN_ACTIONS * DQN_HIDDEN);
+}
+
+static void dqn_open(session *s) {
+    dqn *m = (dqn *)s->model;
+    m->w1[0] = matrix(s, "q.fc1.w", DQN_HIDDEN, DQN_IN, 0.4);
+    m->w2[0] = matrix(s, "q.fc2.w", DQN_ACTIONS, DQN_HIDDEN, 0.2);
+    s->owner = -1;
+    m->w1[1] = matrix(s, "target.fc1.w", DQN_HIDDEN, DQN_IN, 0);
+    m->w2[1] = matrix(s, "target.fc2.w", DQN_ACTIONS, DQN_HIDDEN, 0);
+    dqn_copy(s);
+}
+
+static void dqn_batch(session *s) {
+    dqn *m = (dqn *)s->model;
+    for (int i = 0; i < DQN_ROWS; i++) {
+        m->action[i] = below(s, DQN_ACTIONS);
+        for (int j = 0; j < DQN_IN; j++) m->state[i * DQN_IN + j] = normal(s);
+        for (int j = 0; j < DQN_IN; j++) m->next[i * DQN_IN + j] = normal(s);
+        m->reward[i] = m->state[i * DQN_IN + m->action[i]];
+    }
+}
+
+static mixp_tensor *dqn_values(session *s, int net, float *state) {
+    dqn          *m = (dqn *)s->model;
+    mixp_context *c = s->ctx;
+    mixp_tensor  *h = mixp_linear(c, floats(s, state, DQN_ROWS, DQN_IN, 0), m->w1[net], NULL);
+    return mixp_linear(c, mixp_relu(c, h), m->w2[net], NULL);
+}
+
+static mixp_tensor *dqn_loss(session *s, int turn, int training) {
+    dqn          *m = (dqn *)s->model;
+    mixp_context *c = s->ctx;
+    mixp_tensor  *q, *want = NULL;
+    (void)turn, (void)training;
+    MIXP_NO_GRAD(c) want = mixp_scale(c, mixp_max(c, dqn_values(s, 1, m->next), 1, 1), 0.5f);
+    want = mixp_add(c, want, floats(s, m->reward, DQN_ROWS, 1, 0));
+    q = mixp_gather(c, dqn_values(s, 0, m->state), 1, ints(s, m->action, DQN_ROWS, 1));
+    return mixp_smooth_l1(c, q, want, 1.0f);
+}
+
+static void dqn_after(session *s, int turn) {
+    (void)turn;
+    if (s->step % 8 == 7) dqn_copy(s);
+}

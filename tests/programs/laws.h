@@ -1,0 +1,145 @@
+/* laws.h - which modes there are, and what must hold in each.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#ifndef PROGRAMS_LAWS_H
+#define PROGRAMS_LAWS_H
+#include "test.h"
+#include "harness.h"
+#include <stdarg.h>
+
+static mode mode_of(mixp_dtype dtype, int level, int rule, int guard) {
+    mode how;
+    memset(&how, 0, sizeof how);
+    how.dtype = dtype;
+    how.level = level;
+    how.rule = rule;
+    how.guard = guard;
+    return how;
+}
+
+static const char *mode_text(const program *p, const mode *how) {
+    static char text[160];
+    snprintf(text, sizeof text,
+             "%s, %s level %d, rule %d, guard %d%s, evaluate %d, parts %d, cut %d", p->name,
+             mixp_dtype_name(how->dtype), how->level, how->rule, how->guard,
+             how->retry ? ", retry" : "", how->evaluate, how->parts, how->cut);
+    return text;
+}
+
+/* What is held; one line in LAWS for each. */
+#define LAWS(X)                                                                                       \
+    X(STEPS, "steps")               /* at least those that are applied without a guard            */ \
+    X(ERROR, "error")               /* no error that there is not without it                      */ \
+    X(WORSE, "no worse")            /* the loss at the end                                        */ \
+    X(AS_F32, "as f32")             /* the loss at the end                                        */ \
+    X(EVALUATIONS, "evaluations")   /* finite where f32's are                                     */ \
+    X(BITS, "bits")                 /* the same with and without, where nothing falls back        */ \
+    X(EVENTS, "events")             /* each is true                                               */ \
+    X(RESUME, "resume")             /* the bits of a run without a break                          */ \
+    X(RANKS, "ranks")               /* the same bits on both, no error, rank 0 alone evaluates    */ \
+    X(PARTS, "parts")               /* one rank with the parts of two has the bits of two         */ \
+    X(REPLAY, "replay")             /* the bits of steps one by one                               */
+#define LAW_CONSTANT(constant, text) LAW_##constant,
+#define LAW_TEXT(constant, text) text,
+enum law { LAWS(LAW_CONSTANT) LAW_COUNT };
+static const char *const law_text[] = { LAWS(LAW_TEXT) };
+
+/* Laws that a program is known to break, and that wait for their cure: shown, but no failure. */
+typedef struct known { const char *program, *law; } known;
+static const known all_known[] = {
+#include "known.h"
+    { NULL, NULL }
+};
+
+static int is_known(const program *p, enum law law) {
+    for (const known *k = all_known; k->program; k++)
+        if ((*k->program == '*' || strcmp(k->program, p->name) == 0) &&
+            strcmp(k->law, law_text[law]) == 0)
+            return 1;
+    return 0;
+}
+
+/* How many cells break a law, and what the first of them was. */
+static struct tally { int cells; char first[700]; } tallies[PROGRAMS][LAW_COUNT];
+
+static void broke(const program *p, const mode *how, enum law law, const char *format, ...) {
+    struct tally *t = &tallies[p - programs][law];
+    va_list       values;
+    int           n;
+    if (!is_known(p, law)) test_bad++;
+    if (t->cells++) return;
+    n = snprintf(t->first, sizeof t->first, "%s: ", mode_text(p, how));
+    va_start(values, format);
+    vsnprintf(t->first + n, sizeof t->first - (size_t)n, format, values);
+    va_end(values);
+}
+
+#define LAW(law, condition, ...)                                                                      \
+    do { if (!(condition)) { broken++; broke(p, how, LAW_##law, __VA_ARGS__); } } while (0)
+
+static void tallies_print(void) {
+    for (int i = 0; i < PROGRAMS; i++)
+        for (int law = 0; law < LAW_COUNT; law++) {
+            const struct tally *t = &tallies[i][law];
+            if (t->cells)
+                printf("%s '%s' in %d cells, first: %s\n",
+                       is_known(&programs[i], (enum law)law) ? "known:" : "BROKEN:", law_text[law],
+                       t->cells, t->first);
+        }
+}
+
+/* How far a program is from what f32 learns, at first and at the end. */
+typedef struct yardstick { double first, f32; } yardstick;
+
+static yardstick yardstick_of(const program *p, int parts) {
+    static outcome o;
+    mode           how = mode_of(MIXP_F32, 0, 0, 0);
+    yardstick      y;
+    how.parts = parts;
+    how.steps = -1;
+    run(p, &how, &o);
+    y.first = o.score;
+    how.steps = 0;
+    run(p, &how, &o);
+    y.f32 = o.score;
+    return y;
+}
+
+/* The same run with a guard and without. Returns how many laws it breaks. Where a loss overflowed, a run
+ * without a guard lowers its loss scale for it, and may so be spared a skip by a gradient: one is granted. */
+static int hold(const program *p, const mode *how, const outcome *plain, const outcome *guarded,
+                yardstick y) {
+    const double way = fabs(y.first - y.f32), near = p->near > 0 ? p->near : 0.15;
+    int          broken = 0;
+    for (int i = 0; i < turns_of(p); i++)
+        LAW(STEPS, guarded->applied[i] + (guarded->bad_losses > 0) >= plain->applied[i],
+            "network %d: %lld steps applied, %lld without a guard", i, (long long)guarded->applied[i],
+            (long long)plain->applied[i]);
+    LAW(ERROR, guarded->error == MIXP_OK || plain->error != MIXP_OK, "ends with: %s", guarded->why);
+    LAW(WORSE, guarded->score <= plain->score + 0.05 * way, "ends at %.4g, without a guard at %.4g",
+        guarded->score, plain->score);
+    LAW(AS_F32, how->rule || how->level > 2 || guarded->score <= y.f32 + near * way,
+        "ends at %.4g, f32 at %.4g", guarded->score, y.f32);
+    LAW(EVALUATIONS, guarded->bad_evaluations == 0, "%d of %d are not finite, though f32's are",
+        guarded->bad_evaluations, guarded->evaluations);
+    LAW(BITS, guarded->falls || how->rule == 2 || guarded->bits == plain->bits,
+        "nothing falls back, and they differ from those without a guard");
+    LAW(EVENTS, guarded->false_events == 0, "%d of %d are false, first: %s", guarded->false_events,
+        guarded->events, guarded->first_false);
+    return broken;
+}
+
+/* A run that is saved and goes on in another context after `cut` steps has the bits of one that is not. */
+static int hold_resume(const program *p, mode *how, int cut) {
+    static outcome whole, parted;
+    int            broken = 0;
+    how->cut = 0;
+    run(p, how, &whole);
+    how->cut = cut;
+    run(p, how, &parted);
+    LAW(RESUME, parted.error == whole.error, "ends with: %s", parted.why);
+    LAW(RESUME, parted.bits == whole.bits, "%lld steps applied, %lld without a break: other bits",
+        (long long)parted.applied[0], (long long)whole.applied[0]);
+    return broken;
+}
+#endif

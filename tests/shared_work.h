@@ -1,0 +1,18 @@
+/* shared_work.h - a context that gives all of its work to its threads, however small, or counts it.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#ifndef SHARED_WORK_H
+#define SHARED_WORK_H
+#include "mixprec.h"
+#include <string.h>
+
+/* The context's own: kernels only read it. */
+static mixp_exec *exec_of(mixp_context *ctx) {
+    const mixp_exec *x = mixp_context_exec(ctx);
+    mixp_exec *own;
+    memcpy(&own, &x, sizeof own);
+    return own;
+}
+
+static void share_all_work(mixp_context *ctx) { exec_of(ctx)->least_work = 0; }
+#endif

@@ -1,0 +1,93 @@
+/* test_cuda_everyday.cpp - everyday programs on the simulated GPU: graphs replay their steps.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ * A twin runs its steps one by one. Both end with the same bits without a guard, and with a guard
+ * if no site falls back. A step runs eagerly if the guard is to look, and is captured again if a
+ * site has changed the dtype that it stores.
+ */
+#include "companion.h"
+#include <unistd.h>
+#include "programs/laws.h"
+
+enum { STEPS = 8 };
+
+static const mixp_device *gpu(void) {
+    const char        *why = "";
+    const mixp_device *device = mixp_cuda(0, &why);
+    if (!device && !cudasim::simulated) { printf("no GPU: %s\n", why); exit(77); }
+    if (!device) { printf("no simulated GPU: %s\n", why); exit(2); }
+    return device;
+}
+
+static void fine(const session *s, const char *name) {
+    const char *why;
+    if (mixp_context_error(s->ctx, &why) == MIXP_OK) return;
+    test_bad++;
+    TEST_SHOW("%s: %s", name, why);
+}
+
+/* Steps one by one, or replays, as the guard allows. Returns how many were replayed. */
+static int replay(session *s, const program *p) {
+    mixp_graph *graph[TURNS] = { NULL, NULL };
+    int         played = 0;
+    for (int step = 0; step < STEPS; step++)
+        for (int turn = 0; turn < turns_of(p); turn++) {
+            if (step < 3 || mixp_guard_due(s->ctx)) {
+                walks(s, p, turn, step, 0, 1, 1);
+            } else {
+                fill_batch(s, p, step, 0);
+                s->filled = 1;
+                if (graph[turn] && mixp_graph_stale(graph[turn])) {
+                    mixp_graph_free(graph[turn]);
+                    graph[turn] = NULL;
+                }
+                if (!graph[turn] && mixp_capture_begin(s->ctx) == MIXP_OK) {
+                    walks(s, p, turn, step, 0, 1, 1);
+                    graph[turn] = mixp_capture_end(s->ctx);
+                }
+                s->filled = 0;
+                played += mixp_replay(graph[turn]) == MIXP_OK;
+            }
+            if (p->after) p->after(s, turn);
+        }
+    fine(s, p->name);
+    return played;
+}
+
+static void twins(const program *p, const mode *how) {
+    static outcome a, b;
+    session       *one = session_open(p, how, gpu(), NULL), *two = session_open(p, how, gpu(), NULL);
+    int            played = replay(two, p), broken = 0;
+    for (int step = 0; step < STEPS; step++)
+        for (int turn = 0; turn < turns_of(p); turn++) {
+            walks(one, p, turn, step, 0, 1, 1);
+            if (p->after) p->after(one, turn);
+        }
+    fine(one, p->name);
+    memset(&a, 0, sizeof a);
+    memset(&b, 0, sizeof b);
+    outcome_take(&a, one, p, 0);
+    outcome_take(&b, two, p, 0);
+    events_take(&a, one, NULL, 0);
+    LAW(REPLAY, a.falls || a.bits == b.bits, "%d of %d steps replayed: other bits than one by one",
+        played, STEPS * turns_of(p));
+    if (!how->guard) CHECK(played == (STEPS - 3) * turns_of(p));
+    session_close(one);
+    session_close(two);
+}
+
+/* Quick: every fifth. An LSTM's state goes through the host in each step: what a graph has made is not to
+ * be read there. */
+static void graphs_replay_every_program(void) {
+    for (int i = 0; i < PROGRAMS; i += getenv("MIXPREC_TEST_QUICK") ? 5 : 1) {
+        mode how = mode_of(i % 4 == 3 ? MIXP_BF16 : MIXP_F16, 1 + i % 2, i % 3 == 0, i % 3);
+        how.parts = 1;
+        if (!programs[i].state) twins(&programs[i], &how);
+    }
+}
+
+int main(void) {
+    RUN(graphs_replay_every_program);
+    tallies_print();
+    return test_report();
+}

@@ -1,0 +1,150 @@
+/* test_guard_precision.c - a guard watches precision: a feature is a year with a fraction. The
+ * feature is in the range of f16 and bf16, but its fraction is lost there.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#include "mixprec.h"
+#include "test.h"
+
+enum { UNITS = 64, BATCH = 64, STEPS = 400 };
+
+typedef struct run {
+    double loss;                /* the mean of the last 25 steps */
+    int    imprecise, other;    /* events */
+    char   first[96];           /* the site of the first */
+    double lost;                /* and its share */
+} run;
+
+static double uniform(uint32_t *s) {
+    *s = *s * 1664525u + 1013904223u;
+    return (double)(*s >> 8) / 16777216.0;
+}
+
+/* x is 2023 to 2024; the target a sine of its fraction. Hinges about the cuts, then two layers. */
+static run train(mixp_dtype dtype, int level, int guard, double year) {
+    static const int64_t xs[2] = { BATCH, 1 }, row[2] = { 1, UNITS }, square[2] = { UNITS, UNITS };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_adamw_desc adam = mixp_adamw_defaults();
+    mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 2, square), *c = mixp_param(ctx, "c", MIXP_F32, 2, row);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_optimizer *opt;
+    float slope[UNITS], at[UNITS], x[BATCH], t[BATCH];
+    uint32_t seed = 1;
+    mixp_event e;
+    run r;
+    int i, step;
+    memset(&r, 0, sizeof r);
+    adam.lr = 3e-3;
+    adam.weight_decay = 0;
+    opt = mixp_adamw_new(ctx, &adam);
+    mixp_optimizer_add(opt, b, NULL);
+    mixp_optimizer_add(opt, c, NULL);
+    mixp_init_normal(b, 0, 0.125);
+    mixp_init_normal(c, 0, 0.125);
+    for (i = 0; i < UNITS; i++) {
+        slope[i] = uniform(&seed) < 0.5 ? -8.0f : 8.0f;
+        at[i] = (float)(-(double)slope[i] * (year + uniform(&seed)));
+    }
+    mixp_autocast_set_level(ctx, level);
+    if (guard) CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    for (step = 0; step < STEPS; step++) {
+        mixp_tensor *h, *loss = NULL;
+        for (i = 0; i < BATCH; i++) {
+            const double u = uniform(&seed);
+            x[i] = (float)(year + u);
+            t[i] = (float)sin(6.283185307179586 * u);
+        }
+        do {
+            mixp_step_begin(ctx);
+            mixp_zero_grad(opt);
+            MIXP_AUTOCAST(ctx, dtype) {
+                h = mixp_matmul(ctx, mixp_input(ctx, MIXP_F32, 2, xs, x),
+                                mixp_input(ctx, MIXP_F32, 2, row, slope), 0, 0);
+                h = mixp_relu(ctx, mixp_add(ctx, h, mixp_input(ctx, MIXP_F32, 2, row, at)));
+                h = mixp_relu(ctx, mixp_linear(ctx, h, b, NULL));
+                loss = mixp_mse(ctx, mixp_linear(ctx, h, c, NULL), mixp_input(ctx, MIXP_F32, 2, xs, t));
+            }
+            mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+            mixp_scaler_step(scaler, opt);
+            mixp_scaler_update(scaler);
+        } while (mixp_retry(scaler, 3));
+        if (step >= STEPS - 25) r.loss += mixp_item(loss) / 25;
+    }
+    for (i = 0; mixp_guard_event(ctx, i, &e); i++) {
+        char text[400];
+        if (getenv("SHOW")) printf("    %s\n", mixp_event_text(&e, text, sizeof text));
+        if (e.kind == MIXP_EVENT_IMPRECISE && !r.imprecise++) {
+            snprintf(r.first, sizeof r.first, "%s", e.site);
+            r.lost = e.imprecise;
+        } else if (e.kind != MIXP_EVENT_IMPRECISE && e.kind != MIXP_EVENT_SKIP) r.other++;
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+    return r;
+}
+
+/* The fraction is what the model learns from: without a guard nothing is learnt, with one as in f32. */
+static void a_year_with_its_fraction(void) {
+    const run f32 = train(MIXP_F32, 1, 0, 2023);
+    int level;
+    CHECK(f32.loss < 0.01);
+    for (level = 1; level <= 2; level++) {
+        const run half = train(MIXP_F16, level, 1, 2023), wide = train(MIXP_BF16, level, 1, 2023);
+        const run bare = train(MIXP_F16, level, 0, 2023);
+        CHECK(bare.loss > f32.loss + 0.05);
+        CHECK_NEAR(half.loss, f32.loss, 0.01);
+        CHECK_NEAR(wide.loss, f32.loss, 0.01);
+        CHECK(half.imprecise >= 2 && wide.imprecise >= 2);
+        CHECK_TEXT(half.first, "cast");
+        CHECK(half.lost > 0.5 && half.lost < 2);    /* a spacing of 1 beside a width of 1 */
+        printf("  level %d: f32 %.2e, f16 %.2e (%d events), bf16 %.2e (%d events), f16 without %.2e\n",
+               level, f32.loss, half.loss, half.imprecise, wide.loss, wide.imprecise, bare.loss);
+    }
+}
+
+/* The same model of the fraction alone loses little, and is let be. */
+static void a_fraction_is_let_be(void) {
+    int level;
+    for (level = 1; level <= 2; level++) {
+        const run half = train(MIXP_F16, level, 1, 0), wide = train(MIXP_BF16, level, 1, 0);
+        CHECK_INT(half.imprecise + wide.imprecise, 0);
+    }
+}
+
+static mixp_result no_reduce(const mixp_exec *x, const mixp_reduce_args *k) {
+    (void)x;
+    (void)k;
+    return MIXP_ERR_DEVICE;
+}
+
+/* What the device cannot do for a look is told as that, by the operator's name. */
+static void a_failed_look_is_told(void) {
+    static const int64_t xs[2] = { 16, 8 }, ws[2] = { 8, 8 };
+    mixp_kernels kernels = *mixp_cpu()->kernels;
+    mixp_device device = *mixp_cpu();
+    mixp_context_desc d;
+    mixp_context *ctx;
+    mixp_tensor *w, *y = NULL;
+    const char *why = "";
+    float x[128];
+    memset(x, 0, sizeof x);
+    memset(&d, 0, sizeof d);
+    kernels.reduce = no_reduce;
+    device.kernels = &kernels;
+    d.device = &device;
+    ctx = mixp_context_new(&d);
+    w = mixp_param(ctx, "w", MIXP_F32, 2, ws);
+    mixp_guard_start(ctx, NULL);
+    mixp_step_begin(ctx);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, xs, x), w, NULL); }
+    CHECK(!y);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_DEVICE);
+    CHECK(strstr(why, "cast") != NULL);
+    mixp_context_free(ctx);
+}
+
+int main(void) {
+    RUN(a_year_with_its_fraction);
+    RUN(a_fraction_is_let_be);
+    RUN(a_failed_look_is_told);
+    return test_report();
+}
