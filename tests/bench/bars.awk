@@ -16,6 +16,7 @@ function add(label, x, color) {
     colors[n] = color
     if (x > most) most = x
 }
+{ sub(/; model .*/, "") }            # what a kernel should take, by the model of the GPU
 /^torch /                           { torch = 1 }
 /^mixprec /                         { torch = 0 }
 /^GPT-2 .* ms \[/ {
