@@ -4220,7 +4220,8 @@ typedef struct mixp_verdict {
     const char  *site;          /* name of the origin's site, "" = none; lives as long as the
                                    context                                              */
     int          loss_bad;      /* 1: a loss given to mixp_scaler_scale was Inf or NaN, even if the
-                                   gradients were finite: not a scaling problem */
+                                   gradients were finite: not a scaling problem. If the scaler is
+                                   disabled: in mixp_scaler_verdict only */
 } mixp_verdict;
 
 /* How the gradient of a parameter, or of all parameters, lay in the range of its low dtype when it
@@ -20400,8 +20401,32 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 static const mixp_op mixpi_scale_op =
     MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
 
+/* Lets a disabled scaler's verdict report a loss that is Inf or NaN. The scaled copy is not used. */
+static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
+    mixp_context *ctx = s->ctx;
+    mixp_scale_by_args k;
+    mixp_result r = MIXP_OK;
+    if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_real(loss->dtype)) return MIXP_OK;
+    if (!s->began)
+        r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
+    s->began = 1;               /* a loss of this update is known */
+    memset(&k, 0, sizeof k);
+    k.n = loss->count;
+    k.factor = &s->state->scale;
+    k.bad = &s->state->loss_bad;
+    k.a = mixpi_tensor_in(loss);
+    k.y.dtype = loss->dtype;
+    k.y.data = mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(loss));
+    if (!k.y.data) return MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(s, scale_by, &k);
+    mixpi_arena_give(ctx, &ctx->dev, k.y.data, mixpi_bytes(loss));
+    return r;
+}
+
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
+    if (!scaler || !loss) return NULL;
+    if (scaler->desc.disabled)
+        return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &mixpi_scale_op, 1, &loss, 1, &scaler);
 }
@@ -23106,8 +23131,11 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     mixp_result r, watched;
     int guarded;
     if (!scaler) return MIXP_ERR_ARGUMENT;
-    scaler->epoch += scaler->desc.disabled != 0;
-    if (scaler->desc.disabled) return MIXP_OK;
+    if (scaler->desc.disabled) {
+        scaler->epoch++;
+        scaler->began = 0;
+        return MIXP_OK;
+    }
     ctx = scaler->ctx;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_context_fail(
@@ -23215,8 +23243,15 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
 
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 { return mixpi_verdict(opt); }
-MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler)
-{ return mixpi_worst_verdict(scaler); }
+/* A disabled scaler takes no part in the step, so its optimizers do not know about the loss. */
+MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
+    mixp_verdict v = mixpi_worst_verdict(scaler);
+    int32_t bad = 0;
+    if (!scaler || !scaler->desc.disabled || v.outcome == MIXP_STEP_NONE) return v;
+    if (mixpi_peek(scaler->ctx, &bad, &scaler->state->loss_bad, sizeof bad) == MIXP_OK)
+        v.loss_bad = bad != 0;
+    return v;
+}
 
 /* --- what all ranks saw ------------------------------------------------------------------ *
  *

@@ -367,8 +367,32 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 static const mixp_op mixpi_scale_op =
     MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
 
+/* Lets a disabled scaler's verdict report a loss that is Inf or NaN. The scaled copy is not used. */
+static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
+    mixp_context *ctx = s->ctx;
+    mixp_scale_by_args k;
+    mixp_result r = MIXP_OK;
+    if (loss->ctx != ctx || !mixpi_is_live(loss) || !mixpi_real(loss->dtype)) return MIXP_OK;
+    if (!s->began)
+        r = mixpi_device_zero(ctx, &s->state->loss_bad, sizeof s->state->loss_bad);
+    s->began = 1;               /* a loss of this update is known */
+    memset(&k, 0, sizeof k);
+    k.n = loss->count;
+    k.factor = &s->state->scale;
+    k.bad = &s->state->loss_bad;
+    k.a = mixpi_tensor_in(loss);
+    k.y.dtype = loss->dtype;
+    k.y.data = mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(loss));
+    if (!k.y.data) return MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = MIXPI_STEP_RUN(s, scale_by, &k);
+    mixpi_arena_give(ctx, &ctx->dev, k.y.data, mixpi_bytes(loss));
+    return r;
+}
+
 MIXPREC_API mixp_tensor *mixp_scaler_scale(mixp_scaler *scaler, mixp_tensor *loss) {
-    if (!scaler || !loss || scaler->desc.disabled) return scaler ? loss : NULL;
+    if (!scaler || !loss) return NULL;
+    if (scaler->desc.disabled)
+        return mixpi_scaler_note(scaler, loss) == MIXP_OK ? loss : NULL;
     if (!scaler->began) scaler->began = scaler->ctx->step;
     return mixp_apply(scaler->ctx, &mixpi_scale_op, 1, &loss, 1, &scaler);
 }

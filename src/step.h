@@ -110,7 +110,8 @@ typedef struct mixp_verdict {
     const char  *site;          /* name of the origin's site, "" = none; lives as long as the
                                    context                                              */
     int          loss_bad;      /* 1: a loss given to mixp_scaler_scale was Inf or NaN, even if the
-                                   gradients were finite: not a scaling problem */
+                                   gradients were finite: not a scaling problem. If the scaler is
+                                   disabled: in mixp_scaler_verdict only */
 } mixp_verdict;
 
 /* How the gradient of a parameter, or of all parameters, lay in the range of its low dtype when it

@@ -738,6 +738,32 @@ static void test_verdict_of_a_disabled_scaler(void) {
     mixp_context_free(m.ctx);
 }
 
+/* A disabled scaler skips no step, but its verdict reports a loss that is Inf or NaN, until the next
+ * step's. The loss stays the caller's tensor. */
+static void test_bad_loss_of_a_disabled_scaler(void) {
+    static const double factors[5] = { 1.0, HUGE_VAL, 1.0, NAN, 1.0 };
+    model m = model_open();
+    mixp_scaler_desc d;
+    mixp_tensor *loss;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.disabled = 1;
+    m.scaler = mixp_scaler_new(m.ctx, &d);
+    for (i = 0; i < 5; i++) {
+        mixp_step_begin(m.ctx);
+        mixp_zero_grad(m.opt);
+        loss = mixp_scale(m.ctx, loss_of(&m), (float)factors[i]);
+        CHECK(mixp_scaler_scale(m.scaler, loss) == loss);
+        mixp_backward(m.ctx, mixp_mean(m.ctx, m.w, MIXP_ALL, 0));
+        CHECK(mixp_scaler_scale(m.scaler, loss_of(&m)) != NULL);    /* a second one, and finite */
+        step(&m);
+        CHECK_INT(mixp_scaler_verdict(m.scaler).outcome, MIXP_STEP_APPLIED);
+        CHECK_INT(mixp_scaler_verdict(m.scaler).loss_bad, factors[i] != 1.0);
+    }
+    CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
+    mixp_context_free(m.ctx);
+}
+
 /* --- a loss that is not finite is in the verdict of its first step -------------------------------- */
 
 static void test_bad_loss_at_once(void) {
@@ -882,6 +908,7 @@ int main(void) {
     RUN(test_legal);
     RUN(test_layouts_of_attention);
     RUN(test_verdict_of_a_disabled_scaler);
+    RUN(test_bad_loss_of_a_disabled_scaler);
     RUN(test_bad_loss_at_once);
     RUN(test_sign_of_a_forgotten_zero_grad);
     RUN(test_sign_of_a_missing_touch);

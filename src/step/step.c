@@ -418,8 +418,11 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     mixp_result r, watched;
     int guarded;
     if (!scaler) return MIXP_ERR_ARGUMENT;
-    scaler->epoch += scaler->desc.disabled != 0;
-    if (scaler->desc.disabled) return MIXP_OK;
+    if (scaler->desc.disabled) {
+        scaler->epoch++;
+        scaler->began = 0;
+        return MIXP_OK;
+    }
     ctx = scaler->ctx;
     if (scaler->checked_epoch != scaler->epoch)
         return mixp_context_fail(
@@ -527,6 +530,13 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
 
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt)
 { return mixpi_verdict(opt); }
-MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler)
-{ return mixpi_worst_verdict(scaler); }
+/* A disabled scaler takes no part in the step, so its optimizers do not know about the loss. */
+MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
+    mixp_verdict v = mixpi_worst_verdict(scaler);
+    int32_t bad = 0;
+    if (!scaler || !scaler->desc.disabled || v.outcome == MIXP_STEP_NONE) return v;
+    if (mixpi_peek(scaler->ctx, &bad, &scaler->state->loss_bad, sizeof bad) == MIXP_OK)
+        v.loss_bad = bad != 0;
+    return v;
+}
 
