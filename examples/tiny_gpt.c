@@ -109,6 +109,7 @@ typedef struct trainer {
     mixp_scaler    *scaler;
     mixp_dtype      dtype;              /* of the autocast region */
     int32_t        *x, *y;              /* a batch; replays read it where it was recorded */
+    float          *losses;             /* of the batches of a step, of all ranks */
     int             warm;               /* 1: a step has allocated all that steps need */
     mixp_graph     *first, *middle, *last;  /* --graph: batches of a step; last also of one alone */
     int64_t         step, last_skip;    /* done so far; last_skip 0 = none */
@@ -232,7 +233,8 @@ static void make_trainer(trainer *t) {
         .ranks = !t->ranks.size ? NULL : t->is_profiled ? profile_ranks(&t->ranks) : &t->ranks});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);
-    if (!t->x || !t->y) die(1, "out of memory: use a smaller --batch or --block");
+    t->losses = (float *)malloc((size_t)(c->accumulate * ranks_of(t)) * sizeof *t->losses);
+    if (!t->x || !t->y || !t->losses) die(1, "out of memory: use a smaller --batch or --block");
     if (!t->ctx) die(1, "%s cannot be used: it is out of memory, or fails", t->device_name);
     mixp_autocast_set_level(t->ctx, (int)c->level);
     if (every) mixp_guard_start(t->ctx, &(mixp_guard_desc){.every = every > 0 ? (int)every : 0});
@@ -275,15 +277,17 @@ static mixp_tensor *batch_loss(trainer *t, float share, mixp_tensor **scaled) {
 }
 
 /* Batch i of the --accumulate of a step: a step is all of them in order. Nothing here waits for
- * the device. */
+ * the device. Only the last batch's gradients leave the rank; with --ordered each batch's do. */
 static mixp_tensor *train_batch(trainer *t, int64_t i) {
-    int64_t      n = t->c.accumulate;
+    int64_t      n = t->c.accumulate, ranks = ranks_of(t);
+    int          exchanges = t->c.ordered && ranks > 1;
     mixp_tensor *loss, *scaled = NULL;
-    if (i == 0) mixp_zero_grad(t->opt);
-    if (i == 0 && t->muon) mixp_zero_grad(t->muon);
+    if (i == 0 || exchanges) mixp_zero_grad(t->opt);
+    if ((i == 0 || exchanges) && t->muon) mixp_zero_grad(t->muon);
     mixp_step_begin(t->ctx);
-    loss = batch_loss(t, 1.0f / (float)n, &scaled);
-    mixp_ranks_hold(t->ctx, i < n - 1);         /* only the last one's gradients leave the rank */
+    order_batch(i, n);
+    loss = batch_loss(t, 1.0f / (float)(exchanges ? n * ranks : n), &scaled);
+    mixp_ranks_hold(t->ctx, i < n - 1 && !exchanges);
     mixp_backward(t->ctx, scaled);
     if (i < n - 1) return loss;
     if (t->c.plant && t->step + 1 >= t->c.plant) freeze_planted(t);
@@ -307,23 +311,39 @@ static void replay_batch(trainer *t, int64_t i) {
     mixp_replay(*graph);
 }
 
+/* The numbers of all ranks in one table: each has filled in its own, and zeros stand for the others. */
+static void share_losses(trainer *t, float *losses, int64_t n) {
+    mixp_tensor *all;
+    if (ranks_of(t) == 1) return;
+    all = mixp_input(t->ctx, MIXP_F32, 1, &n, losses);
+    mixp_ranks_sum(all);
+    if (all) mixp_read(all, losses, MIXP_F32, n);
+}
+
+/* The sum of the n losses of all ranks, in the order of batches: the bits are those of one rank. */
+static double sum_losses(trainer *t, float *losses, int64_t n) {
+    double sum = 0;
+    share_losses(t, losses, n);
+    for (int64_t i = 0; i < n; i++) sum += (double)losses[i];
+    return sum;
+}
+
 /* Reading the loss waits for the device: only when it is wanted. Such a step is not replayed: its
  * loss can be read, and mixp_scaler_update sees how training goes. */
 static double try_step(trainer *t, int want_loss) {
     int64_t n = t->c.accumulate, ranks = ranks_of(t);
-    double  mean = 0;
+    double  share = t->c.ordered ? 1 : (double)ranks;   /* of what a rank's losses add up to */
+    if (want_loss) memset(t->losses, 0, (size_t)(n * ranks) * sizeof *t->losses);
     for (int64_t i = 0; i < n; i++) {
         mixp_tensor *loss = NULL;
-        fill_batch(&t->data, &t->c, STREAM_TRAIN, (t->step * n + i) * ranks + t->ranks.rank, t->x,
-                   t->y);
+        int64_t      mine = i * ranks + t->ranks.rank;
+        fill_batch(&t->data, &t->c, STREAM_TRAIN, t->step * n * ranks + mine, t->x, t->y);
         if (t->c.graph && t->warm && !want_loss && !mixp_guard_due(t->ctx)) replay_batch(t, i);
         else loss = train_batch(t, i);
-        if (!want_loss) continue;
-        mixp_ranks_sum(loss);
-        mean += mixp_item(loss) / (double)ranks;
+        if (want_loss) t->losses[mine] = (float)mixp_item(loss);
     }
     t->warm = 1;
-    return want_loss ? mean : ABSENT;
+    return want_loss ? sum_losses(t, t->losses, n * ranks) / share : ABSENT;
 }
 
 /* One step of training. One that was skipped is tried again, with the same batches. */
@@ -336,15 +356,6 @@ static double train_step(trainer *t, int want_loss) {
     return loss;
 }
 
-/* The losses of all ranks in one table: each has filled in its own, and zeros stand for the others. */
-static void share_losses(trainer *t, float *losses, int64_t n) {
-    mixp_tensor *all;
-    if (ranks_of(t) == 1) return;
-    all = mixp_input(t->ctx, MIXP_F32, 1, &n, losses);
-    mixp_ranks_sum(all);
-    if (all) mixp_read(all, losses, MIXP_F32, n);
-}
-
 /* The mean loss over --eval-batches of the validation text, or, for STREAM_EVAL_TRAIN, of the training
  * text, the same ones each time. Ranks divide them,
  * take as many passes each, for a guard counts passes, and add the losses in the order of batches: the
@@ -352,7 +363,7 @@ static void share_losses(trainer *t, float *losses, int64_t n) {
 static double mean_loss(trainer *t, uint64_t stream) {
     int64_t n = t->c.eval_batches, ranks = ranks_of(t);
     float  *losses = (float *)calloc((size_t)n, sizeof *losses);
-    double  sum = 0;
+    double  sum;
     if (!losses) die(1, "out of memory: use fewer --eval-batches");
     for (int64_t first = 0; first < n; first += ranks) {
         int64_t mine = first + t->ranks.rank;
@@ -362,8 +373,7 @@ static double mean_loss(trainer *t, uint64_t stream) {
         MIXP_NO_GRAD(t->ctx) { loss = mixp_item(batch_loss(t, 1, NULL)); }
         if (mine < n) losses[mine] = (float)loss;
     }
-    share_losses(t, losses, n);
-    for (int64_t i = 0; i < n; i++) sum += (double)losses[i];
+    sum = sum_losses(t, losses, n);
     free(losses);
     check(t, "validating");
     return sum / (double)n;
@@ -477,6 +487,7 @@ static void prepare(trainer *t) {
     int32_t ids[sizeof t->c.prompt];
     check_options(&t->c);
     settle_total_batch(&t->c, ranks_of(t));
+    check_ordered_ranks(&t->c, ranks_of(t));
     if (!t->ranks.rank) tell_idle_options(&t->c);
     check_export_path(&t->c);
     t->device = choose_device(&t->c, t->device_name, sizeof t->device_name, &t->no_gpu);

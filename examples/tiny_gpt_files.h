@@ -518,6 +518,7 @@ static void free_trainer(trainer *t) {
     free_corpus(&t->data);
     free(t->x);
     free(t->y);
+    free(t->losses);
 }
 
 #endif

@@ -187,6 +187,7 @@ static void measure_step(trainer *t) {
     for (int i = 0; i < 2; i++) train_batch(&m, 0);
     if (mixp_context_error(m.ctx, NULL) == MIXP_OK)
         t->step_bytes = (double)mixp_context_memory(m.ctx).peak;
+    if (m.c.ordered) t->step_bytes += 4.0 * (double)m.model.n_parameters;   /* the sum so far */
     t->model.n_parameters = m.model.n_parameters;
     mixp_context_free(m.ctx);
     free(m.model.blocks);

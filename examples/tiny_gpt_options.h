@@ -66,7 +66,7 @@ typedef struct config {
     int64_t eval_train, sample_every, keep, csv;
     int64_t eval_every, eval_batches, log_every, plant;
     int64_t resume, compare, eval_only, report, overwrite, quiet, threads, graph, profile;
-    int64_t shard, total_batch;
+    int64_t shard, total_batch, ordered;
     double  rank_seconds;
     int64_t ranks_before, total_before; /* of the run that is resumed: as its config.json has them */
     int64_t help, version;
@@ -139,6 +139,9 @@ static const option options[] = {
     WHOLE_OPT("total-batch", total_batch, "auto", 1, 4294967296,
               "sequences in a step of all ranks, whatever their number; auto = batch x accumulate x "
               "ranks"),
+    FLAG_OPT("ordered", ordered,
+             "with --total-batch: any number of ranks trains the same bits, without a guard; ranks "
+             "exchange gradients after each batch"),
     WHOLE_OPT("steps", steps, "600", 0, 1e12, "steps in all, those before --resume included"),
     CHOICE_OPT("optimizer", optimizer, "adamw", "adamw|muon",
                "muon: for the blocks' matrices; AdamW for the rest"),
@@ -650,7 +653,8 @@ static int64_t guard_every(const config *c) {
     char       *end = NULL;
     long        every = strtol(text, &end, 10);
     if (strcmp(text, "off") == 0 || strcmp(text, "0") == 0) return 0;
-    if (strcmp(text, "auto") == 0) return c->dtype == DTYPE_FP16 && c->level > 0 ? AUTO : 0;
+    if (strcmp(text, "auto") == 0)
+        return c->dtype == DTYPE_FP16 && c->level > 0 && !c->ordered ? AUTO : 0;
     if (strcmp(text, "on") == 0) return AUTO;
     if (end == text || *end || every < 1 || every > 1 << 20)
         die(2, "--guard: \"%s\" is not one of on|off|auto or a number of steps from 1 to 1048576",
@@ -694,6 +698,31 @@ static void settle_total_batch(config *c, int64_t ranks) {
     c->accumulate = n;
 }
 
+/* What would make the bits depend on the number of ranks. */
+static void check_ordered(const config *c) {
+    if (!c->ordered) return;
+    if (c->total_batch == AUTO)
+        die(2, "--ordered needs a batch that does not depend on ranks: add --total-batch N");
+    if (guard_every(c))
+        die(2, "--ordered and --guard %s exclude each other: ranks look at other batches than one "
+               "rank does. Leave one out", c->guard);
+    if (c->shard > 1)
+        die(2, "--ordered and --shard sums exclude each other: ranks would clip to the norm of "
+               "their parts. Use --shard states");
+    if (c->sample_every)
+        die(2, "--ordered and --sample-every exclude each other: a sample changes what dropout "
+               "draws next. Use --sample");
+    if (c->graph || strcmp(c->ranks, "nccl") == 0)
+        die(2, "--ordered is for --ranks fork:N, tcp or mpi, without --graph: change one of them");
+}
+
+/* Ranks divide a validation: each takes as many batches. */
+static void check_ordered_ranks(const config *c, int64_t ranks) {
+    if (c->ordered && c->eval_batches % ranks)
+        die(2, "--ordered: %lld ranks cannot divide --eval-batches %lld: change one of them",
+            (long long)ranks, (long long)c->eval_batches);
+}
+
 /* What no single option can know to be wrong. */
 static void check_options(const config *c) {
     if (c->width % c->heads != 0)
@@ -708,6 +737,7 @@ static void check_options(const config *c) {
         die(2, "--from %s is for --resume: add that, or leave it out", c->from);
     checkpoint_name(c);
     guard_every(c);
+    check_ordered(c);
     if (c->plant && (!c->bias || c->level == 3 || c->graph || c->norm == NORM_RMS ||
                      c->activation == ACTIVATION_RELU2))
         die(2, "--plant needs --bias on, --norm layer, a --activation of gelu, weights in f32 "

@@ -9,8 +9,9 @@
  *
  * Every rank reads the same options and takes --batch sequences of its own: N ranks train on what
  * one takes with N times --accumulate. With --total-batch a step has as many sequences on any number of
- * them. They divide a validation, too. Rank 0 alone speaks and writes files. With --shard all take part
- * in a save, of which rank 0 writes the file, as one rank would: it goes on with any number of them.
+ * them; with --ordered they train the same bits, too. Ranks divide a validation. Rank 0 alone speaks and
+ * writes files. With --shard all take part in a save, of which rank 0 writes the file, as one rank would:
+ * it goes on with any number of them.
  */
 #ifndef TINY_GPT_RANKS_H
 #define TINY_GPT_RANKS_H
@@ -91,8 +92,76 @@ static int under_launcher(const config *c) {
     return strcmp(c->ranks, "mpi") == 0 || strcmp(c->ranks, "nccl") == 0;
 }
 
+/* --ordered: the gradient of a step is ((batch 0 + batch 1) + batch 2) + ..., whatever the number of
+ * ranks. Ranks take the batches in turn, and exchange each: rank 0 sends the sum so far plus its own
+ * gradient, the others their own, and the transport adds in the order of ranks. One rank needs no
+ * exchange: mixprec adds its batches in this order (`apart`). */
+static struct ordered_sums {
+    mixp_ranks_desc world;              /* of the transport */
+    float         **totals;             /* of rank 0: the sum so far, for each range of gradients */
+    int64_t        *counts;
+    int64_t         ranges, next;       /* ranges with a total; the range of the next call */
+    int             first, last;        /* 1: this is the first, the last batch of this rank */
+} ordered;
+
+/* Before batch i of n of this rank. */
+static void order_batch(int64_t i, int64_t n) {
+    ordered.next = 0;
+    ordered.first = i == 0;
+    ordered.last = i == n - 1;
+}
+
+/* The total of the next range; NULL: out of memory, or the ranges have changed. */
+static float *ordered_total(int64_t count) {
+    const size_t n = (size_t)ordered.next + 1;
+    if (ordered.next++ < ordered.ranges)
+        return ordered.counts[n - 1] == count ? ordered.totals[n - 1] : NULL;
+    float  **totals = (float **)realloc(ordered.totals, n * sizeof *totals);
+    if (totals) ordered.totals = totals;
+    int64_t *counts = (int64_t *)realloc(ordered.counts, n * sizeof *counts);
+    if (counts) ordered.counts = counts;
+    if (!totals || !counts) return NULL;
+    totals[n - 1] = (float *)calloc((size_t)count, sizeof **totals);
+    counts[n - 1] = count;
+    if (totals[n - 1]) ordered.ranges++;
+    return totals[n - 1];
+}
+
+static const char *ordered_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                               double seconds) {
+    const int   keeps = ordered.world.rank == 0 && !(ordered.first && ordered.last);
+    float      *total = NULL, *sum = (float *)data;
+    const char *why;
+    if (stream || dtype != MIXP_F32) return "--ordered adds f32 on CPUs alone";
+    if (keeps) total = ordered_total(count);
+    if (keeps && !total) return "--ordered: out of memory, or other gradients than before";
+    for (int64_t i = 0; total && !ordered.first && i < count; i++) sum[i] += total[i];
+    why = ordered.world.sum(user, data, count, dtype, stream, seconds);
+    if (total && !why) memcpy(total, sum, (size_t)count * sizeof *sum);
+    return why;
+}
+
+static const char *ordered_wait(void *user, void *stream, double seconds) {
+    (void)user;                         /* ordered_sum has ended what it began */
+    (void)stream;
+    (void)seconds;
+    return NULL;
+}
+
+static mixp_ranks_desc order_ranks(mixp_ranks_desc d) {
+    ordered.world = d;
+    d.mean = MIXP_MEAN_NONE;            /* the loss is divided by all batches of a step */
+    if (d.size > 1) {
+        d.grad_ready = ordered_sum;
+        d.grad_wait = ordered_wait;
+        return d;
+    }
+    d.size = d.apart = 1;
+    return d;
+}
+
 /* Size 0: there are no ranks. */
-static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
+static mixp_ranks_desc start_world(config *c, int *argc, char ***argv) {
     mixp_ranks_desc d = {.size = 0};
     char            rest;
     int             n = 0;
@@ -114,6 +183,11 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     if (!c->resume) c->out[0] = '\0';   /* else it is read first, and rank 0's */
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(1);
     return d;
+}
+
+static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
+    mixp_ranks_desc d = start_world(c, argc, argv);
+    return c->ordered && !c->report ? order_ranks(d) : d;
 }
 
 /* Why what a GPU holds is worth nothing, or NULL: only NCCL's world fails behind our back. */

@@ -30,5 +30,8 @@ check 'two ranks over sockets'                  tcp_ranks "$tmp/tcp"
 check 'the same checkpoint'                     cmp "$tmp/forked/checkpoint.safetensors" "$tmp/tcp/checkpoint.safetensors"
 check 'two ranks over sockets that share states' tcp_ranks "$tmp/shards" --shard states
 check 'the same checkpoint from them'           cmp "$tmp/forked/checkpoint.safetensors" "$tmp/shards/checkpoint.safetensors"
+check 'batches in order, of sockets'            tcp_ranks "$tmp/turns" --ordered --total-batch 16
+check 'and of one process'                      "$gpt" $options --ordered --total-batch 16 --out "$tmp/one"
+check 'the same bits'                           cmp "$tmp/one/checkpoint.safetensors" "$tmp/turns/checkpoint.safetensors"
 check 'a rank that does not come'               missing
 report

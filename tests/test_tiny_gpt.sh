@@ -180,7 +180,7 @@ missing=
 for o in data val-data vocab bias dtype level layers heads width activation norm positions qk-norm head zero-init optimizer muon-lr loss retry export vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
-         temperature top-k prompt threads quiet preset config device tokenizer token-bits eval-train sample-every keep csv top-p ranks rank-seconds total-batch shard graph profile no-master help version; do
+         temperature top-k prompt threads quiet preset config device tokenizer token-bits eval-train sample-every keep csv top-p ranks rank-seconds total-batch ordered shard graph profile no-master help version; do
     grep -q -- "  --$o" help || missing="$missing $o"
 done
 check "--help lists each option" test -z "$missing"
@@ -760,6 +760,27 @@ check "a smaller batch is told of" grep -q "warning: 1 rank in place of 4: a ste
 gpt 0 --out four --resume --steps 4; check "once" test ! -s err
 refuses "a total batch that ranks cannot divide" 2 "total-batch 10 is not 1 to 65536 times the 8 sequences of --batch 4 on 2 ranks" $small --total-batch 10 --ranks fork:2
 refuses "a total batch and another" 2 "total-batch 8 takes --accumulate 2 here, not 3" $small --total-batch 8 --accumulate 3
+# --ordered: ranks that take turns train the same bits. Scale 3e7 overflows at first: skips agree, too.
+parted="$small --batch 2 --eval-batches 4 --steps 12 --eval-every 4 --total-batch 8"
+alike() { for r in 1 2 4; do gpt 0 $parted "$@" --ranks fork:$r --out alike$r --overwrite || return 1; done
+    cmp alike1/checkpoint.safetensors alike2/checkpoint.safetensors && cmp alike1/checkpoint.safetensors alike4/checkpoint.safetensors; }
+losses() { sed -n 's/^\({"step":[0-9]*,"loss":[0-9.]*,"val":[0-9.]*\).*/\1/p' alike$1/metrics.jsonl; }
+check "1, 2 and 4 ranks in order write the same bits" alike --ordered --dropout 0.1
+gpt 0 $parted --ordered --dropout 0.1 --out alike; check "as one without ranks does" cmp alike1/checkpoint.safetensors alike/checkpoint.safetensors
+check "and log the same losses" test "$(losses 1 | wc -l)" -eq 3 -a "$(losses 1)" = "$(losses 4)"
+check "with skips, low weights and Muon" alike --ordered --init-scale 3e7 --level 3 --optimizer muon
+check "of which there were some" grep -q '"step":12,.*"skipped":[1-9],' alike4/metrics.jsonl
+check "with parts of the states" alike --ordered --shard states --moments 8bit
+alike >/dev/null; check "without --ordered they do not" sh -c '! cmp -s alike1/checkpoint.safetensors alike4/checkpoint.safetensors'
+gpt 0 $parted --steps 4 --decay-steps 12 --ordered --dropout 0.1 --ranks fork:4 --out turns
+gpt 0 --out turns --resume --steps 12 --ranks fork:2; check "also where their number changes" cmp alike/checkpoint.safetensors turns/checkpoint.safetensors
+rm -rf alike* turns
+refuses "an order of no batch"        2 "add --total-batch"          $small --ordered
+refuses "an order and a guard"        2 "exclude each other"         $parted --ordered --guard on
+refuses "an order and scattered sums" 2 "Use --shard states"         $parted --ordered --shard sums --ranks fork:2
+refuses "an order and samples"        2 "exclude each other"         $parted --ordered --sample-every 3
+refuses "an order of NCCL"            2 "fork:N, tcp or mpi"         $parted --ordered --graph
+refuses "a validation that ranks cannot divide" 2 "2 ranks cannot divide --eval-batches 3" $parted --ordered --eval-batches 3 --ranks fork:2
 gpt 0 $small --steps 2 --shard states; check "--shard wants ranks" grep -q "there is one rank" err
 : >out; rm -f pid
 { await grep -q '^ *50 ' out; pid=$(cat pid); kill -TERM "$pid"; } &
