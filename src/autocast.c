@@ -147,12 +147,12 @@ static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
     const char *scope = mixpi_scope_now(ctx, &length);
     if (kind == MIXPI_REGION_NAMED)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: what was opened last is the scope '%.*s' of "
-                                 "mixp_scope_push; close that first",
+                                 "%s: the innermost open region is the scope '%.*s' of "
+                                 "mixp_scope_push; close that scope first",
                                  who, length, scope);
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: what was opened last is %s (autocast to %s there); close "
-                             "that first",
+                             "%s: the innermost open region is %s (autocast to %s there); close "
+                             "that region first",
                              who, mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
 }
 
@@ -162,7 +162,7 @@ static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind,
                                     const char *push) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!mixpi_region_now(ctx))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open that %s opened",
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first",
                                  who, what, push);
     if (mixpi_region_now(ctx)->kind != kind)
         return mixpi_region_crossed(ctx, who);
@@ -242,7 +242,8 @@ MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
     if (!ctx || !name || !*name)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_scope_push: the name is %s; give one, say \"h.3\"",
+                                 "mixp_scope_push: the name is %s; pass a name, for example "
+                                 "\"h.3\"",
                                  name ? "empty" : "NULL");
     return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
@@ -294,10 +295,10 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
     ctx->casting->n_regions = i;
     return mixp_context_fail(
         ctx, MIXP_ERR_ORDER,
-        "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
-        "is still open; leave it at its end, not by return, goto or break, nor by an "
-        "exception (C++ has mixp_autocast_scope), and begin steps outside of it; a region "
-        "around a loop of steps is mixp_no_grad_open's or mixp_autocast_open's");
+        "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block is still open; begin steps outside "
+        "of such blocks, and do not leave a block by return, goto, break or an exception (in C++, "
+        "use mixp_autocast_scope); around a loop of steps, use mixp_no_grad_open or "
+        "mixp_autocast_open");
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
@@ -325,12 +326,12 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
     if (ctx && !c) return MIXP_ERR_MEMORY;
     if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
-                         !op ? "op is NULL" : "no such class");
+                         !op ? "op is NULL" : "cls is not a mixp_op_class");
     while (i < c->n_overrides && c->overrides[i].op != op) i++;
     if (i == MIXPI_MAX_OVERRIDES)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_override: %d operators have one "
-                                 "already, the most there can be",
+                                 "mixp_autocast_override: %d operators have an override already, "
+                                 "which is the limit",
                                  MIXPI_MAX_OVERRIDES);
     if (i == c->n_overrides) c->n_overrides++;
     c->overrides[i].op = op;
@@ -503,10 +504,10 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     const char *wrong = NULL;
     mixp_tensor *low;
     if (!mixpi_is_tensor(t)) return NULL;
-    if (!mixpi_is_low(dtype)) wrong = "a low copy is f16 or bf16";
+    if (!mixpi_is_low(dtype)) wrong = "a low copy must be f16 or bf16";
     else if (t->dtype == dtype) return t;
     else if (t->dtype != MIXP_F32) wrong = "only an f32 tensor has low copies";
-    else if (t->own.generation) wrong = "an activation has none; use mixp_cast";
+    else if (t->own.generation) wrong = "an activation has no low copies; use mixp_cast";
     if (wrong)
         mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_low '%s': %s",
                           t->own.generation ? "" : t->name, wrong);

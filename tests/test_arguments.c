@@ -308,7 +308,7 @@ static void regions(void) {
     CHECK(mixp_autocast_call(ctx, MIXP_F16, NULL, NULL) == NULL);
     REFUSED(ctx, mixp_autocast_override(ctx, NULL, MIXP_CLASS_LOW), MIXP_ERR_ARGUMENT, "op is NULL");
     REFUSED(ctx, mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_ADD), MIXP_CLASS_COUNT),
-            MIXP_ERR_ARGUMENT, "no such class");
+            MIXP_ERR_ARGUMENT, "cls is not a mixp_op_class");
     CHECK_INT(mixp_autocast_count(ctx, -1, &count), 0);
     CHECK_INT(mixp_autocast_count(ctx, 0, NULL), 0);
     CHECK_INT(mixp_autocast_count(ctx, 1 << 20, &count), 0);
@@ -321,7 +321,7 @@ static void overrides(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     int i;
     for (i = 0; i < 64; i++) CHECK_INT(mixp_autocast_override(ctx, &ops[i], MIXP_CLASS_LOW), MIXP_OK);
-    REFUSED(ctx, mixp_autocast_override(ctx, &ops[64], MIXP_CLASS_LOW), MIXP_ERR_ARGUMENT, "64 operators have one");
+    REFUSED(ctx, mixp_autocast_override(ctx, &ops[64], MIXP_CLASS_LOW), MIXP_ERR_ARGUMENT, "64 operators have an override already");
     CHECK_INT(mixp_autocast_override(ctx, &ops[63], MIXP_CLASS_F32), MIXP_OK);
     mixp_context_free(ctx);
 }
@@ -784,7 +784,7 @@ static void checkpoints(void) {
     SAVED_VALUE(v.data = NULL, "a value or its name is NULL");
     SAVED_VALUE(v.count = 0, "a value's count is below 1");
     SAVED_VALUE(v.count = INT64_MAX, "a value is larger than memory can be");
-    SAVED_VALUE(v.dtype = MIXP_DTYPE_COUNT, "of a dtype that safetensors has not");
+    SAVED_VALUE(v.dtype = MIXP_DTYPE_COUNT, "a dtype that safetensors lacks");
     memset(&c, 0, sizeof c);
     CHECK_INT(mixp_checkpoint_save("x", NULL), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_checkpoint_load("x", &c), MIXP_ERR_ARGUMENT);

@@ -592,7 +592,7 @@ static void late(mixp_context *ctx, mixp_optimizer *opt, mixp_tensor *t) {
     CHECK_INT(mixp_optimizer_read(opt, t, MIXP_STATE_M, &x, 1), MIXP_ERR_ARGUMENT);
     mixp_context_clear_error(ctx);
     CHECK(mixp_tensor_low(t, MIXP_F16) == NULL);
-    told(ctx, MIXP_ERR_DTYPE, "an activation has none");
+    told(ctx, MIXP_ERR_DTYPE, "an activation has no low copies");
     mixp_tensor_touch(t);
     told(ctx, MIXP_ERR_ORDER, "earlier step");
 }

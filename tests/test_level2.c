@@ -62,7 +62,7 @@ static void test_low_copies_that_are_none(void) {
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, n), *h = mixp_param(ctx, "h", MIXP_F16, 1, n);
     CHECK(mixp_tensor_low(h, MIXP_F16) == h);
     CHECK(mixp_tensor_low(NULL, MIXP_F16) == NULL);
-    refused(ctx, !mixp_tensor_low(w, MIXP_F8_E4M3), MIXP_ERR_DTYPE, "'w': a low copy is f16 or bf16");
+    refused(ctx, !mixp_tensor_low(w, MIXP_F8_E4M3), MIXP_ERR_DTYPE, "'w': a low copy must be f16 or bf16");
     refused(ctx, !mixp_tensor_low(h, MIXP_BF16), MIXP_ERR_DTYPE, "only an f32 tensor");
     mixp_step_begin(ctx);
     refused(ctx, !mixp_tensor_low(mixp_relu(ctx, w), MIXP_F16), MIXP_ERR_DTYPE, "use mixp_cast");

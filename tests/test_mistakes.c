@@ -555,7 +555,7 @@ static const mistake mistakes[] = {
     MISTAKE(backward_twice, ORDER, "walked already"),
     MISTAKE(backward_without_record, ORDER, "MIXP_NO_GRAD"),
     MISTAKE(loss_of_a_gradient, ORDER, "no double backward"),
-    MISTAKE(break_out_of_autocast, ORDER, "goto or break"),
+    MISTAKE(break_out_of_autocast, ORDER, "return, goto, break"),
     MISTAKE(autocast_in_fp8, ARGUMENT, "autocast"),
     MISTAKE(level_that_is_none, ARGUMENT, "level"),
     MISTAKE(level_3_of_f32, DTYPE, "'fc.w' is f32"),
@@ -612,8 +612,8 @@ static const mistake mistakes[] = {
     MISTAKE(pytorch_layout_with_heads, SHAPE, "MIXP_LAYOUT_BHTD"),
     MISTAKE(group_of_nothing, ARGUMENT, "the group is NULL"),
     MISTAKE(new_group_of_nothing, ARGUMENT, "the group is NULL"),
-    MISTAKE(loaded_too_soon, SHAPE, "mixp_optimizer_add them before"),
-    MISTAKE(loaded_without_the_scaler, SHAPE, "give .scaler"),
+    MISTAKE(loaded_too_soon, SHAPE, "call mixp_optimizer_add first"),
+    MISTAKE(loaded_without_the_scaler, SHAPE, "set .scaler"),
     MISTAKE(weights_with_a_prefix, SHAPE, "begin with 'model.'")
 };
 

@@ -33,17 +33,17 @@ static void pops_that_cross(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
     mixp_step_begin(ctx);
-    TOLD(ctx, mixp_autocast_pop(ctx), "mixp_autocast_pop: no region is open that mixp_autocast_push opened");
-    TOLD(ctx, mixp_scope_pop(ctx), "mixp_scope_pop: no scope is open that mixp_scope_push opened");
+    TOLD(ctx, mixp_autocast_pop(ctx), "mixp_autocast_pop: no region is open; call mixp_autocast_push first");
+    TOLD(ctx, mixp_scope_pop(ctx), "mixp_scope_pop: no scope is open; call mixp_scope_push first");
     CHECK_INT(mixp_autocast_push(ctx, &low), MIXP_OK);
-    TOLD(ctx, mixp_scope_pop(ctx), "mixp_scope_pop: what was opened last is a region of mixp_autocast_push "
-                                   "(autocast to bf16 there); close that first");
+    TOLD(ctx, mixp_scope_pop(ctx), "mixp_scope_pop: the innermost open region is a region of mixp_autocast_push "
+                                   "(autocast to bf16 there); close that region first");
     CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_BF16);
     CHECK_INT(mixp_scope_push(ctx, "h.3"), MIXP_OK);
     CHECK_INT(mixp_scope_push(ctx, "mlp"), MIXP_OK);
     CHECK_INT(mixp_scope_pop(ctx), MIXP_OK);
-    TOLD(ctx, mixp_autocast_pop(ctx), "mixp_autocast_pop: what was opened last is the scope 'h.3' of "
-                                      "mixp_scope_push; close that first");
+    TOLD(ctx, mixp_autocast_pop(ctx), "mixp_autocast_pop: the innermost open region is the scope 'h.3' of "
+                                      "mixp_scope_push; close that scope first");
     CHECK_TEXT(name_now(ctx), "h.3");
     CHECK_INT(mixp_scope_pop(ctx), MIXP_OK);
     CHECK_INT(mixp_autocast_current(ctx).dtype, MIXP_BF16);
@@ -59,7 +59,7 @@ static void pops_in_blocks(void) {
     CHECK_INT(mixp_scope_push(ctx, "outside"), MIXP_OK);
     MIXP_AUTOCAST(ctx, MIXP_F16) {
         TOLD(ctx, mixp_scope_pop(ctx), "is a MIXP_AUTOCAST, MIXP_NO_GRAD or MIXP_SCOPE block (autocast to f16 there)");
-        TOLD(ctx, mixp_autocast_pop(ctx), "mixp_autocast_pop: what was opened last is a MIXP_AUTOCAST, ");
+        TOLD(ctx, mixp_autocast_pop(ctx), "mixp_autocast_pop: the innermost open region is a MIXP_AUTOCAST, ");
     }
     opened = mixp_no_grad_open(ctx);
     TOLD(ctx, mixp_scope_pop(ctx), "is a region of mixp_autocast_open or mixp_no_grad_open (autocast to f32 there)");

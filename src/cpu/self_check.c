@@ -158,18 +158,18 @@ static int mixpi_check_subnormals(void) {
 /* What the environment or the compiler's flags break, as a text; NULL = nothing. */
 static const char *mixpi_check_environment(void) {
     if (MIXPI_FAST_MATH)
-        return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
-               "from other builds; conversions and the search for Inf and NaN hold; "
+        return "compiled with fast-math: operators may lose Inf and NaN, and results differ from "
+               "other builds; only conversions and the search for Inf and NaN are unaffected; "
                "compile without -ffast-math";
     if (!mixpi_check_nearest())
-        return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
-               "call fesetround(FE_TONEAREST) in this thread";
+        return "the rounding mode is not to nearest: all results except conversions are rounded "
+               "differently; call fesetround(FE_TONEAREST) in this thread";
     if (!mixpi_check_subnormals())
         return "subnormal numbers are flushed to 0 (FTZ or DAZ): small gradients and moments are "
-               "lost; clear both in this thread, and link without -ffast-math";
+               "lost; clear both flags in this thread, and link without -ffast-math";
     if (!mixpi_check_float())
-        return "floats are computed in a wider type or regrouped: bits differ from other builds; "
-               "compile with -msse2 -mfpmath=sse and without -ffast-math";
+        return "floats are computed in a wider type or regrouped: results differ from other "
+               "builds; compile with -msse2 -mfpmath=sse and without -ffast-math";
     return NULL;
 }
 
@@ -183,8 +183,8 @@ static const char *mixpi_check_speed(void) {
            "compile with gcc or clang, and without MIXPREC_NO_SIMD";
 #elif !defined(_OPENMP) && !defined(MIXPREC_THREADS) && MIXPI_POSIX
     if (sysconf(_SC_NPROCESSORS_ONLN) > 1)
-        return "slow: compiled without threads, so only one core works; compile with -fopenmp, "
-               "or with -DMIXPREC_THREADS -pthread";
+        return "slow: compiled without threads: only one core is used; compile with -fopenmp, or "
+               "with -DMIXPREC_THREADS -pthread";
     return NULL;
 #else
     return NULL;
@@ -207,18 +207,16 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (cpu && !mixpi_check_conversions(cpu))
             return mixpi_check_failed(message, size,
-                                      "wrong conversions: do not trust this build "
-                                      "or machine; another compiler may help; device ",
+                                      "conversions give wrong results: do not use this build on "
+                                      "this machine; try another compiler; device ",
                                       cpu->name);
     }
     if (!mixpi_check_scaler())
-        return mixpi_check_failed(message, size, "a loss scale goes wrong: ",
-                                  "do not trust this "
-                                  "build or machine; another compiler may help");
+        return mixpi_check_failed(message, size, "the loss scale is computed wrongly: ",
+                                  "do not use this build on this machine; try another compiler");
     if (!mixpi_check_update())
-        return mixpi_check_failed(message, size, "an update of Adam goes wrong: ",
-                                  "do not trust "
-                                  "this build or machine; another compiler may help");
+        return mixpi_check_failed(message, size, "Adam's update is computed wrongly: ",
+                                  "do not use this build on this machine; try another compiler");
     why = mixpi_check_speed();
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;
