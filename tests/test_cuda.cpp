@@ -602,7 +602,7 @@ static void test_mixp_cuda(void) {
     CHECK_TEXT(why, "no NVIDIA driver");
     cudasim::driver = 11000;
     CHECK(!mixp_cuda(0, &why));
-    CHECK_TEXT(why, "older than the CUDA");
+    CHECK_TEXT(why, "older than this build's CUDA");
     cudasim::driver = 13000;
     cudasim::devices = 0;
     CHECK(!mixp_cuda(0, &why));

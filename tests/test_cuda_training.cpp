@@ -842,7 +842,7 @@ static void unusable_memory_is_refused(void) {
     next_batch(&m, 0);
     train(&m);
     CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_MEMORY);
-    CHECK_TEXT(why, "device_allocator: its memory is not aligned to 256 bytes");
+    CHECK_TEXT(why, "device_allocator: the allocator's memory is not aligned to 256 bytes");
     gpu_pool.off = 0;
     mixp_context_free(m.ctx);
     CHECK_INT(gpu_pool.alive, 0);

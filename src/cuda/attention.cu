@@ -980,7 +980,8 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
                                     size_t bytes, const Heads &h) {
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
-        return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
+        return say(k->state, MIXP_ERR_SHAPE, "attention",
+                   "more rows than the grid of a kernel can hold; split the batch");
     e = make_room(k->state, (const void *)kernel, bytes, 0);
     if (e == cudaSuccess)
         e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream,
@@ -1080,10 +1081,13 @@ inline bool short_row(const mixp_head_strides &at) { return at.row <= 0x7FFFFFFF
 /* Reports a call that the kernels do not support; otherwise MIXP_OK. */
 inline mixp_result attention_check(const Kernel &k, const mixp_attention_args &args) {
     if (args.d > attention_most_d)
-        return say(k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256");
+        return say(k.state, MIXP_ERR_SHAPE, "attention",
+                   "a head is wider than 256; use more heads");
     if (args.t > most_rows || args.keys > most_rows || args.heads > 0x1FFFFF ||
         !short_row(args.q_at) || !short_row(args.k_at) || !short_row(args.v_at))
-        return say(k.state, MIXP_ERR_SHAPE, "attention", "too long a sequence");
+        return say(k.state, MIXP_ERR_SHAPE, "attention",
+                   "a sequence, a head count or a row stride exceeds the kernel's limit; use "
+                   "shorter sequences");
     if (!is_real(args.q.dtype) || !is_real(args.k.dtype) || !is_real(args.v.dtype) ||
         !is_real(args.y.dtype) || (args.mask.data && !is_real(args.mask.dtype)))
         return MIXP_ERR_DTYPE;

@@ -438,8 +438,8 @@ inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int 
 
 inline mixp_result choice_refused(State *s) {
     return say(s, MIXP_ERR_DEVICE, "gemm_choices",
-               "cuBLASLt refuses the algorithm that they name for a product; leave them out, and "
-               "save them again after a step");
+               "cuBLASLt refuses an algorithm in this text; omit gemm_choices, run a step, and "
+               "save the text again");
 }
 
 /* Does cuBLASLt accept the algorithm of this choice, for this product and in our workspace? */
@@ -762,13 +762,13 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     const mixp_gemm_args &g = k.gemm;
     bool sums = k.kind == MIXP_EPILOGUE_ROW_SUMS;
     if ((unsigned)k.kind >= MIXP_EPILOGUE_COUNT) return "no such epilogue";
-    if (g.batch != 1) return "an epilogue of several matrices";
+    if (g.batch != 1) return "an epilogue needs batch 1";
     if (sums && (!k.sums.data || g.lda != (g.trans_a ? g.m : g.k)))
-        return "sums, or a dense a, are missing";
+        return "row sums need a buffer for the sums and a dense matrix a";
     if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n ||
                   k.before.dtype != g.c.dtype))
-        return "what was before GELU must be there, dense and of c's dtype";
-    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "a slope has no bias";
+        return "GELU needs `before`: dense, and of c's dtype";
+    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
     return NULL;
 }
 

@@ -169,7 +169,8 @@ inline mixp_result say(State *s, mixp_result r, const char *what, const char *wh
 inline const char *advice(cudaError_t e) {
     switch (e) {
     case cudaErrorStreamCaptureImplicit:
-        return "; the legacy default stream was used while a blocking stream is captured";
+        return "; a call used the legacy default stream while a blocking stream was captured; use "
+               "another stream";
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorECCUncorrectable:
@@ -179,7 +180,7 @@ inline const char *advice(cudaError_t e) {
     case cudaErrorInvalidPc:
     case cudaErrorLaunchTimeout: case cudaErrorAssert: case cudaErrorNvlinkUncorrectable:
     case cudaErrorDevicesUnavailable:
-        return "; the GPU is lost to this process: end it, and resume from a checkpoint";
+        return "; this process can no longer use the GPU: restart the process from a checkpoint";
     default:
         return "";
     }
@@ -408,9 +409,9 @@ inline mixp_result check_pointer(State *s, const void *p, const char *what) {
     r = checked(s, cudaPointerGetAttributes(&a, p), what);
     if (r != MIXP_OK) return r;
     if (a.type == cudaMemoryTypeUnregistered)
-        return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is the host's");
+        return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is to host memory; pass device memory");
     if (a.type == cudaMemoryTypeDevice && a.device != s->ordinal)
-        return say(s, MIXP_ERR_ARGUMENT, what, "it is another GPU's");
+        return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is to another GPU's memory");
     return MIXP_OK;
 }
 
@@ -424,7 +425,7 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
     if ((uintptr_t)*p % memory_alignment)
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
-                "its memory is not aligned to 256 bytes");
+                "the allocator's memory is not aligned to 256 bytes");
     if (r == MIXP_OK) r = check_pointer(s, *p, "device_allocator");
     if (r != MIXP_OK) { from.release(*p, from.user); *p = NULL; }
     return r;
@@ -502,7 +503,7 @@ inline mixp_result check_stream(State *s, const char *what) {
     r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
-               "the program captures this stream itself; use mixp_capture_begin instead");
+               "the program captures this stream; use mixp_capture_begin instead");
 }
 
 /* Lets this thread allocate memory during a capture, outside of the captured graph. */
@@ -735,7 +736,9 @@ mixp_result capture_begin(mixp_exec *x) {
     Graph *g;
     mixp_result r;
     if (!s) return MIXP_ERR_ORDER;
-    if (s->capture) return say(s, MIXP_ERR_ORDER, "capture", "one is under way");
+    if (s->capture)
+        return say(s, MIXP_ERR_ORDER, "capture",
+                   "a capture is already active; call mixp_capture_end first");
     r = check_stream(s, "capture");
     if (r != MIXP_OK) return r;
     r = k.launched("capture", load_recorded());

@@ -71,12 +71,13 @@ const mixp_device device_table[most_devices] = {
 const char *driver_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorInsufficientDriver:
-        return "the NVIDIA driver is older than the CUDA this was built with: update the driver";
+        return "the NVIDIA driver is older than this build's CUDA version: update the driver";
     case cudaErrorNoDevice:
-        return "no GPU is visible: none is there, or CUDA_VISIBLE_DEVICES hides it";
+        return "no GPU is visible: there is no GPU, or CUDA_VISIBLE_DEVICES hides it";
     case cudaErrorInitializationError:
-        return "CUDA could not be started (cudaErrorInitializationError): a child of fork() cannot "
-               "use the CUDA of its parent; call it first in the child, or exec";
+        return "CUDA could not be started (cudaErrorInitializationError): after fork(), a child "
+               "cannot use CUDA if the parent has used it; use CUDA only in the child, or call "
+               "exec";
     case cudaErrorSystemNotReady:
         return "the system is not ready (cudaErrorSystemNotReady): is nvidia-fabricmanager "
                "running?";
@@ -95,17 +96,18 @@ const char *driver_fault(cudaError_t e) {
 const char *kernel_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorNoKernelImageForDevice: case cudaErrorInvalidDeviceFunction:
-        return "mixprec_cuda.cu was not compiled for this GPU: see nvcc's -arch";
+        return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch";
     case cudaErrorUnsupportedPtxVersion:
         return "the NVIDIA driver is older than the PTX of this build "
-               "(cudaErrorUnsupportedPtxVersion): update it, or compile with -arch of this GPU";
+               "(cudaErrorUnsupportedPtxVersion): update the driver, or compile with -arch of this "
+               "GPU";
     case cudaErrorInvalidPtx: case cudaErrorJitCompilerNotFound:
     case cudaErrorJitCompilationDisabled:
         return "the driver cannot compile the PTX of this build: compile with -arch of this GPU";
     case cudaErrorMemoryAllocation:
-        return "the GPU has no memory left: another program holds it, see nvidia-smi";
+        return "the GPU has no free memory: see nvidia-smi for the programs that use it";
     case cudaErrorDevicesUnavailable:
-        return "another program holds the GPU (cudaErrorDevicesUnavailable), or it is in "
+        return "another program holds the GPU (cudaErrorDevicesUnavailable), or the GPU is in "
                "exclusive or prohibited mode: see nvidia-smi";
     default:
         return "the GPU cannot be used: see nvidia-smi and dmesg";
