@@ -12231,18 +12231,18 @@ static int mixpi_check_subnormals(void) {
 /* What the environment or the compiler's flags break, as a text; NULL = nothing. */
 static const char *mixpi_check_environment(void) {
     if (MIXPI_FAST_MATH)
-        return "compiled with fast-math: operators may lose Inf and NaN, and bits differ "
-               "from other builds; conversions and the search for Inf and NaN hold; "
+        return "compiled with fast-math: operators may lose Inf and NaN, and results differ from "
+               "other builds; only conversions and the search for Inf and NaN are unaffected; "
                "compile without -ffast-math";
     if (!mixpi_check_nearest())
-        return "the rounding mode is not to nearest: all but conversions is rounded otherwise; "
-               "call fesetround(FE_TONEAREST) in this thread";
+        return "the rounding mode is not to nearest: all results except conversions are rounded "
+               "differently; call fesetround(FE_TONEAREST) in this thread";
     if (!mixpi_check_subnormals())
         return "subnormal numbers are flushed to 0 (FTZ or DAZ): small gradients and moments are "
-               "lost; clear both in this thread, and link without -ffast-math";
+               "lost; clear both flags in this thread, and link without -ffast-math";
     if (!mixpi_check_float())
-        return "floats are computed in a wider type or regrouped: bits differ from other builds; "
-               "compile with -msse2 -mfpmath=sse and without -ffast-math";
+        return "floats are computed in a wider type or regrouped: results differ from other "
+               "builds; compile with -msse2 -mfpmath=sse and without -ffast-math";
     return NULL;
 }
 
@@ -12256,8 +12256,8 @@ static const char *mixpi_check_speed(void) {
            "compile with gcc or clang, and without MIXPREC_NO_SIMD";
 #elif !defined(_OPENMP) && !defined(MIXPREC_THREADS) && MIXPI_POSIX
     if (sysconf(_SC_NPROCESSORS_ONLN) > 1)
-        return "slow: compiled without threads, so only one core works; compile with -fopenmp, "
-               "or with -DMIXPREC_THREADS -pthread";
+        return "slow: compiled without threads: only one core is used; compile with -fopenmp, or "
+               "with -DMIXPREC_THREADS -pthread";
     return NULL;
 #else
     return NULL;
@@ -12280,18 +12280,16 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
         const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
         if (cpu && !mixpi_check_conversions(cpu))
             return mixpi_check_failed(message, size,
-                                      "wrong conversions: do not trust this build "
-                                      "or machine; another compiler may help; device ",
+                                      "conversions give wrong results: do not use this build on "
+                                      "this machine; try another compiler; device ",
                                       cpu->name);
     }
     if (!mixpi_check_scaler())
-        return mixpi_check_failed(message, size, "a loss scale goes wrong: ",
-                                  "do not trust this "
-                                  "build or machine; another compiler may help");
+        return mixpi_check_failed(message, size, "the loss scale is computed wrongly: ",
+                                  "do not use this build on this machine; try another compiler");
     if (!mixpi_check_update())
-        return mixpi_check_failed(message, size, "an update of Adam goes wrong: ",
-                                  "do not trust "
-                                  "this build or machine; another compiler may help");
+        return mixpi_check_failed(message, size, "Adam's update is computed wrongly: ",
+                                  "do not use this build on this machine; try another compiler");
     why = mixpi_check_speed();
     if (why && message && size) snprintf(message, size, "%s", why);
     return MIXP_OK;
@@ -14501,12 +14499,12 @@ static mixp_result mixpi_region_crossed(mixp_context *ctx, const char *who) {
     const char *scope = mixpi_scope_now(ctx, &length);
     if (kind == MIXPI_REGION_NAMED)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: what was opened last is the scope '%.*s' of "
-                                 "mixp_scope_push; close that first",
+                                 "%s: the innermost open region is the scope '%.*s' of "
+                                 "mixp_scope_push; close that scope first",
                                  who, length, scope);
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: what was opened last is %s (autocast to %s there); close "
-                             "that first",
+                             "%s: the innermost open region is %s (autocast to %s there); close "
+                             "that region first",
                              who, mixpi_region_opener(kind), mixp_dtype_name(now.dtype));
 }
 
@@ -14516,7 +14514,7 @@ static mixp_result mixpi_region_pop(mixp_context *ctx, mixpi_region_kind kind,
                                     const char *push) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!mixpi_region_now(ctx))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open that %s opened",
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: no %s is open; call %s first",
                                  who, what, push);
     if (mixpi_region_now(ctx)->kind != kind)
         return mixpi_region_crossed(ctx, who);
@@ -14596,7 +14594,8 @@ MIXPREC_API int mixp_scope_leave(mixp_context *ctx) { return mixp_autocast_leave
 MIXPREC_API mixp_result mixp_scope_push(mixp_context *ctx, const char *name) {
     if (!ctx || !name || !*name)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_scope_push: the name is %s; give one, say \"h.3\"",
+                                 "mixp_scope_push: the name is %s; pass a name, for example "
+                                 "\"h.3\"",
                                  name ? "empty" : "NULL");
     return mixpi_scope_open(ctx, name, MIXPI_REGION_NAMED);
 }
@@ -14648,10 +14647,10 @@ static mixp_result mixpi_regions_check(mixp_context *ctx) {
     ctx->casting->n_regions = i;
     return mixp_context_fail(
         ctx, MIXP_ERR_ORDER,
-        "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block "
-        "is still open; leave it at its end, not by return, goto or break, nor by an "
-        "exception (C++ has mixp_autocast_scope), and begin steps outside of it; a region "
-        "around a loop of steps is mixp_no_grad_open's or mixp_autocast_open's");
+        "mixp_step_begin: a MIXP_AUTOCAST or MIXP_NO_GRAD block is still open; begin steps outside "
+        "of such blocks, and do not leave a block by return, goto, break or an exception (in C++, "
+        "use mixp_autocast_scope); around a loop of steps, use mixp_no_grad_open or "
+        "mixp_autocast_open");
 }
 
 /* --- policy ---------------------------------------------------------------------------- */
@@ -14679,12 +14678,12 @@ MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op 
     if (ctx && !c) return MIXP_ERR_MEMORY;
     if (!ctx || !op || (unsigned)cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_autocast_override: %s",
-                         !op ? "op is NULL" : "no such class");
+                         !op ? "op is NULL" : "cls is not a mixp_op_class");
     while (i < c->n_overrides && c->overrides[i].op != op) i++;
     if (i == MIXPI_MAX_OVERRIDES)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_autocast_override: %d operators have one "
-                                 "already, the most there can be",
+                                 "mixp_autocast_override: %d operators have an override already, "
+                                 "which is the limit",
                                  MIXPI_MAX_OVERRIDES);
     if (i == c->n_overrides) c->n_overrides++;
     c->overrides[i].op = op;
@@ -14857,10 +14856,10 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
     const char *wrong = NULL;
     mixp_tensor *low;
     if (!mixpi_is_tensor(t)) return NULL;
-    if (!mixpi_is_low(dtype)) wrong = "a low copy is f16 or bf16";
+    if (!mixpi_is_low(dtype)) wrong = "a low copy must be f16 or bf16";
     else if (t->dtype == dtype) return t;
     else if (t->dtype != MIXP_F32) wrong = "only an f32 tensor has low copies";
-    else if (t->own.generation) wrong = "an activation has none; use mixp_cast";
+    else if (t->own.generation) wrong = "an activation has no low copies; use mixp_cast";
     if (wrong)
         mixp_context_fail(t->ctx, MIXP_ERR_DTYPE, "mixp_tensor_low '%s': %s",
                           t->own.generation ? "" : t->name, wrong);
@@ -25085,7 +25084,7 @@ static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code,
 
 /* Reports a failed system call. errno, which must come from that call, gives the reason. */
 static mixp_result mixpi_report_system(mixpi_report *r, const char *what) {
-    const char *why = errno ? strerror(errno) : "the system does not say why";
+    const char *why = errno ? strerror(errno) : "the system gives no reason";
     return mixpi_report_fail(r, MIXP_ERR_IO, "%s: %s", what, why);
 }
 
@@ -25225,7 +25224,7 @@ static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n,
     qsort(pairs, n, sizeof pairs[0], mixpi_st_by_key);
     for (i = 1; i < n; i++)
         if (mixpi_st_by_key(&pairs[i - 1], &pairs[i]) == 0)
-            mixpi_report_fail(r, code, "the metadata key '%.60s' stands twice",
+            mixpi_report_fail(r, code, "the metadata key '%.60s' appears twice",
                               pairs[i].key);
 }
 
@@ -25455,16 +25454,16 @@ static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
     while ((key = mixpi_json_member(j, &first)) != NULL) {
         member = mixpi_st_member_of(key);
         if (!mixpi_json_need(j, member != 0, "unknown key")) return 0;
-        if (!mixpi_json_need(j, !(seen & member), "a key twice")) return 0;
+        if (!mixpi_json_need(j, !(seen & member), "a key appears twice")) return 0;
         seen |= member;
         if (member == MIXPI_ST_DTYPE)
-            m->type = mixpi_json_string(j, "dtype is no string");
+            m->type = mixpi_json_string(j, "dtype is not a string");
         else if (member == MIXPI_ST_SHAPE)
             m->rank = mixpi_json_numbers(j, m->shape, MIXP_MAX_RANK);
         else m->n_span = mixpi_json_numbers(j, m->span, 2);
     }
     return mixpi_json_need(j, seen == MIXPI_ST_ALL,
-                           "dtype, shape or data_offsets missing") &&
+                           "dtype, shape or data_offsets is missing") &&
            mixpi_json_need(j, m->n_span == 2, "data_offsets are not two numbers");
 }
 
@@ -25496,7 +25495,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     bits = mixpi_st_bits(item);
     mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
     mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
-    mixpi_json_need(j, item->begin <= item->end, "data_offsets run backwards");
+    mixpi_json_need(j, item->begin <= item->end, "data_offsets end before they begin");
     mixpi_json_need(j, item->end - item->begin == bits / 8,
                     "data_offsets do not fit shape and "
                     "dtype");
@@ -25539,7 +25538,7 @@ static mixp_result mixpi_not_regular(mixpi_report *r)
 static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
     if (size != s->expected)
         mixpi_report_fail(s->report, MIXP_ERR_IO,
-                          "the system has kept %.0f of %.0f bytes", (double)size,
+                          "the system kept %.0f of %.0f bytes", (double)size,
                           (double)s->expected);
 }
 
@@ -25585,7 +25584,7 @@ static mixp_result mixpi_file_open(mixpi_file *f, mixpi_report *r) {
     f->descriptor = mixpi_open(r->path, O_RDONLY | O_NONBLOCK);
     if (f->descriptor < 0) return mixpi_report_system(r, "cannot open the file");
     if (fstat(f->descriptor, &st) != 0)
-        return mixpi_report_system(r, "cannot look at the file");
+        return mixpi_report_system(r, "cannot read the file's status");
     if (!S_ISREG(st.st_mode)) return mixpi_not_regular(r);
     f->size = (uint64_t)st.st_size;
     return MIXP_OK;
@@ -25607,7 +25606,7 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (got < 0) mixpi_report_system(f->report, "cannot read");
         else if (got == 0 || (uint64_t)got > most)
             mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file got shorter");
+                              "cannot read: the file was truncated meanwhile");
         else {
             to += got;
             n -= (uint64_t)got;
@@ -25627,7 +25626,7 @@ static void mixpi_save_make(mixpi_save *s) {
         s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL);
     }
     s->made = s->descriptor >= 0;
-    if (!s->made) mixpi_report_system(s->report, "cannot make a file in the folder");
+    if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
 /* Resolves symbolic links and creates the temporary file with the mode of the target. */
@@ -25639,7 +25638,7 @@ static void mixpi_save_open(mixpi_save *s) {
     if (r->result != MIXP_OK) return;
     exists = realpath(r->path, s->target) != NULL;
     if (!exists && errno != ENOENT) {
-        mixpi_report_system(r, "cannot look at the file");
+        mixpi_report_system(r, "cannot read the file's status");
         return;
     }
     if (!exists) snprintf(s->target, sizeof s->target, "%s", r->path);
@@ -25661,8 +25660,7 @@ static void mixpi_save_flush(mixpi_save *s) {
         if (done < 0) mixpi_report_system(s->report, "cannot write");
         else if (done == 0 || (uint64_t)done > left)
             mixpi_report_fail(s->report, MIXP_ERR_IO,
-                              "cannot write: the system took %.0f of %.0f "
-                              "bytes",
+                              "cannot write: the system accepted %.0f of %.0f bytes",
                               (double)done, (double)left);
         else {
             from += done;
@@ -25679,7 +25677,7 @@ static void mixpi_save_settle(mixpi_save *s) {
     if (s->report->result == MIXP_OK && mixpi_sync(s->descriptor) != 0)
         mixpi_report_system(s->report, "cannot flush the file");
     if (s->report->result == MIXP_OK && fstat(s->descriptor, &st) != 0)
-        mixpi_report_system(s->report, "cannot look at the new file");
+        mixpi_report_system(s->report, "cannot read the new file's status");
     if (s->report->result == MIXP_OK) mixpi_save_check_size(s, (uint64_t)st.st_size);
     if (s->descriptor >= 0 && close(s->descriptor) != 0 && errno != EINTR)
         mixpi_report_system(s->report, "cannot close the file");
@@ -25717,7 +25715,7 @@ static uint64_t mixpi_stream_size(mixpi_report *r, FILE *stream) {
     int64_t size = -1;
     errno = 0;
     if (mixpi_seek(stream, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(stream);
-    if (size < 0) mixpi_report_system(r, "cannot find out how long the file is");
+    if (size < 0) mixpi_report_system(r, "cannot read the file's length");
     else if (size == INT64_MAX) mixpi_not_regular(r);       /* perhaps a folder */
     return r->result == MIXP_OK ? (uint64_t)size : 0;
 }
@@ -25746,7 +25744,7 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (fread(to, 1, most, f->stream) != most) {
             if (ferror(f->stream)) mixpi_report_system(f->report, "cannot read");
             mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file got shorter");
+                              "cannot read: the file was truncated meanwhile");
         }
         to += most;
         n -= most;
@@ -25762,7 +25760,7 @@ static void mixpi_save_open(mixpi_save *s) {
     errno = 0;
     s->stream = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
     s->made = s->stream != NULL;
-    if (!s->made) mixpi_report_system(s->report, "cannot make a file in the folder");
+    if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
 /* Writes the buffer. stdio does not say how much a failed call wrote, so every error is final. */
@@ -25784,7 +25782,7 @@ static void mixpi_save_settle(mixpi_save *s) {
     if (s->report->result != MIXP_OK) return;
     s->stream = fopen(s->temp, "rb");
     if (!s->stream) {
-        mixpi_report_system(s->report, "cannot look at the new file");
+        mixpi_report_system(s->report, "cannot read the new file's status");
         return;
     }
     mixpi_save_check_size(s, mixpi_stream_size(s->report, s->stream));
@@ -25867,14 +25865,14 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
     char *key, *text, *pack;
     size_t n;
     int first = 1;
-    if (!mixpi_json_need(j, !file->packed, "__metadata__ twice")) return;
+    if (!mixpi_json_need(j, !file->packed, "__metadata__ appears twice")) return;
     file->packed = pack = j->p;
     if (mixpi_json_peek(j) == 'n' && strncmp(j->p, "null", 4) == 0) {
         j->p += 4;
         return;
     }
     while ((key = mixpi_json_member(j, &first)) != NULL) {
-        text = mixpi_json_string(j, "metadata that is no string");
+        text = mixpi_json_string(j, "a metadata value is not a string");
         if (!text) return;
         n = strlen(key) + 1;
         memmove(pack, key, n);
@@ -25912,18 +25910,16 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file,
     for (i = 0; i < file->n_items; i++) {
         const mixpi_st_item *item = &file->items[i];
         if (item->begin != at)
-            mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it",
+            mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s the data before it",
                               item->e.name,
-                              item->begin < at ? "overlaps that" : "leaves a hole");
+                              item->begin < at ? "overlaps" : "leaves a gap after");
         at = item->end;
     }
     if (at != data_bytes)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
-                          "the file is %s: its tensors take %.0f bytes, it has "
-                          "%.0f for them",
+                          "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
                           at > data_bytes ? "cut short"
-                                          : "longer than its header "
-                                            "says",
+                                          : "longer than its header states",
                           (double)at, (double)data_bytes);
 }
 
@@ -25943,13 +25939,13 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "the file is cut short, or is not a safetensors file: it "
-                          "begins with a header length of %.0f, and %.0f bytes follow",
+                          "the file is cut short, or is not a safetensors file: its header length "
+                          "is %.0f, but only %.0f bytes follow",
                           (double)n, (double)(f->size - 8));
     else
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "this is not a safetensors file: it begins with a header "
-                          "length of %.0f, which must be 2 to %.0f",
+                          "this is not a safetensors file: its header length is %.0f, which must "
+                          "be 2 to %.0f",
                           (double)n, (double)MIXPI_ST_MAX_HEADER);
     return 0;
 }
@@ -26182,7 +26178,7 @@ static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
         pairs[m].key = plan->metadata[m][0];
         pairs[m].text = plan->metadata[m][1];
         if (!mixpi_is_utf8(pairs[m].key) || !mixpi_is_utf8(pairs[m].text))
-            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
+            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "a metadata key or value is NULL or not UTF-8");
     }
     mixpi_st_sort_pairs(r, pairs, (size_t)plan->n_metadata, MIXP_ERR_ARGUMENT);
     mixpi_st_release(plan->ctx, pairs);
@@ -26272,7 +26268,7 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
     size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
         return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT,
-                                 "a pointer is NULL or a count negative");
+                                 "a pointer is NULL, or a count is negative");
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = n_metadata;
@@ -26911,7 +26907,7 @@ static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
     if (!value->name || !value->data) return "a value or its name is NULL";
     if (value->count < 1) return "a value's count is below 1";
     if (!mixpi_st_type_of(value->dtype))
-        return "a value is of a dtype that safetensors has not";
+        return "a value has a dtype that safetensors lacks";
     if ((uint64_t)value->count > (uint64_t)PTRDIFF_MAX / mixp_dtype_size(value->dtype))
         return "a value is larger than memory can be";
     return NULL;
@@ -26922,8 +26918,9 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     const char *wrong = NULL;
     int i;
     if (what->n_optimizers < 0 || what->n_values < 0) return "a count is negative";
-    if (what->n_optimizers && !what->optimizers) return "an array is NULL";
-    if (what->n_values && !what->values) return "an array is NULL";
+    if (what->n_optimizers && !what->optimizers)
+        return "an array is NULL although its count is not 0";
+    if (what->n_values && !what->values) return "an array is NULL although its count is not 0";
     if (what->scaler && what->scaler->ctx != what->ctx)
         return "the scaler is of another context";
     for (i = 0; !wrong && i < what->n_values; i++)
@@ -26940,8 +26937,8 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                     "%s: a parameter has no name (%s, %.0f "
-                                     "elements)",
+                                     "%s: a parameter has no name (%s, %.0f elements); name every "
+                                     "parameter",
                                      who, mixp_dtype_name(t->dtype), (double)t->count);
     return MIXP_OK;
 }
@@ -26968,7 +26965,8 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
     if (what->scaler && !what->scaler->desc.disabled &&
         what->scaler->checked_epoch == what->scaler->epoch)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: the scaler awaits mixp_scaler_update: call it first",
+                                 "%s: the scaler is in the middle of a step; call "
+                                 "mixp_scaler_update first",
                                  who);
     r = mixpi_check_names(ctx, who);
     if (r == MIXP_OK && ctx->device->wait)
@@ -27110,9 +27108,10 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
 /* Suggests the part of the description whose state the file has and the description lacks. */
 static void mixpi_state_hint(mixpi_diff *d, const char *name) {
     const char *hint = "";
-    if (strncmp(name, "scaler.", 7) == 0) hint = "; it was saved with a scaler: give .scaler";
+    if (strncmp(name, "scaler.", 7) == 0) hint = "; the file has a scaler's state: set .scaler";
     if (strncmp(name, "optimizer", 9) == 0)
-        hint = "; an optimizer's parameters: mixp_optimizer_add them before, and give .optimizers";
+        hint = "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
+               ".optimizers";
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
@@ -27227,7 +27226,8 @@ static void mixpi_state_check_limits(const mixpi_state *s) {
         if (part->absent || !part->limit) continue;
         if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
         if (mixpi_item_count(part) > mixpi_item_count(all))
-            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is %.0f, but '%.60s' is %.0f",
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
+                              "'%.60s' is %.0f, more than '%.60s', which is %.0f",
                               part->e.name, (double)mixpi_item_count(part), all->e.name,
                               (double)mixpi_item_count(all));
     }
@@ -27244,7 +27244,8 @@ static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint 
         uint64_t sum = (uint64_t)applied + (uint64_t)skipped;
         if ((uint64_t)mixpi_item_count(steps) != sum)
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                              "'%.60s' is %.0f, but %.0f were applied and %.0f skipped",
+                              "'%.60s' is %.0f, but the file counts %.0f applied and %.0f skipped "
+                              "steps",
                               steps->e.name, (double)mixpi_item_count(steps),
                               (double)applied, (double)skipped);
     }
@@ -27325,16 +27326,17 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
-                          "the device failed; the state is no longer whole");
+                          "the device failed; the state is partly overwritten; load the checkpoint "
+                          "again");
 }
 
 static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
     const char *schema = mixp_safetensors_metadata(file, "mixprec");
-    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "no checkpoint of mixprec's");
+    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint");
     else if (strcmp(schema, "1") != 0)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
-                          "saved by another version of mixprec: its layout is "
-                          "'%.20s', this one reads '1'",
+                          "saved by another version of mixprec: the file has layout '%.20s', this "
+                          "version reads '1'",
                           schema);
 }
 
@@ -27430,8 +27432,8 @@ static void mixpi_prefix_hint(mixpi_diff *d, const mixpi_state *s, const char *n
         int ends = length > n && n && strcmp(name + length - n, s->items[i].e.name) == 0;
         if (ends && name[length - n - 1] == '.')
             snprintf(d->hint, sizeof d->hint,
-                     "; names of the file begin with '%.*s': give that as .prefix of "
-                     "mixp_weights_desc",
+                     "; names in the file begin with '%.*s': set .prefix of mixp_weights_desc to "
+                     "this text",
                      (int)mixpi_min(32, (int64_t)(length - n)), name);
     }
 }
@@ -27508,7 +27510,7 @@ static void mixpi_weights_apply(mixpi_state *s) {
     }
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
-                          "the device failed; the weights are no longer whole");
+                          "the device failed; the weights are partly overwritten; load them again");
 }
 
 static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *file,

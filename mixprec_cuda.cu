@@ -659,7 +659,8 @@ inline mixp_result say(State *s, mixp_result r, const char *what, const char *wh
 inline const char *advice(cudaError_t e) {
     switch (e) {
     case cudaErrorStreamCaptureImplicit:
-        return "; the legacy default stream was used while a blocking stream is captured";
+        return "; a call used the legacy default stream while a blocking stream was captured; use "
+               "another stream";
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
     case cudaErrorECCUncorrectable:
@@ -669,7 +670,7 @@ inline const char *advice(cudaError_t e) {
     case cudaErrorInvalidPc:
     case cudaErrorLaunchTimeout: case cudaErrorAssert: case cudaErrorNvlinkUncorrectable:
     case cudaErrorDevicesUnavailable:
-        return "; the GPU is lost to this process: end it, and resume from a checkpoint";
+        return "; this process can no longer use the GPU: restart the process from a checkpoint";
     default:
         return "";
     }
@@ -898,9 +899,9 @@ inline mixp_result check_pointer(State *s, const void *p, const char *what) {
     r = checked(s, cudaPointerGetAttributes(&a, p), what);
     if (r != MIXP_OK) return r;
     if (a.type == cudaMemoryTypeUnregistered)
-        return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is the host's");
+        return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is to host memory; pass device memory");
     if (a.type == cudaMemoryTypeDevice && a.device != s->ordinal)
-        return say(s, MIXP_ERR_ARGUMENT, what, "it is another GPU's");
+        return say(s, MIXP_ERR_ARGUMENT, what, "the pointer is to another GPU's memory");
     return MIXP_OK;
 }
 
@@ -914,7 +915,7 @@ inline mixp_result memory_new(State *s, size_t bytes, void **p) {
     if (!*p) return say(s, MIXP_ERR_MEMORY, "device_allocator", "out of memory");
     if ((uintptr_t)*p % memory_alignment)
         r = say(s, MIXP_ERR_ARGUMENT, "device_allocator",
-                "its memory is not aligned to 256 bytes");
+                "the allocator's memory is not aligned to 256 bytes");
     if (r == MIXP_OK) r = check_pointer(s, *p, "device_allocator");
     if (r != MIXP_OK) { from.release(*p, from.user); *p = NULL; }
     return r;
@@ -992,7 +993,7 @@ inline mixp_result check_stream(State *s, const char *what) {
     r = checked(s, cudaStreamIsCapturing(s->stream, &status), what);
     if (r != MIXP_OK || status == cudaStreamCaptureStatusNone) return r;
     return say(s, MIXP_ERR_ORDER, what,
-               "the program captures this stream itself; use mixp_capture_begin instead");
+               "the program captures this stream; use mixp_capture_begin instead");
 }
 
 /* Lets this thread allocate memory during a capture, outside of the captured graph. */
@@ -1225,7 +1226,9 @@ mixp_result capture_begin(mixp_exec *x) {
     Graph *g;
     mixp_result r;
     if (!s) return MIXP_ERR_ORDER;
-    if (s->capture) return say(s, MIXP_ERR_ORDER, "capture", "one is under way");
+    if (s->capture)
+        return say(s, MIXP_ERR_ORDER, "capture",
+                   "a capture is already active; call mixp_capture_end first");
     r = check_stream(s, "capture");
     if (r != MIXP_OK) return r;
     r = k.launched("capture", load_recorded());
@@ -5769,8 +5772,8 @@ inline void plan_keep(Plan *p, const cublasLtMatmulHeuristicResult_t *list, int 
 
 inline mixp_result choice_refused(State *s) {
     return say(s, MIXP_ERR_DEVICE, "gemm_choices",
-               "cuBLASLt refuses the algorithm that they name for a product; leave them out, and "
-               "save them again after a step");
+               "cuBLASLt refuses an algorithm in this text; omit gemm_choices, run a step, and "
+               "save the text again");
 }
 
 /* Does cuBLASLt accept the algorithm of this choice, for this product and in our workspace? */
@@ -6093,13 +6096,13 @@ inline const char *epilogue_wrong(const mixp_gemm_epilogue_args &k) {
     const mixp_gemm_args &g = k.gemm;
     bool sums = k.kind == MIXP_EPILOGUE_ROW_SUMS;
     if ((unsigned)k.kind >= MIXP_EPILOGUE_COUNT) return "no such epilogue";
-    if (g.batch != 1) return "an epilogue of several matrices";
+    if (g.batch != 1) return "an epilogue needs batch 1";
     if (sums && (!k.sums.data || g.lda != (g.trans_a ? g.m : g.k)))
-        return "sums, or a dense a, are missing";
+        return "row sums need a buffer for the sums and a dense matrix a";
     if (!sums && (!k.before.data || g.c.accumulate || g.ldc != g.n ||
                   k.before.dtype != g.c.dtype))
-        return "what was before GELU must be there, dense and of c's dtype";
-    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "a slope has no bias";
+        return "GELU needs `before`: dense, and of c's dtype";
+    if (k.kind == MIXP_EPILOGUE_GELU_BACK && g.bias.data) return "the slope of GELU takes no bias";
     return NULL;
 }
 
@@ -7349,7 +7352,8 @@ inline mixp_result attention_launch(Kernel *k, void (*kernel)(Heads), int64_t bl
                                     size_t bytes, const Heads &h) {
     cudaError_t e = cudaSuccess;
     if (blocks > 0x7FFFFFFF)
-        return say(k->state, MIXP_ERR_SHAPE, "attention", "too many rows");
+        return say(k->state, MIXP_ERR_SHAPE, "attention",
+                   "more rows than the grid of a kernel can hold; split the batch");
     e = make_room(k->state, (const void *)kernel, bytes, 0);
     if (e == cudaSuccess)
         e = MIXPI_LAUNCH(kernel, (unsigned)blocks, attention_threads, bytes, k->stream,
@@ -7449,10 +7453,13 @@ inline bool short_row(const mixp_head_strides &at) { return at.row <= 0x7FFFFFFF
 /* Reports a call that the kernels do not support; otherwise MIXP_OK. */
 inline mixp_result attention_check(const Kernel &k, const mixp_attention_args &args) {
     if (args.d > attention_most_d)
-        return say(k.state, MIXP_ERR_SHAPE, "attention", "a head is wider than 256");
+        return say(k.state, MIXP_ERR_SHAPE, "attention",
+                   "a head is wider than 256; use more heads");
     if (args.t > most_rows || args.keys > most_rows || args.heads > 0x1FFFFF ||
         !short_row(args.q_at) || !short_row(args.k_at) || !short_row(args.v_at))
-        return say(k.state, MIXP_ERR_SHAPE, "attention", "too long a sequence");
+        return say(k.state, MIXP_ERR_SHAPE, "attention",
+                   "a sequence, a head count or a row stride exceeds the kernel's limit; use "
+                   "shorter sequences");
     if (!is_real(args.q.dtype) || !is_real(args.k.dtype) || !is_real(args.v.dtype) ||
         !is_real(args.y.dtype) || (args.mask.data && !is_real(args.mask.dtype)))
         return MIXP_ERR_DTYPE;
@@ -7617,12 +7624,13 @@ const mixp_device device_table[most_devices] = {
 const char *driver_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorInsufficientDriver:
-        return "the NVIDIA driver is older than the CUDA this was built with: update the driver";
+        return "the NVIDIA driver is older than this build's CUDA version: update the driver";
     case cudaErrorNoDevice:
-        return "no GPU is visible: none is there, or CUDA_VISIBLE_DEVICES hides it";
+        return "no GPU is visible: there is no GPU, or CUDA_VISIBLE_DEVICES hides it";
     case cudaErrorInitializationError:
-        return "CUDA could not be started (cudaErrorInitializationError): a child of fork() cannot "
-               "use the CUDA of its parent; call it first in the child, or exec";
+        return "CUDA could not be started (cudaErrorInitializationError): after fork(), a child "
+               "cannot use CUDA if the parent has used it; use CUDA only in the child, or call "
+               "exec";
     case cudaErrorSystemNotReady:
         return "the system is not ready (cudaErrorSystemNotReady): is nvidia-fabricmanager "
                "running?";
@@ -7641,17 +7649,18 @@ const char *driver_fault(cudaError_t e) {
 const char *kernel_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorNoKernelImageForDevice: case cudaErrorInvalidDeviceFunction:
-        return "mixprec_cuda.cu was not compiled for this GPU: see nvcc's -arch";
+        return "mixprec_cuda.cu was not compiled for this GPU: set nvcc's -arch";
     case cudaErrorUnsupportedPtxVersion:
         return "the NVIDIA driver is older than the PTX of this build "
-               "(cudaErrorUnsupportedPtxVersion): update it, or compile with -arch of this GPU";
+               "(cudaErrorUnsupportedPtxVersion): update the driver, or compile with -arch of this "
+               "GPU";
     case cudaErrorInvalidPtx: case cudaErrorJitCompilerNotFound:
     case cudaErrorJitCompilationDisabled:
         return "the driver cannot compile the PTX of this build: compile with -arch of this GPU";
     case cudaErrorMemoryAllocation:
-        return "the GPU has no memory left: another program holds it, see nvidia-smi";
+        return "the GPU has no free memory: see nvidia-smi for the programs that use it";
     case cudaErrorDevicesUnavailable:
-        return "another program holds the GPU (cudaErrorDevicesUnavailable), or it is in "
+        return "another program holds the GPU (cudaErrorDevicesUnavailable), or the GPU is in "
                "exclusive or prohibited mode: see nvidia-smi";
     default:
         return "the GPU cannot be used: see nvidia-smi and dmesg";

@@ -411,7 +411,7 @@ static void test_write_refuses(void) {
     CHECK_INT(mixp_safetensors_write("keep", e, 1, nothing, 1, error, MIXP_MESSAGE_SIZE), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_safetensors_write("keep", e, 1, not_utf8, 1, NULL, 0), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_safetensors_write("keep", e, 1, twice, 3, error, sizeof error), MIXP_ERR_ARGUMENT);
-    CHECK_TEXT(error, "'k' stands twice");
+    CHECK_TEXT(error, "'k' appears twice");
     CHECK_INT(mixp_safetensors_write(NULL, e, 1, NULL, 0, error, MIXP_MESSAGE_SIZE), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_safetensors_write("keep", NULL, 1, NULL, 0, error, MIXP_MESSAGE_SIZE), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_safetensors_write("keep", e, -1, NULL, 0, error, MIXP_MESSAGE_SIZE), MIXP_ERR_ARGUMENT);
@@ -489,8 +489,8 @@ static const struct { const char *header; size_t data; mixp_result want; const c
     { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "twice" },
     { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"data_offsets\":[0,8]}}", 8, BAD, "twice" },
     { "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8],\"x\":1}}", 8, BAD, "unknown key" },
-    { "{\"a\":{\"dtype\":32,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "dtype is no string" },
-    { "{\"a\":{\"dtype\":null,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "dtype is no string" },
+    { "{\"a\":{\"dtype\":32,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "dtype is not a string" },
+    { "{\"a\":{\"dtype\":null,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, BAD, "dtype is not a string" },
     { T("F32", "2", "[0,8]"), 8, BAD, "'['" }, { T("F32", "null", "[0,8]"), 8, BAD, "'['" },
     { T("F32", "{}", "[0,8]"), 8, BAD, "'['" }, { T("F32", "[2]", "8"), 8, BAD, "'['" },
     { T("F32", "[2]", "[]"), 8, BAD, "two numbers" }, { T("F32", "[2]", "[0]"), 8, BAD, "two numbers" },
@@ -502,13 +502,13 @@ static const struct { const char *header; size_t data; mixp_result want; const c
     { "{" A ",\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[8,8]}}", 8, BAD, "two tensors have the name 'a'" },
     { "{\"__metadata__\":{}," A ",\"__metadata__\":{}}", 8, BAD, "twice" },
     { "{\"__metadata__\":null,\"__metadata__\":{}}", 0, BAD, "twice" },
-    { "{\"__metadata__\":{\"a\":\"1\",\"b\":\"2\",\"\\u0061\":\"1\"}}", 0, BAD, "key 'a' stands twice" },
+    { "{\"__metadata__\":{\"a\":\"1\",\"b\":\"2\",\"\\u0061\":\"1\"}}", 0, BAD, "key 'a' appears twice" },
     /* offsets */
-    { T("F32", "[2]", "[8,0]"), 8, BAD, "backwards" }, { T("F32", "[2]", "[4,12]"), 12, BAD, "hole" },
-    { TWO("[3]" AT(0,3), "[3]" AT(4,7)), 7, BAD, "'b': its data leaves a hole" },
-    { TWO("[3]" AT(0,3), "[3]" AT(2,5)), 5, BAD, "'b': its data overlaps that before" },
+    { T("F32", "[2]", "[8,0]"), 8, BAD, "before they begin" }, { T("F32", "[2]", "[4,12]"), 12, BAD, "gap" },
+    { TWO("[3]" AT(0,3), "[3]" AT(4,7)), 7, BAD, "'b': its data leaves a gap" },
+    { TWO("[3]" AT(0,3), "[3]" AT(2,5)), 5, BAD, "'b': its data overlaps the data before" },
     { TWO("[3]" AT(0,3), "[3]" AT(0,3)), 3, BAD, "overlaps" }, { TWO("[3]" AT(0,3), "[0]" AT(1,1)), 3, BAD, "overlaps" },
-    { TWO("[3]" AT(0,3), "[0]" AT(5,5)), 3, BAD, "hole" },
+    { TWO("[3]" AT(0,3), "[0]" AT(5,5)), 3, BAD, "gap" },
     { T("F32", "[2]", "[0,8]"), 7, BAD, "cut short" }, { T("F32", "[2]", "[0,8]"), 0, BAD, "cut short" },
     { T("F32", "[2]", "[0,8]"), 9, BAD, "longer" }, { T("F32", "[2]", "[0,8]"), 99, BAD, "longer" }, { "{}", 1, BAD, "longer" },
     { T("U8", "[18446744073709551615]", "[0,18446744073709551615]"), 8, BAD, "too large" },
@@ -528,8 +528,8 @@ static const struct { const char *header; size_t data; mixp_result want; const c
     { T("F32", "[3]", "[0,8]"), 8, BAD, "do not fit" }, { T("F64", "[2]", "[0,8]"), 8, BAD, "do not fit" },
     { T("F4", "[3]", "[0,1]"), 1, BAD, "whole bytes" }, { T("F6_E3M2", "[3]", "[0,2]"), 2, BAD, "whole bytes" },
     /* metadata */
-    { "{\"__metadata__\":{\"k\":1}}", 0, BAD, "no string" }, { "{\"__metadata__\":{\"k\":null}}", 0, BAD, "no string" },
-    { "{\"__metadata__\":{\"k\":{}}}", 0, BAD, "no string" }, { "{\"__metadata__\":[]}", 0, BAD, "'{'" },
+    { "{\"__metadata__\":{\"k\":1}}", 0, BAD, "not a string" }, { "{\"__metadata__\":{\"k\":null}}", 0, BAD, "not a string" },
+    { "{\"__metadata__\":{\"k\":{}}}", 0, BAD, "not a string" }, { "{\"__metadata__\":[]}", 0, BAD, "'{'" },
     { "{\"__metadata__\":\"x\"}", 0, BAD, "'{'" }, { "{\"__metadata__\":nul}", 0, BAD, "'{'" }
 };
 
@@ -1444,7 +1444,7 @@ static void test_load_refuses(void) {
     put_file("bad", "\x40\0\0\0\0\0\0\0{\"a\":", 13);    /* 64 bytes of header, 5 of them there */
     refuses(&p, "bad", MIXP_ERR_FORMAT, "cut short");
     CHECK_INT(save_number("bad", 1.0, NULL), MIXP_OK);
-    refuses(&p, "bad", MIXP_ERR_FORMAT, "no checkpoint");
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "not a mixprec checkpoint");
 #define REJECTS(name, data, dtype, rank, d0, code, part) do {                                          \
         tamper(name, data, dtype, rank, d0, "1"); refuses(&p, "bad", code, part); } while (0)
     REJECTS("norm", NULL, MIXP_F32, 0, 0, MIXP_ERR_SHAPE, "1 tensors do not fit; 'norm' is missing");
@@ -1474,11 +1474,11 @@ static void test_load_refuses(void) {
     REJECTS("optimizer.1.group.0.lr", &nan, MIXP_F64, 0, 0, MIXP_ERR_FORMAT, "group.0.lr'");
     REJECTS("optimizer.0.group.1.beta2", &one, MIXP_F64, 0, 0, MIXP_ERR_FORMAT, "group.1.beta2'");
     tamper("none", NULL, MIXP_F32, 0, 0, "2");
-    refuses(&p, "bad", MIXP_ERR_FORMAT, "another version of mixprec: its layout is '2'");
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "another version of mixprec: the file has layout '2'");
     tamper("none", NULL, MIXP_F32, 0, 0, NULL);
-    refuses(&p, "bad", MIXP_ERR_FORMAT, "no checkpoint");
+    refuses(&p, "bad", MIXP_ERR_FORMAT, "not a mixprec checkpoint");
     p.all.n_optimizers = 1;     /* fewer optimizers: the first three of its lost tensors are named */
-    refuses(&p, "ck", MIXP_ERR_SHAPE, "give .optimizers (ck)");
+    refuses(&p, "ck", MIXP_ERR_SHAPE, "set .optimizers (ck)");
     p.all.n_optimizers = 2;
     tamper("none", NULL, MIXP_F32, 0, 0, "1");      /* and nothing is wrong with the way this is tested */
     CHECK_INT(mixp_checkpoint_load("bad", &p.all), MIXP_OK);
@@ -1505,7 +1505,7 @@ static void test_load_of_two_metadata(void) {
     all.ctx = mixp_context_new(NULL);
     CHECK_INT(mixp_checkpoint_load("bad", &all), MIXP_ERR_FORMAT);
     mixp_context_error(all.ctx, &why);
-    CHECK_TEXT(why, "__metadata__ twice");
+    CHECK_TEXT(why, "__metadata__ appears twice");
     mixp_context_free(all.ctx);
     free(header);
     free(bytes);
@@ -1602,7 +1602,7 @@ static void test_between_step_and_update(void) {
     for (i = 0; i < 64; i++) p.grads[0][i] = p.grads[1][i] = mixp_f32_of_bits(0x7F800000u);
     CHECK_INT(mixp_scaler_unscale(p.scaler, p.opt[0]), MIXP_OK);
     CHECK_INT(mixp_zero_grad(p.opt[0]), MIXP_OK);
-    fails("keep", &p, MIXP_ERR_ORDER, "the scaler awaits mixp_scaler_update");
+    fails("keep", &p, MIXP_ERR_ORDER, "the scaler is in the middle of a step");
     CHECK_INT(mixp_checkpoint_load("ck", &p.all), MIXP_ERR_ORDER);
     mixp_context_clear_error(p.ctx);
     CHECK_INT(mixp_scaler_update(p.scaler), MIXP_OK);

@@ -11,7 +11,7 @@ static const char *mixpi_value_wrong(const mixp_checkpoint_value *value) {
     if (!value->name || !value->data) return "a value or its name is NULL";
     if (value->count < 1) return "a value's count is below 1";
     if (!mixpi_st_type_of(value->dtype))
-        return "a value is of a dtype that safetensors has not";
+        return "a value has a dtype that safetensors lacks";
     if ((uint64_t)value->count > (uint64_t)PTRDIFF_MAX / mixp_dtype_size(value->dtype))
         return "a value is larger than memory can be";
     return NULL;
@@ -22,8 +22,9 @@ static const char *mixpi_checkpoint_wrong(const mixp_checkpoint *what) {
     const char *wrong = NULL;
     int i;
     if (what->n_optimizers < 0 || what->n_values < 0) return "a count is negative";
-    if (what->n_optimizers && !what->optimizers) return "an array is NULL";
-    if (what->n_values && !what->values) return "an array is NULL";
+    if (what->n_optimizers && !what->optimizers)
+        return "an array is NULL although its count is not 0";
+    if (what->n_values && !what->values) return "an array is NULL although its count is not 0";
     if (what->scaler && what->scaler->ctx != what->ctx)
         return "the scaler is of another context";
     for (i = 0; !wrong && i < what->n_values; i++)
@@ -40,8 +41,8 @@ static mixp_result mixpi_check_names(mixp_context *ctx, const char *who) {
     for (t = ctx->tensors; t; t = t->own.next)
         if (mixpi_is_weight(t) && !t->name[0])
             return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                     "%s: a parameter has no name (%s, %.0f "
-                                     "elements)",
+                                     "%s: a parameter has no name (%s, %.0f elements); name every "
+                                     "parameter",
                                      who, mixp_dtype_name(t->dtype), (double)t->count);
     return MIXP_OK;
 }
@@ -68,7 +69,8 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
     if (what->scaler && !what->scaler->desc.disabled &&
         what->scaler->checked_epoch == what->scaler->epoch)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: the scaler awaits mixp_scaler_update: call it first",
+                                 "%s: the scaler is in the middle of a step; call "
+                                 "mixp_scaler_update first",
                                  who);
     r = mixpi_check_names(ctx, who);
     if (r == MIXP_OK && ctx->device->wait)
@@ -210,9 +212,10 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
 /* Suggests the part of the description whose state the file has and the description lacks. */
 static void mixpi_state_hint(mixpi_diff *d, const char *name) {
     const char *hint = "";
-    if (strncmp(name, "scaler.", 7) == 0) hint = "; it was saved with a scaler: give .scaler";
+    if (strncmp(name, "scaler.", 7) == 0) hint = "; the file has a scaler's state: set .scaler";
     if (strncmp(name, "optimizer", 9) == 0)
-        hint = "; an optimizer's parameters: mixp_optimizer_add them before, and give .optimizers";
+        hint = "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
+               ".optimizers";
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
@@ -327,7 +330,8 @@ static void mixpi_state_check_limits(const mixpi_state *s) {
         if (part->absent || !part->limit) continue;
         if (!all || all->memory != part->limit) all = mixpi_state_at(s, part->limit);
         if (mixpi_item_count(part) > mixpi_item_count(all))
-            mixpi_report_fail(s->report, MIXP_ERR_FORMAT, "'%.60s' is %.0f, but '%.60s' is %.0f",
+            mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
+                              "'%.60s' is %.0f, more than '%.60s', which is %.0f",
                               part->e.name, (double)mixpi_item_count(part), all->e.name,
                               (double)mixpi_item_count(all));
     }
@@ -344,7 +348,8 @@ static void mixpi_state_check_steps(const mixpi_state *s, const mixp_checkpoint 
         uint64_t sum = (uint64_t)applied + (uint64_t)skipped;
         if ((uint64_t)mixpi_item_count(steps) != sum)
             mixpi_report_fail(s->report, MIXP_ERR_FORMAT,
-                              "'%.60s' is %.0f, but %.0f were applied and %.0f skipped",
+                              "'%.60s' is %.0f, but the file counts %.0f applied and %.0f skipped "
+                              "steps",
                               steps->e.name, (double)mixpi_item_count(steps),
                               (double)applied, (double)skipped);
     }
@@ -425,16 +430,17 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
-                          "the device failed; the state is no longer whole");
+                          "the device failed; the state is partly overwritten; load the checkpoint "
+                          "again");
 }
 
 static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *file) {
     const char *schema = mixp_safetensors_metadata(file, "mixprec");
-    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "no checkpoint of mixprec's");
+    if (!schema) mixpi_report_fail(r, MIXP_ERR_FORMAT, "not a mixprec checkpoint");
     else if (strcmp(schema, "1") != 0)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
-                          "saved by another version of mixprec: its layout is "
-                          "'%.20s', this one reads '1'",
+                          "saved by another version of mixprec: the file has layout '%.20s', this "
+                          "version reads '1'",
                           schema);
 }
 

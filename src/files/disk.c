@@ -37,7 +37,7 @@ static mixp_result mixpi_not_regular(mixpi_report *r)
 static void mixpi_save_check_size(mixpi_save *s, uint64_t size) {
     if (size != s->expected)
         mixpi_report_fail(s->report, MIXP_ERR_IO,
-                          "the system has kept %.0f of %.0f bytes", (double)size,
+                          "the system kept %.0f of %.0f bytes", (double)size,
                           (double)s->expected);
 }
 
@@ -83,7 +83,7 @@ static mixp_result mixpi_file_open(mixpi_file *f, mixpi_report *r) {
     f->descriptor = mixpi_open(r->path, O_RDONLY | O_NONBLOCK);
     if (f->descriptor < 0) return mixpi_report_system(r, "cannot open the file");
     if (fstat(f->descriptor, &st) != 0)
-        return mixpi_report_system(r, "cannot look at the file");
+        return mixpi_report_system(r, "cannot read the file's status");
     if (!S_ISREG(st.st_mode)) return mixpi_not_regular(r);
     f->size = (uint64_t)st.st_size;
     return MIXP_OK;
@@ -105,7 +105,7 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (got < 0) mixpi_report_system(f->report, "cannot read");
         else if (got == 0 || (uint64_t)got > most)
             mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file got shorter");
+                              "cannot read: the file was truncated meanwhile");
         else {
             to += got;
             n -= (uint64_t)got;
@@ -125,7 +125,7 @@ static void mixpi_save_make(mixpi_save *s) {
         s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL);
     }
     s->made = s->descriptor >= 0;
-    if (!s->made) mixpi_report_system(s->report, "cannot make a file in the folder");
+    if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
 /* Resolves symbolic links and creates the temporary file with the mode of the target. */
@@ -137,7 +137,7 @@ static void mixpi_save_open(mixpi_save *s) {
     if (r->result != MIXP_OK) return;
     exists = realpath(r->path, s->target) != NULL;
     if (!exists && errno != ENOENT) {
-        mixpi_report_system(r, "cannot look at the file");
+        mixpi_report_system(r, "cannot read the file's status");
         return;
     }
     if (!exists) snprintf(s->target, sizeof s->target, "%s", r->path);
@@ -159,8 +159,7 @@ static void mixpi_save_flush(mixpi_save *s) {
         if (done < 0) mixpi_report_system(s->report, "cannot write");
         else if (done == 0 || (uint64_t)done > left)
             mixpi_report_fail(s->report, MIXP_ERR_IO,
-                              "cannot write: the system took %.0f of %.0f "
-                              "bytes",
+                              "cannot write: the system accepted %.0f of %.0f bytes",
                               (double)done, (double)left);
         else {
             from += done;
@@ -177,7 +176,7 @@ static void mixpi_save_settle(mixpi_save *s) {
     if (s->report->result == MIXP_OK && mixpi_sync(s->descriptor) != 0)
         mixpi_report_system(s->report, "cannot flush the file");
     if (s->report->result == MIXP_OK && fstat(s->descriptor, &st) != 0)
-        mixpi_report_system(s->report, "cannot look at the new file");
+        mixpi_report_system(s->report, "cannot read the new file's status");
     if (s->report->result == MIXP_OK) mixpi_save_check_size(s, (uint64_t)st.st_size);
     if (s->descriptor >= 0 && close(s->descriptor) != 0 && errno != EINTR)
         mixpi_report_system(s->report, "cannot close the file");
@@ -215,7 +214,7 @@ static uint64_t mixpi_stream_size(mixpi_report *r, FILE *stream) {
     int64_t size = -1;
     errno = 0;
     if (mixpi_seek(stream, 0, SEEK_END) == 0) size = (int64_t)mixpi_tell(stream);
-    if (size < 0) mixpi_report_system(r, "cannot find out how long the file is");
+    if (size < 0) mixpi_report_system(r, "cannot read the file's length");
     else if (size == INT64_MAX) mixpi_not_regular(r);       /* perhaps a folder */
     return r->result == MIXP_OK ? (uint64_t)size : 0;
 }
@@ -244,7 +243,7 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
         if (fread(to, 1, most, f->stream) != most) {
             if (ferror(f->stream)) mixpi_report_system(f->report, "cannot read");
             mixpi_report_fail(f->report, MIXP_ERR_IO,
-                              "cannot read: the file got shorter");
+                              "cannot read: the file was truncated meanwhile");
         }
         to += most;
         n -= most;
@@ -260,7 +259,7 @@ static void mixpi_save_open(mixpi_save *s) {
     errno = 0;
     s->stream = n < (int)sizeof s->target ? fopen(s->temp, "wb") : NULL;
     s->made = s->stream != NULL;
-    if (!s->made) mixpi_report_system(s->report, "cannot make a file in the folder");
+    if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
 /* Writes the buffer. stdio does not say how much a failed call wrote, so every error is final. */
@@ -282,7 +281,7 @@ static void mixpi_save_settle(mixpi_save *s) {
     if (s->report->result != MIXP_OK) return;
     s->stream = fopen(s->temp, "rb");
     if (!s->stream) {
-        mixpi_report_system(s->report, "cannot look at the new file");
+        mixpi_report_system(s->report, "cannot read the new file's status");
         return;
     }
     mixpi_save_check_size(s, mixpi_stream_size(s->report, s->stream));

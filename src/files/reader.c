@@ -30,14 +30,14 @@ static void mixpi_st_read_metadata(mixpi_json *j, mixp_safetensors *file) {
     char *key, *text, *pack;
     size_t n;
     int first = 1;
-    if (!mixpi_json_need(j, !file->packed, "__metadata__ twice")) return;
+    if (!mixpi_json_need(j, !file->packed, "__metadata__ appears twice")) return;
     file->packed = pack = j->p;
     if (mixpi_json_peek(j) == 'n' && strncmp(j->p, "null", 4) == 0) {
         j->p += 4;
         return;
     }
     while ((key = mixpi_json_member(j, &first)) != NULL) {
-        text = mixpi_json_string(j, "metadata that is no string");
+        text = mixpi_json_string(j, "a metadata value is not a string");
         if (!text) return;
         n = strlen(key) + 1;
         memmove(pack, key, n);
@@ -75,18 +75,16 @@ static void mixpi_st_check_layout(mixpi_report *r, mixp_safetensors *file,
     for (i = 0; i < file->n_items; i++) {
         const mixpi_st_item *item = &file->items[i];
         if (item->begin != at)
-            mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s before it",
+            mixpi_report_fail(r, MIXP_ERR_FORMAT, "tensor '%.60s': its data %s the data before it",
                               item->e.name,
-                              item->begin < at ? "overlaps that" : "leaves a hole");
+                              item->begin < at ? "overlaps" : "leaves a gap after");
         at = item->end;
     }
     if (at != data_bytes)
         mixpi_report_fail(r, MIXP_ERR_FORMAT,
-                          "the file is %s: its tensors take %.0f bytes, it has "
-                          "%.0f for them",
+                          "the file is %s: its tensors need %.0f bytes, it has %.0f for them",
                           at > data_bytes ? "cut short"
-                                          : "longer than its header "
-                                            "says",
+                                          : "longer than its header states",
                           (double)at, (double)data_bytes);
 }
 
@@ -106,13 +104,13 @@ static uint64_t mixpi_st_header_length(mixpi_file *f) {
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER && n <= f->size - 8) return n;
     if (n >= 2 && n <= MIXPI_ST_MAX_HEADER)
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "the file is cut short, or is not a safetensors file: it "
-                          "begins with a header length of %.0f, and %.0f bytes follow",
+                          "the file is cut short, or is not a safetensors file: its header length "
+                          "is %.0f, but only %.0f bytes follow",
                           (double)n, (double)(f->size - 8));
     else
         mixpi_report_fail(f->report, MIXP_ERR_FORMAT,
-                          "this is not a safetensors file: it begins with a header "
-                          "length of %.0f, which must be 2 to %.0f",
+                          "this is not a safetensors file: its header length is %.0f, which must "
+                          "be 2 to %.0f",
                           (double)n, (double)MIXPI_ST_MAX_HEADER);
     return 0;
 }

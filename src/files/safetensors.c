@@ -51,7 +51,7 @@ static mixp_result mixpi_report_fail(mixpi_report *r, mixp_result code,
 
 /* Reports a failed system call. errno, which must come from that call, gives the reason. */
 static mixp_result mixpi_report_system(mixpi_report *r, const char *what) {
-    const char *why = errno ? strerror(errno) : "the system does not say why";
+    const char *why = errno ? strerror(errno) : "the system gives no reason";
     return mixpi_report_fail(r, MIXP_ERR_IO, "%s: %s", what, why);
 }
 
@@ -191,7 +191,7 @@ static void mixpi_st_sort_pairs(mixpi_report *r, mixpi_st_pair *pairs, size_t n,
     qsort(pairs, n, sizeof pairs[0], mixpi_st_by_key);
     for (i = 1; i < n; i++)
         if (mixpi_st_by_key(&pairs[i - 1], &pairs[i]) == 0)
-            mixpi_report_fail(r, code, "the metadata key '%.60s' stands twice",
+            mixpi_report_fail(r, code, "the metadata key '%.60s' appears twice",
                               pairs[i].key);
 }
 
@@ -421,16 +421,16 @@ static int mixpi_st_read_members(mixpi_json *j, mixpi_st_members *m) {
     while ((key = mixpi_json_member(j, &first)) != NULL) {
         member = mixpi_st_member_of(key);
         if (!mixpi_json_need(j, member != 0, "unknown key")) return 0;
-        if (!mixpi_json_need(j, !(seen & member), "a key twice")) return 0;
+        if (!mixpi_json_need(j, !(seen & member), "a key appears twice")) return 0;
         seen |= member;
         if (member == MIXPI_ST_DTYPE)
-            m->type = mixpi_json_string(j, "dtype is no string");
+            m->type = mixpi_json_string(j, "dtype is not a string");
         else if (member == MIXPI_ST_SHAPE)
             m->rank = mixpi_json_numbers(j, m->shape, MIXP_MAX_RANK);
         else m->n_span = mixpi_json_numbers(j, m->span, 2);
     }
     return mixpi_json_need(j, seen == MIXPI_ST_ALL,
-                           "dtype, shape or data_offsets missing") &&
+                           "dtype, shape or data_offsets is missing") &&
            mixpi_json_need(j, m->n_span == 2, "data_offsets are not two numbers");
 }
 
@@ -462,7 +462,7 @@ static void mixpi_st_read_tensor(mixpi_json *j, const char *name, mixpi_st_item 
     bits = mixpi_st_bits(item);
     mixpi_json_need(j, bits != UINT64_MAX, "shape too large for 64 bits");
     mixpi_json_need(j, bits % 8 == 0, "packed elements that do not fill whole bytes");
-    mixpi_json_need(j, item->begin <= item->end, "data_offsets run backwards");
+    mixpi_json_need(j, item->begin <= item->end, "data_offsets end before they begin");
     mixpi_json_need(j, item->end - item->begin == bits / 8,
                     "data_offsets do not fit shape and "
                     "dtype");

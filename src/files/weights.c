@@ -44,8 +44,8 @@ static void mixpi_prefix_hint(mixpi_diff *d, const mixpi_state *s, const char *n
         int ends = length > n && n && strcmp(name + length - n, s->items[i].e.name) == 0;
         if (ends && name[length - n - 1] == '.')
             snprintf(d->hint, sizeof d->hint,
-                     "; names of the file begin with '%.*s': give that as .prefix of "
-                     "mixp_weights_desc",
+                     "; names in the file begin with '%.*s': set .prefix of mixp_weights_desc to "
+                     "this text",
                      (int)mixpi_min(32, (int64_t)(length - n)), name);
     }
 }
@@ -122,7 +122,7 @@ static void mixpi_weights_apply(mixpi_state *s) {
     }
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
-                          "the device failed; the weights are no longer whole");
+                          "the device failed; the weights are partly overwritten; load them again");
 }
 
 static void mixpi_weights_tell(const mixpi_state *s, const mixp_safetensors *file,

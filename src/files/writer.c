@@ -118,7 +118,7 @@ static void mixpi_plan_check_metadata(mixpi_report *r, const mixpi_plan *plan) {
         pairs[m].key = plan->metadata[m][0];
         pairs[m].text = plan->metadata[m][1];
         if (!mixpi_is_utf8(pairs[m].key) || !mixpi_is_utf8(pairs[m].text))
-            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "metadata that is NULL or not UTF-8");
+            mixpi_report_fail(r, MIXP_ERR_ARGUMENT, "a metadata key or value is NULL or not UTF-8");
     }
     mixpi_st_sort_pairs(r, pairs, (size_t)plan->n_metadata, MIXP_ERR_ARGUMENT);
     mixpi_st_release(plan->ctx, pairs);
@@ -208,7 +208,7 @@ MIXPREC_API mixp_result mixp_safetensors_write(const char *path,
     size_t i;
     if (!path || n < 0 || n_metadata < 0 || (n && !entries) || (n_metadata && !metadata))
         return mixpi_report_fail(&r, MIXP_ERR_ARGUMENT,
-                                 "a pointer is NULL or a count negative");
+                                 "a pointer is NULL, or a count is negative");
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
     plan.n_metadata = n_metadata;
