@@ -23,9 +23,11 @@
  * begins with {"step":N and is one object:
  *
  *     "loss" "val" "train" "norm" "clip" "lr" "scale" "skipped"          a step; null: not finite.
- *     "tokens" "ms" "mem" "seconds" "time"                               train: loss of training
- *                                                                        data, taken as val is; seconds
- *                                                                        of training, time since 1970
+ *     "tokens" "ms" "mfu" "mem" "seconds" "time"                         train: loss of training
+ *                                                                        data, taken as val is; mfu:
+ *                                                                        share of the device's peak;
+ *                                                                        seconds of training, time
+ *                                                                        since 1970
  *     "skip": why                                                        a skipped step; again,
  *                                                                        once its origin is known
  *     "event": what, "site", "dtype", "largest", "flushed"               of the guard
@@ -170,6 +172,7 @@ typedef struct report_point {
     double step, loss, val, train, norm, clip, lr, scale, skipped;
     double tokens;                      /* seen so far, or samples */
     double ms, mem;
+    double mfu;                         /* model FLOPs utilization: 1 = the device's peak */
     double seconds, time;               /* of training so far; since 1970 */
 } report_point;
 
@@ -177,7 +180,7 @@ REPORT_UNUSED static report_point report_nothing(double step) {
     report_point p;
     p.step = step;
     p.loss = p.val = p.train = p.norm = p.clip = p.lr = p.scale = p.skipped = REPORT_NONE;
-    p.tokens = p.ms = p.mem = p.seconds = p.time = REPORT_NONE;
+    p.tokens = p.ms = p.mfu = p.mem = p.seconds = p.time = REPORT_NONE;
     return p;
 }
 
@@ -194,6 +197,7 @@ REPORT_UNUSED static void report_step(report_file *log, const report_point *p) {
     report_number(log->f, "skipped", p->skipped);
     report_whole(log->f, "tokens", p->tokens);
     report_number(log->f, "ms", p->ms);
+    report_number(log->f, "mfu", p->mfu);
     report_number(log->f, "mem", p->mem);
     report_number(log->f, "seconds", p->seconds);
     report_whole(log->f, "time", p->time);
@@ -391,6 +395,7 @@ static double *report_place(report_parser *r, const char *key) {
     if (strcmp(key, "scale") == 0) return &r->point.scale;
     if (strcmp(key, "skipped") == 0) return &r->point.skipped;
     if (strcmp(key, "ms") == 0) return &r->point.ms;
+    if (strcmp(key, "mfu") == 0) return &r->point.mfu;
     if (strcmp(key, "mem") == 0) return &r->point.mem;
     if (strcmp(key, "bytes") == 0) return &r->note.amount;
     if (strcmp(key, "largest") == 0) return &r->note.largest;
@@ -1561,11 +1566,11 @@ REPORT_UNUSED static report_result report_render(const char *path, const char *h
 { return report_convert(path, html, report_page, error); }
 
 static void report_csv_table(const report_data *d, FILE *f, const char *cut) {
-    static const char   names[] = "step,time,seconds,tokens,loss,val,train,norm,clip,lr,scale,skipped,ms,mem";
+    static const char   names[] = "step,time,seconds,tokens,loss,val,train,norm,clip,lr,scale,skipped,ms,mem,mfu";
     static const size_t fields[] = { REPORT_FIELD(time), REPORT_FIELD(seconds), REPORT_FIELD(tokens),
         REPORT_FIELD(loss), REPORT_FIELD(val), REPORT_FIELD(train), REPORT_FIELD(norm),
         REPORT_FIELD(clip), REPORT_FIELD(lr), REPORT_FIELD(scale), REPORT_FIELD(skipped),
-        REPORT_FIELD(ms), REPORT_FIELD(mem) };
+        REPORT_FIELD(ms), REPORT_FIELD(mem), REPORT_FIELD(mfu) };
     size_t k;
     int    i;
     (void)cut;

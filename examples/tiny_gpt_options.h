@@ -67,7 +67,7 @@ typedef struct config {
     int64_t eval_every, eval_batches, log_every, plant;
     int64_t resume, compare, eval_only, report, overwrite, quiet, threads, graph, profile;
     int64_t shard, total_batch, ordered;
-    double  rank_seconds;
+    double  rank_seconds, peak_tflops;
     int64_t ranks_before, total_before; /* of the run that is resumed: as its config.json has them */
     int64_t help, version;
     int64_t sample, top_k;
@@ -230,6 +230,9 @@ static const option options[] = {
                "each rank keeps a part of the optimizer's states; sums: and of the summed gradients"),
     REAL_OPT("rank-seconds", rank_seconds, "600", 1, 1e6,
              "that ranks wait for one that does not come, before they end"),
+    REAL_OPT("peak-tflops", peak_tflops, "auto", 1e-6, 1e6,
+             "of the device in --dtype, of each rank: the log tells what share the model uses (MFU); "
+             "auto = unknown"),
     FLAG_OPT("graph", graph, "on a GPU: record a step, and replay it where none is logged"),
     WHOLE_OPT("threads", threads, "0", 0, 4096, "CPU threads; 0 = OMP_NUM_THREADS, or all"),
     FLAG_OPT("profile", profile, "at the end: where the time and memory of a step went"),

@@ -108,6 +108,32 @@ static void print_header(const trainer *t) {
 
 static double known(double value) { return value == ABSENT ? REPORT_NONE : value; }
 
+/* Floating-point operations of a token in training, of the model alone: what is computed twice counts
+ * once. Source: A. Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022,
+ * arXiv:2204.02311, appendix B: 6N + 12LHQT, where N are the parameters, without tables that are only
+ * looked up, L layers, H heads of Q elements and T tokens in a sequence. */
+static double token_flops(const trainer *t) {
+    const config *c = &t->c;
+    const gpt    *m = &t->model;
+    int64_t       n = m->n_parameters;
+    if (m->positions) n -= m->positions->count;
+    if (m->head != m->tokens) n -= m->tokens->count;
+    return 6 * (double)n + 12 * (double)(c->layers * c->width * c->block);
+}
+
+/* Model FLOPs utilization of steps that take `seconds` each; ABSENT where the peak is unknown. */
+static double utilization(const trainer *t, double seconds) {
+    double tokens = (double)(total_batch(t) * t->c.block), peak = t->c.peak_tflops * 1e12;
+    if (t->c.peak_tflops == AUTO || !(seconds > 0)) return ABSENT;
+    return tokens / seconds * token_flops(t) / (peak * (double)ranks_of(t));
+}
+
+static void print_utilization(const trainer *t, double seconds) {
+    double mfu = utilization(t, seconds);
+    if (mfu == ABSENT) return;
+    say_line("mfu", "%.2f %% of %g Tflop/s%s", 100 * mfu, t->c.peak_tflops, t->ranks.size > 1 ? " a rank" : "");
+}
+
 static void write_metrics(trainer *t, double loss, double val, const mixp_verdict *v, double ms) {
     struct timespec now;
     report_point p = report_nothing((double)t->step);
@@ -122,6 +148,7 @@ static void write_metrics(trainer *t, double loss, double val, const mixp_verdic
     p.train = known(t->train_loss);
     p.tokens = t->tokens;
     p.ms = ms;
+    p.mfu = known(utilization(t, 1e-3 * ms));
     p.seconds = t->seconds_before + seconds_now() - t->began;
     if (clock_gettime(CLOCK_REALTIME, &now) == 0) p.time = (double)now.tv_sec;
     p.mem = (double)mixp_context_memory(t->ctx).peak;
@@ -168,6 +195,7 @@ static void log_line(trainer *t, double loss, double val) {
     if (!t->c.quiet) print_row(t, &v, loss, val, each);
     if (!t->c.quiet && t->train_loss != ABSENT)
         say_line("train", "loss %.4f on training data, as val is taken", t->train_loss);
+    if (!t->c.quiet && val != ABSENT) print_utilization(t, each);
     t->seconds = 0;
     t->timed_steps = 0;
 }

@@ -180,7 +180,7 @@ missing=
 for o in data val-data vocab bias dtype level layers heads width activation norm positions qk-norm head zero-init optimizer muon-lr loss retry export vocabulary init from eval-only guard plant report compare block batch accumulate steps lr min-lr warmup \
          decay-steps schedule weight-decay beta1 beta2 dropout clip seed rule init-scale \
          growth-interval eval-every eval-batches log-every out resume overwrite sample \
-         temperature top-k prompt threads quiet preset config device tokenizer token-bits eval-train sample-every keep csv top-p ranks rank-seconds total-batch ordered shard graph profile no-master help version; do
+         temperature top-k prompt threads quiet preset config device tokenizer token-bits eval-train sample-every keep csv top-p ranks rank-seconds total-batch ordered shard peak-tflops graph profile no-master help version; do
     grep -q -- "  --$o" help || missing="$missing $o"
 done
 check "--help lists each option" test -z "$missing"
@@ -565,6 +565,16 @@ check "training data are validated on, too" sh -c 'grep -c "\"val\":[0-9.]*,\"tr
 csv() { awk -F, -v step="$1" -v column="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == column) n = i } $1 == step { print $n }' told/metrics.csv; }
 check "--csv writes each row" test "$(wc -l <told/metrics.csv)" -eq 10
 check "with its numbers" test "$(csv 30 loss)" = "$(sed -n 's/^{"step":30,"loss":\([0-9.]*\),.*/\1/p' told/metrics.jsonl)" -a "$(csv 30 tokens)" = 1920 -a -z "$(csv 5 val)"
+# PaLM's 6N + 12LHQT: of N = 6640 weights (a table of 26 x 16, 2 blocks of 3104, a norm), 2 layers, 16 wide, 8 tokens.
+mfu() { gpt 0 $run --steps 20 --peak-tflops 1e-3 --csv on --out told --overwrite "$@"
+    sed -n 's/^{"step":\([0-9]*\),.*"tokens":\([0-9]*\),"ms":\([0-9.]*\),"mfu":\([0-9.e+-]*\),.*/\1 \2 \3 \4/p' told/metrics.jsonl |
+        awk '{ want = $2 / $1 / ($3 * 1e-3) * (6 * 6640 + 12 * 2 * 16 * 8) / (1e9 * ranks); n += want > 0.999 * $4 && want < 1.001 * $4 } END { exit n != 4 }' ranks="$ranks"; }
+ranks=1; check "the share of a peak is PaLM's" mfu
+check "in the log, too" grep -Eq '^mfu      [0-9.]+ % of 0.001 Tflop/s$' out
+check "and the table" test -n "$(csv 20 mfu)" -a -z "$(csv 0 mfu)"
+check "tables that are looked up count nothing" mfu --preset modern --lr 1e-3
+ranks=2; check "and of ranks it is that of each" mfu --ranks fork:2
+refuses "a peak of nothing" 2 "out of range" --peak-tflops 0
 refuses "an --eval-train that is none" 2 "off|on" --eval-train yes
 if [ ! -r "$root/examples/metrics.py" ] || ! "${PYTHON:-python3}" -c 'import tensorboard' 2>/dev/null; then skip "a log for TensorBoard" "no tensorboard"
 else
