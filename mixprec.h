@@ -64,7 +64,7 @@
  *      7. tape         >>tape          applying an operator, walking back, your own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
- *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, small states
+ *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
  *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
  *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
@@ -962,8 +962,10 @@ typedef enum mixp_optimizer_kind {
                                        each weight against its direction                   */
     MIXP_OPTIMIZER_MUON_MOMENTUM,   /* Muon's first pass: updates the momentum and writes
                                        the direction to the row's weight                   */
-    MIXP_OPTIMIZER_MUON_UNIT        /* Muon's second pass: scales the direction by the
+    MIXP_OPTIMIZER_MUON_UNIT,       /* Muon's second pass: scales the direction by the
                                        step's factor                                       */
+    MIXP_OPTIMIZER_EMA              /* the pass over averages of weights: the row's weight is an
+                                       average, its grad the weight, its rate 1 - decay    */
 } mixp_optimizer_kind;
 
 /* Which values of a step are compared with the values of earlier steps. */
@@ -2316,7 +2318,8 @@ typedef struct mixp_param_row {
     int64_t   *missed;          /* number of applied steps that did not update it, or NULL */
     uint8_t   *m_scale, *v_scale;   /* moments in blocks: an f8_e8m0 per block, or NULL    */
     uint64_t   tensor;          /* part of the key of its random numbers                   */
-    float      rate;            /* Muon: factor of the learning rate for the matrix's shape */
+    float      rate;            /* Muon: factor of the learning rate for the matrix's shape;
+                                   averages: 1 - decay                                     */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad
@@ -4091,6 +4094,30 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
+/* Keeps an average of the weights of opt: an exponential moving average in f32. After each applied
+ * step, average = decay * average + (1 - decay) * weight, rounded as in torch.lerp (as
+ * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
+ * skipped step does not change the averages. They start as the present weights, and are part of
+ * checkpoints ("optimizer.0.ema.NAME"). A second call changes decay, and starts averages of
+ * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
+ * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
+ *
+ * MIXP_ERR_ARGUMENT: decay is not in [0, 1); opt has no parameter, or a frozen one; or states are
+ * sharded over ranks. MIXP_ERR_ORDER: during a capture, or while the averages are swapped in.
+ * MIXP_ERR_MEMORY. On an error nothing changes. */
+MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay);
+
+/* Puts the averages into the weights, rounded to the weights' dtypes, for evaluation or for
+ * mixp_checkpoint_save_weights. A second call puts back the weights of the training, bit for bit.
+ * Writes to the weights between the two calls are lost. The first call allocates a copy of the
+ * weights.
+ *
+ * MIXP_ERR_ORDER: mixp_optimizer_set_ema was not called, or not since the last parameter was added;
+ * a step or a capture is in progress. MIXP_ERR_ARGUMENT: another optimizer has one of the
+ * parameters. While the averages are in, these calls return MIXP_ERR_ORDER: steps, unscale and clip
+ * of opt, replays of recorded steps, checkpoints that include opt, and mixp_optimizer_free. */
+MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt);
+
 /* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the
  * parameter's number of elements. MASTER: returns the weight itself if there is no master, or if
  * the weight was written since the last step. Waits for the device.
@@ -4100,7 +4127,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* first moment, or momentum                               */
     MIXP_STATE_V,               /* second moment                                           */
-    MIXP_STATE_MASTER           /* master weight                                           */
+    MIXP_STATE_MASTER,          /* master weight                                           */
+    MIXP_STATE_EMA              /* average of the weight: see mixp_optimizer_set_ema       */
 } mixp_state_kind;
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
@@ -11501,6 +11529,18 @@ MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
             if (!(s->closed >> i / MIXP_STATE_BLOCK & 1u)) MIXPI_P(small_close)(s, i);
 }
 
+/* Averages: p = lerp(p, weight, rate), as mixpi_lerp. */
+MIXPI_RARE void MIXPI_P(ema_block)(float rate, const float *weight, float *p, int n) {
+    int i = 0;
+    if (rate < 0.5f)
+        for (; i + 16 <= n; i += 16) {
+            const mixpi_v a = mixpi_vload(p + i);
+            const mixpi_v way = mixpi_vsub(mixpi_vload(weight + i), a);
+            mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(rate), way, a));
+        }
+    for (; i < n; i++) p[i] = mixpi_lerp(p[i], weight[i], rate);
+}
+
 MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
                                     const mixp_step_scalars *u, const float *g) {
     float *p = s->p, *m = s->m;
@@ -11541,7 +11581,8 @@ MIXPI_V void MIXPI_P(stretch_update)(mixpi_stretch *s, mixp_optimizer_kind kind,
                                      const mixp_step_scalars *u, const float *g) {
     const int n = s->n;
     float *p = s->p, *m = s->m, *v = s->v;
-    if (kind >= MIXP_OPTIMIZER_MUON) MIXPI_P(muon_block)(s, kind, u, g);
+    if (kind == MIXP_OPTIMIZER_EMA) MIXPI_P(ema_block)(s->row->rate, g, p, n);
+    else if (kind >= MIXP_OPTIMIZER_MUON) MIXPI_P(muon_block)(s, kind, u, g);
     else if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
     else if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
     else if (kind == MIXP_OPTIMIZER_LION) MIXPI_P(lion_block)(u, g, p, m, n);
@@ -12522,6 +12563,8 @@ struct mixp_context {
     int            scale_moved; /* 1: a loss scale changed since the newest mixp_capture_begin */
     int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,
                                      which runs only at replays */
+    int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
+    int            averaged;    /* optimizers whose averages are in the weights            */
     int64_t        lows_made;   /* low copies of permanent tensors made so far             */
     const void    *tally_of;    /* optimizer whose counts are on their way to the host      */
     void          *scalers, *optimizers;    /* all of them, newest first                   */
@@ -13611,6 +13654,7 @@ struct mixp_graph {
     mixp_graph   *next;
     void         *handle;
     uint64_t      step;
+    int           updates;      /* 1: it contains a step of an optimizer */
     int           moves_scale;  /* 0: gradients from before and after a replay may be added */
     uint64_t      sites_moved;  /* the context's value when the graph was recorded */
     int64_t       lows_made;    /* the context's value when the graph was recorded */
@@ -13655,7 +13699,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: a step is being captured already; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
-    ctx->scale_moved = ctx->cast_recorded = 0;
+    ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;
     /* Sharded steps write no copies, so each replay renews them. */
@@ -13690,6 +13734,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->next = ctx->graphs;
     g->handle = handle;
     g->step = step;
+    g->updates = ctx->update_recorded;
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
     g->lows_made = ctx->lows_made;
@@ -13705,6 +13750,10 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_replay: a step is being captured; call mixp_capture_end "
                                  "first");
+    if (graph->updates && ctx->averaged)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: the weights are the averages that "
+                                 "mixp_optimizer_swap_ema put in: call it again first");
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
@@ -20574,6 +20623,8 @@ typedef struct mixpi_slot {
     uint64_t     version;       /* version of param for which the master weight is current */
     int          owner;         /* sharded: rank that updates it; -1: each updates a piece */
     void        *piece;         /* device memory: states of this rank's piece              */
+    float       *ema;           /* device memory: average of the weight, or NULL           */
+    void        *shelf;         /* device memory: the weight while its average is in, or NULL */
 } mixpi_slot;
 
 /* Counts of one parameter's gradient in its low dtype. */
@@ -20647,6 +20698,10 @@ struct mixp_optimizer {
     int              loaded;    /* 1: a checkpoint was loaded: the next step compares weights */
     double           clip_norm; /* max_norm of the newest mixp_clip_grad_norm              */
     int              bit;       /* its bit in a guard's sets of optimizers                 */
+    /* Averages of the first ema_count parameters, and the rows of the pass that updates them. */
+    int64_t          ema_count, ema_room;
+    mixp_param_row  *ema_rows, *device_ema_rows;
+    int              swapped;   /* 1: the weights are the averages                         */
 };
 
 /* Allocates zeroed memory that is freed with the optimizer. Returns NULL with the error set. */
@@ -21513,6 +21568,15 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
     return MIXP_OK;
 }
 
+/* Fails while the averages are in the weights. */
+static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who) {
+    if (!opt->swapped) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: the weights are the averages that mixp_optimizer_swap_ema put "
+                             "in: call mixp_optimizer_swap_ema again first",
+                             who);
+}
+
 /* --- asking --------------------------------------------------------------------------------- */
 
 /* Address of one kind of state. */
@@ -21522,12 +21586,17 @@ typedef struct mixpi_held_at {
     mixp_dtype     dtype;
 } mixpi_held_at;
 
-static mixpi_held_at mixpi_held_of(const mixp_param_row *row, mixp_state_kind what) {
+static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_state_kind what) {
+    const mixp_param_row *row = &opt->rows[i];
     mixpi_held_at at = { row->master, NULL, row->master_dtype };
     if (what == MIXP_STATE_MASTER) return at;
     at.data = what == MIXP_STATE_M ? row->m : row->v;
     at.scale = what == MIXP_STATE_M ? row->m_scale : row->v_scale;
     at.dtype = what == MIXP_STATE_M ? row->m_dtype : row->v_dtype;
+    if (what != MIXP_STATE_EMA) return at;
+    at.data = i < opt->ema_count ? opt->slots[i].ema : NULL;
+    at.scale = NULL;
+    at.dtype = MIXP_F32;
     return at;
 }
 
@@ -21544,10 +21613,10 @@ static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t c
 }
 
 /* Reads one block: n elements from `first` on. */
-static mixp_result mixpi_held_block(const mixp_optimizer *opt, const mixp_param_row *row,
+static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row,
                                      mixp_state_kind what, int64_t first, int64_t n,
                                      float *out) {
-    const mixpi_held_at at = mixpi_held_of(row, what);
+    const mixpi_held_at at = mixpi_held_of(opt, row, what);
     const size_t size = mixp_dtype_size(at.dtype), offset = (size_t)first * size;
     const int split = what == MIXP_STATE_MASTER && at.dtype != MIXP_F32;
     uint32_t words[MIXP_STATE_BLOCK];
@@ -21559,7 +21628,7 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, const mixp_param_
     if (r == MIXP_OK && at.scale)
         r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
     if (r == MIXP_OK && split)
-        r = mixpi_download(opt->ctx, weights, (const uint16_t *)row->weight + first,
+        r = mixpi_download(opt->ctx, weights, (const uint16_t *)opt->rows[row].weight + first,
                            (size_t)n * sizeof *weights);
     for (i = 0; i < n && r == MIXP_OK; i++) {
         uint32_t code = size == 4 ? words[i] : bytes[i];
@@ -21576,25 +21645,25 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count) {
     const char *wrong = NULL;
-    const mixp_param_row *row;
     mixp_result r = MIXP_OK;
-    int64_t i = 0;
+    int64_t i = 0, row;
     int written;
     if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
-    row = &opt->rows[i];
+    row = i;
     if (i == opt->count) wrong = "this optimizer does not have it";
-    else if ((unsigned)what > MIXP_STATE_MASTER) wrong = "no such kind of state";
+    else if ((unsigned)what > MIXP_STATE_EMA) wrong = "no such kind of state";
     else if (!host) wrong = "the host memory is NULL";
     else if (!mixpi_is_own(opt, i)) wrong = "another rank keeps its states";
-    else if (!mixpi_held_of(row, what).data && what != MIXP_STATE_MASTER)
-        wrong = "this kind of optimizer keeps no such state";
+    else if (!mixpi_held_of(opt, row, what).data && what != MIXP_STATE_MASTER)
+        wrong = what == MIXP_STATE_EMA ? "no average is kept: call mixp_optimizer_set_ema"
+                                       : "this kind of optimizer keeps no such state";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
                                  param->name, wrong);
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = what == MIXP_STATE_MASTER && opt->slots[i].version != param->version;
-    if (count == param->count && (written || !mixpi_held_of(row, what).data))
+    if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
     for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)
@@ -21719,6 +21788,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     uint64_t graded = 1469598103934665603u;
     int64_t i, active = 0;
     mixp_result r;
+    if (opt->swapped) return mixpi_need_weights(opt, who);
     if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
         return MIXP_ERR_ORDER;
     if (brought) opt->rows_changed = 1;
@@ -22251,6 +22321,210 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
     return age ? &scaler->state->past[age - 1] : &scaler->state->scale;
 }
 
+/* --- averages of weights --------------------------------------------------------------------- *
+ *
+ * The kernel `update` averages too, in a table of its own: a row's weight is the average, its
+ * gradient the weight. The kernel reads the optimizer's step state, so it leaves the averages of a
+ * skipped step as they are.
+ */
+
+/* What is averaged: the f32 master weight if there is one, otherwise the weight. */
+static mixp_in mixpi_averaged(const mixp_param_row *row) {
+    if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
+    return mixpi_in(row->weight, row->weight_dtype);
+}
+
+static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
+    const mixp_param_row *of = &opt->rows[i];
+    mixp_param_row row;
+    memset(&row, 0, sizeof row);
+    row.weight = opt->slots[i].ema;
+    row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
+    row.grad_dtype = mixpi_averaged(of).dtype;
+    row.grad = mixpi_averaged(of).data == of->master ? of->master : of->weight;
+    row.count = of->count;
+    row.active = 1;
+    row.rate = (float)(1.0 - decay);
+    return row;
+}
+
+/* After the update kernel. */
+static mixp_result mixpi_opt_average(mixp_optimizer *o) {
+    mixp_step_plan plan = o->plan;
+    mixp_update_args k;
+    if (!o->ema_count) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    plan.kind = MIXP_OPTIMIZER_EMA;
+    plan.small = 0;
+    k.plan = &plan;
+    k.rows = o->device_ema_rows;
+    k.count = o->ema_count;
+    k.step = o->state;
+    return MIXPI_STEP_RUN(o, update, &k);
+}
+
+/* The first frozen parameter; NULL: none is. */
+static const mixp_tensor *mixpi_frozen_param(const mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++)
+        if (!opt->slots[i].grad && !opt->slots[i].param->requires_grad) return opt->slots[i].param;
+    return NULL;
+}
+
+static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
+    const mixp_tensor *frozen = mixpi_frozen_param(opt);
+    const char *wrong = NULL;
+    if (!mixpi_is_beta(decay)) wrong = "decay must lie in [0,1)";
+    else if (!opt->count) wrong = "no parameter was added: call mixp_optimizer_add first";
+    else if (opt->owned) wrong = "states are sharded over ranks, where no average is kept: keep it "
+                                 "without `shard` of mixp_ranks_desc";
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_ema: %s", wrong);
+    if (frozen)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_set_ema: '%s' is frozen: call "
+                                 "mixp_tensor_set_requires_grad(t, 1), or give the optimizer only "
+                                 "parameters that train",
+                                 frozen->name);
+    if (opt->ctx->capturing)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "mixp_optimizer_set_ema: a step is being captured; call "
+                                 "mixp_capture_end first");
+    return mixpi_need_weights(opt, "mixp_optimizer_set_ema");
+}
+
+/* Allocates tables for all parameters, and averages for those that have none. */
+static mixp_result mixpi_ema_memory(mixp_optimizer *opt) {
+    const size_t bytes = (size_t)opt->capacity * sizeof(mixp_param_row);
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixpi_slot *slot = &opt->slots[i];
+        if (!slot->ema)
+            slot->ema = (float *)mixpi_opt_device(opt, (size_t)opt->rows[i].count * sizeof(float));
+        if (!slot->ema) return MIXP_ERR_MEMORY;
+    }
+    if (opt->ema_room < opt->count) {
+        mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+        mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+        if (!rows || !device) return MIXP_ERR_MEMORY;
+        opt->ema_rows = rows;
+        opt->device_ema_rows = device;
+        opt->ema_room = opt->capacity;
+    }
+    return MIXP_OK;
+}
+
+/* The master of a weight that the program wrote since the last step follows the weight. */
+static mixp_result mixpi_ema_sync(mixp_optimizer *opt, int64_t i) {
+    if (opt->slots[i].version == opt->slots[i].param->version) return MIXP_OK;
+    return mixpi_master_sync(opt, i);
+}
+
+static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay) {
+    mixp_result r;
+    int64_t i;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    r = mixpi_ema_check(opt, decay);
+    if (r == MIXP_OK) r = mixpi_ema_memory(opt);
+    for (i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
+        r = mixpi_ema_sync(opt, i);
+        if (r == MIXP_OK)
+            r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
+                                 mixpi_averaged(&opt->rows[i]), opt->rows[i].count);
+    }
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
+    r = mixpi_upload(opt->ctx, opt->device_ema_rows, opt->ema_rows,
+                     (size_t)opt->count * sizeof *opt->ema_rows);
+    if (r == MIXP_OK) opt->ema_count = opt->count;
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay) {
+    mixp_context *of = opt ? opt->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_optimizer_set_ema(opt, decay));
+}
+
+/* Can the averages be put in, or taken out? */
+static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
+    const char *wrong = NULL;
+    int64_t i;
+    if (!opt->ema_count) wrong = "no average is kept: call mixp_optimizer_set_ema first";
+    else if (!opt->swapped && opt->ema_count < opt->count)
+        wrong = "parameters were added since: call mixp_optimizer_set_ema again";
+    else if (opt->ctx->capturing) wrong = "a step is being captured; call mixp_capture_end first";
+    else if (mixpi_stage(opt) != MIXPI_READY)
+        wrong = "it is in the middle of a step; call mixp_scaler_update first";
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
+    for (i = 0; i < opt->ema_count && !opt->swapped; i++)
+        if (opt->slots[i].param->own.optimizers > 1)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                     "mixp_optimizer_swap_ema: another optimizer has '%s' too, and "
+                                     "its master weight would follow the average",
+                                     opt->slots[i].param->name);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_shelf_memory(mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->ema_count; i++) {
+        mixpi_slot *slot = &opt->slots[i];
+        if (!slot->shelf) slot->shelf = mixpi_opt_device(opt, mixpi_bytes(slot->param));
+        if (!slot->shelf) return MIXP_ERR_MEMORY;
+    }
+    return MIXP_OK;
+}
+
+/* The low copies follow at once: a graph reads them without a check. */
+static mixp_result mixpi_swap_lows(mixp_optimizer *opt, mixp_tensor *p) {
+    mixp_result r = MIXP_OK;
+    int k;
+    for (k = 0; k < 2 && r == MIXP_OK; k++) {
+        if (!p->own.low[k]) continue;
+        r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p->own.low[k], 0), mixpi_tensor_in(p),
+                             p->count);
+        p->own.low_version[k] = p->version;
+    }
+    return r;
+}
+
+static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
+    mixpi_slot *slot = &opt->slots[i];
+    mixp_tensor *p = slot->param;
+    const mixp_dtype dtype = p->dtype;
+    mixp_result r = opt->swapped ? MIXP_OK : mixpi_ema_sync(opt, i);
+    if (r == MIXP_OK && !opt->swapped)
+        r = mixpi_convert_to(opt->ctx, mixpi_out_to(slot->shelf, dtype, 0), mixpi_tensor_in(p),
+                             p->count);
+    if (r == MIXP_OK)
+        r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p, 0),
+                             opt->swapped ? mixpi_in(slot->shelf, dtype)
+                                          : mixpi_in(slot->ema, MIXP_F32), p->count);
+    mixpi_written(p, "mixp_optimizer_swap_ema");
+    slot->version = p->version;
+    return r == MIXP_OK ? mixpi_swap_lows(opt, p) : r;
+}
+
+static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
+    mixp_result r;
+    int64_t i;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    r = mixpi_swap_check(opt);
+    if (r == MIXP_OK) r = mixpi_shelf_memory(opt);
+    for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
+    if (r != MIXP_OK) return r;
+    opt->swapped = !opt->swapped;
+    opt->ctx->averaged += opt->swapped ? 1 : -1;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
+    mixp_context *of = opt ? opt->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_optimizer_swap_ema(opt));
+}
 /* --- what all ranks have found --------------------------------------------------------------- *
  *
  * After the look and before the decision, the ranks sum one small table, on the device and without
@@ -22767,6 +23041,7 @@ static void mixpi_stepped(mixp_optimizer *opt) {
     const mixp_tensor *t;
     opt->stepped_in = opt->ctx->updated_in = opt->ctx->generation;
     opt->stepped_after = opt->ctx->calls_made;
+    opt->ctx->update_recorded |= opt->ctx->capturing;
     for (t = opt->ctx->tensors; t; t = t->own.next) {
         mixp_tensor *g = mixpi_lone_grad(t);
         if (!g) continue;
@@ -22814,6 +23089,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
         if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
+    if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
@@ -23226,6 +23502,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_optimizer_free: it is in the middle of a step; call "
                                  "mixp_scaler_update first");
+    if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
     if (before == opt) ctx->optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;
@@ -26535,6 +26812,9 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
                         optimizer, p->name);
+    if (i < opt->ema_count)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
+                        "optimizer.%d.ema.%s", optimizer, p->name);
     mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer,
                     p->name);
 }
@@ -26596,18 +26876,19 @@ static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
     mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
 
-/* Matches "optimizer.0.spike.window", but not a parameter's "optimizer.0.m.spike.w". */
-static int mixpi_is_spike_name(const char *name) {
+/* Matches "optimizer.0.spike.window" and "optimizer.0.ema.w", but not a parameter's
+ * "optimizer.0.m.spike.w". */
+static int mixpi_is_unasked_name(const char *name) {
     if (strncmp(name, "optimizer.", 10) != 0) return 0;
     name += 10;
     name += strspn(name, "0123456789");
-    return strncmp(name, ".spike.", 7) == 0;
+    return strncmp(name, ".spike.", 7) == 0 || strncmp(name, ".ema.", 5) == 0;
 }
 
 /* May the file have this name although the program has no use for it? */
 static int mixpi_is_optional_name(const char *name) {
     if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
-    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_spike_name(name);
+    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_unasked_name(name);
 }
 
 /* Does a checkpoint hold this tensor? It holds a view while any optimizer trains the view. */
@@ -26961,6 +27242,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                      "%s: optimizer %d is in the middle of a step; "
                                      "call mixp_scaler_update first",
                                      who, i);
+        if (opt->swapped) return mixpi_need_weights(opt, who);
     }
     if (what->scaler && !what->scaler->desc.disabled &&
         what->scaler->checked_epoch == what->scaler->epoch)

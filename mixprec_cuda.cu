@@ -5139,13 +5139,14 @@ __device__ inline void rms_elements(const mixp_step_scalars &u, bool momentum, C
             mixp_rmsprop_element(&u, c.g[k], &c.p[k], NULL, &c.v[k]);
     }
 }
-/* The passes of Muon. */
+/* The passes of Muon and of averages. */
 __device__ inline void muon_elements(const mixp_step_scalars &u, mixp_optimizer_kind kind,
                                      Cell &c) {
     MIXPI_UNROLL
     for (int k = 0; k < 8; k++) {
         if (kind == MIXP_OPTIMIZER_MUON) mixp_muon_element(&u, c.rate, c.g[k], &c.p[k]);
         else if (kind == MIXP_OPTIMIZER_MUON_UNIT) c.p[k] = c.g[k] * u.factor;
+        else if (kind == MIXP_OPTIMIZER_EMA) c.p[k] = mixpi_lerp(c.p[k], c.g[k], c.rate);
         else mixp_muon_momentum_element(&u, c.g[k], &c.p[k], &c.m[k]);
     }
 }

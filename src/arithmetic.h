@@ -261,8 +261,10 @@ typedef enum mixp_optimizer_kind {
                                        each weight against its direction                   */
     MIXP_OPTIMIZER_MUON_MOMENTUM,   /* Muon's first pass: updates the momentum and writes
                                        the direction to the row's weight                   */
-    MIXP_OPTIMIZER_MUON_UNIT        /* Muon's second pass: scales the direction by the
+    MIXP_OPTIMIZER_MUON_UNIT,       /* Muon's second pass: scales the direction by the
                                        step's factor                                       */
+    MIXP_OPTIMIZER_EMA              /* the pass over averages of weights: the row's weight is an
+                                       average, its grad the weight, its rate 1 - decay    */
 } mixp_optimizer_kind;
 
 /* Which values of a step are compared with the values of earlier steps. */

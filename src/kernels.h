@@ -568,7 +568,8 @@ typedef struct mixp_param_row {
     int64_t   *missed;          /* number of applied steps that did not update it, or NULL */
     uint8_t   *m_scale, *v_scale;   /* moments in blocks: an f8_e8m0 per block, or NULL    */
     uint64_t   tensor;          /* part of the key of its random numbers                   */
-    float      rate;            /* Muon: factor of the learning rate for the matrix's shape */
+    float      rate;            /* Muon: factor of the learning rate for the matrix's shape;
+                                   averages: 1 - decay                                     */
 } mixp_param_row;
 
 /* One pass over all gradients of active rows: found_inf, sum of squares, largest, first bad

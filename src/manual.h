@@ -64,7 +64,7 @@
  *      7. tape         >>tape          applying an operator, walking back, your own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
- *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, small states
+ *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
  *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
  *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume

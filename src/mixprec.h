@@ -112,6 +112,7 @@ extern "C" {
 #include "step/table.c"
 #include "step/muon.c"
 #include "step/gradients.c"
+#include "step/average.c"
 #include "ranks/agree.c"
 #include "ranks/check.c"
 #include "step/step.c"

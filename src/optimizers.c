@@ -12,6 +12,8 @@ typedef struct mixpi_slot {
     uint64_t     version;       /* version of param for which the master weight is current */
     int          owner;         /* sharded: rank that updates it; -1: each updates a piece */
     void        *piece;         /* device memory: states of this rank's piece              */
+    float       *ema;           /* device memory: average of the weight, or NULL           */
+    void        *shelf;         /* device memory: the weight while its average is in, or NULL */
 } mixpi_slot;
 
 /* Counts of one parameter's gradient in its low dtype. */
@@ -85,6 +87,10 @@ struct mixp_optimizer {
     int              loaded;    /* 1: a checkpoint was loaded: the next step compares weights */
     double           clip_norm; /* max_norm of the newest mixp_clip_grad_norm              */
     int              bit;       /* its bit in a guard's sets of optimizers                 */
+    /* Averages of the first ema_count parameters, and the rows of the pass that updates them. */
+    int64_t          ema_count, ema_room;
+    mixp_param_row  *ema_rows, *device_ema_rows;
+    int              swapped;   /* 1: the weights are the averages                         */
 };
 
 /* Allocates zeroed memory that is freed with the optimizer. Returns NULL with the error set. */
@@ -951,6 +957,15 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
     return MIXP_OK;
 }
 
+/* Fails while the averages are in the weights. */
+static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who) {
+    if (!opt->swapped) return MIXP_OK;
+    return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                             "%s: the weights are the averages that mixp_optimizer_swap_ema put "
+                             "in: call mixp_optimizer_swap_ema again first",
+                             who);
+}
+
 /* --- asking --------------------------------------------------------------------------------- */
 
 /* Address of one kind of state. */
@@ -960,12 +975,17 @@ typedef struct mixpi_held_at {
     mixp_dtype     dtype;
 } mixpi_held_at;
 
-static mixpi_held_at mixpi_held_of(const mixp_param_row *row, mixp_state_kind what) {
+static mixpi_held_at mixpi_held_of(const mixp_optimizer *opt, int64_t i, mixp_state_kind what) {
+    const mixp_param_row *row = &opt->rows[i];
     mixpi_held_at at = { row->master, NULL, row->master_dtype };
     if (what == MIXP_STATE_MASTER) return at;
     at.data = what == MIXP_STATE_M ? row->m : row->v;
     at.scale = what == MIXP_STATE_M ? row->m_scale : row->v_scale;
     at.dtype = what == MIXP_STATE_M ? row->m_dtype : row->v_dtype;
+    if (what != MIXP_STATE_EMA) return at;
+    at.data = i < opt->ema_count ? opt->slots[i].ema : NULL;
+    at.scale = NULL;
+    at.dtype = MIXP_F32;
     return at;
 }
 
@@ -982,10 +1002,10 @@ static float mixpi_held_value(mixp_state_kind what, mixp_dtype dtype, uint32_t c
 }
 
 /* Reads one block: n elements from `first` on. */
-static mixp_result mixpi_held_block(const mixp_optimizer *opt, const mixp_param_row *row,
+static mixp_result mixpi_held_block(const mixp_optimizer *opt, int64_t row,
                                      mixp_state_kind what, int64_t first, int64_t n,
                                      float *out) {
-    const mixpi_held_at at = mixpi_held_of(row, what);
+    const mixpi_held_at at = mixpi_held_of(opt, row, what);
     const size_t size = mixp_dtype_size(at.dtype), offset = (size_t)first * size;
     const int split = what == MIXP_STATE_MASTER && at.dtype != MIXP_F32;
     uint32_t words[MIXP_STATE_BLOCK];
@@ -997,7 +1017,7 @@ static mixp_result mixpi_held_block(const mixp_optimizer *opt, const mixp_param_
     if (r == MIXP_OK && at.scale)
         r = mixpi_download(opt->ctx, &scale, at.scale + first / MIXP_STATE_BLOCK, 1);
     if (r == MIXP_OK && split)
-        r = mixpi_download(opt->ctx, weights, (const uint16_t *)row->weight + first,
+        r = mixpi_download(opt->ctx, weights, (const uint16_t *)opt->rows[row].weight + first,
                            (size_t)n * sizeof *weights);
     for (i = 0; i < n && r == MIXP_OK; i++) {
         uint32_t code = size == 4 ? words[i] : bytes[i];
@@ -1014,25 +1034,25 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,
                                             float *host, int64_t count) {
     const char *wrong = NULL;
-    const mixp_param_row *row;
     mixp_result r = MIXP_OK;
-    int64_t i = 0;
+    int64_t i = 0, row;
     int written;
     if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
-    row = &opt->rows[i];
+    row = i;
     if (i == opt->count) wrong = "this optimizer does not have it";
-    else if ((unsigned)what > MIXP_STATE_MASTER) wrong = "no such kind of state";
+    else if ((unsigned)what > MIXP_STATE_EMA) wrong = "no such kind of state";
     else if (!host) wrong = "the host memory is NULL";
     else if (!mixpi_is_own(opt, i)) wrong = "another rank keeps its states";
-    else if (!mixpi_held_of(row, what).data && what != MIXP_STATE_MASTER)
-        wrong = "this kind of optimizer keeps no such state";
+    else if (!mixpi_held_of(opt, row, what).data && what != MIXP_STATE_MASTER)
+        wrong = what == MIXP_STATE_EMA ? "no average is kept: call mixp_optimizer_set_ema"
+                                       : "this kind of optimizer keeps no such state";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
                                  param->name, wrong);
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = what == MIXP_STATE_MASTER && opt->slots[i].version != param->version;
-    if (count == param->count && (written || !mixpi_held_of(row, what).data))
+    if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
     for (i = 0; i < count && r == MIXP_OK; i += MIXP_STATE_BLOCK)

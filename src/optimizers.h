@@ -200,6 +200,30 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt);
 MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                                 const mixp_tensor *loss);
 
+/* Keeps an average of the weights of opt: an exponential moving average in f32. After each applied
+ * step, average = decay * average + (1 - decay) * weight, rounded as in torch.lerp (as
+ * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
+ * skipped step does not change the averages. They start as the present weights, and are part of
+ * checkpoints ("optimizer.0.ema.NAME"). A second call changes decay, and starts averages of
+ * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
+ * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
+ *
+ * MIXP_ERR_ARGUMENT: decay is not in [0, 1); opt has no parameter, or a frozen one; or states are
+ * sharded over ranks. MIXP_ERR_ORDER: during a capture, or while the averages are swapped in.
+ * MIXP_ERR_MEMORY. On an error nothing changes. */
+MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay);
+
+/* Puts the averages into the weights, rounded to the weights' dtypes, for evaluation or for
+ * mixp_checkpoint_save_weights. A second call puts back the weights of the training, bit for bit.
+ * Writes to the weights between the two calls are lost. The first call allocates a copy of the
+ * weights.
+ *
+ * MIXP_ERR_ORDER: mixp_optimizer_set_ema was not called, or not since the last parameter was added;
+ * a step or a capture is in progress. MIXP_ERR_ARGUMENT: another optimizer has one of the
+ * parameters. While the averages are in, these calls return MIXP_ERR_ORDER: steps, unscale and clip
+ * of opt, replays of recorded steps, checkpoints that include opt, and mixp_optimizer_free. */
+MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt);
+
 /* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the
  * parameter's number of elements. MASTER: returns the weight itself if there is no master, or if
  * the weight was written since the last step. Waits for the device.
@@ -209,7 +233,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 typedef enum mixp_state_kind {
     MIXP_STATE_M,               /* first moment, or momentum                               */
     MIXP_STATE_V,               /* second moment                                           */
-    MIXP_STATE_MASTER           /* master weight                                           */
+    MIXP_STATE_MASTER,          /* master weight                                           */
+    MIXP_STATE_EMA              /* average of the weight: see mixp_optimizer_set_ema       */
 } mixp_state_kind;
 MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
                                             const mixp_tensor *param, mixp_state_kind what,

@@ -418,6 +418,18 @@ MIXPI_V void MIXPI_P(stretch_close)(mixpi_stretch *s) {
             if (!(s->closed >> i / MIXP_STATE_BLOCK & 1u)) MIXPI_P(small_close)(s, i);
 }
 
+/* Averages: p = lerp(p, weight, rate), as mixpi_lerp. */
+MIXPI_RARE void MIXPI_P(ema_block)(float rate, const float *weight, float *p, int n) {
+    int i = 0;
+    if (rate < 0.5f)
+        for (; i + 16 <= n; i += 16) {
+            const mixpi_v a = mixpi_vload(p + i);
+            const mixpi_v way = mixpi_vsub(mixpi_vload(weight + i), a);
+            mixpi_vstore(p + i, mixpi_vfma(mixpi_vset(rate), way, a));
+        }
+    for (; i < n; i++) p[i] = mixpi_lerp(p[i], weight[i], rate);
+}
+
 MIXPI_RARE void MIXPI_P(muon_block)(const mixpi_stretch *s, mixp_optimizer_kind kind,
                                     const mixp_step_scalars *u, const float *g) {
     float *p = s->p, *m = s->m;
@@ -458,7 +470,8 @@ MIXPI_V void MIXPI_P(stretch_update)(mixpi_stretch *s, mixp_optimizer_kind kind,
                                      const mixp_step_scalars *u, const float *g) {
     const int n = s->n;
     float *p = s->p, *m = s->m, *v = s->v;
-    if (kind >= MIXP_OPTIMIZER_MUON) MIXPI_P(muon_block)(s, kind, u, g);
+    if (kind == MIXP_OPTIMIZER_EMA) MIXPI_P(ema_block)(s->row->rate, g, p, n);
+    else if (kind >= MIXP_OPTIMIZER_MUON) MIXPI_P(muon_block)(s, kind, u, g);
     else if (kind == MIXP_OPTIMIZER_SGD) MIXPI_P(sgd_block)(u, g, p, m, n);
     else if (kind == MIXP_OPTIMIZER_RMSPROP) MIXPI_P(rmsprop_block)(u, g, p, m, v, n);
     else if (kind == MIXP_OPTIMIZER_LION) MIXPI_P(lion_block)(u, g, p, m, n);

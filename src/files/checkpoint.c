@@ -65,6 +65,7 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
                                      "%s: optimizer %d is in the middle of a step; "
                                      "call mixp_scaler_update first",
                                      who, i);
+        if (opt->swapped) return mixpi_need_weights(opt, who);
     }
     if (what->scaler && !what->scaler->desc.disabled &&
         what->scaler->checked_epoch == what->scaler->epoch)

@@ -255,6 +255,9 @@ static void mixpi_state_add_row(mixpi_state *s, const mixp_optimizer *opt, int64
     if (row->master)
         mixpi_state_add(s, mixpi_state_master(p, row), "optimizer.%d.master.%s",
                         optimizer, p->name);
+    if (i < opt->ema_count)
+        mixpi_state_add(s, mixpi_state_tensor(p, MIXP_F32, opt->slots[i].ema),
+                        "optimizer.%d.ema.%s", optimizer, p->name);
     mixpi_state_add(s, mixpi_state_missed(opt, row), "optimizer.%d.missed.%s", optimizer,
                     p->name);
 }
@@ -316,18 +319,19 @@ static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
     mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
 
-/* Matches "optimizer.0.spike.window", but not a parameter's "optimizer.0.m.spike.w". */
-static int mixpi_is_spike_name(const char *name) {
+/* Matches "optimizer.0.spike.window" and "optimizer.0.ema.w", but not a parameter's
+ * "optimizer.0.m.spike.w". */
+static int mixpi_is_unasked_name(const char *name) {
     if (strncmp(name, "optimizer.", 10) != 0) return 0;
     name += 10;
     name += strspn(name, "0123456789");
-    return strncmp(name, ".spike.", 7) == 0;
+    return strncmp(name, ".spike.", 7) == 0 || strncmp(name, ".ema.", 5) == 0;
 }
 
 /* May the file have this name although the program has no use for it? */
 static int mixpi_is_optional_name(const char *name) {
     if (strncmp(name, "mixprec.guard.", 14) == 0) return 1;
-    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_spike_name(name);
+    return strncmp(name, "scaler.prediction.", 18) == 0 || mixpi_is_unasked_name(name);
 }
 
 /* Does a checkpoint hold this tensor? It holds a view while any optimizer trains the view. */

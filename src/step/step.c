@@ -1,6 +1,7 @@
 #pragma once
 #include "muon.c"
 #include "gradients.c"
+#include "average.c"
 #include "../ranks/agree.c"
 /* --- stepping ----------------------------------------------------------------------------- */
 
@@ -55,6 +56,7 @@ static void mixpi_stepped(mixp_optimizer *opt) {
     const mixp_tensor *t;
     opt->stepped_in = opt->ctx->updated_in = opt->ctx->generation;
     opt->stepped_after = opt->ctx->calls_made;
+    opt->ctx->update_recorded |= opt->ctx->capturing;
     for (t = opt->ctx->tensors; t; t = t->own.next) {
         mixp_tensor *g = mixpi_lone_grad(t);
         if (!g) continue;
@@ -102,6 +104,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
         if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
     }
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
+    if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
     if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
@@ -514,6 +517,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_optimizer_free: it is in the middle of a step; call "
                                  "mixp_scaler_update first");
+    if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
     if (before == opt) ctx->optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;
     before->next = opt->next;

@@ -104,6 +104,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     uint64_t graded = 1469598103934665603u;
     int64_t i, active = 0;
     mixp_result r;
+    if (opt->swapped) return mixpi_need_weights(opt, who);
     if (opt->ctx->capturing && mixpi_refresh_recorded(opt, who) != MIXP_OK)
         return MIXP_ERR_ORDER;
     if (brought) opt->rows_changed = 1;

@@ -102,6 +102,7 @@ struct mixp_graph {
     mixp_graph   *next;
     void         *handle;
     uint64_t      step;
+    int           updates;      /* 1: it contains a step of an optimizer */
     int           moves_scale;  /* 0: gradients from before and after a replay may be added */
     uint64_t      sites_moved;  /* the context's value when the graph was recorded */
     int64_t       lows_made;    /* the context's value when the graph was recorded */
@@ -146,7 +147,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: a step is being captured already; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
-    ctx->scale_moved = ctx->cast_recorded = 0;
+    ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;
     /* Sharded steps write no copies, so each replay renews them. */
@@ -181,6 +182,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->next = ctx->graphs;
     g->handle = handle;
     g->step = step;
+    g->updates = ctx->update_recorded;
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
     g->lows_made = ctx->lows_made;
@@ -196,6 +198,10 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_replay: a step is being captured; call mixp_capture_end "
                                  "first");
+    if (graph->updates && ctx->averaged)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: the weights are the averages that "
+                                 "mixp_optimizer_swap_ema put in: call it again first");
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;

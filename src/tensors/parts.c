@@ -228,6 +228,8 @@ struct mixp_context {
     int            scale_moved; /* 1: a loss scale changed since the newest mixp_capture_begin */
     int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,
                                      which runs only at replays */
+    int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
+    int            averaged;    /* optimizers whose averages are in the weights            */
     int64_t        lows_made;   /* low copies of permanent tensors made so far             */
     const void    *tally_of;    /* optimizer whose counts are on their way to the host      */
     void          *scalers, *optimizers;    /* all of them, newest first                   */

@@ -1,0 +1,206 @@
+#pragma once
+#include "table.c"
+/* --- averages of weights --------------------------------------------------------------------- *
+ *
+ * The kernel `update` averages too, in a table of its own: a row's weight is the average, its
+ * gradient the weight. The kernel reads the optimizer's step state, so it leaves the averages of a
+ * skipped step as they are.
+ */
+
+/* What is averaged: the f32 master weight if there is one, otherwise the weight. */
+static mixp_in mixpi_averaged(const mixp_param_row *row) {
+    if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
+    return mixpi_in(row->weight, row->weight_dtype);
+}
+
+static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
+    const mixp_param_row *of = &opt->rows[i];
+    mixp_param_row row;
+    memset(&row, 0, sizeof row);
+    row.weight = opt->slots[i].ema;
+    row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
+    row.grad_dtype = mixpi_averaged(of).dtype;
+    row.grad = mixpi_averaged(of).data == of->master ? of->master : of->weight;
+    row.count = of->count;
+    row.active = 1;
+    row.rate = (float)(1.0 - decay);
+    return row;
+}
+
+/* After the update kernel. */
+static mixp_result mixpi_opt_average(mixp_optimizer *o) {
+    mixp_step_plan plan = o->plan;
+    mixp_update_args k;
+    if (!o->ema_count) return MIXP_OK;
+    memset(&k, 0, sizeof k);
+    plan.kind = MIXP_OPTIMIZER_EMA;
+    plan.small = 0;
+    k.plan = &plan;
+    k.rows = o->device_ema_rows;
+    k.count = o->ema_count;
+    k.step = o->state;
+    return MIXPI_STEP_RUN(o, update, &k);
+}
+
+/* The first frozen parameter; NULL: none is. */
+static const mixp_tensor *mixpi_frozen_param(const mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++)
+        if (!opt->slots[i].grad && !opt->slots[i].param->requires_grad) return opt->slots[i].param;
+    return NULL;
+}
+
+static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
+    const mixp_tensor *frozen = mixpi_frozen_param(opt);
+    const char *wrong = NULL;
+    if (!mixpi_is_beta(decay)) wrong = "decay must lie in [0,1)";
+    else if (!opt->count) wrong = "no parameter was added: call mixp_optimizer_add first";
+    else if (opt->owned) wrong = "states are sharded over ranks, where no average is kept: keep it "
+                                 "without `shard` of mixp_ranks_desc";
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_ema: %s", wrong);
+    if (frozen)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_set_ema: '%s' is frozen: call "
+                                 "mixp_tensor_set_requires_grad(t, 1), or give the optimizer only "
+                                 "parameters that train",
+                                 frozen->name);
+    if (opt->ctx->capturing)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                 "mixp_optimizer_set_ema: a step is being captured; call "
+                                 "mixp_capture_end first");
+    return mixpi_need_weights(opt, "mixp_optimizer_set_ema");
+}
+
+/* Allocates tables for all parameters, and averages for those that have none. */
+static mixp_result mixpi_ema_memory(mixp_optimizer *opt) {
+    const size_t bytes = (size_t)opt->capacity * sizeof(mixp_param_row);
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixpi_slot *slot = &opt->slots[i];
+        if (!slot->ema)
+            slot->ema = (float *)mixpi_opt_device(opt, (size_t)opt->rows[i].count * sizeof(float));
+        if (!slot->ema) return MIXP_ERR_MEMORY;
+    }
+    if (opt->ema_room < opt->count) {
+        mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+        mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+        if (!rows || !device) return MIXP_ERR_MEMORY;
+        opt->ema_rows = rows;
+        opt->device_ema_rows = device;
+        opt->ema_room = opt->capacity;
+    }
+    return MIXP_OK;
+}
+
+/* The master of a weight that the program wrote since the last step follows the weight. */
+static mixp_result mixpi_ema_sync(mixp_optimizer *opt, int64_t i) {
+    if (opt->slots[i].version == opt->slots[i].param->version) return MIXP_OK;
+    return mixpi_master_sync(opt, i);
+}
+
+static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay) {
+    mixp_result r;
+    int64_t i;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    r = mixpi_ema_check(opt, decay);
+    if (r == MIXP_OK) r = mixpi_ema_memory(opt);
+    for (i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
+        r = mixpi_ema_sync(opt, i);
+        if (r == MIXP_OK)
+            r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
+                                 mixpi_averaged(&opt->rows[i]), opt->rows[i].count);
+    }
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
+    r = mixpi_upload(opt->ctx, opt->device_ema_rows, opt->ema_rows,
+                     (size_t)opt->count * sizeof *opt->ema_rows);
+    if (r == MIXP_OK) opt->ema_count = opt->count;
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay) {
+    mixp_context *of = opt ? opt->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_optimizer_set_ema(opt, decay));
+}
+
+/* Can the averages be put in, or taken out? */
+static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
+    const char *wrong = NULL;
+    int64_t i;
+    if (!opt->ema_count) wrong = "no average is kept: call mixp_optimizer_set_ema first";
+    else if (!opt->swapped && opt->ema_count < opt->count)
+        wrong = "parameters were added since: call mixp_optimizer_set_ema again";
+    else if (opt->ctx->capturing) wrong = "a step is being captured; call mixp_capture_end first";
+    else if (mixpi_stage(opt) != MIXPI_READY)
+        wrong = "it is in the middle of a step; call mixp_scaler_update first";
+    if (wrong)
+        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
+    for (i = 0; i < opt->ema_count && !opt->swapped; i++)
+        if (opt->slots[i].param->own.optimizers > 1)
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
+                                     "mixp_optimizer_swap_ema: another optimizer has '%s' too, and "
+                                     "its master weight would follow the average",
+                                     opt->slots[i].param->name);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_shelf_memory(mixp_optimizer *opt) {
+    int64_t i;
+    for (i = 0; i < opt->ema_count; i++) {
+        mixpi_slot *slot = &opt->slots[i];
+        if (!slot->shelf) slot->shelf = mixpi_opt_device(opt, mixpi_bytes(slot->param));
+        if (!slot->shelf) return MIXP_ERR_MEMORY;
+    }
+    return MIXP_OK;
+}
+
+/* The low copies follow at once: a graph reads them without a check. */
+static mixp_result mixpi_swap_lows(mixp_optimizer *opt, mixp_tensor *p) {
+    mixp_result r = MIXP_OK;
+    int k;
+    for (k = 0; k < 2 && r == MIXP_OK; k++) {
+        if (!p->own.low[k]) continue;
+        r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p->own.low[k], 0), mixpi_tensor_in(p),
+                             p->count);
+        p->own.low_version[k] = p->version;
+    }
+    return r;
+}
+
+static mixp_result mixpi_swap_slot(mixp_optimizer *opt, int64_t i) {
+    mixpi_slot *slot = &opt->slots[i];
+    mixp_tensor *p = slot->param;
+    const mixp_dtype dtype = p->dtype;
+    mixp_result r = opt->swapped ? MIXP_OK : mixpi_ema_sync(opt, i);
+    if (r == MIXP_OK && !opt->swapped)
+        r = mixpi_convert_to(opt->ctx, mixpi_out_to(slot->shelf, dtype, 0), mixpi_tensor_in(p),
+                             p->count);
+    if (r == MIXP_OK)
+        r = mixpi_convert_to(opt->ctx, mixpi_tensor_out(p, 0),
+                             opt->swapped ? mixpi_in(slot->shelf, dtype)
+                                          : mixpi_in(slot->ema, MIXP_F32), p->count);
+    mixpi_written(p, "mixp_optimizer_swap_ema");
+    slot->version = p->version;
+    return r == MIXP_OK ? mixpi_swap_lows(opt, p) : r;
+}
+
+static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
+    mixp_result r;
+    int64_t i;
+    if (!opt) return MIXP_ERR_ARGUMENT;
+    r = mixpi_swap_check(opt);
+    if (r == MIXP_OK) r = mixpi_shelf_memory(opt);
+    for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
+    if (r != MIXP_OK) return r;
+    opt->swapped = !opt->swapped;
+    opt->ctx->averaged += opt->swapped ? 1 : -1;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
+    mixp_context *of = opt ? opt->ctx : NULL;
+    const int before = mixpi_enter(of);
+    return mixpi_leave(of, before, mixpi_do_optimizer_swap_ema(opt));
+}
