@@ -368,6 +368,7 @@ static double mean_loss(trainer *t, uint64_t stream) {
     for (int64_t first = 0; first < n; first += ranks) {
         int64_t mine = first + t->ranks.rank;
         double  loss = 0;
+        show_work("validating on", stream == STREAM_VAL ? "validation data" : "training data", first, n);
         fill_batch(&t->data, &t->c, stream, mine < n ? mine : first, t->x, t->y);
         mixp_step_begin(t->ctx);
         MIXP_NO_GRAD(t->ctx) { loss = mixp_item(batch_loss(t, 1, NULL)); }
@@ -508,8 +509,9 @@ static void prepare(trainer *t) {
 static int run(trainer *t) {
     int trained, status;
     if (t->c.report) return show_report(t);
-    prepare(t);
     look_at_terminal(t->c.quiet || under_launcher(&t->c));
+    prepare(t);
+    hide_bar();
     if (!t->ranks.rank) catch_signals();        /* rank 0 stops, and so do the others */
     quiet_terminal();
     if (!t->c.quiet) print_header(t);

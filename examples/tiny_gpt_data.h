@@ -227,12 +227,16 @@ static void copy_tokens(const corpus *d, int64_t at, int64_t n, int32_t *to) {
 
 /* Of more tokens than these, files are looked at here and there, not read from end to end. */
 #define MANY_TOKENS ((int64_t)1 << 28)
+#define SHOWN_EVERY ((int64_t)1 << 22)  /* tokens between two looks at the terminal */
 
 /* Numbers the bytes that occur, in their order; a model made before has numbered them. */
 static void number_bytes(corpus *d, const config *c) {
     int known = d->vocab > 0, occurs[256] = {0};
     for (int64_t k = 0; k < d->n_shards; k++)
-        for (int64_t i = 0; i < d->shards[k].count; i++) occurs[d->shards[k].at[i]] = 1;
+        for (int64_t i = 0; i < d->shards[k].count; i++) {
+            if (i % SHOWN_EVERY == 0) show_work("looking at", d->shards[k].path, i, d->shards[k].count);
+            occurs[d->shards[k].at[i]] = 1;
+        }
     for (int b = 0; b < 256; b++) {
         if (occurs[b] && known && d->id_of_byte[b] < 0)
             die(1, "%s holds the byte 0x%02x, which the model has never met: take it out of the "
@@ -247,6 +251,7 @@ static void find_largest(corpus *d) {
         const shard *s = &d->shards[k];
         for (int64_t i = 0; i < s->count; i++) {
             int32_t token = token_in(s, i);
+            if (i % SHOWN_EVERY == 0) show_work("looking at", s->path, i, s->count);
             if (token < 0 || (d->rows && token >= d->rows)) die_beyond(d, s, token);
             if (token >= d->vocab) d->vocab = (int64_t)token + 1;
         }
@@ -275,7 +280,9 @@ static void make_vocabulary(corpus *d, const config *c) {
 static uint64_t hash_tokens(const corpus *d, uint64_t hash, int64_t at, int64_t n) {
     while (n > 0) {
         const shard *s = shard_with(d, at);
-        int64_t      i = at - s->first, end = s->count - i < n ? s->count : i + n;
+        int64_t      i = at - s->first, most = n < SHOWN_EVERY ? n : SHOWN_EVERY;
+        int64_t      end = s->count - i < most ? s->count : i + most;
+        show_work("reading", s->path, at, d->count);
         n -= end - i;
         at += end - i;
         for (; i < end; i++) hash = (hash ^ (uint32_t)token_in(s, i)) * 1099511628211u;

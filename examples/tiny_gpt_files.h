@@ -328,7 +328,9 @@ static void resume_or_begin(trainer *t) {
     if (c->resume && !exists)
         die(1, "no checkpoint in %s%s%s: leave out --resume to begin a run", c->out,
             strcmp(c->from, "last") ? " of --from " : "", strcmp(c->from, "last") ? c->from : "");
+    if (c->resume) show_work("loading", path, 0, 0);
     if (c->resume) resume(t);
+    if (c->init[0]) show_work("loading", c->init, 0, 0);
     if (c->init[0]) load_weights(t);
 }
 

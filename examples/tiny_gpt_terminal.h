@@ -23,7 +23,8 @@ enum { COLUMNS = 79 };
  * saved, and then the program ends. */
 static volatile sig_atomic_t stop_signal;
 static int output_error;                        /* errno of a failed write to stdout */
-static int progress_bar, colour, bar_shown;     /* of the terminal */
+enum { BAR_SHOWN = 1, WORK_SHOWN };
+static int progress_bar, colour, bar_shown;     /* of the terminal; bar_shown: 0 = none */
 
 /* ==== Messages ====================================================================== */
 
@@ -195,7 +196,24 @@ static void show_bar(int64_t step, int64_t steps, double seconds_left) {
     printf("\r%s%s%s %3.0f%% step %lld, %.0f s left\033[K", colour ? "\033[36m" : "", bar,
            colour ? "\033[0m" : "", 100 * done, (long long)step, seconds_left);
     fflush(stdout);
-    bar_shown = 1;
+    bar_shown = BAR_SHOWN;
+}
+
+/* Shows in the place of the bar what the program does, and the share that is done. of 0: the share is
+ * unknown. The next message hides it. */
+static void show_work(const char *doing, const char *what, int64_t done, int64_t of) {
+    static char last[COLUMNS + 1];
+    char        text[COLUMNS + 1], share[8] = "";
+    if (!progress_bar) return;
+    if (of > 0) snprintf(share, sizeof share, " %3.0f%%", 100 * (double)done / (double)of);
+    snprintf(text, sizeof text - sizeof share, "%s %s", doing, what);
+    tame(text, "");
+    strcat(text, share);
+    if (bar_shown == WORK_SHOWN && strcmp(text, last) == 0) return;
+    strcpy(last, text);
+    printf("\r%s\033[K", text);
+    fflush(stdout);
+    bar_shown = WORK_SHOWN;
 }
 
 #endif

@@ -814,8 +814,12 @@ rm -rf ranks
 
 # --- the terminal ---
 if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; then
-    terminal() { TERM=xterm script -qec "$program $small --steps 200 --log-every 50" /dev/null >out 2>err </dev/null; }
+    terminal() { TERM=xterm script -qec "$program $small --steps 200 --log-every 50 $*" /dev/null >out 2>err </dev/null; }
     terminal; check "a bar on a terminal" grep -q "$(printf '\033')\[36m#" out
+    work() { tr '\r' '\n' <out | sed "s/$(printf '\033')\[K//" | grep -Eq "^$1\$"; }
+    check "and the share of the text that is read" work 'looking at text +0%'
+    check "and of a validation" work 'validating on validation data +50%'
+    check "before it the words are hidden" sh -c "! tr '\\r' '\\n' <out | grep -q 'validating.*best'"
     OMPI_COMM_WORLD_SIZE=2; export OMPI_COMM_WORLD_SIZE; terminal; unset OMPI_COMM_WORLD_SIZE
     check "no bar under mpirun, whose terminal is none" test "$(tr -dc '\033' <out | wc -c)" -eq 0
     NO_COLOR=1; export NO_COLOR; terminal; unset NO_COLOR
@@ -828,6 +832,9 @@ if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; t
     : >out; TERM=xterm timeout 300 $heeding script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
     check "nor the last words behind it" grep -q "$(printf '\r\033')\[Ktiny_gpt: stopped after step" out
     check "Ctrl-C is not written into the bar" sh -c 'grep -q "stopped after step" out && ! grep -q "\^C" out && ! grep -q zzz out'
+    terminal --out shown; terminal --out shown --resume --steps 201
+    check "a checkpoint that is loaded is named" work 'loading shown/checkpoint.safetensors'
+    terminal --init shown/checkpoint.safetensors --steps 1 --quiet; check "not where it is quiet" sh -c '! grep -q loading out'
 else skip "the bar on a terminal" "no script(1)"; fi
 
 echo "$passed passed, $failed failed, $skipped skipped"
