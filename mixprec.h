@@ -2847,6 +2847,9 @@ typedef struct mixp_context_desc {
                                                        call returns. It may read and clear the
                                                        error. In C++ it may throw. NULL = not
                                                        called                              */
+    void (*on_warning)(const char *message, void *user);
+                                                    /* called once, like on_error, with the text of
+                                                       mixp_context_warning. NULL = not called */
     const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
     void     *memory;                               /* your block for all host memory: see below.
                                                        NULL = use the allocator            */
@@ -2867,13 +2870,13 @@ enum {
     MIXP_EPILOGUES_GELU = 2     /* GELU by tanh, and its slope, in mixp_mlp                 */
 };
 
-/* EXCEPTIONS. on_error, an operator's functions and a hook may throw (or longjmp). Other callbacks
- * (allocators, the fn of mixp_compare and mixp_check_gradients) must not. After an exception, call
- * mixp_context_clear_error and then mixp_step_begin: the state is then consistent. The walk in
- * progress has failed, and its gradients are forgotten. Call mixp_context_clear_error where you
- * catch, or further up the stack. A call from deeper on the stack is refused once, because the
- * function cannot know that the abandoned calls are gone. Compile the implementation as C++ or with
- * -fexceptions (not needed on x86-64 and AArch64).
+/* EXCEPTIONS. on_error, on_warning, an operator's functions and a hook may throw (or longjmp).
+ * Other callbacks (allocators, the fn of mixp_compare and mixp_check_gradients) must not. After an
+ * exception, call mixp_context_clear_error and then mixp_step_begin: the state is then consistent.
+ * The walk in progress has failed, and its gradients are forgotten. Call mixp_context_clear_error
+ * where you catch, or further up the stack. A call from deeper on the stack is refused once,
+ * because the function cannot know that the abandoned calls are gone. Compile the implementation
+ * as C++ or with -fexceptions (not needed on x86-64 and AArch64).
  *
  * On a GPU all work of a context runs on one stream. Your own kernels and copies are ordered with
  * it if they are on the same stream. If the stream is the context's own, work on the legacy default
@@ -2915,6 +2918,15 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx);
  * context. */
 MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message);
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
+
+/* Returns the context's first warning, "" for none. The text lives in the context. A warning
+ * changes nothing and is no error. There is one: f16 gradients of a loss that no scaler has
+ * multiplied become 0. The 1st, 2nd, 4th, ... 64th mixp_backward that meets unscaled f16 gradients
+ * counts them. It warns if more than 5 % of the values that were not 0 were flushed, in gradients
+ * whose largest value is below 2^-10, by the estimate of mixp_look. Not counted: steps under a
+ * guard, which stores such gradients in f32, captured steps, and comparisons. On a GPU those walks
+ * wait for the device. */
+MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
 /* Reports an error from your own operator. Keeps the first error, formats like printf, returns
  * code. */
@@ -12519,6 +12531,14 @@ typedef struct mixpi_watch {
     void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
 } mixpi_watch;
 
+/* Unscaled f16 gradients of the newest walk that met any; see tape/walk.c. */
+typedef struct mixpi_unscaled {
+    int    walks;               /* number of walks that met such gradients                 */
+    int    met;                 /* 1: the current walk has met one                         */
+    int    counts;              /* 1: the current walk counts them                         */
+    double values, flushed;     /* counted: values that are not 0; estimate of the values flushed */
+} mixpi_unscaled;
+
 struct mixp_context {
     const mixp_device *device;
     mixp_exec          exec;
@@ -12526,6 +12546,10 @@ struct mixp_context {
     uint64_t     told;          /* errors reported so far                                  */
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
+    char         warning[320];  /* the first warning; "" = none                            */
+    void       (*on_warning)(const char *message, void *user);
+    int          unwarned;      /* 1: on_warning has not yet received the warning          */
+    mixpi_unscaled unscaled;
     void        *user;          /* user pointer of the description                         */
     mixpi_block *block;         /* source of host memory; NULL: an allocator               */
     uint64_t     seed, step, generation;
@@ -12664,13 +12688,33 @@ static void mixpi_tell(mixp_context *ctx) {
         ctx->on_error(ctx->error, ctx->message, ctx->user);
 }
 
-/* Enters a call that must clean up after an error. on_error may throw, so mixpi_leave calls it only
- * when the outermost such call returns. Returns the `before` argument of mixpi_leave. */
+/* Keeps the first warning of a context. on_warning gets it when the outermost call returns. */
+static void mixpi_warn(mixp_context *ctx, const char *format, ...) {
+    va_list args;
+    if (*ctx->warning) return;
+    va_start(args, format);
+    vsnprintf(ctx->warning, sizeof ctx->warning, format, args);
+    va_end(args);
+    ctx->unwarned = 1;
+}
+
+static void mixpi_tell_warning(mixp_context *ctx) {
+    ctx->unwarned = 0;
+    if (ctx->on_warning) ctx->on_warning(ctx->warning, ctx->user);
+}
+
+MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx)
+{ return ctx ? ctx->warning : ""; }
+
+/* Enters a call that must clean up after an error. on_error and on_warning may throw, so
+ * mixpi_leave calls them only when the outermost such call returns. Returns the `before` argument
+ * of mixpi_leave. */
 static int mixpi_enter(mixp_context *ctx) { return ctx ? ctx->depth++ : 0; }
 
 static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
     ctx->depth = before;
+    if (!before && ctx->unwarned) mixpi_tell_warning(ctx);
     if (!before && ctx->untold) mixpi_tell(ctx);
     return r;
 }
@@ -13601,6 +13645,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
     ctx->on_error = d->on_error;
+    ctx->on_warning = d->on_warning;
     ctx->epilogues = d->epilogues;
     ctx->generation = 1;
     ctx->made_in = 1;
@@ -16090,6 +16135,74 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     return MIXP_OK;
 }
 
+/* --- unscaled gradients in f16 ---
+ *
+ * Without a loss scale, small f16 gradients become 0, and no error reports it. A few early walks
+ * count them, and the context warns once.
+ */
+enum { MIXPI_UNSCALED_WALKS = 64 };
+
+/* Decides whether the walk that begins counts. A guard deals with flushed gradients itself. */
+static void mixpi_unscaled_begin(mixp_context *ctx) {
+    mixpi_unscaled *u = &ctx->unscaled;
+    const mixpi_watch *w = ctx->watch;
+    const int number = u->walks + 1;
+    u->met = 0;
+    u->values = u->flushed = 0.0;
+    u->counts = number <= MIXPI_UNSCALED_WALKS && (number & (number - 1)) == 0 &&
+                !*ctx->warning && !ctx->capturing && ctx->device->kernels->look &&
+                !(w && (w->on || w->comparing));
+}
+
+/* Looks at g at once. On a device that the host cannot read, waits for it. */
+static mixp_result mixpi_unscaled_look(mixp_context *ctx, const mixp_tensor *g, mixp_look *found) {
+    mixpi_arena *a = &ctx->dev;
+    const int far = ctx->device->download != NULL;
+    mixp_look *row = far ? (mixp_look *)mixpi_arena_take(ctx, a, sizeof *row) : found;
+    mixp_look_args k;
+    mixp_result r = row ? mixpi_device_zero(ctx, row, sizeof *row) : MIXP_ERR_MEMORY;
+    if (r != MIXP_OK) return r;
+    memset(&k, 0, sizeof k);
+    k.n = g->count;
+    k.x = mixpi_tensor_in(g);
+    k.low = MIXP_F16;
+    k.row = row;
+    r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    if (!far) return r;
+    if (r == MIXP_OK) r = mixpi_download(ctx, found, row, sizeof *row);
+    mixpi_arena_give(ctx, a, row, sizeof *row);
+    return r;
+}
+
+/* Counts g, the gradient of an activation. Beside values of at least 16 times the smallest normal
+ * number, flushed ones are less than a rounding: they do not count. */
+static mixp_result mixpi_unscaled_count(mixp_context *ctx, const mixp_tensor *g) {
+    mixpi_unscaled *u = &ctx->unscaled;
+    mixp_look found;
+    mixp_result r;
+    if (g->dtype != MIXP_F16 || g->own.mark.kind != MIXPI_MARK_TRUE) return MIXP_OK;
+    u->met = 1;
+    if (!u->counts) return MIXP_OK;
+    r = mixpi_unscaled_look(ctx, g, &found);
+    if (r != MIXP_OK) return r;
+    u->values += (double)(found.count - found.zeros);
+    if (found.largest < 16.0f * 6.103515625e-05f) u->flushed += 0.5 * (double)found.least;
+    return MIXP_OK;
+}
+
+/* After a walk: warns if more than 5 % of the gradients were flushed. A few elements are no
+ * estimate. */
+static void mixpi_unscaled_end(mixp_context *ctx) {
+    mixpi_unscaled *u = &ctx->unscaled;
+    const double all = u->values + u->flushed;
+    if (u->met && u->walks < MIXPI_UNSCALED_WALKS) u->walks++;
+    if (u->flushed < 8.0 || u->flushed <= 0.05 * all) return;
+    mixpi_warn(ctx, "mixp_backward: about %.0f %% of the f16 gradients became 0 in step %.0f, "
+                    "because no loss scale multiplies them: walk back mixp_scaler_scale(scaler, "
+                    "loss) and step with mixp_scaler_step, or take bf16",
+               100.0 * u->flushed / all, (double)ctx->step);
+}
+
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
@@ -16099,6 +16212,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
     out->grad = g; out->own.pending = 0;
     if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
+    if (r == MIXP_OK) r = mixpi_unscaled_count(ctx, g);
     if (r == MIXP_OK) r = mixpi_run_inside(c, c->op->backward);
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
@@ -17157,6 +17271,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = ctx->walking = 1;
+    mixpi_unscaled_begin(ctx);
     opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
@@ -17165,6 +17280,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     }
     mixp_autocast_close(ctx, opened);
     if (r == MIXP_OK) r = mixpi_exchange_end(ctx);
+    if (r == MIXP_OK) mixpi_unscaled_end(ctx);
     mixpi_walked(ctx, r);
     mixpi_watch_walked(ctx);
     return mixpi_ranks_stop(ctx, r);
@@ -20449,7 +20565,8 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 static const mixp_op mixpi_scale_op =
     MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
 
-/* Lets a disabled scaler's verdict report a loss that is Inf or NaN. The scaled copy is not used. */
+/* Lets a disabled scaler's verdict report a loss that is Inf or NaN. The scaled copy is not
+ * used. */
 static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     mixp_context *ctx = s->ctx;
     mixp_scale_by_args k;

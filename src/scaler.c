@@ -367,7 +367,8 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
 static const mixp_op mixpi_scale_op =
     MIXPI_BOTH(scaler_scale, F32, sizeof(mixp_scaler *), scale, scale);
 
-/* Lets a disabled scaler's verdict report a loss that is Inf or NaN. The scaled copy is not used. */
+/* Lets a disabled scaler's verdict report a loss that is Inf or NaN. The scaled copy is not
+ * used. */
 static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     mixp_context *ctx = s->ctx;
     mixp_scale_by_args k;

@@ -203,6 +203,9 @@ typedef struct mixp_context_desc {
                                                        call returns. It may read and clear the
                                                        error. In C++ it may throw. NULL = not
                                                        called                              */
+    void (*on_warning)(const char *message, void *user);
+                                                    /* called once, like on_error, with the text of
+                                                       mixp_context_warning. NULL = not called */
     const mixp_ranks_desc *ranks;                   /* NULL = one rank; copied             */
     void     *memory;                               /* your block for all host memory: see below.
                                                        NULL = use the allocator            */
@@ -223,13 +226,13 @@ enum {
     MIXP_EPILOGUES_GELU = 2     /* GELU by tanh, and its slope, in mixp_mlp                 */
 };
 
-/* EXCEPTIONS. on_error, an operator's functions and a hook may throw (or longjmp). Other callbacks
- * (allocators, the fn of mixp_compare and mixp_check_gradients) must not. After an exception, call
- * mixp_context_clear_error and then mixp_step_begin: the state is then consistent. The walk in
- * progress has failed, and its gradients are forgotten. Call mixp_context_clear_error where you
- * catch, or further up the stack. A call from deeper on the stack is refused once, because the
- * function cannot know that the abandoned calls are gone. Compile the implementation as C++ or with
- * -fexceptions (not needed on x86-64 and AArch64).
+/* EXCEPTIONS. on_error, on_warning, an operator's functions and a hook may throw (or longjmp).
+ * Other callbacks (allocators, the fn of mixp_compare and mixp_check_gradients) must not. After an
+ * exception, call mixp_context_clear_error and then mixp_step_begin: the state is then consistent.
+ * The walk in progress has failed, and its gradients are forgotten. Call mixp_context_clear_error
+ * where you catch, or further up the stack. A call from deeper on the stack is refused once,
+ * because the function cannot know that the abandoned calls are gone. Compile the implementation
+ * as C++ or with -fexceptions (not needed on x86-64 and AArch64).
  *
  * On a GPU all work of a context runs on one stream. Your own kernels and copies are ordered with
  * it if they are on the same stream. If the stream is the context's own, work on the legacy default
@@ -271,6 +274,15 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx);
  * context. */
 MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char **message);
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
+
+/* Returns the context's first warning, "" for none. The text lives in the context. A warning
+ * changes nothing and is no error. There is one: f16 gradients of a loss that no scaler has
+ * multiplied become 0. The 1st, 2nd, 4th, ... 64th mixp_backward that meets unscaled f16 gradients
+ * counts them. It warns if more than 5 % of the values that were not 0 were flushed, in gradients
+ * whose largest value is below 2^-10, by the estimate of mixp_look. Not counted: steps under a
+ * guard, which stores such gradients in f32, captured steps, and comparisons. On a GPU those walks
+ * wait for the device. */
+MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
 /* Reports an error from your own operator. Keeps the first error, formats like printf, returns
  * code. */

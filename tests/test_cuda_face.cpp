@@ -349,6 +349,39 @@ static void test_counts_of_before(void) {
     mixp_context_free(m.ctx);
 }
 
+/* The gradients of an mse run evenly to 1e-7; w is 0, so both devices have the same. Nothing
+ * is allocated in the steps after. */
+static void test_unscaled_gradients_are_reported(void) {
+    enum { rows = 64, in = 8, out = 32 };
+    static const int64_t xs[2] = { rows, in }, ws[2] = { out, in }, ys[2] = { rows, out };
+    static float x[rows * in], y[rows * out];
+    mixp_context *both[2] = { mixp_context_new(NULL), gpu_context() };
+    for (int i = 0; i < rows * out; i++) y[i] = ((float)i + 0.5f) / (rows * out) * 2.0f - 1.0f;
+    for (int k = 0; k < 2; k++) {
+        mixp_context   *ctx = both[k];
+        mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, ws), *loss = NULL;
+        mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+        int64_t         made = 0;
+        mixp_optimizer_add(opt, w, NULL);
+        for (int step = 0; step < 3; step++) {
+            mixp_step_begin(ctx);
+            mixp_zero_grad(opt);
+            MIXP_AUTOCAST(ctx, MIXP_F16) {
+                loss = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, xs, x), w, NULL);
+                loss = mixp_mse(ctx, loss, mixp_input(ctx, MIXP_F32, 2, ys, y));
+            }
+            mixp_backward(ctx, mixp_scale(ctx, loss, 1e-4f));
+            mixp_optimizer_step(opt);
+            if (!step) made = mixp_context_memory(ctx).allocations;
+        }
+        fine(ctx);
+        CHECK_INT(mixp_context_memory(ctx).allocations, made);
+        CHECK_TEXT(mixp_context_warning(ctx), "of the f16 gradients became 0 in step 1");
+    }
+    CHECK_TEXT(mixp_context_warning(both[1]), mixp_context_warning(both[0]));
+    for (int k = 0; k < 2; k++) mixp_context_free(both[k]);
+}
+
 int main(void) {
     RUN(test_graphs_go);
     RUN(test_many_come_and_go);
@@ -360,5 +393,6 @@ int main(void) {
     RUN(test_masters_of_a_graph);
     RUN(test_low_copies_beside_a_graph);
     RUN(test_counts_of_before);
+    RUN(test_unscaled_gradients_are_reported);
     return test_report();
 }

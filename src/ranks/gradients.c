@@ -1022,6 +1022,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = ctx->walking = 1;
+    mixpi_unscaled_begin(ctx);
     opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
@@ -1030,6 +1031,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     }
     mixp_autocast_close(ctx, opened);
     if (r == MIXP_OK) r = mixpi_exchange_end(ctx);
+    if (r == MIXP_OK) mixpi_unscaled_end(ctx);
     mixpi_walked(ctx, r);
     mixpi_watch_walked(ctx);
     return mixpi_ranks_stop(ctx, r);

@@ -49,6 +49,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->device = d->device ? d->device : mixp_cpu();
     ctx->seed = d->seed;
     ctx->on_error = d->on_error;
+    ctx->on_warning = d->on_warning;
     ctx->epilogues = d->epilogues;
     ctx->generation = 1;
     ctx->made_in = 1;

@@ -8,13 +8,33 @@ static void mixpi_tell(mixp_context *ctx) {
         ctx->on_error(ctx->error, ctx->message, ctx->user);
 }
 
-/* Enters a call that must clean up after an error. on_error may throw, so mixpi_leave calls it only
- * when the outermost such call returns. Returns the `before` argument of mixpi_leave. */
+/* Keeps the first warning of a context. on_warning gets it when the outermost call returns. */
+static void mixpi_warn(mixp_context *ctx, const char *format, ...) {
+    va_list args;
+    if (*ctx->warning) return;
+    va_start(args, format);
+    vsnprintf(ctx->warning, sizeof ctx->warning, format, args);
+    va_end(args);
+    ctx->unwarned = 1;
+}
+
+static void mixpi_tell_warning(mixp_context *ctx) {
+    ctx->unwarned = 0;
+    if (ctx->on_warning) ctx->on_warning(ctx->warning, ctx->user);
+}
+
+MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx)
+{ return ctx ? ctx->warning : ""; }
+
+/* Enters a call that must clean up after an error. on_error and on_warning may throw, so
+ * mixpi_leave calls them only when the outermost such call returns. Returns the `before` argument
+ * of mixpi_leave. */
 static int mixpi_enter(mixp_context *ctx) { return ctx ? ctx->depth++ : 0; }
 
 static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
     if (!ctx) return r;
     ctx->depth = before;
+    if (!before && ctx->unwarned) mixpi_tell_warning(ctx);
     if (!before && ctx->untold) mixpi_tell(ctx);
     return r;
 }

@@ -184,6 +184,14 @@ typedef struct mixpi_watch {
     void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
 } mixpi_watch;
 
+/* Unscaled f16 gradients of the newest walk that met any; see tape/walk.c. */
+typedef struct mixpi_unscaled {
+    int    walks;               /* number of walks that met such gradients                 */
+    int    met;                 /* 1: the current walk has met one                         */
+    int    counts;              /* 1: the current walk counts them                         */
+    double values, flushed;     /* counted: values that are not 0; estimate of the values flushed */
+} mixpi_unscaled;
+
 struct mixp_context {
     const mixp_device *device;
     mixp_exec          exec;
@@ -191,6 +199,10 @@ struct mixp_context {
     uint64_t     told;          /* errors reported so far                                  */
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
+    char         warning[320];  /* the first warning; "" = none                            */
+    void       (*on_warning)(const char *message, void *user);
+    int          unwarned;      /* 1: on_warning has not yet received the warning          */
+    mixpi_unscaled unscaled;
     void        *user;          /* user pointer of the description                         */
     mixpi_block *block;         /* source of host memory; NULL: an allocator               */
     uint64_t     seed, step, generation;

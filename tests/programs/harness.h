@@ -14,6 +14,8 @@ enum { SITES = 512, BLOCK = 1 << 17 /* floats of all parameters of a program */ 
 
 /* --- a session ---------------------------------------------------------------------------- */
 
+enum { RULES = 4, UNSCALED = 4 /* no rule of the matrix */ };
+
 static mixp_scaler_desc rule_of(int rule) {
     mixp_scaler_desc d;
     memset(&d, 0, sizeof d);
@@ -21,9 +23,9 @@ static mixp_scaler_desc rule_of(int rule) {
     if (rule == 1) d.growth_interval = 20;
     if (rule == 2) d.rule = MIXP_RULE_PREDICTIVE;
     if (rule == 3) d.rule = MIXP_RULE_APEX_HYSTERESIS;
+    if (rule == UNSCALED) d.disabled = 1;
     return d;
 }
-enum { RULES = 4 };
 
 static int turns_of(const program *p) { return p->turns ? p->turns : 1; }
 static int scalers_of(const program *p) { return p->scalers ? p->scalers : 1; }

@@ -1,0 +1,214 @@
+/* test_warnings.c - unscaled f16 gradients that become 0 are reported once, and nothing else is.
+ * SPDX-License-Identifier: MIT OR Unlicense */
+#include "mixprec.h"
+#include "test.h"
+
+enum { ROWS = 64, IN = 8, OUT = 32, N = ROWS * OUT };
+static const int64_t xs[2] = { ROWS, IN }, ws[2] = { OUT, IN }, ys[2] = { ROWS, OUT };
+static float x[ROWS * IN], y[N];
+
+/* What a run is like; zeros = fp16, level 1, no scaler, nothing else. */
+typedef struct kind {
+    mixp_dtype dtype;           /* of the region; MIXP_F64: none */
+    float      factor;          /* of the loss */
+    float      outlier;         /* one target: its gradient is that much larger */
+    int        scaler;          /* 1: one, 2: a disabled one */
+    int        guard, fits, from;   /* fits: the weights are the solution; from: first step with
+                                       `factor`, before it the factor is 1000 */
+} kind;
+
+static kind kind_of(mixp_dtype dtype, float factor) {
+    kind k;
+    memset(&k, 0, sizeof k);
+    k.dtype = dtype;
+    k.factor = factor;
+    return k;
+}
+
+typedef struct run {
+    mixp_context   *ctx;
+    mixp_tensor    *w;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+    int             told;       /* calls of on_warning */
+    int             told_in;    /* step of the first */
+    int             step;
+    char            text[400];
+} run;
+
+static void hear(const char *message, void *user) {
+    run *r = (run *)user;
+    if (!r->told++) r->told_in = r->step;
+    snprintf(r->text, sizeof r->text, "%s", message);
+    CHECK_INT(mixp_context_error(r->ctx, NULL), MIXP_OK);
+}
+
+/* The gradients of the targets' errors are even steps on both sides of 0. */
+static void run_open(run *r, const kind *k) {
+    mixp_context_desc d;
+    mixp_scaler_desc s;
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    int i;
+    memset(r, 0, sizeof *r);
+    memset(&d, 0, sizeof d);
+    memset(&s, 0, sizeof s);
+    d.on_warning = hear;
+    d.user = r;
+    d.threads = 1;
+    sgd.lr = 0.0;
+    r->ctx = mixp_context_new(&d);
+    r->w = mixp_param(r->ctx, "w", MIXP_F32, 2, ws);
+    r->opt = mixp_sgd_new(r->ctx, &sgd);
+    mixp_optimizer_add(r->opt, r->w, NULL);
+    s.disabled = k->scaler == 2;
+    if (k->scaler) r->scaler = mixp_scaler_new(r->ctx, &s);
+    if (k->guard) mixp_guard_start(r->ctx, NULL);
+    for (i = 0; i < ROWS * IN; i++) x[i] = 1.0f;
+    for (i = 0; i < N; i++) y[i] = k->fits ? 0.0f : ((float)i + 0.5f) / N * 2.0f - 1.0f;
+    if (k->outlier != 0.0f) y[0] = k->outlier;
+}
+
+static void run_step(run *r, const kind *k) {
+    const int low = k->dtype != MIXP_F64;
+    mixp_tensor *loss;
+    r->step++;
+    mixp_step_begin(r->ctx);
+    mixp_zero_grad(r->opt);
+    if (low) mixp_autocast_enter(r->ctx, k->dtype);
+    loss = mixp_linear(r->ctx, mixp_input(r->ctx, MIXP_F32, 2, xs, x), r->w, NULL);
+    loss = mixp_mse(r->ctx, loss, mixp_input(r->ctx, MIXP_F32, 2, ys, y));
+    loss = mixp_scale(r->ctx, loss, r->step < k->from ? 1000.0f : k->factor);
+    if (low) mixp_autocast_leave(r->ctx);
+    if (r->scaler) loss = mixp_scaler_scale(r->scaler, loss);
+    mixp_backward(r->ctx, loss);
+    if (!r->scaler) mixp_optimizer_step(r->opt);
+    else mixp_scaler_step(r->scaler, r->opt);
+    if (r->scaler) mixp_scaler_update(r->scaler);
+}
+
+static run run_of(kind k, int steps) {
+    run r;
+    int i;
+    run_open(&r, &k);
+    for (i = 0; i < steps; i++) run_step(&r, &k);
+    CHECK_INT(mixp_context_error(r.ctx, NULL), MIXP_OK);
+    if (r.told) CHECK(strcmp(r.text, mixp_context_warning(r.ctx)) == 0);
+    else CHECK(!*mixp_context_warning(r.ctx));
+    mixp_context_free(r.ctx);
+    return r;
+}
+
+/* Share of the gradients 2 factor (0 - y) / N below half of f16's smallest number, in double. */
+static double share_flushed(double factor) {
+    int i, n = 0;
+    for (i = 0; i < N; i++)
+        n += fabs(2.0 * factor * (((i + 0.5) / N) * 2.0 - 1.0) / N) < ldexp(1.0, -25);
+    return (double)n / N;
+}
+
+/* The mse's gradients run evenly to 2 factor / N. The share in the text is the true one, within the
+ * estimate's 2 percent points. */
+static void warned_with_the_share(void) {
+    static const float factors[3] = { 1e-4f, 2e-4f, 4e-4f };
+    int i;
+    for (i = 0; i < 3; i++) {
+        const double want = share_flushed((double)factors[i]);
+        run r = run_of(kind_of(MIXP_F16, factors[i]), 70);
+        double share = 0.0;
+        CHECK(want > 0.05);
+        CHECK_INT(r.told, 1);
+        CHECK_INT(r.told_in, 1);
+        CHECK_INT(sscanf(r.text, "mixp_backward: about %lf", &share), 1);
+        CHECK_NEAR(share, 100.0 * want, 2.0);
+        CHECK_TEXT(r.text, "in step 1");
+        CHECK_TEXT(r.text, "mixp_scaler_scale(scaler, loss)");
+    }
+}
+
+static void warned_of_a_disabled_scaler(void) {
+    kind k = kind_of(MIXP_F16, 1e-4f);
+    k.scaler = 2;
+    CHECK_INT(run_of(k, 2).told, 1);
+}
+
+/* Walks 1, 2, 4, 8, 16 ... count: what begins in step 10 is reported in step 16, and what begins
+ * after step 64 is not. */
+static void warned_later(void) {
+    kind k = kind_of(MIXP_F16, 1e-4f);
+    run r;
+    k.from = 10;
+    r = run_of(k, 70);
+    CHECK_INT(r.told, 1);
+    CHECK_INT(r.told_in, 16);
+    k.from = 65;
+    CHECK_INT(run_of(k, 140).told, 0);
+}
+
+static void no_false_warning(void) {
+    kind k = kind_of(MIXP_BF16, 1e-4f);
+    CHECK_INT(run_of(k, 5).told, 0);
+    CHECK_INT(run_of(kind_of(MIXP_F64, 1e-4f), 5).told, 0);
+    CHECK(share_flushed(0.01) < 0.05);
+    CHECK_INT(run_of(kind_of(MIXP_F16, 0.01f), 70).told, 0);
+    CHECK_INT(run_of(kind_of(MIXP_F16, 1e-4f * 65536.0f), 70).told, 0);     /* scaled by hand */
+    k = kind_of(MIXP_F16, 1e-4f);
+    k.scaler = 1;
+    CHECK_INT(run_of(k, 70).told, 0);
+    k.scaler = 0;
+    k.guard = 1;                /* the guard stores f32 and has its own event */
+    CHECK_INT(run_of(k, 70).told, 0);
+    k.guard = 0;
+    k.fits = 1;                 /* gradients of 0 are right */
+    CHECK_INT(run_of(k, 70).told, 0);
+    k.fits = 0;
+    k.outlier = 2e5f;           /* beside its gradient of 2e-2 the others do not matter */
+    CHECK_INT(run_of(k, 70).told, 0);
+    CHECK(!*mixp_context_warning(NULL));
+}
+
+static mixp_tensor *small_loss(mixp_context *ctx, void *user) {
+    mixp_tensor *z = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, xs, x), ((run *)user)->w, NULL);
+    return mixp_scale(ctx, mixp_mse(ctx, z, mixp_input(ctx, MIXP_F32, 2, ys, y)), 1e-4f);
+}
+
+static void none_of_a_comparison(void) {
+    const kind k = kind_of(MIXP_F16, 1e-4f);
+    mixp_difference rows[8];
+    mixp_compare_desc d;
+    int64_t n = 0;
+    run r;
+    run_open(&r, &k);
+    memset(&d, 0, sizeof d);
+    d.a.dtype = MIXP_F16;
+    d.a.level = 1;
+    d.fn = small_loss;
+    d.user = &r;
+    CHECK_INT(mixp_compare(r.ctx, &d, rows, 8, &n), MIXP_OK);
+    CHECK(n > 0);
+    CHECK_INT(r.told, 0);
+    mixp_context_free(r.ctx);
+}
+
+/* Counting takes no memory after the first step. */
+static void no_memory_after_the_first_step(void) {
+    const kind k = kind_of(MIXP_F16, 1e-4f);
+    int64_t made;
+    run r;
+    int i;
+    run_open(&r, &k);
+    run_step(&r, &k);
+    made = mixp_context_memory(r.ctx).allocations;
+    for (i = 0; i < 20; i++) run_step(&r, &k);
+    CHECK_INT(mixp_context_memory(r.ctx).allocations, made);
+    mixp_context_free(r.ctx);
+}
+
+int main(void) {
+    RUN(warned_with_the_share);
+    RUN(warned_of_a_disabled_scaler);
+    RUN(warned_later);
+    RUN(no_false_warning);
+    RUN(none_of_a_comparison);
+    RUN(no_memory_after_the_first_step);
+    return test_report();
+}
