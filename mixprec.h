@@ -1926,6 +1926,11 @@ typedef enum mixp_unary {
     MIXP_UNARY_RELU_SQUARED, MIXP_UNARY_ABS, MIXP_UNARY_SIN, MIXP_UNARY_COS,
     MIXP_UNARY_SOFT_CAP,        /* p tanh(x / p)                                           */
     MIXP_UNARY_CLAMP,           /* x, but at least p and at most q                         */
+    MIXP_UNARY_AFFINE,          /* p x + q, rounded once                                   */
+    MIXP_UNARY_LOG1P, MIXP_UNARY_EXPM1, MIXP_UNARY_ERF,
+    MIXP_UNARY_SOFTPLUS,        /* log(1 + e^(p x)) / p, p > 0                             */
+    MIXP_UNARY_LEAKY_RELU,      /* x > 0 ? x : p x                                         */
+    MIXP_UNARY_ELU,             /* x > 0 ? x : p (e^x - 1)                                 */
     MIXP_UNARY_COUNT
 } mixp_unary;
 
@@ -1938,7 +1943,7 @@ typedef enum mixp_binary {
 } mixp_binary;
 
 /* Is the slope of op computed from its result? The other slopes are computed from the operand,
- * except SCALE's, which is p. */
+ * except those of SCALE and AFFINE, which are p. */
 MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
     return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
            op == MIXP_UNARY_SQRT;
@@ -1967,6 +1972,7 @@ typedef enum mixp_loss_kind {
 #define MIXPI_ERF_BOUND     14.5f       /* of the erf form of gelu                         */
 #define MIXPI_SILU_BOUND    200.0f      /* e^-200 is 0 already                             */
 #define MIXPI_DENSITY       0.398942280f    /* of the normal distribution at 0: 1/sqrt(2pi)*/
+#define MIXPI_ERF_SLOPE     1.12837917f     /* of erf at 0: 2/sqrt(pi)                     */
 #define MIXPI_BCE_LOG_LEAST (-100.0f)   /* logs of probabilities are clamped to this       */
 #define MIXPI_BCE_LEAST     1e-12f      /* p (1-p), the slope's divisor, is clamped to this */
 
@@ -2219,7 +2225,7 @@ typedef struct mixp_copy_args {
 /* y (+)= op(a), n elements. y may be a. real. */
 typedef struct mixp_unary_args {
     mixp_unary op;
-    float      p, q;            /* p: for POW, SCALE, SOFT_CAP; p and q: for CLAMP         */
+    float      p, q;            /* see mixp_unary                                          */
     int64_t    n;
     mixp_in    a;
     mixp_out   y;
@@ -3468,8 +3474,11 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     relu relu_squared           KEEP     x                    x             256^2 is Inf in f16
  *     gelu gelu_tanh silu         KEEP     x                    x
  *     tanh sigmoid soft_cap       KEEP     x                    x
- *     sqrt sin cos                KEEP     x                    x
- *     exp log pow                 F32      x                    x
+ *     sqrt sin cos erf            KEEP     x                    x
+ *     leaky_relu elu              KEEP     x                    x
+ *     add_scalar rsub             KEEP     x                    x             by a number
+ *     exp log pow expm1 log1p     F32      x                    x
+ *     square reciprocal softplus  F32      x                    x
  *     sum                         F32_OUT  x                    x
  *     mean                        KEEP     x                    x
  *     max                         KEEP     x                    x             ties: first, or all
@@ -3609,10 +3618,27 @@ MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low
 MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
 /* cap tanh(x / cap), cap > 0: for logits (Gemma 2, 2024). */
 MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
+/* The error function, to 3 units in the last place of f32. */
+MIXPREC_API mixp_tensor *mixp_erf(mixp_context *ctx, mixp_tensor *x);
+/* x where x > 0, otherwise slope x (PyTorch's default: 0.01), or alpha (e^x - 1) for elu (default:
+ * 1). At 0 the gradient is that of the lower branch, as in PyTorch. */
+MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope);
+MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha);
+/* x + value, and value - x. The sum is made in f32 and rounded once. */
+MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value);
+MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value);
 /* F32. Elementwise. */
 MIXPREC_API mixp_tensor *mixp_exp(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent);
+/* e^x - 1 and log(1 + x), without cancellation near 0. */
+MIXPREC_API mixp_tensor *mixp_expm1(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_log1p(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
+/* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
+ * or not finite. */
+MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
 
 /* dim: -rank..rank-1, or MIXP_ALL to reduce all elements to a scalar. keep 1 keeps the dimension
  * with size 1. sum: F32_OUT. mean: KEEP, as in PyTorch. */
@@ -3755,6 +3781,8 @@ typedef enum mixp_op_id {
     MIXP_OP_LINEAR_CROSS_ENTROPY,
     MIXP_OP_MAX, MIXP_OP_ARGMAX, MIXP_OP_GATHER, MIXP_OP_WHERE, MIXP_OP_MASKED_FILL,
     MIXP_OP_ROPE, MIXP_OP_DETACH,
+    MIXP_OP_SQUARE, MIXP_OP_RECIPROCAL, MIXP_OP_LOG1P, MIXP_OP_EXPM1, MIXP_OP_ERF,
+    MIXP_OP_SOFTPLUS, MIXP_OP_LEAKY_RELU, MIXP_OP_ELU, MIXP_OP_ADD_SCALAR, MIXP_OP_RSUB,
     MIXP_OP_COUNT
 } mixp_op_id;
 /* Returns the row of a built-in operator, such as MIXP_OP_LINEAR. NULL for an unknown id. */
@@ -5154,7 +5182,7 @@ enum {
 
 /* A new one needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in loss_value
  * and loss_slope. Then the number here is one more. */
-MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 17);
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 24);
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
 MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
@@ -7273,6 +7301,76 @@ MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
     return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
 }
 
+/* log(1 + x) for every x: also Inf, and -0, which 1 + x loses. */
+MIXPI_V mixpi_v MIXPI_P(log1p)(mixpi_v x) {
+    mixpi_v y = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, mixpi_vlog1p(x));
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), y, x);
+}
+
+/* e^x - 1 without cancellation. Above 60, e^x is the same number; below -30, -1 is. */
+MIXPI_V mixpi_v MIXPI_P(expm1)(mixpi_v x) {
+    mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(x, -30.0f, 60.0f), &n);
+    s = mixpi_vldexp(mixpi_vset(1.0f), n);
+    m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
+    m = mixpi_vselect_gt(x, mixpi_vset(60.0f), mixpi_vexp(x), m);
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
+}
+
+/* Up to 0.5 the Taylor series, whose next term is 8e-10 of it; beyond, 1 minus twice the tail of
+ * the normal distribution at sqrt(2) |x|. */
+MIXPI_V mixpi_v MIXPI_P(erf)(mixpi_v x) {
+    mixpi_v z, q, near_0, far;
+    x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    z = mixpi_vmul(x, x);
+    q = mixpi_vpoly(mixpi_vset(1.205532e-4f), z,
+                    -8.548327e-4f, 5.223977629e-3f, -2.686617064e-2f, 0.1128379167f);
+    q = mixpi_vfma(q, z, mixpi_vset(-0.3761263890f));
+    near_0 = mixpi_vfma(x, mixpi_vfma(q, z, mixpi_vset(MIXPI_ERF_SLOPE - 1.0f)), x);
+    far = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
+    far = mixpi_vfma(mixpi_vset(-2.0f), far, mixpi_vset(1.0f));
+    far = mixpi_vselect_gt(x, mixpi_vzero(), far, mixpi_vneg(far));
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vset(0.5f), far, near_0);
+}
+
+/* max(x, 0) + log(1 + e^-|p x|) / p: never overflows. */
+MIXPI_V mixpi_v MIXPI_P(softplus)(mixpi_v x, float p) {
+    mixpi_v e = mixpi_vexp(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-p)));
+    e = mixpi_vdiv(mixpi_vlog1p(e), mixpi_vset(p));
+    return mixpi_vadd(mixpi_vmax(mixpi_vzero(), x), e);
+}
+
+/* `above` where x is above 0, else `below`, also for a NaN. */
+MIXPI_V mixpi_v MIXPI_P(above_0)(mixpi_v x, mixpi_v above, mixpi_v below)
+{ return mixpi_vselect_gt(x, mixpi_vzero(), above, below); }
+
+/* The functions with parameters, and those of e^x - 1 and its like. */
+MIXPI_RARE mixpi_v MIXPI_P(other_value)(mixp_unary op, mixpi_v a, float p, float q) {
+    switch ((int)op) {
+    case MIXP_UNARY_SOFT_CAP: {
+        mixpi_v rest, t = mixpi_vtanh_of(a, p, &rest);
+        return mixpi_vfma(mixpi_vset(p), t, mixpi_vmul(mixpi_vset(p), rest));
+    }
+    case MIXP_UNARY_CLAMP:
+        return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_AFFINE:
+        return mixpi_vfma(mixpi_vset(p), a, mixpi_vset(q));
+    case MIXP_UNARY_LOG1P:
+        return MIXPI_P(log1p)(a);
+    case MIXP_UNARY_EXPM1:
+        return MIXPI_P(expm1)(a);
+    case MIXP_UNARY_ERF:
+        return MIXPI_P(erf)(a);
+    case MIXP_UNARY_SOFTPLUS:
+        return MIXPI_P(softplus)(a, p);
+    case MIXP_UNARY_LEAKY_RELU:
+        return MIXPI_P(above_0)(a, a, mixpi_vmul(mixpi_vset(p), a));
+    case MIXP_UNARY_ELU:
+        return MIXPI_P(above_0)(a, a, mixpi_vmul(mixpi_vset(p), MIXPI_P(expm1)(a)));
+    default:
+        return a;
+    }
+}
+
 MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
     mixpi_v t;
     switch (op) {
@@ -7295,10 +7393,15 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float
     case MIXP_UNARY_COS:
         return mixpi_vwave(a, 1);
     case MIXP_UNARY_SOFT_CAP:
-        a = mixpi_vtanh_of(a, p, &t);
-        return mixpi_vfma(mixpi_vset(p), a, mixpi_vmul(mixpi_vset(p), t));
     case MIXP_UNARY_CLAMP:
-        return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_AFFINE:
+    case MIXP_UNARY_LOG1P:
+    case MIXP_UNARY_EXPM1:
+    case MIXP_UNARY_ERF:
+    case MIXP_UNARY_SOFTPLUS:
+    case MIXP_UNARY_LEAKY_RELU:
+    case MIXP_UNARY_ELU:
+        return MIXPI_P(other_value)(op, a, p, q);
     case MIXP_UNARY_RELU:               /* these have loops of their own */
     case MIXP_UNARY_GELU_TANH:
     case MIXP_UNARY_GELU_ERF:
@@ -7364,6 +7467,51 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
     return dy;
 }
 
+/* 2/sqrt(pi) e^(-x^2), times dy; x^2 keeps the bits that its product loses. */
+MIXPI_V mixpi_v MIXPI_P(erf_slope)(mixpi_v dy, mixpi_v x) {
+    mixpi_v h, low, e;
+    x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    h = mixpi_vmul(x, x);
+    low = mixpi_vfma(x, x, mixpi_vneg(h));
+    e = mixpi_vexp(mixpi_vneg(h));
+    e = mixpi_vfma(e, mixpi_vneg(low), e);
+    return mixpi_vmul(dy, mixpi_vmul(e, mixpi_vset(MIXPI_ERF_SLOPE)));
+}
+
+/* p e^x up to 0 and 1 above, times dy; a NaN lets dy pass. */
+MIXPI_V mixpi_v MIXPI_P(elu_slope)(mixpi_v dy, mixpi_v x, float p) {
+    mixpi_v below = mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vexp(x)));
+    return MIXPI_P(above_0)(mixpi_vmin(x, mixpi_vset(1.0f)), dy, below);
+}
+
+/* The slopes of other_value. */
+MIXPI_RARE mixpi_v MIXPI_P(other_slope)(mixp_unary op, mixpi_v dy, mixpi_v x, float p,
+                                        float q) {
+    mixpi_v rest;
+    switch ((int)op) {
+    case MIXP_UNARY_SOFT_CAP:
+        return MIXPI_P(soft_cap_slope)(dy, x, p);
+    case MIXP_UNARY_CLAMP:
+        return MIXPI_P(clamp_slope)(dy, x, p, q);
+    case MIXP_UNARY_AFFINE:
+        return mixpi_vmul(dy, mixpi_vset(p));
+    case MIXP_UNARY_LOG1P:
+        return mixpi_vdiv(dy, mixpi_vadd(x, mixpi_vset(1.0f)));
+    case MIXP_UNARY_EXPM1:
+        return mixpi_vmul(dy, mixpi_vexp(x));
+    case MIXP_UNARY_ERF:
+        return MIXPI_P(erf_slope)(dy, x);
+    case MIXP_UNARY_SOFTPLUS:
+        return mixpi_vmul(dy, mixpi_vsigmoid(mixpi_vmul(x, mixpi_vset(p)), &rest));
+    case MIXP_UNARY_LEAKY_RELU:
+        return MIXPI_P(above_0)(x, dy, mixpi_vmul(dy, mixpi_vset(p)));
+    case MIXP_UNARY_ELU:
+        return MIXPI_P(elu_slope)(dy, x, p);
+    default:
+        return dy;
+    }
+}
+
 /* dy times the slope; b: x, or y for those that are told by their result. */
 MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                         float q) {
@@ -7388,9 +7536,15 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
     case MIXP_UNARY_COS:
         return mixpi_vneg(mixpi_vmul(dy, mixpi_vwave(b, 0)));
     case MIXP_UNARY_SOFT_CAP:
-        return MIXPI_P(soft_cap_slope)(dy, b, p);
     case MIXP_UNARY_CLAMP:
-        return MIXPI_P(clamp_slope)(dy, b, p, q);
+    case MIXP_UNARY_AFFINE:
+    case MIXP_UNARY_LOG1P:
+    case MIXP_UNARY_EXPM1:
+    case MIXP_UNARY_ERF:
+    case MIXP_UNARY_SOFTPLUS:
+    case MIXP_UNARY_LEAKY_RELU:
+    case MIXP_UNARY_ELU:
+        return MIXPI_P(other_slope)(op, dy, b, p, q);
     case MIXP_UNARY_RELU:               /* these have loops of their own */
     case MIXP_UNARY_GELU_TANH:
     case MIXP_UNARY_GELU_ERF:
@@ -18721,8 +18875,9 @@ MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
 
 static mixp_result mixpi_unary_forward(mixp_call *c) {
     mixp_unary_args *k = (mixp_unary_args *)c->attrs;
+    int by_factor = k->op == MIXP_UNARY_SCALE || k->op == MIXP_UNARY_AFFINE;
     mixpi_call_reads_all(c, mixpi_unary_by_result(k->op) ? MIXP_READS_RESULT
-                            : k->op == MIXP_UNARY_SCALE  ? 0u : 1u);
+                            : by_factor                  ? 0u : 1u);
     k->n = c->out->count;
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
@@ -18744,14 +18899,19 @@ static mixp_result mixpi_unary_backward(mixp_call *c) {
     return k.da.data ? MIXPI_RUN(c, unary_backward, &k) : MIXP_OK;
 }
 
-static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p) {
+static mixp_tensor *mixpi_apply_unary_by(mixp_context *ctx, mixp_op_id id, mixp_unary op,
+                                         mixp_tensor *x, float p, float q) {
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
     k.p = p;
+    k.q = q;
     return mixpi_apply_one(ctx, id, x, &k);
 }
+
+static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
+                                      mixp_tensor *x, float p)
+{ return mixpi_apply_unary_by(ctx, id, op, x, p, 0.0f); }
 
 #define MIXPI_UNARY(name, id, kind)                                                       \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
@@ -18769,6 +18929,9 @@ MIXPI_UNARY(abs, ABS, ABS)
 MIXPI_UNARY(sin, SIN, SIN)
 MIXPI_UNARY(cos, COS, COS)
 MIXPI_UNARY(relu_squared, RELU_SQUARED, RELU_SQUARED)
+MIXPI_UNARY(log1p, LOG1P, LOG1P)
+MIXPI_UNARY(expm1, EXPM1, EXPM1)
+MIXPI_UNARY(erf, ERF, ERF)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
@@ -18777,6 +18940,18 @@ MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float expon
 { return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent); }
 MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x)
 { return mixpi_apply_unary(ctx, MIXP_OP_NEG, MIXP_UNARY_SCALE, x, -1.0f); }
+MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_unary(ctx, MIXP_OP_SQUARE, MIXP_UNARY_POW, x, 2.0f); }
+MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_unary(ctx, MIXP_OP_RECIPROCAL, MIXP_UNARY_POW, x, -1.0f); }
+MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope)
+{ return mixpi_apply_unary(ctx, MIXP_OP_LEAKY_RELU, MIXP_UNARY_LEAKY_RELU, x, slope); }
+MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha)
+{ return mixpi_apply_unary(ctx, MIXP_OP_ELU, MIXP_UNARY_ELU, x, alpha); }
+MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value)
+{ return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, 1.0f, value); }
+MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value)
+{ return mixpi_apply_unary_by(ctx, MIXP_OP_RSUB, MIXP_UNARY_AFFINE, x, -1.0f, value); }
 
 /* Tests the bits: above 0 and finite. */
 static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
@@ -18787,6 +18962,16 @@ static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "soft_cap: cap is %g; it must be above 0", (double)k->p);
 }
+
+static mixp_result mixpi_softplus_infer(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
+}
+
+MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta)
+{ return mixpi_apply_unary(ctx, MIXP_OP_SOFTPLUS, MIXP_UNARY_SOFTPLUS, x, beta); }
 
 MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap)
 { return mixpi_apply_unary(ctx, MIXP_OP_SOFT_CAP, MIXP_UNARY_SOFT_CAP, x, cap); }
@@ -18801,15 +18986,8 @@ static mixp_result mixpi_clamp_infer(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
-                                    float high) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_CLAMP;
-    k.p = low;
-    k.q = high;
-    return mixpi_apply_one(ctx, MIXP_OP_CLAMP, x, &k);
-}
-
+                                    float high)
+{ return mixpi_apply_unary_by(ctx, MIXP_OP_CLAMP, MIXP_UNARY_CLAMP, x, low, high); }
 /* --- sum, mean ------------------------------------------------------------------------ */
 
 typedef struct mixpi_reduction {
@@ -20190,7 +20368,12 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_OP(where, PROMOTE, sizeof(mixpi_choice), choice, choice),
         MIXPI_OP(masked_fill, KEEP, sizeof(mixpi_choice), choice, choice),
         MIXPI_BOTH(rope, KEEP, sizeof(mixp_rope_args), rope, rope),
-        { "detach", MIXP_CLASS_KEEP, 0, mixpi_detach_infer, mixpi_cast_forward, NULL, NULL }
+        { "detach", MIXP_CLASS_KEEP, 0, mixpi_detach_infer, mixpi_cast_forward, NULL, NULL },
+        MIXPI_UNARY(square, F32), MIXPI_UNARY(reciprocal, F32), MIXPI_UNARY(log1p, F32),
+        MIXPI_UNARY(expm1, F32), MIXPI_UNARY(erf, KEEP),
+        MIXPI_OP(softplus, F32, sizeof(mixp_unary_args), softplus, unary),
+        MIXPI_UNARY(leaky_relu, KEEP), MIXPI_UNARY(elu, KEEP), MIXPI_UNARY(add_scalar, KEEP),
+        MIXPI_UNARY(rsub, KEEP)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;

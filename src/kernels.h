@@ -176,6 +176,11 @@ typedef enum mixp_unary {
     MIXP_UNARY_RELU_SQUARED, MIXP_UNARY_ABS, MIXP_UNARY_SIN, MIXP_UNARY_COS,
     MIXP_UNARY_SOFT_CAP,        /* p tanh(x / p)                                           */
     MIXP_UNARY_CLAMP,           /* x, but at least p and at most q                         */
+    MIXP_UNARY_AFFINE,          /* p x + q, rounded once                                   */
+    MIXP_UNARY_LOG1P, MIXP_UNARY_EXPM1, MIXP_UNARY_ERF,
+    MIXP_UNARY_SOFTPLUS,        /* log(1 + e^(p x)) / p, p > 0                             */
+    MIXP_UNARY_LEAKY_RELU,      /* x > 0 ? x : p x                                         */
+    MIXP_UNARY_ELU,             /* x > 0 ? x : p (e^x - 1)                                 */
     MIXP_UNARY_COUNT
 } mixp_unary;
 
@@ -188,7 +193,7 @@ typedef enum mixp_binary {
 } mixp_binary;
 
 /* Is the slope of op computed from its result? The other slopes are computed from the operand,
- * except SCALE's, which is p. */
+ * except those of SCALE and AFFINE, which are p. */
 MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
     return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
            op == MIXP_UNARY_SQRT;
@@ -217,6 +222,7 @@ typedef enum mixp_loss_kind {
 #define MIXPI_ERF_BOUND     14.5f       /* of the erf form of gelu                         */
 #define MIXPI_SILU_BOUND    200.0f      /* e^-200 is 0 already                             */
 #define MIXPI_DENSITY       0.398942280f    /* of the normal distribution at 0: 1/sqrt(2pi)*/
+#define MIXPI_ERF_SLOPE     1.12837917f     /* of erf at 0: 2/sqrt(pi)                     */
 #define MIXPI_BCE_LOG_LEAST (-100.0f)   /* logs of probabilities are clamped to this       */
 #define MIXPI_BCE_LEAST     1e-12f      /* p (1-p), the slope's divisor, is clamped to this */
 
@@ -469,7 +475,7 @@ typedef struct mixp_copy_args {
 /* y (+)= op(a), n elements. y may be a. real. */
 typedef struct mixp_unary_args {
     mixp_unary op;
-    float      p, q;            /* p: for POW, SCALE, SOFT_CAP; p and q: for CLAMP         */
+    float      p, q;            /* see mixp_unary                                          */
     int64_t    n;
     mixp_in    a;
     mixp_out   y;

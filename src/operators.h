@@ -19,8 +19,11 @@
  *     relu relu_squared           KEEP     x                    x             256^2 is Inf in f16
  *     gelu gelu_tanh silu         KEEP     x                    x
  *     tanh sigmoid soft_cap       KEEP     x                    x
- *     sqrt sin cos                KEEP     x                    x
- *     exp log pow                 F32      x                    x
+ *     sqrt sin cos erf            KEEP     x                    x
+ *     leaky_relu elu              KEEP     x                    x
+ *     add_scalar rsub             KEEP     x                    x             by a number
+ *     exp log pow expm1 log1p     F32      x                    x
+ *     square reciprocal softplus  F32      x                    x
  *     sum                         F32_OUT  x                    x
  *     mean                        KEEP     x                    x
  *     max                         KEEP     x                    x             ties: first, or all
@@ -160,10 +163,27 @@ MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low
 MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
 /* cap tanh(x / cap), cap > 0: for logits (Gemma 2, 2024). */
 MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
+/* The error function, to 3 units in the last place of f32. */
+MIXPREC_API mixp_tensor *mixp_erf(mixp_context *ctx, mixp_tensor *x);
+/* x where x > 0, otherwise slope x (PyTorch's default: 0.01), or alpha (e^x - 1) for elu (default:
+ * 1). At 0 the gradient is that of the lower branch, as in PyTorch. */
+MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope);
+MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha);
+/* x + value, and value - x. The sum is made in f32 and rounded once. */
+MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value);
+MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value);
 /* F32. Elementwise. */
 MIXPREC_API mixp_tensor *mixp_exp(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float exponent);
+/* e^x - 1 and log(1 + x), without cancellation near 0. */
+MIXPREC_API mixp_tensor *mixp_expm1(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_log1p(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x);
+MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x);
+/* log(1 + e^(beta x)) / beta, and never Inf for a finite x. MIXP_ERR_ARGUMENT: beta is not above 0,
+ * or not finite. */
+MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta);
 
 /* dim: -rank..rank-1, or MIXP_ALL to reduce all elements to a scalar. keep 1 keeps the dimension
  * with size 1. sum: F32_OUT. mean: KEEP, as in PyTorch. */
@@ -306,6 +326,8 @@ typedef enum mixp_op_id {
     MIXP_OP_LINEAR_CROSS_ENTROPY,
     MIXP_OP_MAX, MIXP_OP_ARGMAX, MIXP_OP_GATHER, MIXP_OP_WHERE, MIXP_OP_MASKED_FILL,
     MIXP_OP_ROPE, MIXP_OP_DETACH,
+    MIXP_OP_SQUARE, MIXP_OP_RECIPROCAL, MIXP_OP_LOG1P, MIXP_OP_EXPM1, MIXP_OP_ERF,
+    MIXP_OP_SOFTPLUS, MIXP_OP_LEAKY_RELU, MIXP_OP_ELU, MIXP_OP_ADD_SCALAR, MIXP_OP_RSUB,
     MIXP_OP_COUNT
 } mixp_op_id;
 /* Returns the row of a built-in operator, such as MIXP_OP_LINEAR. NULL for an unknown id. */

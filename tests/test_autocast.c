@@ -94,6 +94,16 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_MASKED_FILL:     return mixp_masked_fill(ctx, x, mask, 0.0f);
     case MIXP_OP_ROPE:            return mixp_rope(ctx, x, &turn);
     case MIXP_OP_DETACH:          return mixp_detach(ctx, x);
+    case MIXP_OP_SQUARE:          return mixp_square(ctx, x);
+    case MIXP_OP_RECIPROCAL:      return mixp_reciprocal(ctx, x);
+    case MIXP_OP_LOG1P:           return mixp_log1p(ctx, x);
+    case MIXP_OP_EXPM1:           return mixp_expm1(ctx, x);
+    case MIXP_OP_ERF:             return mixp_erf(ctx, x);
+    case MIXP_OP_SOFTPLUS:        return mixp_softplus(ctx, x, 1.0f);
+    case MIXP_OP_LEAKY_RELU:      return mixp_leaky_relu(ctx, x, 0.01f);
+    case MIXP_OP_ELU:             return mixp_elu(ctx, x, 1.0f);
+    case MIXP_OP_ADD_SCALAR:      return mixp_add_scalar(ctx, x, 1.0f);
+    case MIXP_OP_RSUB:            return mixp_rsub(ctx, x, 1.0f);
     case MIXP_OP_COUNT: break;
     }
     return NULL;
@@ -121,7 +131,11 @@ static const expected table[] = {
     { MIXP_OP_HUBER, 'F', 'F' }, { MIXP_OP_KL_DIV, 'F', 'F' }, { MIXP_OP_MAX, 'K', 'L' },
     { MIXP_OP_ARGMAX, 'I', 'I' }, { MIXP_OP_GATHER, 'K', 'L' }, { MIXP_OP_WHERE, 'K', 'L' },
     { MIXP_OP_MASKED_FILL, 'K', 'L' }, { MIXP_OP_ROPE, 'K', 'L' }, { MIXP_OP_DETACH, 'K', 'K' },
-    { MIXP_OP_LINEAR_CROSS_ENTROPY, 'F', 'F' }
+    { MIXP_OP_LINEAR_CROSS_ENTROPY, 'F', 'F' },
+    { MIXP_OP_SQUARE, 'F', 'L' }, { MIXP_OP_RECIPROCAL, 'F', 'L' }, { MIXP_OP_LOG1P, 'F', 'L' },
+    { MIXP_OP_EXPM1, 'F', 'L' }, { MIXP_OP_ERF, 'K', 'L' }, { MIXP_OP_SOFTPLUS, 'F', 'L' },
+    { MIXP_OP_LEAKY_RELU, 'K', 'L' }, { MIXP_OP_ELU, 'K', 'L' }, { MIXP_OP_ADD_SCALAR, 'K', 'L' },
+    { MIXP_OP_RSUB, 'K', 'L' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {

@@ -119,6 +119,13 @@ static double unary_ref(int op, double x, double p) {
     case MIXP_UNARY_COS: return cos(x);
     case MIXP_UNARY_SOFT_CAP: return p * tanh(x / p);
     case MIXP_UNARY_CLAMP: return x < p ? p : x > p + 1.5 ? p + 1.5 : x;
+    case MIXP_UNARY_AFFINE: return x * p + (p + 1.5);
+    case MIXP_UNARY_LOG1P: return log1p(x);
+    case MIXP_UNARY_EXPM1: return expm1(x);
+    case MIXP_UNARY_ERF: return erf(x);
+    case MIXP_UNARY_SOFTPLUS: return (x * p > 0.0 ? x : 0.0) + log1p(exp(-fabs(x * p))) / p;
+    case MIXP_UNARY_LEAKY_RELU: return x > 0.0 ? x : p * x;
+    case MIXP_UNARY_ELU: return x > 0.0 ? x : p * expm1(x);
     default: return x * p;
     }
 }
@@ -147,6 +154,12 @@ static double unary_slope(int op, double x, double y, double p) {
     case MIXP_UNARY_COS: return -sin(x);
     case MIXP_UNARY_SOFT_CAP: return 1.0 - tanh(x / p) * tanh(x / p);
     case MIXP_UNARY_CLAMP: return x > p && x < p + 1.5 ? 1.0 : 0.0;
+    case MIXP_UNARY_LOG1P: return 1.0 / (1.0 + x);
+    case MIXP_UNARY_EXPM1: return exp(x);
+    case MIXP_UNARY_ERF: return 1.12837916709551257390 * exp(-x * x);
+    case MIXP_UNARY_SOFTPLUS: return 1.0 / (1.0 + exp(-x * p));
+    case MIXP_UNARY_LEAKY_RELU: return x > 0.0 ? 1.0 : p;
+    case MIXP_UNARY_ELU: return x > 0.0 ? 1.0 : p * exp(x);
     default: return p;
     }
 }
@@ -155,6 +168,8 @@ static double unary_slope(int op, double x, double y, double p) {
 static double unary_slack(int op, double x, double want) {
     double ulps = op == MIXP_UNARY_EXP || op == MIXP_UNARY_LOG ? 2.5 : 6.0;
     if (op == MIXP_UNARY_RELU || op == MIXP_UNARY_SQRT) ulps = 0.0;
+    if (op == MIXP_UNARY_AFFINE || op == MIXP_UNARY_LEAKY_RELU) ulps = 1.0;
+    if (op == MIXP_UNARY_SOFTPLUS && x < 0.0) ulps += 3.0 * fabs(x);        /* of p x, p up to 3 */
     if (op == MIXP_UNARY_GELU_TANH && x < 0.0) ulps += 6.0 * fabs(1.6 * (x + 0.0447 * x * x * x));
     return ulps * EPS * fabs(want) + (op == MIXP_UNARY_GELU_ERF ? 5e-44 : ulps > 0.0 ? 3e-45 : 0.0);
 }
@@ -162,7 +177,13 @@ static double unary_slack(int op, double x, double want) {
 static const float powers[] = { 0.0f, 1.0f, 2.0f, 3.0f, 0.5f, -1.0f, 1.7f, -2.5f };
 
 static int positive_only(int op) {
-    return op == MIXP_UNARY_LOG || op == MIXP_UNARY_SQRT || op == MIXP_UNARY_POW;
+    return op == MIXP_UNARY_LOG || op == MIXP_UNARY_SQRT || op == MIXP_UNARY_POW ||
+        op == MIXP_UNARY_LOG1P;
+}
+
+/* A parameter that op takes: softplus has positive ones. */
+static float power_for(int op, int i) {
+    return op == MIXP_UNARY_SOFTPLUS ? 0.5f + (float)fabs((double)powers[i]) : powers[i];
 }
 
 static test_array unary_input(int op, mixp_dtype dtype, int64_t n) {
@@ -182,7 +203,7 @@ static void unary_body(void) {
         for (c = 0; c < SIZES; c++) {
             int64_t n = sizes[c];
             int place = random_to(3) == 0;
-            float p = powers[random_to(8)];
+            float p = power_for(op, random_to(8));
             test_array a = unary_input(op, random_dtype(), n), y;
             double *x = doubles(a, n, 1);
             y = place ? a : array_new(random_dtype(), n);
@@ -204,7 +225,7 @@ static void unary_backward_body(void) {
         for (c = 0; c < SIZES; c++) {
             int64_t n = sizes[c];
             int place = random_to(3) == 0, add = !place && random_to(2);
-            float p = powers[random_to(8)];
+            float p = power_for(op, random_to(8));
             test_array a = unary_input(op, random_dtype(), n), y = array_new(random_dtype(), n);
             test_array dy = values(random_dtype(), n, 3.0), da;
             double *g = doubles(dy, n, 1), *old;
@@ -234,7 +255,7 @@ static void test_unary_slopes(void) {
     int op, i;
     for (op = 0; op < MIXP_UNARY_COUNT; op++)
         for (i = 0; i < 200; i++) {
-            double p = (double)powers[i % 8], x = 3.0 * random_value(), h = 1e-3, d1, d2;
+            double p = (double)power_for(op, i % 8), x = 3.0 * random_value(), h = 1e-3, d1, d2;
             if (positive_only(op)) x = fabs(x) + 0.2;
             if (op == MIXP_UNARY_RELU && fabs(x) < 0.01) continue;
             if (op >= MIXP_UNARY_RELU_SQUARED && fabs(x) < 0.01) continue;
@@ -253,7 +274,8 @@ static void test_unary_backward(void) { everywhere(unary_backward_body); }
 static void unary_range_body(void) {
     static const int ops[] = { MIXP_UNARY_EXP, MIXP_UNARY_LOG, MIXP_UNARY_TANH, MIXP_UNARY_SIGMOID,
                                MIXP_UNARY_GELU_ERF, MIXP_UNARY_GELU_TANH, MIXP_UNARY_SILU,
-                               MIXP_UNARY_RELU, MIXP_UNARY_ABS, MIXP_UNARY_RELU_SQUARED };
+                               MIXP_UNARY_RELU, MIXP_UNARY_ABS, MIXP_UNARY_RELU_SQUARED,
+                               MIXP_UNARY_LOG1P, MIXP_UNARY_EXPM1, MIXP_UNARY_ERF };
     const int64_t n = 65521;
     test_array a = array_new(MIXP_F32, n);
     int64_t i;
@@ -321,6 +343,23 @@ static void special_body(void) {
     CHECK(unary_of(MIXP_UNARY_SOFT_CAP, inf, 30.0f) == 30.0f);
     CHECK(slope_of(MIXP_UNARY_SOFT_CAP, inf) == 0.0f);
     CHECK(slope_of(MIXP_UNARY_POW, 0.0f) == 0.0f);
+    CHECK(unary_of(MIXP_UNARY_LOG1P, inf, 0.0f) >= inf && unary_of(MIXP_UNARY_LOG1P, -1.0f, 0.0f) <= -inf);
+    CHECK(is_nan((double)unary_of(MIXP_UNARY_LOG1P, -1.5f, 0.0f)));
+    CHECK(is_nan((double)unary_of(MIXP_UNARY_LOG1P, -inf, 0.0f)));
+    CHECK(unary_of(MIXP_UNARY_EXPM1, inf, 0.0f) >= inf && unary_of(MIXP_UNARY_EXPM1, -inf, 0.0f) == -1.0f);
+    CHECK(slope_of(MIXP_UNARY_EXPM1, -inf) == 0.0f && slope_of(MIXP_UNARY_EXPM1, inf) >= inf);
+    CHECK(unary_of(MIXP_UNARY_ERF, inf, 0.0f) == 1.0f && unary_of(MIXP_UNARY_ERF, -inf, 0.0f) == -1.0f);
+    CHECK(slope_of(MIXP_UNARY_ERF, inf) == 0.0f && slope_of(MIXP_UNARY_ERF, -inf) == 0.0f);
+    CHECK(unary_of(MIXP_UNARY_SOFTPLUS, inf, 2.0f) >= inf && unary_of(MIXP_UNARY_SOFTPLUS, -inf, 2.0f) == 0.0f);
+    CHECK(unary_of(MIXP_UNARY_SOFTPLUS, 3e38f, 10.0f) == 3e38f);
+    CHECK(slope_of(MIXP_UNARY_SOFTPLUS, 3e38f) == 1.0f && slope_of(MIXP_UNARY_SOFTPLUS, -inf) == 0.0f);
+    CHECK(unary_of(MIXP_UNARY_ELU, -inf, 1.5f) == -1.5f && unary_of(MIXP_UNARY_ELU, inf, 1.5f) >= inf);
+    CHECK(slope_of(MIXP_UNARY_ELU, 0.0f) == 2.0f && slope_of(MIXP_UNARY_ELU, -inf) == 0.0f);
+    CHECK(slope_of(MIXP_UNARY_ELU, nan) == 1.0f && slope_of(MIXP_UNARY_LEAKY_RELU, 0.0f) == 2.0f);
+    for (op = MIXP_UNARY_LOG1P; op <= MIXP_UNARY_ERF; op++)     /* -0 and subnormals stay */
+        CHECK(mixp_bits_of_f32(unary_of((mixp_unary)op, -0.0f, 0.0f)) == 0x80000000u);
+    CHECK(mixp_bits_of_f32(unary_of(MIXP_UNARY_EXPM1, mixp_f32_of_bits(7), 0.0f)) == 7u);
+    CHECK(mixp_bits_of_f32(unary_of(MIXP_UNARY_LOG1P, mixp_f32_of_bits(7), 0.0f)) == 7u);
     for (op = MIXP_UNARY_GELU_TANH; op <= MIXP_UNARY_SILU; op++) {
         CHECK(unary_of((mixp_unary)op, inf, 0.0f) >= inf && unary_of((mixp_unary)op, 3e38f,
             0.0f) == 3e38f);

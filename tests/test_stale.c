@@ -262,6 +262,7 @@ static mixp_tensor *ids_of(int rank, const int64_t *shape) {
 UNARY(relu) UNARY(gelu) UNARY(gelu_tanh) UNARY(silu) UNARY(tanh) UNARY(sigmoid) UNARY(sqrt)
 UNARY(neg) UNARY(abs) UNARY(sin) UNARY(cos) UNARY(relu_squared) UNARY(exp) UNARY(log)
 UNARY(softmax) UNARY(log_softmax) UNARY(swiglu_packed)
+UNARY(square) UNARY(reciprocal) UNARY(log1p) UNARY(expm1) UNARY(erf)
 BINARY(add) BINARY(sub) BINARY(mul) BINARY(div) BINARY(maximum) BINARY(minimum) BINARY(swiglu)
 BINARY(mse) BINARY(l1)
 static mixp_tensor *do_bce_with_logits(operands *o) {
@@ -272,6 +273,11 @@ static mixp_tensor *do_scale(operands *o) { return mixp_scale(ctx, o->in[0], 3.0
 static mixp_tensor *do_pow(operands *o) { return mixp_pow(ctx, o->in[0], 3.0f); }
 static mixp_tensor *do_clamp(operands *o) { return mixp_clamp(ctx, o->in[0], 0.4f, 0.6f); }
 static mixp_tensor *do_soft_cap(operands *o) { return mixp_soft_cap(ctx, o->in[0], 2.0f); }
+static mixp_tensor *do_softplus(operands *o) { return mixp_softplus(ctx, o->in[0], 2.0f); }
+static mixp_tensor *do_leaky_relu(operands *o) { return mixp_leaky_relu(ctx, o->in[0], 0.1f); }
+static mixp_tensor *do_elu(operands *o) { return mixp_elu(ctx, o->in[0], 2.0f); }
+static mixp_tensor *do_add_scalar(operands *o) { return mixp_add_scalar(ctx, o->in[0], 2.0f); }
+static mixp_tensor *do_rsub(operands *o) { return mixp_rsub(ctx, o->in[0], 2.0f); }
 static mixp_tensor *do_linear(operands *o) {
     return mixp_linear(ctx, o->in[0], o->in[1], o->in[2]);
 }
@@ -390,7 +396,12 @@ static const row rows[] = {
     { "cos", do_cos, 1, { 1, 0, 0 } }, { "clamp", do_clamp, 1, { 1, 0, 0 } },
     { "relu_squared", do_relu_squared, 1, { 1, 0, 0 } },
     { "soft_cap", do_soft_cap, 1, { 1, 0, 0 } }, { "log", do_log, 1, { 1, 0, 0 } },
-    { "pow", do_pow, 1, { 1, 0, 0 } },
+    { "pow", do_pow, 1, { 1, 0, 0 } }, { "square", do_square, 1, { 1, 0, 0 } },
+    { "reciprocal", do_reciprocal, 1, { 1, 0, 0 } }, { "log1p", do_log1p, 1, { 1, 0, 0 } },
+    { "expm1", do_expm1, 1, { 1, 0, 0 } }, { "erf", do_erf, 1, { 1, 0, 0 } },
+    { "softplus", do_softplus, 1, { 1, 0, 0 } }, { "leaky_relu", do_leaky_relu, 1, { 1, 0, 0 } },
+    { "elu", do_elu, 1, { 1, 0, 0 } }, { "add_scalar", do_add_scalar, 1, { 0, 0, 0 } },
+    { "rsub", do_rsub, 1, { 0, 0, 0 } },
     { "sum", do_sum, 1, { 0, 0, 0 } }, { "mean", do_mean, 1, { 0, 0, 0 } },
     { "max", do_max, 1, { 0, 0, 0 } }, { "max", do_max_all, 1, { 1, 0, 0 } },
     { "softmax", do_softmax, 1, { 8, 0, 0 } }, { "log_softmax", do_log_softmax, 1, { 8, 0, 0 } },

@@ -219,6 +219,76 @@ MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
     return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
 }
 
+/* log(1 + x) for every x: also Inf, and -0, which 1 + x loses. */
+MIXPI_V mixpi_v MIXPI_P(log1p)(mixpi_v x) {
+    mixpi_v y = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, mixpi_vlog1p(x));
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), y, x);
+}
+
+/* e^x - 1 without cancellation. Above 60, e^x is the same number; below -30, -1 is. */
+MIXPI_V mixpi_v MIXPI_P(expm1)(mixpi_v x) {
+    mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(x, -30.0f, 60.0f), &n);
+    s = mixpi_vldexp(mixpi_vset(1.0f), n);
+    m = mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
+    m = mixpi_vselect_gt(x, mixpi_vset(60.0f), mixpi_vexp(x), m);
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
+}
+
+/* Up to 0.5 the Taylor series, whose next term is 8e-10 of it; beyond, 1 minus twice the tail of
+ * the normal distribution at sqrt(2) |x|. */
+MIXPI_V mixpi_v MIXPI_P(erf)(mixpi_v x) {
+    mixpi_v z, q, near_0, far;
+    x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    z = mixpi_vmul(x, x);
+    q = mixpi_vpoly(mixpi_vset(1.205532e-4f), z,
+                    -8.548327e-4f, 5.223977629e-3f, -2.686617064e-2f, 0.1128379167f);
+    q = mixpi_vfma(q, z, mixpi_vset(-0.3761263890f));
+    near_0 = mixpi_vfma(x, mixpi_vfma(q, z, mixpi_vset(MIXPI_ERF_SLOPE - 1.0f)), x);
+    far = mixpi_vnormal(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-1.41421356f)), &q);
+    far = mixpi_vfma(mixpi_vset(-2.0f), far, mixpi_vset(1.0f));
+    far = mixpi_vselect_gt(x, mixpi_vzero(), far, mixpi_vneg(far));
+    return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vset(0.5f), far, near_0);
+}
+
+/* max(x, 0) + log(1 + e^-|p x|) / p: never overflows. */
+MIXPI_V mixpi_v MIXPI_P(softplus)(mixpi_v x, float p) {
+    mixpi_v e = mixpi_vexp(mixpi_vmul(mixpi_vabs(x), mixpi_vset(-p)));
+    e = mixpi_vdiv(mixpi_vlog1p(e), mixpi_vset(p));
+    return mixpi_vadd(mixpi_vmax(mixpi_vzero(), x), e);
+}
+
+/* `above` where x is above 0, else `below`, also for a NaN. */
+MIXPI_V mixpi_v MIXPI_P(above_0)(mixpi_v x, mixpi_v above, mixpi_v below)
+{ return mixpi_vselect_gt(x, mixpi_vzero(), above, below); }
+
+/* The functions with parameters, and those of e^x - 1 and its like. */
+MIXPI_RARE mixpi_v MIXPI_P(other_value)(mixp_unary op, mixpi_v a, float p, float q) {
+    switch ((int)op) {
+    case MIXP_UNARY_SOFT_CAP: {
+        mixpi_v rest, t = mixpi_vtanh_of(a, p, &rest);
+        return mixpi_vfma(mixpi_vset(p), t, mixpi_vmul(mixpi_vset(p), rest));
+    }
+    case MIXP_UNARY_CLAMP:
+        return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_AFFINE:
+        return mixpi_vfma(mixpi_vset(p), a, mixpi_vset(q));
+    case MIXP_UNARY_LOG1P:
+        return MIXPI_P(log1p)(a);
+    case MIXP_UNARY_EXPM1:
+        return MIXPI_P(expm1)(a);
+    case MIXP_UNARY_ERF:
+        return MIXPI_P(erf)(a);
+    case MIXP_UNARY_SOFTPLUS:
+        return MIXPI_P(softplus)(a, p);
+    case MIXP_UNARY_LEAKY_RELU:
+        return MIXPI_P(above_0)(a, a, mixpi_vmul(mixpi_vset(p), a));
+    case MIXP_UNARY_ELU:
+        return MIXPI_P(above_0)(a, a, mixpi_vmul(mixpi_vset(p), MIXPI_P(expm1)(a)));
+    default:
+        return a;
+    }
+}
+
 MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
     mixpi_v t;
     switch (op) {
@@ -241,10 +311,15 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float
     case MIXP_UNARY_COS:
         return mixpi_vwave(a, 1);
     case MIXP_UNARY_SOFT_CAP:
-        a = mixpi_vtanh_of(a, p, &t);
-        return mixpi_vfma(mixpi_vset(p), a, mixpi_vmul(mixpi_vset(p), t));
     case MIXP_UNARY_CLAMP:
-        return mixpi_vclamp(a, p, q);
+    case MIXP_UNARY_AFFINE:
+    case MIXP_UNARY_LOG1P:
+    case MIXP_UNARY_EXPM1:
+    case MIXP_UNARY_ERF:
+    case MIXP_UNARY_SOFTPLUS:
+    case MIXP_UNARY_LEAKY_RELU:
+    case MIXP_UNARY_ELU:
+        return MIXPI_P(other_value)(op, a, p, q);
     case MIXP_UNARY_RELU:               /* these have loops of their own */
     case MIXP_UNARY_GELU_TANH:
     case MIXP_UNARY_GELU_ERF:
@@ -310,6 +385,51 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
     return dy;
 }
 
+/* 2/sqrt(pi) e^(-x^2), times dy; x^2 keeps the bits that its product loses. */
+MIXPI_V mixpi_v MIXPI_P(erf_slope)(mixpi_v dy, mixpi_v x) {
+    mixpi_v h, low, e;
+    x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    h = mixpi_vmul(x, x);
+    low = mixpi_vfma(x, x, mixpi_vneg(h));
+    e = mixpi_vexp(mixpi_vneg(h));
+    e = mixpi_vfma(e, mixpi_vneg(low), e);
+    return mixpi_vmul(dy, mixpi_vmul(e, mixpi_vset(MIXPI_ERF_SLOPE)));
+}
+
+/* p e^x up to 0 and 1 above, times dy; a NaN lets dy pass. */
+MIXPI_V mixpi_v MIXPI_P(elu_slope)(mixpi_v dy, mixpi_v x, float p) {
+    mixpi_v below = mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vexp(x)));
+    return MIXPI_P(above_0)(mixpi_vmin(x, mixpi_vset(1.0f)), dy, below);
+}
+
+/* The slopes of other_value. */
+MIXPI_RARE mixpi_v MIXPI_P(other_slope)(mixp_unary op, mixpi_v dy, mixpi_v x, float p,
+                                        float q) {
+    mixpi_v rest;
+    switch ((int)op) {
+    case MIXP_UNARY_SOFT_CAP:
+        return MIXPI_P(soft_cap_slope)(dy, x, p);
+    case MIXP_UNARY_CLAMP:
+        return MIXPI_P(clamp_slope)(dy, x, p, q);
+    case MIXP_UNARY_AFFINE:
+        return mixpi_vmul(dy, mixpi_vset(p));
+    case MIXP_UNARY_LOG1P:
+        return mixpi_vdiv(dy, mixpi_vadd(x, mixpi_vset(1.0f)));
+    case MIXP_UNARY_EXPM1:
+        return mixpi_vmul(dy, mixpi_vexp(x));
+    case MIXP_UNARY_ERF:
+        return MIXPI_P(erf_slope)(dy, x);
+    case MIXP_UNARY_SOFTPLUS:
+        return mixpi_vmul(dy, mixpi_vsigmoid(mixpi_vmul(x, mixpi_vset(p)), &rest));
+    case MIXP_UNARY_LEAKY_RELU:
+        return MIXPI_P(above_0)(x, dy, mixpi_vmul(dy, mixpi_vset(p)));
+    case MIXP_UNARY_ELU:
+        return MIXPI_P(elu_slope)(dy, x, p);
+    default:
+        return dy;
+    }
+}
+
 /* dy times the slope; b: x, or y for those that are told by their result. */
 MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                         float q) {
@@ -334,9 +454,15 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
     case MIXP_UNARY_COS:
         return mixpi_vneg(mixpi_vmul(dy, mixpi_vwave(b, 0)));
     case MIXP_UNARY_SOFT_CAP:
-        return MIXPI_P(soft_cap_slope)(dy, b, p);
     case MIXP_UNARY_CLAMP:
-        return MIXPI_P(clamp_slope)(dy, b, p, q);
+    case MIXP_UNARY_AFFINE:
+    case MIXP_UNARY_LOG1P:
+    case MIXP_UNARY_EXPM1:
+    case MIXP_UNARY_ERF:
+    case MIXP_UNARY_SOFTPLUS:
+    case MIXP_UNARY_LEAKY_RELU:
+    case MIXP_UNARY_ELU:
+        return MIXPI_P(other_slope)(op, dy, b, p, q);
     case MIXP_UNARY_RELU:               /* these have loops of their own */
     case MIXP_UNARY_GELU_TANH:
     case MIXP_UNARY_GELU_ERF:

@@ -24,7 +24,8 @@ constexpr int
  * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
 #define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
                                X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED)          \
-                               X(ABS) X(SIN) X(COS) X(SOFT_CAP) X(CLAMP)
+                               X(ABS) X(SIN) X(COS) X(SOFT_CAP) X(CLAMP) X(AFFINE)            \
+                               X(LOG1P) X(EXPM1) X(ERF) X(SOFTPLUS) X(LEAKY_RELU) X(ELU)
 #define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
 #define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)  \
                                X(KL_LOG)
@@ -86,6 +87,10 @@ __device__ inline float gelu_2u(float x, float square)
 __device__ inline float signed_by(float s, float x)
 { return s > 0.0f ? x : s < 0.0f ? -x : 0.0f; }
 
+/* max(a, 0) + log(1 + e^-|p a|) / p: never overflows. */
+__device__ inline float softplus(float a, float p)
+{ return larger(0.0f, a) + log1pf(expf(-(fabsf(a) * p))) / p; }
+
 template <mixp_unary op> __device__ inline float unary_value(float a, float p, float q) {
     float t;
     switch (op) {
@@ -110,6 +115,13 @@ template <mixp_unary op> __device__ inline float unary_value(float a, float p, f
     case MIXP_UNARY_CLAMP:
         a = a < p ? p : a;
         return a > q ? q : a;
+    case MIXP_UNARY_AFFINE:    return fmaf(p, a, q);
+    case MIXP_UNARY_LOG1P:     return log1pf(a);
+    case MIXP_UNARY_EXPM1:     return expm1f(a);
+    case MIXP_UNARY_ERF:       return erff(a);
+    case MIXP_UNARY_SOFTPLUS:  return softplus(a, p);
+    case MIXP_UNARY_LEAKY_RELU: return a > 0.0f ? a : p * a;
+    case MIXP_UNARY_ELU:       return a > 0.0f ? a : p * expm1f(a);
     case MIXP_UNARY_COUNT:     break;
     }
     return a;
@@ -134,6 +146,16 @@ __device__ inline float silu_slope(float g, float x) {
     x = clamped(x, MIXPI_SILU_BOUND);
     s = sigmoid(x, &rest);
     return g * fmaf(s * rest, x, s);
+}
+
+/* 2/sqrt(pi) e^(-x^2), times g; x^2 keeps the bits that its product loses. */
+__device__ inline float erf_slope(float g, float x) {
+    float h, low, e;
+    x = clamped(x, MIXPI_ERF_BOUND);
+    h = x * x;
+    low = fmaf(x, x, -h);
+    e = expf(-h);
+    return g * (fmaf(e, -low, e) * MIXPI_ERF_SLOPE);
 }
 
 /* Above p and below q; an infinite bound is none. */
@@ -168,6 +190,13 @@ __device__ inline float unary_slope(float g, float b, float p, float q) {
         t = tanhf(b / p);
         return g * fmaf(-t, t, 1.0f);
     case MIXP_UNARY_CLAMP:     return between(b, p, q) ? g : 0.0f;
+    case MIXP_UNARY_AFFINE:    return __fmul_rn(g, p);
+    case MIXP_UNARY_LOG1P:     return g / (b + 1.0f);
+    case MIXP_UNARY_EXPM1:     return g * expf(b);
+    case MIXP_UNARY_ERF:       return erf_slope(g, b);
+    case MIXP_UNARY_SOFTPLUS:  return g * sigmoid(b * p, &t);
+    case MIXP_UNARY_LEAKY_RELU: return b > 0.0f ? g : g * p;
+    case MIXP_UNARY_ELU:       return b <= 0.0f ? g * (p * expf(b)) : g;
     case MIXP_UNARY_COUNT:     break;
     }
     return g;

@@ -143,8 +143,9 @@ MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
 
 static mixp_result mixpi_unary_forward(mixp_call *c) {
     mixp_unary_args *k = (mixp_unary_args *)c->attrs;
+    int by_factor = k->op == MIXP_UNARY_SCALE || k->op == MIXP_UNARY_AFFINE;
     mixpi_call_reads_all(c, mixpi_unary_by_result(k->op) ? MIXP_READS_RESULT
-                            : k->op == MIXP_UNARY_SCALE  ? 0u : 1u);
+                            : by_factor                  ? 0u : 1u);
     k->n = c->out->count;
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);
@@ -166,14 +167,19 @@ static mixp_result mixpi_unary_backward(mixp_call *c) {
     return k.da.data ? MIXPI_RUN(c, unary_backward, &k) : MIXP_OK;
 }
 
-static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
-                                      mixp_tensor *x, float p) {
+static mixp_tensor *mixpi_apply_unary_by(mixp_context *ctx, mixp_op_id id, mixp_unary op,
+                                         mixp_tensor *x, float p, float q) {
     mixp_unary_args k;
     memset(&k, 0, sizeof k);
     k.op = op;
     k.p = p;
+    k.q = q;
     return mixpi_apply_one(ctx, id, x, &k);
 }
+
+static mixp_tensor *mixpi_apply_unary(mixp_context *ctx, mixp_op_id id, mixp_unary op,
+                                      mixp_tensor *x, float p)
+{ return mixpi_apply_unary_by(ctx, id, op, x, p, 0.0f); }
 
 #define MIXPI_UNARY(name, id, kind)                                                       \
     MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *x)               \
@@ -191,6 +197,9 @@ MIXPI_UNARY(abs, ABS, ABS)
 MIXPI_UNARY(sin, SIN, SIN)
 MIXPI_UNARY(cos, COS, COS)
 MIXPI_UNARY(relu_squared, RELU_SQUARED, RELU_SQUARED)
+MIXPI_UNARY(log1p, LOG1P, LOG1P)
+MIXPI_UNARY(expm1, EXPM1, EXPM1)
+MIXPI_UNARY(erf, ERF, ERF)
 #undef MIXPI_UNARY
 
 MIXPREC_API mixp_tensor *mixp_scale(mixp_context *ctx, mixp_tensor *x, float factor)
@@ -199,6 +208,18 @@ MIXPREC_API mixp_tensor *mixp_pow(mixp_context *ctx, mixp_tensor *x, float expon
 { return mixpi_apply_unary(ctx, MIXP_OP_POW, MIXP_UNARY_POW, x, exponent); }
 MIXPREC_API mixp_tensor *mixp_neg(mixp_context *ctx, mixp_tensor *x)
 { return mixpi_apply_unary(ctx, MIXP_OP_NEG, MIXP_UNARY_SCALE, x, -1.0f); }
+MIXPREC_API mixp_tensor *mixp_square(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_unary(ctx, MIXP_OP_SQUARE, MIXP_UNARY_POW, x, 2.0f); }
+MIXPREC_API mixp_tensor *mixp_reciprocal(mixp_context *ctx, mixp_tensor *x)
+{ return mixpi_apply_unary(ctx, MIXP_OP_RECIPROCAL, MIXP_UNARY_POW, x, -1.0f); }
+MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope)
+{ return mixpi_apply_unary(ctx, MIXP_OP_LEAKY_RELU, MIXP_UNARY_LEAKY_RELU, x, slope); }
+MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha)
+{ return mixpi_apply_unary(ctx, MIXP_OP_ELU, MIXP_UNARY_ELU, x, alpha); }
+MIXPREC_API mixp_tensor *mixp_add_scalar(mixp_context *ctx, mixp_tensor *x, float value)
+{ return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, 1.0f, value); }
+MIXPREC_API mixp_tensor *mixp_rsub(mixp_context *ctx, mixp_tensor *x, float value)
+{ return mixpi_apply_unary_by(ctx, MIXP_OP_RSUB, MIXP_UNARY_AFFINE, x, -1.0f, value); }
 
 /* Tests the bits: above 0 and finite. */
 static int mixpi_is_positive(float x) { return mixp_bits_of_f32(x) - 1u < 0x7F7FFFFFu; }
@@ -209,6 +230,16 @@ static mixp_result mixpi_soft_cap_infer(mixp_call *c) {
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                              "soft_cap: cap is %g; it must be above 0", (double)k->p);
 }
+
+static mixp_result mixpi_softplus_infer(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    if (mixpi_is_positive(k->p)) return mixpi_same_infer(c);
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "softplus: beta is %g; it must be above 0 and finite", (double)k->p);
+}
+
+MIXPREC_API mixp_tensor *mixp_softplus(mixp_context *ctx, mixp_tensor *x, float beta)
+{ return mixpi_apply_unary(ctx, MIXP_OP_SOFTPLUS, MIXP_UNARY_SOFTPLUS, x, beta); }
 
 MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap)
 { return mixpi_apply_unary(ctx, MIXP_OP_SOFT_CAP, MIXP_UNARY_SOFT_CAP, x, cap); }
@@ -223,12 +254,5 @@ static mixp_result mixpi_clamp_infer(mixp_call *c) {
 }
 
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
-                                    float high) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_CLAMP;
-    k.p = low;
-    k.q = high;
-    return mixpi_apply_one(ctx, MIXP_OP_CLAMP, x, &k);
-}
-
+                                    float high)
+{ return mixpi_apply_unary_by(ctx, MIXP_OP_CLAMP, MIXP_UNARY_CLAMP, x, low, high); }

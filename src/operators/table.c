@@ -62,7 +62,12 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_OP(where, PROMOTE, sizeof(mixpi_choice), choice, choice),
         MIXPI_OP(masked_fill, KEEP, sizeof(mixpi_choice), choice, choice),
         MIXPI_BOTH(rope, KEEP, sizeof(mixp_rope_args), rope, rope),
-        { "detach", MIXP_CLASS_KEEP, 0, mixpi_detach_infer, mixpi_cast_forward, NULL, NULL }
+        { "detach", MIXP_CLASS_KEEP, 0, mixpi_detach_infer, mixpi_cast_forward, NULL, NULL },
+        MIXPI_UNARY(square, F32), MIXPI_UNARY(reciprocal, F32), MIXPI_UNARY(log1p, F32),
+        MIXPI_UNARY(expm1, F32), MIXPI_UNARY(erf, KEEP),
+        MIXPI_OP(softplus, F32, sizeof(mixp_unary_args), softplus, unary),
+        MIXPI_UNARY(leaky_relu, KEEP), MIXPI_UNARY(elu, KEEP), MIXPI_UNARY(add_scalar, KEEP),
+        MIXPI_UNARY(rsub, KEEP)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;

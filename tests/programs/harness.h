@@ -85,7 +85,6 @@ static void weights_write(session *s, const float *from) {
 
 static mixp_tensor *forward(session *s, const program *p, int turn, int training) {
     mixp_tensor *loss = NULL;
-    s->constants = 0;
     MIXP_AUTOCAST(s->ctx, s->how.dtype) loss = p->loss(s, turn, training);
     return loss;
 }
