@@ -17394,12 +17394,12 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     return MIXP_OK;
 }
 
-/* Tells the guard of a walk. Those of a comparison belong to no update. */
+/* Tells the guard of a walk. The walk of a comparison or of a capture belongs to no update. */
 static void mixpi_watch_walked(const mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     if (!w) return;
     w->pass++;
-    if (w->comparing) return;
+    if (ctx->capturing || w->comparing) return;
     w->walked = 1;
     w->unseen |= !w->sampled;
 }

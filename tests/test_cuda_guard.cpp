@@ -306,6 +306,29 @@ static void graphs(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
+/* A captured step has not run: the sample of the update after it still counts as complete, so that
+ * the guard does not ask for the same sample again. */
+static void a_capture_spoils_no_sample(void) {
+    for (int captures = 0; captures < 2; captures++) {
+        Net n = net_open(gpu());
+        mixp_guard_desc d;
+        memset((void *)&d, 0, sizeof d);
+        d.every = 3;
+        CHECK_INT(mixp_guard_start(n.ctx, &d), MIXP_OK);
+        do net_step(n, 0); while (!mixp_guard_due(n.ctx));
+        for (int i = 0; i < captures; i++) {
+            CHECK_INT(mixp_capture_begin(n.ctx), MIXP_OK);
+            net_step(n, 0);
+            CHECK(mixp_capture_end(n.ctx) != NULL);
+        }
+        CHECK_INT(mixp_guard_due(n.ctx), 1);
+        net_step(n, 0);
+        CHECK_INT(mixp_guard_due(n.ctx), 0);
+        net_close(n);
+    }
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 int main(void) {
     cudasim::processors = 2;
     RUN(look);
@@ -313,5 +336,6 @@ int main(void) {
     RUN(a_retry_settles_at_once);
     RUN(what_was_found_arrives_late);
     RUN(graphs);
+    RUN(a_capture_spoils_no_sample);
     return test_report();
 }
