@@ -741,12 +741,12 @@ static void messages_name_tensors(void) {
     refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_SHAPE, "a multiple of kv_heads");
     bad = d;
     bad.kv_heads = -1;
-    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_ARGUMENT, "kv_heads -1");
+    refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_ARGUMENT, "kv_heads is -1");
     bad = d;
     bad.mask = mixp_input(c, MIXP_F32, 2, square, mask);
     refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_SHAPE, "mask [4, 4] do not fit");
     bad.mask = bias;
-    refused(c, mixp_attention_apply(c, q, q, q, &bad), MIXP_ERR_ARGUMENT, "the mask 'h.bias' wants");
+    refused(c, mixp_attention_apply(c, q, q, q, &bad), MIXP_ERR_ARGUMENT, "the mask 'h.bias' requires");
     bad = d;
     bad.lengths = mixp_input(c, MIXP_I32, 1, three, lengths);
     refused(c, mixp_attention_apply(c, q, k, k, &bad), MIXP_ERR_SHAPE, "lengths [3] do not fit");

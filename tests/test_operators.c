@@ -536,7 +536,7 @@ static void test_bad_slices(mixp_tensor *x) {       /* [6, 5] */
     REFUSED(mixp_slice(ctx, NULL, 0, 0, 1), MIXP_ERR_ARGUMENT);
     REFUSED(mixp_slice(ctx, x, 2, 0, 1), MIXP_ERR_SHAPE);
     mixp_context_error(ctx, &why);
-    CHECK_TEXT(why, "slice: 2 is no dimension of x [6, 5]");
+    CHECK_TEXT(why, "slice: 2 is not a dimension of x [6, 5]");
     REFUSED(mixp_slice(ctx, x, -3, 0, 1), MIXP_ERR_SHAPE);
     REFUSED(mixp_slice(ctx, x, 0, 0, 0), MIXP_ERR_SHAPE);
     REFUSED(mixp_slice(ctx, x, 0, 0, -1), MIXP_ERR_SHAPE);
@@ -548,7 +548,7 @@ static void test_bad_slices(mixp_tensor *x) {       /* [6, 5] */
     REFUSED(mixp_slice(ctx, x, 0, INT64_MIN, INT64_MIN), MIXP_ERR_SHAPE);
     REFUSED(mixp_slice(ctx, named, 1, 3, 4), MIXP_ERR_SHAPE);
     mixp_context_error(ctx, &why);
-    CHECK_TEXT(why, "slice: 4 from 3 on along dim 1 of x 'sliced' [6, 5]");
+    CHECK_TEXT(why, "slice: count 4 from index 3 along dim 1 of x 'sliced' [6, 5]");
     mixp_context_clear_error(ctx);
     CHECK(mixp_slice(ctx, x, 0, 5, 1) && mixp_slice(ctx, x, 0, -6, 6));
     parts[0] = parts[1] = parts[2] = parts[3] = x;
@@ -678,7 +678,7 @@ static void test_messages_name_the_tensors(void) {
          "matmul: a [8, 5] of linear('x0') and b 'h.3.attn.w' [4, 2] do not fit");
     plain = mixp_input(c, MIXP_F32, 2, shape, data);
     SAYS(mixp_add(c, plain, w), "add: a [8, 4] and b 'h.3.attn.w' [4, 2] do not fit");
-    SAYS(mixp_sum(c, x, 2, 0), "sum: x 'x0' [8, 4] does not fit: dim must be one of its own");
+    SAYS(mixp_sum(c, x, 2, 0), "sum: x 'x0' [8, 4] does not fit: dim must be one of x's dimensions");
     five[0] = x;
     five[1] = w;
     SAYS(mixp_concat(c, 2, five, 0),

@@ -112,7 +112,7 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
         return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
     if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
         return mixpi_attention_misfit(
-            c, 2, "v must be as k, [b, keys, kv_heads*d], with d of q");
+            c, 2, "v must have k's shape [b, keys, kv_heads*d], and q's d");
     k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
     k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
     return MIXP_OK;
@@ -133,7 +133,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
         int64_t n = own < 0 ? 1 : mask->shape[own];
         if (mask->rank > 4 || (n != 1 && n != full[i]))
             return mixpi_attention_misfit(
-                c, MIXPI_ATTENTION_MASK, "a mask must broadcast to [b, heads, t, keys]");
+                c, MIXPI_ATTENTION_MASK, "the mask must broadcast to [b, heads, t, keys]");
         stride[i] = n == 1 ? 0 : step;
         step *= n;
     }
@@ -144,8 +144,9 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK))
         return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "attention: the mask '%.60s' wants a gradient and gets none; "
-                             "add what is learned to scores of your own",
+                             "attention: the mask '%.60s' requires a gradient, but attention gives "
+                             "a mask none; for a learned bias, compute the scores with mixp_matmul "
+                             "and mixp_add",
                              mask->name);
 }
 
@@ -159,7 +160,7 @@ static mixp_result mixpi_attention_lengths(mixp_call *c, const mixp_attention_ar
                                  mixpi_quoted(t, quoted), mixp_dtype_name(t->dtype));
     if (t->rank == 1 && t->count == k->b) return MIXP_OK;
     return mixpi_attention_misfit(c, MIXPI_ATTENTION_LENGTHS,
-                                  "lengths has one of each sequence, [b]");
+                                  "lengths must have shape [b], one length per sequence");
 }
 
 static mixp_result mixpi_attention_infer(mixp_call *c) {
@@ -171,8 +172,9 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     mixp_result r;
     if (mask && !mixpi_real(mask->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "attention: the mask is %s; it is added to scores, so f32, f16 or "
-                                 "bf16: 0 where a key is seen, -Inf where it is hidden",
+                                 "attention: the mask is %s; a mask is added to the scores and "
+                                 "must be f32, f16 or bf16: 0 where a key is seen, -Inf where it "
+                                 "is hidden",
                                  mixp_dtype_name(mask->dtype));
     r = mixpi_need_real(c, packed ? 1 : 3, 4);
     if (r != MIXP_OK) return r;
@@ -277,8 +279,8 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
                                          const mixp_attention_desc *desc) {
     if (desc && (desc->heads < 0 || desc->kv_heads < 0))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "attention: heads is %d and kv_heads %d; neither may be "
-                                 "below 0", desc->heads, desc->kv_heads);
+                                 "attention: heads is %d and kv_heads is %d; both must be at least "
+                                 "0", desc->heads, desc->kv_heads);
     if (desc && (unsigned)desc->layout > MIXP_LAYOUT_BHTD)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "attention: layout is %d; it must be one of mixp_attention_layout",
@@ -286,7 +288,7 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
     if (desc && !k == !v) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
                              !desc ? "the description" : k ? "v" : "k",
-                             desc ? "; both are, or neither" : "");
+                             desc ? "; pass both k and v, or neither" : "");
 }
 
 /* PyTorch's layout: transposes q, k and v, and transposes y back. */
@@ -297,7 +299,7 @@ static mixp_tensor *mixpi_attention_turned(mixp_context *ctx, mixp_tensor *q, mi
     as_projected.layout = MIXP_LAYOUT_BTHD;
     if (!k || (mixpi_is_live(q) && q->rank != 4)) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                          "attention: layout MIXP_LAYOUT_BHTD is for q, k and v of rank 4, "
+                          "attention: layout MIXP_LAYOUT_BHTD needs q, k and v of rank 4, "
                           "[b, heads, t, d]");
         return NULL;
     }

@@ -14,8 +14,8 @@ static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit
                              "%s: %s %d at row %.0f is outside [0, %.0f)%s", c->op->name,
                              what, (int)ids[i], (double)i, (double)limit,
                              ignore != MIXPI_NO_INDEX && ids[i] < 0
-                                 ? "; a row that does not count has the target given as ignore, "
-                                   "as a rule MIXP_IGNORE, -100" : "");
+                                 ? "; to leave out a row, set its target to the value of `ignore`, "
+                                   "usually MIXP_IGNORE (-100)" : "");
 }
 
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
@@ -77,12 +77,13 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     int axis = mixpi_axis(p->dim, x->rank), i;
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (axis < 0 || ids->rank != x->rank)
-        return mixpi_bad_shapes(c, "dim must be one of theirs, and they have the same rank");
+        return mixpi_bad_shapes(c,
+                                "both need the same rank, and dim must be one of their dimensions");
     p->k.outer = p->k.inner = 1;
     for (i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != ids->shape[i])
-            return mixpi_bad_shapes(c, "all dimensions but dim must be equal");
+            return mixpi_bad_shapes(c, "all dimensions except dim must be equal");
         if (i < axis) p->k.outer *= x->shape[i];
         else p->k.inner *= x->shape[i];
     }
@@ -253,8 +254,8 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
         return mixpi_bad_shapes(c, "x[..., t, c] with c a multiple of head_dim, which is even");
     if (!(k->base > 0.0) || k->first < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "rope: base is %g and first %.0f; base must be above 0, "
-                                 "first not below",
+                                 "rope: base is %g and first is %.0f; base must be above 0, first "
+                                 "at least 0",
                                  k->base, (double)k->first);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;

@@ -60,9 +60,10 @@ static void mixpi_call_grad_over(mixp_call *c, int i) {
 static mixp_result mixpi_entropy_there(mixp_call *c) {
     if (!c->in[0]->own.spent) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "cross_entropy: its logits were disposable, and a walk back has laid "
-                             "their gradient over them; walk back the sum of the losses at once, "
-                             "or leave out mixp_tensor_set_disposable");
+                             "cross_entropy: the logits are disposable, and an earlier "
+                             "mixp_backward overwrote them with their gradient; call mixp_backward "
+                             "once, on the sum of the losses, or do not call "
+                             "mixp_tensor_set_disposable");
 }
 
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
@@ -117,8 +118,8 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     mixpi_call_reads_all(c, 7u);
     if (h->chunk < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "linear_cross_entropy: a chunk of %.0f rows; give at least "
-                                 "one, or 0 for as many as seem good",
+                                 "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, "
+                                 "or 0 for the default",
                                  (double)h->chunk);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
@@ -287,7 +288,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     int bounded = k->kind == MIXP_LOSS_HUBER || k->kind == MIXP_LOSS_SMOOTH_L1;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
-        return mixpi_bad_shapes(c, "they must be equal");
+        return mixpi_bad_shapes(c, "the shapes must be equal");
     mixpi_call_reads_all(c, 3u);
     if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
@@ -296,7 +297,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
                                  c->op->name);
     if (bounded && !mixpi_is_positive(k->delta))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: its bound is %g; it must be above 0", c->op->name,
+                                 "%s: the bound is %g; it must be above 0", c->op->name,
                                  (double)k->delta);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }

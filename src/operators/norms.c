@@ -57,7 +57,7 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
         if (c->in[i] &&
             (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
             return mixpi_bad_shapes(c,
-                                    "gamma and beta have the size of the last dimension");
+                                    "gamma and beta must have the size of the last dimension");
     return mixpi_softmax_infer(c);
 }
 

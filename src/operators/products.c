@@ -95,7 +95,8 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK];
     int rank;
     const char *rule = p->linear ? "x[..., in], w[out, in], b[out]"
-                     : "a[..., m, k] b[..., k, n], leading dimensions equal, 1 or not there";
+                     : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
+                       "absent";
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) ||
         !mixpi_product_sizes(p, c->in))

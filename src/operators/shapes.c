@@ -22,11 +22,11 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
         if (shape[i] == -1 && open < 0) open = i;
         else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
         else
-            return mixpi_bad_shapes(
-                c, "new dimensions are at least 1, one of them may be -1");
+            return mixpi_bad_shapes(c, "new dimensions must be at least 1 and keep the number of "
+                                       "elements; one may be -1");
     }
     if (open >= 0 && count % known == 0) shape[open] = count / known;
-    else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be whole");
+    else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be an integer");
     mixpi_call_reads_all(c, 0);
     return mixp_call_alias(c, p->rank, shape);
 }
@@ -53,7 +53,7 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     p->dim0 = mixpi_axis(p->dim0, x->rank);
     p->dim1 = mixpi_axis(p->dim1, x->rank);
     if (p->dim0 < 0 || p->dim1 < 0)
-        return mixpi_bad_shapes(c, "both dims must be its own");
+        return mixpi_bad_shapes(c, "dim0 and dim1 must be dimensions of x");
     memcpy(shape, x->shape, sizeof shape);
     shape[p->dim0] = x->shape[p->dim1];
     shape[p->dim1] = x->shape[p->dim0];
@@ -114,12 +114,12 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     memcpy(shape, x->shape, sizeof shape);
     for (i = 1; i < c->n_in; i++) {
         if (c->in[i]->rank != x->rank)
-            return mixpi_concat_misfit(c, i, "all need the same rank");
+            return mixpi_concat_misfit(c, i, "all inputs need the same rank");
         for (j = 0; j < x->rank; j++)
             if (j != *axis && c->in[i]->shape[j] != x->shape[j])
                 return mixpi_concat_misfit(c, i, "all other dimensions must be equal");
         if (c->in[i]->shape[*axis] > INT64_MAX - shape[*axis])
-            return mixpi_concat_misfit(c, i, "together they are longer than 2^63 - 1");
+            return mixpi_concat_misfit(c, i, "the sum of their sizes exceeds 2^63 - 1");
         shape[*axis] += c->in[i]->shape[*axis];
     }
     mixpi_call_reads_all(c, 0);
@@ -168,10 +168,10 @@ static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
     mixpi_input_text(c->in[0], "x", text, sizeof text);
     if (size < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "slice: %d is no dimension of %s", p->dim, text);
+                                 "slice: %d is not a dimension of %s", p->dim, text);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                             "slice: %.0f from %.0f on along dim %d of %s; there must be "
-                             "at least one, and all within its %.0f",
+                             "slice: count %.0f from index %.0f along dim %d of %s is out of "
+                             "range; count must be at least 1, and the slice must end within %.0f",
                              (double)p->count, (double)p->first, p->dim, text,
                              (double)size);
 }
@@ -240,7 +240,7 @@ static mixp_result mixpi_check_split(mixp_context *ctx, const mixp_tensor *x, in
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d",
                              text, dim,
-                             axis < 0 ? " to be cut; parts:" : " that is a multiple of",
+                             axis < 0 ? " to split; parts:" : " that is a multiple of",
                              n);
 }
 
@@ -250,8 +250,8 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
     int i, done = 0, known = mixpi_is_live(x);
     if (!ctx || !parts || n < 1)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_split: %d parts in %s; it needs at least one, and "
-                                 "an array for them",
+                                 "mixp_split: %d parts and %s for them; n must be at least 1, and "
+                                 "parts must not be NULL",
                                  n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
     /* If x is no tensor, the first slice reports it. */

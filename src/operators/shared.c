@@ -83,8 +83,8 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input %d%s is %s; indices must be i32: mixp_convert makes "
-                             "them", c->op->name, which,
+                             "%s: input %d%s is %s; indices must be i32; convert them with "
+                             "mixp_convert", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }

@@ -19,7 +19,7 @@ static mixp_result mixpi_reduce_shape(mixp_call *c, int dim, int keep, mixpi_red
     int i, axis = mixpi_axis(dim, x->rank);
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (dim != MIXP_ALL && axis < 0)
-        return mixpi_bad_shapes(c, "dim must be one of its own");
+        return mixpi_bad_shapes(c, "dim must be one of x's dimensions");
     to->outer = to->n = to->inner = 1;
     to->rank = 0;
     for (i = 0; i < x->rank; i++) {
@@ -85,7 +85,7 @@ static mixp_result mixpi_max_infer(mixp_call *c) {
     mixpi_call_reads_all(c, p->dim == MIXP_ALL);
     if (to.n > 0x7FFFFFFF)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "%s: among %.0f elements; there may be 2^31 - 1",
+                                 "%s: the reduction is over %.0f elements; the limit is 2^31 - 1",
                                  c->op->name, (double)to.n);
     if (p->index) return mixpi_call_output_fixed(c, MIXP_I32, to.rank, to.shape);
     return mixp_call_output(c, c->in[0]->dtype, to.rank, to.shape);
