@@ -52,6 +52,6 @@ int main(void) {
 }
 /* prints:
 step 1: body: linear overflowed: stores f32 now (16 values not finite). No action needed: the site returns to its low dtype once its values stay in range.
-step 1: skipped. It began at body: linear: an operator stored a number beyond its dtype: not a scaling problem; a guard lets its site fall back to f32. No action needed: a site stores f32 from now on.
+step 1: skipped. It began at body: linear: an operator's result overflowed its dtype: not a scaling problem; with a guard, the site falls back to f32. No action needed: a site stores f32 from now on.
 3 steps applied, 1 skipped, scale still 1024
 */

@@ -171,8 +171,8 @@ static void two_masters(void) {
         mixp_backward(ctx, mixp_sum(ctx, w, MIXP_ALL, 0));
         if (step) CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
         if (step) TOLD(ctx, mixp_optimizer_step(opt[0]),
-                       "mixp_optimizer_step: 'w' has 2 optimizers; each takes over into its master weight "
-                       "what another wrote, which a captured step cannot: give it one, or set no_master");
+                       "mixp_optimizer_step: 'w' has 2 optimizers; a captured step cannot copy one optimizer's "
+                       "update into another's master weight: use one optimizer, or set no_master");
         for (i = 0; i < 2 && !step; i++) CHECK_INT(mixp_optimizer_step(opt[i]), MIXP_OK);
     }
     CHECK(mixp_capture_end(ctx) != NULL);

@@ -173,23 +173,23 @@ static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
 /* Returns why a scaler cannot use a gradient, or NULL. */
 static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
     if (m->kind == MIXPI_MARK_MIXED)
-        return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
-               "step before mixp_scaler_update, and call mixp_zero_grad after it; an optimizer "
-               "that waits longer than another needs a scaler of its own";
+        return "is a sum over two loss scales, which no factor can undo; call mixp_backward on all "
+               "losses of a step before mixp_scaler_update, and mixp_zero_grad after it; an "
+               "optimizer that steps less often than others needs a scaler of its own";
     if (m->kind == MIXPI_MARK_LOST)
-        return "was scaled by a scaler that was freed since; call mixp_zero_grad, and begin again "
-               "from the loss";
+        return "was scaled by a scaler that was freed; call mixp_zero_grad, and start again from "
+               "the loss";
     if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
     if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
-        return "was unscaled by another scaler, which works on it still; update that first";
-    if (m->by != scaler) return "was scaled by another scaler; step with that one";
+        return "was unscaled by another scaler; call mixp_scaler_update on that scaler first";
+    if (m->by != scaler) return "was scaled by another scaler; step with that scaler";
     if (mixpi_seen_before_update(m))
         return m->kind == MIXPI_MARK_UNSCALED
-             ? "was unscaled before the last mixp_scaler_update; begin again from the loss"
-             : "was used by the step before; call mixp_zero_grad, and begin again from the loss";
+             ? "was unscaled before the last mixp_scaler_update; start again from the loss"
+             : "was used by the step before; call mixp_zero_grad, and start again from the loss";
     if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
-        return "was scaled too long ago: a graph was replayed, a state loaded or the scale changed "
-               "too often since; begin again from the loss";
+        return "was scaled too long ago: since then, graphs were replayed, states loaded or the "
+               "scale changed too often; start again from the loss";
     return NULL;
 }
 
@@ -212,23 +212,24 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
         name = opt->slots[i].param->name;
         wrong = mixpi_mark_wrong(scaler, &m);
         if (!known && m.kind == MIXPI_MARK_NONE && opt->slots[i].grad)
-            wrong = "is a view of yours, and nobody has asked for the loss scale: multiply your "
-                    "loss by mixp_scaler_loss_scale(scaler) before your backward pass";
+            wrong = "is your view, and the loss scale was never read: multiply your loss by "
+                    "mixp_scaler_loss_scale(scaler) before your backward pass";
         n.as_is += m.kind == MIXPI_MARK_TRUE;
         n.unscaled += m.kind == MIXPI_MARK_UNSCALED;
         if (wrong || m.kind == MIXPI_MARK_TRUE || m.kind == MIXPI_MARK_UNSCALED) continue;
         if (m.kind == MIXPI_MARK_NONE) m.at = now;
         if (n.scaled++ && m.at != out->at)
-            wrong = "was scaled by another scale than the gradients before it; step them before "
-                    "mixp_scaler_update, or give them optimizers of their own";
+            wrong = "has another scale than the gradients before it; step those before "
+                    "mixp_scaler_update, or use separate optimizers";
         out->at = m.at;
     }
     out->is_true = n.as_is + n.unscaled > 0;
     if (!wrong && out->is_true && n.scaled)
-        wrong = "and others differ: some gradients are scaled, some are true ones";
+        wrong = "and others differ: some gradients are scaled, others are not; treat all gradients "
+                "of an optimizer alike";
     if (!wrong && n.as_is && !n.unscaled && scaler->desc.rule != MIXP_RULE_STATIC)
-        wrong = "is of a loss that was not scaled; walk back mixp_scaler_scale(scaler, loss), not "
-                "the loss itself";
+        wrong = "comes from a loss that was not scaled; call mixp_backward on "
+                "mixp_scaler_scale(scaler, loss), not on the loss";
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s",
                              who, name, wrong);
@@ -245,12 +246,12 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: the gradient of '%s' was scaled by a scaler that was "
-                                     "freed since; call mixp_zero_grad, and begin again",
+                                     "freed; call mixp_zero_grad, and start again",
                                      who, opt->slots[i].param->name);
         if (mixpi_stage(opt) == MIXPI_STEPPED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: this optimizer's step is over; call it before "
-                                     "mixp_scaler_step, in the next step",
+                                     "%s: this optimizer's step is over; in the next step, call "
+                                     "this function before mixp_scaler_step",
                                      who);
         if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,

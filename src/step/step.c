@@ -10,8 +10,8 @@ static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
     if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
     if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: spikes of the loss are looked for, and this step gave "
-                             "none: call mixp_optimizer_set_loss before it",
+                             "%s: the spike rule needs this step's loss; call "
+                             "mixp_optimizer_set_loss before the step",
                              who);
 }
 
@@ -22,9 +22,9 @@ static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) 
     if (opt->stepped_in != ctx->generation) return MIXP_OK;
     if (opt->stepped_after == ctx->calls_made) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: operators were applied since the last update, and "
-                             "mixp_step_begin was not called: activations would pile up; call it "
-                             "first in every step",
+                             "%s: operators were applied since the last update, but "
+                             "mixp_step_begin was not called: activations would pile up; call "
+                             "mixp_step_begin first in every step",
                              who);
 }
 
@@ -43,9 +43,9 @@ static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) 
         if (!g || g->own.walks == g->own.walks_then) continue;
         if (g->version - g->own.walks + 1 != g->own.others_then) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: no optimizer has the parameter '%s', whose gradient grows "
-                                 "from step to step: mixp_optimizer_add it, or freeze it with "
-                                 "mixp_tensor_set_requires_grad(t, 0)",
+                                 "%s: no optimizer has the parameter '%s', and its gradient grows "
+                                 "from step to step: add the parameter with mixp_optimizer_add, or "
+                                 "freeze it with mixp_tensor_set_requires_grad(t, 0)",
                                  who, t->name);
     }
     return MIXP_OK;
@@ -299,18 +299,18 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 
 MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
     static const char *const texts[] = {
-        "not known: no guard is on, or the step was not sampled; the next one is",
-        "an operator stored a number beyond its dtype: not a scaling problem; a guard lets its "
-        "site fall back to f32",
-        "a gradient overflowed: the loss scale was too large, and has been lowered",
+        "unknown: no guard is on, or the step was not sampled; the next step is sampled",
+        "an operator's result overflowed its dtype: not a scaling problem; with a guard, the site "
+        "falls back to f32",
+        "a gradient overflowed: the loss scale was too large and was lowered",
         "a gradient overflowed when it was unscaled: the loss scale is below 1; look at the "
-        "learning rate and at the gradient norm",
-        "the loss is not finite though all activations are: not a scaling problem; look at "
-        "logs and divisions in the loss",
-        "a weight is not finite: not a scaling problem; go back to a checkpoint, with a smaller "
+        "learning rate and the gradient norm",
+        "the loss is not finite, but all activations are: not a scaling problem; look at logs and "
+        "divisions in the loss",
+        "a weight is not finite: not a scaling problem; resume from a checkpoint with a smaller "
         "learning rate",
         "the batch holds Inf or NaN: not a scaling problem; look at the data",
-        "the loss is not finite: not a scaling problem; a guard would tell where it began"
+        "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site"
     };
     MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
@@ -398,9 +398,9 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     bad = mixpi_worst_verdict(scaler);
     return mixp_context_fail(
         scaler->ctx, MIXP_ERR_DIVERGED,
-        "%d steps in a row were skipped at scale %g, "
-        "which can go no lower: no loss scale cures this. %sFirst bad gradient: %s of "
-        "'%s' at element %.0f%s. Look at the loss, the data and the learning rate",
+        "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
+        "%sFirst bad gradient: %s of '%s' at element %.0f%s. Check the loss, the data and the "
+        "learning rate",
         (int)state.floor_skips, (double)state.scale,
         bad.loss_bad ? "The loss itself is not finite. " : "",
         bad.bad_is_nan ? "NaN" : "Inf",
@@ -464,8 +464,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
 static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
     if (ctx->graphs)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: a graph of this context may have recorded it: free its "
-                                 "graphs first, by mixp_graph_free",
+                                 "%s: a graph of this context may use this object; free the "
+                                 "context's graphs first with mixp_graph_free",
                                  who);
     return mixpi_free_begin(ctx, who);
 }
@@ -515,8 +515,8 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     if (!ctx || r != MIXP_OK) return r;
     if (mixpi_stage(opt) != MIXPI_READY)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_optimizer_free: it is in the middle of a step; call "
-                                 "mixp_scaler_update first");
+                                 "mixp_optimizer_free: the optimizer is in the middle of a step; "
+                                 "call mixp_scaler_update first");
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
     if (before == opt) ctx->optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;

@@ -75,14 +75,14 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: '%s' has %d optimizers; each takes over into its master "
-                                     "weight what another wrote, which a captured step cannot: "
-                                     "give it one, or set no_master",
+                                     "%s: '%s' has %d optimizers; a captured step cannot copy one "
+                                     "optimizer's update into another's master weight: use one "
+                                     "optimizer, or set no_master",
                                      who, p->name, p->own.optimizers);
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: '%s' was written since the last step, and a captured one "
-                                 "cannot take that over into its master weight: run an ordinary "
-                                 "step first",
+                                 "%s: '%s' was written since the last step, and a captured step "
+                                 "cannot copy the new values into the master weight: run an "
+                                 "ordinary step first",
                                  who, p->name);
     }
     return MIXP_OK;
@@ -122,7 +122,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: no parameter was added to this optimizer: call "
-                                 "mixp_optimizer_add for each of them, before the loop",
+                                 "mixp_optimizer_add for each parameter, before the loop",
                                  who);
     if (!active)
         return mixp_context_fail(
@@ -130,8 +130,9 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
             "%s: no parameter of this optimizer has a "
             "gradient; %s",
             who, opt->cleared_in == opt->ctx->generation
-                     ? "mixp_zero_grad has cleared them behind mixp_backward: call it before"
-                     : "call mixp_backward first, on a loss made from them");
+                     ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
+                       "before mixp_backward"
+                     : "call mixp_backward first, on a loss that depends on a parameter");
     opt->plan.graded = graded >> 11;
     opt->plan.guard = mixpi_guard_mark(opt->ctx);
     if (!opt->rows_changed) return MIXP_OK;
