@@ -15154,9 +15154,9 @@ static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c)
 static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->inside) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: an operator is at work: its infer, forward and backward begin "
-                             "no step, and walk nothing back; nor do hooks of ranks. If an "
-                             "exception has left one, call mixp_step_begin%s",
+                             "%s: not possible inside an operator's infer, forward or backward, "
+                             "nor inside a hook of ranks. If an exception has left such a "
+                             "function, call mixp_step_begin%s",
                              who, ctx->refused ? " again" : "");
 }
 
@@ -15182,19 +15182,20 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     char quoted[MIXPI_QUOTED];
     if (t && !mixpi_is_tensor(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: input %d is no tensor: a gradient that a walk back has given "
-                                 "back, or a pointer that names none",
+                                 "%s: input %d is not a tensor: it is an invalid pointer, or a "
+                                 "gradient that mixp_backward has released",
                                  op->name, i);
     if (!t && i < required) wrong = "is NULL";
     if (t && mixpi_is_stale(t)) wrong = MIXPI_STALE;
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
-        wrong = "is a gradient, which is a constant here: there is no double backward; compute "
-                "with it under MIXP_NO_GRAD";
+        wrong = "is a gradient, which counts as a constant: there is no double backward; use "
+                "gradients under MIXP_NO_GRAD only";
     if (t && t->own.spent)
-        wrong = "is no longer there: it was disposable, and mixp_scaler_cross_entropy, a walk "
-                "back, or its sum with its norm, has read it; apply this operator before that";
+        wrong = "is no longer there: it was disposable, and its last reader "
+                "(mixp_scaler_cross_entropy, mixp_add_norm or mixp_backward) has freed or "
+                "overwritten it; apply this operator before that reader";
     if (t && t->ctx != ctx)
-        wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
+        wrong = "belongs to another context; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(
         ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
@@ -15208,20 +15209,20 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_apply: the operator, its name, infer, forward "
-                                 "or inputs are missing");
+                                 "mixp_apply: the operator, its name, infer, forward or inputs are "
+                                 "missing");
     if (op->attrs_size && !attrs)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: attrs is NULL, and its row says attrs_size %.0f",
+                                 "%s: attrs is NULL, but the operator's attrs_size is %.0f",
                                  op->name, (double)op->attrs_size);
     if ((unsigned)op->cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: its row has class %d, which is none of mixp_op_class",
+                                 "%s: the operator's class is %d, which is not a mixp_op_class",
                                  op->name, (int)op->cls);
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 1 || required > n_in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: %d inputs, of which %d required; at least 1 is, and there "
-                                 "are at most %d",
+                                 "%s: %d inputs, of which %d required; at least 1 must be "
+                                 "required, and at most %d are allowed",
                                  op->name, n_in, required, MIXP_MAX_INPUTS);
     for (i = 0; i < n_in && r == MIXP_OK; i++)
         r = mixpi_check_input(ctx, op, i, required, in[i]);
@@ -16062,8 +16063,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     int laid;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                          "%s: gradients are there in backward alone, for mixp_call_grad and "
-                          "mixp_call_dx",
+                          "%s: mixp_call_grad and mixp_call_dx work only in an operator's backward",
                           c->op->name);
         return NULL;
     }
@@ -16228,8 +16228,8 @@ static mixp_result mixpi_was_written(const mixp_call *c, int i) {
     if (i == c->n_in) snprintf(which, sizeof which, "its result");
     else if (!*mixpi_quoted(origin, which)) snprintf(which, sizeof which, "its input %d", i);
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "mixp_backward:%s%s %s was written%s%s since %s read it, and "
-                             "gradients would be wrong: walk back before that, or run forward "
+                             "mixp_backward:%s%s %s was written%s%s since %s read it, so gradients "
+                             "would be wrong: call mixp_backward before the write, or run forward "
                              "again",
                              *which == ' ' ? "" : " ", which,
                              mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
@@ -16266,10 +16266,10 @@ static int mixpi_was_asked(const mixp_call *c, int i) {
 static const char *mixpi_not_given(const mixp_call *c, int i) {
     const int flags = mixpi_entry_of(c)->inputs[i];
     if (!mixp_call_wants(c, i)) return NULL;
-    if (!mixpi_was_asked(c, i)) return "has not asked for";
+    if (!mixpi_was_asked(c, i)) return "did not request";
     if (!(flags & MIXPI_INPUT_PROBED)) return NULL;
     if (!mixpi_probe_is_there(mixpi_grad_owner(c, i)->own.grad)) return NULL;
-    return "has asked for, and not written,";
+    return "requested, but did not write,";
 }
 
 /* After an operator's backward: fails unless backward has given every gradient that is wanted. */
@@ -16281,8 +16281,9 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     for (i = 0; i < c->n_in && !wrong; i++) wrong = mixpi_not_given(c, i);
     if (wrong)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s backward: it %s the gradient of input %d%s, which is wanted: "
-                                 "fill what mixp_call_dx gives, with zeros if there is none",
+                                 "%s backward: it %s the gradient of input %d%s, which is needed: "
+                                 "write to the tensor of mixp_call_dx; write zeros if the gradient "
+                                 "is 0",
                                  c->op->name, wrong, i - 1,
                                  mixpi_quoted(mixpi_grad_owner(c, i - 1), quoted));
     for (i = 0; i < c->n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
@@ -17536,7 +17537,7 @@ static mixp_result mixpi_cast_infer(mixp_call *c) {
                                  mixp_dtype_name(from));
     if (!mixpi_real(to))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "cast: to f32, f16 or bf16, not %s",
+                                 "cast: the result must be f32, f16 or bf16, not %s",
                                  mixp_dtype_name(to));
     mixpi_call_reads_all(c, 0);
     return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
@@ -17623,13 +17624,13 @@ static mixp_result mixpi_check_walk(mixp_context *ctx, mixpi_tensor_fn fn, void 
     loss = fn(ctx, user);
     if (ctx->drawn != drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_check_gradients: fn drops out, and each of its runs draws "
-                                 "other numbers; pass training 0 to mixp_dropout, and attention no "
-                                 "dropout");
+                                 "mixp_check_gradients: fn uses dropout, which draws other random "
+                                 "numbers in each run; pass training 0 to mixp_dropout, and set "
+                                 "attention's dropout to 0");
     if (ctx->regions_low != regions || around != MIXP_F32)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_check_gradients: fn runs under autocast, whose rounding is "
-                                 "larger than what a step of eps changes; check it in f32");
+                                 "mixp_check_gradients: fn runs under autocast, whose rounding "
+                                 "errors exceed the effect of eps; check it in f32");
     return mixp_backward(ctx, loss);
 }
 
@@ -17765,8 +17766,8 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input %d%s is %s; indices must be i32: mixp_convert makes "
-                             "them", c->op->name, which,
+                             "%s: input %d%s is %s; indices must be i32; convert them with "
+                             "mixp_convert", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
@@ -17973,7 +17974,8 @@ static mixp_result mixpi_product_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK];
     int rank;
     const char *rule = p->linear ? "x[..., in], w[out, in], b[out]"
-                     : "a[..., m, k] b[..., k, n], leading dimensions equal, 1 or not there";
+                     : "a[..., m, k] and b[..., k, n]; leading dimensions must be equal, 1 or "
+                       "absent";
     if (mixpi_need_real(c, 2, 3) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (a->rank < 1 || b->rank < 1 || (p->linear && b->rank != 2) ||
         !mixpi_product_sizes(p, c->in))
@@ -18508,7 +18510,7 @@ static mixp_result mixpi_attention_apart(mixp_call *c, mixp_attention_args *k) {
         return mixpi_attention_misfit(c, 1, "q[b, t, heads*d] and k[b, keys, kv_heads*d]");
     if (!mixpi_attention_fits(c->in[MIXPI_ATTENTION_V], k))
         return mixpi_attention_misfit(
-            c, 2, "v must be as k, [b, keys, kv_heads*d], with d of q");
+            c, 2, "v must have k's shape [b, keys, kv_heads*d], and q's d");
     k->q_at = mixpi_head_rows_of(k->t, k->heads, 0, k->d);
     k->k_at = k->v_at = mixpi_head_rows_of(k->keys, k->kv_heads, 0, k->d);
     return MIXP_OK;
@@ -18529,7 +18531,7 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
         int64_t n = own < 0 ? 1 : mask->shape[own];
         if (mask->rank > 4 || (n != 1 && n != full[i]))
             return mixpi_attention_misfit(
-                c, MIXPI_ATTENTION_MASK, "a mask must broadcast to [b, heads, t, keys]");
+                c, MIXPI_ATTENTION_MASK, "the mask must broadcast to [b, heads, t, keys]");
         stride[i] = n == 1 ? 0 : step;
         step *= n;
     }
@@ -18540,8 +18542,9 @@ static mixp_result mixpi_attention_mask(mixp_call *c, mixp_attention_args *k) {
     if (mixpi_no_grad_now(c->ctx) || !mixp_call_wants(c, MIXPI_ATTENTION_MASK))
         return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                             "attention: the mask '%.60s' wants a gradient and gets none; "
-                             "add what is learned to scores of your own",
+                             "attention: the mask '%.60s' requires a gradient, but attention gives "
+                             "a mask none; for a learned bias, compute the scores with mixp_matmul "
+                             "and mixp_add",
                              mask->name);
 }
 
@@ -18555,7 +18558,7 @@ static mixp_result mixpi_attention_lengths(mixp_call *c, const mixp_attention_ar
                                  mixpi_quoted(t, quoted), mixp_dtype_name(t->dtype));
     if (t->rank == 1 && t->count == k->b) return MIXP_OK;
     return mixpi_attention_misfit(c, MIXPI_ATTENTION_LENGTHS,
-                                  "lengths has one of each sequence, [b]");
+                                  "lengths must have shape [b], one length per sequence");
 }
 
 static mixp_result mixpi_attention_infer(mixp_call *c) {
@@ -18567,8 +18570,9 @@ static mixp_result mixpi_attention_infer(mixp_call *c) {
     mixp_result r;
     if (mask && !mixpi_real(mask->dtype))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "attention: the mask is %s; it is added to scores, so f32, f16 or "
-                                 "bf16: 0 where a key is seen, -Inf where it is hidden",
+                                 "attention: the mask is %s; a mask is added to the scores and "
+                                 "must be f32, f16 or bf16: 0 where a key is seen, -Inf where it "
+                                 "is hidden",
                                  mixp_dtype_name(mask->dtype));
     r = mixpi_need_real(c, packed ? 1 : 3, 4);
     if (r != MIXP_OK) return r;
@@ -18673,8 +18677,8 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
                                          const mixp_attention_desc *desc) {
     if (desc && (desc->heads < 0 || desc->kv_heads < 0))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "attention: heads is %d and kv_heads %d; neither may be "
-                                 "below 0", desc->heads, desc->kv_heads);
+                                 "attention: heads is %d and kv_heads is %d; both must be at least "
+                                 "0", desc->heads, desc->kv_heads);
     if (desc && (unsigned)desc->layout > MIXP_LAYOUT_BHTD)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "attention: layout is %d; it must be one of mixp_attention_layout",
@@ -18682,7 +18686,7 @@ static mixp_result mixpi_attention_given(mixp_context *ctx, const mixp_tensor *k
     if (desc && !k == !v) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "attention: %s is NULL%s",
                              !desc ? "the description" : k ? "v" : "k",
-                             desc ? "; both are, or neither" : "");
+                             desc ? "; pass both k and v, or neither" : "");
 }
 
 /* PyTorch's layout: transposes q, k and v, and transposes y back. */
@@ -18693,7 +18697,7 @@ static mixp_tensor *mixpi_attention_turned(mixp_context *ctx, mixp_tensor *q, mi
     as_projected.layout = MIXP_LAYOUT_BTHD;
     if (!k || (mixpi_is_live(q) && q->rank != 4)) {
         mixp_context_fail(ctx, MIXP_ERR_SHAPE,
-                          "attention: layout MIXP_LAYOUT_BHTD is for q, k and v of rank 4, "
+                          "attention: layout MIXP_LAYOUT_BHTD needs q, k and v of rank 4, "
                           "[b, heads, t, d]");
         return NULL;
     }
@@ -19007,7 +19011,7 @@ static mixp_result mixpi_reduce_shape(mixp_call *c, int dim, int keep, mixpi_red
     int i, axis = mixpi_axis(dim, x->rank);
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (dim != MIXP_ALL && axis < 0)
-        return mixpi_bad_shapes(c, "dim must be one of its own");
+        return mixpi_bad_shapes(c, "dim must be one of x's dimensions");
     to->outer = to->n = to->inner = 1;
     to->rank = 0;
     for (i = 0; i < x->rank; i++) {
@@ -19073,7 +19077,7 @@ static mixp_result mixpi_max_infer(mixp_call *c) {
     mixpi_call_reads_all(c, p->dim == MIXP_ALL);
     if (to.n > 0x7FFFFFFF)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "%s: among %.0f elements; there may be 2^31 - 1",
+                                 "%s: the reduction is over %.0f elements; the limit is 2^31 - 1",
                                  c->op->name, (double)to.n);
     if (p->index) return mixpi_call_output_fixed(c, MIXP_I32, to.rank, to.shape);
     return mixp_call_output(c, c->in[0]->dtype, to.rank, to.shape);
@@ -19183,7 +19187,7 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
         if (c->in[i] &&
             (c->in[i]->rank != 1 || c->in[i]->count != mixpi_last_dim(c->in[0])))
             return mixpi_bad_shapes(c,
-                                    "gamma and beta have the size of the last dimension");
+                                    "gamma and beta must have the size of the last dimension");
     return mixpi_softmax_infer(c);
 }
 
@@ -19374,8 +19378,8 @@ static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit
                              "%s: %s %d at row %.0f is outside [0, %.0f)%s", c->op->name,
                              what, (int)ids[i], (double)i, (double)limit,
                              ignore != MIXPI_NO_INDEX && ids[i] < 0
-                                 ? "; a row that does not count has the target given as ignore, "
-                                   "as a rule MIXP_IGNORE, -100" : "");
+                                 ? "; to leave out a row, set its target to the value of `ignore`, "
+                                   "usually MIXP_IGNORE (-100)" : "");
 }
 
 static mixp_result mixpi_embedding_infer(mixp_call *c) {
@@ -19437,12 +19441,13 @@ static mixp_result mixpi_gather_infer(mixp_call *c) {
     int axis = mixpi_axis(p->dim, x->rank), i;
     if (mixpi_need_indices(c) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (axis < 0 || ids->rank != x->rank)
-        return mixpi_bad_shapes(c, "dim must be one of theirs, and they have the same rank");
+        return mixpi_bad_shapes(c,
+                                "both need the same rank, and dim must be one of their dimensions");
     p->k.outer = p->k.inner = 1;
     for (i = 0; i < x->rank; i++) {
         if (i == axis) continue;
         if (x->shape[i] != ids->shape[i])
-            return mixpi_bad_shapes(c, "all dimensions but dim must be equal");
+            return mixpi_bad_shapes(c, "all dimensions except dim must be equal");
         if (i < axis) p->k.outer *= x->shape[i];
         else p->k.inner *= x->shape[i];
     }
@@ -19613,8 +19618,8 @@ static mixp_result mixpi_rope_infer(mixp_call *c) {
         return mixpi_bad_shapes(c, "x[..., t, c] with c a multiple of head_dim, which is even");
     if (!(k->base > 0.0) || k->first < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "rope: base is %g and first %.0f; base must be above 0, "
-                                 "first not below",
+                                 "rope: base is %g and first is %.0f; base must be above 0, first "
+                                 "at least 0",
                                  k->base, (double)k->first);
     k->t = x->shape[x->rank - 2];
     k->heads = x->shape[x->rank - 1] / k->d;
@@ -19737,9 +19742,10 @@ static void mixpi_call_grad_over(mixp_call *c, int i) {
 static mixp_result mixpi_entropy_there(mixp_call *c) {
     if (!c->in[0]->own.spent) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "cross_entropy: its logits were disposable, and a walk back has laid "
-                             "their gradient over them; walk back the sum of the losses at once, "
-                             "or leave out mixp_tensor_set_disposable");
+                             "cross_entropy: the logits are disposable, and an earlier "
+                             "mixp_backward overwrote them with their gradient; call mixp_backward "
+                             "once, on the sum of the losses, or do not call "
+                             "mixp_tensor_set_disposable");
 }
 
 static mixp_result mixpi_cross_entropy_backward(mixp_call *c) {
@@ -19794,8 +19800,8 @@ static mixp_result mixpi_chunked_infer(mixp_call *c) {
     mixpi_call_reads_all(c, 7u);
     if (h->chunk < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "linear_cross_entropy: a chunk of %.0f rows; give at least "
-                                 "one, or 0 for as many as seem good",
+                                 "linear_cross_entropy: chunk is %.0f rows; it must be at least 1, "
+                                 "or 0 for the default",
                                  (double)h->chunk);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
@@ -19964,7 +19970,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     int bounded = k->kind == MIXP_LOSS_HUBER || k->kind == MIXP_LOSS_SMOOTH_L1;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
-        return mixpi_bad_shapes(c, "they must be equal");
+        return mixpi_bad_shapes(c, "the shapes must be equal");
     mixpi_call_reads_all(c, 3u);
     if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
@@ -19973,7 +19979,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
                                  c->op->name);
     if (bounded && !mixpi_is_positive(k->delta))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: its bound is %g; it must be above 0", c->op->name,
+                                 "%s: the bound is %g; it must be above 0", c->op->name,
                                  (double)k->delta);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
@@ -20066,11 +20072,11 @@ static mixp_result mixpi_reshape_infer(mixp_call *c) {
         if (shape[i] == -1 && open < 0) open = i;
         else if (shape[i] >= 1 && shape[i] <= count / known) known *= shape[i];
         else
-            return mixpi_bad_shapes(
-                c, "new dimensions are at least 1, one of them may be -1");
+            return mixpi_bad_shapes(c, "new dimensions must be at least 1 and keep the number of "
+                                       "elements; one may be -1");
     }
     if (open >= 0 && count % known == 0) shape[open] = count / known;
-    else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be whole");
+    else if (open >= 0) return mixpi_bad_shapes(c, "the dimension -1 would not be an integer");
     mixpi_call_reads_all(c, 0);
     return mixp_call_alias(c, p->rank, shape);
 }
@@ -20097,7 +20103,7 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
     p->dim0 = mixpi_axis(p->dim0, x->rank);
     p->dim1 = mixpi_axis(p->dim1, x->rank);
     if (p->dim0 < 0 || p->dim1 < 0)
-        return mixpi_bad_shapes(c, "both dims must be its own");
+        return mixpi_bad_shapes(c, "dim0 and dim1 must be dimensions of x");
     memcpy(shape, x->shape, sizeof shape);
     shape[p->dim0] = x->shape[p->dim1];
     shape[p->dim1] = x->shape[p->dim0];
@@ -20158,12 +20164,12 @@ static mixp_result mixpi_concat_infer(mixp_call *c) {
     memcpy(shape, x->shape, sizeof shape);
     for (i = 1; i < c->n_in; i++) {
         if (c->in[i]->rank != x->rank)
-            return mixpi_concat_misfit(c, i, "all need the same rank");
+            return mixpi_concat_misfit(c, i, "all inputs need the same rank");
         for (j = 0; j < x->rank; j++)
             if (j != *axis && c->in[i]->shape[j] != x->shape[j])
                 return mixpi_concat_misfit(c, i, "all other dimensions must be equal");
         if (c->in[i]->shape[*axis] > INT64_MAX - shape[*axis])
-            return mixpi_concat_misfit(c, i, "together they are longer than 2^63 - 1");
+            return mixpi_concat_misfit(c, i, "the sum of their sizes exceeds 2^63 - 1");
         shape[*axis] += c->in[i]->shape[*axis];
     }
     mixpi_call_reads_all(c, 0);
@@ -20212,10 +20218,10 @@ static mixp_result mixpi_bad_slice(mixp_call *c, int64_t size) {
     mixpi_input_text(c->in[0], "x", text, sizeof text);
     if (size < 0)
         return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                                 "slice: %d is no dimension of %s", p->dim, text);
+                                 "slice: %d is not a dimension of %s", p->dim, text);
     return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE,
-                             "slice: %.0f from %.0f on along dim %d of %s; there must be "
-                             "at least one, and all within its %.0f",
+                             "slice: count %.0f from index %.0f along dim %d of %s is out of "
+                             "range; count must be at least 1, and the slice must end within %.0f",
                              (double)p->count, (double)p->first, p->dim, text,
                              (double)size);
 }
@@ -20284,7 +20290,7 @@ static mixp_result mixpi_check_split(mixp_context *ctx, const mixp_tensor *x, in
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d",
                              text, dim,
-                             axis < 0 ? " to be cut; parts:" : " that is a multiple of",
+                             axis < 0 ? " to split; parts:" : " that is a multiple of",
                              n);
 }
 
@@ -20294,8 +20300,8 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
     int i, done = 0, known = mixpi_is_live(x);
     if (!ctx || !parts || n < 1)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_split: %d parts in %s; it needs at least one, and "
-                                 "an array for them",
+                                 "mixp_split: %d parts and %s for them; n must be at least 1, and "
+                                 "parts must not be NULL",
                                  n, parts ? "an array" : "no array");
     for (i = 0; i < n; i++) parts[i] = NULL;
     /* If x is no tensor, the first slice reports it. */
@@ -22059,14 +22065,14 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: '%s' has %d optimizers; each takes over into its master "
-                                     "weight what another wrote, which a captured step cannot: "
-                                     "give it one, or set no_master",
+                                     "%s: '%s' has %d optimizers; a captured step cannot copy one "
+                                     "optimizer's update into another's master weight: use one "
+                                     "optimizer, or set no_master",
                                      who, p->name, p->own.optimizers);
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: '%s' was written since the last step, and a captured one "
-                                 "cannot take that over into its master weight: run an ordinary "
-                                 "step first",
+                                 "%s: '%s' was written since the last step, and a captured step "
+                                 "cannot copy the new values into the master weight: run an "
+                                 "ordinary step first",
                                  who, p->name);
     }
     return MIXP_OK;
@@ -22106,7 +22112,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                  "%s: no parameter was added to this optimizer: call "
-                                 "mixp_optimizer_add for each of them, before the loop",
+                                 "mixp_optimizer_add for each parameter, before the loop",
                                  who);
     if (!active)
         return mixp_context_fail(
@@ -22114,8 +22120,9 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
             "%s: no parameter of this optimizer has a "
             "gradient; %s",
             who, opt->cleared_in == opt->ctx->generation
-                     ? "mixp_zero_grad has cleared them behind mixp_backward: call it before"
-                     : "call mixp_backward first, on a loss made from them");
+                     ? "mixp_zero_grad has cleared them after mixp_backward: call mixp_zero_grad "
+                       "before mixp_backward"
+                     : "call mixp_backward first, on a loss that depends on a parameter");
     opt->plan.graded = graded >> 11;
     opt->plan.guard = mixpi_guard_mark(opt->ctx);
     if (!opt->rows_changed) return MIXP_OK;
@@ -22525,23 +22532,23 @@ static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
 /* Returns why a scaler cannot use a gradient, or NULL. */
 static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
     if (m->kind == MIXPI_MARK_MIXED)
-        return "is a sum over two loss scales, which no factor undoes; walk back all losses of a "
-               "step before mixp_scaler_update, and call mixp_zero_grad after it; an optimizer "
-               "that waits longer than another needs a scaler of its own";
+        return "is a sum over two loss scales, which no factor can undo; call mixp_backward on all "
+               "losses of a step before mixp_scaler_update, and mixp_zero_grad after it; an "
+               "optimizer that steps less often than others needs a scaler of its own";
     if (m->kind == MIXPI_MARK_LOST)
-        return "was scaled by a scaler that was freed since; call mixp_zero_grad, and begin again "
-               "from the loss";
+        return "was scaled by a scaler that was freed; call mixp_zero_grad, and start again from "
+               "the loss";
     if (m->kind == MIXPI_MARK_NONE || m->kind == MIXPI_MARK_TRUE) return NULL;
     if (m->by != scaler && m->kind == MIXPI_MARK_UNSCALED && !mixpi_seen_before_update(m))
-        return "was unscaled by another scaler, which works on it still; update that first";
-    if (m->by != scaler) return "was scaled by another scaler; step with that one";
+        return "was unscaled by another scaler; call mixp_scaler_update on that scaler first";
+    if (m->by != scaler) return "was scaled by another scaler; step with that scaler";
     if (mixpi_seen_before_update(m))
         return m->kind == MIXPI_MARK_UNSCALED
-             ? "was unscaled before the last mixp_scaler_update; begin again from the loss"
-             : "was used by the step before; call mixp_zero_grad, and begin again from the loss";
+             ? "was unscaled before the last mixp_scaler_update; start again from the loss"
+             : "was used by the step before; call mixp_zero_grad, and start again from the loss";
     if (m->kind == MIXPI_MARK_SCALED && scaler->scales - m->at > MIXP_PAST_SCALES)
-        return "was scaled too long ago: a graph was replayed, a state loaded or the scale changed "
-               "too often since; begin again from the loss";
+        return "was scaled too long ago: since then, graphs were replayed, states loaded or the "
+               "scale changed too often; start again from the loss";
     return NULL;
 }
 
@@ -22564,23 +22571,24 @@ static mixp_result mixpi_scaling_of(mixp_scaler *scaler, const mixp_optimizer *o
         name = opt->slots[i].param->name;
         wrong = mixpi_mark_wrong(scaler, &m);
         if (!known && m.kind == MIXPI_MARK_NONE && opt->slots[i].grad)
-            wrong = "is a view of yours, and nobody has asked for the loss scale: multiply your "
-                    "loss by mixp_scaler_loss_scale(scaler) before your backward pass";
+            wrong = "is your view, and the loss scale was never read: multiply your loss by "
+                    "mixp_scaler_loss_scale(scaler) before your backward pass";
         n.as_is += m.kind == MIXPI_MARK_TRUE;
         n.unscaled += m.kind == MIXPI_MARK_UNSCALED;
         if (wrong || m.kind == MIXPI_MARK_TRUE || m.kind == MIXPI_MARK_UNSCALED) continue;
         if (m.kind == MIXPI_MARK_NONE) m.at = now;
         if (n.scaled++ && m.at != out->at)
-            wrong = "was scaled by another scale than the gradients before it; step them before "
-                    "mixp_scaler_update, or give them optimizers of their own";
+            wrong = "has another scale than the gradients before it; step those before "
+                    "mixp_scaler_update, or use separate optimizers";
         out->at = m.at;
     }
     out->is_true = n.as_is + n.unscaled > 0;
     if (!wrong && out->is_true && n.scaled)
-        wrong = "and others differ: some gradients are scaled, some are true ones";
+        wrong = "and others differ: some gradients are scaled, others are not; treat all gradients "
+                "of an optimizer alike";
     if (!wrong && n.as_is && !n.unscaled && scaler->desc.rule != MIXP_RULE_STATIC)
-        wrong = "is of a loss that was not scaled; walk back mixp_scaler_scale(scaler, loss), not "
-                "the loss itself";
+        wrong = "comes from a loss that was not scaled; call mixp_backward on "
+                "mixp_scaler_scale(scaler, loss), not on the loss";
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER, "%s: the gradient of '%s' %s",
                              who, name, wrong);
@@ -22597,12 +22605,12 @@ static mixp_result mixpi_need_true(const mixp_optimizer *opt, const char *who,
         if (m.kind == MIXPI_MARK_LOST)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: the gradient of '%s' was scaled by a scaler that was "
-                                     "freed since; call mixp_zero_grad, and begin again",
+                                     "freed; call mixp_zero_grad, and start again",
                                      who, opt->slots[i].param->name);
         if (mixpi_stage(opt) == MIXPI_STEPPED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                     "%s: this optimizer's step is over; call it before "
-                                     "mixp_scaler_step, in the next step",
+                                     "%s: this optimizer's step is over; in the next step, call "
+                                     "this function before mixp_scaler_step",
                                      who);
         if (m.kind == MIXPI_MARK_SCALED || m.kind == MIXPI_MARK_MIXED)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -23295,8 +23303,8 @@ static mixp_result mixpi_need_loss(const mixp_optimizer *opt, const char *who) {
     if (!((int)opt->plan.spike.of & MIXP_SPIKE_LOSS)) return MIXP_OK;
     if (opt->plan.loss && opt->loss_of == opt->ctx->generation) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: spikes of the loss are looked for, and this step gave "
-                             "none: call mixp_optimizer_set_loss before it",
+                             "%s: the spike rule needs this step's loss; call "
+                             "mixp_optimizer_set_loss before the step",
                              who);
 }
 
@@ -23307,9 +23315,9 @@ static mixp_result mixpi_need_begin(const mixp_optimizer *opt, const char *who) 
     if (opt->stepped_in != ctx->generation) return MIXP_OK;
     if (opt->stepped_after == ctx->calls_made) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: operators were applied since the last update, and "
-                             "mixp_step_begin was not called: activations would pile up; call it "
-                             "first in every step",
+                             "%s: operators were applied since the last update, but "
+                             "mixp_step_begin was not called: activations would pile up; call "
+                             "mixp_step_begin first in every step",
                              who);
 }
 
@@ -23328,9 +23336,9 @@ static mixp_result mixpi_need_owner(const mixp_optimizer *opt, const char *who) 
         if (!g || g->own.walks == g->own.walks_then) continue;
         if (g->version - g->own.walks + 1 != g->own.others_then) continue;
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "%s: no optimizer has the parameter '%s', whose gradient grows "
-                                 "from step to step: mixp_optimizer_add it, or freeze it with "
-                                 "mixp_tensor_set_requires_grad(t, 0)",
+                                 "%s: no optimizer has the parameter '%s', and its gradient grows "
+                                 "from step to step: add the parameter with mixp_optimizer_add, or "
+                                 "freeze it with mixp_tensor_set_requires_grad(t, 0)",
                                  who, t->name);
     }
     return MIXP_OK;
@@ -23584,18 +23592,18 @@ MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *op
 
 MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
     static const char *const texts[] = {
-        "not known: no guard is on, or the step was not sampled; the next one is",
-        "an operator stored a number beyond its dtype: not a scaling problem; a guard lets its "
-        "site fall back to f32",
-        "a gradient overflowed: the loss scale was too large, and has been lowered",
+        "unknown: no guard is on, or the step was not sampled; the next step is sampled",
+        "an operator's result overflowed its dtype: not a scaling problem; with a guard, the site "
+        "falls back to f32",
+        "a gradient overflowed: the loss scale was too large and was lowered",
         "a gradient overflowed when it was unscaled: the loss scale is below 1; look at the "
-        "learning rate and at the gradient norm",
-        "the loss is not finite though all activations are: not a scaling problem; look at "
-        "logs and divisions in the loss",
-        "a weight is not finite: not a scaling problem; go back to a checkpoint, with a smaller "
+        "learning rate and the gradient norm",
+        "the loss is not finite, but all activations are: not a scaling problem; look at logs and "
+        "divisions in the loss",
+        "a weight is not finite: not a scaling problem; resume from a checkpoint with a smaller "
         "learning rate",
         "the batch holds Inf or NaN: not a scaling problem; look at the data",
-        "the loss is not finite: not a scaling problem; a guard would tell where it began"
+        "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site"
     };
     MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
@@ -23683,9 +23691,9 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     bad = mixpi_worst_verdict(scaler);
     return mixp_context_fail(
         scaler->ctx, MIXP_ERR_DIVERGED,
-        "%d steps in a row were skipped at scale %g, "
-        "which can go no lower: no loss scale cures this. %sFirst bad gradient: %s of "
-        "'%s' at element %.0f%s. Look at the loss, the data and the learning rate",
+        "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
+        "%sFirst bad gradient: %s of '%s' at element %.0f%s. Check the loss, the data and the "
+        "learning rate",
         (int)state.floor_skips, (double)state.scale,
         bad.loss_bad ? "The loss itself is not finite. " : "",
         bad.bad_is_nan ? "NaN" : "Inf",
@@ -23749,8 +23757,8 @@ MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
 static mixp_result mixpi_free_check(mixp_context *ctx, const char *who) {
     if (ctx->graphs)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: a graph of this context may have recorded it: free its "
-                                 "graphs first, by mixp_graph_free",
+                                 "%s: a graph of this context may use this object; free the "
+                                 "context's graphs first with mixp_graph_free",
                                  who);
     return mixpi_free_begin(ctx, who);
 }
@@ -23800,8 +23808,8 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     if (!ctx || r != MIXP_OK) return r;
     if (mixpi_stage(opt) != MIXPI_READY)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_optimizer_free: it is in the middle of a step; call "
-                                 "mixp_scaler_update first");
+                                 "mixp_optimizer_free: the optimizer is in the middle of a step; "
+                                 "call mixp_scaler_update first");
     if (opt->swapped) return mixpi_need_weights(opt, "mixp_optimizer_free");
     if (before == opt) ctx->optimizers = opt->next;
     while (before != opt && before->next != opt) before = before->next;

@@ -355,7 +355,7 @@ static void operators(void) {
     APPLIED(op.name = NULL, 1, 1, "are missing");
     APPLIED(op.infer = NULL, 1, 1, "are missing");
     APPLIED(op.forward = NULL, 1, 1, "are missing");
-    APPLIED(op.attrs_size = 4, 1, 1, "attrs is NULL, and its row says attrs_size 4");
+    APPLIED(op.attrs_size = 4, 1, 1, "attrs is NULL, but the operator's attrs_size is 4");
     APPLIED((void)0, 0, 0, "odd: 0 inputs");
     APPLIED((void)0, MIXP_MAX_INPUTS + 1, 1, "inputs, of which 1 required");
     APPLIED((void)0, 1, -1, "1 inputs, of which -1 required");

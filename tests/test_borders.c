@@ -316,7 +316,7 @@ static void a_gradient_that_was_given_back(void) {
     CHECK_INT(mixp_read(taken, x, MIXP_F32, 4), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_fill(taken, 1.0), MIXP_ERR_ARGUMENT);
     CHECK(!mixp_relu(ctx, taken));
-    clear(ctx, MIXP_ERR_ORDER, "input 0 is no tensor");
+    clear(ctx, MIXP_ERR_ORDER, "input 0 is not a tensor");
     mixp_context_free(ctx);
 }
 

@@ -78,7 +78,7 @@ static void scaler_goes_before_its_loss(void) {
     mixp_tensor *loss = head_loss(&h, 1);
     CHECK_INT(mixp_scaler_free(h.scaler), MIXP_OK);
     CHECK_INT(mixp_backward(h.ctx, loss), MIXP_ERR_ORDER);
-    told(h.ctx, MIXP_ERR_ORDER, "freed since");
+    told(h.ctx, MIXP_ERR_ORDER, "freed");
     close_clean(h.ctx);
 }
 
@@ -272,8 +272,9 @@ static void visit(int does, const char *part, float *grad) {
 }
 
 static void operator_calls_what_it_must_not(void) {
-    static const char *const parts[] = { "", "in backward alone", "is at work", "is at work",
-                                         "is at work" };
+    static const char *const parts[] = { "", "only in an operator's backward",
+                                         "not possible inside an operator", "not possible inside an operator",
+                                         "not possible inside an operator" };
     float well[3], grad[3];
     int does, i;
     visit(WELL, parts[WELL], well);

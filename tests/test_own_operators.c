@@ -84,8 +84,8 @@ static void test_gradients_that_are_not_given(void) {
                     CHECK(w->grad && v->grad);
                 } else {
                     CHECK_INT(walk(h, k, m), MIXP_ERR_ARGUMENT);
-                    snprintf(part, sizeof part, "my_sum backward: it has %s the gradient of input %d%s",
-                             (bad ? m.b : m.a) == NEVER ? "not asked for" : "asked for, and not written,",
+                    snprintf(part, sizeof part, "my_sum backward: it %s the gradient of input %d%s",
+                             (bad ? m.b : m.a) == NEVER ? "did not request" : "requested, but did not write,",
                              bad, low ? "," : bad ? " 'fc.v'" : " 'fc.w'");
                     told(MIXP_ERR_ARGUMENT, part);
                     CHECK(!w->grad && !v->grad);
@@ -195,7 +195,7 @@ static void test_rows_that_are_wrong(void) {
     open_context();
     row.cls = (mixp_op_class)77;
     CHECK(!mixp_apply(ctx, &row, 1, &w, 1, NULL));
-    told(MIXP_ERR_ARGUMENT, "floats: its row has class 77");
+    told(MIXP_ERR_ARGUMENT, "floats: the operator's class is 77");
     CHECK(!mixp_apply(ctx, &floats_op, 1, &w, 0, NULL));
     told(MIXP_ERR_ARGUMENT, "floats: 1 inputs, of which 0 required; at least 1");
     mixp_context_free(ctx);

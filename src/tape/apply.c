@@ -40,9 +40,9 @@ static mixpi_tape_entry *mixpi_entry_before(const mixp_call *c)
 static mixp_result mixpi_check_outside(mixp_context *ctx, const char *who) {
     if (!ctx->inside) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: an operator is at work: its infer, forward and backward begin "
-                             "no step, and walk nothing back; nor do hooks of ranks. If an "
-                             "exception has left one, call mixp_step_begin%s",
+                             "%s: not possible inside an operator's infer, forward or backward, "
+                             "nor inside a hook of ranks. If an exception has left such a "
+                             "function, call mixp_step_begin%s",
                              who, ctx->refused ? " again" : "");
 }
 
@@ -68,19 +68,20 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     char quoted[MIXPI_QUOTED];
     if (t && !mixpi_is_tensor(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: input %d is no tensor: a gradient that a walk back has given "
-                                 "back, or a pointer that names none",
+                                 "%s: input %d is not a tensor: it is an invalid pointer, or a "
+                                 "gradient that mixp_backward has released",
                                  op->name, i);
     if (!t && i < required) wrong = "is NULL";
     if (t && mixpi_is_stale(t)) wrong = MIXPI_STALE;
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
-        wrong = "is a gradient, which is a constant here: there is no double backward; compute "
-                "with it under MIXP_NO_GRAD";
+        wrong = "is a gradient, which counts as a constant: there is no double backward; use "
+                "gradients under MIXP_NO_GRAD only";
     if (t && t->own.spent)
-        wrong = "is no longer there: it was disposable, and mixp_scaler_cross_entropy, a walk "
-                "back, or its sum with its norm, has read it; apply this operator before that";
+        wrong = "is no longer there: it was disposable, and its last reader "
+                "(mixp_scaler_cross_entropy, mixp_add_norm or mixp_backward) has freed or "
+                "overwritten it; apply this operator before that reader";
     if (t && t->ctx != ctx)
-        wrong = "belongs to another context, perhaps device; copy it with mixp_read and mixp_input";
+        wrong = "belongs to another context; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(
         ctx, t && t->ctx == ctx ? MIXP_ERR_ORDER : MIXP_ERR_ARGUMENT,
@@ -94,20 +95,20 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
     int i;
     if (!op || !op->name || !op->infer || !op->forward || !in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_apply: the operator, its name, infer, forward "
-                                 "or inputs are missing");
+                                 "mixp_apply: the operator, its name, infer, forward or inputs are "
+                                 "missing");
     if (op->attrs_size && !attrs)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: attrs is NULL, and its row says attrs_size %.0f",
+                                 "%s: attrs is NULL, but the operator's attrs_size is %.0f",
                                  op->name, (double)op->attrs_size);
     if ((unsigned)op->cls >= MIXP_CLASS_COUNT)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: its row has class %d, which is none of mixp_op_class",
+                                 "%s: the operator's class is %d, which is not a mixp_op_class",
                                  op->name, (int)op->cls);
     if (n_in < 1 || n_in > MIXP_MAX_INPUTS || required < 1 || required > n_in)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: %d inputs, of which %d required; at least 1 is, and there "
-                                 "are at most %d",
+                                 "%s: %d inputs, of which %d required; at least 1 must be "
+                                 "required, and at most %d are allowed",
                                  op->name, n_in, required, MIXP_MAX_INPUTS);
     for (i = 0; i < n_in && r == MIXP_OK; i++)
         r = mixpi_check_input(ctx, op, i, required, in[i]);

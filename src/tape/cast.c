@@ -10,7 +10,7 @@ static mixp_result mixpi_cast_infer(mixp_call *c) {
                                  mixp_dtype_name(from));
     if (!mixpi_real(to))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "cast: to f32, f16 or bf16, not %s",
+                                 "cast: the result must be f32, f16 or bf16, not %s",
                                  mixp_dtype_name(to));
     mixpi_call_reads_all(c, 0);
     return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);

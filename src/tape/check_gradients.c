@@ -50,13 +50,13 @@ static mixp_result mixpi_check_walk(mixp_context *ctx, mixpi_tensor_fn fn, void 
     loss = fn(ctx, user);
     if (ctx->drawn != drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_check_gradients: fn drops out, and each of its runs draws "
-                                 "other numbers; pass training 0 to mixp_dropout, and attention no "
-                                 "dropout");
+                                 "mixp_check_gradients: fn uses dropout, which draws other random "
+                                 "numbers in each run; pass training 0 to mixp_dropout, and set "
+                                 "attention's dropout to 0");
     if (ctx->regions_low != regions || around != MIXP_F32)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_check_gradients: fn runs under autocast, whose rounding is "
-                                 "larger than what a step of eps changes; check it in f32");
+                                 "mixp_check_gradients: fn runs under autocast, whose rounding "
+                                 "errors exceed the effect of eps; check it in f32");
     return mixp_backward(ctx, loss);
 }
 

@@ -130,8 +130,7 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     int laid;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                          "%s: gradients are there in backward alone, for mixp_call_grad and "
-                          "mixp_call_dx",
+                          "%s: mixp_call_grad and mixp_call_dx work only in an operator's backward",
                           c->op->name);
         return NULL;
     }
@@ -296,8 +295,8 @@ static mixp_result mixpi_was_written(const mixp_call *c, int i) {
     if (i == c->n_in) snprintf(which, sizeof which, "its result");
     else if (!*mixpi_quoted(origin, which)) snprintf(which, sizeof which, "its input %d", i);
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "mixp_backward:%s%s %s was written%s%s since %s read it, and "
-                             "gradients would be wrong: walk back before that, or run forward "
+                             "mixp_backward:%s%s %s was written%s%s since %s read it, so gradients "
+                             "would be wrong: call mixp_backward before the write, or run forward "
                              "again",
                              *which == ' ' ? "" : " ", which,
                              mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
@@ -334,10 +333,10 @@ static int mixpi_was_asked(const mixp_call *c, int i) {
 static const char *mixpi_not_given(const mixp_call *c, int i) {
     const int flags = mixpi_entry_of(c)->inputs[i];
     if (!mixp_call_wants(c, i)) return NULL;
-    if (!mixpi_was_asked(c, i)) return "has not asked for";
+    if (!mixpi_was_asked(c, i)) return "did not request";
     if (!(flags & MIXPI_INPUT_PROBED)) return NULL;
     if (!mixpi_probe_is_there(mixpi_grad_owner(c, i)->own.grad)) return NULL;
-    return "has asked for, and not written,";
+    return "requested, but did not write,";
 }
 
 /* After an operator's backward: fails unless backward has given every gradient that is wanted. */
@@ -349,8 +348,9 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     for (i = 0; i < c->n_in && !wrong; i++) wrong = mixpi_not_given(c, i);
     if (wrong)
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s backward: it %s the gradient of input %d%s, which is wanted: "
-                                 "fill what mixp_call_dx gives, with zeros if there is none",
+                                 "%s backward: it %s the gradient of input %d%s, which is needed: "
+                                 "write to the tensor of mixp_call_dx; write zeros if the gradient "
+                                 "is 0",
                                  c->op->name, wrong, i - 1,
                                  mixpi_quoted(mixpi_grad_owner(c, i - 1), quoted));
     for (i = 0; i < c->n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
