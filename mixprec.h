@@ -713,14 +713,30 @@ typedef struct mixp_rounding {
 /* The learning rate as a function of the number of applied steps (skipped ones do not
  * count). Warm-up: lr * (step + 1) / (warmup + 1) while step < warmup (nanoGPT's). Then
  * constant, or linear or cosine from lr to lr * min_factor at step `total` and after. */
+/* How the learning rate changes after the warm-up; t: steps since the warm-up. All kinds but
+ * ONE_CYCLE warm up linearly, and never fall below min_factor * lr. */
 typedef enum mixp_schedule_kind {
-    MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE
+    MIXP_SCHEDULE_CONSTANT,
+    MIXP_SCHEDULE_LINEAR,       /* falls linearly to min_factor * lr at step `total`       */
+    MIXP_SCHEDULE_COSINE,       /* falls along half a cosine, as CosineAnnealingLR         */
+    MIXP_SCHEDULE_STEP,         /* lr * gamma^floor(t / every), as StepLR                  */
+    MIXP_SCHEDULE_EXPONENTIAL,  /* lr * gamma^t, as ExponentialLR                          */
+    MIXP_SCHEDULE_ONE_CYCLE,    /* as OneCycleLR with max_lr = lr: rises along half a cosine from
+                                   start_factor * lr to lr in step warmup - 1, and falls along
+                                   another to min_factor * lr in step total - 1            */
+    MIXP_SCHEDULE_WSD           /* warm-up, stable, decay: stays at lr; falls linearly to
+                                   min_factor * lr over the last `decay` steps of `total`  */
 } mixp_schedule_kind;
 typedef struct mixp_schedule {
     mixp_schedule_kind kind;
-    int64_t            warmup;      /* steps; 0 = none                                     */
-    int64_t            total;       /* steps, warm-up included; unused when constant       */
-    double             min_factor;  /* of lr, 0..1                                         */
+    int64_t            warmup;      /* steps; 0 = none. ONE_CYCLE: pct_start * total       */
+    int64_t            total;       /* steps, warm-up included; unused by CONSTANT, STEP and
+                                       EXPONENTIAL                                         */
+    double             min_factor;  /* of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6  */
+    double             gamma;       /* STEP, EXPONENTIAL: above 0, at most 1               */
+    int64_t            every;       /* STEP: steps between two changes, at least 1         */
+    int64_t            decay;       /* WSD: steps, from 1 to total - warmup                */
+    double             start_factor;    /* ONE_CYCLE: of lr, 0..1; 0 = 1/25                */
 } mixp_schedule;
 
 typedef enum mixp_adam_order {
@@ -1125,16 +1141,55 @@ MIXPREC_HD double mixpi_cospi(double x) {
     return x < 0.5 ? c : -c;
 }
 
+/* x^n by products alone: the same bits on every device, unlike libm's pow. */
+MIXPREC_HD double mixpi_power(double x, int64_t n) {
+    double product = 1.0;
+    for (; n > 0; n /= 2) {
+        if (n % 2) product *= x;
+        x *= x;
+    }
+    return product;
+}
+
+/* From 1 at `done` 0 to 0 at `done` 1. */
+MIXPREC_HD double mixpi_half_cosine(double done) { return 0.5 * (1.0 + mixpi_cospi(done)); }
+
+/* OneCycleLR's two phases, as factors of lr. */
+MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
+    const double start = s->start_factor > 0.0 ? s->start_factor : 0.04;
+    const int64_t peak = s->warmup - 1;
+    double done;
+    if (applied >= s->total - 1) return s->min_factor;
+    if (applied < peak) {
+        done = (double)applied / (double)peak;
+        return mixpi_fma(mixpi_half_cosine(done), start - 1.0, 1.0);
+    }
+    done = (double)(applied - peak) / (double)(s->total - 1 - peak);
+    return mixpi_fma(mixpi_half_cosine(done), 1.0 - s->min_factor, s->min_factor);
+}
+
+/* The factor of lr of STEP and EXPONENTIAL, t steps after the warm-up. */
+MIXPREC_HD double mixpi_schedule_power(const mixp_schedule *s, int64_t t) {
+    const double factor =
+        mixpi_power(s->gamma, s->kind == MIXP_SCHEDULE_STEP ? t / s->every : t);
+    return factor > s->min_factor ? factor : s->min_factor;
+}
+
 /* The learning rate after `applied` steps. */
 MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
+    int64_t begin = s->warmup;
     double done, shape;
+    if (s->kind == MIXP_SCHEDULE_ONE_CYCLE) return lr * mixpi_one_cycle(s, applied);
     if (applied < s->warmup)
         return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
     if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
+    if (s->kind == MIXP_SCHEDULE_STEP || s->kind == MIXP_SCHEDULE_EXPONENTIAL)
+        return lr * mixpi_schedule_power(s, applied - s->warmup);
     if (applied >= s->total) return lr * s->min_factor;
-    done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
-    shape =
-        s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
+    if (s->kind == MIXP_SCHEDULE_WSD) begin = s->total - s->decay;
+    if (applied < begin) return lr;
+    done = (double)(applied - begin) / (double)(s->total - begin);
+    shape = s->kind == MIXP_SCHEDULE_COSINE ? mixpi_half_cosine(done) : 1.0 - done;
     return lr * mixpi_fma(shape, 1.0 - s->min_factor, s->min_factor);
 }
 
@@ -21147,12 +21202,33 @@ static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_mas
     return NULL;
 }
 
-static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
-    if ((unsigned)s->kind > MIXP_SCHEDULE_COSINE)
-        return "schedule.kind is none of its values";
-    if (s->warmup < 0) return "schedule.warmup is negative";
-    if (s->kind != MIXP_SCHEDULE_CONSTANT && s->total <= s->warmup)
+/* Does the schedule end at step `total`? */
+static int mixpi_schedule_ends(const mixp_schedule *s) {
+    return s->kind != MIXP_SCHEDULE_CONSTANT && s->kind != MIXP_SCHEDULE_STEP &&
+           s->kind != MIXP_SCHEDULE_EXPONENTIAL;
+}
+
+/* Returns what is wrong with the fields that only some kinds read, or NULL. */
+static const char *mixpi_schedule_part_wrong(const mixp_schedule *s) {
+    const int is_step = s->kind == MIXP_SCHEDULE_STEP;
+    if (mixpi_schedule_ends(s) && s->total <= s->warmup)
         return "schedule.total must be above schedule.warmup";
+    if (is_step && s->every < 1) return "schedule.every must be at least 1";
+    if ((is_step || s->kind == MIXP_SCHEDULE_EXPONENTIAL) && !(s->gamma > 0.0 && s->gamma <= 1.0))
+        return "schedule.gamma must be above 0 and at most 1";
+    if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
+        return "schedule.decay must lie in [1, total - warmup]";
+    if (s->kind == MIXP_SCHEDULE_ONE_CYCLE && !(s->start_factor >= 0.0 && s->start_factor <= 1.0))
+        return "schedule.start_factor must lie in [0,1]";
+    return NULL;
+}
+
+static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
+    const char *wrong;
+    if ((unsigned)s->kind > MIXP_SCHEDULE_WSD) return "schedule.kind is none of its values";
+    if (s->warmup < 0) return "schedule.warmup is negative";
+    wrong = mixpi_schedule_part_wrong(s);
+    if (wrong) return wrong;
     if (!mixpi_at_least_0(s->min_factor) || s->min_factor > 1.0)
         return "schedule.min_factor must lie in [0,1]";
     return NULL;
@@ -22890,10 +22966,12 @@ static uint64_t mixpi_hash_group(uint64_t h, const mixp_param_group *g) {
 /* Hash of all settings that a step's result depends on, apart from gradients and states. */
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     const mixp_step_plan *p = &o->plan;
-    const double all[16] = {
+    const double all[20] = {
         (double)p->kind,           (double)p->order,          p->max_norm,
         (double)p->cautious,       (double)p->schedule.kind,  (double)p->schedule.warmup,
-        (double)p->schedule.total, p->schedule.min_factor,    (double)p->spike.of,
+        (double)p->schedule.total, p->schedule.min_factor,    p->schedule.gamma,
+        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
+        (double)p->spike.of,
         (double)p->spike.window,   (double)p->spike.max_in_a_row, p->spike.z,
         (double)o->states.m,       (double)o->states.v,       (double)o->states.master,
         o->clipped ? o->clip_norm : -1.0

@@ -12,14 +12,30 @@
 /* The learning rate as a function of the number of applied steps (skipped ones do not
  * count). Warm-up: lr * (step + 1) / (warmup + 1) while step < warmup (nanoGPT's). Then
  * constant, or linear or cosine from lr to lr * min_factor at step `total` and after. */
+/* How the learning rate changes after the warm-up; t: steps since the warm-up. All kinds but
+ * ONE_CYCLE warm up linearly, and never fall below min_factor * lr. */
 typedef enum mixp_schedule_kind {
-    MIXP_SCHEDULE_CONSTANT, MIXP_SCHEDULE_LINEAR, MIXP_SCHEDULE_COSINE
+    MIXP_SCHEDULE_CONSTANT,
+    MIXP_SCHEDULE_LINEAR,       /* falls linearly to min_factor * lr at step `total`       */
+    MIXP_SCHEDULE_COSINE,       /* falls along half a cosine, as CosineAnnealingLR         */
+    MIXP_SCHEDULE_STEP,         /* lr * gamma^floor(t / every), as StepLR                  */
+    MIXP_SCHEDULE_EXPONENTIAL,  /* lr * gamma^t, as ExponentialLR                          */
+    MIXP_SCHEDULE_ONE_CYCLE,    /* as OneCycleLR with max_lr = lr: rises along half a cosine from
+                                   start_factor * lr to lr in step warmup - 1, and falls along
+                                   another to min_factor * lr in step total - 1            */
+    MIXP_SCHEDULE_WSD           /* warm-up, stable, decay: stays at lr; falls linearly to
+                                   min_factor * lr over the last `decay` steps of `total`  */
 } mixp_schedule_kind;
 typedef struct mixp_schedule {
     mixp_schedule_kind kind;
-    int64_t            warmup;      /* steps; 0 = none                                     */
-    int64_t            total;       /* steps, warm-up included; unused when constant       */
-    double             min_factor;  /* of lr, 0..1                                         */
+    int64_t            warmup;      /* steps; 0 = none. ONE_CYCLE: pct_start * total       */
+    int64_t            total;       /* steps, warm-up included; unused by CONSTANT, STEP and
+                                       EXPONENTIAL                                         */
+    double             min_factor;  /* of lr, 0..1. PyTorch's default in OneCycleLR: 4e-6  */
+    double             gamma;       /* STEP, EXPONENTIAL: above 0, at most 1               */
+    int64_t            every;       /* STEP: steps between two changes, at least 1         */
+    int64_t            decay;       /* WSD: steps, from 1 to total - warmup                */
+    double             start_factor;    /* ONE_CYCLE: of lr, 0..1; 0 = 1/25                */
 } mixp_schedule;
 
 typedef enum mixp_adam_order {
@@ -424,16 +440,55 @@ MIXPREC_HD double mixpi_cospi(double x) {
     return x < 0.5 ? c : -c;
 }
 
+/* x^n by products alone: the same bits on every device, unlike libm's pow. */
+MIXPREC_HD double mixpi_power(double x, int64_t n) {
+    double product = 1.0;
+    for (; n > 0; n /= 2) {
+        if (n % 2) product *= x;
+        x *= x;
+    }
+    return product;
+}
+
+/* From 1 at `done` 0 to 0 at `done` 1. */
+MIXPREC_HD double mixpi_half_cosine(double done) { return 0.5 * (1.0 + mixpi_cospi(done)); }
+
+/* OneCycleLR's two phases, as factors of lr. */
+MIXPREC_HD double mixpi_one_cycle(const mixp_schedule *s, int64_t applied) {
+    const double start = s->start_factor > 0.0 ? s->start_factor : 0.04;
+    const int64_t peak = s->warmup - 1;
+    double done;
+    if (applied >= s->total - 1) return s->min_factor;
+    if (applied < peak) {
+        done = (double)applied / (double)peak;
+        return mixpi_fma(mixpi_half_cosine(done), start - 1.0, 1.0);
+    }
+    done = (double)(applied - peak) / (double)(s->total - 1 - peak);
+    return mixpi_fma(mixpi_half_cosine(done), 1.0 - s->min_factor, s->min_factor);
+}
+
+/* The factor of lr of STEP and EXPONENTIAL, t steps after the warm-up. */
+MIXPREC_HD double mixpi_schedule_power(const mixp_schedule *s, int64_t t) {
+    const double factor =
+        mixpi_power(s->gamma, s->kind == MIXP_SCHEDULE_STEP ? t / s->every : t);
+    return factor > s->min_factor ? factor : s->min_factor;
+}
+
 /* The learning rate after `applied` steps. */
 MIXPREC_HD double mixp_schedule_lr(const mixp_schedule *s, double lr, int64_t applied) {
+    int64_t begin = s->warmup;
     double done, shape;
+    if (s->kind == MIXP_SCHEDULE_ONE_CYCLE) return lr * mixpi_one_cycle(s, applied);
     if (applied < s->warmup)
         return lr * ((double)applied + 1.0) / ((double)s->warmup + 1.0);
     if (s->kind == MIXP_SCHEDULE_CONSTANT) return lr;
+    if (s->kind == MIXP_SCHEDULE_STEP || s->kind == MIXP_SCHEDULE_EXPONENTIAL)
+        return lr * mixpi_schedule_power(s, applied - s->warmup);
     if (applied >= s->total) return lr * s->min_factor;
-    done = (double)(applied - s->warmup) / (double)(s->total - s->warmup);
-    shape =
-        s->kind == MIXP_SCHEDULE_LINEAR ? 1.0 - done : 0.5 * (1.0 + mixpi_cospi(done));
+    if (s->kind == MIXP_SCHEDULE_WSD) begin = s->total - s->decay;
+    if (applied < begin) return lr;
+    done = (double)(applied - begin) / (double)(s->total - begin);
+    shape = s->kind == MIXP_SCHEDULE_COSINE ? mixpi_half_cosine(done) : 1.0 - done;
     return lr * mixpi_fma(shape, 1.0 - s->min_factor, s->min_factor);
 }
 

@@ -230,12 +230,33 @@ static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_mas
     return NULL;
 }
 
-static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
-    if ((unsigned)s->kind > MIXP_SCHEDULE_COSINE)
-        return "schedule.kind is none of its values";
-    if (s->warmup < 0) return "schedule.warmup is negative";
-    if (s->kind != MIXP_SCHEDULE_CONSTANT && s->total <= s->warmup)
+/* Does the schedule end at step `total`? */
+static int mixpi_schedule_ends(const mixp_schedule *s) {
+    return s->kind != MIXP_SCHEDULE_CONSTANT && s->kind != MIXP_SCHEDULE_STEP &&
+           s->kind != MIXP_SCHEDULE_EXPONENTIAL;
+}
+
+/* Returns what is wrong with the fields that only some kinds read, or NULL. */
+static const char *mixpi_schedule_part_wrong(const mixp_schedule *s) {
+    const int is_step = s->kind == MIXP_SCHEDULE_STEP;
+    if (mixpi_schedule_ends(s) && s->total <= s->warmup)
         return "schedule.total must be above schedule.warmup";
+    if (is_step && s->every < 1) return "schedule.every must be at least 1";
+    if ((is_step || s->kind == MIXP_SCHEDULE_EXPONENTIAL) && !(s->gamma > 0.0 && s->gamma <= 1.0))
+        return "schedule.gamma must be above 0 and at most 1";
+    if (s->kind == MIXP_SCHEDULE_WSD && (s->decay < 1 || s->decay > s->total - s->warmup))
+        return "schedule.decay must lie in [1, total - warmup]";
+    if (s->kind == MIXP_SCHEDULE_ONE_CYCLE && !(s->start_factor >= 0.0 && s->start_factor <= 1.0))
+        return "schedule.start_factor must lie in [0,1]";
+    return NULL;
+}
+
+static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
+    const char *wrong;
+    if ((unsigned)s->kind > MIXP_SCHEDULE_WSD) return "schedule.kind is none of its values";
+    if (s->warmup < 0) return "schedule.warmup is negative";
+    wrong = mixpi_schedule_part_wrong(s);
+    if (wrong) return wrong;
     if (!mixpi_at_least_0(s->min_factor) || s->min_factor > 1.0)
         return "schedule.min_factor must lie in [0,1]";
     return NULL;

@@ -333,6 +333,8 @@ static void prepare_body(void) {
     for (int i = 0; i < 24; i++) {
         mixp_step_plan p = plan_of((mixp_optimizer_kind)(i % 3), (mixp_adam_order)(i % 2));
         mixp_step_state s = step_state();
+        p.schedule.kind = (mixp_schedule_kind)(i % (MIXP_SCHEDULE_WSD + 1));
+        p.schedule.gamma = 0.97; p.schedule.every = 2; p.schedule.decay = 9;
         p.max_norm = i % 4 ? 0.0 : 1.0;
         p.check = i % 5 != 4; p.unscaled = i % 6 == 5; p.gathered = i % 8 != 7;
         p.look_only = i == 10;

@@ -58,10 +58,12 @@ static uint64_t mixpi_hash_group(uint64_t h, const mixp_param_group *g) {
 /* Hash of all settings that a step's result depends on, apart from gradients and states. */
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     const mixp_step_plan *p = &o->plan;
-    const double all[16] = {
+    const double all[20] = {
         (double)p->kind,           (double)p->order,          p->max_norm,
         (double)p->cautious,       (double)p->schedule.kind,  (double)p->schedule.warmup,
-        (double)p->schedule.total, p->schedule.min_factor,    (double)p->spike.of,
+        (double)p->schedule.total, p->schedule.min_factor,    p->schedule.gamma,
+        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
+        (double)p->spike.of,
         (double)p->spike.window,   (double)p->spike.max_in_a_row, p->spike.z,
         (double)o->states.m,       (double)o->states.v,       (double)o->states.master,
         o->clipped ? o->clip_norm : -1.0
