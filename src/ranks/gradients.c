@@ -998,6 +998,7 @@ static void mixpi_watch_walked(const mixp_context *ctx) {
     w->pass++;
     if (ctx->capturing || w->comparing) return;
     w->walked = 1;
+    w->probed |= w->probing;
     w->unseen |= !w->sampled;
 }
 

@@ -35,7 +35,6 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->probing = w->repeat || (w->sampled && w->probe);
     w->repeat = 0;
     if (!w->sampled) return MIXP_OK;
-    w->probed |= w->probing;
     w->fresh_probe |= w->probing;
     if (w->fresh) return MIXP_OK;
     w->turns = 0;

@@ -95,7 +95,8 @@ typedef struct mixpi_site {
     int          pin_told;      /* 1: an event has reported the pin */
     int          inspected;     /* newest sample that measured its precision */
     int32_t      imprecise;     /* 1: it fell back because rounding lost too much */
-    double       lost;          /* share of the variation that rounding lost, newest measurement */
+    double       lost;          /* share of the variation that rounding lost in the newest sample, on the rank
+                                   that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
     mixp_tensor *read[2];       /* permanent tensors that it reads */
@@ -135,7 +136,8 @@ typedef struct mixpi_watch {
     int         repeat;         /* 1: the next step stores f32 everywhere: an evaluation repeats */
     int         repeated;       /* 1: the newest evaluation was a repetition */
     int         probing;        /* 1: the current step stores f32 everywhere */
-    int         probed;         /* 1: a step since the update stored f32 everywhere */
+    int         probed;         /* 1: a step since the update stored f32 everywhere and walked
+                                   back */
     int         fresh_probe, posted_probe;  /* 1: the sample in rows is a probe; the sample on its
                                                way to the host is a probe */
     int         settling_probe; /* 1: the sample being settled is a probe */

@@ -43,9 +43,22 @@ static void mixpi_look_join_words(mixp_look *look, const double *words) {
     look->saturated += (int64_t)words[7];
 }
 
-/* Words of a site: its looks, its verdict, and its dtypes as 0 (unknown) or 1 + low + 32 dtype. */
+/* Bits that a sample sets in the verdict of a site. */
+enum {
+    MIXPI_SAW_OVERFLOW = 1,     /* it made non-finite values from finite ones */
+    MIXPI_SAW_NO_VALUE = 2,     /* all values it stores were flushed to zero */
+    MIXPI_SAW_NO_GRAD = 4,      /* all of its gradient was flushed to zero */
+    MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
+    MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
+    MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
+    MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
+};
+
+/* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0 (unknown)
+ * or 1 + low + 32 dtype. */
 enum {
     MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
+    MIXPI_SITE_LOST,
     MIXPI_SITE_STORES,
     MIXPI_SITE_WORDS
 };
@@ -57,6 +70,7 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
     for (i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     words[MIXPI_SITE_VERDICT] = (double)site->verdict;
+    words[MIXPI_SITE_LOST] = site->lost;
     if (!site->op) return;
     words[MIXPI_SITE_STORES] = 1.0 + (double)site->low + 32.0 * (double)site->dtype;
 }
@@ -69,6 +83,7 @@ static void mixpi_site_join_words(mixpi_watch *w, int number, const double *word
     for (i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)words[MIXPI_SITE_VERDICT];
+    if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
     if (site->op || stores < 0) return;
     site->low = (mixp_dtype)(stores % 32);
     site->dtype = (mixp_dtype)(stores / 32);

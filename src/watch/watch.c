@@ -246,17 +246,6 @@ MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
 
 /* --- deciding ------------------------------------------------------------------------------ */
 
-/* Bits that a sample sets in the verdict of a site. */
-enum {
-    MIXPI_SAW_OVERFLOW = 1,     /* it made non-finite values from finite ones */
-    MIXPI_SAW_NO_VALUE = 2,     /* all values it stores were flushed to zero */
-    MIXPI_SAW_NO_GRAD = 4,      /* all of its gradient was flushed to zero */
-    MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
-    MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
-    MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
-    MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
-};
-
 static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
 { return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
 
@@ -621,6 +610,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     const double lost = (double)row->largest;
     float varied;
     double all;
+    site->lost = 0.0;
     memcpy(&varied, &row->unused, sizeof varied);
     all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
