@@ -12651,7 +12651,8 @@ typedef struct mixpi_site {
     int          pin_told;      /* 1: an event has reported the pin */
     int          inspected;     /* newest sample that measured its precision */
     int32_t      imprecise;     /* 1: it fell back because rounding lost too much */
-    double       lost;          /* share of the variation that rounding lost, newest measurement */
+    double       lost;          /* share of the variation that rounding lost in the newest sample, on the rank
+                                   that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
     mixp_tensor *read[2];       /* permanent tensors that it reads */
@@ -12691,7 +12692,8 @@ typedef struct mixpi_watch {
     int         repeat;         /* 1: the next step stores f32 everywhere: an evaluation repeats */
     int         repeated;       /* 1: the newest evaluation was a repetition */
     int         probing;        /* 1: the current step stores f32 everywhere */
-    int         probed;         /* 1: a step since the update stored f32 everywhere */
+    int         probed;         /* 1: a step since the update stored f32 everywhere and walked
+                                   back */
     int         fresh_probe, posted_probe;  /* 1: the sample in rows is a probe; the sample on its
                                                way to the host is a probe */
     int         settling_probe; /* 1: the sample being settled is a probe */
@@ -17457,6 +17459,7 @@ static void mixpi_watch_walked(const mixp_context *ctx) {
     w->pass++;
     if (ctx->capturing || w->comparing) return;
     w->walked = 1;
+    w->probed |= w->probing;
     w->unseen |= !w->sampled;
 }
 
@@ -17536,7 +17539,6 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->probing = w->repeat || (w->sampled && w->probe);
     w->repeat = 0;
     if (!w->sampled) return MIXP_OK;
-    w->probed |= w->probing;
     w->fresh_probe |= w->probing;
     if (w->fresh) return MIXP_OK;
     w->turns = 0;
@@ -23297,8 +23299,30 @@ static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **a
     return n;
 }
 
-/* Do all ranks make the same call, with the same number of weights? value: argument of the call. */
-static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int value) {
+enum { MIXPI_CALL_CHECK = -1 };     /* the call mixp_ranks_check; other values: mixp_ranks_from(ctx, value) */
+
+static void mixpi_call_text(double call, char *text, size_t space) {
+    if (call < 0.0) snprintf(text, space, "calls mixp_ranks_check");
+    else snprintf(text, space, "calls mixp_ranks_from(ctx, %.0f)", call);
+}
+
+/* Fails with what rank 0 and rank `other` do. here, there: rows of the two ranks. */
+static mixp_result mixpi_call_differs(mixp_context *ctx, const char *who, int other,
+                                      const double *here, const double *there) {
+    char first[64], second[64];
+    if (here[1] == there[1])
+        return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                                 "%s: ranks differ: rank 0 has %.0f weights, rank %d has %.0f", who,
+                                 here[0], other, there[0]);
+    mixpi_call_text(here[1], first, sizeof first);
+    mixpi_call_text(there[1], second, sizeof second);
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s: ranks differ: rank 0 %s, rank %d %s", who,
+                             first, other, second);
+}
+
+/* Do all ranks make the same call, with the same number of weights? call: MIXPI_CALL_CHECK, or the
+ * argument of mixp_ranks_from. */
+static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int call) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *table = (double *)mixpi_host_take(ctx, (size_t)k->size * 2 * sizeof *table);
     mixp_result r;
@@ -23307,14 +23331,10 @@ static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t 
     if (!table) return mixpi_out_of_memory(ctx, (size_t)k->size * 2 * sizeof *table);
     memset(table, 0, (size_t)k->size * 2 * sizeof *table);
     table[2 * k->rank] = (double)n;
-    table[2 * k->rank + 1] = (double)value;
+    table[2 * k->rank + 1] = (double)call;
     r = mixpi_ranks_share(ctx, table, 2);
     if (r == MIXP_OK) other = mixpi_rows_differ(table, k->size, 2, &word);
-    if (other)
-        r = mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                              "%s: ranks differ: rank 0 %s %.0f, rank %d %.0f", who,
-                              word ? "was given" : "has as many weights:", table[word], other,
-                              table[2 * other + word]);
+    if (other) r = mixpi_call_differs(ctx, who, other, table, table + 2 * other);
     mixpi_host_put(ctx, table);
     return r;
 }
@@ -23326,7 +23346,7 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (ctx->ranks.size < 2) return MIXP_OK;
     n = mixpi_weights_list(ctx, NULL);
-    r = mixpi_call_alike(ctx, "mixp_ranks_check", n, 0);
+    r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
     if (r != MIXP_OK || !n) return mixpi_ranks_stop(ctx, r);
     all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)n * sizeof *all);
     if (!all) return mixpi_ranks_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
@@ -23956,9 +23976,22 @@ static void mixpi_look_join_words(mixp_look *look, const double *words) {
     look->saturated += (int64_t)words[7];
 }
 
-/* Words of a site: its looks, its verdict, and its dtypes as 0 (unknown) or 1 + low + 32 dtype. */
+/* Bits that a sample sets in the verdict of a site. */
+enum {
+    MIXPI_SAW_OVERFLOW = 1,     /* it made non-finite values from finite ones */
+    MIXPI_SAW_NO_VALUE = 2,     /* all values it stores were flushed to zero */
+    MIXPI_SAW_NO_GRAD = 4,      /* all of its gradient was flushed to zero */
+    MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
+    MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
+    MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
+    MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
+};
+
+/* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0 (unknown)
+ * or 1 + low + 32 dtype. */
 enum {
     MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
+    MIXPI_SITE_LOST,
     MIXPI_SITE_STORES,
     MIXPI_SITE_WORDS
 };
@@ -23970,6 +24003,7 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
     for (i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     words[MIXPI_SITE_VERDICT] = (double)site->verdict;
+    words[MIXPI_SITE_LOST] = site->lost;
     if (!site->op) return;
     words[MIXPI_SITE_STORES] = 1.0 + (double)site->low + 32.0 * (double)site->dtype;
 }
@@ -23982,6 +24016,7 @@ static void mixpi_site_join_words(mixpi_watch *w, int number, const double *word
     for (i = 0; i < MIXPI_LOOKS; i++)
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)words[MIXPI_SITE_VERDICT];
+    if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
     if (site->op || stores < 0) return;
     site->low = (mixp_dtype)(stores % 32);
     site->dtype = (mixp_dtype)(stores / 32);
@@ -24416,17 +24451,6 @@ MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
 
 /* --- deciding ------------------------------------------------------------------------------ */
 
-/* Bits that a sample sets in the verdict of a site. */
-enum {
-    MIXPI_SAW_OVERFLOW = 1,     /* it made non-finite values from finite ones */
-    MIXPI_SAW_NO_VALUE = 2,     /* all values it stores were flushed to zero */
-    MIXPI_SAW_NO_GRAD = 4,      /* all of its gradient was flushed to zero */
-    MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
-    MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
-    MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
-    MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
-};
-
 static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
 { return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
 
@@ -24791,6 +24815,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     const double lost = (double)row->largest;
     float varied;
     double all;
+    site->lost = 0.0;
     memcpy(&varied, &row->unused, sizeof varied);
     all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;

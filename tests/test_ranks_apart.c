@@ -21,7 +21,7 @@ int fsync(int fd) {
 }
 
 enum { NOTHING, FILL, FLIP, BETA1, BETA2, EPS, DECAY, LIMIT, WINDOW, STATES, SECOND_GROUP, KIND, CLIP, LATER, LOADS, SAVES,
-       CHECKS, FROM_0, FROM_1, BUSY, SLOW_SAVE, SLOW_WEIGHTS, UNUSED, POSTS, WAYS };
+       CHECKS, CHECKS_ON_0, FROM_0, FROM_1, BUSY, SLOW_SAVE, SLOW_WEIGHTS, UNUSED, POSTS, WAYS };
 
 typedef struct outcome {
     mixp_result   code;
@@ -169,7 +169,8 @@ static void before_step(const net *n, const run *r, int rank) {
     }
     if (r->way == LOADS && rank == 0 && r->seconds < 0) mixp_checkpoint_load(r->path, &what);
     if (r->way == SAVES) mixp_checkpoint_save(r->path, &what);
-    if (r->way == CHECKS) mixp_ranks_check(n->ctx);
+    if (r->way == CHECKS || (r->way == CHECKS_ON_0 && !rank)) mixp_ranks_check(n->ctx);
+    if (r->way == CHECKS_ON_0 && rank) mixp_ranks_from(n->ctx, 0);
     if (r->way == FROM_0 || r->way == FROM_1) mixp_ranks_from(n->ctx, r->way == FROM_1);
     if (rank) return;
     if (r->way == BUSY) {
@@ -298,6 +299,8 @@ static void weights(void) {
     check_told(FLIP, 0, EVERY, "ranks differ: weight 0 is of 'w'");
     check_told(CHECKS, 0, 3, "ranks differ: weight 0 is of 'w'");
     check_told(CHECKS, 1, 3, "ranks differ: weight 0 is of 'w'");
+    check_told(CHECKS_ON_0, 0, 3,
+               "ranks differ: rank 0 calls mixp_ranks_check, rank 1 calls mixp_ranks_from(ctx, 0)");
 }
 
 /* What one rank wrote is not saved for all; what stood there before stays. */

@@ -17,8 +17,30 @@ static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **a
     return n;
 }
 
-/* Do all ranks make the same call, with the same number of weights? value: argument of the call. */
-static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int value) {
+enum { MIXPI_CALL_CHECK = -1 };     /* the call mixp_ranks_check; other values: mixp_ranks_from(ctx, value) */
+
+static void mixpi_call_text(double call, char *text, size_t space) {
+    if (call < 0.0) snprintf(text, space, "calls mixp_ranks_check");
+    else snprintf(text, space, "calls mixp_ranks_from(ctx, %.0f)", call);
+}
+
+/* Fails with what rank 0 and rank `other` do. here, there: rows of the two ranks. */
+static mixp_result mixpi_call_differs(mixp_context *ctx, const char *who, int other,
+                                      const double *here, const double *there) {
+    char first[64], second[64];
+    if (here[1] == there[1])
+        return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                                 "%s: ranks differ: rank 0 has %.0f weights, rank %d has %.0f", who,
+                                 here[0], other, there[0]);
+    mixpi_call_text(here[1], first, sizeof first);
+    mixpi_call_text(there[1], second, sizeof second);
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s: ranks differ: rank 0 %s, rank %d %s", who,
+                             first, other, second);
+}
+
+/* Do all ranks make the same call, with the same number of weights? call: MIXPI_CALL_CHECK, or the
+ * argument of mixp_ranks_from. */
+static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int call) {
     const mixp_ranks_desc *k = &ctx->ranks;
     double *table = (double *)mixpi_host_take(ctx, (size_t)k->size * 2 * sizeof *table);
     mixp_result r;
@@ -27,14 +49,10 @@ static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t 
     if (!table) return mixpi_out_of_memory(ctx, (size_t)k->size * 2 * sizeof *table);
     memset(table, 0, (size_t)k->size * 2 * sizeof *table);
     table[2 * k->rank] = (double)n;
-    table[2 * k->rank + 1] = (double)value;
+    table[2 * k->rank + 1] = (double)call;
     r = mixpi_ranks_share(ctx, table, 2);
     if (r == MIXP_OK) other = mixpi_rows_differ(table, k->size, 2, &word);
-    if (other)
-        r = mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                              "%s: ranks differ: rank 0 %s %.0f, rank %d %.0f", who,
-                              word ? "was given" : "has as many weights:", table[word], other,
-                              table[2 * other + word]);
+    if (other) r = mixpi_call_differs(ctx, who, other, table, table + 2 * other);
     mixpi_host_put(ctx, table);
     return r;
 }
@@ -46,7 +64,7 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (ctx->ranks.size < 2) return MIXP_OK;
     n = mixpi_weights_list(ctx, NULL);
-    r = mixpi_call_alike(ctx, "mixp_ranks_check", n, 0);
+    r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
     if (r != MIXP_OK || !n) return mixpi_ranks_stop(ctx, r);
     all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)n * sizeof *all);
     if (!all) return mixpi_ranks_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
