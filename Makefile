@@ -110,7 +110,7 @@ $(BUILD)/test_threads $(BUILD)/test_ranks_refused: private LDLIBS += -pthread
 # Tests that look inside the library compile only the functions that they call (tests/internals.h).
 $(BUILD)/test_optimizers $(BUILD)/test_pairs: private light = -O1 -fno-inline
 
-EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c,$(wildcard examples/*.c)))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c,$(wildcard examples/*.c examples/amp/*.c)))
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 LONG     := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/long_*.c))
 BENCHES  := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
@@ -299,7 +299,7 @@ $(BUILD)/flags: always
 	$(Q)echo '$(CC) $(FLAGS) $(LDFLAGS) $(LDLIBS)' | cmp -s - $@ || \
 	    echo '$(CC) $(FLAGS) $(LDFLAGS) $(LDLIBS)' >$@
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/bench/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/amp/*.d $(BUILD)/bench/*.d)
 
 # --- fuzzing: tests/fuzz, replayed by the tests, explored by make fuzz --------------------
 FUZZ := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))

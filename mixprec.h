@@ -174,6 +174,18 @@
  *     you read the loss scale, but do not          grad_norm is too small, by the factor of the
  *       multiply your own gradients by it            scale
  *
+ * FROM PYTORCH: examples/amp has one program for each section of PyTorch's page of AMP examples,
+ * with PyTorch's call beside each of ours
+ *
+ *     typical training             examples/amp/typical.c
+ *     gradient clipping            examples/amp/clipping.c
+ *     gradient accumulation        examples/amp/accumulation.c
+ *     gradient penalty             examples/amp/penalty.c (at an input; without double backward)
+ *     several models, losses and   examples/amp/several.c
+ *       optimizers
+ *     custom autograd functions    examples/amp/own_product.c (low dtype), own_function.c (f32)
+ *     several GPUs                 examples/ddp_fork.c and its relatives: one process for each GPU
+ *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
  * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never
  * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD.
