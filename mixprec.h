@@ -12713,8 +12713,8 @@ typedef struct mixpi_watch {
     int32_t     since;          /* updates since the newest sampled update, inclusive */
     int32_t     idle;           /* steps begun since the newest update or sampled step */
     int         in_turn;        /* 1: the next update is due to be sampled */
-    int         taken;          /* 1: a step since the update was sampled */
-    int         missed;         /* 1: a walk of an update that was due was not sampled */
+    int32_t     taken;          /* 1: a step since the update was sampled */
+    int32_t     missed;         /* 1: a walk of an update that was due was not sampled */
     int32_t     window;         /* steps begun since the update */
     int         walked;         /* 1: a step of the window walked back */
     int         unseen;         /* 1: a step of the window walked back unsampled */
@@ -27046,6 +27046,9 @@ typedef struct mixpi_field {
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
     MIXPI_FIELD_WATCH(window, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(idle, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(taken, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(missed, MIXPI_FLAG),
     MIXPI_FIELD_WATCH(drawn, MIXPI_COUNTER),
     MIXPI_FIELD_WATCH(inspect_all, MIXPI_FLAG),
     MIXPI_FIELD_WATCH(falls, MIXPI_COUNTER),

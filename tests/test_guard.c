@@ -1074,6 +1074,53 @@ static void test_resume(void) {
     remove(path);
 }
 
+static void gpt_evaluate(gpt *g, int batches) {
+    while (batches-- > 0) {
+        next_batch(g);
+        mixp_step_begin(g->ctx);
+        MIXP_NO_GRAD(g->ctx) MIXP_AUTOCAST(g->ctx, MIXP_F16) gpt_loss(g);
+    }
+}
+
+/* A run saved after an evaluation, which may have taken the sample of its window, samples the steps
+ * that it samples without a break. */
+static void resumed_after(int steps, int batches) {
+    gpt on = gpt_open(1e-3), again = gpt_open(1e-3);
+    mixp_guard_desc d;
+    mixp_site_info a, b;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.every = 3;
+    CHECK_INT(mixp_guard_start(on.ctx, &d), MIXP_OK);
+    CHECK_INT(mixp_guard_start(again.ctx, &d), MIXP_OK);
+    for (i = 0; i < steps; i++) gpt_train(&on, MIXP_F16);
+    gpt_evaluate(&on, batches);
+    CHECK_INT(checkpoint(&on, 1), MIXP_OK);
+    CHECK_INT(checkpoint(&again, 0), MIXP_OK);
+    again.batch = on.batch;
+    for (i = 0; i < 8; i++) {
+        CHECK_INT(mixp_guard_due(again.ctx), mixp_guard_due(on.ctx));
+        if (i == 5) gpt_evaluate(&on, 4);
+        if (i == 5) gpt_evaluate(&again, 4);
+        gpt_train(&on, MIXP_F16);
+        gpt_train(&again, MIXP_F16);
+    }
+    CHECK_INT(mixp_site(on.ctx, 0, &a) && mixp_site(again.ctx, 0, &b), 1);
+    CHECK_INT(a.fallen, b.fallen);
+    gpt_close(&on);
+    gpt_close(&again);
+    remove(path);
+}
+
+static void test_resume_after_an_evaluation(void) {
+    int steps;
+    for (steps = 0; steps < 6; steps++) {
+        resumed_after(steps, 1);
+        resumed_after(steps, 2);
+        resumed_after(steps, 5);
+    }
+}
+
 /* --- underflow: a scale of 1, forgotten --- */
 
 static double whispered(gpt *g, mixp_dtype dtype) {
@@ -1287,6 +1334,7 @@ int main(void) {
     RUN(test_growing_logits);
     RUN(test_retry);
     RUN(test_resume);
+    RUN(test_resume_after_an_evaluation);
     RUN(test_underflow);
     RUN(test_compare);
     RUN(test_compare_forgets);

@@ -66,6 +66,9 @@ typedef struct mixpi_field {
 static const mixpi_field mixpi_fields[] = {
     MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
     MIXPI_FIELD_WATCH(window, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(idle, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(taken, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(missed, MIXPI_FLAG),
     MIXPI_FIELD_WATCH(drawn, MIXPI_COUNTER),
     MIXPI_FIELD_WATCH(inspect_all, MIXPI_FLAG),
     MIXPI_FIELD_WATCH(falls, MIXPI_COUNTER),

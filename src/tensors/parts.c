@@ -145,8 +145,8 @@ typedef struct mixpi_watch {
     int32_t     since;          /* updates since the newest sampled update, inclusive */
     int32_t     idle;           /* steps begun since the newest update or sampled step */
     int         in_turn;        /* 1: the next update is due to be sampled */
-    int         taken;          /* 1: a step since the update was sampled */
-    int         missed;         /* 1: a walk of an update that was due was not sampled */
+    int32_t     taken;          /* 1: a step since the update was sampled */
+    int32_t     missed;         /* 1: a walk of an update that was due was not sampled */
     int32_t     window;         /* steps begun since the update */
     int         walked;         /* 1: a step of the window walked back */
     int         unseen;         /* 1: a step of the window walked back unsampled */
