@@ -227,7 +227,7 @@ static void guards_started_later(void) {
     run(STARTED_LATER);
     for (r = 0; r < RANKS; r++) {
         CHECK_INT(tell[r].code, MIXP_ERR_RANKS);
-        CHECK_TEXT(tell[r].why, "ranks differ: the guard is on, or set, otherwise on rank 1");
+        CHECK_TEXT(tell[r].why, "ranks differ: the guard of rank 1 differs");
         CHECK_INT(tell[r].steps, 4);
     }
 }

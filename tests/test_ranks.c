@@ -775,7 +775,7 @@ static void sharded_checkpoints_of(int muon) {
     got = run(&p, 2);
     CHECK_INT(got[0].code, MIXP_ERR_IO);
     CHECK_INT(got[1].code, MIXP_ERR_IO);
-    CHECK_TEXT(got[1].text, "rank 0 could not");
+    CHECK_TEXT(got[1].text, "rank 0 failed");
     for (i = 0; i < 3; i++) remove(path[i]);
 }
 static void sharded_checkpoints(void) {
@@ -1128,8 +1128,8 @@ static plan plan_of_hooks(const char *path) {
 /* Whichever call of a hook fails, and in whatever: both ranks end with an error, soon, and say where. */
 static void any_hook_fails(void) {
     static const char *const sites[] = {"the sum of a table", "the sum of gradients",
-        "the scattered sum of a gradient", "the wait for gradients", "the sum of what ranks found",
-        "the gathering of weights", "the sum of states", "mixp_ranks_sum"};
+        "the scattered sum of a gradient", "the wait for gradients", "the sum of the ranks' results",
+        "the gather of weights", "the sum of states", "mixp_ranks_sum"};
     enum { SITES = sizeof sites / sizeof *sites };
     int seen[SITES] = {0}, way, i, calls;
     char path[64];

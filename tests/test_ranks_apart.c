@@ -275,10 +275,10 @@ static void settings(void) {
         {EPS, 0, "ranks differ: eps is 1e-08 on rank 0 and 1e-07 on rank 1"},
         {DECAY, 1, "ranks differ: weight_decay is 0.01 on rank 0 and 0.02 on rank 1"},
         {LIMIT, 0, "ranks differ: max_norm is 1 on rank 0 and 0.5 on rank 1"},
-        {WINDOW, 0, "ranks differ: the settings of an optimizer"},
-        {STATES, 0, "ranks differ: the settings of an optimizer"},
-        {SECOND_GROUP, 0, "ranks differ: the settings of an optimizer"},
-        {CLIP, 0, "ranks differ: the settings of an optimizer"},
+        {WINDOW, 0, "ranks differ: an optimizer's settings"},
+        {STATES, 0, "ranks differ: an optimizer's settings"},
+        {SECOND_GROUP, 0, "ranks differ: an optimizer's settings"},
+        {CLIP, 0, "ranks differ: an optimizer's settings"},
         {UNUSED, 0, "ranks differ: unused is 0 on rank 0 and 1 on rank 1"},
         {POSTS, 0, "ranks differ: the guard's delay in updates (CPU 0, GPU 1) is 0 on rank 0 and 1 on rank 1"},
     };
@@ -294,11 +294,11 @@ static void settings(void) {
 
 /* Weights that one rank writes are told in the next step that compares, by name. */
 static void weights(void) {
-    const outcome *out = check_told(FILL, 0, EVERY, "ranks differ: weight 0 is of 'w' f32 [32, 32], values ");
+    const outcome *out = check_told(FILL, 0, EVERY, "ranks differ: weight 0 is 'w' f32 [32, 32], values ");
     CHECK_TEXT(out[0].text, "on rank 1");
-    check_told(FLIP, 0, EVERY, "ranks differ: weight 0 is of 'w'");
-    check_told(CHECKS, 0, 3, "ranks differ: weight 0 is of 'w'");
-    check_told(CHECKS, 1, 3, "ranks differ: weight 0 is of 'w'");
+    check_told(FLIP, 0, EVERY, "ranks differ: weight 0 is 'w'");
+    check_told(CHECKS, 0, 3, "ranks differ: weight 0 is 'w'");
+    check_told(CHECKS, 1, 3, "ranks differ: weight 0 is 'w'");
     check_told(CHECKS_ON_0, 0, 3,
                "ranks differ: rank 0 calls mixp_ranks_check, rank 1 calls mixp_ranks_from(ctx, 0)");
 }
@@ -315,7 +315,7 @@ static void saves(void) {
     out = two(&r);
     CHECK_INT(out[0].code, MIXP_ERR_RANKS);
     CHECK_INT(out[1].code, MIXP_ERR_RANKS);
-    CHECK_TEXT(out[0].text, "ranks differ: weight 0 is of 'w'");
+    CHECK_TEXT(out[0].text, "ranks differ: weight 0 is 'w'");
     CHECK((f = fopen(path, "rb")) == NULL);
     if (f) fclose(f);
 }

@@ -258,7 +258,7 @@ static int run_refused(way how, long from, long most) {
         TEST_SHOW("request %ld, %s: nobody was told", from, requests.what);
     }
     if (hit && ranks[1].error != MIXP_OK && ranks[1].error != MIXP_ERR_RANKS &&
-        !strstr(ranks[1].text, "rank 0 could not")) {       /* write the file */
+        !strstr(ranks[1].text, "rank 0 failed")) {       /* write the file */
         CHECK(hit == 0);
         TEST_SHOW("request %ld, %s: the other rank says %s", from, requests.what, ranks[1].text);
     }

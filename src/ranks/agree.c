@@ -29,7 +29,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
     k.in_parts = in_parts;
     r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
-        r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
+        r = mixpi_ranks_run(o->ctx, "the sum of the ranks' results", ranks->sum,
                             mixpi_out_to(o->table, MIXP_F64, 0), n);
     k.reads = 1;
     return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
@@ -145,9 +145,9 @@ static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agre
     if (d && d->n_buckets && !d->far) r = mixp_ranks_check(o->ctx);
     if (r != MIXP_OK) return r;
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: rank %d has other weights than rank 0: were they "
-                             "written on one rank alone? mixp_ranks_from(ctx, 0) takes over "
-                             "rank 0's; the step was skipped",
+                             "ranks differ: rank %d has other weights than rank 0; the step was "
+                             "skipped: write weights on every rank, or call "
+                             "mixp_ranks_from(ctx, 0) to copy rank 0's",
                              other);
 }
 
@@ -167,26 +167,27 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     if (r != MIXP_OK || !a->differs) return r;
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "rank %d took another kind of step than rank 0, or "
-                                 "none; the step was skipped: do the hooks carry f64?",
+                                 "rank %d took another kind of step than rank 0, or none; the step "
+                                 "was skipped: call the same functions on every rank, and check "
+                                 "that the hooks can sum f64",
                                  other);
     if (a->word == MIXP_AGREE_GUARD)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: the guard is on, or set, otherwise on rank %d than "
-                                 "on rank 0; start it with the same settings before the same step; "
+                                 "ranks differ: the guard of rank %d differs from the guard of "
+                                 "rank 0; start it with the same settings before the same step; "
                                  "the step was skipped",
                                  other);
     if (a->word == MIXP_AGREE_GRADED)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                                  "ranks differ: other parameters have gradients on rank %d than on "
-                                 "rank 0; all ranks must walk back the same ones; the step was "
-                                 "skipped",
+                                 "rank 0; all ranks must use the same parameters in each step; the "
+                                 "step was skipped",
                                  other);
     if (a->word == MIXP_AGREE_SETTINGS)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: the settings of an optimizer (its kind, groups, "
-                                 "schedule, states, spikes, the norm it is clipped to) are others "
-                                 "on rank %d than on rank 0; the step was skipped",
+                                 "ranks differ: an optimizer's settings (kind, groups, schedule, "
+                                 "states, spikes, max_norm) differ between rank %d and rank 0; use "
+                                 "the same settings on all ranks; the step was skipped",
                                  other);
     if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
@@ -201,8 +202,8 @@ static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
                                      int in_parts) {
     if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
     return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                             "ranks: the device %s has no kernel `agree`; its table "
-                             "is older than this header",
+                             "ranks: the device %s has no kernel `agree`; update the device's "
+                             "source to this header's version",
                              o->ctx->device->name);
 }
 
@@ -343,7 +344,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     for (base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
-            r = mixpi_ranks_run(o->ctx, "the gathering of weights", k->all_gather,
+            r = mixpi_ranks_run(o->ctx, "the gather of weights", k->all_gather,
                                 mixpi_out_to(o->slices, MIXP_I32, 0),
                                 (int64_t)(length / 4));
         for (rank = 0; rank < k->size && r == MIXP_OK; rank++)

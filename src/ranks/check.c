@@ -88,7 +88,7 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
         r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
         if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, part, data + at, n);
         if (r == MIXP_OK)
-            r = mixpi_ranks_run(ctx, "the sending of weights", ctx->ranks.sum,
+            r = mixpi_ranks_run(ctx, "the broadcast of weights", ctx->ranks.sum,
                                 mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
         if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, data + at, part, n);
     }
@@ -101,7 +101,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_ranks_from: there is no rank %d of %d", rank,
+                                 "mixp_ranks_from: rank %d is not in [0, %d)", rank,
                                  ctx->ranks.size);
     if (ctx->ranks.size < 2) return MIXP_OK;
     r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);

@@ -481,8 +481,7 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
         there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
     }
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s %.0f is of %.127s on rank 0 and of "
-                             "%.127s on rank %d",
+                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d",
                              what, (double)at, here, there, other);
 }
 
@@ -967,8 +966,8 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     if (ctx && loss && !mixpi_is_live(loss))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the loss is of an earlier step, and "
-                                 "mixp_step_begin has recycled it: walk back in the step that "
-                                 "made it");
+                                 "mixp_step_begin has recycled it: call mixp_backward in the step "
+                                 "that made the loss");
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
         return mixp_context_fail(
             ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
@@ -979,15 +978,15 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     if (!loss->own.from_tape && loss->own.cut)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: nothing was recorded for this loss: it comes from "
-                                 "%s, which has no backward, so that no gradient passes it",
+                                 "%s, which has no backward",
                                  loss->own.cut);
     if (!loss->own.from_tape)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: nothing was recorded for this loss: it was made "
-                                 "under MIXP_NO_GRAD, or needs no gradient");
+                                 "under MIXP_NO_GRAD, or depends on no parameter");
     if (loss->own.walked)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: walked already; run forward again");
+                                 "mixp_backward: already called on this loss; run forward again");
     return MIXP_OK;
 }
 

@@ -29,9 +29,9 @@ static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
 /* Returns what is wrong with a description of scattered sums; NULL if nothing is. */
 static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
     if (k->scatter_ready && !k->grad_wait)
-        return "ranks: scatter_ready needs grad_wait, which ends what it began";
+        return "ranks: scatter_ready needs grad_wait, which waits for its sums";
     if (!k->scatter) return NULL;
-    if (!k->shard) return "ranks: scatter needs shard: who updates all needs all sums";
+    if (!k->shard) return "ranks: scatter needs shard: without shard, each rank needs all sums";
     if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
     return NULL;
 }
@@ -39,21 +39,21 @@ static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
 /* Returns what is wrong with a description; NULL if nothing is. */
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
-    if (k->size < 1) return "ranks: size is below 1; it counts this process too";
+    if (k->size < 1) return "ranks: size is below 1; it includes this process";
     if (k->rank < 0 || k->rank >= k->size)
-        return "ranks: rank must lie in [0, size): has the world shrunk?";
-    if (k->size > 1 && !k->sum) return "ranks: sum is missing, without which none can agree";
+        return "ranks: rank must lie in [0, size); check the number of processes";
+    if (k->size > 1 && !k->sum) return "ranks: sum is missing; more than one rank needs it";
     if (!k->grad_ready != !k->grad_wait)
         return "ranks: grad_ready and grad_wait: give both or neither";
     if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
         return "ranks: seconds must be finite and at least 0";
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
     if (k->parts < 0) return "ranks: parts is negative";
-    if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
+    if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is not a mixp_ranks_mean";
     if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
         return "ranks: wire must be MIXP_F32 or MIXP_BF16";
     if (k->shard && k->size > 1 && !k->all_gather)
-        return "ranks: shard needs all_gather, by which weights go to the other ranks";
+        return "ranks: shard needs all_gather, which sends weights to the other ranks";
     return mixpi_scatter_wrong(k);
 }
 
@@ -95,8 +95,8 @@ static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
     mixp_result r = mixpi_tensor_live(t, who);
     if (r != MIXP_OK || !t->own.spent) return r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                             "%s: the tensor is no longer there: it was disposable, and what "
-                             "read it last has given it back",
+                             "%s: the tensor is no longer there: it was disposable, and its last "
+                             "reader has freed it",
                              who);
 }
 
@@ -105,9 +105,8 @@ static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
     mixp_result r = mixpi_tensor_there(t, who);
     if (r != MIXP_OK || !t->own.in_pieces) return r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                             "%s: the gradient of '%s' is scattered over the "
-                             "ranks, and this one lacks a part of it: set `scatter` of "
-                             "mixp_ranks_desc to 0 to look at it",
+                             "%s: the gradient of '%s' is scattered over the ranks, and this rank "
+                             "lacks a part: to read it, set `scatter` of mixp_ranks_desc to 0",
                              who, t->name);
 }
 

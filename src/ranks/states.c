@@ -215,7 +215,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     mixpi_host_put(what->ctx, table);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
     if (of_0 == MIXP_OK) return MIXP_OK;
-    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 could not: %s",
+    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",
                              mixp_result_text(of_0));
 }
 
