@@ -245,7 +245,7 @@ extern "C" {
     X(MIXP_ERR_IO,       "file could not be read or written")                             \
     X(MIXP_ERR_FORMAT,   "file is malformed")                                             \
     X(MIXP_ERR_DEVICE,   "device failed")                                                 \
-    X(MIXP_ERR_RANKS,    "ranks differ, or one cannot be reached")
+    X(MIXP_ERR_RANKS,    "ranks differ, or a rank cannot be reached")
 
 #define MIXPI_RESULT_NAME(name, text) name,
 typedef enum mixp_result { MIXP_RESULTS(MIXPI_RESULT_NAME) MIXP_RESULT_COUNT } mixp_result;
@@ -13082,8 +13082,8 @@ static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
     *text = '\0';
     if (ctx->calls_made > 64)
         snprintf(text, 160,
-                 "; %.0f operators were applied since mixp_step_begin, which gives their memory "
-                 "back: call it first in each step, of an evaluation as well",
+                 "; %.0f operators were applied since mixp_step_begin, which frees their memory: "
+                 "call it first in every step, also in evaluation",
                  (double)ctx->calls_made);
     return text;
 }
@@ -13093,14 +13093,14 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     char piled[160];
     if (b)
         return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                                 "out of memory: %.0f bytes could not be had of a block of %.0f; "
-                                 "after a run with large memory_bytes, "
-                                 "mixp_context_memory(ctx).block says how many it takes%s",
+                                 "out of memory: %.0f bytes do not fit in the block of %.0f bytes; "
+                                 "to find the size, run with large memory_bytes and read "
+                                 "mixp_context_memory(ctx).block%s",
                                  (double)bytes, (double)(b->before + b->size),
                                  mixpi_piled_up(ctx, piled));
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                             "out of memory: %.0f bytes could not be had (%.0f in "
-                             "use); use a smaller batch or model%s",
+                             "out of memory: %.0f bytes could not be allocated (%.0f in use); use "
+                             "a smaller batch or model%s",
                              (double)bytes, (double)ctx->permanent, mixpi_piled_up(ctx, piled));
 }
 
@@ -13132,8 +13132,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     if (!p->data) {
         mixpi_host_put(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                          "%.0f bytes of device memory could not be had (%.0f in "
-                          "use): %s%s",
+                          "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s",
                           (double)bytes, (double)ctx->permanent,
                           mixpi_why(ctx, MIXP_ERR_MEMORY), mixpi_piled_up(ctx, piled));
         return NULL;
@@ -13351,7 +13350,7 @@ static void *mixpi_context_scratch(void *user, size_t bytes) {
 /* --- threads ----------------------------------------------------------------------------- */
 
 #if defined(MIXPREC_THREADS) && !defined(__GNUC__)
-#  error "MIXPREC_THREADS needs gcc or clang, and POSIX threads: leave it out"
+#  error "MIXPREC_THREADS needs gcc or clang, and POSIX threads: do not define it"
 #endif
 /* OpenMP sets the number of threads. The threads are mixprec's own if POSIX threads exist: a loop
  * of OpenMP ends with a barrier, where a thread without a core delays all other threads, so that
@@ -13672,9 +13671,9 @@ static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
 /* Returns what is wrong with a description of scattered sums; NULL if nothing is. */
 static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
     if (k->scatter_ready && !k->grad_wait)
-        return "ranks: scatter_ready needs grad_wait, which ends what it began";
+        return "ranks: scatter_ready needs grad_wait, which waits for its sums";
     if (!k->scatter) return NULL;
-    if (!k->shard) return "ranks: scatter needs shard: who updates all needs all sums";
+    if (!k->shard) return "ranks: scatter needs shard: without shard, each rank needs all sums";
     if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
     return NULL;
 }
@@ -13682,21 +13681,21 @@ static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
 /* Returns what is wrong with a description; NULL if nothing is. */
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
-    if (k->size < 1) return "ranks: size is below 1; it counts this process too";
+    if (k->size < 1) return "ranks: size is below 1; it includes this process";
     if (k->rank < 0 || k->rank >= k->size)
-        return "ranks: rank must lie in [0, size): has the world shrunk?";
-    if (k->size > 1 && !k->sum) return "ranks: sum is missing, without which none can agree";
+        return "ranks: rank must lie in [0, size); check the number of processes";
+    if (k->size > 1 && !k->sum) return "ranks: sum is missing; more than one rank needs it";
     if (!k->grad_ready != !k->grad_wait)
         return "ranks: grad_ready and grad_wait: give both or neither";
     if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
         return "ranks: seconds must be finite and at least 0";
     if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
     if (k->parts < 0) return "ranks: parts is negative";
-    if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is none of mixp_ranks_mean";
+    if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is not a mixp_ranks_mean";
     if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
         return "ranks: wire must be MIXP_F32 or MIXP_BF16";
     if (k->shard && k->size > 1 && !k->all_gather)
-        return "ranks: shard needs all_gather, by which weights go to the other ranks";
+        return "ranks: shard needs all_gather, which sends weights to the other ranks";
     return mixpi_scatter_wrong(k);
 }
 
@@ -13738,8 +13737,8 @@ static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
     mixp_result r = mixpi_tensor_live(t, who);
     if (r != MIXP_OK || !t->own.spent) return r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                             "%s: the tensor is no longer there: it was disposable, and what "
-                             "read it last has given it back",
+                             "%s: the tensor is no longer there: it was disposable, and its last "
+                             "reader has freed it",
                              who);
 }
 
@@ -13748,9 +13747,8 @@ static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
     mixp_result r = mixpi_tensor_there(t, who);
     if (r != MIXP_OK || !t->own.in_pieces) return r;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                             "%s: the gradient of '%s' is scattered over the "
-                             "ranks, and this one lacks a part of it: set `scatter` of "
-                             "mixp_ranks_desc to 0 to look at it",
+                             "%s: the gradient of '%s' is scattered over the ranks, and this rank "
+                             "lacks a part: to read it, set `scatter` of mixp_ranks_desc to 0",
                              who, t->name);
 }
 
@@ -13832,7 +13830,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU))
-        return "epilogues has a flag that is none of MIXP_EPILOGUES_";
+        return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -13861,7 +13859,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     mixp_result r;
     if (!ctx) {
         *wrong = d->memory ? "memory_bytes is too small"
-                           : "out of memory: the allocator gave none for the context itself";
+                           : "out of memory: the allocator returned NULL for the context";
         return NULL;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -13880,14 +13878,14 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
-    *wrong = r == MIXP_ERR_ARGUMENT ? "the stream is none of this device's"
+    *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
            : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
            : r == MIXP_ERR_FORMAT
-               ? "gemm_choices is cut, or no text of mixp_context_gemm_choices"
+               ? "gemm_choices is truncated, or is not a text of mixp_context_gemm_choices"
            : r == MIXP_ERR_SHAPE
-               ? "gemm_choices is of another GPU, or of another version of its libraries: leave it "
-                 "out, and save it again after a step"
-           : "the device cannot be used; is another program holding it?";
+               ? "gemm_choices is of another GPU, or of another version of its libraries: omit "
+                 "gemm_choices, and save it again after a step"
+           : "the device cannot be used; check whether another program holds it";
     return NULL;
 }
 
@@ -13959,12 +13957,12 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
-                                 "mixp_capture_begin: %s has no graphs; run the step "
-                                 "each time",
+                                 "mixp_capture_begin: the device %s has no graphs; run each step "
+                                 "without capturing",
                                  ctx->device->name);
     if (ctx->capturing)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_capture_begin: a step is being captured already; call "
+                                 "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
     ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
@@ -14188,7 +14186,7 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
     int i;
     if (!size)
         return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                                 "%s: %d is no dtype; see mixp_dtype", who, (int)dtype);
+                                 "%s: %d is not a mixp_dtype", who, (int)dtype);
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                                  "%s: rank %d with shape %s; the rank must be 0 to %d",
@@ -14290,8 +14288,8 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
     if (runs < 3) return MIXP_OK;
     return mixp_context_fail(
         ctx, MIXP_ERR_ORDER,
-        "%s '%s': the fourth training step in a row that makes one: parameters and views last as "
-        "long as the context; make them once, before the loop; a batch is mixp_input's",
+        "%s '%s': four training steps in a row have created one; parameters and views live as long "
+        "as the context: create them once, before the loop, and create batches with mixp_input",
         who, name ? name : "");
 }
 
@@ -14351,7 +14349,7 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
     int found = 0;
     if (!ctx || !pattern || !init)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_init_all: give a context, a pattern and a function");
+                                 "mixp_init_all: the context, the pattern or the function is NULL");
     while (r == MIXP_OK && (t = mixpi_param_next(ctx, pattern, &i)) != NULL) {
         r = init(t, value);
         found = 1;
@@ -14367,14 +14365,14 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
     mixp_tensor *t;
     if (!mixpi_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                          "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
+                          "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s",
                           name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
     if (mixp_context_find(ctx, name)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_param '%s': there is one of this name; make "
-                          "parameters once, before the loop, each with a name of its own",
+                          "mixp_param '%s': this name is taken; create each parameter once, before "
+                          "the loop, with its own name",
                           name);
         return NULL;
     }
@@ -14390,7 +14388,7 @@ static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype,
     if (!data) return "data is NULL; pass your memory";
     if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
     if (ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
-        return "data is no memory of the device; allocate it there (cudaMalloc)";
+        return "data is not device memory; allocate it on the device (cudaMalloc)";
     return NULL;
 }
 
@@ -14436,14 +14434,14 @@ MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, in
 
 /* Returns what is wrong with a product, or NULL. */
 static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
-    if (!k) return "its arguments are NULL";
+    if (!k) return "the arguments are NULL";
     if (k->m < 0 || k->n < 0 || k->k < 0 || k->batch < 0) return "a size is negative";
-    if (k->batch == 0) return "batch is 0: nothing would be done; 1 for one product";
-    if (k->alpha == 0.0f) return "alpha is 0: nothing would be multiplied; 1 for a b alone";
+    if (k->batch == 0) return "batch is 0; set it to 1 for one product";
+    if (k->alpha == 0.0f) return "alpha is 0; set it to 1 for the plain product";
     if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
     if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
         return "a, b or c has no data";
-    if (k->c.data == k->a.data || k->c.data == k->b.data) return "c is a or b";
+    if (k->c.data == k->a.data || k->c.data == k->b.data) return "c's memory is a's or b's";
     return NULL;
 }
 
@@ -14478,8 +14476,8 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
             t->name, mixp_dtype_name(t->dtype));
     if (!on && !t->requires_grad && t->own.from_tape)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_requires_grad: what operators have made keeps "
-                                 "its gradient; mixp_detach gives the same values without one");
+                                 "mixp_tensor_set_requires_grad: the result of an operator keeps "
+                                 "its gradient; to cut the gradient, use mixp_detach");
     t->requires_grad = on != 0;
     return MIXP_OK;
 }
@@ -14489,8 +14487,8 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
     if (r != MIXP_OK) return r;
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_disposable '%s': only an activation can be; "
-                                 "this lives as long as its context",
+                                 "mixp_tensor_set_disposable '%s': only an activation can be "
+                                 "disposable; this tensor lives as long as its context",
                                  t->name);
     t->own.disposable = on != 0;
     return MIXP_OK;
@@ -14512,12 +14510,12 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
                                  "%s '%s': the host memory is NULL", who, t->name);
     if (!mixp_dtype_size(dtype))
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
-                                 "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
+                                 "%s '%s': %d is not a mixp_dtype", who, t->name,
                                  (int)dtype);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                             "%s '%s': count is %.0f, but the tensor %s has %.0f "
-                             "elements; all of them are copied",
+                             "%s '%s': count is %.0f, but the tensor %s has %.0f elements; count "
+                             "must be equal",
                              who, t->name, (double)count, shape, (double)t->count);
 }
 
@@ -14559,16 +14557,16 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
     mixp_result r = mixpi_tensor_there(to, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (!from)
-        return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: from is NULL");
+        return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
     r = mixpi_tensor_whole(from, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (to->ctx != from->ctx)
         return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_copy: from belongs to another context, perhaps device; copy "
-                                 "it with mixp_read and mixp_write");
+                                 "mixp_copy: `from` belongs to another context; copy it with "
+                                 "mixp_read and mixp_write");
     if (to->count == from->count) return MIXP_OK;
     return mixp_context_fail(to->ctx, MIXP_ERR_SHAPE,
-                             "mixp_copy: '%.60s' has %.0f elements, and '%.60s' has %.0f", to->name,
+                             "mixp_copy: '%.60s' has %.0f elements, but '%.60s' has %.0f", to->name,
                              (double)to->count, from->name, (double)from->count);
 }
 
@@ -14585,8 +14583,8 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     if (mixpi_tensor_there(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                          "mixp_item '%s': %s has %.0f elements, not one; take its mean or sum, "
-                          "or mixp_read",
+                          "mixp_item '%s': %s has %.0f elements, not one; take the mean or sum, or "
+                          "use mixp_read",
                           t->own.generation ? "" : t->name,
                           mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
                           (double)t->count);
@@ -16954,8 +16952,7 @@ static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, con
         there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
     }
     return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s %.0f is of %.127s on rank 0 and of "
-                             "%.127s on rank %d",
+                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d",
                              what, (double)at, here, there, other);
 }
 
@@ -17440,8 +17437,8 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     if (ctx && loss && !mixpi_is_live(loss))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the loss is of an earlier step, and "
-                                 "mixp_step_begin has recycled it: walk back in the step that "
-                                 "made it");
+                                 "mixp_step_begin has recycled it: call mixp_backward in the step "
+                                 "that made the loss");
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
         return mixp_context_fail(
             ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
@@ -17452,15 +17449,15 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     if (!loss->own.from_tape && loss->own.cut)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: nothing was recorded for this loss: it comes from "
-                                 "%s, which has no backward, so that no gradient passes it",
+                                 "%s, which has no backward",
                                  loss->own.cut);
     if (!loss->own.from_tape)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: nothing was recorded for this loss: it was made "
-                                 "under MIXP_NO_GRAD, or needs no gradient");
+                                 "under MIXP_NO_GRAD, or depends on no parameter");
     if (loss->own.walked)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: walked already; run forward again");
+                                 "mixp_backward: already called on this loss; run forward again");
     return MIXP_OK;
 }
 
@@ -20577,7 +20574,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
     mixp_scaler_rule r, *to = &r;
     const char *wrong;
     if ((unsigned)from->rule >= MIXP_RULE_COUNT)
-        return "rule is none of mixp_scaler_preset";
+        return "rule is not a mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
     r.predicts = from->rule == MIXP_RULE_PREDICTIVE;
@@ -20707,8 +20704,8 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
     if (!mixpi_scale_is_usable(new_scale))
         return mixp_context_fail(
             scaler->ctx, MIXP_ERR_ARGUMENT,
-            "mixp_scaler_update_to: %g; a scale must "
-            "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
+            "mixp_scaler_update_to: the scale is %g; it must lie in [2^-126, 2^126], where its "
+            "reciprocal is a normal number too",
             (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
@@ -20724,7 +20721,7 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
     d = scaler->desc;
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(rule) MIXPI_TAKE(max_floor_skips)
     d.init_scale = 0.0f;        /* used up: it must not conflict with new limits */
-    if (from->init_scale != 0.0f) wrong = "init_scale is past; use mixp_scaler_update_to";
+    if (from->init_scale != 0.0f) wrong = "init_scale has no effect now; use mixp_scaler_update_to";
     if (from->disabled) wrong = "disabled is for mixp_scaler_new only";
     return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
@@ -20769,7 +20766,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     if (!(in->growth_factor > 1.0) || !(in->backoff_factor > 0.0) || in->growth_interval < 1)
         wrong = "a factor or the interval is out of range";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
-    if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
+    if (in->scale == 0.0f) wrong = "the state was saved by a disabled scaler";
     r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
     if (r != MIXP_OK) return r;
@@ -20800,8 +20797,8 @@ static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
 
 static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_backward: the scaler of this loss was freed since; run forward "
-                             "again, with another");
+                             "mixp_backward: the scaler of this loss was freed; run forward again "
+                             "with another scaler");
 }
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
@@ -20922,9 +20919,9 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     if (!a->scaler) return mixpi_scaler_gone(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                                 "the result of mixp_scaler_cross_entropy is for mixp_backward "
-                                 "alone: give a factor as share, or take mixp_cross_entropy and "
-                                 "mixp_scaler_scale");
+                                 "the result of mixp_scaler_cross_entropy can only be passed to "
+                                 "mixp_backward: pass a factor as share, or use mixp_cross_entropy "
+                                 "and mixp_scaler_scale");
     a->walked = 1;
     mixpi_scale_mark(a->scaler, a->at, &c->out->grad->own.mark);
     g = mixpi_grad_record(c->in[0]);
@@ -22951,7 +22948,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
     k.in_parts = in_parts;
     r = MIXPI_STEP_RUN(o, agree, &k);
     if (r == MIXP_OK)
-        r = mixpi_ranks_run(o->ctx, "the sum of what ranks found", ranks->sum,
+        r = mixpi_ranks_run(o->ctx, "the sum of the ranks' results", ranks->sum,
                             mixpi_out_to(o->table, MIXP_F64, 0), n);
     k.reads = 1;
     return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
@@ -23067,9 +23064,9 @@ static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agre
     if (d && d->n_buckets && !d->far) r = mixp_ranks_check(o->ctx);
     if (r != MIXP_OK) return r;
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: rank %d has other weights than rank 0: were they "
-                             "written on one rank alone? mixp_ranks_from(ctx, 0) takes over "
-                             "rank 0's; the step was skipped",
+                             "ranks differ: rank %d has other weights than rank 0; the step was "
+                             "skipped: write weights on every rank, or call "
+                             "mixp_ranks_from(ctx, 0) to copy rank 0's",
                              other);
 }
 
@@ -23089,26 +23086,27 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     if (r != MIXP_OK || !a->differs) return r;
     if (a->word == MIXP_AGREE_HERE)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "rank %d took another kind of step than rank 0, or "
-                                 "none; the step was skipped: do the hooks carry f64?",
+                                 "rank %d took another kind of step than rank 0, or none; the step "
+                                 "was skipped: call the same functions on every rank, and check "
+                                 "that the hooks can sum f64",
                                  other);
     if (a->word == MIXP_AGREE_GUARD)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: the guard is on, or set, otherwise on rank %d than "
-                                 "on rank 0; start it with the same settings before the same step; "
+                                 "ranks differ: the guard of rank %d differs from the guard of "
+                                 "rank 0; start it with the same settings before the same step; "
                                  "the step was skipped",
                                  other);
     if (a->word == MIXP_AGREE_GRADED)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                                  "ranks differ: other parameters have gradients on rank %d than on "
-                                 "rank 0; all ranks must walk back the same ones; the step was "
-                                 "skipped",
+                                 "rank 0; all ranks must use the same parameters in each step; the "
+                                 "step was skipped",
                                  other);
     if (a->word == MIXP_AGREE_SETTINGS)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: the settings of an optimizer (its kind, groups, "
-                                 "schedule, states, spikes, the norm it is clipped to) are others "
-                                 "on rank %d than on rank 0; the step was skipped",
+                                 "ranks differ: an optimizer's settings (kind, groups, schedule, "
+                                 "states, spikes, max_norm) differ between rank %d and rank 0; use "
+                                 "the same settings on all ranks; the step was skipped",
                                  other);
     if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
@@ -23123,8 +23121,8 @@ static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
                                      int in_parts) {
     if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
     return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                             "ranks: the device %s has no kernel `agree`; its table "
-                             "is older than this header",
+                             "ranks: the device %s has no kernel `agree`; update the device's "
+                             "source to this header's version",
                              o->ctx->device->name);
 }
 
@@ -23265,7 +23263,7 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     for (base = 0; base < total && r == MIXP_OK; base += length) {
         r = mixpi_slice_copy(o, k->rank, base, length, 1);
         if (r == MIXP_OK)
-            r = mixpi_ranks_run(o->ctx, "the gathering of weights", k->all_gather,
+            r = mixpi_ranks_run(o->ctx, "the gather of weights", k->all_gather,
                                 mixpi_out_to(o->slices, MIXP_I32, 0),
                                 (int64_t)(length / 4));
         for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
@@ -23382,7 +23380,7 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
         r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
         if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, part, data + at, n);
         if (r == MIXP_OK)
-            r = mixpi_ranks_run(ctx, "the sending of weights", ctx->ranks.sum,
+            r = mixpi_ranks_run(ctx, "the broadcast of weights", ctx->ranks.sum,
                                 mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
         if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, data + at, part, n);
     }
@@ -23395,7 +23393,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_ranks_from: there is no rank %d of %d", rank,
+                                 "mixp_ranks_from: rank %d is not in [0, %d)", rank,
                                  ctx->ranks.size);
     if (ctx->ranks.size < 2) return MIXP_OK;
     r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
@@ -27603,7 +27601,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     mixpi_host_put(what->ctx, table);
     if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
     if (of_0 == MIXP_OK) return MIXP_OK;
-    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 could not: %s",
+    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",
                              mixp_result_text(of_0));
 }
 

@@ -18,7 +18,7 @@
     X(MIXP_ERR_IO,       "file could not be read or written")                             \
     X(MIXP_ERR_FORMAT,   "file is malformed")                                             \
     X(MIXP_ERR_DEVICE,   "device failed")                                                 \
-    X(MIXP_ERR_RANKS,    "ranks differ, or one cannot be reached")
+    X(MIXP_ERR_RANKS,    "ranks differ, or a rank cannot be reached")
 
 #define MIXPI_RESULT_NAME(name, text) name,
 typedef enum mixp_result { MIXP_RESULTS(MIXPI_RESULT_NAME) MIXP_RESULT_COUNT } mixp_result;

@@ -121,7 +121,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
     mixp_scaler_rule r, *to = &r;
     const char *wrong;
     if ((unsigned)from->rule >= MIXP_RULE_COUNT)
-        return "rule is none of mixp_scaler_preset";
+        return "rule is not a mixp_scaler_preset";
     if (!mixpi_desc_is_finite(from)) return "a field is Inf or NaN";
     r = mixpi_rules[from->rule];
     r.predicts = from->rule == MIXP_RULE_PREDICTIVE;
@@ -251,8 +251,8 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
     if (!mixpi_scale_is_usable(new_scale))
         return mixp_context_fail(
             scaler->ctx, MIXP_ERR_ARGUMENT,
-            "mixp_scaler_update_to: %g; a scale must "
-            "lie in [2^-126, 2^126], where its reciprocal is a normal number too",
+            "mixp_scaler_update_to: the scale is %g; it must lie in [2^-126, 2^126], where its "
+            "reciprocal is a normal number too",
             (double)new_scale);
     r = mixpi_scaler_get(scaler, &state);
     if (r != MIXP_OK) return r;
@@ -268,7 +268,7 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
     d = scaler->desc;
     MIXPI_CHANGES(MIXPI_TAKE) MIXPI_TAKE(rule) MIXPI_TAKE(max_floor_skips)
     d.init_scale = 0.0f;        /* used up: it must not conflict with new limits */
-    if (from->init_scale != 0.0f) wrong = "init_scale is past; use mixp_scaler_update_to";
+    if (from->init_scale != 0.0f) wrong = "init_scale has no effect now; use mixp_scaler_update_to";
     if (from->disabled) wrong = "disabled is for mixp_scaler_new only";
     return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
@@ -313,7 +313,7 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
     if (!(in->growth_factor > 1.0) || !(in->backoff_factor > 0.0) || in->growth_interval < 1)
         wrong = "a factor or the interval is out of range";
     if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
-    if (in->scale == 0.0f) wrong = "it was saved by a disabled scaler";
+    if (in->scale == 0.0f) wrong = "the state was saved by a disabled scaler";
     r = mixpi_scaler_get(scaler, &state);
     if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
     if (r != MIXP_OK) return r;
@@ -344,8 +344,8 @@ static void mixpi_scale_mark(mixp_scaler *s, uint64_t at, mixpi_mark *m) {
 
 static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_backward: the scaler of this loss was freed since; run forward "
-                             "again, with another");
+                             "mixp_backward: the scaler of this loss was freed; run forward again "
+                             "with another scaler");
 }
 
 static mixp_result mixpi_scale_both(mixp_call *c) {
@@ -466,9 +466,9 @@ static mixp_result mixpi_scaled_entropy_backward(mixp_call *c) {
     if (!a->scaler) return mixpi_scaler_gone(c->ctx);
     if (apart)
         return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                                 "the result of mixp_scaler_cross_entropy is for mixp_backward "
-                                 "alone: give a factor as share, or take mixp_cross_entropy and "
-                                 "mixp_scaler_scale");
+                                 "the result of mixp_scaler_cross_entropy can only be passed to "
+                                 "mixp_backward: pass a factor as share, or use mixp_cross_entropy "
+                                 "and mixp_scaler_scale");
     a->walked = 1;
     mixpi_scale_mark(a->scaler, a->at, &c->out->grad->own.mark);
     g = mixpi_grad_record(c->in[0]);

@@ -164,11 +164,11 @@ static mixp_result odd_wait(const mixp_exec *x) { (void)x; return attach_gives; 
 
 static void devices_that_do_not_begin(void) {
     static const struct { mixp_result gives; const char *part; } rows[] = {
-        { MIXP_ERR_ARGUMENT, "the stream is none of this device's" },
+        { MIXP_ERR_ARGUMENT, "the stream does not belong to this device" },
         { MIXP_ERR_MEMORY, "too little memory left for a context" },
-        { MIXP_ERR_FORMAT, "no text of mixp_context_gemm_choices" },
+        { MIXP_ERR_FORMAT, "is not a text of mixp_context_gemm_choices" },
         { MIXP_ERR_SHAPE, "of another GPU, or of another version" },
-        { MIXP_ERR_DEVICE, "is another program holding it?" } };
+        { MIXP_ERR_DEVICE, "check whether another program holds it" } };
     mixp_device device = *mixp_cpu();
     mixp_context_desc d;
     const char *why;
@@ -209,8 +209,8 @@ static void what_a_device_says(void) {
     ctx = mixp_context_new(&d);
     CHECK(mixp_view(ctx, "v", MIXP_F32, 1, four, memory) != NULL);
     memory_refused = 1;
-    NOT_MADE(ctx, mixp_view(ctx, NULL, MIXP_F32, 1, four, memory), MIXP_ERR_ARGUMENT, "no memory of the device");
-    NOT_MADE(ctx, mixp_input_view(ctx, MIXP_F32, 1, four, memory), MIXP_ERR_ARGUMENT, "no memory of the device");
+    NOT_MADE(ctx, mixp_view(ctx, NULL, MIXP_F32, 1, four, memory), MIXP_ERR_ARGUMENT, "is not device memory");
+    NOT_MADE(ctx, mixp_input_view(ctx, MIXP_F32, 1, four, memory), MIXP_ERR_ARGUMENT, "is not device memory");
     memory_refused = 0;
     CHECK_INT((int64_t)mixp_context_gemm_choices(ctx, text, sizeof text), 15);
     CHECK_TEXT(text, "A");
@@ -238,7 +238,7 @@ static void views_and_inputs(void) {
     NOT_MADE(ctx, mixp_input(ctx, MIXP_F32, 1, four, NULL), MIXP_ERR_ARGUMENT, "host_data is NULL");
     NOT_MADE(ctx, mixp_input(ctx, (mixp_dtype)99, 1, four, memory), MIXP_ERR_DTYPE, "");
     NOT_MADE(ctx, mixp_view(ctx, "v", (mixp_dtype)99, 1, four, memory), MIXP_ERR_DTYPE, "");
-    NOT_MADE(ctx, mixp_param(ctx, NULL, MIXP_I32, 1, four), MIXP_ERR_DTYPE, "mixp_param '': a parameter is f32");
+    NOT_MADE(ctx, mixp_param(ctx, NULL, MIXP_I32, 1, four), MIXP_ERR_DTYPE, "mixp_param '': a parameter must be f32");
     CHECK(mixp_item(NULL) != mixp_item(NULL));
     mixp_context_free(ctx);
 }
@@ -269,22 +269,22 @@ static void products(void) {
     PRODUCT(k.n = -1, MIXP_ERR_ARGUMENT, "a size is negative");
     PRODUCT(k.k = -1, MIXP_ERR_ARGUMENT, "a size is negative");
     PRODUCT(k.batch = -1, MIXP_ERR_ARGUMENT, "a size is negative");
-    PRODUCT(k.batch = 0, MIXP_ERR_ARGUMENT, "batch is 0: nothing would be done; 1 for one product");
-    PRODUCT(k.alpha = 0, MIXP_ERR_ARGUMENT, "alpha is 0: nothing would be multiplied; 1 for a b alone");
+    PRODUCT(k.batch = 0, MIXP_ERR_ARGUMENT, "batch is 0; set it to 1 for one product");
+    PRODUCT(k.alpha = 0, MIXP_ERR_ARGUMENT, "alpha is 0; set it to 1 for the plain product");
     PRODUCT(k.stride_a = -1, MIXP_ERR_ARGUMENT, "a stride is negative");
     PRODUCT(k.stride_b = -1, MIXP_ERR_ARGUMENT, "a stride is negative");
     PRODUCT(k.stride_c = -1, MIXP_ERR_ARGUMENT, "a stride is negative");
     PRODUCT(k.a.data = NULL, MIXP_ERR_ARGUMENT, "a, b or c has no data");
     PRODUCT(k.b.data = NULL, MIXP_ERR_ARGUMENT, "a, b or c has no data");
     PRODUCT(k.c.data = NULL, MIXP_ERR_ARGUMENT, "a, b or c has no data");
-    PRODUCT(k.a.data = c, MIXP_ERR_ARGUMENT, "c is a or b");
-    PRODUCT(k.b.data = c, MIXP_ERR_ARGUMENT, "c is a or b");
+    PRODUCT(k.a.data = c, MIXP_ERR_ARGUMENT, "c's memory is a's or b's");
+    PRODUCT(k.b.data = c, MIXP_ERR_ARGUMENT, "c's memory is a's or b's");
     PRODUCT(k.lda = 3, MIXP_ERR_SHAPE, "lda 3, ldb 4 or ldc 4 is shorter");
     PRODUCT(k.ldb = 3, MIXP_ERR_SHAPE, "lda 4, ldb 3 or ldc 4 is shorter");
     PRODUCT(k.ldc = 3, MIXP_ERR_SHAPE, "lda 4, ldb 4 or ldc 3 is shorter");
     PRODUCT((k.lda = 3, k.trans_a = 1), MIXP_ERR_SHAPE, ", a transposed");
     PRODUCT((k.ldb = 3, k.trans_b = 1), MIXP_ERR_SHAPE, ", b transposed");
-    REFUSED(ctx, mixp_gemm(ctx, NULL), MIXP_ERR_ARGUMENT, "its arguments are NULL");
+    REFUSED(ctx, mixp_gemm(ctx, NULL), MIXP_ERR_ARGUMENT, "the arguments are NULL");
     k = product(c);
     k.k = 0;                                    /* no products: a and b need not be there */
     k.a.data = k.b.data = NULL;
@@ -436,7 +436,7 @@ static void scaler_descriptions(void) {
 #define DESCRIBED(change, part)                                                                 \
     do { memset(&d, 0, sizeof d); d.rule = MIXP_RULE_PREDICTIVE; change;                        \
          NOT_MADE(ctx, mixp_scaler_new(ctx, &d), MIXP_ERR_ARGUMENT, part); } while (0)
-    DESCRIBED(d.rule = MIXP_RULE_COUNT, "rule is none of");
+    DESCRIBED(d.rule = MIXP_RULE_COUNT, "rule is not a");
     DESCRIBED(d.growth_factor = inf64(), "a field is Inf or NaN");
     DESCRIBED(d.backoff_factor = (double)quiet_nan(), "a field is Inf or NaN");
     DESCRIBED(d.init_scale = quiet_nan(), "a field is Inf or NaN");
@@ -500,7 +500,7 @@ static void scaler_changes(void) {
 #define CHANGED(change, part)                                                                   \
     do { memset(&d, 0, sizeof d); change;                                                       \
          REFUSED(ctx, mixp_scaler_change(scaler, &d), MIXP_ERR_ARGUMENT, part); } while (0)
-    CHANGED(d.init_scale = 2, "init_scale is past");
+    CHANGED(d.init_scale = 2, "init_scale has no effect");
     CHANGED(d.disabled = 1, "disabled is for mixp_scaler_new only");
     CHANGED(d.margin = 31, "margin must lie");
     CHANGED(d.growth_factor = 0.5, "growth_factor must be above 1");

@@ -114,9 +114,9 @@ static void test_how_much_it_needs(void) {
     mixp_context_free(t.ctx);
     t = train(block, need - 64, 3);
     CHECK_INT(mixp_context_error(t.ctx, &why), MIXP_ERR_MEMORY);
-    snprintf(block_of, sizeof block_of, "of a block of %zu; ", need - 64);
+    snprintf(block_of, sizeof block_of, "in the block of %zu bytes; ", need - 64);
     CHECK_TEXT(why, block_of);
-    CHECK_TEXT(why, "mixp_context_memory(ctx).block says how many");
+    CHECK_TEXT(why, "read mixp_context_memory(ctx).block");
     mixp_context_free(t.ctx);
     t = train(block + 1, need + 63, 3);
     CHECK_INT(mixp_context_error(t.ctx, NULL), MIXP_OK);

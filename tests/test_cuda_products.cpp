@@ -498,16 +498,16 @@ static void test_choices_cut(void) {
         text[n] = 0;
         CHECK(refuses(text));
     }
-    refused_as("nothing of the kind\n", "gemm_choices is cut, or no text");
+    refused_as("nothing of the kind\n", "gemm_choices is truncated, or is not a text");
     memcpy(text, choices, bytes + 1);
     *strstr(text, "use ") = 'x';
-    refused_as(text, "gemm_choices is cut");
+    refused_as(text, "gemm_choices is truncated");
     memcpy(text, choices, bytes + 1);
     strstr(text, "use ")[4] = 'g';              /* no digit */
-    refused_as(text, "gemm_choices is cut");
+    refused_as(text, "gemm_choices is truncated");
     memcpy(text, choices, bytes + 1);
     strcat(text, "more\n");
-    refused_as(text, "gemm_choices is cut");
+    refused_as(text, "gemm_choices is truncated");
 }
 
 /* The choices with the first word of their first plan replaced by `word`. */

@@ -158,7 +158,7 @@ static void test_products_that_are_none(void) {
     refused(ctx, mixp_gemm(ctx, &g) != MIXP_OK, MIXP_ERR_ARGUMENT, "no data");
     g = good;
     g.c.data = a;
-    refused(ctx, mixp_gemm(ctx, &g) != MIXP_OK, MIXP_ERR_ARGUMENT, "c is a or b");
+    refused(ctx, mixp_gemm(ctx, &g) != MIXP_OK, MIXP_ERR_ARGUMENT, "c's memory is a's or b's");
     g = good;
     g.lda = 1;
     refused(ctx, mixp_gemm(ctx, &g) != MIXP_OK, MIXP_ERR_SHAPE, "lda 1");

@@ -156,7 +156,8 @@ static void misuse_is_told(void) {
         if (i == 2) CHECK_INT(mixp_backward(h.ctx, loss), MIXP_ERR_ORDER);
         r = mixp_context_error(h.ctx, &why);
         CHECK_INT(r, MIXP_ERR_ORDER);
-        CHECK_TEXT(why, i == 0 ? "alone" : i == 1 ? "no longer there: it was disposable" : "nothing was recorded");
+        CHECK_TEXT(why, i == 0 ? "can only be passed to mixp_backward"
+                      : i == 1 ? "no longer there: it was disposable" : "nothing was recorded");
         mixp_context_free(h.ctx);
     }
 }

@@ -197,7 +197,7 @@ static void test_copies_say_what_does_not_fit(void) {
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_read(w, data, (mixp_dtype)77, 16), MIXP_ERR_DTYPE);
     mixp_context_error(ctx, &text);
-    CHECK_TEXT(text, "mixp_read 'h.0.w': 77 is no dtype");
+    CHECK_TEXT(text, "mixp_read 'h.0.w': 77 is not a mixp_dtype");
     mixp_context_free(ctx);
 }
 

@@ -120,7 +120,7 @@ static void a_fused_loss_is_walked_once(void) {
     CHECK_INT(mixp_backward(m.ctx, loss), MIXP_OK);
     check_gradient(&m, 65536);
     CHECK_INT(mixp_backward(m.ctx, more), MIXP_ERR_ORDER);
-    check_error(&m, MIXP_ERR_ORDER, "is for mixp_backward alone");
+    check_error(&m, MIXP_ERR_ORDER, "can only be passed to mixp_backward");
     mixp_context_free(m.ctx);
 }
 

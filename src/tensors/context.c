@@ -13,7 +13,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (d->threads < 0) return "threads is negative; 0 means as many as there are";
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU))
-        return "epilogues has a flag that is none of MIXP_EPILOGUES_";
+        return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
     return mixpi_ranks_wrong(d->ranks);
 }
 
@@ -42,7 +42,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     mixp_result r;
     if (!ctx) {
         *wrong = d->memory ? "memory_bytes is too small"
-                           : "out of memory: the allocator gave none for the context itself";
+                           : "out of memory: the allocator returned NULL for the context";
         return NULL;
     }
     memset(ctx, 0, sizeof *ctx);
@@ -61,14 +61,14 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
-    *wrong = r == MIXP_ERR_ARGUMENT ? "the stream is none of this device's"
+    *wrong = r == MIXP_ERR_ARGUMENT ? "the stream does not belong to this device"
            : r == MIXP_ERR_MEMORY ? "the device has too little memory left for a context"
            : r == MIXP_ERR_FORMAT
-               ? "gemm_choices is cut, or no text of mixp_context_gemm_choices"
+               ? "gemm_choices is truncated, or is not a text of mixp_context_gemm_choices"
            : r == MIXP_ERR_SHAPE
-               ? "gemm_choices is of another GPU, or of another version of its libraries: leave it "
-                 "out, and save it again after a step"
-           : "the device cannot be used; is another program holding it?";
+               ? "gemm_choices is of another GPU, or of another version of its libraries: omit "
+                 "gemm_choices, and save it again after a step"
+           : "the device cannot be used; check whether another program holds it";
     return NULL;
 }
 
@@ -140,12 +140,12 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
-                                 "mixp_capture_begin: %s has no graphs; run the step "
-                                 "each time",
+                                 "mixp_capture_begin: the device %s has no graphs; run each step "
+                                 "without capturing",
                                  ctx->device->name);
     if (ctx->capturing)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_capture_begin: a step is being captured already; call "
+                                 "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
     ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;

@@ -42,8 +42,8 @@ static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
     *text = '\0';
     if (ctx->calls_made > 64)
         snprintf(text, 160,
-                 "; %.0f operators were applied since mixp_step_begin, which gives their memory "
-                 "back: call it first in each step, of an evaluation as well",
+                 "; %.0f operators were applied since mixp_step_begin, which frees their memory: "
+                 "call it first in every step, also in evaluation",
                  (double)ctx->calls_made);
     return text;
 }
@@ -53,14 +53,14 @@ static mixp_result mixpi_out_of_memory(mixp_context *ctx, size_t bytes) {
     char piled[160];
     if (b)
         return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                                 "out of memory: %.0f bytes could not be had of a block of %.0f; "
-                                 "after a run with large memory_bytes, "
-                                 "mixp_context_memory(ctx).block says how many it takes%s",
+                                 "out of memory: %.0f bytes do not fit in the block of %.0f bytes; "
+                                 "to find the size, run with large memory_bytes and read "
+                                 "mixp_context_memory(ctx).block%s",
                                  (double)bytes, (double)(b->before + b->size),
                                  mixpi_piled_up(ctx, piled));
     return mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                             "out of memory: %.0f bytes could not be had (%.0f in "
-                             "use); use a smaller batch or model%s",
+                             "out of memory: %.0f bytes could not be allocated (%.0f in use); use "
+                             "a smaller batch or model%s",
                              (double)bytes, (double)ctx->permanent, mixpi_piled_up(ctx, piled));
 }
 
@@ -92,8 +92,7 @@ static mixpi_piece *mixpi_piece_new(mixp_context *ctx, size_t bytes, int on_devi
     if (!p->data) {
         mixpi_host_put(ctx, p);
         mixp_context_fail(ctx, MIXP_ERR_MEMORY,
-                          "%.0f bytes of device memory could not be had (%.0f in "
-                          "use): %s%s",
+                          "%.0f bytes of device memory could not be allocated (%.0f in use): %s%s",
                           (double)bytes, (double)ctx->permanent,
                           mixpi_why(ctx, MIXP_ERR_MEMORY), mixpi_piled_up(ctx, piled));
         return NULL;

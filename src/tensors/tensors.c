@@ -33,7 +33,7 @@ static mixp_result mixpi_check_shape(mixp_context *ctx, const char *who, mixp_dt
     int i;
     if (!size)
         return mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                                 "%s: %d is no dtype; see mixp_dtype", who, (int)dtype);
+                                 "%s: %d is not a mixp_dtype", who, (int)dtype);
     if (rank < 0 || rank > MIXP_MAX_RANK || (rank > 0 && !shape))
         return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
                                  "%s: rank %d with shape %s; the rank must be 0 to %d",
@@ -135,8 +135,8 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
     if (runs < 3) return MIXP_OK;
     return mixp_context_fail(
         ctx, MIXP_ERR_ORDER,
-        "%s '%s': the fourth training step in a row that makes one: parameters and views last as "
-        "long as the context; make them once, before the loop; a batch is mixp_input's",
+        "%s '%s': four training steps in a row have created one; parameters and views live as long "
+        "as the context: create them once, before the loop, and create batches with mixp_input",
         who, name ? name : "");
 }
 
@@ -196,7 +196,7 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
     int found = 0;
     if (!ctx || !pattern || !init)
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_init_all: give a context, a pattern and a function");
+                                 "mixp_init_all: the context, the pattern or the function is NULL");
     while (r == MIXP_OK && (t = mixpi_param_next(ctx, pattern, &i)) != NULL) {
         r = init(t, value);
         found = 1;
@@ -212,14 +212,14 @@ MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dt
     mixp_tensor *t;
     if (!mixpi_real(dtype)) {
         mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                          "mixp_param '%s': a parameter is f32, f16 or bf16, not %s",
+                          "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s",
                           name ? name : "", mixp_dtype_name(dtype));
         return NULL;
     }
     if (mixp_context_find(ctx, name)) {
         mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_param '%s': there is one of this name; make "
-                          "parameters once, before the loop, each with a name of its own",
+                          "mixp_param '%s': this name is taken; create each parameter once, before "
+                          "the loop, with its own name",
                           name);
         return NULL;
     }
@@ -235,7 +235,7 @@ static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype,
     if (!data) return "data is NULL; pass your memory";
     if (size && (uintptr_t)data % size) return "data is not aligned to its elements";
     if (ctx && ctx->device->check && ctx->device->check(&ctx->exec, data, 1) != MIXP_OK)
-        return "data is no memory of the device; allocate it there (cudaMalloc)";
+        return "data is not device memory; allocate it on the device (cudaMalloc)";
     return NULL;
 }
 
@@ -281,14 +281,14 @@ MIXPREC_API mixp_tensor *mixp_input_view(mixp_context *ctx, mixp_dtype dtype, in
 
 /* Returns what is wrong with a product, or NULL. */
 static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
-    if (!k) return "its arguments are NULL";
+    if (!k) return "the arguments are NULL";
     if (k->m < 0 || k->n < 0 || k->k < 0 || k->batch < 0) return "a size is negative";
-    if (k->batch == 0) return "batch is 0: nothing would be done; 1 for one product";
-    if (k->alpha == 0.0f) return "alpha is 0: nothing would be multiplied; 1 for a b alone";
+    if (k->batch == 0) return "batch is 0; set it to 1 for one product";
+    if (k->alpha == 0.0f) return "alpha is 0; set it to 1 for the plain product";
     if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
     if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
         return "a, b or c has no data";
-    if (k->c.data == k->a.data || k->c.data == k->b.data) return "c is a or b";
+    if (k->c.data == k->a.data || k->c.data == k->b.data) return "c's memory is a's or b's";
     return NULL;
 }
 
@@ -323,8 +323,8 @@ MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on) {
             t->name, mixp_dtype_name(t->dtype));
     if (!on && !t->requires_grad && t->own.from_tape)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_requires_grad: what operators have made keeps "
-                                 "its gradient; mixp_detach gives the same values without one");
+                                 "mixp_tensor_set_requires_grad: the result of an operator keeps "
+                                 "its gradient; to cut the gradient, use mixp_detach");
     t->requires_grad = on != 0;
     return MIXP_OK;
 }
@@ -334,8 +334,8 @@ MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on) {
     if (r != MIXP_OK) return r;
     if (!t->own.generation)
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_tensor_set_disposable '%s': only an activation can be; "
-                                 "this lives as long as its context",
+                                 "mixp_tensor_set_disposable '%s': only an activation can be "
+                                 "disposable; this tensor lives as long as its context",
                                  t->name);
     t->own.disposable = on != 0;
     return MIXP_OK;
@@ -357,12 +357,12 @@ static mixp_result mixpi_transfer_check(const mixp_tensor *t, const void *host,
                                  "%s '%s': the host memory is NULL", who, t->name);
     if (!mixp_dtype_size(dtype))
         return mixp_context_fail(t->ctx, MIXP_ERR_DTYPE,
-                                 "%s '%s': %d is no dtype; see mixp_dtype", who, t->name,
+                                 "%s '%s': %d is not a mixp_dtype", who, t->name,
                                  (int)dtype);
     if (count == t->count) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                             "%s '%s': count is %.0f, but the tensor %s has %.0f "
-                             "elements; all of them are copied",
+                             "%s '%s': count is %.0f, but the tensor %s has %.0f elements; count "
+                             "must be equal",
                              who, t->name, (double)count, shape, (double)t->count);
 }
 
@@ -404,16 +404,16 @@ static mixp_result mixpi_copy_check(const mixp_tensor *to, const mixp_tensor *fr
     mixp_result r = mixpi_tensor_there(to, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (!from)
-        return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: from is NULL");
+        return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT, "mixp_copy: `from` is NULL");
     r = mixpi_tensor_whole(from, "mixp_copy");
     if (r != MIXP_OK) return r;
     if (to->ctx != from->ctx)
         return mixp_context_fail(to->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_copy: from belongs to another context, perhaps device; copy "
-                                 "it with mixp_read and mixp_write");
+                                 "mixp_copy: `from` belongs to another context; copy it with "
+                                 "mixp_read and mixp_write");
     if (to->count == from->count) return MIXP_OK;
     return mixp_context_fail(to->ctx, MIXP_ERR_SHAPE,
-                             "mixp_copy: '%.60s' has %.0f elements, and '%.60s' has %.0f", to->name,
+                             "mixp_copy: '%.60s' has %.0f elements, but '%.60s' has %.0f", to->name,
                              (double)to->count, from->name, (double)from->count);
 }
 
@@ -430,8 +430,8 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     if (mixpi_tensor_there(t, "mixp_item") != MIXP_OK) t = NULL;
     if (t && t->count != 1)
         mixp_context_fail(t->ctx, MIXP_ERR_SHAPE,
-                          "mixp_item '%s': %s has %.0f elements, not one; take its mean or sum, "
-                          "or mixp_read",
+                          "mixp_item '%s': %s has %.0f elements, not one; take the mean or sum, or "
+                          "use mixp_read",
                           t->own.generation ? "" : t->name,
                           mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
                           (double)t->count);

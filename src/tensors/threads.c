@@ -4,7 +4,7 @@
 /* --- threads ----------------------------------------------------------------------------- */
 
 #if defined(MIXPREC_THREADS) && !defined(__GNUC__)
-#  error "MIXPREC_THREADS needs gcc or clang, and POSIX threads: leave it out"
+#  error "MIXPREC_THREADS needs gcc or clang, and POSIX threads: do not define it"
 #endif
 /* OpenMP sets the number of threads. The threads are mixprec's own if POSIX threads exist: a loop
  * of OpenMP ends with a barrier, where a thread without a core delays all other threads, so that
