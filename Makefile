@@ -343,14 +343,13 @@ examples: $(EXAMPLES)    ## build the examples (the default)
 
 pack: mixprec.h mixprec_cuda.cu   ## pack the rooms under src/ into mixprec.h and mixprec_cuda.cu
 
-# Sleeping while they wait costs threads little on a quiet machine and saves much on a busy machine.
 run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, a minute or two; saved in BUILD/run
-	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
+	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
 	    --eval-every 300 --out $(BUILD)/run --overwrite --sample 500
 
 # A product above 65504 is planted in the middle of the training.
 report: $(BUILD)/tiny_gpt   ## the same, longer, with an overflow planted; BUILD/report/report.html shows it
-	OMP_WAIT_POLICY=passive $(BUILD)/tiny_gpt --dtype fp16 --bias on --data mixprec.h --steps 3000 --log-every 20 \
+	$(BUILD)/tiny_gpt --dtype fp16 --bias on --data mixprec.h --steps 3000 --log-every 20 \
 	    --eval-every 250 --weight-decay 0 --plant 1200 --out $(BUILD)/report --overwrite
 	@echo "open $(BUILD)/report/report.html"
 
