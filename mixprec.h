@@ -60,7 +60,7 @@
  *      3. arithmetic   >>arithmetic    what the host and all devices compute alike
  *      4. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
  *      5. tensors      >>tensors       context, memory, parameters, views, activations
- *      6. autocast     >>autocast      operator classes, regions, cast cache
+ *      6. autocast     >>autocast      operator classes, regions, recipes below 16 bits, cast cache
  *      7. tape         >>tape          applying an operator, walking back, your own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
@@ -3211,6 +3211,125 @@ MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *
 MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
                                       mixp_result (*init)(mixp_tensor *, double), double value);
 
+/* --- recipes: products below 16 bits -------------------------------------------------------- *
+ *
+ * A recipe says how the operands of mixp_linear's three products (result, gradient of the input,
+ * gradient of the weight) are quantised. A quantised operand is a bf16 array of decoded values,
+ * which bf16 holds exactly; the product is the bf16 product with f32 sums. The numbers are
+ * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time and no
+ * memory: it shows what a format does to training. See the field recipe of mixp_autocast.
+ *
+ *     mixp_recipe r;                                  (trains in NVFP4, but for the first linear)
+ *     memset(&r, 0, sizeof r);
+ *     r.kind = MIXP_RECIPE_NVFP4;
+ *     r.keep_first = 1;
+ *     mixp_autocast_set_recipe(ctx, &r);
+ *     for (step = 0; step < 1000; step++) {
+ *         mixp_step_begin(ctx);
+ *         mixp_zero_grad(opt);
+ *         MIXP_AUTOCAST(ctx, MIXP_BF16) loss = model(ctx, batch(step));
+ *         mixp_backward(ctx, loss);
+ *         mixp_optimizer_step(opt);
+ *     }
+ *
+ * Operands are quantised from bf16, as autocast casts them. Norms, attention, softmax, losses,
+ * embeddings and biases do not change. Master weights and gradients of weights stay f32.
+ */
+typedef enum mixp_recipe_kind {
+    MIXP_RECIPE_NONE,
+    MIXP_RECIPE_FP8_CURRENT,    /* x, w in e4m3, dy in e5m2; one f32 scale for each tensor, from its
+                                   largest magnitude. Sizes: multiples of 16. Source:
+                                   TransformerEngine, Float8CurrentScaling                   */
+    MIXP_RECIPE_FP8_BLOCK,      /* e4m3; x and dy in blocks of 1 x 128 along the sum, w of 128 x
+                                   128; scales are powers of two. Multiples of 128. Source:
+                                   DeepSeek-V3, 3.3; TransformerEngine, Float8BlockScaling   */
+    MIXP_RECIPE_MXFP8,          /* e4m3 in blocks of 1 x 32 along the sum, e8m0 scales rounded up.
+                                   Multiples of 32. Source: OCP MX 1.0, arXiv 2506.08027     */
+    MIXP_RECIPE_NVFP4,          /* e2m1 in blocks of 1 x 16 along the sum, w of 16 x 16; e4m3 scales
+                                   under an f32 scale for each tensor; dy rounds stochastically;
+                                   a random Hadamard transform of 16 on both operands of the
+                                   weight's gradient. Multiples of 16. Source: arXiv 2509.25149,
+                                   TransformerEngine, NVFP4BlockScaling                      */
+    MIXP_RECIPE_COUNT
+} mixp_recipe_kind;
+
+/* Zero is the source's default in every field. A flag that the kind does not use is ignored. */
+typedef struct mixp_recipe {
+    mixp_recipe_kind kind;
+    int dy_e4m3;                /* current: 1 = dy in e4m3 as well                         */
+    int no_stochastic;          /* NVFP4: 1 = dy rounds to nearest even                    */
+    int no_hadamard;            /* NVFP4: 1 = no transform                                 */
+    int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16                        */
+    int wgrad_high;             /* 1 = the gradient of the weight is the bf16 product      */
+    int keep_first;             /* this many linears at the front of a forward pass stay bf16 */
+    int keep_last;              /* this many at the end stay bf16; needs `linears`         */
+    int linears;                /* mixp_linear calls of a forward pass; 0 = unknown. The count
+                                   begins again at mixp_step_begin, where a region with a recipe
+                                   opens outside of another, and after `linears` calls      */
+} mixp_recipe;
+
+/* "fp8_current", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
+MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
+
+/* Scales of a quantised array. amax: the largest magnitude of a block, or of the array. max: the
+ * largest value of the element. */
+typedef enum mixp_block_scale {
+    MIXP_SCALE_TENSOR,          /* s = max / amax for the whole array; y = element(x s)    */
+    MIXP_SCALE_POWER,           /* s = max / amax rounded down to a power of two, for each block;
+                                   y = element(x s) / s                                    */
+    MIXP_SCALE_E8M0,            /* d = amax / max rounded up to a power of two, for each block;
+                                   y = element(x / d) d                                    */
+    MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
+                                   e4m3(amax s / 6) and y = element(x s / d) d             */
+    MIXP_SCALE_COUNT
+} mixp_block_scale;
+
+/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not overlap
+ * x. Rounds to nearest even, or stochastically; values beyond the element's largest become the
+ * largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
+ *
+ * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
+ * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
+ * POWER: a block with amax 0, Inf or NaN has s = 1. E4M3: an array with such an amax has s = 1. A
+ * block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
+ * above.
+ *
+ * The same inputs give the same bits on every instruction set and at any number of threads. */
+typedef struct mixp_quantise_args {
+    int64_t          rows, cols;
+    mixp_in          x;
+    mixp_bf16       *y;
+    mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
+    mixp_block_scale scale;
+    int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
+                                                   n x n, with n a multiple of 16; 0 x 0 for TENSOR */
+    int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
+                                       cut off, to within 2^-22                            */
+    uint64_t         key;       /* of mixp_random_key; the element is the index in x       */
+} mixp_quantise_args;
+
+/* Runs on the CPU, in the threads of x (mixp_context_exec). *decode: the
+ * factor by which a product with y must be multiplied: 1 / s for TENSOR and E4M3, otherwise 1.
+ * MIXP_ERR_ARGUMENT: NULL, or an unknown scale or element. MIXP_ERR_SHAPE: blocks that do not fit.
+ * MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y and *decode are unchanged. */
+MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k, float *decode);
+
+/* y = x (diag(signs) H_16) / 4 along the rows: in each column, each 16 rows are transformed. x[rows,
+ * cols] f32 or bf16, y f32, rows a multiple of 16; sums of 16 in f32, as a tree. The transform is
+ * orthogonal, so the product of two arrays that are both transformed is that of the arrays. The
+ * signs are TransformerEngine's. Errors as mixp_quantise's. */
+MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
+                                      float *y);
+
+/* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
+typedef struct mixp_recipe_counts {
+    int64_t products;           /* products of quantised operands, backward included       */
+    int64_t quantised;          /* linears with a quantised forward product                */
+    int64_t kept;               /* linears left bf16: keep_first, keep_last, a pin or the guard */
+    int64_t unfit;              /* linears left bf16 because a size does not fit           */
+    char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
+    int64_t unfit_sizes[3];     /* its rows of x, outputs and inputs                       */
+} mixp_recipe_counts;
 /* ==== 6. AUTOCAST ===================================================== >>autocast ====
  *
  * Inside a region every operator runs in the dtype of its class, as in PyTorch's torch.amp.autocast
@@ -3236,9 +3355,9 @@ typedef enum mixp_op_class {
     MIXP_CLASS_COUNT
 } mixp_op_class;
 
-/* Autocast settings. The level says which results are stored in the region's dtype. Scalars (rank
- * 0) are always f32. All arithmetic inside norms, softmax, losses and accumulations is f32 at every
- * level.
+/* Autocast settings. Set every field, or begin with zeros. The level says which results are stored
+ * in the region's dtype. Scalars (rank 0) are always f32. All arithmetic inside norms, softmax,
+ * losses and accumulations is f32 at every level.
  *
  *     0  autocast off: every operator runs as given
  *     1  as PyTorch's autocast (Apex O1): results have the dtypes of the classes above
@@ -3250,11 +3369,17 @@ typedef enum mixp_op_class {
 typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = autocast off in this region */
     int        level;           /* 0..3; the block form uses the context's level, initially 1 */
+    const mixp_recipe *recipe;  /* copied; NULL = none. The block form uses the context's recipe,
+                                   initially none; see mixp_autocast_set_recipe              */
 } mixp_autocast;
 
 /* mixp_autocast_push opens a region; mixp_autocast_pop closes it. MIXP_ERR_ARGUMENT: another dtype
  * or level, or more than 64 nested regions. MIXP_ERR_ORDER: pop without push, or the region opened
- * last was not opened by mixp_autocast_push: the message names that region, which stays open. */
+ * last was not opened by mixp_autocast_push: the message names that region, which stays open.
+ *
+ * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
+ * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, a negative count, or keep_last without
+ * `linears`. MIXP_ERR_DEVICE: the context's device is no CPU. */
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region);
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
@@ -3264,6 +3389,19 @@ MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 
 /* Sets the level, 0..3, that the block form and mixp_autocast_call use from now on. */
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
+
+/* Sets the recipe that bf16 regions of the block form and of mixp_autocast_call use from now on; it
+ * is copied. NULL or kind MIXP_RECIPE_NONE = none. Until then, an f16 block is MIXP_ERR_DTYPE; f32
+ * blocks ignore it. Errors: those of mixp_autocast_push with a recipe; the old recipe then stays.
+ *
+ * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
+ * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
+ * out of the recipe), and keep_first and keep_last do not keep it. Otherwise it multiplies in bf16.
+ * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators.
+ * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
+ * also after a resume. */
+MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe);
+MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
  *
@@ -14668,6 +14806,332 @@ MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain)
 MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 { return mixpi_init_fan(t, 0, 0, gain); }
 
+/* --- recipes: the quantiser ----------------------------------------------------------------- */
+
+#define MIXPI_Q_LANES 16        /* elements that are quantised together                    */
+
+MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
+    static const char *const names[] = { "none", "fp8_current", "fp8_block", "mxfp8", "nvfp4" };
+    MIXPI_STATIC_ASSERT(recipe_names, sizeof names / sizeof names[0] == MIXP_RECIPE_COUNT);
+    return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
+}
+
+/* The grid of an element: magnitudes as f32 bits. */
+typedef struct mixpi_grid {
+    int      shift;             /* mantissa bits of f32 that the element lacks             */
+    uint32_t max, normal;       /* largest value; smallest normal number                   */
+    uint32_t magic;             /* f32 number whose unit in the last place is the element's step
+                                   below its normal numbers                                */
+    float    step, largest;
+} mixpi_grid;
+
+static mixpi_grid mixpi_grid_of(mixp_dtype element) {
+    const mixpi_grid e4m3 = { 20, 0x43E00000u, 0x3C800000u, 0x46800000u, MIXP_E4M3_TINY,
+                              MIXP_E4M3_MAX };
+    const mixpi_grid e5m2 = { 21, 0x47600000u, 0x38800000u, 0x43000000u, MIXP_E5M2_TINY,
+                              MIXP_E5M2_MAX };
+    const mixpi_grid e2m1 = { 22, 0x40C00000u, 0x3F800000u, 0x4A800000u, 0.5f, 6.0f };
+    return element == MIXP_F8_E4M3 ? e4m3 : element == MIXP_F8_E5M2 ? e5m2 : e2m1;
+}
+
+/* The bits of a magnitude rounded to the grid, and at most its largest value; a NaN stays. */
+static uint32_t mixpi_grid_round(const mixpi_grid *g, uint32_t a) {
+    const uint32_t nan = a > 0x7F800000u ? a : 0u, capped = a > g->max ? g->max : a;
+    const uint32_t half = (1u << (g->shift - 1)) - 1u, odd = capped >> g->shift & 1u;
+    const uint32_t normal = (capped + half + odd) >> g->shift << g->shift;
+    const uint32_t few = mixp_bits_of_f32(mixp_f32_of_bits(capped) + mixp_f32_of_bits(g->magic));
+    const float tiny = (float)(int32_t)(few - g->magic) * g->step;
+    return nan ? nan : capped < g->normal ? mixp_bits_of_f32(tiny) : normal;
+}
+
+/* The same for e2m1, rounded up when the upper 22 bits of `random` lie below the part cut off. */
+static uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t random) {
+    const uint32_t capped = a > g->max ? g->max : a, up = 0x3FFFFFu - (random >> 10);
+    const uint32_t cut = (uint32_t)(mixp_f32_of_bits(capped < g->normal ? capped : 0u) * 8388608.0f);
+    const float tiny = (float)(int32_t)((cut + up) >> 22) * 0.5f;
+    if (a > 0x7F800000u) return a;
+    return capped < g->normal ? mixp_bits_of_f32(tiny) : (capped + up) >> 22 << 22;
+}
+
+/* One block's scales: x is multiplied by `in`, the rounded value by `out`. */
+typedef struct mixpi_scales { float in, out; } mixpi_scales;
+
+static int mixpi_amax_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
+
+/* limit / amax, at most the largest f32; 1 where that says nothing. */
+static float mixpi_scale_to(float limit, uint32_t amax) {
+    float s;
+    if (!mixpi_amax_usable(amax)) return 1.0f;
+    s = limit / mixp_f32_of_bits(amax);
+    return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
+}
+
+/* The power of two with the biased exponent e, 0 to 254. */
+static float mixpi_q_power(int e) { return mixp_f32_of_bits(e ? (uint32_t)e << 23 : 0x400000u); }
+
+static mixpi_scales mixpi_scales_power(float limit, uint32_t amax) {
+    const int e = (int)(mixp_bits_of_f32(mixpi_scale_to(limit, amax)) >> 23);
+    mixpi_scales s;
+    s.in = mixpi_q_power(e);
+    s.out = mixpi_q_power(254 - e);
+    return s;
+}
+
+static mixpi_scales mixpi_scales_e8m0(float limit, uint32_t amax) {
+    const uint32_t t = mixp_bits_of_f32(mixp_f32_of_bits(amax) * (1.0f / limit));
+    int e = (int)(t >> 23);
+    mixpi_scales s;
+    if (amax > 0x7F800000u) {
+        s.in = s.out = mixp_f32_of_bits(amax);
+        return s;
+    }
+    e += (t & 0x7FFFFFu) != 0 && (e > 0 || t > 0x400000u);
+    if (e > 254) e = 254;
+    s.in = mixpi_q_power(254 - e);
+    s.out = mixpi_q_power(e);
+    return s;
+}
+
+/* tensor: the scale of the whole array. */
+static mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
+    const float wanted = mixp_f32_of_bits(amax) * (tensor * (1.0f / 6.0f));
+    mixpi_scales s;
+    s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
+    s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;
+    if (mixp_bits_of_f32(s.in) == 0x7F800000u) s.in = mixp_f32_of_bits(0x7F7FFFFFu);
+    return s;
+}
+
+typedef struct mixpi_quantising {
+    mixp_quantise_args k;
+    mixpi_grid         grid;
+    float              tensor;  /* scale of the whole array                                */
+    int64_t            tile_cols;   /* columns that share scales, or 16 columns with their own */
+    int                by_lane; /* 1: each column of a tile has its own scale              */
+    uint32_t          *amax;    /* of each row of the array: for the array's               */
+} mixpi_quantising;
+
+/* n elements of x from element `at` on, at most 16; the others 0. */
+static void mixpi_q_load(const mixpi_quantising *q, int64_t at, int64_t n,
+                         uint32_t out[MIXPI_Q_LANES]) {
+    const uint16_t *low = (const uint16_t *)q->k.x.data + at;
+    int i;
+    if (q->k.x.dtype == MIXP_F32) {
+        if (n < MIXPI_Q_LANES) memset(out, 0, MIXPI_Q_LANES * sizeof *out);
+        memcpy(out, (const float *)q->k.x.data + at, (size_t)n * sizeof *out);
+        return;
+    }
+    if (n == MIXPI_Q_LANES)
+        for (i = 0; i < MIXPI_Q_LANES; i++) out[i] = (uint32_t)low[i] << 16;
+    else
+        for (i = 0; i < MIXPI_Q_LANES; i++) out[i] = i < n ? (uint32_t)low[i] << 16 : 0u;
+}
+
+/* amax[i] = the larger of amax[i] and the magnitude of element at + i. */
+static void mixpi_q_look(const mixpi_quantising *q, int64_t at, int64_t n,
+                         int32_t amax[MIXPI_Q_LANES]) {
+    uint32_t u[MIXPI_Q_LANES];
+    int i;
+    mixpi_q_load(q, at, n, u);
+    for (i = 0; i < MIXPI_Q_LANES; i++) {
+        const int32_t a = (int32_t)(u[i] & 0x7FFFFFFFu);
+        amax[i] = a > amax[i] ? a : amax[i];
+    }
+}
+
+static uint32_t mixpi_q_largest(const int32_t amax[MIXPI_Q_LANES]) {
+    int32_t a = 0;
+    int i;
+    for (i = 0; i < MIXPI_Q_LANES; i++) a = amax[i] > a ? amax[i] : a;
+    return (uint32_t)a;
+}
+
+/* Quantises n elements from element `at` on. */
+static void mixpi_q_write(const mixpi_quantising *q, int64_t at, int64_t n,
+                          const float in[MIXPI_Q_LANES], const float out[MIXPI_Q_LANES]) {
+    const mixpi_grid grid = q->grid;
+    uint32_t u[MIXPI_Q_LANES];
+    uint16_t y[MIXPI_Q_LANES];
+    int i;
+    mixpi_q_load(q, at, n, u);
+    if (q->k.stochastic) {
+        for (i = 0; i < MIXPI_Q_LANES; i++) {
+            const uint32_t v = mixp_bits_of_f32(mixp_f32_of_bits(u[i]) * in[i]);
+            const uint32_t random = mixp_random_at(q->k.key, (uint64_t)(at + i));
+            const uint32_t r = mixpi_grid_random(&grid, v & 0x7FFFFFFFu, random) | (v & 0x80000000u);
+            y[i] = mixp_bf16_from_f32(mixp_f32_of_bits(r) * out[i]).bits;
+        }
+    } else {
+        for (i = 0; i < MIXPI_Q_LANES; i++) {
+            const uint32_t v = mixp_bits_of_f32(mixp_f32_of_bits(u[i]) * in[i]);
+            const uint32_t r = mixpi_grid_round(&grid, v & 0x7FFFFFFFu) | (v & 0x80000000u);
+            y[i] = mixp_bf16_from_f32(mixp_f32_of_bits(r) * out[i]).bits;
+        }
+    }
+    memcpy(q->k.y + at, y, (size_t)n * sizeof *y);
+}
+
+static mixpi_scales mixpi_q_scales(const mixpi_quantising *q, uint32_t amax) {
+    mixpi_scales s = { 1.0f, 1.0f };
+    switch (q->k.scale) {
+    case MIXP_SCALE_POWER: return mixpi_scales_power(q->grid.largest, amax);
+    case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(q->grid.largest, amax);
+    case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(q->tensor, amax);
+    case MIXP_SCALE_TENSOR:
+    case MIXP_SCALE_COUNT:
+    default: s.in = q->tensor; return s;
+    }
+}
+
+/* The scales of a tile: one for all its columns, or one for each. */
+static void mixpi_q_tile_scales(const mixpi_quantising *q, const int32_t amax[MIXPI_Q_LANES],
+                                float in[MIXPI_Q_LANES], float out[MIXPI_Q_LANES]) {
+    mixpi_scales s = mixpi_q_scales(q, mixpi_q_largest(amax));
+    int i;
+    for (i = 0; i < MIXPI_Q_LANES; i++) {
+        if (q->by_lane) s = mixpi_q_scales(q, (uint32_t)amax[i]);
+        in[i] = s.in;
+        out[i] = s.out;
+    }
+}
+
+/* Quantises a tile: block_rows rows from `row` on, tile_cols columns from `col` on. */
+static void mixpi_q_tile(const mixpi_quantising *q, int64_t row, int64_t col) {
+    const int64_t end = mixpi_min(col + q->tile_cols, q->k.cols), last = row + q->k.block_rows;
+    int32_t amax[MIXPI_Q_LANES] = { 0 };
+    float in[MIXPI_Q_LANES], out[MIXPI_Q_LANES];
+    int64_t r, c;
+    for (r = row; r < last && q->k.scale != MIXP_SCALE_TENSOR; r++)
+        for (c = col; c < end; c += MIXPI_Q_LANES)
+            mixpi_q_look(q, r * q->k.cols + c, mixpi_min(end - c, MIXPI_Q_LANES), amax);
+    mixpi_q_tile_scales(q, amax, in, out);
+    for (r = row; r < last; r++)
+        for (c = col; c < end; c += MIXPI_Q_LANES)
+            mixpi_q_write(q, r * q->k.cols + c, mixpi_min(end - c, MIXPI_Q_LANES), in, out);
+}
+
+/* Quantises one row of blocks. */
+static void mixpi_q_strip(const void *job, int64_t strip) {
+    const mixpi_quantising *q = (const mixpi_quantising *)job;
+    int64_t col;
+    for (col = 0; col < q->k.cols; col += q->tile_cols)
+        mixpi_q_tile(q, strip * q->k.block_rows, col);
+}
+
+/* The largest magnitude of one row. */
+static void mixpi_q_row_amax(const void *job, int64_t row) {
+    const mixpi_quantising *q = (const mixpi_quantising *)job;
+    int32_t amax[MIXPI_Q_LANES] = { 0 };
+    int64_t c;
+    for (c = 0; c < q->k.cols; c += MIXPI_Q_LANES)
+        mixpi_q_look(q, row * q->k.cols + c, mixpi_min(q->k.cols - c, MIXPI_Q_LANES), amax);
+    q->amax[row] = mixpi_q_largest(amax);
+}
+
+static void mixpi_q_run(const mixp_exec *x, const mixpi_quantising *q, mixpi_unit unit,
+                        int64_t count, int64_t work) {
+    mixpi_units u;
+    u.unit = unit;
+    u.job = q;
+    u.count = count;
+    u.per_task = mixpi_units_of_task(work);
+    mixpi_run_units(x, &u, count * work);
+}
+
+/* The largest magnitude of the array. */
+static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, uint32_t *amax) {
+    int64_t row;
+    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)q->k.rows * sizeof *q->amax);
+    if (!q->amax) return MIXP_ERR_MEMORY;
+    mixpi_q_run(x, q, mixpi_q_row_amax, q->k.rows, q->k.cols);
+    *amax = 0;
+    for (row = 0; row < q->k.rows; row++) *amax = q->amax[row] > *amax ? q->amax[row] : *amax;
+    return MIXP_OK;
+}
+
+static int mixpi_q_blocks_fit(const mixp_quantise_args *k) {
+    const int64_t r = k->block_rows, c = k->block_cols;
+    if (k->scale == MIXP_SCALE_TENSOR) return r == 0 && c == 0;
+    if (r < 1 || c < 1 || k->rows % r || k->cols % c) return 0;
+    if (r == 1) return c % MIXPI_Q_LANES == 0;
+    return r % MIXPI_Q_LANES == 0 && (c == 1 || c == r);
+}
+
+static mixp_result mixpi_q_check(const mixp_quantise_args *k) {
+    const int element = k->element == MIXP_F8_E4M3 || k->element == MIXP_F8_E5M2 ||
+                        k->element == MIXP_F4_E2M1;
+    if (!k->x.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
+    if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
+    if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
+    return mixpi_q_blocks_fit(k) ? MIXP_OK : MIXP_ERR_SHAPE;
+}
+
+MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
+                                      float *decode) {
+    mixpi_quantising q;
+    uint32_t amax = 0;
+    mixp_result r = k && x && decode ? mixpi_q_check(k) : MIXP_ERR_ARGUMENT;
+    if (r != MIXP_OK) return r;
+    memset(&q, 0, sizeof q);
+    q.k = *k;
+    q.grid = mixpi_grid_of(k->element);
+    q.by_lane = k->block_cols == 1;
+    q.tile_cols = k->scale == MIXP_SCALE_TENSOR ? k->cols : q.by_lane ? MIXPI_Q_LANES : k->block_cols;
+    if (k->scale == MIXP_SCALE_TENSOR) q.k.block_rows = 1;
+    q.tensor = 1.0f;
+    if (k->scale == MIXP_SCALE_TENSOR || k->scale == MIXP_SCALE_E4M3) {
+        r = mixpi_q_amax(x, &q, &amax);
+        q.tensor = mixpi_scale_to(k->scale == MIXP_SCALE_E4M3 ? 2688.0f : q.grid.largest, amax);
+    }
+    if (r != MIXP_OK) return r;
+    mixpi_q_run(x, &q, mixpi_q_strip, k->rows / q.k.block_rows, q.k.block_rows * k->cols);
+    *decode = 1.0f / q.tensor;
+    return MIXP_OK;
+}
+
+/* --- the random Hadamard transform ----------------------------------------------------------- */
+
+typedef struct mixpi_turning { mixp_in a; float *y; int64_t cols; } mixpi_turning;
+
+static void mixpi_hadamard_column(const mixpi_turning *t, int64_t at) {
+    static const float signs[16] = { 1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1 };
+    float v[16];
+    int i, step;
+    for (i = 0; i < 16; i++) v[i] = mixp_get(t->a, at + i * t->cols) * signs[i];
+    for (step = 1; step < 16; step *= 2)
+        for (i = 0; i < 16; i++) {
+            const float a = v[i], b = v[i | step];
+            if (i & step) continue;
+            v[i] = a + b;
+            v[i | step] = a - b;
+        }
+    for (i = 0; i < 16; i++) t->y[at + i * t->cols] = v[i] * 0.25f;
+}
+
+static void mixpi_hadamard_strip(const void *job, int64_t strip) {
+    const mixpi_turning *t = (const mixpi_turning *)job;
+    int64_t c;
+    for (c = 0; c < t->cols; c++) mixpi_hadamard_column(t, strip * 16 * t->cols + c);
+}
+
+MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
+                                      float *y) {
+    mixpi_turning t;
+    mixpi_units u;
+    if (!x || !a.data || !y || rows < 1 || cols < 1) return MIXP_ERR_ARGUMENT;
+    if (a.dtype != MIXP_F32 && a.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
+    if (rows % 16) return MIXP_ERR_SHAPE;
+    t.a = a;
+    t.y = y;
+    t.cols = cols;
+    u.unit = mixpi_hadamard_strip;
+    u.job = &t;
+    u.count = rows / 16;
+    u.per_task = mixpi_units_of_task(16 * cols);
+    mixpi_run_units(x, &u, rows * cols);
+    return MIXP_OK;
+}
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64
@@ -14690,6 +15154,7 @@ typedef struct mixpi_region {
     mixpi_region_kind kind;
     int               no_grad;  /* 1: operators in the region are not recorded             */
     int               scope;    /* characters of the scopes' text that name the region */
+    mixp_recipe       recipe;   /* cast.recipe points here, or is NULL                     */
 } mixpi_region;
 
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
@@ -14703,6 +15168,9 @@ struct mixpi_casting {
     int             n_overrides, n_tallies;
     int             block_level;
     mixp_cast_count casts;
+    mixp_recipe     block_recipe;       /* of the block form                               */
+    mixp_recipe_counts recipes;
+    int             linears;    /* applied under a recipe in this forward pass             */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 
@@ -14725,7 +15193,7 @@ static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx) {
-    const mixp_autocast off = { MIXP_F32, 0 };
+    const mixp_autocast off = { MIXP_F32, 0, NULL };
     const mixpi_region *region = mixpi_region_now(ctx);
     if (!region || region->cast.dtype == MIXP_F32 || !region->cast.level) return off;
     return region->cast;
@@ -14753,6 +15221,36 @@ static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
     ctx->regions_low += low && (cast.dtype != now.dtype || cast.level != now.level);
 }
 
+/* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
+static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
+                                      const mixp_recipe *r, mixp_result *code) {
+    *code = MIXP_OK;
+    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
+    *code = MIXP_ERR_ARGUMENT;
+    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT) return "the recipe's kind is none of mixp_recipe_kind";
+    if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
+        return "the recipe's keep_first, keep_last or linears is negative";
+    if (r->keep_last && !r->linears)
+        return "the recipe's keep_last needs linears, the mixp_linear calls of a forward pass";
+    *code = MIXP_ERR_DTYPE;
+    if (dtype != MIXP_BF16)
+        return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
+               "too small a range; use MIXP_BF16";
+    *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
+    return *code == MIXP_OK ? NULL
+                            : "this device cannot quantise for a recipe; use a context on the CPU";
+}
+
+/* Gives a region its own copy of its recipe. A forward pass begins where a recipe begins. */
+static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region, int inside) {
+    const mixp_recipe *r = region->cast.recipe;
+    region->cast.recipe = NULL;
+    if (!r || r->kind == MIXP_RECIPE_NONE) return;
+    region->recipe = *r;
+    region->cast.recipe = &region->recipe;
+    if (!inside) c->linears = 0;
+}
+
 /* Opens a region. A refused block or scope opens a region as well, without effect, because its end
  * will close one. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -14760,22 +15258,26 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     mixpi_casting *c = mixpi_casting_of(ctx);
     const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
     const char *wrong = NULL;
+    const mixp_autocast now = mixp_autocast_current(ctx);
+    mixp_result r = MIXP_ERR_ARGUMENT;
     if (!c) return MIXP_ERR_MEMORY;
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most) wrong = "too many nested regions";
+    else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
     if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
-        region->cast = wrong ? mixp_autocast_current(ctx) : cast;
+        region->cast = wrong ? now : cast;
+        mixpi_region_recipe(c, region, now.recipe != NULL);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;
     return !wrong ? MIXP_OK
-                  : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                  : mixp_context_fail(ctx, r,
                                       "autocast to %s at level %d: %s",
                                       mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
@@ -14784,9 +15286,10 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
 static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
                                  mixpi_region_kind kind) {
     mixpi_casting *c = mixpi_casting_of(ctx);
-    mixp_autocast cast = { MIXP_F32, 0 };
+    mixp_autocast cast = { MIXP_F32, 0, NULL };
     cast.dtype = dtype;
     if (c) cast.level = c->block_level;
+    if (c && dtype != MIXP_F32) cast.recipe = &c->block_recipe;
     mixpi_region_open(ctx, cast, kind, 0);
 }
 
@@ -14849,6 +15352,25 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_level = level;
     return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe) {
+    mixp_recipe none;
+    mixp_result r;
+    const char *wrong;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    memset(&none, 0, sizeof none);
+    wrong = mixpi_recipe_wrong(ctx, MIXP_BF16, recipe, &r);
+    if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
+    if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->casting->block_recipe = recipe ? *recipe : none;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx) {
+    mixp_recipe_counts none;
+    memset(&none, 0, sizeof none);
+    return ctx && ctx->casting ? ctx->casting->recipes : none;
 }
 
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
@@ -15135,6 +15657,7 @@ MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
     if (!c) return;
     memset(c->tallies, 0, sizeof c->tallies);
     memset(&c->casts, 0, sizeof c->casts);
+    memset(&c->recipes, 0, sizeof c->recipes);
     c->n_tallies = 0;
 }
 
@@ -17577,6 +18100,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixpi_records_turn(ctx);
     ctx->tape = NULL;
     ctx->calls_made = 0;
+    if (ctx->casting) ctx->casting->linears = 0;
     ctx->generation++;
     ctx->step += mixpi_world(ctx);
     return r;
@@ -17945,6 +18469,152 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
 
+/* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
+
+/* The operands of a linear layer's three products. x and dy are read along their columns by one
+ * product and along their rows by another; so is w. */
+typedef enum mixpi_role { MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY } mixpi_role;
+
+/* A linear layer's recipe, decided in forward. kind NONE: bf16 products. key: of its random
+ * numbers. */
+typedef struct mixpi_recipe_call { mixp_recipe recipe; uint64_t key; } mixpi_recipe_call;
+
+/* A quantised operand in the arena, and the factor for its product. */
+typedef struct mixpi_quantised { mixp_tensor *y; float decode; } mixpi_quantised;
+
+/* The number of which each size of a linear must be a multiple. */
+static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
+    return kind == MIXP_RECIPE_FP8_BLOCK ? 128 : kind == MIXP_RECIPE_MXFP8 ? 32 : 16;
+}
+
+/* Is the linear that comes now one of the first or last? Counts it. */
+static int mixpi_recipe_keeps(mixp_context *ctx, const mixp_recipe *r) {
+    const int i = ctx->casting->linears++;
+    if (r->linears && ctx->casting->linears == r->linears) ctx->casting->linears = 0;
+    return i < r->keep_first || (r->linears && i >= r->linears - r->keep_last);
+}
+
+/* Does the guard, or a pin, leave this linear out? */
+static int mixpi_recipe_guarded(const mixp_call *c) {
+    const int number = mixpi_entry_of(c)->site;
+    if (c->out->dtype != MIXP_BF16) return 1;
+    return number && mixpi_site_at(c->ctx, number)->pinned;
+}
+
+static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
+    if (!counts->unfit++) {
+        snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
+        memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
+    }
+}
+
+/* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
+static void mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3], mixpi_recipe_call *out) {
+    const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
+    mixp_recipe_counts *counts;
+    int64_t unit;
+    int kept;
+    memset(out, 0, sizeof *out);
+    if (!r) return;
+    counts = &c->ctx->casting->recipes;
+    unit = mixpi_recipe_unit(r->kind);
+    kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
+           c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+    if (kept) counts->kept++;
+    else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
+        mixpi_recipe_unfit(c, sizes);
+    else {
+        counts->quantised++;
+        out->recipe = *r;
+        out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, c->ctx->step,
+                                   (uint64_t)c->ctx->calls_made);
+    }
+}
+
+/* Blocks of 1 x n along the sum: along the columns or, for the gradient of a weight, the rows. */
+static void mixpi_recipe_blocks(mixp_quantise_args *k, int64_t n, int rows) {
+    k->block_rows = rows ? n : 1;
+    k->block_cols = rows ? 1 : n;
+}
+
+/* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
+static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
+                              mixp_quantise_args *k) {
+    const int64_t n = mixpi_recipe_unit(r->kind);
+    const int square = role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 &&
+                       !(r->kind == MIXP_RECIPE_NVFP4 && r->no_2d);
+    k->element = MIXP_F8_E4M3;
+    k->scale = MIXP_SCALE_TENSOR;
+    if (r->kind == MIXP_RECIPE_FP8_CURRENT) {
+        if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
+        return;
+    }
+    mixpi_recipe_blocks(k, n, rows);
+    if (square) k->block_rows = k->block_cols = n;
+    if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
+    if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
+    if (r->kind != MIXP_RECIPE_NVFP4) return;
+    k->element = MIXP_F4_E2M1;
+    k->scale = MIXP_SCALE_E4M3;
+    k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
+}
+
+static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
+{ if (t) mixpi_arena_give(ctx, &ctx->dev, t->data, mixpi_bytes(t)); }
+
+/* Transforms k->x in place of itself, into an array of the arena. */
+static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
+    const int64_t count = k->rows * k->cols;
+    mixp_result r;
+    *turned = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!*turned) return MIXP_ERR_MEMORY;
+    r = mixp_hadamard(&c->ctx->exec, k->rows, k->cols, k->x, (float *)(*turned)->data);
+    k->x = mixpi_tensor_in(*turned);
+    return r;
+}
+
+/* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
+ * rows. Give q->y back with mixpi_recipe_give. */
+static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
+                                        int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
+    const int64_t count = k->rows * k->cols;
+    const int turns = rc->recipe.kind == MIXP_RECIPE_NVFP4 && over_rows && role != MIXPI_ROLE_W;
+    mixp_tensor *turned = NULL;
+    mixp_result r = MIXP_OK;
+    mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
+    k->key = rc->key + (uint64_t)over_rows;
+    q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
+    if (!q->y) return MIXP_ERR_MEMORY;
+    k->y = (mixp_bf16 *)q->y->data;
+    if (turns && !rc->recipe.no_hadamard) r = mixpi_recipe_turn(c, k, &turned);
+    if (r == MIXP_OK) r = mixp_quantise(&c->ctx->exec, k, &q->decode);
+    mixpi_recipe_give(c->ctx, turned);
+    return r;
+}
+
+/* The arguments that say which array is quantised. */
+static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols) {
+    mixp_quantise_args k;
+    memset(&k, 0, sizeof k);
+    k.x = x;
+    k.rows = rows;
+    k.cols = cols;
+    return k;
+}
+
+/* Runs g with the two quantised operands already in place, and gives the operands back. */
+static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
+                                    const mixpi_quantised *a, const mixpi_quantised *b) {
+    if (r == MIXP_OK) {
+        g->alpha = a->decode * b->decode;
+        r = MIXPI_RUN(c, gemm, g);
+    }
+    if (r == MIXP_OK) c->ctx->casting->recipes.products++;
+    mixpi_recipe_give(c->ctx, a->y);
+    mixpi_recipe_give(c->ctx, b->y);
+    return r;
+}
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
 /* Attributes of a product, set by infer. linear: a weight w[out, in] and a bias. g holds the batch
@@ -17953,6 +18623,7 @@ typedef struct mixpi_product {
     int            linear;
     mixp_gemm_args g;
     mixpi_axes     batches;
+    mixpi_recipe_call quantise; /* of a linear                                             */
 } mixpi_product;
 
 /* The shape of an operand as matrices. A vector is one row of a, or one column of b. */
@@ -18115,6 +18786,17 @@ static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64
     }
 }
 
+/* c = x w' of quantised operands. g: the forward product. */
+static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, mixp_gemm_args g) {
+    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
+    mixpi_quantised qx = { NULL, 1.0f }, qw = { NULL, 1.0f };
+    mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
+    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 0, &w, &qw);
+    if (r == MIXP_OK) g.a = mixpi_tensor_in(qx.y);
+    if (r == MIXP_OK) g.b = mixpi_tensor_in(qw.y);
+    return mixpi_recipe_run(c, &g, r, &qx, &qw);
+}
+
 static mixp_result mixpi_product_forward(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_gemm_args *g = &p->g, one;
@@ -18129,6 +18811,11 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->b = mixpi_call_x(c, 1);
     g->bias = mixpi_call_x(c, 2);
     g->c = mixpi_call_y(c);
+    if (p->linear) {
+        const int64_t sizes[3] = { g->m, g->n, g->k };
+        mixpi_recipe_decide(c, sizes, &p->quantise);
+    }
+    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_quantised(c, p, *g);
     for (i = 0; i < calls && r == MIXP_OK; i++) {
         one = *g;
         mixpi_product_at(&p->batches, i, 0, at, &again);
@@ -18275,9 +18962,57 @@ static mixp_result mixpi_product_joined(mixp_call *c, const mixp_gemm_args *g, m
     return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
 }
 
+/* dx = dy w of quantised operands. */
+static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
+    mixp_gemm_args g = p->g;
+    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
+    mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
+    mixpi_quantised qdy = { NULL, 1.0f }, qw = { NULL, 1.0f };
+    mixp_out to = mixpi_call_dx(c, 0);
+    mixp_result r = MIXP_OK;
+    if (!to.data) return MIXP_OK;
+    r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 0, &dy, &qdy);
+    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 1, &w, &qw);
+    if (r == MIXP_OK) {
+        g.b = mixpi_tensor_in(qw.y);
+        g = mixpi_product_da(&g, mixpi_tensor_in(qdy.y));
+        g.c = to;
+    }
+    return mixpi_recipe_run(c, &g, r, &qdy, &qw);
+}
+
+/* dw = dy' x of quantised operands. */
+static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
+    mixp_gemm_args g = p->g;
+    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
+    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
+    mixpi_quantised qdy = { NULL, 1.0f }, qx = { NULL, 1.0f };
+    mixp_out to = mixpi_call_dx(c, 1);
+    mixp_result r = MIXP_OK;
+    if (!to.data) return MIXP_OK;
+    r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 1, &dy, &qdy);
+    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
+    if (r == MIXP_OK) {
+        g.a = mixpi_tensor_in(qx.y);
+        g = mixpi_product_db(&g, mixpi_tensor_in(qdy.y));
+        g.c = to;
+    }
+    return mixpi_recipe_run(c, &g, r, &qdy, &qx);
+}
+
+/* The backward pass of a linear under a recipe. The bias's gradient is made from dy itself. */
+static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
+    mixp_result r = mixpi_linear_dx(c, p);
+    if (r == MIXP_OK)
+        r = p->quantise.recipe.wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p);
+    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
+}
+
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    mixp_result r = mixpi_product_grad(c, 0);
+    mixp_result r;
+    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_back(c, p);
+    r = mixpi_product_grad(c, 0);
     if (r != MIXP_OK) return r;
     if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
         return mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
@@ -18438,6 +19173,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
     const mixpi_watch *w;
     if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
+    if (mixp_autocast_current(ctx).recipe) return 0;
     w = ctx->watch;
     if (!ctx->device->kernels->gemm_epilogue || (w && (w->on || w->tap))) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||

@@ -1,6 +1,7 @@
 #pragma once
 #include "tape.h"
 #include "tensors/tensors.c"
+#include "recipe.c"
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64
@@ -23,6 +24,7 @@ typedef struct mixpi_region {
     mixpi_region_kind kind;
     int               no_grad;  /* 1: operators in the region are not recorded             */
     int               scope;    /* characters of the scopes' text that name the region */
+    mixp_recipe       recipe;   /* cast.recipe points here, or is NULL                     */
 } mixpi_region;
 
 typedef struct mixpi_override { const mixp_op *op; mixp_op_class cls; } mixpi_override;
@@ -36,6 +38,9 @@ struct mixpi_casting {
     int             n_overrides, n_tallies;
     int             block_level;
     mixp_cast_count casts;
+    mixp_recipe     block_recipe;       /* of the block form                               */
+    mixp_recipe_counts recipes;
+    int             linears;    /* applied under a recipe in this forward pass             */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 
@@ -58,7 +63,7 @@ static const mixpi_region *mixpi_region_now(const mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx) {
-    const mixp_autocast off = { MIXP_F32, 0 };
+    const mixp_autocast off = { MIXP_F32, 0, NULL };
     const mixpi_region *region = mixpi_region_now(ctx);
     if (!region || region->cast.dtype == MIXP_F32 || !region->cast.level) return off;
     return region->cast;
@@ -86,6 +91,36 @@ static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
     ctx->regions_low += low && (cast.dtype != now.dtype || cast.level != now.level);
 }
 
+/* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
+static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
+                                      const mixp_recipe *r, mixp_result *code) {
+    *code = MIXP_OK;
+    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
+    *code = MIXP_ERR_ARGUMENT;
+    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT) return "the recipe's kind is none of mixp_recipe_kind";
+    if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
+        return "the recipe's keep_first, keep_last or linears is negative";
+    if (r->keep_last && !r->linears)
+        return "the recipe's keep_last needs linears, the mixp_linear calls of a forward pass";
+    *code = MIXP_ERR_DTYPE;
+    if (dtype != MIXP_BF16)
+        return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
+               "too small a range; use MIXP_BF16";
+    *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
+    return *code == MIXP_OK ? NULL
+                            : "this device cannot quantise for a recipe; use a context on the CPU";
+}
+
+/* Gives a region its own copy of its recipe. A forward pass begins where a recipe begins. */
+static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region, int inside) {
+    const mixp_recipe *r = region->cast.recipe;
+    region->cast.recipe = NULL;
+    if (!r || r->kind == MIXP_RECIPE_NONE) return;
+    region->recipe = *r;
+    region->cast.recipe = &region->recipe;
+    if (!inside) c->linears = 0;
+}
+
 /* Opens a region. A refused block or scope opens a region as well, without effect, because its end
  * will close one. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -93,22 +128,26 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
     mixpi_casting *c = mixpi_casting_of(ctx);
     const int most = kind == MIXPI_REGION_IN_WALK ? MIXPI_REGIONS_ROOM : MIXPI_MAX_REGIONS;
     const char *wrong = NULL;
+    const mixp_autocast now = mixp_autocast_current(ctx);
+    mixp_result r = MIXP_ERR_ARGUMENT;
     if (!c) return MIXP_ERR_MEMORY;
     if (!mixpi_real(cast.dtype)) wrong = "the dtype must be f16, bf16 or f32 (off)";
     else if (cast.level < 0 || cast.level > 3) wrong = "the level must be 0 to 3";
     else if (c->n_regions >= most) wrong = "too many nested regions";
+    else wrong = mixpi_recipe_wrong(ctx, cast.dtype, cast.recipe, &r);
     if (kind != MIXPI_REGION_IN_WALK && cast.level) mixpi_region_noted(ctx, cast);
     if (c->n_regions < MIXPI_REGIONS_ROOM) {
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
-        region->cast = wrong ? mixp_autocast_current(ctx) : cast;
+        region->cast = wrong ? now : cast;
+        mixpi_region_recipe(c, region, now.recipe != NULL);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;
     return !wrong ? MIXP_OK
-                  : mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                  : mixp_context_fail(ctx, r,
                                       "autocast to %s at level %d: %s",
                                       mixp_dtype_name(cast.dtype), cast.level, wrong);
 }
@@ -117,9 +156,10 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
 static void mixpi_region_open_at(mixp_context *ctx, mixp_dtype dtype,
                                  mixpi_region_kind kind) {
     mixpi_casting *c = mixpi_casting_of(ctx);
-    mixp_autocast cast = { MIXP_F32, 0 };
+    mixp_autocast cast = { MIXP_F32, 0, NULL };
     cast.dtype = dtype;
     if (c) cast.level = c->block_level;
+    if (c && dtype != MIXP_F32) cast.recipe = &c->block_recipe;
     mixpi_region_open(ctx, cast, kind, 0);
 }
 
@@ -182,6 +222,25 @@ MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level) {
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_level = level;
     return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe) {
+    mixp_recipe none;
+    mixp_result r;
+    const char *wrong;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    memset(&none, 0, sizeof none);
+    wrong = mixpi_recipe_wrong(ctx, MIXP_BF16, recipe, &r);
+    if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
+    if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->casting->block_recipe = recipe ? *recipe : none;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx) {
+    mixp_recipe_counts none;
+    memset(&none, 0, sizeof none);
+    return ctx && ctx->casting ? ctx->casting->recipes : none;
 }
 
 MIXPREC_API int mixp_autocast_enter(mixp_context *ctx, mixp_dtype dtype) {
@@ -468,6 +527,7 @@ MIXPREC_API void mixp_autocast_reset_counts(mixp_context *ctx) {
     if (!c) return;
     memset(c->tallies, 0, sizeof c->tallies);
     memset(&c->casts, 0, sizeof c->casts);
+    memset(&c->recipes, 0, sizeof c->recipes);
     c->n_tallies = 0;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 #include "tensors.h"
+#include "recipe.h"
 /* ==== 6. AUTOCAST ===================================================== >>autocast ====
  *
  * Inside a region every operator runs in the dtype of its class, as in PyTorch's torch.amp.autocast
@@ -25,9 +26,9 @@ typedef enum mixp_op_class {
     MIXP_CLASS_COUNT
 } mixp_op_class;
 
-/* Autocast settings. The level says which results are stored in the region's dtype. Scalars (rank
- * 0) are always f32. All arithmetic inside norms, softmax, losses and accumulations is f32 at every
- * level.
+/* Autocast settings. Set every field, or begin with zeros. The level says which results are stored
+ * in the region's dtype. Scalars (rank 0) are always f32. All arithmetic inside norms, softmax,
+ * losses and accumulations is f32 at every level.
  *
  *     0  autocast off: every operator runs as given
  *     1  as PyTorch's autocast (Apex O1): results have the dtypes of the classes above
@@ -39,11 +40,17 @@ typedef enum mixp_op_class {
 typedef struct mixp_autocast {
     mixp_dtype dtype;           /* MIXP_F16 or MIXP_BF16; MIXP_F32 = autocast off in this region */
     int        level;           /* 0..3; the block form uses the context's level, initially 1 */
+    const mixp_recipe *recipe;  /* copied; NULL = none. The block form uses the context's recipe,
+                                   initially none; see mixp_autocast_set_recipe              */
 } mixp_autocast;
 
 /* mixp_autocast_push opens a region; mixp_autocast_pop closes it. MIXP_ERR_ARGUMENT: another dtype
  * or level, or more than 64 nested regions. MIXP_ERR_ORDER: pop without push, or the region opened
- * last was not opened by mixp_autocast_push: the message names that region, which stays open. */
+ * last was not opened by mixp_autocast_push: the message names that region, which stays open.
+ *
+ * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
+ * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, a negative count, or keep_last without
+ * `linears`. MIXP_ERR_DEVICE: the context's device is no CPU. */
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region);
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
@@ -53,6 +60,19 @@ MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 
 /* Sets the level, 0..3, that the block form and mixp_autocast_call use from now on. */
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
+
+/* Sets the recipe that bf16 regions of the block form and of mixp_autocast_call use from now on; it
+ * is copied. NULL or kind MIXP_RECIPE_NONE = none. Until then, an f16 block is MIXP_ERR_DTYPE; f32
+ * blocks ignore it. Errors: those of mixp_autocast_push with a recipe; the old recipe then stays.
+ *
+ * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
+ * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
+ * out of the recipe), and keep_first and keep_last do not keep it. Otherwise it multiplies in bf16.
+ * mixp_autocast_recipe_counts says how often each happened. mixp_mlp runs as three operators.
+ * Random numbers are keyed by the context's seed, the step and the call: runs repeat bit for bit,
+ * also after a resume. */
+MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_recipe *recipe);
+MIXPREC_API mixp_recipe_counts mixp_autocast_recipe_counts(const mixp_context *ctx);
 
 /* MIXP_AUTOCAST(ctx, MIXP_F16) { loss = model(ctx, x); }
  *

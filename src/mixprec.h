@@ -13,6 +13,7 @@ extern "C" {
 #include "kernels.h"
 #ifndef MIXPREC_ONLY_FORMATS
 #include "tensors.h"
+#include "recipe.h"
 #include "autocast.h"
 #include "tape.h"
 #include "operators.h"
@@ -87,6 +88,7 @@ extern "C" {
 #include "ranks/hooks.c"
 #include "tensors/context.c"
 #include "tensors/tensors.c"
+#include "recipe.c"
 #include "autocast.c"
 #include "tape/apply.c"
 #include "watch/sites.c"
@@ -98,6 +100,7 @@ extern "C" {
 #include "tape/cast.c"
 #include "tape/check_gradients.c"
 #include "operators/shared.c"
+#include "operators/recipes.c"
 #include "operators/products.c"
 #include "operators/attention.c"
 #include "operators/elementwise.c"

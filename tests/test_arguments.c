@@ -35,7 +35,7 @@ static mixp_tensor *no_loss(mixp_context *ctx, void *user) {
 }
 
 static void no_context(void) {
-    const mixp_autocast half = { MIXP_F16, 1 };
+    const mixp_autocast half = { MIXP_F16, 1, NULL };
     mixp_gemm_args gemm;
     mixp_op_count count;
     mixp_memory memory;
@@ -295,7 +295,7 @@ static void products(void) {
 /* --- autocast, operators --------------------------------------------------------------------------- */
 
 static void regions(void) {
-    const mixp_autocast bad_level = { MIXP_F16, 4 }, low_level = { MIXP_F16, -1 };
+    const mixp_autocast bad_level = { MIXP_F16, 4, NULL }, low_level = { MIXP_F16, -1, NULL };
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_op_count count;
     REFUSED(ctx, mixp_autocast_push(ctx, NULL), MIXP_ERR_ARGUMENT, "region is NULL");

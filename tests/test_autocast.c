@@ -194,7 +194,7 @@ static void test_promotion_takes_the_widest(void) {
 }
 
 static void test_regions_nest_and_restore(void) {
-    mixp_autocast off;
+    mixp_autocast off = { MIXP_F32, 0, NULL };
     mixp_dtype seen[5] = { MIXP_I32, MIXP_I32, MIXP_I32, MIXP_I32, MIXP_I32 };
     off.dtype = MIXP_F32;
     off.level = 1;
@@ -308,7 +308,7 @@ static void test_blocks_on_one_line(void) {
 
 /* What a block finds open at its end, it closes: a push without a pop is no leak. */
 static void test_a_block_closes_what_was_pushed_in_it(void) {
-    mixp_autocast region;
+    mixp_autocast region = { MIXP_F32, 0, NULL };
     region.dtype = MIXP_BF16;
     region.level = 1;
     mixp_step_begin(ctx);
@@ -370,7 +370,7 @@ static void test_call_form_and_blocks_left_open(void) {
 }
 
 static void test_bad_regions(void) {
-    mixp_autocast r;
+    mixp_autocast r = { MIXP_F32, 0, NULL };
     int i;
     r.dtype = MIXP_I32;
     r.level = 1;
@@ -511,7 +511,7 @@ static void test_gradient_dtypes(void) {
 
 /* A pop closes what a push opened, not the block around it. */
 static void test_pop_in_block(void) {
-    const mixp_autocast region = { MIXP_BF16, 1 };
+    const mixp_autocast region = { MIXP_BF16, 1, NULL };
     mixp_context *c = mixp_context_new(NULL);
     CHECK_INT(mixp_autocast_push(c, &region), MIXP_OK);
     MIXP_AUTOCAST(c, MIXP_F16) {

@@ -356,7 +356,7 @@ static void compare_of_a_bad_function(void) {
  * in all others. */
 static void pinned_cast_of_the_first_step(void) {
     mixp_context *ctx = context_of(NULL);
-    mixp_autocast region = { MIXP_F16, 1 };
+    mixp_autocast region = { MIXP_F16, 1, NULL };
     int64_t shape[2] = { 4, 4 };
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_BF16, 2, shape);
     mixp_dtype stored[3];
@@ -417,7 +417,7 @@ static void save_with_large_counts(const char *path, int32_t count) {
 static void guard_counts_of_a_file(void) {
     mixp_context *ctx = context_of(NULL);
     mixp_tensor *w = matrix(ctx, "w", 4, 4);
-    mixp_autocast region = { MIXP_F16, 1 };
+    mixp_autocast region = { MIXP_F16, 1, NULL };
     int64_t shape[2] = { 4, 4 };
     mixp_guard_desc guard;
     mixp_checkpoint what;

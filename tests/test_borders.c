@@ -204,7 +204,7 @@ static void a_walk_within_as_many_regions_as_may_be(void) {
     for (int open = 62; open <= 64; open++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_tensor  *p = mixp_param(ctx, "p", MIXP_F32, 1, four), *in[1], *loss;
-        mixp_autocast region = { MIXP_F16, 1 };
+        mixp_autocast region = { MIXP_F16, 1, NULL };
         in[0] = p;
         mixp_step_begin(ctx);
         for (int i = 0; i < open; i++) CHECK_INT(mixp_autocast_push(ctx, &region), MIXP_OK);
@@ -223,7 +223,7 @@ static void a_walk_within_as_many_regions_as_may_be(void) {
 /* One more than may be is refused, and left as it was opened. */
 static void a_region_too_many_is_left_all_the_same(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_autocast region = { MIXP_BF16, 2 };
+    mixp_autocast region = { MIXP_BF16, 2, NULL };
     int           i;
     for (i = 0; i < 64; i++) CHECK_INT(mixp_autocast_push(ctx, &region), MIXP_OK);
     MIXP_AUTOCAST(ctx, MIXP_F16) {
@@ -251,7 +251,7 @@ static void close_all(mixp_result code, const char *message, void *user) {
 
 static void a_refused_push_that_is_closed_at_once(void) {
     mixp_context_desc d;
-    mixp_autocast     region = { MIXP_I32, 1 };
+    mixp_autocast     region = { MIXP_I32, 1, NULL };
     memset(&d, 0, sizeof d);
     d.on_error = close_all;
     closing = mixp_context_new(&d);

@@ -98,7 +98,7 @@ static void bad_loss_is_told(void) {
 /* What overrides the class of the loss counts for the one pass, too. */
 static void banned_loss(void) {
     head h = head_new();
-    mixp_autocast region = { MIXP_BF16, 1 };
+    mixp_autocast region = { MIXP_BF16, 1, NULL };
     mixp_autocast_override(h.ctx, mixp_op_builtin(MIXP_OP_CROSS_ENTROPY), MIXP_CLASS_BANNED);
     mixp_autocast_push(h.ctx, &region);
     CHECK(head_loss(&h, 1) == NULL);

@@ -29,7 +29,7 @@ static const char *name_now(mixp_context *ctx) {
 }
 
 static void pops_that_cross(void) {
-    const mixp_autocast low = { MIXP_BF16, 1 };
+    const mixp_autocast low = { MIXP_BF16, 1, NULL };
     mixp_context *ctx = mixp_context_new(NULL);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
     mixp_step_begin(ctx);

@@ -161,7 +161,7 @@ static mixp_tensor *compared(mixp_context *ctx, void *user) {
 }
 
 static void training_step(training *t, int kind, int careful) {
-    mixp_autocast region = { MIXP_F16, 2 };
+    mixp_autocast region = { MIXP_F16, 2, NULL };
     mixp_tensor *loss;
     int o;
     hear(t, mixp_step_begin(t->ctx));

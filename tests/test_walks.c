@@ -143,7 +143,7 @@ static void the_scale_moves_before_the_walk(void) {
 
 static void a_scaled_loss_is_f32_whatever_its_rank(void) {
     model m = model_new();
-    const mixp_autocast low = { MIXP_F16, 2 };
+    const mixp_autocast low = { MIXP_F16, 2, NULL };
     const int64_t one[1] = { 1 };
     const float two[1] = { 2 };
     mixp_tensor *loss = mixp_input(m.ctx, MIXP_F32, 1, one, two), *scaled;

@@ -1,5 +1,6 @@
 #pragma once
 #include "shared.c"
+#include "recipes.c"
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
 /* Attributes of a product, set by infer. linear: a weight w[out, in] and a bias. g holds the batch
@@ -8,6 +9,7 @@ typedef struct mixpi_product {
     int            linear;
     mixp_gemm_args g;
     mixpi_axes     batches;
+    mixpi_recipe_call quantise; /* of a linear                                             */
 } mixpi_product;
 
 /* The shape of an operand as matrices. A vector is one row of a, or one column of b. */
@@ -170,6 +172,17 @@ static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64
     }
 }
 
+/* c = x w' of quantised operands. g: the forward product. */
+static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, mixp_gemm_args g) {
+    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
+    mixpi_quantised qx = { NULL, 1.0f }, qw = { NULL, 1.0f };
+    mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
+    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 0, &w, &qw);
+    if (r == MIXP_OK) g.a = mixpi_tensor_in(qx.y);
+    if (r == MIXP_OK) g.b = mixpi_tensor_in(qw.y);
+    return mixpi_recipe_run(c, &g, r, &qx, &qw);
+}
+
 static mixp_result mixpi_product_forward(mixp_call *c) {
     mixpi_product *p = (mixpi_product *)c->attrs;
     mixp_gemm_args *g = &p->g, one;
@@ -184,6 +197,11 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->b = mixpi_call_x(c, 1);
     g->bias = mixpi_call_x(c, 2);
     g->c = mixpi_call_y(c);
+    if (p->linear) {
+        const int64_t sizes[3] = { g->m, g->n, g->k };
+        mixpi_recipe_decide(c, sizes, &p->quantise);
+    }
+    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_quantised(c, p, *g);
     for (i = 0; i < calls && r == MIXP_OK; i++) {
         one = *g;
         mixpi_product_at(&p->batches, i, 0, at, &again);
@@ -330,9 +348,57 @@ static mixp_result mixpi_product_joined(mixp_call *c, const mixp_gemm_args *g, m
     return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
 }
 
+/* dx = dy w of quantised operands. */
+static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
+    mixp_gemm_args g = p->g;
+    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
+    mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
+    mixpi_quantised qdy = { NULL, 1.0f }, qw = { NULL, 1.0f };
+    mixp_out to = mixpi_call_dx(c, 0);
+    mixp_result r = MIXP_OK;
+    if (!to.data) return MIXP_OK;
+    r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 0, &dy, &qdy);
+    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 1, &w, &qw);
+    if (r == MIXP_OK) {
+        g.b = mixpi_tensor_in(qw.y);
+        g = mixpi_product_da(&g, mixpi_tensor_in(qdy.y));
+        g.c = to;
+    }
+    return mixpi_recipe_run(c, &g, r, &qdy, &qw);
+}
+
+/* dw = dy' x of quantised operands. */
+static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
+    mixp_gemm_args g = p->g;
+    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
+    mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
+    mixpi_quantised qdy = { NULL, 1.0f }, qx = { NULL, 1.0f };
+    mixp_out to = mixpi_call_dx(c, 1);
+    mixp_result r = MIXP_OK;
+    if (!to.data) return MIXP_OK;
+    r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 1, &dy, &qdy);
+    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
+    if (r == MIXP_OK) {
+        g.a = mixpi_tensor_in(qx.y);
+        g = mixpi_product_db(&g, mixpi_tensor_in(qdy.y));
+        g.c = to;
+    }
+    return mixpi_recipe_run(c, &g, r, &qdy, &qx);
+}
+
+/* The backward pass of a linear under a recipe. The bias's gradient is made from dy itself. */
+static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
+    mixp_result r = mixpi_linear_dx(c, p);
+    if (r == MIXP_OK)
+        r = p->quantise.recipe.wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p);
+    return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
+}
+
 static mixp_result mixpi_product_backward(mixp_call *c) {
     const mixpi_product *p = (const mixpi_product *)c->attrs;
-    mixp_result r = mixpi_product_grad(c, 0);
+    mixp_result r;
+    if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_back(c, p);
+    r = mixpi_product_grad(c, 0);
     if (r != MIXP_OK) return r;
     if (p->linear && p->g.batch == 1 && mixpi_product_joins(c, 1, 2))
         return mixpi_product_joined(c, &p->g, mixpi_call_dy(c), 1, 2);
@@ -493,6 +559,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
     const mixpi_watch *w;
     if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
+    if (mixp_autocast_current(ctx).recipe) return 0;
     w = ctx->watch;
     if (!ctx->device->kernels->gemm_epilogue || (w && (w->on || w->tap))) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||

@@ -64,6 +64,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixpi_records_turn(ctx);
     ctx->tape = NULL;
     ctx->calls_made = 0;
+    if (ctx->casting) ctx->casting->linears = 0;
     ctx->generation++;
     ctx->step += mixpi_world(ctx);
     return r;

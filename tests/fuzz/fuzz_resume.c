@@ -195,7 +195,7 @@ static mixp_tensor *training_loss(training *t) {
 
 static void training_run(training *t, int steps) {
     int o;
-    mixp_autocast region = { MIXP_F16, 1 };
+    mixp_autocast region = { MIXP_F16, 1, NULL };
     if (t->rich) region.level = 2;
     for (; steps > 0; steps--) {
         mixp_tensor *loss;

@@ -1,0 +1,148 @@
+#pragma once
+#include "shared.c"
+/* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
+
+/* The operands of a linear layer's three products. x and dy are read along their columns by one
+ * product and along their rows by another; so is w. */
+typedef enum mixpi_role { MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY } mixpi_role;
+
+/* A linear layer's recipe, decided in forward. kind NONE: bf16 products. key: of its random
+ * numbers. */
+typedef struct mixpi_recipe_call { mixp_recipe recipe; uint64_t key; } mixpi_recipe_call;
+
+/* A quantised operand in the arena, and the factor for its product. */
+typedef struct mixpi_quantised { mixp_tensor *y; float decode; } mixpi_quantised;
+
+/* The number of which each size of a linear must be a multiple. */
+static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
+    return kind == MIXP_RECIPE_FP8_BLOCK ? 128 : kind == MIXP_RECIPE_MXFP8 ? 32 : 16;
+}
+
+/* Is the linear that comes now one of the first or last? Counts it. */
+static int mixpi_recipe_keeps(mixp_context *ctx, const mixp_recipe *r) {
+    const int i = ctx->casting->linears++;
+    if (r->linears && ctx->casting->linears == r->linears) ctx->casting->linears = 0;
+    return i < r->keep_first || (r->linears && i >= r->linears - r->keep_last);
+}
+
+/* Does the guard, or a pin, leave this linear out? */
+static int mixpi_recipe_guarded(const mixp_call *c) {
+    const int number = mixpi_entry_of(c)->site;
+    if (c->out->dtype != MIXP_BF16) return 1;
+    return number && mixpi_site_at(c->ctx, number)->pinned;
+}
+
+static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
+    if (!counts->unfit++) {
+        snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
+        memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
+    }
+}
+
+/* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
+static void mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3], mixpi_recipe_call *out) {
+    const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
+    mixp_recipe_counts *counts;
+    int64_t unit;
+    int kept;
+    memset(out, 0, sizeof *out);
+    if (!r) return;
+    counts = &c->ctx->casting->recipes;
+    unit = mixpi_recipe_unit(r->kind);
+    kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
+           c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+    if (kept) counts->kept++;
+    else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
+        mixpi_recipe_unfit(c, sizes);
+    else {
+        counts->quantised++;
+        out->recipe = *r;
+        out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, c->ctx->step,
+                                   (uint64_t)c->ctx->calls_made);
+    }
+}
+
+/* Blocks of 1 x n along the sum: along the columns or, for the gradient of a weight, the rows. */
+static void mixpi_recipe_blocks(mixp_quantise_args *k, int64_t n, int rows) {
+    k->block_rows = rows ? n : 1;
+    k->block_cols = rows ? 1 : n;
+}
+
+/* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
+static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
+                              mixp_quantise_args *k) {
+    const int64_t n = mixpi_recipe_unit(r->kind);
+    const int square = role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 &&
+                       !(r->kind == MIXP_RECIPE_NVFP4 && r->no_2d);
+    k->element = MIXP_F8_E4M3;
+    k->scale = MIXP_SCALE_TENSOR;
+    if (r->kind == MIXP_RECIPE_FP8_CURRENT) {
+        if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
+        return;
+    }
+    mixpi_recipe_blocks(k, n, rows);
+    if (square) k->block_rows = k->block_cols = n;
+    if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
+    if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
+    if (r->kind != MIXP_RECIPE_NVFP4) return;
+    k->element = MIXP_F4_E2M1;
+    k->scale = MIXP_SCALE_E4M3;
+    k->stochastic = role == MIXPI_ROLE_DY && !r->no_stochastic;
+}
+
+static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
+{ if (t) mixpi_arena_give(ctx, &ctx->dev, t->data, mixpi_bytes(t)); }
+
+/* Transforms k->x in place of itself, into an array of the arena. */
+static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
+    const int64_t count = k->rows * k->cols;
+    mixp_result r;
+    *turned = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!*turned) return MIXP_ERR_MEMORY;
+    r = mixp_hadamard(&c->ctx->exec, k->rows, k->cols, k->x, (float *)(*turned)->data);
+    k->x = mixpi_tensor_in(*turned);
+    return r;
+}
+
+/* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
+ * rows. Give q->y back with mixpi_recipe_give. */
+static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
+                                        int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
+    const int64_t count = k->rows * k->cols;
+    const int turns = rc->recipe.kind == MIXP_RECIPE_NVFP4 && over_rows && role != MIXPI_ROLE_W;
+    mixp_tensor *turned = NULL;
+    mixp_result r = MIXP_OK;
+    mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
+    k->key = rc->key + (uint64_t)over_rows;
+    q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
+    if (!q->y) return MIXP_ERR_MEMORY;
+    k->y = (mixp_bf16 *)q->y->data;
+    if (turns && !rc->recipe.no_hadamard) r = mixpi_recipe_turn(c, k, &turned);
+    if (r == MIXP_OK) r = mixp_quantise(&c->ctx->exec, k, &q->decode);
+    mixpi_recipe_give(c->ctx, turned);
+    return r;
+}
+
+/* The arguments that say which array is quantised. */
+static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols) {
+    mixp_quantise_args k;
+    memset(&k, 0, sizeof k);
+    k.x = x;
+    k.rows = rows;
+    k.cols = cols;
+    return k;
+}
+
+/* Runs g with the two quantised operands already in place, and gives the operands back. */
+static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
+                                    const mixpi_quantised *a, const mixpi_quantised *b) {
+    if (r == MIXP_OK) {
+        g->alpha = a->decode * b->decode;
+        r = MIXPI_RUN(c, gemm, g);
+    }
+    if (r == MIXP_OK) c->ctx->casting->recipes.products++;
+    mixpi_recipe_give(c->ctx, a->y);
+    mixpi_recipe_give(c->ctx, b->y);
+    return r;
+}

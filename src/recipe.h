@@ -1,0 +1,121 @@
+#pragma once
+#include "kernels.h"
+/* --- recipes: products below 16 bits -------------------------------------------------------- *
+ *
+ * A recipe says how the operands of mixp_linear's three products (result, gradient of the input,
+ * gradient of the weight) are quantised. A quantised operand is a bf16 array of decoded values,
+ * which bf16 holds exactly; the product is the bf16 product with f32 sums. The numbers are
+ * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time and no
+ * memory: it shows what a format does to training. See the field recipe of mixp_autocast.
+ *
+ *     mixp_recipe r;                                  (trains in NVFP4, but for the first linear)
+ *     memset(&r, 0, sizeof r);
+ *     r.kind = MIXP_RECIPE_NVFP4;
+ *     r.keep_first = 1;
+ *     mixp_autocast_set_recipe(ctx, &r);
+ *     for (step = 0; step < 1000; step++) {
+ *         mixp_step_begin(ctx);
+ *         mixp_zero_grad(opt);
+ *         MIXP_AUTOCAST(ctx, MIXP_BF16) loss = model(ctx, batch(step));
+ *         mixp_backward(ctx, loss);
+ *         mixp_optimizer_step(opt);
+ *     }
+ *
+ * Operands are quantised from bf16, as autocast casts them. Norms, attention, softmax, losses,
+ * embeddings and biases do not change. Master weights and gradients of weights stay f32.
+ */
+typedef enum mixp_recipe_kind {
+    MIXP_RECIPE_NONE,
+    MIXP_RECIPE_FP8_CURRENT,    /* x, w in e4m3, dy in e5m2; one f32 scale for each tensor, from its
+                                   largest magnitude. Sizes: multiples of 16. Source:
+                                   TransformerEngine, Float8CurrentScaling                   */
+    MIXP_RECIPE_FP8_BLOCK,      /* e4m3; x and dy in blocks of 1 x 128 along the sum, w of 128 x
+                                   128; scales are powers of two. Multiples of 128. Source:
+                                   DeepSeek-V3, 3.3; TransformerEngine, Float8BlockScaling   */
+    MIXP_RECIPE_MXFP8,          /* e4m3 in blocks of 1 x 32 along the sum, e8m0 scales rounded up.
+                                   Multiples of 32. Source: OCP MX 1.0, arXiv 2506.08027     */
+    MIXP_RECIPE_NVFP4,          /* e2m1 in blocks of 1 x 16 along the sum, w of 16 x 16; e4m3 scales
+                                   under an f32 scale for each tensor; dy rounds stochastically;
+                                   a random Hadamard transform of 16 on both operands of the
+                                   weight's gradient. Multiples of 16. Source: arXiv 2509.25149,
+                                   TransformerEngine, NVFP4BlockScaling                      */
+    MIXP_RECIPE_COUNT
+} mixp_recipe_kind;
+
+/* Zero is the source's default in every field. A flag that the kind does not use is ignored. */
+typedef struct mixp_recipe {
+    mixp_recipe_kind kind;
+    int dy_e4m3;                /* current: 1 = dy in e4m3 as well                         */
+    int no_stochastic;          /* NVFP4: 1 = dy rounds to nearest even                    */
+    int no_hadamard;            /* NVFP4: 1 = no transform                                 */
+    int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16                        */
+    int wgrad_high;             /* 1 = the gradient of the weight is the bf16 product      */
+    int keep_first;             /* this many linears at the front of a forward pass stay bf16 */
+    int keep_last;              /* this many at the end stay bf16; needs `linears`         */
+    int linears;                /* mixp_linear calls of a forward pass; 0 = unknown. The count
+                                   begins again at mixp_step_begin, where a region with a recipe
+                                   opens outside of another, and after `linears` calls      */
+} mixp_recipe;
+
+/* "fp8_current", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
+MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
+
+/* Scales of a quantised array. amax: the largest magnitude of a block, or of the array. max: the
+ * largest value of the element. */
+typedef enum mixp_block_scale {
+    MIXP_SCALE_TENSOR,          /* s = max / amax for the whole array; y = element(x s)    */
+    MIXP_SCALE_POWER,           /* s = max / amax rounded down to a power of two, for each block;
+                                   y = element(x s) / s                                    */
+    MIXP_SCALE_E8M0,            /* d = amax / max rounded up to a power of two, for each block;
+                                   y = element(x / d) d                                    */
+    MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
+                                   e4m3(amax s / 6) and y = element(x s / d) d             */
+    MIXP_SCALE_COUNT
+} mixp_block_scale;
+
+/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not overlap
+ * x. Rounds to nearest even, or stochastically; values beyond the element's largest become the
+ * largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
+ *
+ * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
+ * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
+ * POWER: a block with amax 0, Inf or NaN has s = 1. E4M3: an array with such an amax has s = 1. A
+ * block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
+ * above.
+ *
+ * The same inputs give the same bits on every instruction set and at any number of threads. */
+typedef struct mixp_quantise_args {
+    int64_t          rows, cols;
+    mixp_in          x;
+    mixp_bf16       *y;
+    mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
+    mixp_block_scale scale;
+    int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
+                                                   n x n, with n a multiple of 16; 0 x 0 for TENSOR */
+    int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
+                                       cut off, to within 2^-22                            */
+    uint64_t         key;       /* of mixp_random_key; the element is the index in x       */
+} mixp_quantise_args;
+
+/* Runs on the CPU, in the threads of x (mixp_context_exec). *decode: the
+ * factor by which a product with y must be multiplied: 1 / s for TENSOR and E4M3, otherwise 1.
+ * MIXP_ERR_ARGUMENT: NULL, or an unknown scale or element. MIXP_ERR_SHAPE: blocks that do not fit.
+ * MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y and *decode are unchanged. */
+MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k, float *decode);
+
+/* y = x (diag(signs) H_16) / 4 along the rows: in each column, each 16 rows are transformed. x[rows,
+ * cols] f32 or bf16, y f32, rows a multiple of 16; sums of 16 in f32, as a tree. The transform is
+ * orthogonal, so the product of two arrays that are both transformed is that of the arrays. The
+ * signs are TransformerEngine's. Errors as mixp_quantise's. */
+MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
+                                      float *y);
+
+/* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
+typedef struct mixp_recipe_counts {
+    int64_t products;           /* products of quantised operands, backward included       */
+    int64_t quantised;          /* linears with a quantised forward product                */
+    int64_t kept;               /* linears left bf16: keep_first, keep_last, a pin or the guard */
+    int64_t unfit;              /* linears left bf16 because a size does not fit           */
+    char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
+    int64_t unfit_sizes[3];     /* its rows of x, outputs and inputs                       */
+} mixp_recipe_counts;

@@ -1,0 +1,647 @@
+/* test_recipes.c - recipes below 16 bits: the quantiser bit for bit against a search through the
+ * grid in double precision, a linear layer's three products against loops in double, counts,
+ * refusals, random numbers, and a short training beside bf16. The arithmetic of the scales is that
+ * of the sources named in mixp_recipe_kind, written here a second time.
+ * SPDX-License-Identifier: MIT OR Unlicense */
+#include "mixprec.h"
+#include "test.h"
+
+/* --- the reference -------------------------------------------------------------------------- */
+
+typedef struct grid { int mantissa, least; double max; } grid;     /* least: normal exponent */
+static const grid grids[3] = { { 3, -6, 448.0 }, { 2, -14, 57344.0 }, { 1, 0, 6.0 } };
+static const mixp_dtype elements[3] = { MIXP_F8_E4M3, MIXP_F8_E5M2, MIXP_F4_E2M1 };
+
+/* x on the grid: the nearest value, the even multiple of the step on a tie, at most max. */
+static double on_grid(const grid *g, double x) {
+    double a = fabs(x), step, whole, rest;
+    int e = 0;
+    if (a != a) return x;
+    if (a > g->max) a = g->max;
+    frexp(a, &e);
+    e = e - 1 < g->least ? g->least : e - 1;
+    step = ldexp(1.0, e - g->mantissa);
+    whole = floor(a / step);
+    rest = a / step - whole;
+    if (rest > 0.5 || (rest == 0.5 && fmod(whole, 2.0) == 1.0)) whole += 1.0;
+    return x < 0 ? -whole * step : whole * step;
+}
+
+typedef struct factors { double in, out; } factors;     /* x in is rounded; the result times out */
+
+static double f32(double x) { return (double)(float)x; }
+static int usable(double amax) { return amax > 0 && amax < 1e39; }
+static double scale_to(double max, double amax) {
+    double s = usable(amax) ? f32(max / amax) : 1.0;
+    return s > (double)3.40282346638528859812e38f ? (double)3.40282346638528859812e38f : s;
+}
+
+static factors factors_of(mixp_block_scale kind, const grid *g, double amax, double tensor) {
+    factors f = { 1.0, 1.0 };
+    int e = 0;
+    if (kind == MIXP_SCALE_TENSOR) f.in = tensor;
+    if (kind == MIXP_SCALE_POWER) {
+        frexp(scale_to(g->max, amax), &e);
+        f.in = ldexp(1.0, e - 1);
+        f.out = ldexp(1.0, 1 - e);
+    }
+    if (kind == MIXP_SCALE_E8M0) {
+        double t = amax < 1e39 ? f32(amax * f32(1.0 / g->max)) : amax;
+        if (t != t) f.in = f.out = t;
+        else {
+            e = -127;
+            while (e < 127 && ldexp(1.0, e) < t) e++;
+            f.in = ldexp(1.0, -e);
+            f.out = ldexp(1.0, e);
+        }
+    }
+    if (kind == MIXP_SCALE_E4M3) {
+        double want = f32(amax * f32(tensor * f32(1.0 / 6.0)));
+        f.out = on_grid(&grids[0], want);
+        f.in = amax == 0 ? 0.0 : f32(1.0 / f32(f.out * f32(1.0 / tensor)));
+        if (f.in > 3.4028234663852886e38) f.in = 3.4028234663852886e38;
+    }
+    return f;
+}
+
+enum { ROWS = 256, COLS = 384, COUNT = ROWS * COLS };
+static float source[COUNT];
+static mixp_bf16 source_low[COUNT], got[COUNT], again[COUNT];
+static float want[COUNT];
+
+static double larger(double a, double b) { return a != a || a > b ? a : b; }
+
+/* The reference of mixp_quantise into want; returns the factor of the product. */
+static double reference(const mixp_quantise_args *k) {
+    const grid *g = &grids[k->element == MIXP_F8_E4M3 ? 0 : k->element == MIXP_F8_E5M2 ? 1 : 2];
+    int64_t br = k->block_rows ? k->block_rows : k->rows, bc = k->block_cols ? k->block_cols : k->cols;
+    int64_t r, c, i, j;
+    double all = 0, tensor = 1.0;
+    for (i = 0; i < k->rows * k->cols; i++) all = larger(fabs((double)mixp_get(k->x, i)), all);
+    if (k->scale == MIXP_SCALE_TENSOR) tensor = scale_to(g->max, all);
+    if (k->scale == MIXP_SCALE_E4M3) tensor = scale_to(2688.0, all);
+    for (r = 0; r < k->rows; r += br)
+        for (c = 0; c < k->cols; c += bc) {
+            double amax = 0;
+            factors f;
+            for (i = r; i < r + br; i++)
+                for (j = c; j < c + bc; j++)
+                    amax = larger(fabs((double)mixp_get(k->x, i * k->cols + j)), amax);
+            f = factors_of(k->scale, g, amax, tensor);
+            for (i = r; i < r + br; i++)
+                for (j = c; j < c + bc; j++) {
+                    double x = f32((double)mixp_get(k->x, i * k->cols + j) * f.in);
+                    want[i * k->cols + j] = (float)(on_grid(g, x) * f.out);
+                }
+        }
+    return f32(1.0 / tensor);
+}
+
+/* Values over many exponents; `spread` 0: like a network's. */
+static void fill_source(int spread, uint64_t key) {
+    int i;
+    for (i = 0; i < COUNT; i++) {
+        uint32_t a = mixp_random_at(key, (uint64_t)i), b = mixp_random_at(key + 1, (uint64_t)i);
+        double x = ((double)a / 4294967296.0 - 0.5) * ldexp(1.0, (int)(b % 12) - 6);
+        if (spread) x = ldexp(x, (int)(b >> 8 & 63u) - 31);
+        source[i] = (float)x;
+    }
+}
+
+/* Blocks of 128 x 128 with an edge each; the last rows stay as they are. */
+static void plant_edges(int nonfinite) {
+    const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
+    int i, j;
+    for (i = 0; i < 128; i++)
+        for (j = 0; j < 128; j++) {
+            source[i * COLS + j] = i % 2 ? 0.0f : -0.0f;                    /* zeros        */
+            source[i * COLS + 128 + j] *= 1e-30f;
+        }
+    source[3 * COLS + 200] = 3e38f;                                         /* one huge value */
+    for (j = 0; j < 128; j++) source[(128 + 5) * COLS + j] = (float)j * 1e-41f;     /* subnormals */
+    if (!nonfinite) return;
+    source[200 * COLS + 300] = nan;
+    source[210 * COLS + 340] = nonfinite > 1 ? -inf : 1.0f;
+}
+
+/* Is a value where bf16 holds it exactly? */
+static int in_bf16(float x) { return x == 0 || (fabs((double)x) >= 1.2e-38 && fabs((double)x) < 3e38); }
+
+static int differ(const mixp_bf16 *y) {
+    int i, n = 0;
+    for (i = 0; i < COUNT; i++) {
+        mixp_bf16 w = mixp_bf16_from_f32(want[i]);
+        int nan = (y[i].bits & 0x7FFF) > 0x7F80, want_nan = want[i] != want[i];
+        if (nan || want_nan ? nan != want_nan
+                            : (y[i].bits != w.bits && !(want[i] == 0 && !(y[i].bits & 0x7FFF)))) {
+            if (!n++) printf("  element %d: x %g, got %g, want %g\n", i, (double)source[i],
+                             (double)mixp_f32_from_bf16(y[i]), (double)want[i]);
+        }
+        if (!nan && !want_nan && in_bf16(want[i]) && mixp_f32_from_bf16(w) != want[i]) n++;
+    }
+    return n;
+}
+
+/* --- the quantiser -------------------------------------------------------------------------- */
+
+static mixp_context *context(int threads) {
+    mixp_context_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.threads = threads;
+    desc.seed = 7;
+    return mixp_context_new(&desc);
+}
+
+typedef struct plan { mixp_block_scale scale; int element; int64_t rows, cols; } plan;
+static const plan plans[] = {
+    { MIXP_SCALE_TENSOR, 0, 0, 0 },   { MIXP_SCALE_TENSOR, 1, 0, 0 },
+    { MIXP_SCALE_POWER, 0, 1, 128 },  { MIXP_SCALE_POWER, 0, 128, 1 }, { MIXP_SCALE_POWER, 0, 128, 128 },
+    { MIXP_SCALE_E8M0, 0, 1, 32 },    { MIXP_SCALE_E8M0, 0, 32, 1 },   { MIXP_SCALE_E8M0, 0, 32, 32 },
+    { MIXP_SCALE_E8M0, 1, 1, 32 },    { MIXP_SCALE_E8M0, 2, 1, 32 },
+    { MIXP_SCALE_E4M3, 2, 1, 16 },    { MIXP_SCALE_E4M3, 2, 16, 1 },   { MIXP_SCALE_E4M3, 2, 16, 16 }
+};
+enum { PLANS = sizeof plans / sizeof plans[0] };
+
+static mixp_quantise_args args_of(const plan *p, int low) {
+    mixp_quantise_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = ROWS;
+    k.cols = COLS;
+    k.x = low ? mixpi_in(source_low, MIXP_BF16) : mixpi_in(source, MIXP_F32);
+    k.y = got;
+    k.element = elements[p->element];
+    k.scale = p->scale;
+    k.block_rows = p->rows;
+    k.block_cols = p->cols;
+    return k;
+}
+
+static void against_reference(void) {
+    mixp_context *one = context(1), *four = context(4);
+    int p, low, kind, bad = 0;
+    int64_t values = 0;
+    for (kind = 0; kind < 5; kind++)
+        for (p = 0; p < PLANS; p++)
+            for (low = 0; low < 2; low++) {
+                mixp_quantise_args k = args_of(&plans[p], low);
+                float decode = 0;
+                double factor;
+                fill_source(kind & 1, (uint64_t)(kind * 100 + p));
+                if (kind > 1) plant_edges(kind - 2);
+                mixp_convert(source_low, MIXP_BF16, source, MIXP_F32, COUNT);
+                factor = reference(&k);
+                CHECK_INT(mixp_quantise(mixp_context_exec(one), &k, &decode), MIXP_OK);
+                CHECK_INT(mixp_bits_of_f32(decode), mixp_bits_of_f32((float)factor));
+                if (differ(got)) {
+                    printf("  kind %d, plan %d, low %d\n", kind, p, low);
+                    bad++;
+                }
+                k.y = again;
+                CHECK_INT(mixp_quantise(mixp_context_exec(four), &k, &decode), MIXP_OK);
+                CHECK(memcmp(got, again, sizeof got) == 0);
+                values += COUNT;
+            }
+    CHECK_INT(bad, 0);
+    printf("  %lld values\n", (long long)values);
+    mixp_context_free(one);
+    mixp_context_free(four);
+}
+
+/* Every bf16 number as the only value that is not the scale's. */
+static void every_bf16(void) {
+    mixp_context *ctx = context(1);
+    int p, i;
+    for (p = 0; p < 2; p++) {
+        mixp_quantise_args k = args_of(&plans[p], 1);
+        float decode;
+        for (i = 0; i < COUNT; i++) source_low[i].bits = (uint16_t)(i < 65536 ? i : 0);
+        k.x.data = source_low;
+        (void)reference(&k);
+        CHECK_INT(mixp_quantise(mixp_context_exec(ctx), &k, &decode), MIXP_OK);
+        CHECK_INT(differ(got), 0);
+    }
+    mixp_context_free(ctx);
+}
+
+/* A value between two steps is rounded up as often as its distance says, and the same way each
+ * time. */
+static void stochastic(void) {
+    mixp_context *ctx = context(1);
+    mixp_quantise_args k = args_of(&plans[PLANS - 3], 0);
+    const double values[6] = { 0.1, 0.7, 1.2, 2.3, 3.9, 5.5 };
+    float decode;
+    int i, v;
+    k.stochastic = 1;
+    for (v = 0; v < 6; v++) {
+        double sum = 0, low, high, p, sigma;
+        for (i = 0; i < COUNT; i++) source[i] = i % 16 ? (float)values[v] : 6.0f;
+        k.key = mixp_random_key(1, (uint64_t)v, 2);
+        k.y = got;
+        CHECK_INT(mixp_quantise(mixp_context_exec(ctx), &k, &decode), MIXP_OK);
+        k.y = again;
+        CHECK_INT(mixp_quantise(mixp_context_exec(ctx), &k, &decode), MIXP_OK);
+        CHECK(memcmp(got, again, sizeof got) == 0);
+        k.key++;
+        CHECK_INT(mixp_quantise(mixp_context_exec(ctx), &k, &decode), MIXP_OK);
+        CHECK(memcmp(got, again, sizeof got) != 0);
+        low = high = (double)(mixp_f32_from_bf16(got[1]) * decode);
+        for (i = 0; i < COUNT; i++) {
+            double y = (double)(mixp_f32_from_bf16(got[i]) * decode);
+            if (i % 16 == 0) continue;
+            sum += y;
+            low = y < low ? y : low;
+            high = y > high ? y : high;
+        }
+        CHECK(low <= values[v] && values[v] <= high);
+        CHECK_NEAR(high - low, values[v] < 2 ? 0.5 : values[v] < 4 ? 1.0 : 2.0, 1e-5);
+        p = (values[v] - low) / (high - low);
+        sigma = (high - low) * sqrt(p * (1 - p) / (COUNT / 16 * 15));
+        CHECK_NEAR(sum / (COUNT / 16 * 15), values[v], 4 * sigma + 1e-5);
+    }
+    mixp_context_free(ctx);
+}
+
+/* Against the matrix of signs: entry i, j is -1 to the number of common bits of i and j. */
+static void hadamard(void) {
+    static float y[COUNT];
+    const char signs[] = "+++-+------+-+--";
+    mixp_context *ctx = context(2);
+    double before = 0, after = 0, worst = 0;
+    int block, c, i, j;
+    fill_source(0, 5);
+    CHECK_INT(mixp_hadamard(mixp_context_exec(ctx), ROWS, COLS, mixpi_in(source, MIXP_F32), y), MIXP_OK);
+    for (block = 0; block < ROWS; block += 16)
+        for (c = 0; c < COLS; c += 7)
+            for (j = 0; j < 16; j++) {
+                double sum = 0, size = 0;
+                for (i = 0; i < 16; i++) {
+                    int common = i & j, odd = 0;
+                    double x = (double)source[(block + i) * COLS + c] * (signs[i] == '-' ? -1 : 1);
+                    for (; common; common &= common - 1) odd = !odd;
+                    sum += (odd ? -x : x) / 4;
+                    size += fabs(x) / 4;
+                }
+                worst = fmax(worst, fabs(sum - (double)y[(block + j) * COLS + c]) / size);
+            }
+    CHECK(worst < 3e-7);
+    for (i = 0; i < COUNT; i++) {
+        before += (double)source[i] * (double)source[i];
+        after += (double)y[i] * (double)y[i];
+    }
+    CHECK_NEAR(after / before, 1.0, 1e-6);
+    mixp_context_free(ctx);
+}
+
+static void quantiser_refuses(void) {
+    mixp_context *ctx = context(1);
+    const mixp_exec *x = mixp_context_exec(ctx);
+    mixp_quantise_args good = args_of(&plans[5], 0), k;
+    float decode = 77.0f;
+    memset(got, 0x5A, sizeof got);
+    memcpy(again, got, sizeof got);
+#define REFUSES(change, code) do { k = good; change; CHECK_INT(mixp_quantise(x, &k, &decode), code); } while (0)
+    REFUSES(k.x.data = NULL, MIXP_ERR_ARGUMENT);
+    REFUSES(k.y = NULL, MIXP_ERR_ARGUMENT);
+    REFUSES(k.rows = 0, MIXP_ERR_ARGUMENT);
+    REFUSES(k.element = MIXP_F16, MIXP_ERR_ARGUMENT);
+    REFUSES(k.scale = MIXP_SCALE_COUNT, MIXP_ERR_ARGUMENT);
+    REFUSES(k.stochastic = 1, MIXP_ERR_ARGUMENT);
+    REFUSES(k.x.dtype = MIXP_F16, MIXP_ERR_DTYPE);
+    REFUSES(k.block_cols = 31, MIXP_ERR_SHAPE);
+    REFUSES(k.block_cols = 0, MIXP_ERR_SHAPE);
+    REFUSES(k.block_cols = 256, MIXP_ERR_SHAPE);
+    REFUSES(k.block_rows = 2, MIXP_ERR_SHAPE);
+    REFUSES(k.rows = 250; k.block_rows = 32; k.block_cols = 1, MIXP_ERR_SHAPE);
+    REFUSES(k.scale = MIXP_SCALE_TENSOR, MIXP_ERR_SHAPE);
+    CHECK_INT(mixp_quantise(x, NULL, &decode), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_quantise(NULL, &good, &decode), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_hadamard(x, 24, 4, mixpi_in(source, MIXP_F32), source), MIXP_ERR_SHAPE);
+    CHECK_INT(mixp_hadamard(x, 16, 4, mixpi_in(source, MIXP_F16), source), MIXP_ERR_DTYPE);
+    CHECK_INT(mixp_hadamard(x, 16, 4, mixpi_in(NULL, MIXP_F32), source), MIXP_ERR_ARGUMENT);
+    CHECK(decode == 77.0f && memcmp(got, again, sizeof got) == 0);
+    mixp_context_free(ctx);
+}
+
+/* --- a linear layer ------------------------------------------------------------------------- */
+
+enum { M = 128, N = 256, K = 384 };     /* rows of x, outputs, inputs: x and w are `source` long */
+static float xs[M * K], ws[N * K], dys[M * N];
+static double qx[M * K], qw[N * K], qdy[M * N];
+
+/* An operand as the recipe's source quantises it, in double; what the product is to be. */
+static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, int turn, double *y) {
+    static float turned[N * K];
+    static mixp_bf16 low[N * K];
+    mixp_quantise_args k;
+    int64_t i;
+    double factor;
+    memset(&k, 0, sizeof k);
+    k.rows = rows;
+    k.cols = cols;
+    k.x = mixpi_in(x, MIXP_F32);
+    k.element = elements[p->element];
+    k.scale = p->scale;
+    k.block_rows = p->rows;
+    k.block_cols = p->cols;
+    if (turn) {
+        mixp_context *ctx = context(1);
+        mixp_convert(low, MIXP_BF16, x, MIXP_F32, rows * cols);
+        mixp_hadamard(mixp_context_exec(ctx), rows, cols, mixpi_in(low, MIXP_BF16), turned);
+        mixp_context_free(ctx);
+        k.x = mixpi_in(turned, MIXP_F32);
+    }
+    factor = reference(&k);
+    for (i = 0; i < rows * cols; i++) y[i] = (double)want[i] * factor;
+}
+
+/* The largest error of got[rows, cols] against a sum over n, as a share of the sum's magnitudes. */
+static double error_of(const double *a, int a_rows, const double *b, int b_rows, const float *y,
+                       int64_t rows, int64_t cols, int64_t n) {
+    double worst = 0;
+    int64_t i, j, s;
+    for (i = 0; i < rows; i += 3)
+        for (j = 0; j < cols; j += 5) {
+            double sum = 0, size = 1e-30;
+            for (s = 0; s < n; s++) {
+                double p = (a_rows ? a[s * rows + i] : a[i * n + s]) *
+                           (b_rows ? b[s * cols + j] : b[j * n + s]);
+                sum += p;
+                size += fabs(p);
+            }
+            worst = fmax(worst, fabs((double)y[i * cols + j] - sum) / size);
+        }
+    return worst;
+}
+
+static void fill_low(float *x, int n, uint64_t key, double size) {
+    int i;
+    for (i = 0; i < n; i++) {
+        double u = (double)mixp_random_at(key, (uint64_t)i) / 4294967296.0 - 0.5;
+        double v = (double)mixp_random_at(key + 1, (uint64_t)i) / 4294967296.0;
+        x[i] = mixp_f32_from_bf16(mixp_bf16_from_f32((float)(u * exp(3 * v) * size)));
+    }
+}
+
+typedef struct six { plan x, w, dy, x_rows, w_rows, dy_rows; } six;
+
+static void linear_of(const mixp_recipe *recipe, const six *p, int turn) {
+    mixp_context *ctx = context(2);
+    const int64_t ws_shape[2] = { N, K }, xs_shape[2] = { M, K }, dys_shape[2] = { M, N }, all[1] = { M * N };
+    mixp_autocast region = { MIXP_BF16, 1, NULL };
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, ws_shape), *x, *y, *dy;
+    static float y_got[M * N], dx_got[M * K], dw_got[N * K];
+    mixp_recipe_counts counts;
+    region.recipe = recipe;
+    fill_low(xs, M * K, 1, 1.0);
+    fill_low(ws, N * K, 3, 0.02);
+    fill_low(dys, M * N, 5, 1e-4);
+    mixp_write(w, ws, MIXP_F32, N * K);
+    mixp_step_begin(ctx);
+    x = mixp_input(ctx, MIXP_F32, 2, xs_shape, xs);
+    mixp_tensor_set_requires_grad(x, 1);
+    dy = mixp_input(ctx, MIXP_F32, 2, dys_shape, dys);
+    CHECK_INT(mixp_autocast_push(ctx, &region), MIXP_OK);
+    y = mixp_linear(ctx, x, w, NULL);
+    CHECK_INT(mixp_autocast_pop(ctx), MIXP_OK);
+    dy = mixp_reshape(ctx, mixp_mul(ctx, y, dy), 1, all);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, dy, 0, 0)), MIXP_OK);
+    mixp_read(y, y_got, MIXP_F32, M * N);
+    mixp_read(x->grad, dx_got, MIXP_F32, M * K);
+    mixp_read(w->grad, dw_got, MIXP_F32, N * K);
+    operand(xs, M, K, &p->x, 0, qx);
+    operand(ws, N, K, &p->w, 0, qw);
+    CHECK(error_of(qx, 0, qw, 0, y_got, M, N, K) < 4e-3);       /* y is bf16 */
+    operand(dys, M, N, &p->dy, 0, qdy);
+    operand(ws, N, K, &p->w_rows, 0, qw);
+    CHECK(error_of(qdy, 0, qw, 1, dx_got, M, K, N) < 4e-3);
+    operand(dys, M, N, &p->dy_rows, turn, qdy);
+    operand(xs, M, K, &p->x_rows, turn, qx);
+    CHECK(error_of(qdy, 1, qx, 1, dw_got, N, K, M) < 1e-6);     /* dw is f32 */
+    counts = mixp_autocast_recipe_counts(ctx);
+    CHECK_INT(counts.products, 3);
+    CHECK_INT(counts.quantised, 1);
+    CHECK_INT(counts.kept + counts.unfit, 0);
+    mixp_context_free(ctx);
+}
+
+static void products(void) {
+    const plan e4 = plans[0], e5 = plans[1], b1 = plans[2], b2 = plans[3], bb = plans[4];
+    const plan m1 = plans[5], m2 = plans[6], n1 = plans[10], n2 = plans[11], nn = plans[12];
+    const six current = { e4, e4, e5, e4, e4, e5 }, current4 = { e4, e4, e4, e4, e4, e4 };
+    const six block = { b1, bb, b1, b2, bb, b2 }, mx = { m1, m1, m1, m2, m2, m2 };
+    const six nv = { n1, nn, n1, n2, nn, n2 }, nv1 = { n1, n1, n1, n2, n2, n2 };
+    mixp_recipe r;
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_FP8_CURRENT;
+    linear_of(&r, &current, 0);
+    r.dy_e4m3 = 1;
+    linear_of(&r, &current4, 0);
+    r.kind = MIXP_RECIPE_FP8_BLOCK;
+    linear_of(&r, &block, 0);
+    r.kind = MIXP_RECIPE_MXFP8;
+    linear_of(&r, &mx, 0);
+    r.kind = MIXP_RECIPE_NVFP4;
+    r.no_stochastic = 1;
+    linear_of(&r, &nv, 1);
+    r.no_2d = r.no_hadamard = 1;
+    linear_of(&r, &nv1, 0);
+}
+
+/* Applies linears of these widths to 64 rows, in a block; returns the counts. */
+static mixp_recipe_counts counted(const mixp_recipe *recipe, const int *widths, int n, int64_t rows) {
+    mixp_context *ctx = context(1);
+    mixp_recipe_counts counts;
+    mixp_tensor *w[8], *x;
+    int64_t shape[2];
+    int i, pass;
+    for (i = 0; i + 1 < n; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        shape[0] = widths[i + 1];
+        shape[1] = widths[i];
+        w[i] = mixp_param(ctx, name, MIXP_F32, 2, shape);
+        mixp_init_normal(w[i], 0, 0.1);
+    }
+    CHECK_INT(mixp_autocast_set_recipe(ctx, recipe), MIXP_OK);
+    for (pass = 0; pass < 2; pass++) {
+        mixp_step_begin(ctx);
+        shape[0] = rows;
+        shape[1] = widths[0];
+        x = mixp_activation(ctx, MIXP_F32, 2, shape);
+        mixp_fill(x, 0.5);
+        MIXP_AUTOCAST(ctx, MIXP_BF16) for (i = 0; i + 1 < n; i++) x = mixp_linear(ctx, x, w[i], NULL);
+        MIXP_AUTOCAST(ctx, MIXP_F32) (void)mixp_linear(ctx, x, mixp_param(ctx, "f", MIXP_F32, 2, shape), NULL);
+    }
+    counts = mixp_autocast_recipe_counts(ctx);
+    mixp_autocast_reset_counts(ctx);
+    CHECK_INT(mixp_autocast_recipe_counts(ctx).quantised, 0);
+    mixp_context_free(ctx);
+    return counts;
+}
+
+static void counts(void) {
+    const int even[6] = { 64, 64, 64, 64, 64, 64 }, odd[4] = { 64, 64, 65, 64 };
+    mixp_recipe r;
+    mixp_recipe_counts c;
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_MXFP8;
+    c = counted(&r, even, 6, 64);
+    CHECK_INT(c.quantised, 10);
+    r.keep_first = 1;
+    c = counted(&r, even, 6, 64);
+    CHECK_INT(c.quantised, 8);
+    CHECK_INT(c.kept, 2);
+    r.keep_last = 2;
+    r.linears = 5;
+    c = counted(&r, even, 6, 64);
+    CHECK_INT(c.quantised, 4);
+    CHECK_INT(c.kept, 6);
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_FP8_CURRENT;
+    c = counted(&r, odd, 4, 64);
+    CHECK_INT(c.quantised, 2);
+    CHECK_INT(c.unfit, 4);
+    CHECK_TEXT(c.unfit_name, "w1");
+    CHECK_INT(c.unfit_sizes[0], 64);
+    CHECK_INT(c.unfit_sizes[1], 65);
+    CHECK_INT(c.unfit_sizes[2], 64);
+    c = counted(&r, even, 6, 63);
+    CHECK_INT(c.unfit, 10);
+    c = counted(NULL, even, 6, 64);
+    CHECK_INT(c.quantised + c.kept + c.unfit, 0);
+}
+
+#define REFUSED(ctx, call, code, text)                                                    \
+    do { const char *why_ = ""; CHECK_INT(call, code); mixp_context_error(ctx, &why_);    \
+         CHECK_TEXT(why_, text); mixp_context_clear_error(ctx); } while (0)
+
+/* --- refusals ------------------------------------------------------------------------------- */
+
+static mixp_result no_download(const mixp_exec *x, void *to, const void *from, size_t bytes) {
+    (void)x;
+    memcpy(to, from, bytes);
+    return MIXP_OK;
+}
+
+static void refused(void) {
+    mixp_context *ctx = context(1);
+    mixp_context_desc desc;
+    mixp_device far = *mixp_cpu();
+    mixp_recipe r;
+    mixp_autocast region = { MIXP_F16, 1, NULL };
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_MXFP8;
+    region.recipe = &r;
+    REFUSED(ctx, mixp_autocast_push(ctx, &region), MIXP_ERR_DTYPE, "a recipe needs a bf16 region");
+    region.dtype = MIXP_F32;
+    REFUSED(ctx, mixp_autocast_push(ctx, &region), MIXP_ERR_DTYPE, "a recipe needs a bf16 region");
+    region.dtype = MIXP_BF16;
+    r.keep_last = 1;
+    REFUSED(ctx, mixp_autocast_push(ctx, &region), MIXP_ERR_ARGUMENT, "keep_last needs linears");
+    r.keep_last = -1;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "negative");
+    r.keep_last = 0;
+    r.kind = MIXP_RECIPE_COUNT;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "none of mixp_recipe_kind");
+    CHECK(mixp_autocast_current(ctx).recipe == NULL);
+    CHECK_INT(mixp_autocast_set_recipe(NULL, &r), MIXP_ERR_ARGUMENT);
+    r.kind = MIXP_RECIPE_NVFP4;
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) {
+        CHECK(mixp_autocast_current(ctx).recipe && mixp_autocast_current(ctx).recipe != &r);
+        MIXP_SCOPE(ctx, "inner") CHECK_INT(mixp_autocast_current(ctx).recipe->kind, MIXP_RECIPE_NVFP4);
+        MIXP_AUTOCAST(ctx, MIXP_F32) CHECK(mixp_autocast_current(ctx).recipe == NULL);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_F16) CHECK(mixp_autocast_current(ctx).recipe == NULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_DTYPE);
+    mixp_context_free(ctx);
+    memset(&desc, 0, sizeof desc);
+    far.download = no_download;
+    far.name = "far";
+    desc.device = &far;
+    ctx = mixp_context_new(&desc);
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_DEVICE, "cannot quantise");
+    mixp_context_free(ctx);
+    CHECK_TEXT(mixp_recipe_name(MIXP_RECIPE_FP8_BLOCK), "fp8_block");
+    CHECK_TEXT(mixp_recipe_name(MIXP_RECIPE_COUNT), "?");
+}
+
+/* --- training ------------------------------------------------------------------------------- */
+
+enum { BATCH = 128, WIDTH = 128, STEPS = 150 };
+
+/* Trains two linears around GELU to a fixed target; returns the loss, in *bits its path. */
+static float trained(const mixp_recipe *recipe, uint64_t *bits) {
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_context *ctx = context(2);
+    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    const int64_t shape[2] = { WIDTH, WIDTH }, batch[2] = { BATCH, WIDTH };
+    mixp_tensor *w[2];
+    static float x[BATCH * WIDTH], y[BATCH * WIDTH];
+    float loss = 0;
+    int i, step;
+    w[0] = mixp_param(ctx, "w0", MIXP_F32, 2, shape);
+    w[1] = mixp_param(ctx, "w1", MIXP_F32, 2, shape);
+    for (i = 0; i < 2; i++) {
+        mixp_init_normal(w[i], 0, 0.1);
+        mixp_optimizer_add(opt, w[i], NULL);
+    }
+    fill_low(x, BATCH * WIDTH, 11, 1.0);
+    for (i = 0; i < BATCH * WIDTH; i++) y[i] = sinf(2.0f * x[i]) + 0.3f * x[i / WIDTH * WIDTH];
+    CHECK_INT(mixp_autocast_set_recipe(ctx, recipe), MIXP_OK);
+    *bits = 0;
+    for (step = 0; step < STEPS; step++) {
+        mixp_tensor *h = NULL, *t;
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        MIXP_AUTOCAST(ctx, MIXP_BF16) {
+            h = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, batch, x), w[0], NULL);
+            h = mixp_linear(ctx, mixp_gelu_tanh(ctx, h), w[1], NULL);
+            t = mixp_input(ctx, MIXP_F32, 2, batch, y);
+            h = mixp_mse(ctx, h, t);
+        }
+        mixp_backward(ctx, h);
+        mixp_optimizer_step(opt);
+        loss = (float)mixp_item(h);
+        *bits = *bits * 1000003u + mixp_bits_of_f32(loss);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    CHECK_INT(mixp_autocast_recipe_counts(ctx).products, recipe ? STEPS * 5 : 0);
+    mixp_context_free(ctx);
+    return loss;
+}
+
+static void training(void) {
+    const double bounds[MIXP_RECIPE_COUNT] = { 0, 0.06, 0.06, 0.06, 0.5 };
+    uint64_t bits, twice;
+    const float bf16 = trained(NULL, &bits);
+    mixp_recipe r;
+    int kind;
+    memset(&r, 0, sizeof r);
+    printf("  bf16 %.5f", (double)bf16);
+    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
+        float loss;
+        r.kind = (mixp_recipe_kind)kind;
+        loss = trained(&r, &bits);
+        printf(", %s %.5f", mixp_recipe_name(r.kind), (double)loss);
+        CHECK_NEAR(loss, bf16, bounds[kind] * (double)bf16 + 0.002);
+        CHECK(loss != bf16);
+        trained(&r, &twice);
+        CHECK(bits == twice);
+    }
+    printf("\n");
+}
+
+int main(void) {
+    RUN(against_reference);
+    RUN(every_bf16);
+    RUN(stochastic);
+    RUN(hadamard);
+    RUN(quantiser_refuses);
+    RUN(products);
+    RUN(counts);
+    RUN(refused);
+    RUN(training);
+    return test_report();
+}
