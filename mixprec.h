@@ -26992,9 +26992,9 @@ static int mixpi_is_special(const char *path) {
     return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
 }
 
-static int mixpi_open(const char *path, int flags) {
+static int mixpi_open(const char *path, int flags, mode_t mode) {
     int descriptor;
-    do descriptor = open(path, flags | MIXPI_CLOEXEC, 0666);
+    do descriptor = open(path, flags | MIXPI_CLOEXEC, mode);
     while (descriptor < 0 && errno == EINTR);
     return descriptor;
 }
@@ -27015,7 +27015,7 @@ static mixp_result mixpi_file_open(mixpi_file *f, mixpi_report *r) {
     f->size = 0;
     f->descriptor = -1;
     if (mixpi_is_special(r->path)) return mixpi_not_regular(r);
-    f->descriptor = mixpi_open(r->path, O_RDONLY | O_NONBLOCK);
+    f->descriptor = mixpi_open(r->path, O_RDONLY | O_NONBLOCK, 0);
     if (f->descriptor < 0) return mixpi_report_system(r, "cannot open the file");
     if (fstat(f->descriptor, &st) != 0)
         return mixpi_report_system(r, "cannot read the file's status");
@@ -27049,7 +27049,7 @@ static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
 }
 
 /* Creates a new temporary file next to the target. */
-static void mixpi_save_make(mixpi_save *s) {
+static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     const char *slash = strrchr(s->target, '/');
     const char *name = slash ? slash + 1 : s->target;
     int number;
@@ -27057,13 +27057,14 @@ static void mixpi_save_make(mixpi_save *s) {
     for (number = 0; s->descriptor < 0 && errno == EEXIST && number < 10000; number++) {
         snprintf(s->temp, sizeof s->temp, "%.*s.%.200s.%ld.%d.tmp",
                  (int)(name - s->target), s->target, name, (long)getpid(), number);
-        s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL);
+        s->descriptor = mixpi_open(s->temp, O_WRONLY | O_CREAT | O_EXCL, mode);
     }
     s->made = s->descriptor >= 0;
     if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
-/* Resolves symbolic links and creates the temporary file with the mode of the target. */
+/* Resolves symbolic links and creates the temporary file with the mode of the target. Until it has
+ * that mode, only its owner can read it. */
 static void mixpi_save_open(mixpi_save *s) {
     mixpi_report *r = s->report;
     struct stat old;
@@ -27079,7 +27080,7 @@ static void mixpi_save_open(mixpi_save *s) {
     if (mixpi_is_special(s->target)) mixpi_not_regular(r);
     else if (exists && (access(s->target, W_OK) != 0 || stat(s->target, &old) != 0))
         mixpi_report_system(r, "cannot replace the file");
-    else mixpi_save_make(s);
+    else mixpi_save_make(s, exists ? 0600 : 0666);
     if (r->result == MIXP_OK && exists && chmod(s->temp, old.st_mode & 0777) != 0)
         mixpi_report_system(r, "cannot set the file's mode");
 }
@@ -27127,7 +27128,7 @@ static void mixpi_save_rename(mixpi_save *s) {
     }
     s->made = 0;
     if (slash) slash[1] = '\0';
-    folder = mixpi_open(slash ? s->target : ".", O_RDONLY);
+    folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
     if (folder < 0 || (mixpi_sync(folder) != 0 && errno != EINVAL))     /* no flush there */
         mixpi_report_system(s->report,
                             "saved, but the folder could not be flushed to the disk");

@@ -88,6 +88,8 @@ static int test_rename(const char *from, const char *to) {
 }
 #define rename(from, to) test_rename(from, to)
 
+static mode_t created_with;     /* mode of the newest open that may create a file */
+
 #ifdef MIXPREC_NO_POSIX
 static size_t test_fwrite(const void *p, size_t size, size_t n, FILE *f) {
     long part;
@@ -123,8 +125,10 @@ static int test_fclose(FILE *f) {
 #  define fseek test_fseek
 #  define ftell test_ftell
 #else
-static int test_open(const char *path, int flags, mode_t mode)
-{ return fault("open") || interrupted() ? -1 : open(path, flags, mode); }
+static int test_open(const char *path, int flags, mode_t mode) {
+    if (flags & O_CREAT) created_with = mode;
+    return fault("open") || interrupted() ? -1 : open(path, flags, mode);
+}
 static long test_read(int file, void *to, size_t n) {
     if (fault("read")) return fault_does == FAULT_NOTHING ? 0 : -1;
     if (interrupted()) return -1;
@@ -830,6 +834,7 @@ static void test_mode_and_links(void) {
         CHECK(chmod("m", 0606) == 0);
         CHECK_INT(save_number("m", 2.0, NULL), MIXP_OK);
         CHECK_INT(mode_of("m"), 0606);
+        CHECK_INT(created_with, 0600);  /* nobody else can open it before it has that mode */
         CHECK(mkdir("far", 0777) == 0 && symlink("far/real", "s1") == 0 && symlink("s1", "s2") == 0);
         CHECK_INT(save_number("far/real", 3.0, NULL), MIXP_OK);
         CHECK_INT(save_number("s2", 4.0, NULL), MIXP_OK);

@@ -508,12 +508,12 @@ static void seven_steps(problem *p) {
  * is all of it is loaded. */
 static void a_part_is_no_more_than_all(void) {
     static const struct { const char *part; int64_t most, other; const char *told; } rows[] = {
-        { "optimizer.0.missed.w", 5, 0, "'optimizer.0.missed.w' is 6, but 'optimizer.0.applied' is 5" },
-        { "optimizer.0.spike.norms", 5, 5, "'optimizer.0.spike.norms' is 6, but 'optimizer.0.applied' is 5" },
-        { "optimizer.0.spike.losses", 5, 0, "'optimizer.0.spike.losses' is 6, but 'optimizer.0.applied' is 5" },
-        { "optimizer.0.spike.in_a_row", 2, 1, "'optimizer.0.spike.in_a_row' is 3, but 'optimizer.0.skipped' is 2" },
-        { "scaler.skips", 7, 1, "'scaler.skips' is 8, but 'scaler.updates' is 7" },
-        { "scaler.floor_skips", 1, 0, "'scaler.floor_skips' is 2, but 'scaler.skips' is 1" } };
+        { "optimizer.0.missed.w", 5, 0, "'optimizer.0.missed.w' is 6, more than 'optimizer.0.applied', which is 5" },
+        { "optimizer.0.spike.norms", 5, 5, "'optimizer.0.spike.norms' is 6, more than 'optimizer.0.applied', which is 5" },
+        { "optimizer.0.spike.losses", 5, 0, "'optimizer.0.spike.losses' is 6, more than 'optimizer.0.applied', which is 5" },
+        { "optimizer.0.spike.in_a_row", 2, 1, "'optimizer.0.spike.in_a_row' is 3, more than 'optimizer.0.skipped', which is 2" },
+        { "scaler.skips", 7, 1, "'scaler.skips' is 8, more than 'scaler.updates', which is 7" },
+        { "scaler.floor_skips", 1, 0, "'scaler.floor_skips' is 2, more than 'scaler.skips', which is 1" } };
     size_t i;
     problem p;
     seven_steps(&p);
