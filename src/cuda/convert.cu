@@ -2,10 +2,10 @@
 #include "runtime.cu"
 /* ==== 3. ELEMENTWISE ================================================= >>elementwise ====
  *
- * A thread works on 8 elements at a time, 16 bytes of f16 or bf16, where addresses allow. Sums
- * are cut into runs by their shapes alone: a run is added in f32 by one thread or one block, in
- * one order, then the runs in double. A result may differ from the CPU's by the order of its
- * sum and by a few units in the last place of exp, log, tanh and pow.
+ * A thread works on 8 elements at a time (16 bytes of f16 or bf16) if addresses allow it. Sums
+ * are cut into runs that depend only on shapes. One thread or one block adds a run in f32, in a
+ * fixed order; then the runs are added in double. A result may differ from the CPU's by the order
+ * of its sum, and by a few units in the last place of exp, log, tanh and pow.
  */
 namespace {
 
@@ -43,7 +43,7 @@ __device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
 __device__ inline uint64_t rounding_key(const Conversion &c)
 { return c.k.rounding.stochastic ? key_now(c.draws) : 0; }
 
-/* Any dtype to any. */
+/* Converts any dtype to any dtype. */
 __global__ void convert_each(const __grid_constant__ Conversion c) {
     const mixp_rounding &r = c.k.rounding;
     mixp_format to = mixp_format_of(c.k.dst.dtype), from = mixp_format_of(c.k.src.dtype);
@@ -58,7 +58,7 @@ __global__ void convert_each(const __grid_constant__ Conversion c) {
 
 __host__ __device__ inline bool is_f8(mixp_dtype d)
 { return d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
-/* The dtypes that convert by way of f32. */
+/* The dtypes that convert through f32. */
 __host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
 
 __device__ inline float f8_value(mixp_dtype d, uint32_t code) {
@@ -161,7 +161,8 @@ static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_arg
     memset((void *)&c, 0, sizeof c);
     c.k = *k;
     c.draws = draws_of(kernel.state, k->rounding.seed, k->rounding.step, k->rounding.tensor);
-    /* In place and narrower, a thread would overwrite what others still read. */
+    /* If dst is narrower and in place, a thread would overwrite values that other threads still
+     * read. */
     if (in_place && out != in) c.k.dst.data = scratch_of(x, bytes);
     if (!c.k.dst.data) return MIXP_ERR_MEMORY;
     c.wide = is_wide(c.k.dst) && is_wide(c.k.src);
@@ -174,7 +175,7 @@ static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_arg
 
 namespace {
 
-/* n elements; pattern: their code as often as 8 bytes hold it. */
+/* n elements; pattern: the element's code, repeated to fill 8 bytes. */
 __global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide) {
     int per = 16 / dtype_bytes(dst.dtype);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * per;

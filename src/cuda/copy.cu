@@ -2,20 +2,20 @@
 #include "convert.cu"
 /* --- shapes ------------------------------------------------------------------------------- *
  *
- * Some axes, and how far one step along each goes in up to four arrays. Array 0 is the output.
+ * The axes of a shape, and the stride of each axis in up to four arrays. Array 0 is the output.
  */
 namespace {
 
 struct Axes {
     int      rank;
     int64_t  n[8], s[4][8];
-    uint64_t inverse[8];        /* of n, for over()                                          */
+    uint64_t inverse[8];        /* inverses of n, for over()                                 */
 };
 
-/* What over() multiplies by instead of dividing by n: a division of 64 bits is a call. */
+/* The factor by which over() multiplies instead of dividing by n: a 64-bit division is a call. */
 inline uint64_t inverse_of(int64_t n) { return n > 0 ? ~(uint64_t)0 / (uint64_t)n : 0; }
 
-/* a / n for a >= 0: the product is right or one too small. */
+/* a / n for a >= 0: the product is exact or one too small. */
 __device__ inline int64_t over(int64_t a, int64_t n, uint64_t inverse) {
     int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);
     return a - q * n >= n ? q + 1 : q;
@@ -38,7 +38,7 @@ inline void append(Axes *to, const Axes &from, int axis) {
     for (int k = 0; k < 4; k++) to->s[k][r] = from.s[k][axis];
 }
 
-/* Axis i of x, dense for all arrays until told otherwise. */
+/* Axis i of x; by default dense for all arrays. */
 inline Axes dense_axes(int rank, const int64_t *shape) {
     Axes x;
     int64_t step = 1;
@@ -51,7 +51,7 @@ inline Axes dense_axes(int rank, const int64_t *shape) {
     return x;
 }
 
-/* Drops axes of one element and joins neighbours that all arrays walk through evenly. */
+/* Drops axes of one element, and merges neighbours that all arrays step through evenly. */
 inline Axes merged(const Axes &x) {
     Axes m;
     memset(&m, 0, sizeof m);
@@ -67,7 +67,7 @@ inline Axes merged(const Axes &x) {
     return m;
 }
 
-/* Adds to at[] where the index-th point of the axes lies in each array. */
+/* Adds to at[] the offset of the index-th point of the axes in each array. */
 __device__ inline void locate(const Axes &x, int64_t index, int64_t *at) {
     for (int axis = x.rank - 1; axis >= 0; axis--) {
         int64_t q = axis ? over(index, x.n[axis], x.inverse[axis]) : 0,
@@ -86,8 +86,8 @@ struct Copy {
     Axes       axes;            /* array 0: dst, 1: src; the last axis is densest in dst     */
     mixp_out   dst;
     mixp_in    src;
-    int64_t    units;           /* what a thread moves at once, in all                       */
-    int        width;           /* elements of one; of real arrays                           */
+    int64_t    units;           /* total number of units; a thread moves one at a time       */
+    int        width;           /* elements of a unit; of real arrays                        */
 };
 
 /* Swaps two axes. */
@@ -113,7 +113,7 @@ inline Axes copy_axes(const mixp_copy_args *k) {
     return merged(x);
 }
 
-/* Elements of 16, 8, 4, 2 or 1 bytes, as bits. */
+/* Copies elements of 16, 8, 4, 2 or 1 bytes as bits. */
 template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < c.units; i += (int64_t)gridDim.x * blockDim.x) {
@@ -150,8 +150,8 @@ __global__ void copy_real(const __grid_constant__ Copy c) {
     }
 }
 
-/* The last two axes by tiles: src is read along the second to last, dst written along the last.
- * outer: the axes with the last two counted in tiles. */
+/* Copies the last two axes in tiles: src is read along the second to last axis, dst is written
+ * along the last. outer: the axes, with the last two counted in tiles. */
 template <class T> __device__ inline T tile_load(const Copy &c, int64_t i)
 { return ((const T *)c.src.data)[i]; }
 template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i)
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(map_threads)
     }
 }
 
-/* Elements grouped by `width` along the last axis, where strides, addresses and lengths allow. */
+/* Groups elements by `width` along the last axis, if strides, addresses and lengths allow it. */
 inline bool grouped(Copy *c, int width, uintptr_t bytes) {
     Axes &x = c->axes;
     int last = x.rank - 1;
@@ -224,8 +224,8 @@ inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
                         stream, *c);
 }
 
-/* Does the copy transpose: dense in dst along the last axis, in src along another? Then that
- * one goes second to last. */
+/* Does the copy transpose, that is: is dst dense along the last axis and src along another axis? If
+ * so, moves src's dense axis to second to last. */
 inline bool transposes(Copy *c) {
     Axes &x = c->axes;
     int last = x.rank - 1, best = -1;

@@ -4,24 +4,24 @@
 
 namespace {
 
-/* What a pass computes from up to three sources a, b, c. Slopes: dy, then x or y (see
- * unary_backward). */
+/* The function that a pass computes from up to three sources a, b, c. The sources of a slope are
+ * dy, then x or y (see unary_backward). */
 constexpr int
     FN_UNARY = 0,                                   /* + mixp_unary                          */
     FN_UNARY_D = FN_UNARY + (int)MIXP_UNARY_COUNT,  /* + mixp_unary                          */
     FN_BINARY = FN_UNARY_D + (int)MIXP_UNARY_COUNT, /* + mixp_binary                         */
-    FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* of dy, a, b: of b in a / b        */
-    FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: of x in the larger of both  */
-    FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: of a in silu(a) b           */
+    FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* dy, a, b: gradient of b in a / b  */
+    FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: gradient of x in max(x, y)  */
+    FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: gradient of a in silu(a) b  */
     FN_WHERE = FN_GATE_D + 1,                       /* mask, a, b: mask ? a : b              */
     FN_KEPT = FN_WHERE + 1,                         /* mask, a: mask ? a : q                 */
     FN_MASKED = FN_KEPT + 1,                        /* mask, b: mask ? q : b                 */
     FN_LOSS = FN_MASKED + 1,                        /* + mixp_loss_kind                      */
     FN_LOSS_D = FN_LOSS + (int)MIXP_LOSS_COUNT,     /* + mixp_loss_kind                      */
-    FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a itself, in sums                     */
+    FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a unchanged, for sums                 */
 
-/* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
- * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
+/* All functions, in the order of the enums. A new function needs a case in unary_value and
+ * unary_slope, in value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
 #define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
                                X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED)          \
                                X(ABS) X(SIN) X(COS) X(SOFT_CAP) X(CLAMP) X(AFFINE)            \
@@ -40,7 +40,7 @@ constexpr int loss_numbers[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_NUMBER) };
 #undef MIXPI_BINARY_NUMBER
 #undef MIXPI_LOSS_NUMBER
 
-/* Are these 0, 1, ..., count - 1? */
+/* Are the values 0, 1, ..., count - 1? */
 template <int n> constexpr bool all_of(const int (&numbers)[n], int count) {
     for (int i = 0; i < n; i++)
         if (numbers[i] != i) return false;
@@ -51,20 +51,20 @@ static_assert(all_of(binary_numbers, MIXP_BINARY_COUNT),
               "a mixp_binary has no case here");
 static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss_kind has no case here");
 
-/* The larger, or b when either is NaN. */
+/* The larger of a and b, or b if either is NaN. */
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 /* NaN stays NaN. */
 __device__ inline float clamped(float x, float bound)
 { return x > bound ? bound : x < -bound ? -bound : x; }
 
-/* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
+/* 1 / (1 + e^-x). *rest: 1 minus the result. Both are accurate in their tails. */
 __device__ inline float sigmoid(float x, float *rest) {
     float e = expf(-fabsf(x)), q = 1.0f / (1.0f + e), t = e * q;
     *rest = x > 0.0f ? t : q;
     return x > 0.0f ? q : t;
 }
 
-/* The density of the normal distribution; x^2 keeps the bits that its product loses. */
+/* The density of the normal distribution; x^2 includes the bits that the rounded product loses. */
 __device__ inline float density(float x) {
     float h = x * x, low = fmaf(x, x, -h), e = expf(-0.5f * h);
     return fmaf(e, -0.5f * low, e) * MIXPI_DENSITY;
@@ -127,7 +127,7 @@ template <mixp_unary op> __device__ inline float unary_value(float a, float p, f
     return a;
 }
 
-/* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+/* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; constant beyond the bound. */
 __device__ inline float gelu_tanh_slope(float g, float x) {
     float rest, s, square;
     x = clamped(x, MIXPI_GELU_BOUND);
@@ -148,7 +148,7 @@ __device__ inline float silu_slope(float g, float x) {
     return g * fmaf(s * rest, x, s);
 }
 
-/* 2/sqrt(pi) e^(-x^2), times g; x^2 keeps the bits that its product loses. */
+/* 2/sqrt(pi) e^(-x^2), times g; x^2 includes the bits that the rounded product loses. */
 __device__ inline float erf_slope(float g, float x) {
     float h, low, e;
     x = clamped(x, MIXPI_ERF_BOUND);
@@ -158,13 +158,13 @@ __device__ inline float erf_slope(float g, float x) {
     return g * (fmaf(e, -low, e) * MIXPI_ERF_SLOPE);
 }
 
-/* Above p and below q; an infinite bound is none. */
+/* Is x above p and below q? An infinite bound does not limit x. */
 __device__ inline bool between(float x, float p, float q) {
     return (x > p || mixp_bits_of_f32(p) == 0xFF800000u) &&
            (x < q || mixp_bits_of_f32(q) == 0x7F800000u);
 }
 
-/* g: what comes from above; b: x, or y for those that are told by their result. */
+/* g: the incoming gradient; b: x, or y for functions whose slope needs the result. */
 template <mixp_unary op>
 __device__ inline float unary_slope(float g, float b, float p, float q) {
     float t;
@@ -202,7 +202,7 @@ __device__ inline float unary_slope(float g, float b, float p, float q) {
     return g;
 }
 
-/* NaN where either is: larger has b's, and a's comes back in a product with 0. */
+/* NaN if either is NaN: larger propagates b's NaN, and the product with 0 propagates a's. */
 __device__ inline float nan_of(float a, float of_both)
 { return fmaf(clamped(a, 1.0f), 0.0f, of_both); }
 
@@ -223,7 +223,7 @@ template <mixp_binary op> __device__ inline float binary_value(float a, float b)
 
 __device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
 
-/* Of a difference: by its square up to delta. */
+/* The loss of a difference: quadratic up to delta, then linear. */
 __device__ inline float huber(float d, float delta) {
     d = fabsf(d);
     return d < delta ? 0.5f * d * d : delta * (d - 0.5f * delta);
@@ -252,7 +252,7 @@ __device__ inline float loss_slope(float a, float b, float p, float delta) {
     float s, t;
     switch (kind) {
     case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
-    case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancelling          */
+    case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancellation        */
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
     case MIXP_LOSS_BCE: return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
@@ -266,7 +266,7 @@ __device__ inline float loss_slope(float a, float b, float p, float delta) {
     return a;
 }
 
-/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
+/* The gradient of x in max(x, y): half of dy if x and y are equal, all of dy if either is NaN. */
 __device__ inline float larger_slope(float g, float x, float y)
 { return x < y ? 0.0f : x == y ? 0.5f * g : g; }
 
@@ -294,11 +294,11 @@ __device__ inline float value(float a, float b, float c, float p, float q) {
 
 struct Map {
     mixp_out   out;
-    mixp_in    a, b;            /* b: data NULL when fn has one source                       */
+    mixp_in    a, b;            /* b: data is NULL if fn has one source                      */
     int64_t    n, over;
     float      p, q;
-    const float *factor;        /* p lies in device memory                                   */
-    mixp_in    dloss;           /* p is this over `over`                                     */
+    const float *factor;        /* p is in device memory                                     */
+    mixp_in    dloss;           /* p is dloss / `over`                                       */
     bool       wide;
 };
 
@@ -315,14 +315,14 @@ inline Map map_of(const mixp_out &out, const mixp_in &a, const mixp_in &b, int64
     return m;
 }
 
-/* Only the slopes of losses divide: elsewhere a division would cost registers. */
+/* Only the slopes of losses divide; in other functions a division would cost registers. */
 template <int fn> __device__ inline float map_parameter(const Map &m) {
     if constexpr (fn >= FN_LOSS_D && fn < FN_COPY)
         if (m.dloss.data) return get1(m.dloss, 0) / (float)m.over;
     return m.factor ? *m.factor : m.p;
 }
 
-/* At least so many blocks on a processor: left to itself, nvcc saves registers and spills. */
+/* The minimum of blocks on a multiprocessor. Without it, nvcc saves registers and spills. */
 const int map_blocks = 4;
 
 template <int fn> __global__ void __launch_bounds__(map_threads, map_blocks)
@@ -343,25 +343,27 @@ map_dense(const __grid_constant__ Map m) {
 
 /* --- gelu and silu of low numbers ----------------------------------------------------------- *
  *
- * Where all arrays are f16, or all are bf16, a result has 11 or 8 bits. So the exponential, the
- * reciprocal and the normal distribution need not be exact to 24: these are right to 2^-19, and
- * what is stored is within one unit in the last place of what is true, for every input.
+ * If all arrays are f16, or all are bf16, a result has 11 or 8 bits. The exponential, the
+ * reciprocal and the normal distribution then do not need 24 exact bits: these versions are
+ * accurate to 2^-19. The stored result is within one unit in the last place of the exact result,
+ * for every input.
  */
 
-/* e^-h 2^32, down to where f32 ends: ex2 alone gives 0 below 2^-126. */
+/* e^-h 2^32, over the full range of f32: ex2 alone gives 0 below 2^-126. */
 __device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
 constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32                                   */
 
-/* 1 / (1 + e^-x), and in *rest one minus that. */
+/* 1 / (1 + e^-x). *rest: 1 minus the result. */
 __device__ inline float quick_sigmoid(float x, float *rest) {
     float e = exp_raised(fabsf(x)) * lowered, q = rcp_approx(1.0f + e), t = e * q;
     *rest = x > 0.0f ? t : q;
     return x > 0.0f ? q : t;
 }
 
-/* The normal distribution at -|x|, over e^(-x^2/2), is a polynomial of t = 1 / (1 + p |x|): of
- * degree 7 without a constant, within 7e-7 of it up to MIXPI_ERF_BOUND. Its coefficients come from
- * weighted least squares made minimax by Lawson's weights (1961). *raised: e^(-x^2/2) 2^32. */
+/* The normal distribution at -|x|, divided by e^(-x^2/2), as a polynomial of t = 1 / (1 + p |x|).
+ * The polynomial has degree 7 and no constant term; its relative error is below 7e-7 up to
+ * MIXPI_ERF_BOUND. Its coefficients are weighted least squares, made minimax by Lawson's weights
+ * (1961). *raised: e^(-x^2/2) 2^32. */
 __device__ inline float quick_normal(float x, float *raised) {
     float t = rcp_approx(fmaf(0.265f, fabsf(x), 1.0f)), q = -0.0677897678f;
     q = fmaf(q, t, 0.19528336f);
@@ -395,7 +397,7 @@ __device__ inline float quick_silu_slope(float g, float x) {
     return g * fmaf(s * rest, x, s);
 }
 
-/* Of a; of slopes: g, and then a. */
+/* A function of a; a slope takes g, then a. */
 template <int fn> __device__ inline float quick_value(float g, float a) {
     float t;
     switch (fn) {
@@ -435,7 +437,7 @@ map_low(const __grid_constant__ Map m) {
 
 struct Dropout {
     mixp_dropout_args k;
-    uint64_t        limit;      /* random numbers below it drop                              */
+    uint64_t        limit;      /* random numbers below it drop the element                  */
     float           scale;
     Draws           draws;
     bool            wide;
@@ -469,7 +471,7 @@ const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
 #undef MIXPI_SLOPE_MAP
 #undef MIXPI_LOSS_MAP
 
-/* The kernel for arrays that are all low and alike, or NULL. */
+/* The kernel for arrays that all have the same low dtype, or NULL. */
 template <mixp_dtype D> inline MapKernel low_map(int fn) {
     switch (fn) {
 #define MIXPI_LOW(f) case f: return map_low<f, D>;
@@ -532,7 +534,7 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                    map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
 
-/* Notes whether a loss is Inf or NaN; one warp, for it is one element. */
+/* Records whether a loss is Inf or NaN; one warp, because the loss is one element. */
 static __global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
     for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
         float v[8];

@@ -1,7 +1,7 @@
 #pragma once
 #include "rows.cu"
 
-/* A job on k, all else 0. */
+/* A job on k; all other fields are 0. */
 template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
     Job job;
     memset((void *)&job, 0, sizeof job);
@@ -9,7 +9,7 @@ template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
     return job;
 }
 
-/* A missing array has any dtype. */
+/* A missing array may have any dtype. */
 template <class A> static bool mixpi_cuda_may_be(const A &a) {
     return !a.data || is_real(a.dtype);
 }
@@ -63,7 +63,7 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
     return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
 }
 
-/* The sum by a kernel of its own, and then its norm. */
+/* Computes the sum in a separate kernel, then its norm. */
 static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_args *k) {
     mixp_norm_args norm = *k;
     mixp_binary_args sum;
@@ -148,7 +148,7 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x,
         grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
 }
 
-/* Lays the lists out in memory, unless that is NULL; how many bytes they need. */
+/* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
 static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_args *k,
                                       void *memory) {
     if (memory) {
@@ -241,7 +241,8 @@ static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBot
     auto kernel = job.cols <= warp_cols ? entropy_both_rows<warp_size, D>
                                         : entropy_both_rows<team_threads, D>;
     int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
-    /* Where rows stay, no more blocks than run at once: each brings its next row meanwhile. */
+    /* If rows stay in shared memory, launches only as many blocks as run at once: each block loads
+     * its next row while it computes. */
     int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
     int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
     size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
@@ -257,7 +258,7 @@ static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJo
     }
 }
 
-/* The bytes of a row that stays in shared memory beside what sums of a block need there. */
+/* The bytes of a row that stays in shared memory, next to the memory for a block's sums. */
 static int mixpi_cuda_kept_row(const EntropyBothJob &job, int most) {
     int64_t bytes = job.cols * dtype_bytes(job.logits.dtype);
     bool fits = job.wide && job.cols % 8 == 0 && bytes <= most - beside_row;

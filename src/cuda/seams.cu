@@ -37,12 +37,12 @@ inline void cp_async_16(void *shared, const void *global, int given)
 { cudasim::cp_async(shared, global, 16, given); }
 inline void cp_async_commit() { cudasim::cp_async_commit(); }
 template <int N> inline void cp_async_wait() { cudasim::cp_async_wait(N); }
-/* ex2.approx.ftz gives no subnormal, and may be two units off. */
+/* ex2.approx.ftz flushes subnormals to 0, and may be off by two units in the last place. */
 inline float exp2_approx(float x) {
     float y = cudasim::nudged(cudasim::nudged(std::exp2(x)));
     return y < 1.17549435e-38f ? 0.0f : y;
 }
-/* rcp.approx.ftz of a normal number; nor does it, and may be one off. */
+/* rcp.approx.ftz of a normal number flushes subnormals to 0, and may be off by one unit. */
 inline float rcp_approx(float x) {
     float y = cudasim::nudged(1.0f / x);
     return std::fabs(y) < 1.17549435e-38f ? 0.0f : y;
@@ -67,8 +67,8 @@ inline float rcp_approx(float x) {
 
 namespace {
 
-/* kernel<<<...>>>, and the error of just this launch: cudaGetLastError would also tell of calls
- * that are not ours. */
+/* kernel<<<...>>>, and the error of this launch only: cudaGetLastError would also report errors of
+ * other libraries' calls. */
 template <class... P, class... A>
 cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes,
                    cudaStream_t stream, A... arguments) {
@@ -84,9 +84,9 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes,
 __device__ inline uint32_t shared_address(const void *p)
 { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* d += a b: 16 x 16 by 16 x 8 elements, spread over a warp's registers as PTX prescribes. */
+/* d += a b: 16 x 16 by 16 x 8 elements, distributed over a warp's registers as PTX prescribes. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-/* Capability 7.5 has products of 8 columns, in f16 alone: for bf16 nobody calls this there. */
+/* Capability 7.5 has products of 8 columns in f16 only: kernels do not call this for bf16 there. */
 template <bool bf16>
 __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
     if (bf16) __trap();
@@ -143,9 +143,9 @@ __device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
                      : "r"(shared_address(row)) : "memory");
 }
 
-/* 16 bytes into shared memory, of which the first `given` are read and the rest are 0. */
+/* Copies 16 bytes into shared memory: the first `given` bytes are read, the rest are 0. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-/* Capability 7.5 has no such copies; all of them, or none, are given here. */
+/* Capability 7.5 has no asynchronous copies; `given` is 16 or 0 there. */
 __device__ inline void cp_async_16(void *shared, const void *global, int given)
 { *(uint4 *)shared = given ? *(const uint4 *)global : make_uint4(0, 0, 0, 0); }
 __device__ inline void cp_async_commit() {}
@@ -160,7 +160,7 @@ __device__ inline void cp_async_16(void *shared, const void *global, int given) 
 __device__ inline void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* Leaves the newest N groups under way. */
+/* Waits until at most the newest N groups of copies are pending. */
 template <int N> __device__ inline void cp_async_wait()
 { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 #endif
@@ -170,7 +170,7 @@ __device__ inline float exp2_approx(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* 1/x, one unit off at most; no call for what a division must round. */
+/* 1/x, off by one unit at most; avoids the call that a correctly rounded division needs. */
 __device__ inline float rcp_approx(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -181,7 +181,7 @@ __device__ inline float rcp_approx(float x) {
 
 #endif
 
-#ifndef MIXPI_CUDA_VERSION        /* a test pretends to have another */
+#ifndef MIXPI_CUDA_VERSION        /* a test sets another version     */
 #  define MIXPI_CUDA_VERSION CUDART_VERSION
 #endif
 #if MIXPI_CUDA_VERSION < 12000

@@ -67,7 +67,7 @@ const mixp_device device_table[most_devices] = {
 };
 #undef MIXPI_DEVICE
 
-/* Why nothing can be asked of the driver. */
+/* Why the driver does not answer. */
 const char *driver_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorInsufficientDriver:
@@ -92,7 +92,7 @@ const char *driver_fault(cudaError_t e) {
     }
 }
 
-/* Why no kernel of this file can be had on a GPU that answers. */
+/* Why a GPU that answers cannot run the kernels of this file. */
 const char *kernel_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorNoKernelImageForDevice: case cudaErrorInvalidDeviceFunction:
@@ -140,7 +140,7 @@ const char *unusable(int ordinal) {
 
 extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
     const char *reason = unusable(ordinal);
-    if (reason) cudaGetLastError();     /* what we asked is no error of the program's */
+    if (reason) cudaGetLastError();     /* clears the error of this query for the program */
     if (why) *why = reason ? reason : "";
     return reason ? NULL : &device_table[ordinal];
 }
