@@ -11,7 +11,7 @@ MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, flo
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
-/* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
+/* For x in [-104, 89] or NaN: e^x = 2^n (1 + the result), with an integer n. */
 MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
@@ -22,8 +22,8 @@ MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
-/* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
- * two goes on in two halves, so that only the last step can round or overflow. */
+/* e^x to about 1 ulp, with 0, Inf and subnormals; NaN stays NaN. The power of two is applied in two
+ * halves, so only the last step can round or overflow. */
 MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
     mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
     half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
@@ -57,18 +57,18 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
     q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
     bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
-                           mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays */
+                           mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
     return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
 }
 
-/* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
+/* log(1 + u) for u >= -1, accurate for small u: c restores the rounding error of 1 + u. */
 MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
 }
 
-/* e^2|x| - 1 without cancellation; beyond 10 that of 10, whose tanh is 1. */
+/* e^2|x| - 1 without cancellation; |x| is limited to 10, whose tanh is 1. */
 MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
     mixpi_v a = mixpi_vabs(x), n, s, m;
     m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(a, a), 0.0f, 20.0f), &n);
@@ -76,8 +76,8 @@ MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
     return mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
 }
 
-/* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
- * of its error. At -0 that would be +0. */
+/* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp. The form without |x| would pass on
+ * the full error of e^2x - 1 near -1, and would give +0 at -0. */
 MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
     mixpi_v m = MIXPI_P(vexpm1_twice)(x);
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
@@ -85,7 +85,7 @@ MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
 }
 
-/* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
+/* 1 / (1 + e^-x). *rest: 1 minus the result. Both are accurate in their tails. */
 MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
     mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
@@ -94,8 +94,8 @@ MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
     return mixpi_vselect_gt(x, mixpi_vzero(), q, t);
 }
 
-/* The normal distribution up to x, and its *density at x. The tail beyond |x| is
- * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
+/* The cumulative normal distribution at x, and its *density at x. The tail beyond |x| is e^(-x^2/2)
+ * w P(w) with w = 1 / (1 + |x|/4); x^2 includes the bits that the rounded product loses. */
 MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a),
             low = mixpi_vfma(a, a, mixpi_vneg(h));
@@ -123,7 +123,7 @@ MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
-/* sin x, or cos x: libm's, on every instruction set. */
+/* sin x or cos x, from libm on every instruction set. */
 MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     float t[16];
     int i;
@@ -132,8 +132,8 @@ MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     return mixpi_vload(t);
 }
 
-/* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
- * a product with 0. */
+/* The larger or the smaller; NaN if either is NaN: vmax and vmin propagate b's NaN, and the product
+ * with 0 propagates a's. */
 MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
 MIXPI_F mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
@@ -145,8 +145,7 @@ MIXPI_V mixpi_v mixpi_vsign(mixpi_v s, mixpi_v x) {
     return mixpi_vselect_gt(s, mixpi_vzero(), x, below);
 }
 
-/* As mixpi_vtanh, of 0.6 and more in absolute value; *rest: what the sum and the division round
- * off. */
+/* As mixpi_vtanh, for |x| >= 0.6. *rest: the rounding errors of the sum and the division. */
 MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
     mixpi_v two = mixpi_vset(2.0f), m = MIXPI_P(vexpm1_twice)(x), q, t, low;
     q = mixpi_vadd(m, two);
@@ -158,7 +157,7 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
     return mixpi_vselect_gt(x, mixpi_vzero(), t, mixpi_vneg(t));
 }
 
-/* tanh x is the result + *rest: below 0.6 by a polynomial. */
+/* tanh x = the result + *rest. Below 0.6 the result is a polynomial. */
 MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
@@ -170,14 +169,14 @@ MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, far);
 }
 
-/* The nearest to it, or a neighbour of that. */
+/* tanh x, correctly rounded or off by one unit in the last place. */
 MIXPI_V mixpi_v MIXPI_P(tanh_near)(mixpi_v x) {
     mixpi_v rest, t = MIXPI_P(tanh_parts)(x, &rest);
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), mixpi_vadd(t, rest), x);
 }
 
-/* tanh(x / p) is the result + *rest, for a logit is p times that: with what the division rounds
- * off. */
+/* tanh(x / p) = the result + *rest. *rest includes the rounding error of the division, because a
+ * capped logit is p times the result. */
 MIXPI_V mixpi_v mixpi_vtanh_of(mixpi_v x, float p, mixpi_v *rest) {
     mixpi_v by = mixpi_vset(p), u = mixpi_vdiv(x, by), low, q;
     mixpi_v t = MIXPI_P(tanh_parts)(u, &low);
@@ -219,13 +218,13 @@ MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
     return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
 }
 
-/* log(1 + x) for every x: also Inf, and -0, which 1 + x loses. */
+/* log(1 + x) for every x, including Inf and -0; 1 + x alone would lose -0. */
 MIXPI_V mixpi_v MIXPI_P(log1p)(mixpi_v x) {
     mixpi_v y = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, mixpi_vlog1p(x));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), y, x);
 }
 
-/* e^x - 1 without cancellation. Above 60, e^x is the same number; below -30, -1 is. */
+/* e^x - 1 without cancellation. Above 60, the result equals e^x; below -30, it equals -1. */
 MIXPI_V mixpi_v MIXPI_P(expm1)(mixpi_v x) {
     mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(x, -30.0f, 60.0f), &n);
     s = mixpi_vldexp(mixpi_vset(1.0f), n);
@@ -234,7 +233,7 @@ MIXPI_V mixpi_v MIXPI_P(expm1)(mixpi_v x) {
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
 }
 
-/* Up to 0.5 the Taylor series, whose next term is 8e-10 of it; beyond, 1 minus twice the tail of
+/* Up to 0.5, the Taylor series, with a relative error of 8e-10; beyond, 1 minus twice the tail of
  * the normal distribution at sqrt(2) |x|. */
 MIXPI_V mixpi_v MIXPI_P(erf)(mixpi_v x) {
     mixpi_v z, q, near_0, far;
@@ -257,11 +256,11 @@ MIXPI_V mixpi_v MIXPI_P(softplus)(mixpi_v x, float p) {
     return mixpi_vadd(mixpi_vmax(mixpi_vzero(), x), e);
 }
 
-/* `above` where x is above 0, else `below`, also for a NaN. */
+/* `above` if x > 0, otherwise `below`, also for a NaN. */
 MIXPI_V mixpi_v MIXPI_P(above_0)(mixpi_v x, mixpi_v above, mixpi_v below)
 { return mixpi_vselect_gt(x, mixpi_vzero(), above, below); }
 
-/* The functions with parameters, and those of e^x - 1 and its like. */
+/* The functions with parameters, and the functions built on e^x - 1 and log(1 + x). */
 MIXPI_RARE mixpi_v MIXPI_P(other_value)(mixp_unary op, mixpi_v a, float p, float q) {
     switch ((int)op) {
     case MIXP_UNARY_SOFT_CAP: {
@@ -320,7 +319,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float
     case MIXP_UNARY_LEAKY_RELU:
     case MIXP_UNARY_ELU:
         return MIXPI_P(other_value)(op, a, p, q);
-    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_RELU:               /* handled by separate loops */
     case MIXP_UNARY_GELU_TANH:
     case MIXP_UNARY_GELU_ERF:
     case MIXP_UNARY_SILU:
@@ -332,7 +331,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float
     return a;
 }
 
-/* x <= 0 ? 0 : dy: NaN lets dy pass. */
+/* x <= 0 ? 0 : dy; if x is NaN, dy passes. */
 MIXPI_V mixpi_v MIXPI_P(relu_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
     return mixpi_vselect_gt(mixpi_vmin(x, one), zero, dy, zero);
@@ -343,7 +342,7 @@ MIXPI_V mixpi_v MIXPI_P(relu_squared_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vadd(x, x));
 }
 
-/* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+/* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; constant beyond the bound. */
 MIXPI_F mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
                   cubic = mixpi_vset(MIXPI_GELU_SLOPE);
@@ -376,7 +375,7 @@ MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(mixpi_vset(-2.0f), t), rest, s));
 }
 
-/* dy where x lies between p and q, else 0, at a bound too; an infinite bound is none. */
+/* dy if x lies strictly between p and q, otherwise 0. An infinite bound does not limit x. */
 MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
     if (mixp_bits_of_f32(p) != 0xFF800000u)
         dy = mixpi_vselect_gt(x, mixpi_vset(p), dy, mixpi_vzero());
@@ -385,7 +384,7 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
     return dy;
 }
 
-/* 2/sqrt(pi) e^(-x^2), times dy; x^2 keeps the bits that its product loses. */
+/* 2/sqrt(pi) e^(-x^2), times dy; x^2 includes the bits that the rounded product loses. */
 MIXPI_V mixpi_v MIXPI_P(erf_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v h, low, e;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
@@ -396,7 +395,7 @@ MIXPI_V mixpi_v MIXPI_P(erf_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vmul(e, mixpi_vset(MIXPI_ERF_SLOPE)));
 }
 
-/* p e^x up to 0 and 1 above, times dy; a NaN lets dy pass. */
+/* p e^x up to 0 and 1 above, times dy; if x is NaN, dy passes. */
 MIXPI_V mixpi_v MIXPI_P(elu_slope)(mixpi_v dy, mixpi_v x, float p) {
     mixpi_v below = mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vexp(x)));
     return MIXPI_P(above_0)(mixpi_vmin(x, mixpi_vset(1.0f)), dy, below);
@@ -430,7 +429,7 @@ MIXPI_RARE mixpi_v MIXPI_P(other_slope)(mixp_unary op, mixpi_v dy, mixpi_v x, fl
     }
 }
 
-/* dy times the slope; b: x, or y for those that are told by their result. */
+/* dy times the slope. b: x, or y for functions whose slope needs the result. */
 MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                         float q) {
     switch (op) {
@@ -463,7 +462,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
     case MIXP_UNARY_LEAKY_RELU:
     case MIXP_UNARY_ELU:
         return MIXPI_P(other_slope)(op, dy, b, p, q);
-    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_RELU:               /* handled by separate loops */
     case MIXP_UNARY_GELU_TANH:
     case MIXP_UNARY_GELU_ERF:
     case MIXP_UNARY_SILU:
@@ -479,7 +478,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
 MIXPI_F mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
-/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
+/* The gradient of x in max(x, y): half of dy if x and y are equal, all of dy if either is NaN. */
 MIXPI_F mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
     mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
     half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
@@ -488,11 +487,11 @@ MIXPI_F mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
     return mixpi_vselect_gt(x, y, dy, half);
 }
 
-/* A probability's logarithm. */
+/* The logarithm of a probability, at least -100. */
 MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
 { return mixpi_vmax(mixpi_vset(MIXPI_BCE_LOG_LEAST), log); }
 
-/* Of a difference d; one of up to delta counts by its square. */
+/* The loss of a difference d: quadratic up to delta, then linear. */
 MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
     mixpi_v half = mixpi_vset(0.5f), bound = mixpi_vset(delta), far;
     d = mixpi_vabs(d);
@@ -508,7 +507,7 @@ MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
     return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, none);
 }
 
-/* Of x against its target. */
+/* The loss of x against its target. */
 MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                        float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
@@ -552,7 +551,7 @@ MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v t
     case MIXP_LOSS_MSE:
         s = mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(x, target));
         return mixpi_vmul(s, by);
-    case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancelling */
+    case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancellation */
         s = mixpi_vsigmoid(x, &t);
         s = mixpi_vmul(mixpi_vsub(one, target), s);
         return mixpi_vmul(mixpi_vfma(mixpi_vneg(target), t, s), by);
@@ -577,7 +576,7 @@ MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v t
     return x;
 }
 
-/* fn of 16 floats at each of s, for those without a loop in MIXPI_P(values). */
+/* fn of 16 floats at each of s, for functions without a loop in MIXPI_P(values). */
 MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *const *s,
                                int64_t j) {
     mixpi_v a = mixpi_vload(s[0] + j), b = mixpi_vload(s[1] + j);
@@ -591,8 +590,8 @@ MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *
     mixpi_vstore(y + j, a);
 }
 
-/* y = fn over n floats: one loop for each fn that is most of a step somewhere, or short; what is
- * left beyond 16s goes by way of t. */
+/* y = fn over n floats. Functions that dominate a step, or are short, have a separate loop. The
+ * elements after the last full 16 go through t. */
 #define MIXPI_CASE(fn, value)                                                             \
     case fn:                                                                              \
         for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
@@ -650,7 +649,7 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     memcpy(y + full, t[3], left);
 }
 
-/* buf holds n elements: what it begins with, over and over. */
+/* Fills buf with n elements by repeating its beginning. */
 MIXPI_K void MIXPI_P(repeat)(float *buf, int64_t period, int64_t n) {
     int64_t have;
     for (have = period; have < n; have += have)
@@ -676,7 +675,7 @@ MIXPI_K const float *MIXPI_P(map_source)(const mixpi_map *m, int k, int64_t at, 
     return buf;
 }
 
-/* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
+/* Elements [j, j+n) of the row at off[] as floats: in y, or in place if they are floats already. */
 MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, int64_t j,
                                         int64_t n, float *y) {
     float buf[3][MIXPI_BLOCK];
@@ -685,7 +684,7 @@ MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, 
     if (m->fn == MIXPI_FN_COPY) return MIXPI_P(map_source)(m, 0, off[1], j, n, y);
     for (k = 0; k < m->sources; k++)
         s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
-    for (; k < 3; k++) s[k] = s[0];         /* read for nothing, by functions of fewer */
+    for (; k < 3; k++) s[k] = s[0];         /* not used by functions of fewer sources */
     MIXPI_P(values)(m->fn, m->p, m->q, y, s, n);
     return y;
 }
@@ -725,7 +724,7 @@ MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
     }
 }
 
-/* acc[0, n) = the sum of a run of rows of the tile that starts in column j, at base[]. */
+/* acc[0, n) = the sum of a run of rows of the tile that starts at column j, at base[]. */
 MIXPI_K void MIXPI_P(sum_rows)(const mixpi_sum *s, const int64_t *base, int64_t run,
                                int64_t j, int64_t n, float *acc) {
     const mixpi_map *m = &s->map;
@@ -922,7 +921,7 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args
                            MIXPI_P(dropout_unit), &d);
 }
 
-/* --- the largest, and what an index says --- */
+/* --- max, argmax and gather --- */
 
 /* Up to a block of columns of one o. */
 MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t first,
@@ -936,7 +935,7 @@ MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t fir
     }
 }
 
-/* The one column of one o, along which the array is dense. */
+/* The only column of one o, along which the array is dense. */
 MIXPI_K void MIXPI_P(max_line)(const mixp_max_args *k, int64_t o, mixpi_most *most) {
     float buf[MIXPI_BLOCK];
     int64_t j;
@@ -973,7 +972,7 @@ MIXPI_K mixp_result MIXPI_P(max)(const mixp_exec *x, const mixp_max_args *k) {
                            MIXPI_P(max_unit), k);
 }
 
-/* The share of element j of a column, whose index, and more, is at `at`. */
+/* The gradient of element j of a column; the column's index is at `at`. */
 MIXPI_V float MIXPI_P(max_share)(const mixp_max_backward_args *k, int64_t at, int64_t j,
                                  float x, float dy) {
     int64_t row;
@@ -1012,7 +1011,7 @@ MIXPI_K mixp_result MIXPI_P(max_backward)(const mixp_exec *x,
                            MIXPI_P(max_back_unit), k);
 }
 
-/* A piece of what is gathered. */
+/* A piece of the gathered elements. */
 MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
     const mixp_gather_args *k = (const mixp_gather_args *)args;
     int64_t first = unit * MIXPI_BLOCK, of_o = k->m * k->inner, i;
@@ -1034,7 +1033,7 @@ MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_gather_args *
                            MIXPI_P(gather_unit), k);
 }
 
-/* Up to a block of columns of one o: no other unit adds to them. */
+/* Up to a block of columns of one o; no other unit adds to these columns. */
 MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
     const mixp_gather_args *k = (const mixp_gather_args *)args;
     int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK), o = unit / tiles;
@@ -1066,7 +1065,7 @@ MIXPI_K mixp_result MIXPI_P(gather_backward)(const mixp_exec *x,
 
 #define MIXPI_ROPE_PART (MIXPI_BLOCK / 2)
 
-/* p and q become p cos - q sin and q cos + p sin; all have room for a multiple of 16. */
+/* p and q become p cos - q sin and q cos + p sin. All arrays have room for a multiple of 16. */
 MIXPI_K void MIXPI_P(rope_turn)(float *p, float *q, const float *c, const float *s,
                                 float sign, int64_t n) {
     int64_t j;
@@ -1079,7 +1078,7 @@ MIXPI_K void MIXPI_P(rope_turn)(float *p, float *q, const float *c, const float 
     }
 }
 
-/* Pairs [i, i+n) of the head at `at`, which lie beside each other. */
+/* Pairs [i, i+n) of the head at `at`; the two elements of a pair are neighbours. */
 MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, int64_t row,
                                        int64_t i, int64_t n) {
     const mixp_rope_args *k = job->k;
@@ -1101,7 +1100,7 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     MIXPI_P(write)(k->y, at + 2 * i, 2 * n, buf);
 }
 
-/* Likewise, half a head apart. */
+/* Likewise, for pairs whose elements are half a head apart. */
 MIXPI_K void MIXPI_P(rope_halves)(const mixpi_rope_job *job, int64_t at, int64_t row,
                                   int64_t i, int64_t n) {
     const mixp_rope_args *k = job->k;

@@ -1,7 +1,7 @@
 #pragma once
 #include "elementwise.c"
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
-/* e = exp(p + shift); e has room for a multiple of 16, p need not. */
+/* e = exp(p + shift). e has room for a multiple of 16 floats; p may have n only. */
 MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t n) {
     mixpi_v s = mixpi_vset(shift);
     int64_t j;
@@ -9,7 +9,7 @@ MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t 
         mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vpart(p + j, n - j), s)));
 }
 
-/* y = (p + shift) * by; room as above. */
+/* y = (p + shift) * by; same room as above. */
 MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float by,
                                     int64_t n) {
     mixpi_v s = mixpi_vset(shift), f = mixpi_vset(by);
@@ -18,7 +18,7 @@ MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float
         mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
 }
 
-/* The largest of a[at, at+cols); a NaN may be missed: it comes back through the sum. */
+/* The largest of a[at, at+cols). It may miss a NaN, which the sum then propagates. */
 MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
     float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
     int64_t j;
@@ -32,7 +32,7 @@ MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
     return best;
 }
 
-/* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
+/* The sum of exp(a - max) over a[at, at+cols). On return, e holds the last block's exps. */
 MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
                                    float *e) {
     float buf[MIXPI_BLOCK];
@@ -57,7 +57,7 @@ MIXPI_K void MIXPI_P(log_softmax_row)(const mixp_softmax_args *k, int64_t at, fl
     }
 }
 
-/* The exps of a row of one block are in e still. */
+/* If the row is one block, e still holds its exps. */
 MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     const mixp_softmax_args *k = (const mixp_softmax_args *)args;
     int64_t at = row * k->cols;
@@ -83,7 +83,7 @@ MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, const mixp_softmax_args
                           k);
 }
 
-/* -sum(dy y) of the row at `at`; of the log: -sum(dy). */
+/* -sum(dy y) of the row at `at`; for log_softmax, -sum(dy). */
 MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
     float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK];
     double sum = 0.0;
@@ -125,7 +125,7 @@ MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x,
 
 /* --- layer norm, rms norm --- */
 
-/* Elements [i, i+n) of a as floats, or `value` where a is not there. */
+/* Elements [i, i+n) of a as floats, or `value` if a has no data. */
 MIXPI_V const float *MIXPI_P(read_or)(mixp_in a, float value, int64_t i, int64_t n,
                                       float *buf) {
     int64_t j;
@@ -149,7 +149,7 @@ MIXPI_K void MIXPI_P(norm_center)(mixp_in a, int64_t at, int64_t n, float mean,
     MIXPI_P(floats_affine)(x, MIXPI_P(read)(a, at, n, buf), -mean, 1.0f, n);
 }
 
-/* The last block's a - mean stay in x. */
+/* On return, x holds a - mean of the last block. */
 MIXPI_K float MIXPI_P(norm_rstd)(const mixp_norm_args *k, int64_t at, float mean,
                                  float *x) {
     double sum = 0.0;
@@ -196,7 +196,7 @@ MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
     return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(norm_row), k);
 }
 
-/* A row of sums, and its norm while it is at hand. */
+/* Computes a row of sums, and its norm while the row is in the cache. */
 MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
     const mixp_norm_args *k = (const mixp_norm_args *)args;
     mixp_norm_args of_sum = *k;
@@ -219,7 +219,7 @@ MIXPI_K mixp_result MIXPI_P(add_norm)(const mixp_exec *x, const mixp_norm_args *
     return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(add_norm_row), k);
 }
 
-/* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row; returns dy. */
+/* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row. Returns dy. */
 MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
                                               int64_t row, int64_t i, int64_t n, float *h,
                                               float *d, float *dy_buf) {
@@ -269,7 +269,7 @@ MIXPI_K void MIXPI_P(norm_back_copy)(const mixp_norm_backward_args *k, int64_t a
     }
 }
 
-/* A row's da; before that, its part of the task's sums. */
+/* Adds a row's part to the task's sums, then computes the row's da. */
 MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
     const mixp_norm_backward_args *k = job->k;
@@ -296,7 +296,7 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     MIXPI_P(norm_back_copy)(k, row * k->cols);
 }
 
-/* out (+)= the tasks' sums of columns [i, i+n), which begin at `sums`, in the order of tasks. */
+/* out (+)= the tasks' sums of columns [i, i+n), in the order of tasks. The sums begin at `sums`. */
 MIXPI_K void MIXPI_P(norm_back_total)(const mixpi_norm_back_job *job, const float *sums,
                                       mixp_out out, int64_t i, int64_t n) {
     float total[MIXPI_BLOCK];
@@ -356,7 +356,7 @@ MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_
                           k);
 }
 
-/* A row of dtable: the rows of dy that used it, along its list, rounded once. */
+/* A row of dtable: adds the rows of dy on its list, and rounds once. */
 MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
     const mixpi_embedding_back_job *job = (const mixpi_embedding_back_job *)args;
     const mixp_embedding_backward_args *k = job->k;
@@ -403,7 +403,7 @@ MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
     return sum / (double)cols;
 }
 
-/* The row's loss in double, its parts added there. */
+/* The row's loss, with its parts added in double. */
 MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
     const mixp_cross_entropy_args *k = job->k;
@@ -474,7 +474,7 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
                           MIXPI_P(entropy_back_row), &job);
 }
 
-/* A row's loss, and its gradient while the row is at hand. */
+/* Computes a row's loss, and its gradient while the row is in the cache. */
 MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
     const mixpi_entropy_both_job *job = (const mixpi_entropy_both_job *)args;
     MIXPI_P(entropy_row)(&job->loss, row);

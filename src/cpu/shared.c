@@ -7,23 +7,24 @@
  * per instruction set: the section between MIXPI_PASS and its #endif is included again for
  * each. MIXPI_P(name) gives a function its set's suffix.
  *
- * Where bits are promised, a product that feeds a sum is an explicit vfma: compilers may
- * contract the two-step form on one instruction set and not on another.
+ * If results must be bit-identical, a product that feeds a sum is an explicit vfma: compilers
+ * may contract the two-step form on one instruction set and not on another.
  */
 #define MIXPI_CAT3(a, b, c) a##b##c
 #define MIXPI_CAT(a, b, c)  MIXPI_CAT3(a, b, c)
 #define MIXPI_P(name)       MIXPI_CAT(mixpi, _##name##_, MIXPI_SUFFIX)
 
-#define MIXPI_BLOCK 1024        /* floats widened at a time: a few such buffers fit in L1  */
-/* Goes through count elements from i = 0 on, n <= MIXPI_BLOCK at a time; declares i and n. */
+#define MIXPI_BLOCK 1024        /* floats widened at a time: a few buffers of this size fit in L1 */
+/* Loops over count elements from i = 0, n <= MIXPI_BLOCK at a time. Declares i and n. */
 #define MIXPI_BLOCKS(i, n, count)                                                         \
     for (int64_t i = 0, n; (n = mixpi_min(MIXPI_BLOCK, (count) - i)) > 0; i += MIXPI_BLOCK)
 
-/* Work is counted in elements: as many as would take as long in a simple pass over an array. */
-#define MIXPI_GRAIN      16384      /* work that is worth a task of its own                */
-#define MIXPI_LEAST_WORK 65536      /* work that is worth waking threads: 7 to 50 us       */
+/* Work is measured in elements: the number that a simple pass over an array does in the same
+ * time. */
+#define MIXPI_GRAIN      16384      /* the least work that is worth a separate task        */
+#define MIXPI_LEAST_WORK 65536      /* the least work that is worth waking threads: 7 to 50 us */
 
-/* How many workers may share so much work. */
+/* The number of workers that may share this work. */
 static int mixpi_workers(const mixp_exec *x, int64_t work)
 { return x->parallel && x->threads > 1 && work >= x->least_work ? x->threads : 1; }
 
@@ -40,13 +41,13 @@ static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
-/* May a kernel read a, write y? The second pair: or is it not there? */
+/* May a kernel read a, or write y? In the second pair, the array may also be missing. */
 static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
 static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
 static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
 static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
 
-/* The same from element i on. */
+/* The same array from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
@@ -54,7 +55,7 @@ static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
     return a;
 }
 
-/* Work that is cut into units: so many of them are a task. */
+/* Work in units; a task is a number of units. */
 typedef void (*mixpi_unit)(const void *job, int64_t unit);
 typedef struct mixpi_units {
     mixpi_unit  unit;
@@ -69,15 +70,15 @@ static void mixpi_units_task(void *arg, int64_t index, int worker) {
     for (; i < end; i++) u->unit(u->job, i);
 }
 
-/* work: of all units. */
+/* work: the total of all units. */
 static void mixpi_run_units(const mixp_exec *x, mixpi_units *u, int64_t work)
 { mixpi_parallel(x, mixpi_ceil_div(u->count, u->per_task), work, mixpi_units_task, u); }
 
-/* Units of so much work. */
+/* The number of units in a task. work: that of one unit. */
 static int64_t mixpi_units_of_task(int64_t work)
 { return mixpi_ceil_div(MIXPI_GRAIN, work > 0 ? work : 1); }
 
-/* work: of one unit. */
+/* work: that of one unit. */
 static mixp_result mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t work,
                                    mixpi_unit unit, const void *job) {
     mixpi_units u = { unit, job, count, mixpi_units_of_task(work) };
@@ -86,9 +87,9 @@ static mixp_result mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t wo
 }
 
 /* --- axes ---------------------------------------------------------------------------------
- * Of a shape, and how far one step along each goes in up to four arrays. Array 0 is the output.
+ * The axes of a shape, and the stride of each axis in up to four arrays. Array 0 is the output.
  */
-#define MIXPI_MAX_AXES (MIXP_MAX_RANK + 1)  /* one more: see mixpi_axes_part               */
+#define MIXPI_MAX_AXES (MIXP_MAX_RANK + 1)  /* one extra axis: see mixpi_axes_part         */
 typedef struct mixpi_axes {
     int     rank, arrays;
     int64_t n[MIXPI_MAX_AXES], s[4][MIXPI_MAX_AXES];
@@ -105,7 +106,7 @@ static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
     }
 }
 
-/* Does axis `last` go on where axis i ends, in every array? */
+/* Does axis `last` continue where axis i ends, in every array? */
 static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
     int k;
     if (last < 0) return 0;
@@ -114,7 +115,7 @@ static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
     return 1;
 }
 
-/* Drops axes of 1 and joins neighbours; one axis is left at least. */
+/* Drops axes of size 1 and merges neighbours. At least one axis remains. */
 static void mixpi_axes_join(mixpi_axes *x) {
     int i, k, rank = 0;
     for (i = 0; i < x->rank; i++) {
@@ -137,7 +138,8 @@ static void mixpi_axes_join(mixpi_axes *x) {
 #define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                          */
 #define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches  */
 
-/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
+/* Converts any dtype to any dtype, for pairs without vector code. `first`: index of element 0, for
+ * random numbers. */
 static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n,
                                const mixp_rounding *r, uint64_t key, uint64_t first) {
     mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
@@ -154,13 +156,13 @@ static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n,
 typedef struct mixpi_convert_job {
     const mixp_convert_args *k;
     int64_t  chunk;             /* elements of a task                                      */
-    uint64_t key;               /* of random numbers                                       */
-    int      plain;             /* to nearest even                                         */
-    int      vector;            /* vector code serves this pair                            */
-    int      pages;             /* stores bypass the caches, so many pages side by side    */
+    uint64_t key;               /* key of the random numbers                               */
+    int      plain;             /* rounds to nearest even                                  */
+    int      vector;            /* this pair has vector code                               */
+    int      pages;             /* stores bypass the caches, on this many pages at once    */
 } mixpi_convert_job;
 
-/* What one task of it does: n elements, of which the first has this index. */
+/* One task: n elements from index i. */
 typedef struct mixpi_convert_piece {
     mixp_out dst;
     mixp_in  src;
@@ -189,7 +191,7 @@ static int mixpi_convert_starts(const mixp_convert_args *k, mixp_result *r) {
     return k->n > 0;
 }
 
-/* Large and to or from f32: then loads and stores are all that takes time. */
+/* Is the conversion large, and to or from f32? Then loads and stores take all of the time. */
 static int mixpi_convert_streams(const mixp_convert_args *k) {
     size_t size = mixp_dtype_size(k->dst.dtype);
     return (k->dst.dtype == MIXP_F32) != (k->src.dtype == MIXP_F32) &&
@@ -207,29 +209,30 @@ static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k)
     c->plain = !r->saturate && !r->stochastic;
     c->vector = to == from || (mixpi_has_vectors(to) && mixpi_has_vectors(from));
     c->pages = c->vector && c->plain && mixpi_convert_streams(k);
-    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
+    /* If dst is narrower and in place, a later piece would overwrite values that an earlier piece
+     * still reads. */
     c->chunk = in_place ? k->n : MIXPI_CONVERT_CHUNK;
 }
 
-#define MIXPI_COPY_TILE 32      /* elements along each side, where a copy transposes       */
+#define MIXPI_COPY_TILE 32      /* elements along each side of a tile, if the copy transposes */
 
-/* A copy is cut into tiles of the last two axes, and these are its units. Where both sides are
- * dense along the last, rows go straight across; otherwise the tile is gathered first, reading
- * along the axis that is densest in src, so that a transpose touches each cache line once. */
+/* A copy is cut into tiles of the last two axes; a tile is a unit of work. If both sides are dense
+ * along the last axis, rows are copied directly. Otherwise the tile is gathered first, reading along
+ * src's densest axis, so that a transpose touches each cache line once. */
 typedef struct mixpi_copy_job {
     mixp_out   dst;
     mixp_in    src;
     mixpi_axes axes;            /* array 0: dst, 1: src; at least two axes                 */
-    int        dense;           /* both sides are, along the last axis                     */
+    int        dense;           /* both sides are dense along the last axis                */
     int64_t    tile_rows, tile_cols;    /* of a tile                                       */
     int64_t    down, across;    /* tiles along the last two axes                           */
-    int64_t    tiles;           /* in all                                                  */
+    int64_t    tiles;           /* total                                                   */
 } mixpi_copy_job;
 
 static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
 
-/* Sorts the axes so that the one that is densest in dst is last, and joins those that both sides
- * walk through evenly; then the one that is densest in src goes second to last. At least two. */
+/* Sorts the axes so that dst's densest axis is last, merges axes that both sides step through
+ * evenly, and moves src's densest axis to second to last. At least two axes remain. */
 static void mixpi_copy_axes(mixpi_axes *x) {
     const int64_t *d = x->s[0], *s = x->s[1];
     int i, j, best;
@@ -293,20 +296,21 @@ static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
 
 /* --- maps and sums ----------------------------------------------------------------------- *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
- * one shape. Axes that lie together are merged. A short last axis is merged with the one before
- * it even where an operand repeats along that ("periodic"): inner loops need long rows.
+ * one shape. Contiguous axes are merged. A short last axis is merged with the axis before it even
+ * if an operand repeats along that axis ("periodic"), because inner loops need long rows.
  *
- * A sum is a map whose output repeats. A unit of its work, cut by the shapes alone, is a run of
- * rows of one tile of the output: at most 128 rows in f32; then runs are added in double. So
- * the bits do not depend on threads, nor the error on the length. */
-/* What a map computes from up to three sources a, b, c. Slopes (_D): of dy, then x or y. */
+ * A sum is a map whose output repeats. A unit of work is a run of rows of one tile of the output;
+ * units depend only on the shapes. A run of at most 128 rows is added in f32, then the runs are
+ * added in double. The bits do not depend on threads, and the error not on the length. */
+/* The function that a map computes from up to three sources a, b, c. The sources of a slope (_D)
+ * are dy, then x or y. */
 enum {
     MIXPI_FN_UNARY = 0,                                     /* + mixp_unary                */
     MIXPI_FN_UNARY_D = MIXPI_FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                */
     MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
     /* Of dy, a, b: the gradient of b in a / b. */
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
-    MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in the larger of both    */
+    MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in max(x, y)             */
     MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
     MIXPI_FN_WHERE,             /* of mask, a, b: mask ? a : b                             */
     MIXPI_FN_KEPT,              /* of mask, a: mask ? a : q                                */
@@ -316,36 +320,36 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* A new one needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in loss_value
- * and loss_slope. Then the number here is one more. */
+/* A new function needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in
+ * loss_value and loss_slope. Then add 1 to the number here. */
 MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 24);
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
 MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
 typedef struct mixpi_map {
     int        fn, sources;
-    float      p, q;            /* of fn                                                   */
+    float      p, q;            /* parameters of fn                                        */
     mixp_out   y;
     mixp_in    a[3];
     mixpi_axes axes;            /* array 0: y, then the sources                            */
     int        periodic[4];     /* repeats along the last axis, every `period` elements    */
     int64_t    period, width;   /* width: elements of a block, a multiple of period        */
     int64_t    cols, blocks;    /* along the last axis                                     */
-    int64_t    outputs, rows;   /* points of the outer axes that y has, and has not        */
+    int64_t    outputs, rows;   /* points of the outer axes that y has, and lacks          */
 } mixpi_map;
 
 typedef struct mixpi_sum {
     mixpi_map map;
-    float     factor;           /* of the result                                           */
-    int       fold;             /* the last axis ends in out_cols outputs, and its blocks
-                                   are rows as well                                        */
+    float     factor;           /* factor of the result                                    */
+    int       fold;             /* the last axis ends in out_cols outputs, and its blocks count as
+                                   rows */
     int64_t   rows, out_cols;
-    int64_t   tiles;            /* of the outputs, along the last axis                     */
+    int64_t   tiles;            /* tiles of the outputs, along the last axis               */
     int64_t   run, runs;        /* rows of a run; runs of a tile                           */
-    float    *partial;          /* [runs][outputs][out_cols], of more than one run         */
+    float    *partial;          /* [runs][outputs][out_cols], if there are several runs    */
 } mixpi_sum;
 
-/* A map over a shape; all arrays are dense until told otherwise. */
+/* A map over a shape; by default all arrays are dense. */
 static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
                            mixp_out y) {
     int64_t step = 1;
@@ -376,8 +380,8 @@ static int mixpi_map_is_real(const mixpi_map *m) {
     return mixpi_writes(m->y);
 }
 
-/* May the last axis of array k be merged with the one before it? Where it is dense, where it
- * repeats along that one, and where both are one value. */
+/* Can the last axis of array k be merged with the axis before it? Yes if the array is dense, if it
+ * repeats along the axis before, and if it has one value along both. */
 static int mixpi_axes_merge(const mixpi_axes *x, int k) {
     int last = x->rank - 1;
     int64_t inner = x->s[k][last], outer = x->s[k][last - 1];
@@ -385,8 +389,8 @@ static int mixpi_axes_merge(const mixpi_axes *x, int k) {
     return inner == 0 && outer == 0;
 }
 
-/* Where the output is not dense along its last axis, as one of two columns is, rows are of one
- * element: loops write what lies together. */
+/* If the output is not dense along its last axis (for example one column of two), rows have one
+ * element, because loops write contiguous elements. */
 static void mixpi_axes_part(mixpi_axes *x) {
     int k, last = x->rank;
     if (x->s[0][last - 1] <= 1) return;
@@ -395,7 +399,7 @@ static void mixpi_axes_part(mixpi_axes *x) {
     x->rank++;
 }
 
-/* Joins axes; then the short last axis with the one before it, if it can be. */
+/* Merges axes, then a short last axis with the axis before it, if possible. */
 static void mixpi_map_merge(mixpi_map *m) {
     mixpi_axes *x = &m->axes;
     int k, last;
@@ -417,8 +421,8 @@ static void mixpi_map_merge(mixpi_map *m) {
     x->rank = last;
 }
 
-/* Adds to off[] where the index-th point lies of those outer axes that the output has, or, when
- * summed, of those along which it repeats. */
+/* Adds to off[] the offset of the index-th point of the outer axes that the output has; if
+ * `summed`, of the outer axes along which the output repeats. */
 static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
                               int64_t *off) {
     const mixpi_axes *x = &m->axes;
@@ -431,7 +435,7 @@ static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
     }
 }
 
-/* Cuts the last axis in blocks. */
+/* Cuts the last axis into blocks. */
 static void mixpi_map_plan(mixpi_map *m) {
     int i, last;
     mixpi_map_merge(m);
@@ -445,11 +449,11 @@ static void mixpi_map_plan(mixpi_map *m) {
     }
 }
 
-/* Elements of a block, where there are so many. */
+/* The number of elements of a block, limited to the elements that exist. */
 static int64_t mixpi_map_block(const mixpi_map *m)
 { return mixpi_min(m->width, m->cols > 0 ? m->cols : 1); }
 
-/* Cuts the rows in runs: in short ones where outputs are few, for the sake of threads. */
+/* Cuts the rows into runs. If outputs are few, runs are short, to give all threads work. */
 static void mixpi_sum_plan(mixpi_sum *s) {
     mixpi_map *m = &s->map;
     int last, few;
@@ -466,16 +470,16 @@ static void mixpi_sum_plan(mixpi_sum *s) {
     s->runs = s->rows > 0 ? mixpi_ceil_div(s->rows, s->run) : 1;
 }
 
-/* Elements of a unit. */
+/* The number of elements of a unit. */
 static int64_t mixpi_sum_unit_work(const mixpi_sum *s)
 { return mixpi_min(s->run, s->rows > 0 ? s->rows : 1) * mixpi_map_block(&s->map); }
 
-/* Where the sums of a run lie in s->partial; of run s->runs: how many there are in all. */
+/* The offset of a run's sums in s->partial; for run s->runs, the total number of sums. */
 static int64_t mixpi_sum_partial(const mixpi_sum *s, int64_t run, int64_t output)
 { return (run * s->map.outputs + output) * s->out_cols; }
 
-/* The function whose values, or the sums of them, are the gradient that k asks for: of a sum dy,
- * or -dy; of a product dy times the other factor; of a quotient dy / b or DIVISOR_D. */
+/* The function whose values, or their sums, are the gradient that k requests: for a sum dy or -dy;
+ * for a product dy times the other factor; for a quotient dy / b or DIVISOR_D. */
 static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
@@ -511,7 +515,7 @@ static int mixpi_repeats(int rank, const int64_t *shape, const int64_t *own) {
         if (own[i] == 0 && shape[i] != 1) return 1;
     return 0;
 }
-/* Is the operand whose gradient is asked for? */
+/* Is the operand whose gradient k requests repeated? */
 static int mixpi_binary_repeats(const mixp_binary_args *k)
 { return mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides); }
 
@@ -534,7 +538,7 @@ static void mixpi_where_map(mixpi_map *m, const mixp_where_args *k) {
     m->q = k->value;
 }
 
-/* The map whose values, or the sums of them, are the gradient that k asks for. */
+/* The map whose values, or their sums, are the gradient that k requests. */
 static void mixpi_where_slope_map(mixpi_map *m, const mixp_where_args *k) {
     const int64_t *own = k->which ? k->b_strides : k->a_strides;
     mixpi_map_init(m, k->which ? MIXPI_FN_MASKED : MIXPI_FN_KEPT, k->rank, k->shape, k->dx);
@@ -543,7 +547,7 @@ static void mixpi_where_slope_map(mixpi_map *m, const mixp_where_args *k) {
     mixpi_map_source(m, k->dy, NULL);
 }
 
-/* Over (outer, n, inner); array `repeated`, the output or the source, repeats along n. */
+/* A map over (outer, n, inner). Array `repeated`, the output or the source, repeats along n. */
 static void mixpi_reduce_map(mixpi_map *m, int fn, const mixp_reduce_args *k,
                              int repeated) {
     int64_t shape[3];
@@ -558,7 +562,7 @@ static void mixpi_reduce_map(mixpi_map *m, int fn, const mixp_reduce_args *k,
 
 typedef struct mixpi_dropout_job {
     const mixp_dropout_args *k;
-    uint64_t key, limit;        /* of random numbers; those below the limit drop           */
+    uint64_t key, limit;        /* key of the random numbers; those below limit drop       */
     float    scale;
 } mixpi_dropout_job;
 
@@ -569,8 +573,8 @@ static void mixpi_dropout_plan(mixpi_dropout_job *d, const mixp_dropout_args *k)
     d->scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
 }
 
-/* The first row whose id is neither in [0, limit) nor `ignore`; -1 when there is none. */
-#define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is left out                */
+/* The first row whose id is neither in [0, limit) nor `ignore`; -1 if all are valid. */
+#define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is ignored                 */
 static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
                             int64_t ignore) {
     int64_t i;
@@ -579,20 +583,20 @@ static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
     return -1;
 }
 
-/* Why norm refuses k, or MIXP_OK. */
+/* The error of norm's arguments, or MIXP_OK. */
 static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
         !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
     return k->y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
 
-/* norm_backward: each task adds its rows' parts of dgamma and dbeta to sums of its own. */
+/* norm_backward: each task adds its rows' parts of dgamma and dbeta to its own sums. */
 #define MIXPI_NORM_TASKS 256                /* at most                                       */
 typedef struct mixpi_norm_back_job {
     const mixp_norm_backward_args *k;
     int64_t per_task, tasks;
-    int64_t wide;               /* cols, as whole vectors                                  */
-    float  *sums;               /* 2 * wide of each task; NULL: neither is wanted          */
+    int64_t wide;               /* cols, rounded up to full vectors                        */
+    float  *sums;               /* 2 * wide per task; NULL: dgamma and dbeta not needed    */
 } mixpi_norm_back_job;
 
 static mixpi_norm_back_job mixpi_norm_back_plan(const mixp_norm_backward_args *k) {
@@ -604,16 +608,16 @@ static mixpi_norm_back_job mixpi_norm_back_plan(const mixp_norm_backward_args *k
     return job;
 }
 
-/* embedding_backward: lists, one for each row of the table, of the rows of dy that used it in
- * increasing order: so each row of the table is one task's, whatever its dtype, and nothing is
- * rounded twice. */
+/* embedding_backward: for each row of the table, a list of the rows of dy that used it, in
+ * increasing order. Each row of the table belongs to one task, for every dtype, and is rounded
+ * once. */
 typedef struct mixpi_embedding_back_job {
     const mixp_embedding_backward_args *k;
-    int64_t *first;             /* of each id: its first row, -1 = none                    */
-    int64_t *next;              /* of each row: the next of the same id, -1 = none         */
+    int64_t *first;             /* first row of each id; -1 = none                         */
+    int64_t *next;              /* next row with the same id; -1 = none                    */
 } mixpi_embedding_back_job;
 
-/* Lays the lists out in memory, unless that is NULL; how many bytes they need. */
+/* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
 static size_t mixpi_embedding_back_carve(mixpi_embedding_back_job *job, void *memory) {
     size_t ids = (size_t)job->k->vocab, rows = (size_t)job->k->rows;
     if (memory) {
@@ -633,17 +637,17 @@ static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
     }
 }
 
-/* Elements of an id: by how many rows of dy come to one. */
+/* Elements of work for an id: the average number of rows of dy per id, times the columns. */
 static int64_t mixpi_embedding_back_work(const mixp_embedding_backward_args *k)
 { return mixpi_ceil_div((k->rows + k->vocab) * k->cols, k->vocab > 0 ? k->vocab : 1); }
 
-/* cross_entropy; the rows' losses in double, to be added in order. */
+/* cross_entropy: the rows' losses in double, added in order. */
 typedef struct mixpi_entropy_job {
     const mixp_cross_entropy_args *k;
     double *losses;
 } mixpi_entropy_job;
 
-/* How many rows count. */
+/* The number of rows that count. */
 static int64_t mixpi_entropy_count(const mixp_cross_entropy_args *k) {
     int64_t i, count = 0;
     for (i = 0; i < k->rows; i++) count += k->targets[i] != k->ignore;
@@ -674,7 +678,7 @@ typedef struct mixpi_entropy_both_job {
     mixpi_entropy_back_job back;
 } mixpi_entropy_both_job;
 
-/* The backward pass of the loss that k finds. */
+/* The backward pass of the loss that k computes. */
 static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
         const mixp_cross_entropy_both_args *k) {
     mixp_cross_entropy_backward_args back;
@@ -700,7 +704,7 @@ typedef struct mixpi_most {
 
 static int mixpi_is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
 
-/* As large: equal, or both NaN. */
+/* Are both equal, or both NaN? */
 static int mixpi_most_equals(float x, float most)
 { return x == most || (mixpi_is_nan(x) && mixpi_is_nan(most)); }
 
@@ -715,8 +719,9 @@ static void mixpi_most_take(mixpi_most *m, float x, int64_t index) {
     }
 }
 
-/* How a kernel over [outer, n, inner] goes through it: line by line, in pieces of a block. Where
- * inner is 1 a line runs along n, one for each o; otherwise along inner, one for each o and j. */
+/* The order of a kernel over [outer, n, inner]: line by line, in pieces of a block. If inner is 1,
+ * a line runs along n, one line for each o; otherwise a line runs along inner, one for each o and
+ * j. */
 typedef struct mixpi_lines {
     int     along_n;
     int64_t length, blocks;
@@ -737,10 +742,11 @@ typedef struct mixpi_rope_job {
     float *cosine, *sine;       /* [t][d / 2]                                              */
 } mixpi_rope_job;
 
-#define MIXPI_ROPE_RUN 256      /* positions that are turned on from one sine and cosine   */
+#define MIXPI_ROPE_RUN 256      /* positions that rotate on from one sine and cosine       */
 
-/* A run of positions: from one to the next a frequency's pair turns by its angle. In f64 the last
- * of them is off by some 1e-14, a hundred-thousandth of what f32 rounds. */
+/* A run of positions: from each position to the next, a frequency's pair rotates by its angle. In
+ * f64 the error at the last position is about 1e-14, a hundred-thousandth of the rounding of
+ * f32. */
 static void mixpi_rope_run(const void *args, int64_t run) {
     const mixpi_rope_job *job = (const mixpi_rope_job *)args;
     int64_t half = job->k->d / 2, i, p, from = run * MIXPI_ROPE_RUN;
