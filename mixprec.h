@@ -266,16 +266,16 @@ MIXPREC_API const char *mixp_version(void);
  * safe from any thread. Arrays are converted by kernels: see mixp_convert.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
- * Overflow gives Inf, or NaN in a format without Inf; the _sat functions give the largest
- * finite value instead, for Inf too. NaN stays NaN: quiet, with its sign and the top bits of
- * its payload where the format has room. Widening is exact; bf16 keeps all its bits.
+ * Overflow gives Inf, or NaN in a format without Inf. The _sat functions give the largest
+ * finite value instead, also for Inf. NaN stays NaN: quiet, with its sign, and with the top
+ * bits of its payload if the format has room. Widening is exact; bf16 keeps all its bits.
  */
 typedef struct mixp_f16  { uint16_t bits; } mixp_f16;    /* IEEE binary16: 1 + 5 + 10      */
 typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8 + 7       */
 typedef struct mixp_e4m3 { uint8_t  bits; } mixp_e4m3;   /* OCP fp8 e4m3fn: 1 + 4 + 3      */
 typedef struct mixp_e5m2 { uint8_t  bits; } mixp_e5m2;   /* OCP fp8 e5m2:  1 + 5 + 2       */
 
-typedef enum mixp_format_kind {     /* what the largest codes mean                             */
+typedef enum mixp_format_kind {     /* meaning of the largest codes                            */
     MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
     MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
     MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
@@ -284,9 +284,9 @@ typedef enum mixp_format_kind {     /* what the largest codes mean              
     MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
 } mixp_format_kind;
 
-/* An element's type is a row: its constant and name, bytes an element, bits of exponent and
- * mantissa, bias, and what its largest codes mean. Those under one byte take one byte an
- * element, code in the low bits; u8 alone has no sign. */
+/* Each dtype is a row: its constant and name, bytes per element, bits of exponent and mantissa,
+ * bias, and the meaning of its largest codes. Dtypes below one byte use one byte per element, with
+ * the code in the low bits. Only u8 has no sign. */
 #define MIXP_DTYPES(X)                                                                    \
     /* constant             name            bytes  e   m   bias  special */               \
     X(MIXP_F32,            "f32",            4,   8, 23,  127, MIXP_SPECIAL_IEEE)         \
@@ -311,11 +311,13 @@ typedef enum mixp_format_kind {     /* what the largest codes mean              
 typedef enum mixp_dtype { MIXP_DTYPES(MIXPI_DTYPE_CONSTANT) MIXP_DTYPE_COUNT } mixp_dtype;
 #undef MIXPI_DTYPE_CONSTANT
 
-/* sizeof one element; 0 for an unknown dtype. Its name, "f16"; "?" for an unknown one. */
+/* Bytes per element; 0 for an unknown dtype. The dtype's name, for example "f16"; "?" for an
+ * unknown dtype. */
 MIXPREC_API size_t      mixp_dtype_size(mixp_dtype dtype);
 MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
-/* Largest finite, smallest normal and smallest subnormal number; from 1 to the next number. */
+/* Largest finite, smallest normal and smallest subnormal number; distance from 1 to the next
+ * number. */
 #define MIXP_F16_MAX      65504.0f
 #define MIXP_F16_MIN      6.103515625e-05f
 #define MIXP_F16_TINY     5.9604644775390625e-08f
@@ -335,7 +337,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
 /* --- bits ------------------------------------------------------------------------------ */
 
-/* Keeps clang under fast-math from reasoning that what these bits come from cannot be a NaN. */
+/* Under fast-math, prevents clang from concluding that the source of these bits is no NaN. */
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
 #  define MIXPI_HIDE(u) __asm__("" : "+r"(u))
 #else
@@ -355,7 +357,7 @@ MIXPREC_HD uint64_t mixp_bits_of_f64(double x) {
 }
 #undef MIXPI_HIDE
 
-/* Where an ABI returns floats in x87 registers (32-bit x86), a signalling NaN comes back quiet. */
+/* If an ABI returns floats in x87 registers (32-bit x86), a signalling NaN becomes quiet. */
 MIXPREC_HD float mixp_f32_of_bits(uint32_t u) {
     float x;
     memcpy(&x, &u, 4);
@@ -400,7 +402,7 @@ MIXPREC_HD mixp_format mixpi_format(int exponent_bits, int mantissa_bits, int bi
     return f;
 }
 
-/* An unknown dtype's is that of u8. */
+/* For an unknown dtype, the format of u8. */
 MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype) {
 #define MIXPI_DTYPE_FORMAT(constant, name, bytes, e, m, bias, special)                    \
     case constant: return mixpi_format(e, m, bias, special);
@@ -413,7 +415,7 @@ MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype) {
 }
 
 MIXPREC_HD uint64_t mixpi_ones(int n) { return ((uint64_t)1 << n) - 1u; }   /* n < 64 */
-/* Bits without the sign. */
+/* Number of bits without the sign. */
 MIXPREC_HD int mixpi_width(mixp_format f) { return f.exponent_bits + f.mantissa_bits; }
 
 /* The largest finite code, without sign. */
@@ -424,8 +426,8 @@ MIXPREC_HD uint64_t mixpi_max_code(mixp_format f) {
     return all;
 }
 
-/* A number taken apart: significand * 2^exponent, bit 62 of the significand set unless it is
- * 0. A NaN keeps its payload below that bit. */
+/* A number in parts: significand * 2^exponent. Bit 62 of the significand is set unless the number
+ * is 0. A NaN keeps its payload below bit 62. */
 typedef struct mixpi_number {
     uint64_t significand;
     int      exponent, negative, inf, nan;
@@ -435,7 +437,7 @@ MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent,
                                         int negative) {
     mixpi_number x = { 0, 0, 0, 0, 0 };
     int step;
-    if (significand >> 63) {            /* only ever 2^63 */
+    if (significand >> 63) {            /* only for 2^63 */
         significand >>= 1;
         exponent++;
     }
@@ -490,7 +492,7 @@ MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
     return x.negative ? 0u - a : a;
 }
 
-/* NaN, or what overflow gives. */
+/* The code of a NaN or of an overflow. */
 MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int saturate) {
     uint64_t max = mixpi_max_code(f), quiet = max + 1u;
     uint64_t sign = (uint64_t)x.negative << mixpi_width(f);
@@ -506,8 +508,8 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
     return sign | quiet;
 }
 
-/* Does the part that is cut off, `rest` below bit `shift`, round the code up? `odd`: the code's
- * lowest bit, which decides ties. Stochastic: when a 31-bit random number lies below the rest. */
+/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: the code's lowest bit,
+ * which decides ties. Stochastic rounding rounds up if a 31-bit random number is below the rest. */
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
@@ -516,10 +518,10 @@ MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic
     return rest > half || (rest == half && odd);
 }
 
-/* Rounds once, to nearest even, or at random. */
+/* Rounds once: to nearest even, or stochastically. */
 MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
                                int stochastic, uint32_t random) {
-    /* The codes of a scale count from one up until its end: the smallest code is a number too. */
+    /* A scale has no subnormals: its smallest code is a normal number. */
     int scale = f.special == MIXP_SPECIAL_SCALE;
     int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
     uint64_t code;
@@ -550,8 +552,8 @@ MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code,
     return mixpi_pack(mixp_format_of(to), x, saturate, stochastic, random);
 }
 
-/* Any dtype's code (an integer's two's complement) from a double, and back. The stochastic
- * form takes a random number, uniform in [0, 2^32). i64 beyond 2^53 is rounded by decode. */
+/* Converts a double to any dtype's code (two's complement for integers), and back. The stochastic
+ * form takes a random number, uniform in [0, 2^32). Decoding rounds an i64 beyond 2^53. */
 MIXPREC_HD uint64_t mixp_encode(mixp_dtype to, double x, int saturate)
 { return mixpi_recode(to, MIXP_F64, mixp_bits_of_f64(x), saturate, 0, 0); }
 MIXPREC_HD uint64_t mixp_encode_stochastic(mixp_dtype to, double x, int saturate,
@@ -564,8 +566,8 @@ MIXPREC_HD double mixp_decode(mixp_dtype from, uint64_t code)
 /* --- scalar conversions ----------------------------------------------------------------- */
 
 /* f32 bits -> f16 bits.    s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm -> s eeeee mmmmmmmmmm
- * One shift cuts the significand to size, by 13 bits, or more where the result is subnormal;
- * a carry out of it moves the exponent on, up to Inf. */
+ * One shift shortens the significand by 13 bits, or by more if the result is subnormal. A carry
+ * out of the significand increases the exponent, up to Inf. */
 MIXPREC_HD uint32_t mixpi_f16_of_f32(uint32_t u) {
     uint32_t a = u & 0x7FFFFFFFu, e = a >> 23, m = (a & 0x7FFFFFu) | 0x800000u;
     uint32_t shift = e > 112u ? 13u : e > 95u ? 126u - e : 31u;
@@ -579,7 +581,7 @@ MIXPREC_HD uint32_t mixpi_bf16_of_f32(uint32_t u) {
     uint32_t r = u + 0x7FFFu + (u >> 16 & 1u);
     return ((u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : r) >> 16;
 }
-/* Subnormals are whole numbers times the smallest one: an exact product. */
+/* A subnormal is an integer times the smallest subnormal: an exact product. */
 MIXPREC_HD uint32_t mixpi_f32_of_f16(uint32_t h) {
     uint32_t a = h & 0x7FFFu, r = (a << 13) + 0x38000000u;
     uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);
@@ -619,7 +621,7 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
     return sign | code;
 }
 
-/* The stochastic forms round up when `random`, uniform in [0, 2^32), lies below what is cut off. */
+/* The stochastic forms round up if `random`, uniform in [0, 2^32), is below the removed part. */
 MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
 { return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
 MIXPREC_HD mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random)
@@ -676,7 +678,7 @@ MIXPREC_HD double mixp_f64_from_f32(float x) {
     return mixp_decode(MIXP_F32, mixp_bits_of_f32(x));
 }
 
-/* x rounded to the 10 mantissa bits of tf32, the low 13 bits of the result 0. */
+/* x rounded to the 10 mantissa bits of tf32. The low 13 bits of the result are 0. */
 MIXPREC_HD float mixp_tf32_round(float x) {
     uint32_t u = mixp_bits_of_f32(x), r = u + 0xFFFu + (u >> 13 & 1u);
     if ((u & 0x7FFFFFFFu) > 0x7F800000u) r = u | 0x400000u;
@@ -685,8 +687,9 @@ MIXPREC_HD float mixp_tf32_round(float x) {
 
 /* --- random numbers for stochastic rounding, dropout and initialisation ------------------ */
 
-/* The random number of one element: uniform in [0, 2^32), a pure function of its key. The
- * first three are hashed into the start of a SplitMix64 sequence, of which it is one term. */
+/* The random number of one element: uniform in [0, 2^32), and a pure function of its key. The first
+ * three parts of the key are hashed into the start of a SplitMix64 sequence; the index selects the
+ * term. */
 MIXPREC_HD uint64_t mixp_random_key(uint64_t seed, uint64_t step, uint64_t tensor) {
     uint64_t z = seed + 0x9E3779B97F4A7C15u * (step + 1u);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u + tensor * 0xD1342543DE82EF95u;
@@ -703,13 +706,14 @@ MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tenso
     return mixp_random_at(mixp_random_key(seed, step, tensor), element);
 }
 
-/* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
+/* How values are narrowed. Zeroed: to nearest even; overflow gives Inf, or NaN in a format without
+ * Inf. */
 typedef struct mixp_rounding {
     int      saturate;          /* 1: finite overflow and Inf become the largest value; a copy, and
                                    f32 of f16, bf16 and e5m2, keep Inf                     */
     int      stochastic;        /* 1: up with a probability equal to the part cut off, to
                                    within 2^-31                                            */
-    uint64_t seed, step, tensor;/* with the element's index, the key of its random number  */
+    uint64_t seed, step, tensor;/* with the element's index: key of its random number      */
     int64_t  first;             /* index of the array's first element                      */
 } mixp_rounding;
 
@@ -5076,23 +5080,24 @@ static void mixpi_store_code(void *p, size_t size, uint64_t code) {
  * per instruction set: the section between MIXPI_PASS and its #endif is included again for
  * each. MIXPI_P(name) gives a function its set's suffix.
  *
- * Where bits are promised, a product that feeds a sum is an explicit vfma: compilers may
- * contract the two-step form on one instruction set and not on another.
+ * If results must be bit-identical, a product that feeds a sum is an explicit vfma: compilers
+ * may contract the two-step form on one instruction set and not on another.
  */
 #define MIXPI_CAT3(a, b, c) a##b##c
 #define MIXPI_CAT(a, b, c)  MIXPI_CAT3(a, b, c)
 #define MIXPI_P(name)       MIXPI_CAT(mixpi, _##name##_, MIXPI_SUFFIX)
 
-#define MIXPI_BLOCK 1024        /* floats widened at a time: a few such buffers fit in L1  */
-/* Goes through count elements from i = 0 on, n <= MIXPI_BLOCK at a time; declares i and n. */
+#define MIXPI_BLOCK 1024        /* floats widened at a time: a few buffers of this size fit in L1 */
+/* Loops over count elements from i = 0, n <= MIXPI_BLOCK at a time. Declares i and n. */
 #define MIXPI_BLOCKS(i, n, count)                                                         \
     for (int64_t i = 0, n; (n = mixpi_min(MIXPI_BLOCK, (count) - i)) > 0; i += MIXPI_BLOCK)
 
-/* Work is counted in elements: as many as would take as long in a simple pass over an array. */
-#define MIXPI_GRAIN      16384      /* work that is worth a task of its own                */
-#define MIXPI_LEAST_WORK 65536      /* work that is worth waking threads: 7 to 50 us       */
+/* Work is measured in elements: the number that a simple pass over an array does in the same
+ * time. */
+#define MIXPI_GRAIN      16384      /* the least work that is worth a separate task        */
+#define MIXPI_LEAST_WORK 65536      /* the least work that is worth waking threads: 7 to 50 us */
 
-/* How many workers may share so much work. */
+/* The number of workers that may share this work. */
 static int mixpi_workers(const mixp_exec *x, int64_t work)
 { return x->parallel && x->threads > 1 && work >= x->least_work ? x->threads : 1; }
 
@@ -5109,13 +5114,13 @@ static void *mixpi_scratch(const mixp_exec *x, size_t bytes)
 { return x->scratch ? x->scratch(x->user, bytes ? bytes : 1) : NULL; }
 static int64_t mixpi_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t mixpi_min(int64_t a, int64_t b) { return a < b ? a : b; }
-/* May a kernel read a, write y? The second pair: or is it not there? */
+/* May a kernel read a, or write y? In the second pair, the array may also be missing. */
 static int mixpi_reads(mixp_in a) { return mixpi_real(a.dtype); }
 static int mixpi_writes(mixp_out y) { return mixpi_real(y.dtype); }
 static int mixpi_may_read(mixp_in a) { return !a.data || mixpi_real(a.dtype); }
 static int mixpi_may_write(mixp_out y) { return !y.data || mixpi_real(y.dtype); }
 
-/* The same from element i on. */
+/* The same array from element i on. */
 static mixp_in mixpi_in_at(mixp_in a, int64_t i)
 { return mixpi_in((const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype), a.dtype); }
 static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
@@ -5123,7 +5128,7 @@ static mixp_out mixpi_out_at(mixp_out a, int64_t i) {
     return a;
 }
 
-/* Work that is cut into units: so many of them are a task. */
+/* Work in units; a task is a number of units. */
 typedef void (*mixpi_unit)(const void *job, int64_t unit);
 typedef struct mixpi_units {
     mixpi_unit  unit;
@@ -5138,15 +5143,15 @@ static void mixpi_units_task(void *arg, int64_t index, int worker) {
     for (; i < end; i++) u->unit(u->job, i);
 }
 
-/* work: of all units. */
+/* work: the total of all units. */
 static void mixpi_run_units(const mixp_exec *x, mixpi_units *u, int64_t work)
 { mixpi_parallel(x, mixpi_ceil_div(u->count, u->per_task), work, mixpi_units_task, u); }
 
-/* Units of so much work. */
+/* The number of units in a task. work: that of one unit. */
 static int64_t mixpi_units_of_task(int64_t work)
 { return mixpi_ceil_div(MIXPI_GRAIN, work > 0 ? work : 1); }
 
-/* work: of one unit. */
+/* work: that of one unit. */
 static mixp_result mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t work,
                                    mixpi_unit unit, const void *job) {
     mixpi_units u = { unit, job, count, mixpi_units_of_task(work) };
@@ -5155,9 +5160,9 @@ static mixp_result mixpi_each_unit(const mixp_exec *x, int64_t count, int64_t wo
 }
 
 /* --- axes ---------------------------------------------------------------------------------
- * Of a shape, and how far one step along each goes in up to four arrays. Array 0 is the output.
+ * The axes of a shape, and the stride of each axis in up to four arrays. Array 0 is the output.
  */
-#define MIXPI_MAX_AXES (MIXP_MAX_RANK + 1)  /* one more: see mixpi_axes_part               */
+#define MIXPI_MAX_AXES (MIXP_MAX_RANK + 1)  /* one extra axis: see mixpi_axes_part         */
 typedef struct mixpi_axes {
     int     rank, arrays;
     int64_t n[MIXPI_MAX_AXES], s[4][MIXPI_MAX_AXES];
@@ -5174,7 +5179,7 @@ static void mixpi_axes_swap(mixpi_axes *x, int i, int j) {
     }
 }
 
-/* Does axis `last` go on where axis i ends, in every array? */
+/* Does axis `last` continue where axis i ends, in every array? */
 static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
     int k;
     if (last < 0) return 0;
@@ -5183,7 +5188,7 @@ static int mixpi_axes_adjoin(const mixpi_axes *x, int last, int i) {
     return 1;
 }
 
-/* Drops axes of 1 and joins neighbours; one axis is left at least. */
+/* Drops axes of size 1 and merges neighbours. At least one axis remains. */
 static void mixpi_axes_join(mixpi_axes *x) {
     int i, k, rank = 0;
     for (i = 0; i < x->rank; i++) {
@@ -5206,7 +5211,8 @@ static void mixpi_axes_join(mixpi_axes *x) {
 #define MIXPI_CONVERT_CHUNK 65536           /* elements of a task                          */
 #define MIXPI_STREAM_BYTES  ((size_t)2 << 20)   /* output beyond this bypasses the caches  */
 
-/* Any dtype to any, for pairs without vector code. `first`: element 0's, for random numbers. */
+/* Converts any dtype to any dtype, for pairs without vector code. `first`: index of element 0, for
+ * random numbers. */
 static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n,
                                const mixp_rounding *r, uint64_t key, uint64_t first) {
     mixp_format from = mixp_format_of(src.dtype), to = mixp_format_of(dst.dtype);
@@ -5223,13 +5229,13 @@ static void mixpi_convert_each(mixp_out dst, mixp_in src, int64_t n,
 typedef struct mixpi_convert_job {
     const mixp_convert_args *k;
     int64_t  chunk;             /* elements of a task                                      */
-    uint64_t key;               /* of random numbers                                       */
-    int      plain;             /* to nearest even                                         */
-    int      vector;            /* vector code serves this pair                            */
-    int      pages;             /* stores bypass the caches, so many pages side by side    */
+    uint64_t key;               /* key of the random numbers                               */
+    int      plain;             /* rounds to nearest even                                  */
+    int      vector;            /* this pair has vector code                               */
+    int      pages;             /* stores bypass the caches, on this many pages at once    */
 } mixpi_convert_job;
 
-/* What one task of it does: n elements, of which the first has this index. */
+/* One task: n elements from index i. */
 typedef struct mixpi_convert_piece {
     mixp_out dst;
     mixp_in  src;
@@ -5258,7 +5264,7 @@ static int mixpi_convert_starts(const mixp_convert_args *k, mixp_result *r) {
     return k->n > 0;
 }
 
-/* Large and to or from f32: then loads and stores are all that takes time. */
+/* Is the conversion large, and to or from f32? Then loads and stores take all of the time. */
 static int mixpi_convert_streams(const mixp_convert_args *k) {
     size_t size = mixp_dtype_size(k->dst.dtype);
     return (k->dst.dtype == MIXP_F32) != (k->src.dtype == MIXP_F32) &&
@@ -5276,29 +5282,30 @@ static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k)
     c->plain = !r->saturate && !r->stochastic;
     c->vector = to == from || (mixpi_has_vectors(to) && mixpi_has_vectors(from));
     c->pages = c->vector && c->plain && mixpi_convert_streams(k);
-    /* In place and narrower, a later piece would overwrite what an earlier one still reads. */
+    /* If dst is narrower and in place, a later piece would overwrite values that an earlier piece
+     * still reads. */
     c->chunk = in_place ? k->n : MIXPI_CONVERT_CHUNK;
 }
 
-#define MIXPI_COPY_TILE 32      /* elements along each side, where a copy transposes       */
+#define MIXPI_COPY_TILE 32      /* elements along each side of a tile, if the copy transposes */
 
-/* A copy is cut into tiles of the last two axes, and these are its units. Where both sides are
- * dense along the last, rows go straight across; otherwise the tile is gathered first, reading
- * along the axis that is densest in src, so that a transpose touches each cache line once. */
+/* A copy is cut into tiles of the last two axes; a tile is a unit of work. If both sides are dense
+ * along the last axis, rows are copied directly. Otherwise the tile is gathered first, reading along
+ * src's densest axis, so that a transpose touches each cache line once. */
 typedef struct mixpi_copy_job {
     mixp_out   dst;
     mixp_in    src;
     mixpi_axes axes;            /* array 0: dst, 1: src; at least two axes                 */
-    int        dense;           /* both sides are, along the last axis                     */
+    int        dense;           /* both sides are dense along the last axis                */
     int64_t    tile_rows, tile_cols;    /* of a tile                                       */
     int64_t    down, across;    /* tiles along the last two axes                           */
-    int64_t    tiles;           /* in all                                                  */
+    int64_t    tiles;           /* total                                                   */
 } mixpi_copy_job;
 
 static int64_t mixpi_abs(int64_t a) { return a < 0 ? -a : a; }
 
-/* Sorts the axes so that the one that is densest in dst is last, and joins those that both sides
- * walk through evenly; then the one that is densest in src goes second to last. At least two. */
+/* Sorts the axes so that dst's densest axis is last, merges axes that both sides step through
+ * evenly, and moves src's densest axis to second to last. At least two axes remain. */
 static void mixpi_copy_axes(mixpi_axes *x) {
     const int64_t *d = x->s[0], *s = x->s[1];
     int i, j, best;
@@ -5362,20 +5369,21 @@ static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
 
 /* --- maps and sums ----------------------------------------------------------------------- *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
- * one shape. Axes that lie together are merged. A short last axis is merged with the one before
- * it even where an operand repeats along that ("periodic"): inner loops need long rows.
+ * one shape. Contiguous axes are merged. A short last axis is merged with the axis before it even
+ * if an operand repeats along that axis ("periodic"), because inner loops need long rows.
  *
- * A sum is a map whose output repeats. A unit of its work, cut by the shapes alone, is a run of
- * rows of one tile of the output: at most 128 rows in f32; then runs are added in double. So
- * the bits do not depend on threads, nor the error on the length. */
-/* What a map computes from up to three sources a, b, c. Slopes (_D): of dy, then x or y. */
+ * A sum is a map whose output repeats. A unit of work is a run of rows of one tile of the output;
+ * units depend only on the shapes. A run of at most 128 rows is added in f32, then the runs are
+ * added in double. The bits do not depend on threads, and the error not on the length. */
+/* The function that a map computes from up to three sources a, b, c. The sources of a slope (_D)
+ * are dy, then x or y. */
 enum {
     MIXPI_FN_UNARY = 0,                                     /* + mixp_unary                */
     MIXPI_FN_UNARY_D = MIXPI_FN_UNARY + MIXP_UNARY_COUNT,   /* + mixp_unary                */
     MIXPI_FN_BINARY = MIXPI_FN_UNARY_D + MIXP_UNARY_COUNT,  /* + mixp_binary               */
     /* Of dy, a, b: the gradient of b in a / b. */
     MIXPI_FN_DIVISOR_D = MIXPI_FN_BINARY + MIXP_BINARY_COUNT,
-    MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in the larger of both    */
+    MIXPI_FN_LARGER_D,          /* of dy, x, y: the gradient of x in max(x, y)             */
     MIXPI_FN_GATE_D,            /* of dy, a, b: the gradient of a in silu(a) b             */
     MIXPI_FN_WHERE,             /* of mask, a, b: mask ? a : b                             */
     MIXPI_FN_KEPT,              /* of mask, a: mask ? a : q                                */
@@ -5385,36 +5393,36 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* A new one needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in loss_value
- * and loss_slope. Then the number here is one more. */
+/* A new function needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in
+ * loss_value and loss_slope. Then add 1 to the number here. */
 MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 24);
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
 MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
 typedef struct mixpi_map {
     int        fn, sources;
-    float      p, q;            /* of fn                                                   */
+    float      p, q;            /* parameters of fn                                        */
     mixp_out   y;
     mixp_in    a[3];
     mixpi_axes axes;            /* array 0: y, then the sources                            */
     int        periodic[4];     /* repeats along the last axis, every `period` elements    */
     int64_t    period, width;   /* width: elements of a block, a multiple of period        */
     int64_t    cols, blocks;    /* along the last axis                                     */
-    int64_t    outputs, rows;   /* points of the outer axes that y has, and has not        */
+    int64_t    outputs, rows;   /* points of the outer axes that y has, and lacks          */
 } mixpi_map;
 
 typedef struct mixpi_sum {
     mixpi_map map;
-    float     factor;           /* of the result                                           */
-    int       fold;             /* the last axis ends in out_cols outputs, and its blocks
-                                   are rows as well                                        */
+    float     factor;           /* factor of the result                                    */
+    int       fold;             /* the last axis ends in out_cols outputs, and its blocks count as
+                                   rows */
     int64_t   rows, out_cols;
-    int64_t   tiles;            /* of the outputs, along the last axis                     */
+    int64_t   tiles;            /* tiles of the outputs, along the last axis               */
     int64_t   run, runs;        /* rows of a run; runs of a tile                           */
-    float    *partial;          /* [runs][outputs][out_cols], of more than one run         */
+    float    *partial;          /* [runs][outputs][out_cols], if there are several runs    */
 } mixpi_sum;
 
-/* A map over a shape; all arrays are dense until told otherwise. */
+/* A map over a shape; by default all arrays are dense. */
 static void mixpi_map_init(mixpi_map *m, int fn, int rank, const int64_t *shape,
                            mixp_out y) {
     int64_t step = 1;
@@ -5445,8 +5453,8 @@ static int mixpi_map_is_real(const mixpi_map *m) {
     return mixpi_writes(m->y);
 }
 
-/* May the last axis of array k be merged with the one before it? Where it is dense, where it
- * repeats along that one, and where both are one value. */
+/* Can the last axis of array k be merged with the axis before it? Yes if the array is dense, if it
+ * repeats along the axis before, and if it has one value along both. */
 static int mixpi_axes_merge(const mixpi_axes *x, int k) {
     int last = x->rank - 1;
     int64_t inner = x->s[k][last], outer = x->s[k][last - 1];
@@ -5454,8 +5462,8 @@ static int mixpi_axes_merge(const mixpi_axes *x, int k) {
     return inner == 0 && outer == 0;
 }
 
-/* Where the output is not dense along its last axis, as one of two columns is, rows are of one
- * element: loops write what lies together. */
+/* If the output is not dense along its last axis (for example one column of two), rows have one
+ * element, because loops write contiguous elements. */
 static void mixpi_axes_part(mixpi_axes *x) {
     int k, last = x->rank;
     if (x->s[0][last - 1] <= 1) return;
@@ -5464,7 +5472,7 @@ static void mixpi_axes_part(mixpi_axes *x) {
     x->rank++;
 }
 
-/* Joins axes; then the short last axis with the one before it, if it can be. */
+/* Merges axes, then a short last axis with the axis before it, if possible. */
 static void mixpi_map_merge(mixpi_map *m) {
     mixpi_axes *x = &m->axes;
     int k, last;
@@ -5486,8 +5494,8 @@ static void mixpi_map_merge(mixpi_map *m) {
     x->rank = last;
 }
 
-/* Adds to off[] where the index-th point lies of those outer axes that the output has, or, when
- * summed, of those along which it repeats. */
+/* Adds to off[] the offset of the index-th point of the outer axes that the output has; if
+ * `summed`, of the outer axes along which the output repeats. */
 static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
                               int64_t *off) {
     const mixpi_axes *x = &m->axes;
@@ -5500,7 +5508,7 @@ static void mixpi_map_offsets(const mixpi_map *m, int summed, int64_t index,
     }
 }
 
-/* Cuts the last axis in blocks. */
+/* Cuts the last axis into blocks. */
 static void mixpi_map_plan(mixpi_map *m) {
     int i, last;
     mixpi_map_merge(m);
@@ -5514,11 +5522,11 @@ static void mixpi_map_plan(mixpi_map *m) {
     }
 }
 
-/* Elements of a block, where there are so many. */
+/* The number of elements of a block, limited to the elements that exist. */
 static int64_t mixpi_map_block(const mixpi_map *m)
 { return mixpi_min(m->width, m->cols > 0 ? m->cols : 1); }
 
-/* Cuts the rows in runs: in short ones where outputs are few, for the sake of threads. */
+/* Cuts the rows into runs. If outputs are few, runs are short, to give all threads work. */
 static void mixpi_sum_plan(mixpi_sum *s) {
     mixpi_map *m = &s->map;
     int last, few;
@@ -5535,16 +5543,16 @@ static void mixpi_sum_plan(mixpi_sum *s) {
     s->runs = s->rows > 0 ? mixpi_ceil_div(s->rows, s->run) : 1;
 }
 
-/* Elements of a unit. */
+/* The number of elements of a unit. */
 static int64_t mixpi_sum_unit_work(const mixpi_sum *s)
 { return mixpi_min(s->run, s->rows > 0 ? s->rows : 1) * mixpi_map_block(&s->map); }
 
-/* Where the sums of a run lie in s->partial; of run s->runs: how many there are in all. */
+/* The offset of a run's sums in s->partial; for run s->runs, the total number of sums. */
 static int64_t mixpi_sum_partial(const mixpi_sum *s, int64_t run, int64_t output)
 { return (run * s->map.outputs + output) * s->out_cols; }
 
-/* The function whose values, or the sums of them, are the gradient that k asks for: of a sum dy,
- * or -dy; of a product dy times the other factor; of a quotient dy / b or DIVISOR_D. */
+/* The function whose values, or their sums, are the gradient that k requests: for a sum dy or -dy;
+ * for a product dy times the other factor; for a quotient dy / b or DIVISOR_D. */
 static int mixpi_binary_slope(const mixp_binary_args *k, int sums) {
     switch (k->op) {
     case MIXP_BINARY_ADD:
@@ -5580,7 +5588,7 @@ static int mixpi_repeats(int rank, const int64_t *shape, const int64_t *own) {
         if (own[i] == 0 && shape[i] != 1) return 1;
     return 0;
 }
-/* Is the operand whose gradient is asked for? */
+/* Is the operand whose gradient k requests repeated? */
 static int mixpi_binary_repeats(const mixp_binary_args *k)
 { return mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides); }
 
@@ -5603,7 +5611,7 @@ static void mixpi_where_map(mixpi_map *m, const mixp_where_args *k) {
     m->q = k->value;
 }
 
-/* The map whose values, or the sums of them, are the gradient that k asks for. */
+/* The map whose values, or their sums, are the gradient that k requests. */
 static void mixpi_where_slope_map(mixpi_map *m, const mixp_where_args *k) {
     const int64_t *own = k->which ? k->b_strides : k->a_strides;
     mixpi_map_init(m, k->which ? MIXPI_FN_MASKED : MIXPI_FN_KEPT, k->rank, k->shape, k->dx);
@@ -5612,7 +5620,7 @@ static void mixpi_where_slope_map(mixpi_map *m, const mixp_where_args *k) {
     mixpi_map_source(m, k->dy, NULL);
 }
 
-/* Over (outer, n, inner); array `repeated`, the output or the source, repeats along n. */
+/* A map over (outer, n, inner). Array `repeated`, the output or the source, repeats along n. */
 static void mixpi_reduce_map(mixpi_map *m, int fn, const mixp_reduce_args *k,
                              int repeated) {
     int64_t shape[3];
@@ -5627,7 +5635,7 @@ static void mixpi_reduce_map(mixpi_map *m, int fn, const mixp_reduce_args *k,
 
 typedef struct mixpi_dropout_job {
     const mixp_dropout_args *k;
-    uint64_t key, limit;        /* of random numbers; those below the limit drop           */
+    uint64_t key, limit;        /* key of the random numbers; those below limit drop       */
     float    scale;
 } mixpi_dropout_job;
 
@@ -5638,8 +5646,8 @@ static void mixpi_dropout_plan(mixpi_dropout_job *d, const mixp_dropout_args *k)
     d->scale = k->p < 1.0f ? (float)(1.0 / (1.0 - (double)k->p)) : 0.0f;
 }
 
-/* The first row whose id is neither in [0, limit) nor `ignore`; -1 when there is none. */
-#define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is left out                */
+/* The first row whose id is neither in [0, limit) nor `ignore`; -1 if all are valid. */
+#define MIXPI_NO_INDEX ((int64_t)1 << 40)   /* as `ignore`: no id is ignored                 */
 static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
                             int64_t ignore) {
     int64_t i;
@@ -5648,20 +5656,20 @@ static int64_t mixpi_bad_id(const int32_t *ids, int64_t rows, int64_t limit,
     return -1;
 }
 
-/* Why norm refuses k, or MIXP_OK. */
+/* The error of norm's arguments, or MIXP_OK. */
 static mixp_result mixpi_norm_check(const mixp_norm_args *k) {
     if (!mixpi_reads(k->a) || !mixpi_writes(k->y) || !mixpi_may_read(k->gamma) ||
         !(k->rms || mixpi_may_read(k->beta))) return MIXP_ERR_DTYPE;
     return k->y.accumulate ? MIXP_ERR_ARGUMENT : MIXP_OK;
 }
 
-/* norm_backward: each task adds its rows' parts of dgamma and dbeta to sums of its own. */
+/* norm_backward: each task adds its rows' parts of dgamma and dbeta to its own sums. */
 #define MIXPI_NORM_TASKS 256                /* at most                                       */
 typedef struct mixpi_norm_back_job {
     const mixp_norm_backward_args *k;
     int64_t per_task, tasks;
-    int64_t wide;               /* cols, as whole vectors                                  */
-    float  *sums;               /* 2 * wide of each task; NULL: neither is wanted          */
+    int64_t wide;               /* cols, rounded up to full vectors                        */
+    float  *sums;               /* 2 * wide per task; NULL: dgamma and dbeta not needed    */
 } mixpi_norm_back_job;
 
 static mixpi_norm_back_job mixpi_norm_back_plan(const mixp_norm_backward_args *k) {
@@ -5673,16 +5681,16 @@ static mixpi_norm_back_job mixpi_norm_back_plan(const mixp_norm_backward_args *k
     return job;
 }
 
-/* embedding_backward: lists, one for each row of the table, of the rows of dy that used it in
- * increasing order: so each row of the table is one task's, whatever its dtype, and nothing is
- * rounded twice. */
+/* embedding_backward: for each row of the table, a list of the rows of dy that used it, in
+ * increasing order. Each row of the table belongs to one task, for every dtype, and is rounded
+ * once. */
 typedef struct mixpi_embedding_back_job {
     const mixp_embedding_backward_args *k;
-    int64_t *first;             /* of each id: its first row, -1 = none                    */
-    int64_t *next;              /* of each row: the next of the same id, -1 = none         */
+    int64_t *first;             /* first row of each id; -1 = none                         */
+    int64_t *next;              /* next row with the same id; -1 = none                    */
 } mixpi_embedding_back_job;
 
-/* Lays the lists out in memory, unless that is NULL; how many bytes they need. */
+/* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
 static size_t mixpi_embedding_back_carve(mixpi_embedding_back_job *job, void *memory) {
     size_t ids = (size_t)job->k->vocab, rows = (size_t)job->k->rows;
     if (memory) {
@@ -5702,17 +5710,17 @@ static void mixpi_embedding_back_lists(const mixpi_embedding_back_job *job) {
     }
 }
 
-/* Elements of an id: by how many rows of dy come to one. */
+/* Elements of work for an id: the average number of rows of dy per id, times the columns. */
 static int64_t mixpi_embedding_back_work(const mixp_embedding_backward_args *k)
 { return mixpi_ceil_div((k->rows + k->vocab) * k->cols, k->vocab > 0 ? k->vocab : 1); }
 
-/* cross_entropy; the rows' losses in double, to be added in order. */
+/* cross_entropy: the rows' losses in double, added in order. */
 typedef struct mixpi_entropy_job {
     const mixp_cross_entropy_args *k;
     double *losses;
 } mixpi_entropy_job;
 
-/* How many rows count. */
+/* The number of rows that count. */
 static int64_t mixpi_entropy_count(const mixp_cross_entropy_args *k) {
     int64_t i, count = 0;
     for (i = 0; i < k->rows; i++) count += k->targets[i] != k->ignore;
@@ -5743,7 +5751,7 @@ typedef struct mixpi_entropy_both_job {
     mixpi_entropy_back_job back;
 } mixpi_entropy_both_job;
 
-/* The backward pass of the loss that k finds. */
+/* The backward pass of the loss that k computes. */
 static mixp_cross_entropy_backward_args mixpi_entropy_back_of(
         const mixp_cross_entropy_both_args *k) {
     mixp_cross_entropy_backward_args back;
@@ -5769,7 +5777,7 @@ typedef struct mixpi_most {
 
 static int mixpi_is_nan(float x) { return mixp_bits_of_f32(x) << 1 > 0xFF000000u; }
 
-/* As large: equal, or both NaN. */
+/* Are both equal, or both NaN? */
 static int mixpi_most_equals(float x, float most)
 { return x == most || (mixpi_is_nan(x) && mixpi_is_nan(most)); }
 
@@ -5784,8 +5792,9 @@ static void mixpi_most_take(mixpi_most *m, float x, int64_t index) {
     }
 }
 
-/* How a kernel over [outer, n, inner] goes through it: line by line, in pieces of a block. Where
- * inner is 1 a line runs along n, one for each o; otherwise along inner, one for each o and j. */
+/* The order of a kernel over [outer, n, inner]: line by line, in pieces of a block. If inner is 1,
+ * a line runs along n, one line for each o; otherwise a line runs along inner, one for each o and
+ * j. */
 typedef struct mixpi_lines {
     int     along_n;
     int64_t length, blocks;
@@ -5806,10 +5815,11 @@ typedef struct mixpi_rope_job {
     float *cosine, *sine;       /* [t][d / 2]                                              */
 } mixpi_rope_job;
 
-#define MIXPI_ROPE_RUN 256      /* positions that are turned on from one sine and cosine   */
+#define MIXPI_ROPE_RUN 256      /* positions that rotate on from one sine and cosine       */
 
-/* A run of positions: from one to the next a frequency's pair turns by its angle. In f64 the last
- * of them is off by some 1e-14, a hundred-thousandth of what f32 rounds. */
+/* A run of positions: from each position to the next, a frequency's pair rotates by its angle. In
+ * f64 the error at the last position is about 1e-14, a hundred-thousandth of the rounding of
+ * f32. */
 static void mixpi_rope_run(const void *args, int64_t run) {
     const mixpi_rope_job *job = (const mixpi_rope_job *)args;
     int64_t half = job->k->d / 2, i, p, from = run * MIXPI_ROPE_RUN;
@@ -7298,7 +7308,7 @@ MIXPI_F mixpi_v mixpi_vpoly(mixpi_v p, mixpi_v x, float a, float b, float c, flo
     return mixpi_vfma(mixpi_vfma(p, x, mixpi_vset(c)), x, mixpi_vset(d));
 }
 
-/* x in [-104, 89] or NaN: e^x = 2^n (1 + the result), n a whole number. */
+/* For x in [-104, 89] or NaN: e^x = 2^n (1 + the result), with an integer n. */
 MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     mixpi_v r, p;
     *n = mixpi_vround(mixpi_vmax(mixpi_vmul(x, mixpi_vset(1.44269504f)), mixpi_vset(-151.0f)));
@@ -7309,8 +7319,8 @@ MIXPI_F mixpi_v mixpi_vexpm1_part(mixpi_v x, mixpi_v *n) {
     return mixpi_vfma(mixpi_vmul(r, r), p, r);
 }
 
-/* e^x to about 1 ulp; 0, Inf and subnormals where they belong; NaN stays NaN. The power of
- * two goes on in two halves, so that only the last step can round or overflow. */
+/* e^x to about 1 ulp, with 0, Inf and subnormals; NaN stays NaN. The power of two is applied in two
+ * halves, so only the last step can round or overflow. */
 MIXPI_F mixpi_v mixpi_vexp(mixpi_v x) {
     mixpi_v n, half, p = mixpi_vexpm1_part(mixpi_vclamp(x, -104.0f, 89.0f), &n);
     half = mixpi_vround(mixpi_vmul(n, mixpi_vset(0.5f)));
@@ -7344,18 +7354,18 @@ MIXPI_RARE mixpi_v mixpi_vlog(mixpi_v x) {
     q = mixpi_vfma(e, mixpi_vset(0.693147182f), mixpi_vadd(q, f));
     q = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, q);
     bad = mixpi_vselect_gt(mixpi_vzero(), x, mixpi_vset(mixp_f32_of_bits(0x7FC00000u)),
-                           mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays */
+                           mixpi_vsub(x, inf));     /* 0 gives -Inf, NaN stays NaN */
     return mixpi_vselect_gt(x, mixpi_vzero(), q, bad);
 }
 
-/* log(1 + u) for u >= -1, accurate for small u: what 1 + u cut off comes back in c. */
+/* log(1 + u) for u >= -1, accurate for small u: c restores the rounding error of 1 + u. */
 MIXPI_F mixpi_v mixpi_vlog1p(mixpi_v u) {
     mixpi_v one = mixpi_vset(1.0f), w = mixpi_vadd(one, u);
     mixpi_v c = mixpi_vsub(u, mixpi_vsub(w, one));
     return mixpi_vadd(mixpi_vlog(w), mixpi_vdiv(c, mixpi_vmax(w, mixpi_vset(1e-30f))));
 }
 
-/* e^2|x| - 1 without cancellation; beyond 10 that of 10, whose tanh is 1. */
+/* e^2|x| - 1 without cancellation; |x| is limited to 10, whose tanh is 1. */
 MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
     mixpi_v a = mixpi_vabs(x), n, s, m;
     m = mixpi_vexpm1_part(mixpi_vclamp(mixpi_vadd(a, a), 0.0f, 20.0f), &n);
@@ -7363,8 +7373,8 @@ MIXPI_V mixpi_v MIXPI_P(vexpm1_twice)(mixpi_v x) {
     return mixpi_vfma(m, s, mixpi_vsub(s, mixpi_vset(1.0f)));
 }
 
-/* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp: e^2x - 1 near -1 would pass on all
- * of its error. At -0 that would be +0. */
+/* (e^2|x| - 1) / (e^2|x| + 1) with the sign of x, to 2.4 ulp. The form without |x| would pass on
+ * the full error of e^2x - 1 near -1, and would give +0 at -0. */
 MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
     mixpi_v m = MIXPI_P(vexpm1_twice)(x);
     m = mixpi_vdiv(m, mixpi_vadd(m, mixpi_vset(2.0f)));
@@ -7372,7 +7382,7 @@ MIXPI_F mixpi_v mixpi_vtanh(mixpi_v x) {
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
 }
 
-/* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
+/* 1 / (1 + e^-x). *rest: 1 minus the result. Both are accurate in their tails. */
 MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
     mixpi_v e = mixpi_vexp(mixpi_vneg(mixpi_vabs(x)));
     mixpi_v q = mixpi_vdiv(mixpi_vset(1.0f), mixpi_vadd(e, mixpi_vset(1.0f)));
@@ -7381,8 +7391,8 @@ MIXPI_F mixpi_v mixpi_vsigmoid(mixpi_v x, mixpi_v *rest) {
     return mixpi_vselect_gt(x, mixpi_vzero(), q, t);
 }
 
-/* The normal distribution up to x, and its *density at x. The tail beyond |x| is
- * e^(-x^2/2) w P(w) with w = 1 / (1 + |x|/4); x^2 keeps the bits that its product loses. */
+/* The cumulative normal distribution at x, and its *density at x. The tail beyond |x| is e^(-x^2/2)
+ * w P(w) with w = 1 / (1 + |x|/4); x^2 includes the bits that the rounded product loses. */
 MIXPI_F mixpi_v mixpi_vnormal(mixpi_v x, mixpi_v *density) {
     mixpi_v a = mixpi_vabs(x), h = mixpi_vmul(a, a),
             low = mixpi_vfma(a, a, mixpi_vneg(h));
@@ -7410,7 +7420,7 @@ MIXPI_RARE mixpi_v mixpi_vpow(mixpi_v x, float p) {
     return mixpi_vload(t);
 }
 
-/* sin x, or cos x: libm's, on every instruction set. */
+/* sin x or cos x, from libm on every instruction set. */
 MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     float t[16];
     int i;
@@ -7419,8 +7429,8 @@ MIXPI_RARE mixpi_v mixpi_vwave(mixpi_v x, int cosine) {
     return mixpi_vload(t);
 }
 
-/* The larger, or the smaller; NaN where either is: vmax and vmin keep b's, and a's comes back in
- * a product with 0. */
+/* The larger or the smaller; NaN if either is NaN: vmax and vmin propagate b's NaN, and the product
+ * with 0 propagates a's. */
 MIXPI_F mixpi_v mixpi_vlarger(mixpi_v a, mixpi_v b)
 { return mixpi_vfma(mixpi_vclamp(a, -1.0f, 1.0f), mixpi_vzero(), mixpi_vmax(a, b)); }
 MIXPI_F mixpi_v mixpi_vsmaller(mixpi_v a, mixpi_v b)
@@ -7432,8 +7442,7 @@ MIXPI_V mixpi_v mixpi_vsign(mixpi_v s, mixpi_v x) {
     return mixpi_vselect_gt(s, mixpi_vzero(), x, below);
 }
 
-/* As mixpi_vtanh, of 0.6 and more in absolute value; *rest: what the sum and the division round
- * off. */
+/* As mixpi_vtanh, for |x| >= 0.6. *rest: the rounding errors of the sum and the division. */
 MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
     mixpi_v two = mixpi_vset(2.0f), m = MIXPI_P(vexpm1_twice)(x), q, t, low;
     q = mixpi_vadd(m, two);
@@ -7445,7 +7454,7 @@ MIXPI_V mixpi_v MIXPI_P(tanh_far)(mixpi_v x, mixpi_v *rest) {
     return mixpi_vselect_gt(x, mixpi_vzero(), t, mixpi_vneg(t));
 }
 
-/* tanh x is the result + *rest: below 0.6 by a polynomial. */
+/* tanh x = the result + *rest. Below 0.6 the result is a polynomial. */
 MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     mixpi_v z = mixpi_vmul(x, x), q = mixpi_vset(0.002231052844f), near_0, low, far;
     q = mixpi_vpoly(q, z, -0.008267078549f, 0.02173443511f, -0.05395247415f, 0.133332476f);
@@ -7457,14 +7466,14 @@ MIXPI_RARE mixpi_v MIXPI_P(tanh_parts)(mixpi_v x, mixpi_v *rest) {
     return mixpi_vselect_gt(mixpi_vset(0.36f), z, near_0, far);
 }
 
-/* The nearest to it, or a neighbour of that. */
+/* tanh x, correctly rounded or off by one unit in the last place. */
 MIXPI_V mixpi_v MIXPI_P(tanh_near)(mixpi_v x) {
     mixpi_v rest, t = MIXPI_P(tanh_parts)(x, &rest);
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), mixpi_vadd(t, rest), x);
 }
 
-/* tanh(x / p) is the result + *rest, for a logit is p times that: with what the division rounds
- * off. */
+/* tanh(x / p) = the result + *rest. *rest includes the rounding error of the division, because a
+ * capped logit is p times the result. */
 MIXPI_V mixpi_v mixpi_vtanh_of(mixpi_v x, float p, mixpi_v *rest) {
     mixpi_v by = mixpi_vset(p), u = mixpi_vdiv(x, by), low, q;
     mixpi_v t = MIXPI_P(tanh_parts)(u, &low);
@@ -7506,13 +7515,13 @@ MIXPI_F mixpi_v MIXPI_P(silu)(mixpi_v a) {
     return mixpi_vmul(a, mixpi_vsigmoid(a, &rest));
 }
 
-/* log(1 + x) for every x: also Inf, and -0, which 1 + x loses. */
+/* log(1 + x) for every x, including Inf and -0; 1 + x alone would lose -0. */
 MIXPI_V mixpi_v MIXPI_P(log1p)(mixpi_v x) {
     mixpi_v y = mixpi_vselect_gt(x, mixpi_vset(3.40282347e38f), x, mixpi_vlog1p(x));
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), y, x);
 }
 
-/* e^x - 1 without cancellation. Above 60, e^x is the same number; below -30, -1 is. */
+/* e^x - 1 without cancellation. Above 60, the result equals e^x; below -30, it equals -1. */
 MIXPI_V mixpi_v MIXPI_P(expm1)(mixpi_v x) {
     mixpi_v n, s, m = mixpi_vexpm1_part(mixpi_vclamp(x, -30.0f, 60.0f), &n);
     s = mixpi_vldexp(mixpi_vset(1.0f), n);
@@ -7521,7 +7530,7 @@ MIXPI_V mixpi_v MIXPI_P(expm1)(mixpi_v x) {
     return mixpi_vselect_gt(mixpi_vabs(x), mixpi_vzero(), m, x);
 }
 
-/* Up to 0.5 the Taylor series, whose next term is 8e-10 of it; beyond, 1 minus twice the tail of
+/* Up to 0.5, the Taylor series, with a relative error of 8e-10; beyond, 1 minus twice the tail of
  * the normal distribution at sqrt(2) |x|. */
 MIXPI_V mixpi_v MIXPI_P(erf)(mixpi_v x) {
     mixpi_v z, q, near_0, far;
@@ -7544,11 +7553,11 @@ MIXPI_V mixpi_v MIXPI_P(softplus)(mixpi_v x, float p) {
     return mixpi_vadd(mixpi_vmax(mixpi_vzero(), x), e);
 }
 
-/* `above` where x is above 0, else `below`, also for a NaN. */
+/* `above` if x > 0, otherwise `below`, also for a NaN. */
 MIXPI_V mixpi_v MIXPI_P(above_0)(mixpi_v x, mixpi_v above, mixpi_v below)
 { return mixpi_vselect_gt(x, mixpi_vzero(), above, below); }
 
-/* The functions with parameters, and those of e^x - 1 and its like. */
+/* The functions with parameters, and the functions built on e^x - 1 and log(1 + x). */
 MIXPI_RARE mixpi_v MIXPI_P(other_value)(mixp_unary op, mixpi_v a, float p, float q) {
     switch ((int)op) {
     case MIXP_UNARY_SOFT_CAP: {
@@ -7607,7 +7616,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float
     case MIXP_UNARY_LEAKY_RELU:
     case MIXP_UNARY_ELU:
         return MIXPI_P(other_value)(op, a, p, q);
-    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_RELU:               /* handled by separate loops */
     case MIXP_UNARY_GELU_TANH:
     case MIXP_UNARY_GELU_ERF:
     case MIXP_UNARY_SILU:
@@ -7619,7 +7628,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float
     return a;
 }
 
-/* x <= 0 ? 0 : dy: NaN lets dy pass. */
+/* x <= 0 ? 0 : dy; if x is NaN, dy passes. */
 MIXPI_V mixpi_v MIXPI_P(relu_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v zero = mixpi_vzero(), one = mixpi_vset(1.0f);
     return mixpi_vselect_gt(mixpi_vmin(x, one), zero, dy, zero);
@@ -7630,7 +7639,7 @@ MIXPI_V mixpi_v MIXPI_P(relu_squared_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vadd(x, x));
 }
 
-/* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+/* dy sigmoid(2u) + dy x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; constant beyond the bound. */
 MIXPI_F mixpi_v MIXPI_P(gelu_tanh_slope)(mixpi_v dy, mixpi_v x) {
     const mixpi_v linear = mixpi_vset(MIXPI_GELU_LINEAR),
                   cubic = mixpi_vset(MIXPI_GELU_SLOPE);
@@ -7663,7 +7672,7 @@ MIXPI_V mixpi_v MIXPI_P(soft_cap_slope)(mixpi_v dy, mixpi_v x, float p) {
     return mixpi_vmul(dy, mixpi_vfma(mixpi_vmul(mixpi_vset(-2.0f), t), rest, s));
 }
 
-/* dy where x lies between p and q, else 0, at a bound too; an infinite bound is none. */
+/* dy if x lies strictly between p and q, otherwise 0. An infinite bound does not limit x. */
 MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
     if (mixp_bits_of_f32(p) != 0xFF800000u)
         dy = mixpi_vselect_gt(x, mixpi_vset(p), dy, mixpi_vzero());
@@ -7672,7 +7681,7 @@ MIXPI_V mixpi_v MIXPI_P(clamp_slope)(mixpi_v dy, mixpi_v x, float p, float q) {
     return dy;
 }
 
-/* 2/sqrt(pi) e^(-x^2), times dy; x^2 keeps the bits that its product loses. */
+/* 2/sqrt(pi) e^(-x^2), times dy; x^2 includes the bits that the rounded product loses. */
 MIXPI_V mixpi_v MIXPI_P(erf_slope)(mixpi_v dy, mixpi_v x) {
     mixpi_v h, low, e;
     x = mixpi_vclamp(x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
@@ -7683,7 +7692,7 @@ MIXPI_V mixpi_v MIXPI_P(erf_slope)(mixpi_v dy, mixpi_v x) {
     return mixpi_vmul(dy, mixpi_vmul(e, mixpi_vset(MIXPI_ERF_SLOPE)));
 }
 
-/* p e^x up to 0 and 1 above, times dy; a NaN lets dy pass. */
+/* p e^x up to 0 and 1 above, times dy; if x is NaN, dy passes. */
 MIXPI_V mixpi_v MIXPI_P(elu_slope)(mixpi_v dy, mixpi_v x, float p) {
     mixpi_v below = mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vexp(x)));
     return MIXPI_P(above_0)(mixpi_vmin(x, mixpi_vset(1.0f)), dy, below);
@@ -7717,7 +7726,7 @@ MIXPI_RARE mixpi_v MIXPI_P(other_slope)(mixp_unary op, mixpi_v dy, mixpi_v x, fl
     }
 }
 
-/* dy times the slope; b: x, or y for those that are told by their result. */
+/* dy times the slope. b: x, or y for functions whose slope needs the result. */
 MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                         float q) {
     switch (op) {
@@ -7750,7 +7759,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
     case MIXP_UNARY_LEAKY_RELU:
     case MIXP_UNARY_ELU:
         return MIXPI_P(other_slope)(op, dy, b, p, q);
-    case MIXP_UNARY_RELU:               /* these have loops of their own */
+    case MIXP_UNARY_RELU:               /* handled by separate loops */
     case MIXP_UNARY_GELU_TANH:
     case MIXP_UNARY_GELU_ERF:
     case MIXP_UNARY_SILU:
@@ -7766,7 +7775,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
 MIXPI_F mixpi_v MIXPI_P(divisor_slope)(mixpi_v dy, mixpi_v a, mixpi_v b)
 { return mixpi_vneg(mixpi_vdiv(mixpi_vmul(dy, mixpi_vdiv(a, b)), b)); }
 
-/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
+/* The gradient of x in max(x, y): half of dy if x and y are equal, all of dy if either is NaN. */
 MIXPI_F mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
     mixpi_v half = mixpi_vmul(dy, mixpi_vset(0.5f)), below = mixpi_vset(-1.0f);
     half = mixpi_vselect_gt(mixpi_vabs(x), below, half, dy);
@@ -7775,11 +7784,11 @@ MIXPI_F mixpi_v MIXPI_P(larger_slope)(mixpi_v dy, mixpi_v x, mixpi_v y) {
     return mixpi_vselect_gt(x, y, dy, half);
 }
 
-/* A probability's logarithm. */
+/* The logarithm of a probability, at least -100. */
 MIXPI_V mixpi_v MIXPI_P(bce_log)(mixpi_v log)
 { return mixpi_vmax(mixpi_vset(MIXPI_BCE_LOG_LEAST), log); }
 
-/* Of a difference d; one of up to delta counts by its square. */
+/* The loss of a difference d: quadratic up to delta, then linear. */
 MIXPI_V mixpi_v MIXPI_P(huber_value)(mixpi_v d, float delta) {
     mixpi_v half = mixpi_vset(0.5f), bound = mixpi_vset(delta), far;
     d = mixpi_vabs(d);
@@ -7795,7 +7804,7 @@ MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
     return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, none);
 }
 
-/* Of x against its target. */
+/* The loss of x against its target. */
 MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
                                        float delta) {
     const mixpi_v one = mixpi_vset(1.0f);
@@ -7839,7 +7848,7 @@ MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v t
     case MIXP_LOSS_MSE:
         s = mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(x, target));
         return mixpi_vmul(s, by);
-    case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancelling */
+    case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancellation */
         s = mixpi_vsigmoid(x, &t);
         s = mixpi_vmul(mixpi_vsub(one, target), s);
         return mixpi_vmul(mixpi_vfma(mixpi_vneg(target), t, s), by);
@@ -7864,7 +7873,7 @@ MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v t
     return x;
 }
 
-/* fn of 16 floats at each of s, for those without a loop in MIXPI_P(values). */
+/* fn of 16 floats at each of s, for functions without a loop in MIXPI_P(values). */
 MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *const *s,
                                int64_t j) {
     mixpi_v a = mixpi_vload(s[0] + j), b = mixpi_vload(s[1] + j);
@@ -7878,8 +7887,8 @@ MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *
     mixpi_vstore(y + j, a);
 }
 
-/* y = fn over n floats: one loop for each fn that is most of a step somewhere, or short; what is
- * left beyond 16s goes by way of t. */
+/* y = fn over n floats. Functions that dominate a step, or are short, have a separate loop. The
+ * elements after the last full 16 go through t. */
 #define MIXPI_CASE(fn, value)                                                             \
     case fn:                                                                              \
         for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
@@ -7937,7 +7946,7 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     memcpy(y + full, t[3], left);
 }
 
-/* buf holds n elements: what it begins with, over and over. */
+/* Fills buf with n elements by repeating its beginning. */
 MIXPI_K void MIXPI_P(repeat)(float *buf, int64_t period, int64_t n) {
     int64_t have;
     for (have = period; have < n; have += have)
@@ -7963,7 +7972,7 @@ MIXPI_K const float *MIXPI_P(map_source)(const mixpi_map *m, int k, int64_t at, 
     return buf;
 }
 
-/* Elements [j, j+n) of the row at off[] as floats: in y, or where they lie already. */
+/* Elements [j, j+n) of the row at off[] as floats: in y, or in place if they are floats already. */
 MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, int64_t j,
                                         int64_t n, float *y) {
     float buf[3][MIXPI_BLOCK];
@@ -7972,7 +7981,7 @@ MIXPI_K const float *MIXPI_P(map_block)(const mixpi_map *m, const int64_t *off, 
     if (m->fn == MIXPI_FN_COPY) return MIXPI_P(map_source)(m, 0, off[1], j, n, y);
     for (k = 0; k < m->sources; k++)
         s[k] = MIXPI_P(map_source)(m, k, off[k + 1], j, n, buf[k]);
-    for (; k < 3; k++) s[k] = s[0];         /* read for nothing, by functions of fewer */
+    for (; k < 3; k++) s[k] = s[0];         /* not used by functions of fewer sources */
     MIXPI_P(values)(m->fn, m->p, m->q, y, s, n);
     return y;
 }
@@ -8012,7 +8021,7 @@ MIXPI_K void MIXPI_P(sum_fold)(float *acc, int64_t n, int64_t period) {
     }
 }
 
-/* acc[0, n) = the sum of a run of rows of the tile that starts in column j, at base[]. */
+/* acc[0, n) = the sum of a run of rows of the tile that starts at column j, at base[]. */
 MIXPI_K void MIXPI_P(sum_rows)(const mixpi_sum *s, const int64_t *base, int64_t run,
                                int64_t j, int64_t n, float *acc) {
     const mixpi_map *m = &s->map;
@@ -8209,7 +8218,7 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args
                            MIXPI_P(dropout_unit), &d);
 }
 
-/* --- the largest, and what an index says --- */
+/* --- max, argmax and gather --- */
 
 /* Up to a block of columns of one o. */
 MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t first,
@@ -8223,7 +8232,7 @@ MIXPI_K void MIXPI_P(max_columns)(const mixp_max_args *k, int64_t o, int64_t fir
     }
 }
 
-/* The one column of one o, along which the array is dense. */
+/* The only column of one o, along which the array is dense. */
 MIXPI_K void MIXPI_P(max_line)(const mixp_max_args *k, int64_t o, mixpi_most *most) {
     float buf[MIXPI_BLOCK];
     int64_t j;
@@ -8260,7 +8269,7 @@ MIXPI_K mixp_result MIXPI_P(max)(const mixp_exec *x, const mixp_max_args *k) {
                            MIXPI_P(max_unit), k);
 }
 
-/* The share of element j of a column, whose index, and more, is at `at`. */
+/* The gradient of element j of a column; the column's index is at `at`. */
 MIXPI_V float MIXPI_P(max_share)(const mixp_max_backward_args *k, int64_t at, int64_t j,
                                  float x, float dy) {
     int64_t row;
@@ -8299,7 +8308,7 @@ MIXPI_K mixp_result MIXPI_P(max_backward)(const mixp_exec *x,
                            MIXPI_P(max_back_unit), k);
 }
 
-/* A piece of what is gathered. */
+/* A piece of the gathered elements. */
 MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
     const mixp_gather_args *k = (const mixp_gather_args *)args;
     int64_t first = unit * MIXPI_BLOCK, of_o = k->m * k->inner, i;
@@ -8321,7 +8330,7 @@ MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_gather_args *
                            MIXPI_P(gather_unit), k);
 }
 
-/* Up to a block of columns of one o: no other unit adds to them. */
+/* Up to a block of columns of one o; no other unit adds to these columns. */
 MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
     const mixp_gather_args *k = (const mixp_gather_args *)args;
     int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK), o = unit / tiles;
@@ -8353,7 +8362,7 @@ MIXPI_K mixp_result MIXPI_P(gather_backward)(const mixp_exec *x,
 
 #define MIXPI_ROPE_PART (MIXPI_BLOCK / 2)
 
-/* p and q become p cos - q sin and q cos + p sin; all have room for a multiple of 16. */
+/* p and q become p cos - q sin and q cos + p sin. All arrays have room for a multiple of 16. */
 MIXPI_K void MIXPI_P(rope_turn)(float *p, float *q, const float *c, const float *s,
                                 float sign, int64_t n) {
     int64_t j;
@@ -8366,7 +8375,7 @@ MIXPI_K void MIXPI_P(rope_turn)(float *p, float *q, const float *c, const float 
     }
 }
 
-/* Pairs [i, i+n) of the head at `at`, which lie beside each other. */
+/* Pairs [i, i+n) of the head at `at`; the two elements of a pair are neighbours. */
 MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, int64_t row,
                                        int64_t i, int64_t n) {
     const mixp_rope_args *k = job->k;
@@ -8388,7 +8397,7 @@ MIXPI_K void MIXPI_P(rope_interleaved)(const mixpi_rope_job *job, int64_t at, in
     MIXPI_P(write)(k->y, at + 2 * i, 2 * n, buf);
 }
 
-/* Likewise, half a head apart. */
+/* Likewise, for pairs whose elements are half a head apart. */
 MIXPI_K void MIXPI_P(rope_halves)(const mixpi_rope_job *job, int64_t at, int64_t row,
                                   int64_t i, int64_t n) {
     const mixp_rope_args *k = job->k;
@@ -8433,7 +8442,7 @@ MIXPI_K mixp_result MIXPI_P(rope)(const mixp_exec *x, const mixp_rope_args *k) {
 }
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
-/* e = exp(p + shift); e has room for a multiple of 16, p need not. */
+/* e = exp(p + shift). e has room for a multiple of 16 floats; p may have n only. */
 MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t n) {
     mixpi_v s = mixpi_vset(shift);
     int64_t j;
@@ -8441,7 +8450,7 @@ MIXPI_K void MIXPI_P(floats_exp)(float *e, const float *p, float shift, int64_t 
         mixpi_vstore(e + j, mixpi_vexp(mixpi_vadd(mixpi_vpart(p + j, n - j), s)));
 }
 
-/* y = (p + shift) * by; room as above. */
+/* y = (p + shift) * by; same room as above. */
 MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float by,
                                     int64_t n) {
     mixpi_v s = mixpi_vset(shift), f = mixpi_vset(by);
@@ -8450,7 +8459,7 @@ MIXPI_K void MIXPI_P(floats_affine)(float *y, const float *p, float shift, float
         mixpi_vstore(y + j, mixpi_vmul(mixpi_vadd(mixpi_vpart(p + j, n - j), s), f));
 }
 
-/* The largest of a[at, at+cols); a NaN may be missed: it comes back through the sum. */
+/* The largest of a[at, at+cols). It may miss a NaN, which the sum then propagates. */
 MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
     float buf[MIXPI_BLOCK], best = mixp_f32_of_bits(0xFF800000u);
     int64_t j;
@@ -8464,7 +8473,7 @@ MIXPI_K float MIXPI_P(row_max)(mixp_in a, int64_t at, int64_t cols) {
     return best;
 }
 
-/* Sum of exp(a - max) over a[at, at+cols); the last block's exps stay in e. */
+/* The sum of exp(a - max) over a[at, at+cols). On return, e holds the last block's exps. */
 MIXPI_K double MIXPI_P(row_sumexp)(mixp_in a, int64_t at, int64_t cols, float max,
                                    float *e) {
     float buf[MIXPI_BLOCK];
@@ -8489,7 +8498,7 @@ MIXPI_K void MIXPI_P(log_softmax_row)(const mixp_softmax_args *k, int64_t at, fl
     }
 }
 
-/* The exps of a row of one block are in e still. */
+/* If the row is one block, e still holds its exps. */
 MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     const mixp_softmax_args *k = (const mixp_softmax_args *)args;
     int64_t at = row * k->cols;
@@ -8515,7 +8524,7 @@ MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, const mixp_softmax_args
                           k);
 }
 
-/* -sum(dy y) of the row at `at`; of the log: -sum(dy). */
+/* -sum(dy y) of the row at `at`; for log_softmax, -sum(dy). */
 MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
     float dy_buf[MIXPI_BLOCK], y_buf[MIXPI_BLOCK];
     double sum = 0.0;
@@ -8557,7 +8566,7 @@ MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x,
 
 /* --- layer norm, rms norm --- */
 
-/* Elements [i, i+n) of a as floats, or `value` where a is not there. */
+/* Elements [i, i+n) of a as floats, or `value` if a has no data. */
 MIXPI_V const float *MIXPI_P(read_or)(mixp_in a, float value, int64_t i, int64_t n,
                                       float *buf) {
     int64_t j;
@@ -8581,7 +8590,7 @@ MIXPI_K void MIXPI_P(norm_center)(mixp_in a, int64_t at, int64_t n, float mean,
     MIXPI_P(floats_affine)(x, MIXPI_P(read)(a, at, n, buf), -mean, 1.0f, n);
 }
 
-/* The last block's a - mean stay in x. */
+/* On return, x holds a - mean of the last block. */
 MIXPI_K float MIXPI_P(norm_rstd)(const mixp_norm_args *k, int64_t at, float mean,
                                  float *x) {
     double sum = 0.0;
@@ -8628,7 +8637,7 @@ MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
     return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(norm_row), k);
 }
 
-/* A row of sums, and its norm while it is at hand. */
+/* Computes a row of sums, and its norm while the row is in the cache. */
 MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
     const mixp_norm_args *k = (const mixp_norm_args *)args;
     mixp_norm_args of_sum = *k;
@@ -8651,7 +8660,7 @@ MIXPI_K mixp_result MIXPI_P(add_norm)(const mixp_exec *x, const mixp_norm_args *
     return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(add_norm_row), k);
 }
 
-/* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row; returns dy. */
+/* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row. Returns dy. */
 MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
                                               int64_t row, int64_t i, int64_t n, float *h,
                                               float *d, float *dy_buf) {
@@ -8701,7 +8710,7 @@ MIXPI_K void MIXPI_P(norm_back_copy)(const mixp_norm_backward_args *k, int64_t a
     }
 }
 
-/* A row's da; before that, its part of the task's sums. */
+/* Adds a row's part to the task's sums, then computes the row's da. */
 MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     const mixpi_norm_back_job *job = (const mixpi_norm_back_job *)args;
     const mixp_norm_backward_args *k = job->k;
@@ -8728,7 +8737,7 @@ MIXPI_K void MIXPI_P(norm_back_row)(const void *args, int64_t row) {
     MIXPI_P(norm_back_copy)(k, row * k->cols);
 }
 
-/* out (+)= the tasks' sums of columns [i, i+n), which begin at `sums`, in the order of tasks. */
+/* out (+)= the tasks' sums of columns [i, i+n), in the order of tasks. The sums begin at `sums`. */
 MIXPI_K void MIXPI_P(norm_back_total)(const mixpi_norm_back_job *job, const float *sums,
                                       mixp_out out, int64_t i, int64_t n) {
     float total[MIXPI_BLOCK];
@@ -8788,7 +8797,7 @@ MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_
                           k);
 }
 
-/* A row of dtable: the rows of dy that used it, along its list, rounded once. */
+/* A row of dtable: adds the rows of dy on its list, and rounds once. */
 MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
     const mixpi_embedding_back_job *job = (const mixpi_embedding_back_job *)args;
     const mixp_embedding_backward_args *k = job->k;
@@ -8835,7 +8844,7 @@ MIXPI_K double MIXPI_P(row_mean)(mixp_in a, int64_t at, int64_t cols) {
     return sum / (double)cols;
 }
 
-/* The row's loss in double, its parts added there. */
+/* The row's loss, with its parts added in double. */
 MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
     const mixpi_entropy_job *job = (const mixpi_entropy_job *)args;
     const mixp_cross_entropy_args *k = job->k;
@@ -8906,7 +8915,7 @@ MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
                           MIXPI_P(entropy_back_row), &job);
 }
 
-/* A row's loss, and its gradient while the row is at hand. */
+/* Computes a row's loss, and its gradient while the row is in the cache. */
 MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
     const mixpi_entropy_both_job *job = (const mixpi_entropy_both_job *)args;
     MIXPI_P(entropy_row)(&job->loss, row);

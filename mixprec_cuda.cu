@@ -67,12 +67,12 @@ inline void cp_async_16(void *shared, const void *global, int given)
 { cudasim::cp_async(shared, global, 16, given); }
 inline void cp_async_commit() { cudasim::cp_async_commit(); }
 template <int N> inline void cp_async_wait() { cudasim::cp_async_wait(N); }
-/* ex2.approx.ftz gives no subnormal, and may be two units off. */
+/* ex2.approx.ftz flushes subnormals to 0, and may be off by two units in the last place. */
 inline float exp2_approx(float x) {
     float y = cudasim::nudged(cudasim::nudged(std::exp2(x)));
     return y < 1.17549435e-38f ? 0.0f : y;
 }
-/* rcp.approx.ftz of a normal number; nor does it, and may be one off. */
+/* rcp.approx.ftz of a normal number flushes subnormals to 0, and may be off by one unit. */
 inline float rcp_approx(float x) {
     float y = cudasim::nudged(1.0f / x);
     return std::fabs(y) < 1.17549435e-38f ? 0.0f : y;
@@ -97,8 +97,8 @@ inline float rcp_approx(float x) {
 
 namespace {
 
-/* kernel<<<...>>>, and the error of just this launch: cudaGetLastError would also tell of calls
- * that are not ours. */
+/* kernel<<<...>>>, and the error of this launch only: cudaGetLastError would also report errors of
+ * other libraries' calls. */
 template <class... P, class... A>
 cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes,
                    cudaStream_t stream, A... arguments) {
@@ -114,9 +114,9 @@ cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 threads, size_t bytes,
 __device__ inline uint32_t shared_address(const void *p)
 { return (uint32_t)__cvta_generic_to_shared(p); }
 
-/* d += a b: 16 x 16 by 16 x 8 elements, spread over a warp's registers as PTX prescribes. */
+/* d += a b: 16 x 16 by 16 x 8 elements, distributed over a warp's registers as PTX prescribes. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-/* Capability 7.5 has products of 8 columns, in f16 alone: for bf16 nobody calls this there. */
+/* Capability 7.5 has products of 8 columns in f16 only: kernels do not call this for bf16 there. */
 template <bool bf16>
 __device__ inline void mma_16816(float *d, const uint32_t *a, const uint32_t *b) {
     if (bf16) __trap();
@@ -173,9 +173,9 @@ __device__ inline void ldmatrix_x4(uint32_t *r, const void *row) {
                      : "r"(shared_address(row)) : "memory");
 }
 
-/* 16 bytes into shared memory, of which the first `given` are read and the rest are 0. */
+/* Copies 16 bytes into shared memory: the first `given` bytes are read, the rest are 0. */
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-/* Capability 7.5 has no such copies; all of them, or none, are given here. */
+/* Capability 7.5 has no asynchronous copies; `given` is 16 or 0 there. */
 __device__ inline void cp_async_16(void *shared, const void *global, int given)
 { *(uint4 *)shared = given ? *(const uint4 *)global : make_uint4(0, 0, 0, 0); }
 __device__ inline void cp_async_commit() {}
@@ -190,7 +190,7 @@ __device__ inline void cp_async_16(void *shared, const void *global, int given) 
 __device__ inline void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-/* Leaves the newest N groups under way. */
+/* Waits until at most the newest N groups of copies are pending. */
 template <int N> __device__ inline void cp_async_wait()
 { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
 #endif
@@ -200,7 +200,7 @@ __device__ inline float exp2_approx(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* 1/x, one unit off at most; no call for what a division must round. */
+/* 1/x, off by one unit at most; avoids the call that a correctly rounded division needs. */
 __device__ inline float rcp_approx(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -211,7 +211,7 @@ __device__ inline float rcp_approx(float x) {
 
 #endif
 
-#ifndef MIXPI_CUDA_VERSION        /* a test pretends to have another */
+#ifndef MIXPI_CUDA_VERSION        /* a test sets another version     */
 #  define MIXPI_CUDA_VERSION CUDART_VERSION
 #endif
 #if MIXPI_CUDA_VERSION < 12000
@@ -1447,10 +1447,10 @@ const char *device_message(const mixp_exec *x) {
 
 /* ==== 3. ELEMENTWISE ================================================= >>elementwise ====
  *
- * A thread works on 8 elements at a time, 16 bytes of f16 or bf16, where addresses allow. Sums
- * are cut into runs by their shapes alone: a run is added in f32 by one thread or one block, in
- * one order, then the runs in double. A result may differ from the CPU's by the order of its
- * sum and by a few units in the last place of exp, log, tanh and pow.
+ * A thread works on 8 elements at a time (16 bytes of f16 or bf16) if addresses allow it. Sums
+ * are cut into runs that depend only on shapes. One thread or one block adds a run in f32, in a
+ * fixed order; then the runs are added in double. A result may differ from the CPU's by the order
+ * of its sum, and by a few units in the last place of exp, log, tanh and pow.
  */
 namespace {
 
@@ -1488,7 +1488,7 @@ __device__ inline uint32_t draw(const mixp_rounding &r, uint64_t key, int64_t i)
 __device__ inline uint64_t rounding_key(const Conversion &c)
 { return c.k.rounding.stochastic ? key_now(c.draws) : 0; }
 
-/* Any dtype to any. */
+/* Converts any dtype to any dtype. */
 __global__ void convert_each(const __grid_constant__ Conversion c) {
     const mixp_rounding &r = c.k.rounding;
     mixp_format to = mixp_format_of(c.k.dst.dtype), from = mixp_format_of(c.k.src.dtype);
@@ -1503,7 +1503,7 @@ __global__ void convert_each(const __grid_constant__ Conversion c) {
 
 __host__ __device__ inline bool is_f8(mixp_dtype d)
 { return d == MIXP_F8_E4M3 || d == MIXP_F8_E5M2; }
-/* The dtypes that convert by way of f32. */
+/* The dtypes that convert through f32. */
 __host__ __device__ inline bool by_f32(mixp_dtype d) { return is_real(d) || is_f8(d); }
 
 __device__ inline float f8_value(mixp_dtype d, uint32_t code) {
@@ -1606,7 +1606,8 @@ static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_arg
     memset((void *)&c, 0, sizeof c);
     c.k = *k;
     c.draws = draws_of(kernel.state, k->rounding.seed, k->rounding.step, k->rounding.tensor);
-    /* In place and narrower, a thread would overwrite what others still read. */
+    /* If dst is narrower and in place, a thread would overwrite values that other threads still
+     * read. */
     if (in_place && out != in) c.k.dst.data = scratch_of(x, bytes);
     if (!c.k.dst.data) return MIXP_ERR_MEMORY;
     c.wide = is_wide(c.k.dst) && is_wide(c.k.src);
@@ -1619,7 +1620,7 @@ static mixp_result mixpi_cuda_convert(const mixp_exec *x, const mixp_convert_arg
 
 namespace {
 
-/* n elements; pattern: their code as often as 8 bytes hold it. */
+/* n elements; pattern: the element's code, repeated to fill 8 bytes. */
 __global__ void fill_codes(mixp_out dst, int64_t n, uint64_t pattern, bool wide) {
     int per = 16 / dtype_bytes(dst.dtype);
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * per;
@@ -1656,20 +1657,20 @@ static mixp_result mixpi_cuda_fill(const mixp_exec *x, const mixp_fill_args *k) 
 
 /* --- shapes ------------------------------------------------------------------------------- *
  *
- * Some axes, and how far one step along each goes in up to four arrays. Array 0 is the output.
+ * The axes of a shape, and the stride of each axis in up to four arrays. Array 0 is the output.
  */
 namespace {
 
 struct Axes {
     int      rank;
     int64_t  n[8], s[4][8];
-    uint64_t inverse[8];        /* of n, for over()                                          */
+    uint64_t inverse[8];        /* inverses of n, for over()                                 */
 };
 
-/* What over() multiplies by instead of dividing by n: a division of 64 bits is a call. */
+/* The factor by which over() multiplies instead of dividing by n: a 64-bit division is a call. */
 inline uint64_t inverse_of(int64_t n) { return n > 0 ? ~(uint64_t)0 / (uint64_t)n : 0; }
 
-/* a / n for a >= 0: the product is right or one too small. */
+/* a / n for a >= 0: the product is exact or one too small. */
 __device__ inline int64_t over(int64_t a, int64_t n, uint64_t inverse) {
     int64_t q = (int64_t)__umul64hi((uint64_t)a, inverse);
     return a - q * n >= n ? q + 1 : q;
@@ -1692,7 +1693,7 @@ inline void append(Axes *to, const Axes &from, int axis) {
     for (int k = 0; k < 4; k++) to->s[k][r] = from.s[k][axis];
 }
 
-/* Axis i of x, dense for all arrays until told otherwise. */
+/* Axis i of x; by default dense for all arrays. */
 inline Axes dense_axes(int rank, const int64_t *shape) {
     Axes x;
     int64_t step = 1;
@@ -1705,7 +1706,7 @@ inline Axes dense_axes(int rank, const int64_t *shape) {
     return x;
 }
 
-/* Drops axes of one element and joins neighbours that all arrays walk through evenly. */
+/* Drops axes of one element, and merges neighbours that all arrays step through evenly. */
 inline Axes merged(const Axes &x) {
     Axes m;
     memset(&m, 0, sizeof m);
@@ -1721,7 +1722,7 @@ inline Axes merged(const Axes &x) {
     return m;
 }
 
-/* Adds to at[] where the index-th point of the axes lies in each array. */
+/* Adds to at[] the offset of the index-th point of the axes in each array. */
 __device__ inline void locate(const Axes &x, int64_t index, int64_t *at) {
     for (int axis = x.rank - 1; axis >= 0; axis--) {
         int64_t q = axis ? over(index, x.n[axis], x.inverse[axis]) : 0,
@@ -1740,8 +1741,8 @@ struct Copy {
     Axes       axes;            /* array 0: dst, 1: src; the last axis is densest in dst     */
     mixp_out   dst;
     mixp_in    src;
-    int64_t    units;           /* what a thread moves at once, in all                       */
-    int        width;           /* elements of one; of real arrays                           */
+    int64_t    units;           /* total number of units; a thread moves one at a time       */
+    int        width;           /* elements of a unit; of real arrays                        */
 };
 
 /* Swaps two axes. */
@@ -1767,7 +1768,7 @@ inline Axes copy_axes(const mixp_copy_args *k) {
     return merged(x);
 }
 
-/* Elements of 16, 8, 4, 2 or 1 bytes, as bits. */
+/* Copies elements of 16, 8, 4, 2 or 1 bytes as bits. */
 template <class T> __global__ void copy_bits(const __grid_constant__ Copy c) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < c.units; i += (int64_t)gridDim.x * blockDim.x) {
@@ -1804,8 +1805,8 @@ __global__ void copy_real(const __grid_constant__ Copy c) {
     }
 }
 
-/* The last two axes by tiles: src is read along the second to last, dst written along the last.
- * outer: the axes with the last two counted in tiles. */
+/* Copies the last two axes in tiles: src is read along the second to last axis, dst is written
+ * along the last. outer: the axes, with the last two counted in tiles. */
 template <class T> __device__ inline T tile_load(const Copy &c, int64_t i)
 { return ((const T *)c.src.data)[i]; }
 template <> __device__ inline float tile_load<float>(const Copy &c, int64_t i)
@@ -1844,7 +1845,7 @@ __global__ void __launch_bounds__(map_threads)
     }
 }
 
-/* Elements grouped by `width` along the last axis, where strides, addresses and lengths allow. */
+/* Groups elements by `width` along the last axis, if strides, addresses and lengths allow it. */
 inline bool grouped(Copy *c, int width, uintptr_t bytes) {
     Axes &x = c->axes;
     int last = x.rank - 1;
@@ -1878,8 +1879,8 @@ inline cudaError_t launch_real(Copy *c, cudaStream_t stream) {
                         stream, *c);
 }
 
-/* Does the copy transpose: dense in dst along the last axis, in src along another? Then that
- * one goes second to last. */
+/* Does the copy transpose, that is: is dst dense along the last axis and src along another axis? If
+ * so, moves src's dense axis to second to last. */
 inline bool transposes(Copy *c) {
     Axes &x = c->axes;
     int last = x.rank - 1, best = -1;
@@ -1942,24 +1943,24 @@ static mixp_result mixpi_cuda_copy(const mixp_exec *x, const mixp_copy_args *k) 
 
 namespace {
 
-/* What a pass computes from up to three sources a, b, c. Slopes: dy, then x or y (see
- * unary_backward). */
+/* The function that a pass computes from up to three sources a, b, c. The sources of a slope are
+ * dy, then x or y (see unary_backward). */
 constexpr int
     FN_UNARY = 0,                                   /* + mixp_unary                          */
     FN_UNARY_D = FN_UNARY + (int)MIXP_UNARY_COUNT,  /* + mixp_unary                          */
     FN_BINARY = FN_UNARY_D + (int)MIXP_UNARY_COUNT, /* + mixp_binary                         */
-    FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* of dy, a, b: of b in a / b        */
-    FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: of x in the larger of both  */
-    FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: of a in silu(a) b           */
+    FN_DIVISOR_D = FN_BINARY + (int)MIXP_BINARY_COUNT,  /* dy, a, b: gradient of b in a / b  */
+    FN_LARGER_D = FN_DIVISOR_D + 1,                 /* dy, x, y: gradient of x in max(x, y)  */
+    FN_GATE_D = FN_LARGER_D + 1,                    /* dy, a, b: gradient of a in silu(a) b  */
     FN_WHERE = FN_GATE_D + 1,                       /* mask, a, b: mask ? a : b              */
     FN_KEPT = FN_WHERE + 1,                         /* mask, a: mask ? a : q                 */
     FN_MASKED = FN_KEPT + 1,                        /* mask, b: mask ? q : b                 */
     FN_LOSS = FN_MASKED + 1,                        /* + mixp_loss_kind                      */
     FN_LOSS_D = FN_LOSS + (int)MIXP_LOSS_COUNT,     /* + mixp_loss_kind                      */
-    FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a itself, in sums                     */
+    FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a unchanged, for sums                 */
 
-/* All of them, in the enums' order. A new one needs a case in unary_value and unary_slope, in
- * value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
+/* All functions, in the order of the enums. A new function needs a case in unary_value and
+ * unary_slope, in value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
 #define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
                                X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED)          \
                                X(ABS) X(SIN) X(COS) X(SOFT_CAP) X(CLAMP) X(AFFINE)            \
@@ -1978,7 +1979,7 @@ constexpr int loss_numbers[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_NUMBER) };
 #undef MIXPI_BINARY_NUMBER
 #undef MIXPI_LOSS_NUMBER
 
-/* Are these 0, 1, ..., count - 1? */
+/* Are the values 0, 1, ..., count - 1? */
 template <int n> constexpr bool all_of(const int (&numbers)[n], int count) {
     for (int i = 0; i < n; i++)
         if (numbers[i] != i) return false;
@@ -1989,20 +1990,20 @@ static_assert(all_of(binary_numbers, MIXP_BINARY_COUNT),
               "a mixp_binary has no case here");
 static_assert(all_of(loss_numbers, MIXP_LOSS_COUNT), "a mixp_loss_kind has no case here");
 
-/* The larger, or b when either is NaN. */
+/* The larger of a and b, or b if either is NaN. */
 __device__ inline float larger(float a, float b) { return a > b ? a : b; }
 /* NaN stays NaN. */
 __device__ inline float clamped(float x, float bound)
 { return x > bound ? bound : x < -bound ? -bound : x; }
 
-/* 1 / (1 + e^-x), and in *rest one minus that: both accurate in their tails. */
+/* 1 / (1 + e^-x). *rest: 1 minus the result. Both are accurate in their tails. */
 __device__ inline float sigmoid(float x, float *rest) {
     float e = expf(-fabsf(x)), q = 1.0f / (1.0f + e), t = e * q;
     *rest = x > 0.0f ? t : q;
     return x > 0.0f ? q : t;
 }
 
-/* The density of the normal distribution; x^2 keeps the bits that its product loses. */
+/* The density of the normal distribution; x^2 includes the bits that the rounded product loses. */
 __device__ inline float density(float x) {
     float h = x * x, low = fmaf(x, x, -h), e = expf(-0.5f * h);
     return fmaf(e, -0.5f * low, e) * MIXPI_DENSITY;
@@ -2065,7 +2066,7 @@ template <mixp_unary op> __device__ inline float unary_value(float a, float p, f
     return a;
 }
 
-/* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; flat beyond the bound. */
+/* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; constant beyond the bound. */
 __device__ inline float gelu_tanh_slope(float g, float x) {
     float rest, s, square;
     x = clamped(x, MIXPI_GELU_BOUND);
@@ -2086,7 +2087,7 @@ __device__ inline float silu_slope(float g, float x) {
     return g * fmaf(s * rest, x, s);
 }
 
-/* 2/sqrt(pi) e^(-x^2), times g; x^2 keeps the bits that its product loses. */
+/* 2/sqrt(pi) e^(-x^2), times g; x^2 includes the bits that the rounded product loses. */
 __device__ inline float erf_slope(float g, float x) {
     float h, low, e;
     x = clamped(x, MIXPI_ERF_BOUND);
@@ -2096,13 +2097,13 @@ __device__ inline float erf_slope(float g, float x) {
     return g * (fmaf(e, -low, e) * MIXPI_ERF_SLOPE);
 }
 
-/* Above p and below q; an infinite bound is none. */
+/* Is x above p and below q? An infinite bound does not limit x. */
 __device__ inline bool between(float x, float p, float q) {
     return (x > p || mixp_bits_of_f32(p) == 0xFF800000u) &&
            (x < q || mixp_bits_of_f32(q) == 0x7F800000u);
 }
 
-/* g: what comes from above; b: x, or y for those that are told by their result. */
+/* g: the incoming gradient; b: x, or y for functions whose slope needs the result. */
 template <mixp_unary op>
 __device__ inline float unary_slope(float g, float b, float p, float q) {
     float t;
@@ -2140,7 +2141,7 @@ __device__ inline float unary_slope(float g, float b, float p, float q) {
     return g;
 }
 
-/* NaN where either is: larger has b's, and a's comes back in a product with 0. */
+/* NaN if either is NaN: larger propagates b's NaN, and the product with 0 propagates a's. */
 __device__ inline float nan_of(float a, float of_both)
 { return fmaf(clamped(a, 1.0f), 0.0f, of_both); }
 
@@ -2161,7 +2162,7 @@ template <mixp_binary op> __device__ inline float binary_value(float a, float b)
 
 __device__ inline float bce_log(float log) { return larger(MIXPI_BCE_LOG_LEAST, log); }
 
-/* Of a difference: by its square up to delta. */
+/* The loss of a difference: quadratic up to delta, then linear. */
 __device__ inline float huber(float d, float delta) {
     d = fabsf(d);
     return d < delta ? 0.5f * d * d : delta * (d - 0.5f * delta);
@@ -2190,7 +2191,7 @@ __device__ inline float loss_slope(float a, float b, float p, float delta) {
     float s, t;
     switch (kind) {
     case MIXP_LOSS_MSE:        return 2.0f * (a - b) * p;
-    case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancelling          */
+    case MIXP_LOSS_BCE_LOGITS:                  /* (1-t) s - t (1-s): no cancellation        */
         s = sigmoid(a, &t);
         return fmaf(-b, t, (1.0f - b) * s) * p;
     case MIXP_LOSS_BCE: return (a - b) * p / larger(MIXPI_BCE_LEAST, (1.0f - a) * a);
@@ -2204,7 +2205,7 @@ __device__ inline float loss_slope(float a, float b, float p, float delta) {
     return a;
 }
 
-/* The gradient of x in the larger of x and y: of equal ones half, of a NaN and its fellow all. */
+/* The gradient of x in max(x, y): half of dy if x and y are equal, all of dy if either is NaN. */
 __device__ inline float larger_slope(float g, float x, float y)
 { return x < y ? 0.0f : x == y ? 0.5f * g : g; }
 
@@ -2232,11 +2233,11 @@ __device__ inline float value(float a, float b, float c, float p, float q) {
 
 struct Map {
     mixp_out   out;
-    mixp_in    a, b;            /* b: data NULL when fn has one source                       */
+    mixp_in    a, b;            /* b: data is NULL if fn has one source                      */
     int64_t    n, over;
     float      p, q;
-    const float *factor;        /* p lies in device memory                                   */
-    mixp_in    dloss;           /* p is this over `over`                                     */
+    const float *factor;        /* p is in device memory                                     */
+    mixp_in    dloss;           /* p is dloss / `over`                                       */
     bool       wide;
 };
 
@@ -2253,14 +2254,14 @@ inline Map map_of(const mixp_out &out, const mixp_in &a, const mixp_in &b, int64
     return m;
 }
 
-/* Only the slopes of losses divide: elsewhere a division would cost registers. */
+/* Only the slopes of losses divide; in other functions a division would cost registers. */
 template <int fn> __device__ inline float map_parameter(const Map &m) {
     if constexpr (fn >= FN_LOSS_D && fn < FN_COPY)
         if (m.dloss.data) return get1(m.dloss, 0) / (float)m.over;
     return m.factor ? *m.factor : m.p;
 }
 
-/* At least so many blocks on a processor: left to itself, nvcc saves registers and spills. */
+/* The minimum of blocks on a multiprocessor. Without it, nvcc saves registers and spills. */
 const int map_blocks = 4;
 
 template <int fn> __global__ void __launch_bounds__(map_threads, map_blocks)
@@ -2281,25 +2282,27 @@ map_dense(const __grid_constant__ Map m) {
 
 /* --- gelu and silu of low numbers ----------------------------------------------------------- *
  *
- * Where all arrays are f16, or all are bf16, a result has 11 or 8 bits. So the exponential, the
- * reciprocal and the normal distribution need not be exact to 24: these are right to 2^-19, and
- * what is stored is within one unit in the last place of what is true, for every input.
+ * If all arrays are f16, or all are bf16, a result has 11 or 8 bits. The exponential, the
+ * reciprocal and the normal distribution then do not need 24 exact bits: these versions are
+ * accurate to 2^-19. The stored result is within one unit in the last place of the exact result,
+ * for every input.
  */
 
-/* e^-h 2^32, down to where f32 ends: ex2 alone gives 0 below 2^-126. */
+/* e^-h 2^32, over the full range of f32: ex2 alone gives 0 below 2^-126. */
 __device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
 constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32                                   */
 
-/* 1 / (1 + e^-x), and in *rest one minus that. */
+/* 1 / (1 + e^-x). *rest: 1 minus the result. */
 __device__ inline float quick_sigmoid(float x, float *rest) {
     float e = exp_raised(fabsf(x)) * lowered, q = rcp_approx(1.0f + e), t = e * q;
     *rest = x > 0.0f ? t : q;
     return x > 0.0f ? q : t;
 }
 
-/* The normal distribution at -|x|, over e^(-x^2/2), is a polynomial of t = 1 / (1 + p |x|): of
- * degree 7 without a constant, within 7e-7 of it up to MIXPI_ERF_BOUND. Its coefficients come from
- * weighted least squares made minimax by Lawson's weights (1961). *raised: e^(-x^2/2) 2^32. */
+/* The normal distribution at -|x|, divided by e^(-x^2/2), as a polynomial of t = 1 / (1 + p |x|).
+ * The polynomial has degree 7 and no constant term; its relative error is below 7e-7 up to
+ * MIXPI_ERF_BOUND. Its coefficients are weighted least squares, made minimax by Lawson's weights
+ * (1961). *raised: e^(-x^2/2) 2^32. */
 __device__ inline float quick_normal(float x, float *raised) {
     float t = rcp_approx(fmaf(0.265f, fabsf(x), 1.0f)), q = -0.0677897678f;
     q = fmaf(q, t, 0.19528336f);
@@ -2333,7 +2336,7 @@ __device__ inline float quick_silu_slope(float g, float x) {
     return g * fmaf(s * rest, x, s);
 }
 
-/* Of a; of slopes: g, and then a. */
+/* A function of a; a slope takes g, then a. */
 template <int fn> __device__ inline float quick_value(float g, float a) {
     float t;
     switch (fn) {
@@ -2373,7 +2376,7 @@ map_low(const __grid_constant__ Map m) {
 
 struct Dropout {
     mixp_dropout_args k;
-    uint64_t        limit;      /* random numbers below it drop                              */
+    uint64_t        limit;      /* random numbers below it drop the element                  */
     float           scale;
     Draws           draws;
     bool            wide;
@@ -2407,7 +2410,7 @@ const MapKernel loss_slope_maps[] = { MIXPI_CUDA_LOSSES(MIXPI_LOSS_MAP) };
 #undef MIXPI_SLOPE_MAP
 #undef MIXPI_LOSS_MAP
 
-/* The kernel for arrays that are all low and alike, or NULL. */
+/* The kernel for arrays that all have the same low dtype, or NULL. */
 template <mixp_dtype D> inline MapKernel low_map(int fn) {
     switch (fn) {
 #define MIXPI_LOW(f) case f: return map_low<f, D>;
@@ -2470,7 +2473,7 @@ static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                    map_kernel(FN_UNARY_D + k->op, slope_maps[k->op], m), m);
 }
 
-/* Notes whether a loss is Inf or NaN; one warp, for it is one element. */
+/* Records whether a loss is Inf or NaN; one warp, because the loss is one element. */
 static __global__ void note_bad(const mixp_in a, int64_t n, int32_t *bad) {
     for (int64_t i = (int64_t)threadIdx.x; i < n; i += warp_size) {
         float v[8];
@@ -4212,7 +4215,7 @@ rope_pairs(const __grid_constant__ RopeJob s) {
 
 }   /* namespace */
 
-/* A job on k, all else 0. */
+/* A job on k; all other fields are 0. */
 template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
     Job job;
     memset((void *)&job, 0, sizeof job);
@@ -4220,7 +4223,7 @@ template <class Job, class Args> static Job mixpi_cuda_job(const Args &k) {
     return job;
 }
 
-/* A missing array has any dtype. */
+/* A missing array may have any dtype. */
 template <class A> static bool mixpi_cuda_may_be(const A &a) {
     return !a.data || is_real(a.dtype);
 }
@@ -4274,7 +4277,7 @@ static mixp_result mixpi_cuda_norm(const mixp_exec *x, const mixp_norm_args *k) 
     return on.launched("norm", MIXPI_ROWS(norm_rows, on, job));
 }
 
-/* The sum by a kernel of its own, and then its norm. */
+/* Computes the sum in a separate kernel, then its norm. */
 static mixp_result mixpi_cuda_add_then_norm(const mixp_exec *x, const mixp_norm_args *k) {
     mixp_norm_args norm = *k;
     mixp_binary_args sum;
@@ -4359,7 +4362,7 @@ static mixp_result mixpi_cuda_embedding(const mixp_exec *x,
         grid_for(k->rows * warp_size, team_threads), team_threads, 0, on.stream, job));
 }
 
-/* Lays the lists out in memory, unless that is NULL; how many bytes they need. */
+/* Lays the lists out in memory, unless memory is NULL. Returns the bytes that they need. */
 static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_args *k,
                                       void *memory) {
     if (memory) {
@@ -4452,7 +4455,8 @@ static cudaError_t mixpi_cuda_entropy_both_of(const Kernel &on, const EntropyBot
     auto kernel = job.cols <= warp_cols ? entropy_both_rows<warp_size, D>
                                         : entropy_both_rows<team_threads, D>;
     int64_t team = job.cols <= warp_cols ? warp_size : team_threads;
-    /* Where rows stay, no more blocks than run at once: each brings its next row meanwhile. */
+    /* If rows stay in shared memory, launches only as many blocks as run at once: each block loads
+     * its next row while it computes. */
     int64_t most = job.kept ? 2 * (int64_t)on.state->processors : INT64_MAX;
     int64_t blocks = least(grid_for(job.rows * team, team_threads), most);
     size_t room = job.kept ? (size_t)job.kept + beside_row : 0;
@@ -4468,7 +4472,7 @@ static cudaError_t mixpi_cuda_entropy_both(const Kernel &on, const EntropyBothJo
     }
 }
 
-/* The bytes of a row that stays in shared memory beside what sums of a block need there. */
+/* The bytes of a row that stays in shared memory, next to the memory for a block's sums. */
 static int mixpi_cuda_kept_row(const EntropyBothJob &job, int most) {
     int64_t bytes = job.cols * dtype_bytes(job.logits.dtype);
     bool fits = job.wide && job.cols % 8 == 0 && bytes <= most - beside_row;
@@ -7650,7 +7654,7 @@ const mixp_device device_table[most_devices] = {
 };
 #undef MIXPI_DEVICE
 
-/* Why nothing can be asked of the driver. */
+/* Why the driver does not answer. */
 const char *driver_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorInsufficientDriver:
@@ -7675,7 +7679,7 @@ const char *driver_fault(cudaError_t e) {
     }
 }
 
-/* Why no kernel of this file can be had on a GPU that answers. */
+/* Why a GPU that answers cannot run the kernels of this file. */
 const char *kernel_fault(cudaError_t e) {
     switch (e) {
     case cudaErrorNoKernelImageForDevice: case cudaErrorInvalidDeviceFunction:
@@ -7723,7 +7727,7 @@ const char *unusable(int ordinal) {
 
 extern "C" const mixp_device *mixp_cuda(int ordinal, const char **why) {
     const char *reason = unusable(ordinal);
-    if (reason) cudaGetLastError();     /* what we asked is no error of the program's */
+    if (reason) cudaGetLastError();     /* clears the error of this query for the program */
     if (why) *why = reason ? reason : "";
     return reason ? NULL : &device_table[ordinal];
 }

@@ -7,16 +7,16 @@
  * safe from any thread. Arrays are converted by kernels: see mixp_convert.
  *
  * Rounding is to nearest, ties to even, once: f64 converts directly, never through f32.
- * Overflow gives Inf, or NaN in a format without Inf; the _sat functions give the largest
- * finite value instead, for Inf too. NaN stays NaN: quiet, with its sign and the top bits of
- * its payload where the format has room. Widening is exact; bf16 keeps all its bits.
+ * Overflow gives Inf, or NaN in a format without Inf. The _sat functions give the largest
+ * finite value instead, also for Inf. NaN stays NaN: quiet, with its sign, and with the top
+ * bits of its payload if the format has room. Widening is exact; bf16 keeps all its bits.
  */
 typedef struct mixp_f16  { uint16_t bits; } mixp_f16;    /* IEEE binary16: 1 + 5 + 10      */
 typedef struct mixp_bf16 { uint16_t bits; } mixp_bf16;   /* bfloat16:      1 + 8 + 7       */
 typedef struct mixp_e4m3 { uint8_t  bits; } mixp_e4m3;   /* OCP fp8 e4m3fn: 1 + 4 + 3      */
 typedef struct mixp_e5m2 { uint8_t  bits; } mixp_e5m2;   /* OCP fp8 e5m2:  1 + 5 + 2       */
 
-typedef enum mixp_format_kind {     /* what the largest codes mean                             */
+typedef enum mixp_format_kind {     /* meaning of the largest codes                            */
     MIXP_SPECIAL_IEEE,          /* top exponent: Inf and NaNs                              */
     MIXP_SPECIAL_FN,            /* no Inf; all ones: NaN                                   */
     MIXP_SPECIAL_FNUZ,          /* no Inf, no -0; the code of -0: NaN                      */
@@ -25,9 +25,9 @@ typedef enum mixp_format_kind {     /* what the largest codes mean              
     MIXP_SPECIAL_INTEGER        /* truncates and saturates, NaN becomes 0                  */
 } mixp_format_kind;
 
-/* An element's type is a row: its constant and name, bytes an element, bits of exponent and
- * mantissa, bias, and what its largest codes mean. Those under one byte take one byte an
- * element, code in the low bits; u8 alone has no sign. */
+/* Each dtype is a row: its constant and name, bytes per element, bits of exponent and mantissa,
+ * bias, and the meaning of its largest codes. Dtypes below one byte use one byte per element, with
+ * the code in the low bits. Only u8 has no sign. */
 #define MIXP_DTYPES(X)                                                                    \
     /* constant             name            bytes  e   m   bias  special */               \
     X(MIXP_F32,            "f32",            4,   8, 23,  127, MIXP_SPECIAL_IEEE)         \
@@ -52,11 +52,13 @@ typedef enum mixp_format_kind {     /* what the largest codes mean              
 typedef enum mixp_dtype { MIXP_DTYPES(MIXPI_DTYPE_CONSTANT) MIXP_DTYPE_COUNT } mixp_dtype;
 #undef MIXPI_DTYPE_CONSTANT
 
-/* sizeof one element; 0 for an unknown dtype. Its name, "f16"; "?" for an unknown one. */
+/* Bytes per element; 0 for an unknown dtype. The dtype's name, for example "f16"; "?" for an
+ * unknown dtype. */
 MIXPREC_API size_t      mixp_dtype_size(mixp_dtype dtype);
 MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
-/* Largest finite, smallest normal and smallest subnormal number; from 1 to the next number. */
+/* Largest finite, smallest normal and smallest subnormal number; distance from 1 to the next
+ * number. */
 #define MIXP_F16_MAX      65504.0f
 #define MIXP_F16_MIN      6.103515625e-05f
 #define MIXP_F16_TINY     5.9604644775390625e-08f
@@ -76,7 +78,7 @@ MIXPREC_API const char *mixp_dtype_name(mixp_dtype dtype);
 
 /* --- bits ------------------------------------------------------------------------------ */
 
-/* Keeps clang under fast-math from reasoning that what these bits come from cannot be a NaN. */
+/* Under fast-math, prevents clang from concluding that the source of these bits is no NaN. */
 #if defined(__clang__) && !defined(__CUDA_ARCH__) && __FINITE_MATH_ONLY__
 #  define MIXPI_HIDE(u) __asm__("" : "+r"(u))
 #else
@@ -96,7 +98,7 @@ MIXPREC_HD uint64_t mixp_bits_of_f64(double x) {
 }
 #undef MIXPI_HIDE
 
-/* Where an ABI returns floats in x87 registers (32-bit x86), a signalling NaN comes back quiet. */
+/* If an ABI returns floats in x87 registers (32-bit x86), a signalling NaN becomes quiet. */
 MIXPREC_HD float mixp_f32_of_bits(uint32_t u) {
     float x;
     memcpy(&x, &u, 4);
@@ -141,7 +143,7 @@ MIXPREC_HD mixp_format mixpi_format(int exponent_bits, int mantissa_bits, int bi
     return f;
 }
 
-/* An unknown dtype's is that of u8. */
+/* For an unknown dtype, the format of u8. */
 MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype) {
 #define MIXPI_DTYPE_FORMAT(constant, name, bytes, e, m, bias, special)                    \
     case constant: return mixpi_format(e, m, bias, special);
@@ -154,7 +156,7 @@ MIXPREC_HD mixp_format mixp_format_of(mixp_dtype dtype) {
 }
 
 MIXPREC_HD uint64_t mixpi_ones(int n) { return ((uint64_t)1 << n) - 1u; }   /* n < 64 */
-/* Bits without the sign. */
+/* Number of bits without the sign. */
 MIXPREC_HD int mixpi_width(mixp_format f) { return f.exponent_bits + f.mantissa_bits; }
 
 /* The largest finite code, without sign. */
@@ -165,8 +167,8 @@ MIXPREC_HD uint64_t mixpi_max_code(mixp_format f) {
     return all;
 }
 
-/* A number taken apart: significand * 2^exponent, bit 62 of the significand set unless it is
- * 0. A NaN keeps its payload below that bit. */
+/* A number in parts: significand * 2^exponent. Bit 62 of the significand is set unless the number
+ * is 0. A NaN keeps its payload below bit 62. */
 typedef struct mixpi_number {
     uint64_t significand;
     int      exponent, negative, inf, nan;
@@ -176,7 +178,7 @@ MIXPREC_HD mixpi_number mixpi_number_of(uint64_t significand, int exponent,
                                         int negative) {
     mixpi_number x = { 0, 0, 0, 0, 0 };
     int step;
-    if (significand >> 63) {            /* only ever 2^63 */
+    if (significand >> 63) {            /* only for 2^63 */
         significand >>= 1;
         exponent++;
     }
@@ -231,7 +233,7 @@ MIXPREC_HD uint64_t mixpi_pack_integer(mixp_format f, mixpi_number x) {
     return x.negative ? 0u - a : a;
 }
 
-/* NaN, or what overflow gives. */
+/* The code of a NaN or of an overflow. */
 MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int saturate) {
     uint64_t max = mixpi_max_code(f), quiet = max + 1u;
     uint64_t sign = (uint64_t)x.negative << mixpi_width(f);
@@ -247,8 +249,8 @@ MIXPREC_HD uint64_t mixpi_pack_special(mixp_format f, mixpi_number x, int satura
     return sign | quiet;
 }
 
-/* Does the part that is cut off, `rest` below bit `shift`, round the code up? `odd`: the code's
- * lowest bit, which decides ties. Stochastic: when a 31-bit random number lies below the rest. */
+/* Does the removed part, `rest` below bit `shift`, round the code up? `odd`: the code's lowest bit,
+ * which decides ties. Stochastic rounding rounds up if a 31-bit random number is below the rest. */
 MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic,
                                uint32_t random) {
     uint64_t half = (uint64_t)1 << (shift - 1);
@@ -257,10 +259,10 @@ MIXPREC_HD int mixpi_rounds_up(uint64_t rest, int shift, int odd, int stochastic
     return rest > half || (rest == half && odd);
 }
 
-/* Rounds once, to nearest even, or at random. */
+/* Rounds once: to nearest even, or stochastically. */
 MIXPREC_HD uint64_t mixpi_pack(mixp_format f, mixpi_number x, int saturate,
                                int stochastic, uint32_t random) {
-    /* The codes of a scale count from one up until its end: the smallest code is a number too. */
+    /* A scale has no subnormals: its smallest code is a normal number. */
     int scale = f.special == MIXP_SPECIAL_SCALE;
     int e = x.exponent + 62 + f.bias + scale, shift = 62 - f.mantissa_bits;
     uint64_t code;
@@ -291,8 +293,8 @@ MIXPREC_HD uint64_t mixpi_recode(mixp_dtype to, mixp_dtype from, uint64_t code,
     return mixpi_pack(mixp_format_of(to), x, saturate, stochastic, random);
 }
 
-/* Any dtype's code (an integer's two's complement) from a double, and back. The stochastic
- * form takes a random number, uniform in [0, 2^32). i64 beyond 2^53 is rounded by decode. */
+/* Converts a double to any dtype's code (two's complement for integers), and back. The stochastic
+ * form takes a random number, uniform in [0, 2^32). Decoding rounds an i64 beyond 2^53. */
 MIXPREC_HD uint64_t mixp_encode(mixp_dtype to, double x, int saturate)
 { return mixpi_recode(to, MIXP_F64, mixp_bits_of_f64(x), saturate, 0, 0); }
 MIXPREC_HD uint64_t mixp_encode_stochastic(mixp_dtype to, double x, int saturate,
@@ -305,8 +307,8 @@ MIXPREC_HD double mixp_decode(mixp_dtype from, uint64_t code)
 /* --- scalar conversions ----------------------------------------------------------------- */
 
 /* f32 bits -> f16 bits.    s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm -> s eeeee mmmmmmmmmm
- * One shift cuts the significand to size, by 13 bits, or more where the result is subnormal;
- * a carry out of it moves the exponent on, up to Inf. */
+ * One shift shortens the significand by 13 bits, or by more if the result is subnormal. A carry
+ * out of the significand increases the exponent, up to Inf. */
 MIXPREC_HD uint32_t mixpi_f16_of_f32(uint32_t u) {
     uint32_t a = u & 0x7FFFFFFFu, e = a >> 23, m = (a & 0x7FFFFFu) | 0x800000u;
     uint32_t shift = e > 112u ? 13u : e > 95u ? 126u - e : 31u;
@@ -320,7 +322,7 @@ MIXPREC_HD uint32_t mixpi_bf16_of_f32(uint32_t u) {
     uint32_t r = u + 0x7FFFu + (u >> 16 & 1u);
     return ((u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : r) >> 16;
 }
-/* Subnormals are whole numbers times the smallest one: an exact product. */
+/* A subnormal is an integer times the smallest subnormal: an exact product. */
 MIXPREC_HD uint32_t mixpi_f32_of_f16(uint32_t h) {
     uint32_t a = h & 0x7FFFu, r = (a << 13) + 0x38000000u;
     uint32_t tiny = mixp_bits_of_f32((float)(int)a * MIXP_F16_TINY);
@@ -360,7 +362,7 @@ MIXPREC_HD uint32_t mixpi_round_f32(mixp_dtype to, uint32_t u, int saturate,
     return sign | code;
 }
 
-/* The stochastic forms round up when `random`, uniform in [0, 2^32), lies below what is cut off. */
+/* The stochastic forms round up if `random`, uniform in [0, 2^32), is below the removed part. */
 MIXPREC_HD mixp_f16 mixp_f16_from_f32(float x)
 { return mixp_f16_of_bits(mixpi_f16_of_f32(mixp_bits_of_f32(x))); }
 MIXPREC_HD mixp_f16 mixp_f16_from_f32_stochastic(float x, uint32_t random)
@@ -417,7 +419,7 @@ MIXPREC_HD double mixp_f64_from_f32(float x) {
     return mixp_decode(MIXP_F32, mixp_bits_of_f32(x));
 }
 
-/* x rounded to the 10 mantissa bits of tf32, the low 13 bits of the result 0. */
+/* x rounded to the 10 mantissa bits of tf32. The low 13 bits of the result are 0. */
 MIXPREC_HD float mixp_tf32_round(float x) {
     uint32_t u = mixp_bits_of_f32(x), r = u + 0xFFFu + (u >> 13 & 1u);
     if ((u & 0x7FFFFFFFu) > 0x7F800000u) r = u | 0x400000u;
@@ -426,8 +428,9 @@ MIXPREC_HD float mixp_tf32_round(float x) {
 
 /* --- random numbers for stochastic rounding, dropout and initialisation ------------------ */
 
-/* The random number of one element: uniform in [0, 2^32), a pure function of its key. The
- * first three are hashed into the start of a SplitMix64 sequence, of which it is one term. */
+/* The random number of one element: uniform in [0, 2^32), and a pure function of its key. The first
+ * three parts of the key are hashed into the start of a SplitMix64 sequence; the index selects the
+ * term. */
 MIXPREC_HD uint64_t mixp_random_key(uint64_t seed, uint64_t step, uint64_t tensor) {
     uint64_t z = seed + 0x9E3779B97F4A7C15u * (step + 1u);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u + tensor * 0xD1342543DE82EF95u;
@@ -444,13 +447,14 @@ MIXPREC_HD uint32_t mixp_random_u32(uint64_t seed, uint64_t step, uint64_t tenso
     return mixp_random_at(mixp_random_key(seed, step, tensor), element);
 }
 
-/* How values are narrowed. Zeroed: to nearest even, overflow to Inf, or NaN without an Inf. */
+/* How values are narrowed. Zeroed: to nearest even; overflow gives Inf, or NaN in a format without
+ * Inf. */
 typedef struct mixp_rounding {
     int      saturate;          /* 1: finite overflow and Inf become the largest value; a copy, and
                                    f32 of f16, bf16 and e5m2, keep Inf                     */
     int      stochastic;        /* 1: up with a probability equal to the part cut off, to
                                    within 2^-31                                            */
-    uint64_t seed, step, tensor;/* with the element's index, the key of its random number  */
+    uint64_t seed, step, tensor;/* with the element's index: key of its random number      */
     int64_t  first;             /* index of the array's first element                      */
 } mixp_rounding;
 
