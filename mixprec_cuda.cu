@@ -2460,7 +2460,7 @@ static mixp_result mixpi_cuda_unary(const mixp_exec *x, const mixp_unary_args *k
 static mixp_result mixpi_cuda_unary_backward(const mixp_exec *x,
                                              const mixp_unary_backward_args *k) {
     Kernel kernel(x);
-    bool alone = k->op == MIXP_UNARY_SCALE;
+    bool alone = mixpi_unary_by_factor(k->op) != 0;
     const mixp_in &told_by = alone                          ? nothing_in
                              : mixpi_unary_by_result(k->op) ? k->y
                                                             : k->a;

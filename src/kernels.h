@@ -199,6 +199,10 @@ MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
            op == MIXP_UNARY_SQRT;
 }
 
+/* Is the slope of op its factor p, whatever the operand is? */
+MIXPREC_HD int mixpi_unary_by_factor(mixp_unary op)
+{ return op == MIXP_UNARY_SCALE || op == MIXP_UNARY_AFFINE; }
+
 typedef enum mixp_loss_kind {
     MIXP_LOSS_MSE,              /* (x - t)^2                                               */
     MIXP_LOSS_BCE_LOGITS,       /* max(x,0) - x t + log(1 + exp(-|x|))                     */
@@ -482,7 +486,8 @@ typedef struct mixp_unary_args {
 } mixp_unary_args;
 
 /* da (+)= dy * op'(a), n elements. y: the forward's result. da may be dy. The slopes of exp, tanh,
- * sigmoid and sqrt use only y, all others only a; the unused array may be absent. */
+ * sigmoid and sqrt use only y, those of scale and affine neither, all others only a; the unused
+ * arrays may be absent. */
 typedef struct mixp_unary_backward_args {
     mixp_unary op;
     float      p, q;

@@ -45,7 +45,9 @@
  *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
  *     bce                         BANNED   x, target            x             f32 scalar
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
- *     concat                      PROMOTE  any number           all
+ *     squeeze unsqueeze           KEEP     x                    x             no copy
+ *     permute flip expand pad     KEEP     x                    x
+ *     concat stack                PROMOTE  any number           all
  *     slice split                 KEEP     x                    x
  */
 
@@ -297,12 +299,30 @@ MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int ran
                                       const int64_t *shape);
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
                                         int dim1);
+/* KEEP. x's memory without a dimension of size 1 (any other size is kept; MIXP_ALL: without all of
+ * size 1), and with a new one at dim, -rank-1..rank. */
+MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim);
+MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim);
+/* KEEP. Copies, of any dtype. permute: dimension i of the result is dims[i] of x. flip: the other
+ * way round along dim. expand: repeats dimensions of size 1, and adds ones at the left, up to
+ * shape; -1 keeps a size. The gradient of expand sums over the repeats, as that of mixp_add does.
+ * MIXP_ERR_SHAPE: a dimension is missing, named twice, or does not fit. */
+MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int *dims);
+MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
+MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
+                                     const int64_t *shape);
+/* KEEP. x with `before` and `after` elements of value around it along dim; neither is below 0. */
+MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
+                                  int64_t after, float value);
 /* KEEP. Returns x's memory as a constant: no gradient flows through the result, like PyTorch's
  * detach. */
 MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x);
 /* PROMOTE. Joins n tensors along dim; the other dimensions must be equal. */
 MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *const *x,
                                      int dim);
+/* PROMOTE. Joins n tensors of one shape along a new dimension, at dim of the result. */
+MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim);
 /* KEEP. A copy of [first, first + count) along dim, of any dtype. A negative dim or first counts
  * from the end: mixp_slice(ctx, x, 1, -1, 1) is the last column. */
 MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
@@ -328,6 +348,7 @@ typedef enum mixp_op_id {
     MIXP_OP_ROPE, MIXP_OP_DETACH,
     MIXP_OP_SQUARE, MIXP_OP_RECIPROCAL, MIXP_OP_LOG1P, MIXP_OP_EXPM1, MIXP_OP_ERF,
     MIXP_OP_SOFTPLUS, MIXP_OP_LEAKY_RELU, MIXP_OP_ELU, MIXP_OP_ADD_SCALAR, MIXP_OP_RSUB,
+    MIXP_OP_PERMUTE, MIXP_OP_FLIP, MIXP_OP_EXPAND, MIXP_OP_PAD, MIXP_OP_STACK,
     MIXP_OP_COUNT
 } mixp_op_id;
 /* Returns the row of a built-in operator, such as MIXP_OP_LINEAR. NULL for an unknown id. */

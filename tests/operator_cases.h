@@ -201,9 +201,215 @@ static void test_elementwise_refused(void) {
     mixp_context_free(case_c);
 }
 
+/* --- shapes ------------------------------------------------------------------------------------- */
+
+/* from: where the element i, j, k, l of the result comes from, by the definition; -1: a filled one. */
+typedef struct shape_case {
+    const char  *name;
+    int          rank;                  /* of x                                              */
+    int64_t      shape[3];
+    mixp_tensor *(*apply)(mixp_tensor *x);
+    int          y_rank;
+    int64_t      y_shape[4];
+    int64_t      (*from)(int64_t i, int64_t j, int64_t k, int64_t l);
+} shape_case;
+
+#define CASE_FROM(name, call, at)                                                         \
+    static mixp_tensor *shape_##name(mixp_tensor *x) { call; }                            \
+    static int64_t from_##name(int64_t i, int64_t j, int64_t k, int64_t l)                \
+    { (void)i; (void)j; (void)k; (void)l; return at; }
+static const int permute_3[3] = { 2, 0, -2 }, permute_1[1] = { -1 };
+static const int64_t expand_4[4] = { 2, -1, 5, 4 }, expand_3[3] = { 3, 4, 5 }, expand_up[2] = { 3, 2 };
+CASE_FROM(permute, return mixp_permute(case_c, x, 3, permute_3), (j * 4 + k) * 5 + i)
+CASE_FROM(permute_none, return mixp_permute(case_c, x, 1, permute_1), i)
+CASE_FROM(permute_scalar, return mixp_permute(case_c, x, 0, NULL), 0)
+CASE_FROM(transpose, return mixp_transpose(case_c, x, 0, -1), (k * 4 + j) * 5 + i)
+CASE_FROM(flip_first, return mixp_flip(case_c, x, 0), ((2 - i) * 4 + j) * 5 + k)
+CASE_FROM(flip_middle, return mixp_flip(case_c, x, -2), (i * 4 + 3 - j) * 5 + k)
+CASE_FROM(flip_last, return mixp_flip(case_c, x, 2), (i * 4 + j) * 5 + 4 - k)
+CASE_FROM(flip_long, return mixp_flip(case_c, x, 0), 149 - i)
+CASE_FROM(expand, return mixp_expand(case_c, x, 4, expand_4), j * 4 + l)
+CASE_FROM(expand_none, return mixp_expand(case_c, x, 3, expand_3), (i * 4 + j) * 5 + k)
+CASE_FROM(expand_scalar, return mixp_expand(case_c, x, 2, expand_up), 0)
+CASE_FROM(pad_first, return mixp_pad(case_c, x, 0, 2, 1, -2.5f), i < 2 || i > 4 ? -1 : ((i - 2) * 4 + j) * 5 + k)
+CASE_FROM(pad_last, return mixp_pad(case_c, x, -1, 0, 3, -2.5f), k > 4 ? -1 : (i * 4 + j) * 5 + k)
+CASE_FROM(pad_none, return mixp_pad(case_c, x, 1, 0, 0, -2.5f), (i * 4 + j) * 5 + k)
+CASE_FROM(squeeze, return mixp_squeeze(case_c, x, 1), i * 5 + j)
+CASE_FROM(squeeze_kept, return mixp_squeeze(case_c, x, 0), (i * 1 + j) * 5 + k)
+CASE_FROM(squeeze_all, return mixp_squeeze(case_c, x, MIXP_ALL), i)
+CASE_FROM(unsqueeze_front, return mixp_unsqueeze(case_c, x, 0), (j * 4 + k) * 5 + l)
+CASE_FROM(unsqueeze_end, return mixp_unsqueeze(case_c, x, -1), (i * 4 + j) * 5 + k)
+#undef CASE_FROM
+
+#define CASE_345 3, { 3, 4, 5 }
+static const shape_case shape_cases[] = {
+    { "permute", CASE_345, shape_permute, 3, { 5, 3, 4 }, from_permute },
+    { "permute of one", 1, { 7 }, shape_permute_none, 1, { 7 }, from_permute_none },
+    { "permute of a scalar", 0, { 0 }, shape_permute_scalar, 0, { 0 }, from_permute_scalar },
+    { "transpose", CASE_345, shape_transpose, 3, { 5, 4, 3 }, from_transpose },
+    { "flip 0", CASE_345, shape_flip_first, 3, { 3, 4, 5 }, from_flip_first },
+    { "flip 1", CASE_345, shape_flip_middle, 3, { 3, 4, 5 }, from_flip_middle },
+    { "flip 2", CASE_345, shape_flip_last, 3, { 3, 4, 5 }, from_flip_last },
+    { "flip, long", 1, { 150 }, shape_flip_long, 1, { 150 }, from_flip_long },
+    { "expand", 3, { 3, 1, 4 }, shape_expand, 4, { 2, 3, 5, 4 }, from_expand },
+    { "expand, nothing", CASE_345, shape_expand_none, 3, { 3, 4, 5 }, from_expand_none },
+    { "expand a scalar", 0, { 0 }, shape_expand_scalar, 2, { 3, 2 }, from_expand_scalar },
+    { "pad 0", CASE_345, shape_pad_first, 3, { 6, 4, 5 }, from_pad_first },
+    { "pad 2", CASE_345, shape_pad_last, 3, { 3, 4, 8 }, from_pad_last },
+    { "pad, nothing", CASE_345, shape_pad_none, 3, { 3, 4, 5 }, from_pad_none },
+    { "squeeze", 3, { 3, 1, 5 }, shape_squeeze, 2, { 3, 5 }, from_squeeze },
+    { "squeeze, kept", 3, { 3, 1, 5 }, shape_squeeze_kept, 3, { 3, 1, 5 }, from_squeeze_kept },
+    { "squeeze, all", 3, { 1, 6, 1 }, shape_squeeze_all, 1, { 6 }, from_squeeze_all },
+    { "unsqueeze 0", CASE_345, shape_unsqueeze_front, 4, { 1, 3, 4, 5 }, from_unsqueeze_front },
+    { "unsqueeze -1", CASE_345, shape_unsqueeze_end, 4, { 3, 4, 5, 1 }, from_unsqueeze_end }
+};
+#undef CASE_345
+
+/* x has an Inf and a NaN in it: they move as any number does. */
+static void shape_one(const shape_case *k, mixp_dtype dtype, int twice) {
+    float x[CASE_ROOM];
+    double want[CASE_ROOM] = { 0 };
+    const double *got;
+    mixp_tensor *t, *y;
+    int64_t i, n[4] = { 1, 1, 1, 1 };
+    int d;
+    for (i = 0; i < CASE_ROOM; i++) x[i] = case_number((int)i);
+    x[2] = mixp_f32_of_bits(0xFF800000u);
+    x[4] = mixp_f32_of_bits(0x7FC00000u);
+    for (d = 0; d < k->y_rank; d++) n[d] = k->y_shape[d];
+    t = case_param(dtype, k->rank, k->shape, x);
+    mixp_step_begin(case_c);
+    y = k->apply(t);
+    CHECK(y && y->dtype == dtype && y->rank == k->y_rank);
+    for (d = 0; y && d < k->y_rank; d++) CHECK_INT(y->shape[d], k->y_shape[d]);
+    case_walk(y);
+    if (twice) case_walk(k->apply(t));
+    got = case_read(y, n[0] * n[1] * n[2] * n[3]);
+    for (i = 0; i < n[0] * n[1] * n[2] * n[3]; i++) {
+        int64_t at = k->from(i / (n[1] * n[2] * n[3]), i / (n[2] * n[3]) % n[1], i / n[3] % n[2], i % n[3]);
+        case_near(k->name, got[i], at < 0 ? -2.5 : (double)x[at], 0.0);
+        if (at >= 0) want[at] += (1 + twice) * case_dy(i);
+    }
+    got = case_read(t->grad, t->count);
+    for (i = 0; i < t->count; i++) case_near(k->name, got[i], want[i], 0.0);
+}
+
+static void test_shapes(void) {
+    size_t i;
+    int d;
+    case_c = case_context();
+    for (i = 0; i < sizeof shape_cases / sizeof shape_cases[0]; i++)
+        for (d = 0; d < 6; d++) shape_one(&shape_cases[i], case_reals[d % 3], d / 3);
+    mixp_context_free(case_c);
+}
+
+/* Integers too. The cases are made by the definition once more, in the CPU's memory. */
+static void test_shapes_of_integers(void) {
+    const int64_t two_by_three[2] = { 2, 3 }, wide[3] = { 2, 2, 3 };
+    const int turned[2] = { 1, 0 };
+    const int32_t ids[6] = { 5, -7, 2000000001, 4, 3, 1 }, permuted[6] = { 5, 4, -7, 3, 2000000001, 1 };
+    const int32_t flipped[6] = { 2000000001, -7, 5, 1, 3, 4 };
+    int32_t got[12];
+    mixp_tensor *x;
+    case_c = case_context();
+    mixp_step_begin(case_c);
+    x = mixp_input(case_c, MIXP_I32, 2, two_by_three, ids);
+    CHECK_INT(mixp_read(mixp_permute(case_c, x, 2, turned), got, MIXP_I32, 6), MIXP_OK);
+    CHECK(memcmp(got, permuted, sizeof permuted) == 0);
+    CHECK_INT(mixp_read(mixp_flip(case_c, x, 1), got, MIXP_I32, 6), MIXP_OK);
+    CHECK(memcmp(got, flipped, sizeof flipped) == 0);
+    CHECK_INT(mixp_read(mixp_expand(case_c, x, 3, wide), got, MIXP_I32, 12), MIXP_OK);
+    CHECK(memcmp(got, ids, sizeof ids) == 0 && memcmp(got + 6, ids, sizeof ids) == 0);
+    mixp_context_free(case_c);
+}
+
+/* stack along each dimension beside the definition; the third input has another dtype. */
+static void stack_one(int dim, int as) {
+    const int64_t shape[2] = { 3, 5 };
+    const int64_t outer = dim == 0 ? 1 : dim == 1 ? 3 : 15, inner = 15 / outer;
+    float x[CASE_ROOM];
+    mixp_tensor *t[3], *y;
+    const double *got;
+    int64_t o, i;
+    int j;
+    for (i = 0; i < CASE_ROOM; i++) x[i] = case_number((int)i);
+    for (j = 0; j < 3; j++) t[j] = case_param(j == 2 ? MIXP_F32 : MIXP_F16, 2, shape, x + 15 * j);
+    mixp_step_begin(case_c);
+    y = mixp_stack(case_c, 3, t, as);
+    CHECK(y && y->dtype == MIXP_F32 && y->rank == 3 && y->shape[dim] == 3);
+    case_walk(y);
+    got = case_read(y, 45);
+    for (o = 0; o < outer; o++)
+        for (j = 0; j < 3; j++)
+            for (i = 0; i < inner; i++)
+                CHECK_NEAR(got[(o * 3 + j) * inner + i], x[15 * j + o * inner + i], 0.0);
+    for (j = 0; j < 3; j++) {
+        got = case_read(t[j]->grad, 15);
+        for (i = 0; i < 15; i++)
+            CHECK_NEAR(got[i], case_dy((i / inner * 3 + j) * inner + i % inner), 0.0);
+    }
+}
+
+static void test_stack(void) {
+    const int64_t none[1] = { 0 };
+    const float x = 3.0f;
+    mixp_tensor *one, *y;
+    int dim;
+    case_c = case_context();
+    for (dim = 0; dim < 3; dim++) {
+        stack_one(dim, dim);
+        stack_one(dim, dim - 3);
+    }
+    one = case_param(MIXP_F32, 0, none, &x);
+    mixp_step_begin(case_c);
+    y = mixp_stack(case_c, 1, &one, -1);
+    CHECK(y && y->rank == 1 && y->shape[0] == 1);
+    CHECK_NEAR(*case_read(y, 1), 3.0, 0.0);
+    mixp_context_free(case_c);
+}
+
+static void test_shapes_refused(void) {
+    const int64_t two[2] = { 2, 3 }, three[2] = { 3, 2 }, eight[8] = { 1, 1, 1, 1, 1, 1, 1, 1 };
+    const int64_t bad[2] = { 4, 3 }, zero[3] = { 0, 2, 3 }, minus[3] = { -1, 2, 3 };
+    const int same[2] = { 1, 1 }, out[2] = { 0, 2 };
+    const float x[6] = { 1, 2, 3, 4, 5, 6 };
+    mixp_tensor *t, *pair[2];
+    case_c = case_context();
+    pair[0] = t = case_param(MIXP_F32, 2, two, x);
+    pair[1] = case_param(MIXP_F32, 2, three, x);
+    mixp_step_begin(case_c);
+    case_refused(mixp_permute(case_c, t, 2, same), MIXP_ERR_SHAPE, "each of its dimensions once");
+    case_refused(mixp_permute(case_c, t, 2, out), MIXP_ERR_SHAPE, "permute");
+    case_refused(mixp_permute(case_c, t, 1, same), MIXP_ERR_SHAPE, "permute");
+    case_refused(mixp_permute(case_c, t, 2, NULL), MIXP_ERR_SHAPE, "permute");
+    case_refused(mixp_transpose(case_c, t, 0, 2), MIXP_ERR_SHAPE, "transpose");
+    case_refused(mixp_flip(case_c, t, 2), MIXP_ERR_SHAPE, "flip");
+    case_refused(mixp_expand(case_c, t, 2, bad), MIXP_ERR_SHAPE, "expand");
+    case_refused(mixp_expand(case_c, t, 1, two), MIXP_ERR_SHAPE, "expand");
+    case_refused(mixp_expand(case_c, t, 3, zero), MIXP_ERR_SHAPE, "expand");
+    case_refused(mixp_expand(case_c, t, 3, minus), MIXP_ERR_SHAPE, "expand");
+    case_refused(mixp_expand(case_c, t, 9, eight), MIXP_ERR_SHAPE, "expand");
+    case_refused(mixp_pad(case_c, t, 2, 1, 1, 0.0f), MIXP_ERR_SHAPE, "pad");
+    case_refused(mixp_pad(case_c, t, 0, -1, 1, 0.0f), MIXP_ERR_SHAPE, "pad");
+    case_refused(mixp_pad(case_c, t, 0, 1, INT64_MAX - 2, 0.0f), MIXP_ERR_SHAPE, "pad");
+    case_refused(mixp_stack(case_c, 2, pair, 0), MIXP_ERR_SHAPE, "stack: input 0 [2, 3] and input 1 [3, 2]");
+    case_refused(mixp_stack(case_c, 1, pair, 3), MIXP_ERR_SHAPE, "stack");
+    case_refused(mixp_squeeze(case_c, t, 2), MIXP_ERR_SHAPE, "mixp_squeeze: 2 is no dimension of x [2, 3]");
+    case_refused(mixp_unsqueeze(case_c, t, 3), MIXP_ERR_SHAPE, "mixp_unsqueeze");
+    t = case_param(MIXP_F32, 8, eight, x);
+    case_refused(mixp_unsqueeze(case_c, t, 0), MIXP_ERR_SHAPE, "mixp_unsqueeze");
+    case_refused(mixp_stack(case_c, 1, &t, 0), MIXP_ERR_SHAPE, "stack");
+    case_refused(mixp_squeeze(case_c, NULL, 0), MIXP_ERR_ARGUMENT, "input 0 is NULL");
+    mixp_context_free(case_c);
+}
+
 static void operator_run_cases(void) {
     RUN(test_elementwise);
     RUN(test_elementwise_not_finite);
     RUN(test_elementwise_small);
     RUN(test_elementwise_refused);
+    RUN(test_shapes);
+    RUN(test_shapes_of_integers);
+    RUN(test_stack);
+    RUN(test_shapes_refused);
 }

@@ -29,7 +29,8 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     mixp_tensor *n = mixp_input(ctx, MIXP_I32, 1, vec, index8);
     mixp_tensor *mask = mixp_reshape(ctx, n, 2, eight_ids);
     mixp_rope_desc turn;
-    int64_t qkv[3] = { 1, 8, 24 };
+    const int64_t qkv[3] = { 1, 8, 24 }, wide[3] = { 2, -1, -1 };
+    const int turned[2] = { 1, 0 };
     memset(&turn, 0, sizeof turn);
     turn.head_dim = 4;
     pair[0] = x;
@@ -104,6 +105,11 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_ELU:             return mixp_elu(ctx, x, 1.0f);
     case MIXP_OP_ADD_SCALAR:      return mixp_add_scalar(ctx, x, 1.0f);
     case MIXP_OP_RSUB:            return mixp_rsub(ctx, x, 1.0f);
+    case MIXP_OP_PERMUTE:         return mixp_permute(ctx, x, 2, turned);
+    case MIXP_OP_FLIP:            return mixp_flip(ctx, x, 1);
+    case MIXP_OP_EXPAND:          return mixp_expand(ctx, x, 3, wide);
+    case MIXP_OP_PAD:             return mixp_pad(ctx, x, 0, 1, 2, 0.0f);
+    case MIXP_OP_STACK:           return mixp_stack(ctx, 2, pair, 0);
     case MIXP_OP_COUNT: break;
     }
     return NULL;
@@ -135,7 +141,8 @@ static const expected table[] = {
     { MIXP_OP_SQUARE, 'F', 'L' }, { MIXP_OP_RECIPROCAL, 'F', 'L' }, { MIXP_OP_LOG1P, 'F', 'L' },
     { MIXP_OP_EXPM1, 'F', 'L' }, { MIXP_OP_ERF, 'K', 'L' }, { MIXP_OP_SOFTPLUS, 'F', 'L' },
     { MIXP_OP_LEAKY_RELU, 'K', 'L' }, { MIXP_OP_ELU, 'K', 'L' }, { MIXP_OP_ADD_SCALAR, 'K', 'L' },
-    { MIXP_OP_RSUB, 'K', 'L' }
+    { MIXP_OP_RSUB, 'K', 'L' }, { MIXP_OP_PERMUTE, 'K', 'L' }, { MIXP_OP_FLIP, 'K', 'L' },
+    { MIXP_OP_EXPAND, 'K', 'L' }, { MIXP_OP_PAD, 'K', 'L' }, { MIXP_OP_STACK, 'K', 'L' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {

@@ -278,6 +278,17 @@ static mixp_tensor *do_leaky_relu(operands *o) { return mixp_leaky_relu(ctx, o->
 static mixp_tensor *do_elu(operands *o) { return mixp_elu(ctx, o->in[0], 2.0f); }
 static mixp_tensor *do_add_scalar(operands *o) { return mixp_add_scalar(ctx, o->in[0], 2.0f); }
 static mixp_tensor *do_rsub(operands *o) { return mixp_rsub(ctx, o->in[0], 2.0f); }
+static mixp_tensor *do_permute(operands *o) {
+    static const int turned[2] = { 1, 0 };
+    return mixp_permute(ctx, o->in[0], 2, turned);
+}
+static mixp_tensor *do_flip(operands *o) { return mixp_flip(ctx, o->in[0], 0); }
+static mixp_tensor *do_expand(operands *o) {
+    const int64_t wide[3] = { 2, -1, -1 };
+    return mixp_expand(ctx, o->in[0], 3, wide);
+}
+static mixp_tensor *do_pad(operands *o) { return mixp_pad(ctx, o->in[0], 1, 1, 0, 2.0f); }
+static mixp_tensor *do_stack(operands *o) { return mixp_stack(ctx, 3, o->in, 1); }
 static mixp_tensor *do_linear(operands *o) {
     return mixp_linear(ctx, o->in[0], o->in[1], o->in[2]);
 }
@@ -401,7 +412,9 @@ static const row rows[] = {
     { "expm1", do_expm1, 1, { 1, 0, 0 } }, { "erf", do_erf, 1, { 1, 0, 0 } },
     { "softplus", do_softplus, 1, { 1, 0, 0 } }, { "leaky_relu", do_leaky_relu, 1, { 1, 0, 0 } },
     { "elu", do_elu, 1, { 1, 0, 0 } }, { "add_scalar", do_add_scalar, 1, { 0, 0, 0 } },
-    { "rsub", do_rsub, 1, { 0, 0, 0 } },
+    { "rsub", do_rsub, 1, { 0, 0, 0 } }, { "permute", do_permute, 1, { 0, 0, 0 } },
+    { "flip", do_flip, 1, { 0, 0, 0 } }, { "expand", do_expand, 1, { 0, 0, 0 } },
+    { "pad", do_pad, 1, { 0, 0, 0 } }, { "stack", do_stack, 3, { 0, 0, 0 } },
     { "sum", do_sum, 1, { 0, 0, 0 } }, { "mean", do_mean, 1, { 0, 0, 0 } },
     { "max", do_max, 1, { 0, 0, 0 } }, { "max", do_max_all, 1, { 1, 0, 0 } },
     { "softmax", do_softmax, 1, { 8, 0, 0 } }, { "log_softmax", do_log_softmax, 1, { 8, 0, 0 } },

@@ -821,7 +821,7 @@ MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x,
     mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
     mixpi_map_source(&m, k->dy, NULL);
     if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
-    else if (k->op != MIXP_UNARY_SCALE) mixpi_map_source(&m, k->a, NULL);
+    else if (!mixpi_unary_by_factor(k->op)) mixpi_map_source(&m, k->a, NULL);
     m.p = k->p;
     m.q = k->q;
     return MIXPI_P(map_run)(x, &m);

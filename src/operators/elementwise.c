@@ -143,9 +143,8 @@ MIXPREC_API mixp_tensor *mixp_swiglu_packed(mixp_context *ctx, mixp_tensor *x) {
 
 static mixp_result mixpi_unary_forward(mixp_call *c) {
     mixp_unary_args *k = (mixp_unary_args *)c->attrs;
-    int by_factor = k->op == MIXP_UNARY_SCALE || k->op == MIXP_UNARY_AFFINE;
     mixpi_call_reads_all(c, mixpi_unary_by_result(k->op) ? MIXP_READS_RESULT
-                            : by_factor                  ? 0u : 1u);
+                            : mixpi_unary_by_factor(k->op) ? 0u : 1u);
     k->n = c->out->count;
     k->a = mixpi_call_x(c, 0);
     k->y = mixpi_call_y(c);

@@ -1,6 +1,6 @@
 #pragma once
-#include "shared.c"
-/* --- cast, reshape, transpose, concat, slice -------------------------------------------- */
+#include "elementwise.c"
+/* --- cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice ----------- */
 
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
 { return mixpi_cast(ctx, x, dtype); }
@@ -43,24 +43,6 @@ static mixp_result mixpi_detach_infer(mixp_call *c)
 MIXPREC_API mixp_tensor *mixp_detach(mixp_context *ctx, mixp_tensor *x)
 { return mixpi_apply_one(ctx, MIXP_OP_DETACH, x, NULL); }
 
-typedef struct mixpi_transpose { int dim0, dim1; } mixpi_transpose;
-
-static mixp_result mixpi_transpose_infer(mixp_call *c) {
-    mixpi_transpose *p = (mixpi_transpose *)c->attrs;
-    mixp_tensor *x = c->in[0];
-    int64_t shape[MIXP_MAX_RANK];
-    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
-    p->dim0 = mixpi_axis(p->dim0, x->rank);
-    p->dim1 = mixpi_axis(p->dim1, x->rank);
-    if (p->dim0 < 0 || p->dim1 < 0)
-        return mixpi_bad_shapes(c, "dim0 and dim1 must be dimensions of x");
-    memcpy(shape, x->shape, sizeof shape);
-    shape[p->dim0] = x->shape[p->dim1];
-    shape[p->dim1] = x->shape[p->dim0];
-    mixpi_call_reads_all(c, 0);
-    return mixp_call_output(c, x->dtype, x->rank, shape);
-}
-
 /* Begins a copy over t's shape. The caller sets arrays and strides. */
 static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
     mixp_copy_args k;
@@ -70,28 +52,245 @@ static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
     return k;
 }
 
-/* to[.., i, .., j, ..] (+)= from[.., j, .., i, ..] */
-static mixp_result mixpi_transpose_both(mixp_call *c) {
-    const mixpi_transpose *p = (const mixpi_transpose *)c->attrs;
-    const mixp_tensor *to = c->out->grad ? c->in[0] : c->out;
-    const mixp_tensor *from = c->out->grad ? c->out : c->in[0];
-    mixp_copy_args k = mixpi_copy_to(to);
-    int64_t *s = k.src_strides, swap;
-    k.src = mixpi_call_from(c);
+/* Attributes of transpose, permute and flip. first, strides: where the result's elements lie in
+ * x. */
+typedef struct mixpi_reorder {
+    int        n;
+    const int *dims;            /* the caller's array of n dimensions, not copied          */
+    int64_t    first, strides[MIXP_MAX_RANK];
+} mixpi_reorder;
+
+/* y[i] = x[first + i . strides], or the gradient the other way. Each element of x is read once. */
+static mixp_result mixpi_reorder_both(mixp_call *c) {
+    const mixpi_reorder *p = (const mixpi_reorder *)c->attrs;
+    mixp_copy_args k = mixpi_copy_to(c->out);
+    int back = c->out->grad != NULL;
+    mixpi_dense_strides(k.rank, k.shape, back ? k.src_strides : k.dst_strides);
+    memcpy(back ? k.dst_strides : k.src_strides, p->strides, sizeof p->strides);
+    k.src = back ? mixpi_call_dy(c) : mixpi_in_at(mixpi_call_x(c, 0), p->first);
     k.dst = mixpi_call_to(c);
     if (!k.dst.data) return MIXP_OK;
-    mixpi_dense_strides(to->rank, to->shape, k.dst_strides);
-    mixpi_dense_strides(from->rank, from->shape, s);
-    swap = s[p->dim0];
-    s[p->dim0] = s[p->dim1];
-    s[p->dim1] = swap;
+    if (back) k.dst = mixpi_out_at(k.dst, p->first);
     return MIXPI_RUN(c, copy, &k);
+}
+
+static mixp_result mixpi_transpose_infer(mixp_call *c) {
+    mixpi_reorder *p = (mixpi_reorder *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK], swap;
+    int a = mixpi_axis(p->dims[0], x->rank), b = mixpi_axis(p->dims[1], x->rank);
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (a < 0 || b < 0) return mixpi_bad_shapes(c, "dim0 and dim1 must be dimensions of x");
+    memcpy(shape, x->shape, sizeof shape);
+    mixpi_dense_strides(x->rank, x->shape, p->strides);
+    shape[a] = x->shape[b];
+    shape[b] = x->shape[a];
+    swap = p->strides[a];
+    p->strides[a] = p->strides[b];
+    p->strides[b] = swap;
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+static mixp_tensor *mixpi_apply_reorder(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int n,
+                                        const int *dims) {
+    mixpi_reorder p;
+    memset(&p, 0, sizeof p);
+    p.n = n;
+    p.dims = dims;
+    return mixpi_apply_one(ctx, id, x, &p);
 }
 
 MIXPREC_API mixp_tensor *mixp_transpose(mixp_context *ctx, mixp_tensor *x, int dim0,
                                         int dim1) {
-    mixpi_transpose p = { dim0, dim1 };
-    return mixpi_apply_one(ctx, MIXP_OP_TRANSPOSE, x, &p);
+    int dims[2];
+    dims[0] = dim0;
+    dims[1] = dim1;
+    return mixpi_apply_reorder(ctx, MIXP_OP_TRANSPOSE, x, 2, dims);
+}
+
+static mixp_result mixpi_permute_infer(mixp_call *c) {
+    mixpi_reorder *p = (mixpi_reorder *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK], strides[MIXP_MAX_RANK];
+    unsigned seen = 0;
+    int i;
+    if (p->n != x->rank || (p->n && !p->dims))
+        return mixpi_bad_shapes(c, "dims must name each of its dimensions once");
+    mixpi_dense_strides(x->rank, x->shape, strides);
+    for (i = 0; i < p->n; i++) {
+        int from = mixpi_axis(p->dims[i], x->rank);
+        if (from < 0 || (seen >> from & 1u))
+            return mixpi_bad_shapes(c, "dims must name each of its dimensions once");
+        seen |= 1u << from;
+        shape[i] = x->shape[from];
+        p->strides[i] = strides[from];
+    }
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int rank,
+                                      const int *dims)
+{ return mixpi_apply_reorder(ctx, MIXP_OP_PERMUTE, x, rank, dims); }
+
+static mixp_result mixpi_flip_infer(mixp_call *c) {
+    mixpi_reorder *p = (mixpi_reorder *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int axis = mixpi_axis(p->dims[0], x->rank);
+    if (axis < 0) return mixpi_bad_shapes(c, "dim must be a dimension of x");
+    mixpi_dense_strides(x->rank, x->shape, p->strides);
+    p->first = (x->shape[axis] - 1) * p->strides[axis];
+    p->strides[axis] = -p->strides[axis];
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, x->dtype, x->rank, x->shape);
+}
+
+MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim)
+{ return mixpi_apply_reorder(ctx, MIXP_OP_FLIP, x, 1, &dim); }
+
+/* Fails with the shape of x. */
+static mixp_tensor *mixpi_no_dim(mixp_context *ctx, const char *who, const char *what,
+                                 const mixp_tensor *x, int dim) {
+    char text[336];
+    mixpi_input_text(x, "x", text, sizeof text);
+    mixp_context_fail(ctx, MIXP_ERR_SHAPE, "%s: %d is no %s %s", who, dim, what, text);
+    return NULL;
+}
+
+MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim) {
+    int64_t shape[MIXP_MAX_RANK];
+    int i, axis, rank = 0;
+    /* If x is no tensor, reshape reports it. */
+    if (!ctx || !mixpi_is_live(x)) return mixp_reshape(ctx, x, 0, NULL);
+    axis = mixpi_axis(dim, x->rank);
+    if (dim != MIXP_ALL && axis < 0)
+        return mixpi_no_dim(ctx, "mixp_squeeze", "dimension of", x, dim);
+    for (i = 0; i < x->rank; i++) {
+        int named = dim == MIXP_ALL || i == axis;
+        if (!named || x->shape[i] != 1) shape[rank++] = x->shape[i];
+    }
+    return mixp_reshape(ctx, x, rank, shape);
+}
+
+MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim) {
+    int64_t shape[MIXP_MAX_RANK];
+    int i, axis;
+    if (!ctx || !mixpi_is_live(x)) return mixp_reshape(ctx, x, 0, NULL);
+    axis = mixpi_axis(dim, x->rank + 1);
+    if (axis < 0 || x->rank == MIXP_MAX_RANK)
+        return mixpi_no_dim(ctx, "mixp_unsqueeze", "place for a new dimension of", x, dim);
+    for (i = 0; i <= x->rank; i++)
+        shape[i] = i < axis ? x->shape[i] : i == axis ? 1 : x->shape[i - 1];
+    return mixp_reshape(ctx, x, x->rank + 1, shape);
+}
+
+/* Attributes of expand. shape: the caller's array, not copied. k: of the gradient, which is that
+ * of an operand which a sum broadcasts. */
+typedef struct mixpi_expansion {
+    int rank;
+    const int64_t *shape;
+    mixp_binary_args k;
+} mixpi_expansion;
+
+static mixp_result mixpi_expand_infer(mixp_call *c) {
+    mixpi_expansion *p = (mixpi_expansion *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int64_t step = 1;
+    int i;
+    if (p->rank < x->rank || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
+        return mixpi_bad_shapes(c, "the new rank must be at least its rank, and at most 8");
+    p->k.rank = p->rank;
+    for (i = p->rank - 1; i >= 0; i--) {
+        int64_t n = mixpi_broadcast_axis(x, p->rank, i, &step, &p->k.a_strides[i]);
+        int64_t to = p->shape[i] == -1 && i >= p->rank - x->rank ? n : p->shape[i];
+        if (to < 1 || (n != 1 && to != n))
+            return mixpi_bad_shapes(
+                c, "aligned at the right, its dimensions are 1, or equal to the new ones");
+        p->k.shape[i] = to;
+    }
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, x->dtype, p->rank, p->k.shape);
+}
+
+static mixp_result mixpi_expand_forward(mixp_call *c) {
+    const mixpi_expansion *p = (const mixpi_expansion *)c->attrs;
+    mixp_copy_args k = mixpi_copy_to(c->out);
+    mixpi_dense_strides(k.rank, k.shape, k.dst_strides);
+    memcpy(k.src_strides, p->k.a_strides, sizeof k.src_strides);
+    k.src = mixpi_call_x(c, 0);
+    k.dst = mixpi_call_y(c);
+    return MIXPI_RUN(c, copy, &k);
+}
+
+static mixp_result mixpi_expand_backward(mixp_call *c) {
+    mixp_binary_args *k = &((mixpi_expansion *)c->attrs)->k;
+    k->op = MIXP_BINARY_ADD;
+    k->dy = mixpi_call_dy(c);
+    k->dx = mixpi_call_dx(c, 0);
+    return k->dx.data ? MIXPI_RUN(c, binary_backward, k) : MIXP_OK;
+}
+
+MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
+                                     const int64_t *shape) {
+    mixpi_expansion p;
+    memset(&p, 0, sizeof p);
+    p.rank = rank;
+    p.shape = shape;
+    return mixpi_apply_one(ctx, MIXP_OP_EXPAND, x, &p);
+}
+
+typedef struct mixpi_padding {
+    int     dim;
+    int64_t before, after;
+    float   value;
+} mixpi_padding;
+
+static mixp_result mixpi_pad_infer(mixp_call *c) {
+    mixpi_padding *p = (mixpi_padding *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK], most;
+    int axis = mixpi_axis(p->dim, x->rank);
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (axis < 0) return mixpi_bad_shapes(c, "dim must be a dimension of x");
+    memcpy(shape, x->shape, sizeof shape);
+    most = INT64_MAX / x->count * shape[axis] - shape[axis];
+    if (p->before < 0 || p->after < 0 || p->before > most || p->after > most - p->before)
+        return mixpi_bad_shapes(
+            c, "before and after must not be below 0, nor the result too large");
+    shape[axis] += p->before + p->after;
+    p->dim = axis;
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, x->dtype, x->rank, shape);
+}
+
+/* Copies x into the padded array, or the middle of the gradient back. */
+static mixp_result mixpi_pad_both(mixp_call *c) {
+    const mixpi_padding *p = (const mixpi_padding *)c->attrs;
+    int back = c->out->grad != NULL;
+    mixp_copy_args k = mixpi_copy_to(c->in[0]);
+    int64_t *whole = back ? k.src_strides : k.dst_strides;
+    mixp_result r = MIXP_OK;
+    mixpi_dense_strides(k.rank, k.shape, back ? k.dst_strides : k.src_strides);
+    mixpi_dense_strides(k.rank, c->out->shape, whole);
+    k.src = mixpi_call_from(c);
+    k.dst = mixpi_call_to(c);
+    if (!k.dst.data) return MIXP_OK;
+    if (back) k.src = mixpi_in_at(k.src, p->before * whole[p->dim]);
+    else r = mixpi_fill_with(c->ctx, k.dst, c->out->count, (double)p->value);
+    if (!back) k.dst = mixpi_out_at(k.dst, p->before * whole[p->dim]);
+    return r == MIXP_OK ? MIXPI_RUN(c, copy, &k) : r;
+}
+
+MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
+                                  int64_t after, float value) {
+    mixpi_padding p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.before = before;
+    p.after = after;
+    p.value = value;
+    return mixpi_apply_one(ctx, MIXP_OP_PAD, x, &p);
 }
 
 /* Reports that input i does not fit the first input. */
@@ -100,8 +299,8 @@ static mixp_result mixpi_concat_misfit(mixp_call *c, int i, const char *rule) {
     snprintf(number, sizeof number, "input %d", i);
     mixpi_input_text(c->in[0], "input 0", first, sizeof first);
     mixpi_input_text(c->in[i], number, other, sizeof other);
-    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "concat: %s and %s do not fit: %s",
-                             first, other, rule);
+    return mixp_context_fail(c->ctx, MIXP_ERR_SHAPE, "%s: %s and %s do not fit: %s",
+                             c->op->name, first, other, rule);
 }
 
 static mixp_result mixpi_concat_infer(mixp_call *c) {
@@ -155,6 +354,45 @@ MIXPREC_API mixp_tensor *mixp_concat(mixp_context *ctx, int n, mixp_tensor *cons
                                      int dim) {
     return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_CONCAT), n, x, n, &dim);
 }
+
+static mixp_result mixpi_stack_infer(mixp_call *c) {
+    int *axis = (int *)c->attrs, i;
+    const mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
+    *axis = mixpi_axis(*axis, x->rank + 1);
+    if (*axis < 0 || x->rank == MIXP_MAX_RANK)
+        return mixpi_bad_shapes(c, "dim must be one of the result, whose rank is at most 8");
+    for (i = 1; i < c->n_in; i++)
+        if (c->in[i]->rank != x->rank ||
+            memcmp(c->in[i]->shape, x->shape, (size_t)x->rank * sizeof *shape) != 0)
+            return mixpi_concat_misfit(c, i, "all inputs need the same shape");
+    for (i = 0; i <= x->rank; i++)
+        shape[i] = i < *axis ? x->shape[i] : i == *axis ? c->n_in : x->shape[i - 1];
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, mixpi_widest(c->n_in, c->in), x->rank + 1, shape);
+}
+
+/* Copies each input to its place along the new axis, or its gradient back. */
+static mixp_result mixpi_stack_both(mixp_call *c) {
+    int i, back = c->out->grad != NULL, axis = *(const int *)c->attrs;
+    mixp_copy_args k = mixpi_copy_to(c->in[0]);
+    int64_t whole[MIXP_MAX_RANK], *own = back ? k.dst_strides : k.src_strides;
+    int64_t *theirs = back ? k.src_strides : k.dst_strides;
+    mixp_result r = MIXP_OK;
+    mixpi_dense_strides(k.rank, k.shape, own);
+    mixpi_dense_strides(c->out->rank, c->out->shape, whole);
+    for (i = 0; i < k.rank; i++) theirs[i] = whole[i < axis ? i : i + 1];
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+        k.src = back ? mixpi_in_at(mixpi_call_dy(c), i * whole[axis]) : mixpi_call_x(c, i);
+        k.dst = back ? mixpi_call_dx(c, i) : mixpi_out_at(mixpi_call_y(c), i * whole[axis]);
+        if (k.dst.data) r = MIXPI_RUN(c, copy, &k);
+    }
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_stack(mixp_context *ctx, int n, mixp_tensor *const *x, int dim)
+{ return mixp_apply(ctx, mixp_op_builtin(MIXP_OP_STACK), n, x, n, &dim); }
 
 typedef struct mixpi_range {
     int     dim;

@@ -42,7 +42,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
           mixpi_loss_backward, "mixp_bce_with_logits on the logits" },
         { NULL, MIXP_CLASS_KEEP, 0, NULL, NULL, NULL, NULL },   /* the tape's own cast */
         MIXPI_OP(reshape, KEEP, sizeof(mixpi_reshape), reshape, cast),
-        MIXPI_BOTH(transpose, KEEP, sizeof(mixpi_transpose), transpose, transpose),
+        MIXPI_BOTH(transpose, KEEP, sizeof(mixpi_reorder), transpose, reorder),
         MIXPI_BOTH(concat, PROMOTE, sizeof(int), concat, concat),
         MIXPI_OP(slice, KEEP, sizeof(mixpi_range), slice, slice),
         MIXPI_UNARY(neg, KEEP), MIXPI_UNARY(abs, KEEP), MIXPI_UNARY(sin, KEEP),
@@ -67,7 +67,12 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_UNARY(expm1, F32), MIXPI_UNARY(erf, KEEP),
         MIXPI_OP(softplus, F32, sizeof(mixp_unary_args), softplus, unary),
         MIXPI_UNARY(leaky_relu, KEEP), MIXPI_UNARY(elu, KEEP), MIXPI_UNARY(add_scalar, KEEP),
-        MIXPI_UNARY(rsub, KEEP)
+        MIXPI_UNARY(rsub, KEEP),
+        MIXPI_BOTH(permute, KEEP, sizeof(mixpi_reorder), permute, reorder),
+        MIXPI_BOTH(flip, KEEP, sizeof(mixpi_reorder), flip, reorder),
+        MIXPI_OP(expand, KEEP, sizeof(mixpi_expansion), expand, expand),
+        MIXPI_BOTH(pad, KEEP, sizeof(mixpi_padding), pad, pad),
+        MIXPI_BOTH(stack, PROMOTE, sizeof(int), stack, stack)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
