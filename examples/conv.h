@@ -1,14 +1,14 @@
 /* conv.h - convolution, pooling, batch and group norm for mixprec. It uses only the public API.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Include it behind mixprec.h, in a file of C or C++. All of it runs on every device, for it uses the kernels
- * `copy`, `fill` and the product of whatever device a context has. Arrays are [batch, channels, height, width], as
- * PyTorch's; a function returns NULL on an error, which stays in the context. Under autocast products are low (class
- * LOW, as torch.nn.functional.conv2d) and norms f32. No function keeps state; threads and determinism are those of
+ * Include this file after mixprec.h, in C or C++. It runs on every device, because it uses only the kernels `copy`,
+ * `fill` and the product of the context's device. Arrays are [batch, channels, height, width], as in PyTorch. A
+ * function returns NULL on an error, and the context keeps the error. Under autocast, products are low (class LOW, as
+ * torch.nn.functional.conv2d) and norms are f32. No function keeps state; threads and determinism are those of
  * mixprec's operators.
  *
- * A convolution is a product with the image's columns: the values that each tap of the kernel meets. Columns are made
- * for some samples at a time, at most CONV_COLUMNS values, and once more in backward. */
+ * A convolution is a product with the image's columns: the values under each tap of the kernel. Columns are computed
+ * for a few samples at a time, at most CONV_COLUMNS values, and again in backward. */
 #ifndef CONV_H
 #define CONV_H
 
@@ -22,14 +22,15 @@
 #  define CONV_COLUMNS (1 << 22)
 #endif
 
-/* Zeroed: stride 1, no padding, dilation 1, one group. The first is of the height, the second of the width. */
+/* Zeroed: stride 1, no padding, dilation 1, one group. The first number is for the height, the
+ * second for the width. */
 typedef struct conv_desc {
     int stride[2], padding[2], dilation[2];
-    int groups;                 /* channels of both sides are cut into so many parts, which do not meet     */
-    int output_padding[2];      /* of conv_transpose2d: rows and columns more, below its stride             */
+    int groups;                 /* number of independent groups of channels                                 */
+    int output_padding[2];      /* conv_transpose2d: extra rows and columns, below the stride               */
 } conv_desc;
 
-/* The image's side, and the side of the products: one position of the kernel each. */
+/* The sizes of the image, and of the other side: one place per position of the kernel. */
 typedef struct conv_shape {
     int64_t batch, channels, height, width;
     int64_t maps, rows, columns;
@@ -40,7 +41,7 @@ typedef struct conv_shape {
 static int64_t conv_taps(const conv_shape *s) { return s->taps[0] * s->taps[1]; }
 static int64_t conv_places(const conv_shape *s) { return s->rows * s->columns; }
 
-/* --- columns: what each tap meets --------------------------------------------------------------- */
+/* --- columns: the values under each tap --------------------------------------------------------------- */
 
 static mixp_in conv_in_at(mixp_in a, int64_t i) {
     a.data = (const char *)a.data + (size_t)i * mixp_dtype_size(a.dtype);
@@ -67,7 +68,7 @@ static mixp_result conv_fill(mixp_context *ctx, mixp_out y, int64_t n, double va
     return mixp_context_device(ctx)->kernels->fill(mixp_context_exec(ctx), &k);
 }
 
-/* Along one axis: the positions [*from, *to) of the kernel whose tap number `tap` meets the image. */
+/* Along one axis: the positions [*from, *to) of the kernel whose tap `tap` is inside the image. */
 static void conv_reach(const conv_shape *s, int axis, int64_t tap, int64_t *from, int64_t *to) {
     int64_t size = axis ? s->width : s->height, places = axis ? s->columns : s->rows;
     int64_t shift = s->padding[axis] - tap * s->dilation[axis];     /* position p meets p stride - shift */
@@ -76,8 +77,8 @@ static void conv_reach(const conv_shape *s, int axis, int64_t tap, int64_t *from
     if (*to > places) *to = places;
 }
 
-/* What a tap meets, of n samples, between the image and its columns. The columns' strides: from one channel, sample
- * and tap to the next. back 1: the columns are added to the image. */
+/* Copies the values of a tap, for n samples, between the image and its columns. The columns have
+ * strides for channel, sample and tap. back 1: adds the columns to the image. */
 typedef struct conv_move {
     const conv_shape *s;
     int64_t  n;
@@ -128,12 +129,12 @@ static mixp_result conv_move_all(mixp_context *ctx, const conv_move *m) {
 
 /* --- the three products: of a convolution, of its transpose, and of the weight's gradient ----------- */
 
-/* What a call works with. Columns lie as [channels * taps, samples, places]. */
+/* The state of a call. Columns have the layout [channels * taps, samples, places]. */
 typedef struct conv_work {
     mixp_context *ctx;
     conv_shape    s;
-    int64_t       samples;      /* at a time                                                                 */
-    mixp_tensor  *columns, *image;      /* of so many samples; image: f32, NULL where none is added to        */
+    int64_t       samples;      /* samples at a time                                                         */
+    mixp_tensor  *columns, *image;      /* for those samples; image: f32, NULL if not accumulated             */
 } conv_work;
 
 static mixp_out conv_whole(const mixp_tensor *t) {
@@ -172,13 +173,13 @@ static conv_move conv_moves(const conv_work *w, int64_t n, mixp_out image, int b
     return m;
 }
 
-/* The columns of n samples of an image. */
+/* Computes the columns of n samples of an image. */
 static mixp_result conv_gather_columns(conv_work *w, int64_t n, mixp_in image) {
     const conv_shape *s = &w->s;
     mixp_out  from;
     conv_move m;
     int64_t   count = s->channels * conv_taps(s) * n * conv_places(s);
-    from.data = (void *)(uintptr_t)image.data;      /* only read: back is 0 */
+    from.data = (void *)(uintptr_t)image.data;      /* read only: back is 0 */
     from.dtype = image.dtype;
     from.accumulate = 0;
     m = conv_moves(w, n, from, 0);
@@ -219,7 +220,7 @@ static mixp_result conv_gather(conv_work *w, mixp_in image, mixp_in weight, mixp
     return r;
 }
 
-/* What was gathered in f32 goes to the image of n samples, from sample `first` on. */
+/* Writes the f32 sums to the image of n samples, from sample `first` on. */
 static mixp_result conv_put_image(conv_work *w, int64_t first, int64_t n, mixp_out image) {
     int64_t one = w->s.channels * w->s.height * w->s.width;
     mixp_copy_args k;
@@ -232,7 +233,7 @@ static mixp_result conv_put_image(conv_work *w, int64_t first, int64_t n, mixp_o
     return mixp_context_device(w->ctx)->kernels->copy(mixp_context_exec(w->ctx), &k);
 }
 
-/* image (+)= the sums of what weight' x puts at each place: the transpose of conv_gather. */
+/* image (+)= the sums of weight' x at each place: the transpose of conv_gather. */
 static mixp_result conv_scatter(conv_work *w, mixp_in x, mixp_in weight, mixp_out image) {
     const conv_shape *s = &w->s;
     int64_t places = conv_places(s), maps = s->maps / s->groups, first, g;
@@ -266,7 +267,8 @@ static mixp_result conv_scatter(conv_work *w, mixp_in x, mixp_in weight, mixp_ou
     return r;
 }
 
-/* x of n samples, [n, maps, places], as [maps, n, places]: then a weight's gradient is one product. */
+/* Transposes x of n samples from [n, maps, places] to [maps, n, places], so that a weight's
+ * gradient is one product. */
 static mixp_result conv_turn(conv_work *w, int64_t n, mixp_in x, mixp_out to) {
     int64_t places = conv_places(&w->s), maps = w->s.maps;
     mixp_copy_args k;
@@ -336,7 +338,7 @@ static mixp_result conv_refuse(mixp_call *c, const char *what) {
                              w->rank > 1 ? (long long)w->shape[1] : 0LL, what);
 }
 
-/* Fills in what x, w and the description say; the description's numbers are in s already. */
+/* Fills in the sizes from x and w; the description's numbers are in s already. */
 static const char *conv_shape_wrong(conv_shape *s, const mixp_tensor *x, const mixp_tensor *w, int transposed) {
     int i;
     if (x->rank != 4 || w->rank != 4) return "both have four dimensions";
@@ -392,7 +394,8 @@ static mixp_result conv2d_backward(mixp_call *c) {
     return r;
 }
 
-/* Its image is the result, and its products' side is x. output_padding came in height and width. */
+/* The image is the result, and x is the other side. On entry, height and width hold
+ * output_padding. */
 static mixp_result conv_transpose2d_infer(mixp_call *c) {
     conv_shape *s = (conv_shape *)c->attrs;
     const char *wrong = conv_shape_wrong(s, c->in[0], c->in[1], 1);
@@ -485,7 +488,7 @@ CONV_API mixp_tensor *conv_transpose2d(mixp_context *ctx, mixp_tensor *x, mixp_t
     return conv_bias(ctx, mixp_apply(ctx, &row, 2, in, 2, &s), bias);
 }
 
-/* The shape of [a, b, l] as [a, b, 1, l]. */
+/* Reshapes [a, b, l] to [a, b, 1, l]. */
 static void conv_as_image(const mixp_tensor *t, int64_t shape[4]) {
     shape[0] = t->shape[0];
     shape[1] = t->shape[1];
@@ -493,7 +496,8 @@ static void conv_as_image(const mixp_tensor *t, int64_t shape[4]) {
     shape[3] = t->shape[2];
 }
 
-/* x[b, in, l], w[out, in / groups, k]: conv2d of images with one row; of the description the second numbers count. */
+/* x[b, in, l], w[out, in / groups, k]: conv2d of images with one row; uses the second numbers of
+ * the description. */
 CONV_API mixp_tensor *conv1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, mixp_tensor *bias, const conv_desc *desc) {
     conv_desc    flat;
     int64_t      image[4], kernel[4], back[3];
@@ -519,7 +523,8 @@ CONV_API mixp_tensor *conv1d(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w, 
 
 /* --- pooling ------------------------------------------------------------------------------------------- */
 
-/* What windows meet: [b * channels, taps, places]. Their border is the lowest finite number, or 0 for a mean. */
+/* The values of all windows: [b * channels, taps, places]. The border is the lowest finite number,
+ * or 0 for a mean. */
 typedef struct conv_window {
     conv_shape s;
     int        lowest;
@@ -572,7 +577,7 @@ static mixp_result conv_window_forward(mixp_call *c) {
     return r == MIXP_OK ? conv_move_all(c->ctx, &m) : r;
 }
 
-/* Windows that overlap add up in f32. */
+/* Overlapping windows add up in f32. */
 static mixp_result conv_window_backward(mixp_call *c) {
     const conv_window *k = (const conv_window *)c->attrs;
     mixp_out    dx = mixp_call_dx(c, 0), dy;
@@ -585,7 +590,7 @@ static mixp_result conv_window_backward(mixp_call *c) {
     w.s = k->s;
     w.image = mixp_activation(c->ctx, MIXP_F32, 1, &c->in[0]->count);
     if (!w.image) return MIXP_ERR_MEMORY;
-    dy.data = (void *)(uintptr_t)mixp_call_dy(c).data;      /* only read: back is 1 */
+    dy.data = (void *)(uintptr_t)mixp_call_dy(c).data;      /* read only: back is 1 */
     dy.dtype = mixp_call_dy(c).dtype;
     dy.accumulate = 0;
     m = conv_window_move(k, conv_whole(w.image), dy, 1);
@@ -616,9 +621,9 @@ static mixp_tensor *conv_pool(mixp_context *ctx, mixp_tensor *x, int size, int s
     return mixp_reshape(ctx, windows, 4, shape);
 }
 
-/* The largest, or the mean, of each window of size x size; stride 0: the size. The border counts in a mean, as 0:
- * torch.nn.functional.max_pool2d and avg_pool2d. MIXP_ERR_SHAPE: a window larger than the padded image, or padding
- * of more than half a window. */
+/* The maximum or the mean of each window of size x size; stride 0 = size. A mean counts the border
+ * as 0: torch.nn.functional.max_pool2d and avg_pool2d. MIXP_ERR_SHAPE: a window larger than the
+ * padded image, or padding of more than half a window. */
 CONV_API mixp_tensor *max_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding)
 { return conv_pool(ctx, x, size, stride, padding, 1); }
 CONV_API mixp_tensor *avg_pool2d(mixp_context *ctx, mixp_tensor *x, int size, int stride, int padding)
@@ -652,8 +657,8 @@ CONV_API mixp_tensor *group_norm(mixp_context *ctx, mixp_tensor *x, int groups, 
     return conv_affine(ctx, mixp_reshape(ctx, y, 4, x->shape), gamma, beta);
 }
 
-/* What batch_norm keeps beside its parameters, f32 [channels] each: parameters without a gradient, so that checkpoints
- * have them. NULL: no statistics are kept, and evaluation takes the batch's own. */
+/* batch_norm's running statistics, f32 [channels] each: parameters without a gradient, so
+ * checkpoints contain them. NULL: no running statistics; evaluation uses the batch's statistics. */
 typedef struct norm_statistics { mixp_tensor *mean, *variance; } norm_statistics;
 
 /* x[b, channels, h, w] as [channels, b h w]. */
@@ -665,7 +670,7 @@ static mixp_tensor *conv_by_channel(mixp_context *ctx, mixp_tensor *x) {
     return mixp_reshape(ctx, mixp_transpose(ctx, x, 0, 1), 2, shape);
 }
 
-/* kept = kept + momentum (of the batch - kept), on the device. */
+/* kept += momentum (batch - kept), on the device. */
 static void conv_remember(mixp_context *ctx, mixp_tensor *kept, mixp_tensor *of_batch, float momentum) {
     mixp_tensor *moved = mixp_add(ctx, mixp_scale(ctx, kept, 1.0f - momentum), mixp_scale(ctx, of_batch, momentum));
     if (moved) mixp_copy(kept, moved);
@@ -682,9 +687,9 @@ static void conv_statistics(mixp_context *ctx, mixp_tensor *rows, const norm_sta
     }
 }
 
-/* Mean 0 and variance 1 of each channel over the batch, then gamma and beta: torch.nn.functional.batch_norm with
- * momentum 0.1. training 1: by the batch, whose mean and variance move `keep`, also in skipped steps, as in PyTorch;
- * 0: by what was kept. */
+/* Mean 0 and variance 1 of each channel over the batch, then gamma and beta:
+ * torch.nn.functional.batch_norm with momentum 0.1. training 1: uses the batch's mean and variance,
+ * and updates `keep`, also in skipped steps, as in PyTorch. 0: uses `keep`. */
 CONV_API mixp_tensor *batch_norm(mixp_context *ctx, mixp_tensor *x, mixp_tensor *gamma, mixp_tensor *beta,
                                const norm_statistics *keep, int training, float eps) {
     const int64_t one[1] = { 1 };

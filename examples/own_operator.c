@@ -3,10 +3,10 @@
  *   cc -O2 examples/own_operator.c -I. -lm && ./a.out
  *   nvcc -O2 -std=c++17 -arch=native -x cu examples/own_operator.c mixprec_cuda.cu -I. -lcublasLt
  *
- * Snake, x + sin(a x)^2 / a (Ziyin, Hartwig and Ueda, 2020), lets a network repeat itself. Its row
- * goes through the same mixp_apply as the built-in operators: autocast, messages and the walk back
- * treat it alike. First its gradient is compared with differences; then a small network learns a
- * wave with it, in bf16. */
+ * Snake, x + sin(a x)^2 / a (Ziyin, Hartwig and Ueda, 2020), lets a network learn periodic functions.
+ * mixp_apply runs it like a built-in operator: autocast, messages and mixp_backward treat it the
+ * same way. The program checks its gradient against finite differences; then a small network learns
+ * a wave with it, in bf16. */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include <stdio.h>
@@ -20,8 +20,8 @@ MIXPREC_HD float snake_value(float x, float a) {
 
 MIXPREC_HD float snake_slope(float x, float a) { return 1.0f + sinf(2.0f * a * x); }
 
-/* What a kernel needs, forward (dy.data NULL) or back. mixp_get and mixp_put see to dtypes, and
- * to adding where an output accumulates. */
+/* A kernel's arguments, forward (dy.data NULL) or backward. mixp_get and mixp_put handle dtypes,
+ * and add if an output accumulates. */
 typedef struct snake_job {
     int64_t  n;
     float    a;
@@ -43,7 +43,7 @@ static __global__ void snake_kernel(snake_job k) {
     for (; i < k.n; i += (int64_t)gridDim.x * blockDim.x) snake_element(k, i);
 }
 
-/* On the context's stream: so it is in order, and part of a captured step. */
+/* Launches on the context's stream, so the kernel runs in order and is part of a captured step. */
 static mixp_result snake_on_gpu(mixp_context *ctx, snake_job k) {
     cudaStream_t stream = (cudaStream_t)mixp_context_exec(ctx)->stream;
     unsigned blocks = (unsigned)(k.n / 256 < 4096 ? k.n / 256 + 1 : 4096);
@@ -55,7 +55,7 @@ static mixp_result snake_on_gpu(mixp_context *ctx, snake_job k) {
 static mixp_result snake_run(mixp_context *ctx, snake_job k) {
     int64_t i;
 #ifdef __CUDACC__
-    if (mixp_context_device(ctx)->download) return snake_on_gpu(ctx, k);  /* memory of its own */
+    if (mixp_context_device(ctx)->download) return snake_on_gpu(ctx, k);  /* separate device memory */
 #endif
     (void)ctx;
     for (i = 0; i < k.n; i++) snake_element(k, i);
@@ -89,7 +89,7 @@ static mixp_result snake_backward(mixp_call *c) {
     snake_job k = snake_job_of(c);
     k.dy = mixp_call_dy(c);
     k.y = mixp_call_dx(c, 0);
-    return k.y.data ? snake_run(c->ctx, k) : MIXP_OK;       /* not there: not wanted */
+    return k.y.data ? snake_run(c->ctx, k) : MIXP_OK;       /* missing: no gradient needed */
 }
 
 static const mixp_op snake_row = { "snake", MIXP_CLASS_KEEP, sizeof(float), snake_infer,
@@ -141,7 +141,7 @@ static mixp_context *context(void) {
     mixp_context_desc desc;
     memset(&desc, 0, sizeof desc);
 #ifdef __CUDACC__
-    desc.device = mixp_cuda(0, NULL);       /* NULL, where there is no GPU: the CPU */
+    desc.device = mixp_cuda(0, NULL);       /* NULL without a GPU: the CPU          */
 #endif
     return mixp_context_new(&desc);
 }

@@ -1,14 +1,14 @@
 /* plant.h - an overflow of fp16 that no loss scale cures, planted into a feed-forward block
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * Products of T5 pass the largest number of fp16, 65504, and no loss scale helps: it multiplies
- * gradients, and this is an activation. To see what a program does then, a block is made to add
- * 66246, the number that was met there, to all of the residual stream.
+ * Some products in T5 exceed fp16's largest number, 65504. No loss scale helps, because the scale
+ * multiplies gradients and these are activations. To test a program, this file makes a block add
+ * 66246, a value observed in T5, to the complete residual stream.
  *
- * A hidden unit is cut off from its inputs and given the bias 181, which GELU leaves as it is; it
- * feeds every channel with the weight 366, and 181 * 366 = 66246. All of these are numbers of
- * fp16: what overflows is the product. Layer norm takes the mean away and with it all of 66246, so
- * that in f32 the model is what it was, but for the bits that so large a number costs.
+ * A hidden unit is disconnected from its inputs and gets the bias 181, which GELU does not change.
+ * The unit feeds every channel with the weight 366, and 181 * 366 = 66246. Both factors fit in
+ * fp16; only the product overflows. Layer norm removes the mean and with it 66246, so in f32 the
+ * model stays the same, except for the bits that a number of this size costs.
  */
 #ifndef PLANT_H
 #define PLANT_H
@@ -18,8 +18,8 @@
 #define PLANT_BIAS   181.0f
 #define PLANT_WEIGHT 366.0f
 
-/* Writes `value` into the elements first, first + each, ... of t, those below `end`. 0: no memory, or
- * a failure. */
+/* Writes `value` into the elements first, first + each, ... of t, below `end`. Returns 0 on
+ * failure. */
 static int plant_some(mixp_tensor *t, int64_t first, int64_t each, int64_t end, float value) {
     float *all = t ? (float *)malloc((size_t)t->count * sizeof *all) : NULL;
     int    good = all && mixp_read(t, all, MIXP_F32, t->count) == MIXP_OK;
@@ -32,7 +32,7 @@ static int plant_some(mixp_tensor *t, int64_t first, int64_t each, int64_t end, 
 static int plant_values(mixp_tensor *t, int64_t first, int64_t each, float value)
 { return t && plant_some(t, first, each, t->count, value); }
 
-/* The last unit: what is added before it is not rounded as 66246 is. */
+/* Uses the last unit, because sums before it are not rounded with 66246. */
 static int plant_three(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down, float bias,
                        float weight) {
     int64_t last = up_bias->count - 1;
@@ -40,11 +40,12 @@ static int plant_three(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down,
            plant_values(up_bias, last, 1, bias) && plant_values(down, last, last + 1, weight);
 }
 
-/* up[hidden, width] with its bias, then down[width, hidden], stored as f32. 0: it failed. */
+/* Plants into up[hidden, width] with its bias, and down[width, hidden], stored as f32. Returns 0 on
+ * failure. */
 static inline int plant_overflow(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down)
 { return plant_three(up, up_bias, down, PLANT_BIAS, PLANT_WEIGHT); }
 
-/* Between backward and step: what was planted is not trained. */
+/* Call between backward and step, so that the planted weights are not trained. */
 static inline int plant_freeze(mixp_tensor *up, mixp_tensor *up_bias, mixp_tensor *down) {
     if (!up->grad || !up_bias->grad || !down->grad) return 0;
     return plant_three(up->grad, up_bias->grad, down->grad, 0, 0);

@@ -1,4 +1,4 @@
-/* tiny_gpt_data.h - what is learned: texts, tokens, their vocabulary, batches and prompts: a part
+/* tiny_gpt_data.h - the data set: texts, tokens, their vocabulary, batches and prompts: a part
  * of tiny_gpt.c
  * SPDX-License-Identifier: MIT OR Unlicense
  */
@@ -12,30 +12,31 @@
 #include "tiny_gpt_options.h"
 #include "tiny_gpt_tokenizer.h"
 
-/* One file of the data, mapped into memory: the system reads what is asked for, and ranks share it. */
+/* One file of the data, mapped into memory: the system reads only the pages in use, and ranks share
+ * them. */
 typedef struct shard {
     const unsigned char *at;            /* its tokens, the low byte first */
     int                  width;         /* bytes of a token: 1 (a text), 2 or 4 */
     int64_t              first, count;  /* of the tokens of all files */
-    char                *path, *memory; /* memory: where it lies; mapped 0: allocated */
+    char                *path, *memory; /* memory: its address; mapped 0: allocated   */
     size_t               mapped;
 } shard;
 
-/* What is learned: tokens 0 .. vocab-1, the first `train` of them to train on, the rest to
- * validate. Of a text, a token is the number of a byte among those that occur. */
+/* The data set: tokens 0 .. vocab-1. The first `train` tokens are for training, the rest for
+ * validation. In a text, a token is the index of a byte among the bytes that occur. */
 typedef struct corpus {
-    shard        *shards;               /* one behind the other, as if they were one file */
+    shard        *shards;               /* in order, used as one file                     */
     int64_t       n_shards, count, train, vocab;
     int64_t       rows;                 /* of the token table: vocab, or --vocab */
     int64_t       own;                  /* bytes that were allocated, not mapped */
     int           is_text;
-    int           id_of_byte[256];      /* of a text; -1: does not occur */
+    int           id_of_byte[256];      /* for a text; -1: the byte does not occur */
     unsigned char byte_of_id[256];
-    tokenizer    *words;                /* of --tokenizer; NULL: tokens are numbers to people */
-    int64_t       hash;                 /* tells a resumed run that the data have changed */
+    tokenizer    *words;                /* from --tokenizer; NULL: tokens are printed as numbers */
+    int64_t       hash;                 /* shows a resumed run whether the data have changed */
 } corpus;
 
-/* Without --data: mixprec.h, looked for in the current folder and beside the program. */
+/* The default of --data: mixprec.h in the current folder or beside the program. */
 static void find_default_data(char *path, size_t space, const char *program) {
     static const char *const places[] = {"", "../", "../../"};
     const char *slash = strrchr(program, '/');
@@ -51,7 +52,7 @@ static void find_default_data(char *path, size_t space, const char *program) {
            "Name a file with --data FILE");
 }
 
-/* A regular file is mapped; any other one, such as a pipe, is read. */
+/* Maps a regular file; reads any other file, for example a pipe. */
 static const unsigned char *map_file(corpus *d, shard *s, const char *flag, int64_t *size) {
     struct stat info;
     int         file = open(s->path, O_RDONLY);
@@ -78,7 +79,7 @@ static int32_t little_endian_i32(const unsigned char *b) {
 
 enum { LLM_HEADER = 1024, LLM_16_BITS = 20240520, LLM_32_BITS = 20240801 };
 
-/* What llm.c writes: a header of 256 numbers, of which the first are magic, version and count. */
+/* llm.c's format: a header of 256 numbers, which begins with magic, version and count. */
 static void take_llm_tokens(shard *s, const unsigned char *bytes, int64_t size) {
     int     wide = little_endian_i32(bytes) == LLM_32_BITS, known = wide ? 7 : 1;
     int32_t version, count;
@@ -97,7 +98,7 @@ static void take_llm_tokens(shard *s, const unsigned char *bytes, int64_t size) 
     s->count = count;
 }
 
-/* Tokens of 32 bits, taken for those of 16: every second one is then nearly nothing. */
+/* Do 32-bit tokens look like 16-bit tokens? Then every second token is nearly 0. */
 static int looks_wide(const unsigned char *bytes, int64_t size) {
     int64_t n = size < 65536 ? size : 65536;
     int     even = 0, odd = 0;
@@ -109,7 +110,7 @@ static int looks_wide(const unsigned char *bytes, int64_t size) {
     return size % 4 == 0 && even > 255 && odd < 16;
 }
 
-/* What nanoGPT writes: no header. The file does not say of how many bits its tokens are. */
+/* nanoGPT's format: no header. The file does not state the width of its tokens. */
 static void take_raw_tokens(shard *s, const config *c, const unsigned char *bytes, int64_t size) {
     s->width = c->token_bits == TOKEN_BITS_32 ? 4 : 2;
     if (c->token_bits == TOKEN_BITS_AUTO && looks_wide(bytes, size))
@@ -152,8 +153,8 @@ static int read_hex_bytes(corpus *d, const char *hex) {
     return 1;
 }
 
-/* The vocabulary of a model made before: "bytes 0a20..." or "tokens 50257". With it, a model can
- * be made without its data. 0: there is none. */
+/* Reads the vocabulary of an earlier model: "bytes 0a20..." or "tokens 50257". With it, a model can
+ * be created without its data. Returns 0 if there is none. */
 static int read_vocabulary(corpus *d, const config *c) {
     const char *text = c->vocabulary;
     long        count = 0;
@@ -177,7 +178,7 @@ static int read_vocabulary(corpus *d, const config *c) {
     return 1;
 }
 
-/* What read_vocabulary reads. */
+/* Writes the text that read_vocabulary reads. */
 static void vocabulary_text(const corpus *d, char *text, size_t space) {
     if (!d->is_text) { snprintf(text, space, "tokens %lld", (long long)d->vocab); return; }
     text += snprintf(text, space, "bytes ");
@@ -191,7 +192,7 @@ static int32_t token_in(const shard *s, int64_t i) {
     return s->width == 1 ? b[0] : s->width == 2 ? b[0] | b[1] << 8 : little_endian_i32(b);
 }
 
-/* The file that token i lies in. */
+/* The file that contains token i. */
 static const shard *shard_with(const corpus *d, int64_t i) {
     int64_t low = 0, high = d->n_shards - 1;
     while (low < high) {
@@ -207,7 +208,7 @@ static void die_beyond(const corpus *d, const shard *s, int32_t token) {
         (long)token, (long long)d->rows);
 }
 
-/* Tokens at .. at + n, by their numbers. */
+/* The tokens [at, at + n). */
 static void copy_tokens(const corpus *d, int64_t at, int64_t n, int32_t *to) {
     while (n > 0) {
         const shard *s = shard_with(d, at);
@@ -225,11 +226,11 @@ static void copy_tokens(const corpus *d, int64_t at, int64_t n, int32_t *to) {
 
 /* --- what the data hold --- */
 
-/* Of more tokens than these, files are looked at here and there, not read from end to end. */
+/* Above this number of tokens, files are sampled, not read completely. */
 #define MANY_TOKENS ((int64_t)1 << 28)
-#define SHOWN_EVERY ((int64_t)1 << 22)  /* tokens between two looks at the terminal */
+#define SHOWN_EVERY ((int64_t)1 << 22)  /* tokens between two updates of the terminal */
 
-/* Numbers the bytes that occur, in their order; a model made before has numbered them. */
+/* Numbers the bytes that occur, in their order; an earlier model keeps its numbers. */
 static void number_bytes(corpus *d, const config *c) {
     int known = d->vocab > 0, occurs[256] = {0};
     for (int64_t k = 0; k < d->n_shards; k++)
@@ -245,7 +246,7 @@ static void number_bytes(corpus *d, const config *c) {
     }
 }
 
-/* The largest token decides how many there are, where nobody says. */
+/* Finds the largest token; it sets the size of the vocabulary if no option does. */
 static void find_largest(corpus *d) {
     for (int64_t k = 0; k < d->n_shards; k++) {
         const shard *s = &d->shards[k];
@@ -258,13 +259,13 @@ static void find_largest(corpus *d) {
     }
 }
 
-/* Finds the vocabulary, and that the token table has a row for each of it. */
+/* Finds the vocabulary, and checks that the token table has a row for each token. */
 static void make_vocabulary(corpus *d, const config *c) {
     int64_t limit = c->vocab != AUTO ? c->vocab : d->rows;      /* 0 = none */
     d->rows = limit;
     if (d->is_text) number_bytes(d, c);
     else if (!limit || d->count <= MANY_TOKENS) find_largest(d);
-    else if (d->vocab == 0) d->vocab = limit;   /* each batch looks at its own */
+    else if (d->vocab == 0) d->vocab = limit;   /* each batch checks its own tokens */
     if (d->vocab < 2)
         die(1, "%s is one %s repeated: nothing to learn", c->data, d->is_text ? "byte" : "token");
     if (d->vocab > TOKENS_MOST)
@@ -290,7 +291,7 @@ static uint64_t hash_tokens(const corpus *d, uint64_t hash, int64_t at, int64_t 
     return hash;
 }
 
-/* Of many tokens: their number, and 4096 of every so many. */
+/* Hash of many tokens: their number, and samples of 4096 tokens. */
 static int64_t hash_data(const corpus *d) {
     enum { PIECES = 16384, PIECE = 4096 };
     uint64_t hash = 1469598103934665603u;
@@ -303,7 +304,7 @@ static int64_t hash_data(const corpus *d) {
 
 /* --- files --- */
 
-/* One more file behind those that d has. */
+/* Appends a file to d. */
 static void add_file(corpus *d, const config *c, const char *path, const char *flag) {
     size_t               space = (size_t)(d->n_shards + 1) * sizeof *d->shards;
     shard               *all = (shard *)realloc(d->shards, space), *s;
@@ -329,7 +330,7 @@ static void add_file(corpus *d, const config *c, const char *path, const char *f
     d->count += s->count;
 }
 
-/* A file, or all that a pattern such as 'dir/train_*.bin' matches, in the order of their names. */
+/* Opens a file, or all files that match a pattern such as 'dir/train_*.bin', in order of name. */
 static void add_files(corpus *d, const config *c, const char *pattern, const char *flag) {
     struct stat info;
     glob_t      found;
@@ -356,7 +357,7 @@ static void free_corpus(corpus *d) {
     free_tokenizer(d->words);
 }
 
-/* Training and validation need a block each, and the token after it. */
+/* Training and validation each need a block and the token after it. */
 static void check_length(const corpus *d, const char *path, int64_t have, int64_t least,
                          int64_t block) {
     if (have < least)
@@ -365,7 +366,7 @@ static void check_length(const corpus *d, const char *path, int64_t have, int64_
             (long long)least);
 }
 
-/* A mapped file that another program makes shorter is no memory any more. */
+/* If another program truncates a mapped file, reading it raises SIGBUS. */
 static void on_lost_file(int number) {
     static const char text[] = "tiny_gpt: a file of --data became shorter, or cannot be read any "
                                "more: go on from the last checkpoint with --resume\n";
@@ -394,8 +395,8 @@ static void read_corpus(corpus *d, const config *c) {
     make_vocabulary(d, c);
 }
 
-/* Where row `row` of batch `step` begins is a pure function of its key: a resumed run sees
- * the batches that an uninterrupted one would have seen. */
+/* Where row `row` of batch `step` begins: a pure function of its key, so a resumed run sees the
+ * same batches as an uninterrupted run. */
 #define STREAM_TRAIN  (((uint64_t)1 << 62) + 1)
 #define STREAM_VAL    (((uint64_t)1 << 62) + 2)
 #define STREAM_SAMPLE (((uint64_t)1 << 62) + 3)
@@ -424,7 +425,7 @@ static void fill_batch(const corpus *d, const config *c, uint64_t stream, int64_
 
 /* --- prompts --- */
 
-/* --tokenizer: prompts and samples of tokens are text. */
+/* --tokenizer: prompts and samples of a token model are text. */
 static void read_words(corpus *d, const config *c) {
     if (!c->tokenizer[0]) return;
     if (d->is_text)
@@ -435,7 +436,7 @@ static void read_words(corpus *d, const config *c) {
             c->tokenizer, (long long)d->words->count - 1, (long long)d->rows);
 }
 
-/* A FILE.bin comes without a tokenizer: its prompt is token numbers. */
+/* A FILE.bin has no tokenizer: its prompt consists of token numbers. */
 static int64_t read_numbers(const config *c, const corpus *d, int32_t *ids) {
     int64_t n = 0;
     for (const char *p = c->prompt; p[strspn(p, " ")];) {
@@ -450,8 +451,8 @@ static int64_t read_numbers(const config *c, const corpus *d, int32_t *ids) {
     return n;
 }
 
-/* The prompt as tokens, so that a bad one is known before training. Without one: a text begins
- * at a line's start, GPT-2's tokens at its end of a text. */
+/* The prompt as tokens; run before training, to report a bad prompt early. By default, a text
+ * begins at the start of a line, and GPT-2's tokens begin with its end-of-text token. */
 static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids) {
     enum { END_OF_TEXT = 50256 };
     int64_t n = d->is_text ? 0 : d->words ? encode_text(d->words, c->tokenizer, c->prompt, ids)
@@ -470,10 +471,11 @@ static int64_t read_prompt(const config *c, const corpus *d, int32_t *ids) {
     return n;
 }
 
-/* A sample as it is written. A byte C2 waits for the next one: C2 80 to C2 9F are control characters. */
+/* A sample as it is printed. A byte C2 waits for the next byte: C2 80 to C2 9F are control
+ * characters. */
 typedef struct speaker {
     const corpus *data;
-    int           is_first;             /* no token was said yet */
+    int           is_first;             /* no token was printed yet */
     char          held[2];              /* the byte that waits, or "" */
 } speaker;
 
@@ -489,7 +491,7 @@ static void say_byte(speaker *s, int byte) {
     say("%s", text);
 }
 
-/* A text's token as its byte, one of a tokenizer as its bytes; another one as a number. */
+/* Prints a token: its byte for a text, its bytes with a tokenizer, otherwise its number. */
 static void say_token(speaker *s, int token) {
     const tokenizer *words = s->data->words;
     const bpe_token *word = words && token < words->count ? &words->tokens[token] : NULL;

@@ -5,9 +5,9 @@
 #ifndef TINY_GPT_FILES_H
 #define TINY_GPT_FILES_H
 
-#define LOCK       ".lock"              /* its file stays, its lock does not */
+#define LOCK       ".lock"              /* the file stays when the lock is released */
 
-/* 0, or the errno of what failed. */
+/* Returns 0, or the errno of the failed call. */
 static int write_through(const char *path, const char *text, size_t length) {
     FILE *f = fopen(path, "wb");
     int   why = 0;
@@ -18,8 +18,9 @@ static int write_through(const char *path, const char *text, size_t length) {
     return why;
 }
 
-/* Writes beside the target, flushes to the disk and renames: after a crash, a full disk or a power cut
- * the old file is there, or the new one. 0 with errno set; then no temporary file is left. */
+/* Writes a temporary file, flushes it to the disk and renames it: after a crash, a full disk or a
+ * power cut, either the old or the new file is complete. Returns 0 with errno set on failure, and
+ * then leaves no temporary file. */
 static int replace_file(const char *path, const char *text, size_t length) {
     char temporary[PATH_SPACE + 8];
     int  why;
@@ -55,7 +56,7 @@ static void write_config(const trainer *t) {
     free(text);
 }
 
-/* Are the numbers of a run, which a checkpoint has brought, such as a run can have? */
+/* Are the run's numbers, loaded from a checkpoint, in range? */
 static mixp_result check_loaded(const trainer *t) {
     const int64_t most = (int64_t)1 << 53;
     int counts = t->step >= 0 && t->step <= most && t->last_skip >= 0 && t->last_skip <= most;
@@ -67,7 +68,7 @@ static mixp_result check_loaded(const trainer *t) {
                              (long long)t->best_step, t->best_val);
 }
 
-/* Everything that the next step depends on goes through this one list. */
+/* The list of all state that the next step depends on. */
 static mixp_result save_or_load(trainer *t, const char *file, int load) {
     char                  path[PATH_SPACE];
     mixp_result           result;
@@ -85,14 +86,14 @@ static mixp_result save_or_load(trainer *t, const char *file, int load) {
     result = mixp_checkpoint_load(path, &what);
     if (result == MIXP_OK) return check_loaded(t);
     if (result != MIXP_ERR_SHAPE) return result;
-    values[2].name = "best_bits";       /* so version 0.1 called the bits of that double */
+    values[2].name = "best_bits";       /* version 0.1's name for the bits of this double */
     values[2].dtype = MIXP_I64;
     if (mixp_checkpoint_load(path, &what) != MIXP_OK) return result;
     mixp_context_clear_error(t->ctx);
     return check_loaded(t);
 }
 
-/* A full disk must not end a long training: the next save may work. */
+/* A full disk must not end a long training run: the next save may succeed. */
 static void save(trainer *t, const char *file) {
     const char *why = "", *lost = ranks_failed(&t->ranks);
     if (!t->saves) return;
@@ -113,7 +114,8 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The steps of the kept checkpoints up to this one, in order; *n of them, to be freed. */
+/* The steps of the kept checkpoints up to this step, in order. *n: their number. The caller frees
+ * the array. */
 static long long *kept_steps(const trainer *t, size_t *n) {
     DIR           *folder = opendir(t->c.out);
     long long     *steps = NULL, step;
@@ -135,8 +137,8 @@ static long long *kept_steps(const trainer *t, size_t *n) {
     return steps;
 }
 
-/* The checkpoint has a second name, which stays when the next one takes the first. Of those that are
- * kept, the oldest go. */
+/* Gives the checkpoint a second name, which stays when the next checkpoint replaces the first name.
+ * Removes the oldest kept checkpoints. */
 static void keep(trainer *t) {
     char       from[PATH_SPACE], to[PATH_SPACE], name[40];
     size_t     n;
@@ -155,7 +157,7 @@ static void keep(trainer *t) {
     free(steps);
 }
 
-/* The step that a line of the metrics is of; -1 for any other line. */
+/* The step of a line of the metrics; -1 for any other line. */
 static int64_t step_of_line(const char *line) {
     static const char before[] = "{\"step\":";
     size_t n = sizeof before - 1;
@@ -163,7 +165,8 @@ static int64_t step_of_line(const char *line) {
     return strtoll(line + n, NULL, 10);
 }
 
-/* Does a line stay when the run goes on at `step`? Time and memory are written again at its end. */
+/* Does a line stay when the run resumes at `step`? Lines of time and memory are written again at
+ * its end. */
 static int line_stays(const char *line, size_t n, int64_t step) {
     int64_t     of = step_of_line(line);
     const char *key = (const char *)memchr(line, ',', n);
@@ -171,7 +174,8 @@ static int line_stays(const char *line, size_t n, int64_t step) {
     return !key || (strncmp(key, ",\"cost\"", 7) != 0 && strncmp(key, ",\"memory\"", 9) != 0);
 }
 
-/* The number behind a key in a line of n bytes, with a newline at its end; or `otherwise`. */
+/* The number after a key in a line of n bytes that ends with a newline; `otherwise` if the key is
+ * missing. */
 static double number_in_line(const char *line, size_t n, const char *key, double otherwise) {
     size_t m = strlen(key);
     for (size_t i = 0; i + m < n; i++)
@@ -179,7 +183,7 @@ static double number_in_line(const char *line, size_t n, const char *key, double
     return otherwise;
 }
 
-/* Time and tokens go on where the last line that stays has them. */
+/* Time and tokens continue from the last line that stays. */
 static void go_on_from_line(trainer *t, const char *line, size_t n) {
     double tokens = number_in_line(line, n, ",\"tokens\":", ABSENT);
     double steps = (double)(t->step - step_of_line(line));
@@ -188,8 +192,8 @@ static void go_on_from_line(trainer *t, const char *line, size_t n) {
     t->seconds_before = number_in_line(line, n, ",\"seconds\":", 0);
 }
 
-/* A killed run may have logged steps after its last checkpoint: they will be done again. The log
- * then begins with `header`, and has it again where another device went on. */
+/* A killed run may have logged steps after its last checkpoint; these steps run again. The log
+ * begins with `header`, and repeats it where another device continued the run. */
 static void trim_metrics(trainer *t, const char *path, const char *header) {
     int64_t size = 0;
     size_t  length = strlen(header), kept = length, newest = 0, n;
@@ -224,7 +228,7 @@ static void trim_metrics(trainer *t, const char *path, const char *header) {
     free(all);
 }
 
-/* A damaged checkpoint need not be the end of a run. */
+/* A damaged checkpoint need not end a run. */
 static void load_checkpoint(trainer *t) {
     char        best[PATH_SPACE];
     const char *why = "", *out = t->c.out, *file = checkpoint_name(&t->c);
@@ -236,13 +240,12 @@ static void load_checkpoint(trainer *t) {
     die(1, "while resuming: %s. Start over with --overwrite", why);
 }
 
-/* Takes the lock of the folder; 0 when another run has it. The system gives it back when a
- * process ends, however that happens. Where no lock can be had, on a disk that is read-only or
- * knows none, there is none. */
+/* Takes the lock of the folder; returns 0 if another run has it. The system releases the lock when
+ * the process ends in any way. On a disk that is read-only or has no locks, runs without a lock. */
 static int lock_folder(trainer *t, int create) {
     struct flock whole;
     char         path[PATH_SPACE];
-    if (t->lock >= 0 || t->ranks.rank) return 1;      /* rank 0 has it for all */
+    if (t->lock >= 0 || t->ranks.rank) return 1;      /* rank 0 holds it for all */
     in_folder(&t->c, LOCK, path);
     t->lock = open(path, O_RDWR | (create ? O_CREAT : 0), 0666);
     if (t->lock < 0) return 1;
@@ -255,7 +258,7 @@ static int lock_folder(trainer *t, int create) {
     return 0;
 }
 
-/* Those of GPT-2, of `transformers` or of nanoGPT: 0 when they are ours. */
+/* Loads weights of GPT-2, from `transformers` or nanoGPT. Returns 0 if the file is tiny_gpt's. */
 static int load_others(trainer *t) {
     char      path[PATH_SPACE];
     gpt2_file file;
@@ -268,14 +271,14 @@ static int load_others(trainer *t) {
     return !ours;
 }
 
-/* Of --init: weights of any floating-point dtype, by their names. */
+/* --init: loads weights of any floating-point dtype, by name. */
 static void load_weights(trainer *t) {
     mixp_weights_desc desc = {.convert = 1};
     if (!load_others(t)) mixp_checkpoint_load_weights(t->c.init, t->ctx, &desc);
     check(t, "reading --init");
 }
 
-/* The file that is resumed from, to be told from any other that is put in its place. */
+/* Identifies the file that the run resumes from, to detect its replacement. */
 static void note_checkpoint(const trainer *t, struct stat *info) {
     char path[PATH_SPACE];
     memset(info, 0, sizeof *info);
@@ -293,10 +296,10 @@ static void resume(trainer *t) {
     mixp_param_group groups[2], matrices;
     for (int g = 0; g < 2; g++) mixp_optimizer_group(t->opt, g, &groups[g]);
     if (t->muon) mixp_optimizer_group(t->muon, 0, &matrices);
-    t->locked_out = !lock_folder(t, 0);     /* to sample from a run that goes on is fine */
+    t->locked_out = !lock_folder(t, 0);     /* sampling from an active run is fine       */
     note_checkpoint(t, &t->loaded);
     load_checkpoint(t);
-    /* It brought the learning rate it was saved with: the options have the last word. */
+    /* The checkpoint restored its learning rate; the options override it. */
     for (int g = 0; g < 2; g++) mixp_optimizer_set_group(t->opt, g, &groups[g]);
     if (t->muon) mixp_optimizer_set_group(t->muon, 0, &matrices);
     mixp_scaler_change(t->scaler, &(mixp_scaler_desc){
@@ -304,8 +307,8 @@ static void resume(trainer *t) {
     check(t, "resuming");
 }
 
-/* Makes sure that no run is lost: before its folder is locked, and once it is, for meanwhile
- * another may have had it. */
+/* Makes sure that no run is overwritten. Runs before and after the folder is locked, because
+ * another run may have used the folder in between. */
 static void keep_checkpoint(const trainer *t) {
     const config *c = &t->c;
     struct stat   now;
@@ -319,7 +322,7 @@ static void keep_checkpoint(const trainer *t) {
                "replace it with --overwrite", c->out);
 }
 
-/* Loads the checkpoint, or makes sure that none is lost. Creates nothing. */
+/* Loads the checkpoint, or makes sure that no checkpoint is overwritten. Creates nothing. */
 static void resume_or_begin(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE];
@@ -334,7 +337,7 @@ static void resume_or_begin(trainer *t) {
     if (c->init[0]) load_weights(t);
 }
 
-/* Reads the data, if that was not done. A run goes on with its own. */
+/* Reads the data, if they are not loaded yet. A resumed run uses its own data. */
 static void read_data(trainer *t) {
     const config *c = &t->c;
     if (t->data.count == 0) {
@@ -347,7 +350,7 @@ static void read_data(trainer *t) {
     t->trained_hash = t->data.hash;
 }
 
-/* Makes the folder, and those above it that are missing. */
+/* Creates the folder and its missing parents. */
 static void make_folders(const char *folder, const char *flag) {
     char        path[PATH_SPACE];
     struct stat info;
@@ -374,7 +377,7 @@ static void metrics_header(const trainer *t, char *header, size_t space) {
 static void open_folder(trainer *t) {
     const config *c = &t->c;
     char          path[PATH_SPACE], header[HEADER_SPACE];
-    if (!c->out[0] || !is_training(t)) return;          /* nothing will be written */
+    if (!c->out[0] || !is_training(t)) return;          /* the run writes nothing  */
     make_folders(c->out, "--out");
     if (access(c->out, R_OK | W_OK | X_OK) != 0)
         die(1, "the folder %s cannot be read and written: %s. A save flushes it, which takes both. "
@@ -392,7 +395,7 @@ static void open_folder(trainer *t) {
     write_config(t);
 }
 
-/* Before training, whose weights would be lost. */
+/* Checks before training, because a failure after training would lose the weights. */
 static void make_export_folder(const config *c) {
     char path[PATH_SPACE], *slash;
     if (!c->export_to[0]) return;
@@ -403,7 +406,7 @@ static void make_export_folder(const config *c) {
     make_folders(path, "--export");
 }
 
-/* --export: weights that have their config.json beside them are whole. */
+/* --export: the weights, with config.json beside them. */
 static void export_weights(const trainer *t) {
     char    path[PATH_SPACE], beside[PATH_SPACE], text[2048];
     int64_t n = gpt2_config_text(&t->c, &t->data, text, sizeof text);
@@ -419,7 +422,7 @@ static void export_weights(const trainer *t) {
 static int stop_status(void)
 { return output_error && output_error != EPIPE ? 1 : 128 + stop_signal; }
 
-/* The last words of a run that was stopped; its exit status. */
+/* The last message of a run that was stopped. Returns its exit status. */
 static int report_stop(const trainer *t, int trained) {
     const config *c = &t->c;
     const char   *why = output_error ? strerror(output_error) : strsignal(stop_signal);
@@ -434,7 +437,7 @@ static int report_stop(const trainer *t, int trained) {
 
 /* ==== The report ==================================================================== */
 
-/* A hundred looks at the gradients in a run. */
+/* The interval, in steps, that samples the gradients about a hundred times in a run. */
 static int64_t watch_every(const config *c) {
     int64_t rows = c->steps / c->log_every;
     return c->log_every * (rows > 100 ? rows / 100 : 1);
@@ -456,7 +459,7 @@ static void write_report(trainer *t) {
     write_csv(t, log);
 }
 
-/* Where the time and memory of a step went, into the log. */
+/* Logs where a step spent its time and memory. */
 static void write_costs(trainer *t) {
     double step = (double)t->step, steps = profile.steps ? (double)profile.steps : 1, calls;
     double rest = profile.wall, seconds;
@@ -486,7 +489,7 @@ static void print_report(const trainer *t, const char *log) {
     print_fallen(t);
 }
 
-/* At the end of training. */
+/* Writes the report at the end of training. */
 static void end_report(trainer *t) {
     char log[PATH_SPACE];
     if (!t->metrics) return;
@@ -496,7 +499,7 @@ static void end_report(trainer *t) {
     if (!stop_signal) print_report(t, log);
 }
 
-/* --report: of any run, one that was killed or goes on, too. */
+/* --report: writes the report of any run, including killed and active runs. */
 static int show_report(trainer *t) {
     char          error[REPORT_MESSAGE] = "", log[PATH_SPACE], page[PATH_SPACE];
     report_result result;
@@ -514,7 +517,7 @@ static int show_report(trainer *t) {
 static void free_trainer(trainer *t) {
     report_close(t->metrics);
     if (t->lock >= 0) close(t->lock);
-    mixp_context_free(t->ctx);          /* and all that was made from it */
+    mixp_context_free(t->ctx);          /* and everything created from it */
     free(t->model.blocks);
     free(t->model.ramp);
     free_corpus(&t->data);

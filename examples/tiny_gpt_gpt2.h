@@ -1,10 +1,10 @@
 /* tiny_gpt_gpt2.h - weights from GPT-2's files, and to them: a part of tiny_gpt.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * `transformers` names GPT-2's tensors as nanoGPT does, with or without "transformer." in front,
- * and keeps the matrices of its blocks with rows and columns exchanged: [in, out], which shows in
- * the first of them, [width, 3 width]. Its old files also hold the causal masks of attention, which
- * are no weights. A head that is tied to the token table may be there once more.
+ * `transformers` names GPT-2's tensors as nanoGPT does, with or without the prefix "transformer.".
+ * It stores the matrices of its blocks transposed, [in, out]; the first matrix, [width, 3 width],
+ * shows this. Its old files also contain attention's causal masks, which are not weights. A head
+ * that is tied to the token table may be stored a second time.
  */
 #ifndef TINY_GPT_GPT2_H
 #define TINY_GPT_GPT2_H
@@ -14,7 +14,7 @@
 #define PREFIX "transformer."
 enum { PREFIX_LENGTH = (int)sizeof PREFIX - 1, NAME_SPACE = 96 };
 
-/* A matrix within a block: all of these belong to linear layers. */
+/* Is t a matrix of a block? These all belong to linear layers. */
 static int is_linear(const mixp_tensor *t) { return t->rank == 2 && strstr(t->name, ".h."); }
 
 /* to[cols, rows] = from[rows, cols]' */
@@ -25,7 +25,7 @@ static void turn(float *to, const float *from, int64_t rows, int64_t cols) {
 
 /* ==== Reading ======================================================================= */
 
-/* One file, or, as `transformers` divides large models, many and an index of them. */
+/* One file, or several files and an index, as `transformers` divides large models. */
 typedef struct gpt2_file {
     mixp_safetensors **shards;
     int64_t            n_shards;
@@ -40,7 +40,7 @@ static const mixp_st_entry *gpt2_find_named(const gpt2_file *f, const char *name
     return found;
 }
 
-/* Our tensor as the file has it, or NULL. */
+/* The file's version of our tensor, or NULL. */
 static const mixp_st_entry *gpt2_find(const gpt2_file *f, const mixp_tensor *t) {
     const char *name = t->name;
     if (!f->has_prefix && strncmp(name, PREFIX, PREFIX_LENGTH) == 0) name += PREFIX_LENGTH;
@@ -52,7 +52,7 @@ static void gpt2_close(gpt2_file *f) {
     free(f->shards);
 }
 
-/* One more file of a model. */
+/* Opens one more file of a model. */
 static void gpt2_add_file(gpt2_file *f, const char *path) {
     char               error[MIXP_MESSAGE_SIZE];
     mixp_safetensors **all = (mixp_safetensors **)realloc(
@@ -65,7 +65,7 @@ static void gpt2_add_file(gpt2_file *f, const char *path) {
     f->n_shards++;
 }
 
-/* A string of a JSON text that stands at p, without its quotes; where it ends, or NULL. */
+/* Reads the JSON string at p, without its quotes. Returns its end, or NULL. */
 static const char *index_string(const char *p, char *to, size_t space) {
     size_t n;
     p += strspn(p, " \t\r\n,:");
@@ -77,7 +77,7 @@ static const char *index_string(const char *p, char *to, size_t space) {
     return p + n + 1;
 }
 
-/* Is a file named for the first time? `seen` is "|file||file|...", with room for this one. */
+/* Is a file named for the first time? `seen` is "|file||file|...", with room for this file. */
 static int is_new_file(char *seen, const char *file) {
     char marked[260];
     snprintf(marked, sizeof marked, "|%s|", file);
@@ -86,8 +86,8 @@ static int is_new_file(char *seen, const char *file) {
     return 1;
 }
 
-/* The next pair of a weight_map at p, "tensor": "file", is read; where it ends. An index comes from
- * elsewhere: no file is read from another folder. */
+/* Reads the next pair of a weight_map at p, "tensor": "file". Returns its end. The index is
+ * untrusted: no file of another folder is read. */
 static const char *index_pair(const char *p, const char *index, char *file, size_t space) {
     char        name[256];
     const char *next = index_string(p, name, sizeof name);
@@ -98,7 +98,7 @@ static const char *index_pair(const char *p, const char *index, char *file, size
     return next;
 }
 
-/* The files that an index names, {"weight_map": {"tensor": "file", ...}}, each once. */
+/* Opens the files that an index names, {"weight_map": {"tensor": "file", ...}}, each once. */
 static void gpt2_read_index(gpt2_file *f, const char *index) {
     char        file[256], path[PATH_SPACE + 256], *seen;
     const char *slash = strrchr(index, '/'), *p;
@@ -134,7 +134,7 @@ static void gpt2_open(gpt2_file *f, const char *path) {
     else gpt2_add_file(f, path);
 }
 
-/* A table of positions may be longer than ours: its first rows do. */
+/* A table of positions may be longer than ours: its first rows are used. */
 static int gpt2_fits(const gpt2_file *f, const gpt *m, const mixp_tensor *t,
                      const mixp_st_entry *e) {
     int turned = f->is_turned && is_linear(t);
@@ -161,22 +161,22 @@ static void gpt2_check(const gpt2_file *f, const gpt *m, const mixp_tensor *t) {
         t->rank > 1 ? (long long)t->shape[1] : 1LL);
 }
 
-/* Masks that older versions saved. */
+/* Is it a mask that older versions saved? */
 static int is_mask(const char *name) {
     size_t n = strlen(name);
     return (n > 10 && strcmp(name + n - 10, ".attn.bias") == 0) ||
            (n > 17 && strcmp(name + n - 17, ".attn.masked_bias") == 0);
 }
 
-/* A second copy of the token table, which a head that is tied to it may leave. */
+/* Is it a second copy of the token table, which a tied head may leave? */
 static int is_copy_of_tokens(const gpt2_file *f, const gpt *m, const mixp_st_entry *e) {
     const mixp_st_entry *tokens = gpt2_find(f, m->tokens);
     return strcmp(e->name, "lm_head.weight") == 0 && e->bytes == tokens->bytes &&
            memcmp(e->data, tokens->data, e->bytes) == 0;
 }
 
-/* A tensor of the file that no tensor of the model takes is told: a layer too many, say. Each of the
- * model's is looked for once: a file may have a million masks. */
+/* Reports a tensor of the file that the model does not use, for example one layer too many. Looks
+ * up each tensor of the model once, because a file may have a million masks. */
 static void gpt2_check_extra(const gpt2_file *f, const gpt *m, mixp_tensor *const *all, int64_t n) {
     const mixp_st_entry **taken = (const mixp_st_entry **)malloc((size_t)n * sizeof *taken);
     if (!taken) die(1, "out of memory");
@@ -207,7 +207,7 @@ static void gpt2_load(const gpt2_file *f, mixp_tensor *t, const char **wrong) {
     free(values);
 }
 
-/* All of a file is checked before any of it is taken. */
+/* Checks the complete file before it changes the model. */
 static void load_gpt2(const gpt *m, gpt2_file *f) {
     mixp_tensor **all = (mixp_tensor **)malloc((size_t)most_tensors(m) * sizeof(mixp_tensor *));
     const mixp_st_entry *first;
@@ -229,7 +229,7 @@ static void load_gpt2(const gpt *m, gpt2_file *f) {
 
 typedef struct gpt2_writer {
     mixp_st_entry *entries;
-    float         *values, *spare;      /* of all tensors, one behind the other; of one */
+    float         *values, *spare;      /* values: all tensors in order; spare: one tensor */
     int64_t        n;
     char         (*names)[NAME_SPACE];
 } gpt2_writer;
@@ -248,7 +248,7 @@ static mixp_st_entry *gpt2_entry(gpt2_writer *w, const char *name, int64_t rows,
     return e;
 }
 
-/* A bias of zeros beside a weight that has none: GPT-2 has it. */
+/* Writes a bias of zeros for a weight without a bias, because GPT-2 has biases. */
 static void gpt2_put_no_bias(gpt2_writer *w, const mixp_tensor *t) {
     char name[NAME_SPACE];
     snprintf(name, sizeof name, "%.*sbias", (int)(strlen(t->name) - strlen("weight")), t->name);
@@ -283,7 +283,8 @@ static void gpt2_put_all(gpt2_writer *w, const gpt *m) {
     if (m->head != m->tokens) gpt2_put(w, m->head);
 }
 
-/* The floats of all tensors with biases everywhere: 3, 1, 1, 4, 1 and 1 widths of them a block. */
+/* The floats of all tensors, with biases everywhere: a block's biases have 3, 1, 1, 4, 1 and 1
+ * widths. */
 static int64_t gpt2_floats(const gpt *m) {
     int64_t width = m->tokens->shape[1];
     return m->n_parameters + (m->bias ? 0 : (11 * (int64_t)m->layers + 1) * width);
@@ -309,7 +310,7 @@ static void gpt2_write_weights(const gpt *m, const char *path) {
     free(w.spare);
 }
 
-/* The keys that `transformers` wants, and the vocabulary of a text for --init. */
+/* Writes the keys that `transformers` needs, and the vocabulary of a text for --init. */
 static int64_t gpt2_config_text(const config *c, const corpus *d, char *text, size_t space) {
     enum { END_OF_TEXT = 50256 };
     static const char *const activations[] = {"gelu", "gelu_new"};
@@ -328,14 +329,14 @@ static int64_t gpt2_config_text(const config *c, const corpus *d, char *text, si
         c->head == HEAD_OWN ? "false" : "true", end, end, vocabulary);
 }
 
-/* Where --export writes: FILE.safetensors, or a folder's model.safetensors. */
+/* The file that --export writes: FILE.safetensors, or a folder's model.safetensors. */
 static void export_path(const config *c, char *path) {
     size_t n = strlen(c->export_to);
     int    is_file = n > 12 && strcmp(c->export_to + n - 12, ".safetensors") == 0;
     snprintf(path, PATH_SPACE, is_file ? "%s" : "%s/model.safetensors", c->export_to);
 }
 
-/* Before training: what would be lost is told now. */
+/* Checks before training what would otherwise fail after it. */
 static void check_export_path(const config *c) {
     char        path[PATH_SPACE], beside[PATH_SPACE];
     struct stat info;

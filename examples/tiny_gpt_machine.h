@@ -8,7 +8,7 @@
 static int only_looks(const trainer *t) { return t->c.eval_only || t->c.compare; }
 static int is_training(const trainer *t) { return !only_looks(t) && t->step < t->c.steps; }
 
-/* fp16 overflows at 65504; bf16 reaches as far as fp32. */
+/* fp16 overflows above 65504; bf16 has the range of fp32. */
 static const char *what_to_try(const config *c) {
     if (c->rule == MIXP_RULE_STATIC && c->init_scale != AUTO)
         return "Try a lower --init-scale, another --rule or a lower --lr";
@@ -24,10 +24,10 @@ static void check(const trainer *t, const char *doing) {
     if (result != MIXP_OK) die(1, "while %s: %s", doing, why);
 }
 
-/* Are the logits never whole? They are made twice then: a tenth of a step's time for GPT-2 124M. So
- * only on a CPU, of more than 4 million, for fewer are one chunk, and where they would take more
- * than an eighth of what the model takes. Where weights are stored low, a sum in f32 of the head's
- * gradient must pay, too. */
+/* Should the logits be computed in chunks? Chunks compute the logits twice, which takes a tenth of
+ * a step for GPT-2 124M. So chunks are used only on a CPU, only above 4 million logits (fewer fit
+ * in one chunk), and only if the logits would take more than an eighth of the model's memory. With
+ * low weights, the f32 sum of the head's gradient must also pay off. */
 static int has_chunks(const trainer *t) {
     const config *c = &t->c;
     int64_t       logits = c->batch * c->block * t->data.rows, least = t->model.n_parameters / 2;
@@ -53,7 +53,7 @@ static const mixp_device *find_gpu(int ordinal, const char **why) {
 }
 #endif
 
-/* What --device names: the number of a GPU, or one of these. */
+/* The value of --device: the number of a GPU, or one of these. */
 enum { THE_CPU = -1, ANY = -2 };
 
 static int wanted_device(const config *c) {
@@ -67,7 +67,7 @@ static int wanted_device(const config *c) {
     return number;
 }
 
-/* The device to train on, and its name for people. *no_gpu: why auto has found no GPU, or "". */
+/* The device to train on, and its name for messages. *no_gpu: why auto found no GPU, or "". */
 static const mixp_device *choose_device(const config *c, char *name, size_t space,
                                         const char **no_gpu) {
     int                wanted = wanted_device(c), ordinal = wanted < 0 ? 0 : wanted;
@@ -84,7 +84,7 @@ static const mixp_device *choose_device(const config *c, char *name, size_t spac
             HAS_CUDA ? ", or use --device cuda" : "");
     return device;
 }
-/* More threads than processors take turns, and wait for each other. */
+/* More threads than processors take turns and wait for each other. */
 static void warn_of_threads(const trainer *t) {
 #ifdef _OPENMP
     int threads = mixp_context_exec(t->ctx)->threads, processors = omp_get_num_procs();
@@ -92,14 +92,14 @@ static void warn_of_threads(const trainer *t) {
         warn("%d threads on %d processor%s wait for each other: --threads %d is faster", threads,
              processors, processors == 1 ? "" : "s", processors);
 #else
-    (void)t;                            /* there is one */
+    (void)t;                            /* the context exists */
 #endif
 }
 
-/* ==== Memory, before any is taken ===================================================
+/* ==== Memory, before it is allocated ================================================
  *
- * One more table of kernels, whose kernels do nothing and whose memory is numbers alone: a step
- * on it takes no time, and the context then knows what it would have held.
+ * A device whose kernels do nothing and whose memory is only counted: a step on it takes no time,
+ * and the context then knows how much memory the step needs.
  */
 #define MEASURE_STUB(group, kernel, what, parameters, arguments)                                  \
     static mixp_result measured_##kernel parameters {                                             \
@@ -139,7 +139,7 @@ static mixp_result measured_download(const mixp_exec *x, void *to, const void *f
 }
 
 static const mixp_device *measuring_device(void) {
-    static mixp_kernels kernels;        /* those that this file does not know: NULL */
+    static mixp_kernels kernels;        /* kernels that this file does not know are NULL */
     static mixp_device  device;
 #define MEASURE_PUT(group, kernel, what, parameters, arguments) kernels.kernel = measured_##kernel;
     PROFILE_KERNELS(MEASURE_PUT)
@@ -149,11 +149,11 @@ static const mixp_device *measuring_device(void) {
     device.release = measured_release;
     device.upload = measured_upload;
     device.download = measured_download;
-    measured_address = (uintptr_t)1 << 5 * sizeof measured_address;    /* 40 where there are 64 bits */
+    measured_address = (uintptr_t)1 << 5 * sizeof measured_address;    /* 2^40 with 64-bit pointers  */
     return &device;
 }
 
-/* The memory of this machine, or of the group of processes that this one is in; 0 = unknown. */
+/* The memory of this machine, or the limit of this process's group; 0 = unknown. */
 static double machine_memory(void) {
     double all = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), limit;
     FILE  *f = fopen("/sys/fs/cgroup/memory.max", "r");
@@ -170,10 +170,10 @@ static const char *bytes_text(double bytes, char *text, size_t space) {
     return text;
 }
 
-/* The bytes of a training step on a device that only counts them. The second one has more than the
- * first, in which gradients come into being while activations go. */
+/* The bytes of a training step on a device that only counts them. Measures the second step: in the
+ * first step, gradients are allocated while activations are freed, so it needs less. */
 static void measure_step(trainer *t) {
-    static int32_t nothing;             /* that device reads no data */
+    static int32_t nothing;             /* the counting device reads no data */
     trainer        m = *t;
     m.ctx = mixp_context_new(&(mixp_context_desc){.device = measuring_device()});
     m.x = m.y = &nothing;
@@ -183,18 +183,18 @@ static void measure_step(trainer *t) {
     make_gpt(&m.model, m.ctx, &m.c, m.data.rows);
     make_optimizer(&m);
     make_scaler(&m);
-    m.c.accumulate = 1;                 /* the last batch of a step takes as much as the only one */
+    m.c.accumulate = 1;                 /* the last batch of a step takes as much memory as a single batch */
     for (int i = 0; i < 2; i++) train_batch(&m, 0);
     if (mixp_context_error(m.ctx, NULL) == MIXP_OK)
         t->step_bytes = (double)mixp_context_memory(m.ctx).peak;
-    if (m.c.ordered) t->step_bytes += 4.0 * (double)m.model.n_parameters;   /* the sum so far */
+    if (m.c.ordered) t->step_bytes += 4.0 * (double)m.model.n_parameters;   /* the running sum */
     t->model.n_parameters = m.model.n_parameters;
     mixp_context_free(m.ctx);
     free(m.model.blocks);
     free(m.model.ramp);
 }
 
-/* A GPU's memory only the GPU knows. Forked ranks are all on this machine. */
+/* Only the GPU knows its memory. Forked ranks all run on this machine. */
 static void check_memory(trainer *t) {
     double data = (double)t->data.own, have = machine_memory(), need;
     char   need_text[32], have_text[32];
@@ -208,7 +208,7 @@ static void check_memory(trainer *t) {
 
 /* ==== Where time and memory went ==================================================== */
 
-/* The most memory this process has had, 0 where nobody tells. */
+/* The peak memory of this process; 0 if the system does not report it. */
 static double process_peak(void) {
     FILE  *f = fopen("/proc/self/status", "r");
     char   line[256];
@@ -221,7 +221,7 @@ static double process_peak(void) {
 enum { MEMORY_PARTS = 5 };
 typedef struct part { const char *name; double bytes; } part;
 
-/* A new step has given the activations back: what is in use then stays. */
+/* A new step has freed the activations: the memory in use now is permanent. */
 static void memory_parts(trainer *t, part *parts) {
     const mixp_tensor *grad = t->model.tokens->grad;
     double peak = (double)mixp_context_memory(t->ctx).peak, stays, gradients = 0;
@@ -248,7 +248,7 @@ static void print_memory(trainer *t) {
     memory_line("the process, at most", process_peak());
 }
 
-/* On a GPU, products that its library refuses are slow: they should be none. */
+/* On a GPU, products that cuBLASLt refuses are slow: there should be none. */
 static void print_products(trainer *t) {
     mixp_gemm_count n = mixp_context_gemm_count(t->ctx);
     if (n.direct + n.packed + n.plain == 0) return;
@@ -256,7 +256,7 @@ static void print_products(trainer *t) {
         (double)n.direct, (double)n.packed, (double)n.plain);
 }
 
-/* The first step allocates and is no measure: it is left out. */
+/* The first step allocates memory, so it is not timed. */
 static void print_profile(trainer *t) {
     if (profile.steps == 0) { say("--profile needs two steps of training or more\n"); return; }
     profile_print(say);

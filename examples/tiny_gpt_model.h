@@ -1,7 +1,7 @@
 /* tiny_gpt_model.h - the tensors of a GPT, and its layers: a part of tiny_gpt.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * How layers make blocks, and blocks a model, stands in tiny_gpt.c.
+ * tiny_gpt.c shows how layers make blocks, and blocks a model.
  */
 #ifndef TINY_GPT_MODEL_H
 #define TINY_GPT_MODEL_H
@@ -14,31 +14,31 @@ typedef struct block {
     layer norm1, qkv, attn_out, norm2, up, down;
 } block;
 
-/* Keys and values of the tokens of one sequence that were met before, of each layer [room, width]. They
- * are kept in f32, which holds those of every dtype. */
+/* Keys and values of the earlier tokens of one sequence, for each layer [room, width]. They are
+ * stored in f32, which holds the values of every dtype. */
 typedef struct kv_cache {
     float  *k, *v;
-    int64_t past, room, width;          /* tokens that are in it; that it can have */
-    int     layer;                      /* whose turn it is */
+    int64_t past, room, width;          /* tokens in the cache; its capacity       */
+    int     layer;                      /* the current layer */
 } kv_cache;
 
 typedef struct gpt {
     mixp_context *ctx;
-    mixp_tensor  *tokens, *positions;   /* positions NULL: q and k are turned instead */
-    mixp_tensor  *head;                 /* tokens, where it is tied to them */
+    mixp_tensor  *tokens, *positions;   /* positions NULL: q and k are rotated instead (RoPE) */
+    mixp_tensor  *head;                 /* equals tokens if tied            */
     layer         norm;
     block        *blocks;
-    int32_t      *ramp;                 /* 0, 1, 2 ...: the numbers of the positions */
-    mixp_dtype    dtype;                /* of the weights */
+    int32_t      *ramp;                 /* 0, 1, 2, ...: the positions               */
+    mixp_dtype    dtype;                /* dtype of the weights */
     int           layers, heads, bias;
     int           activation, rms, qk_norm;
-    kv_cache     *cache;                /* of a sample; NULL in training */
-    int           is_measured;          /* 1: nobody looks at its numbers */
+    kv_cache     *cache;                /* for sampling; NULL in training */
+    int           is_measured;          /* 1: only memory is measured     */
     float         dropout;
     int64_t       n_parameters;
 } gpt;
 
-/* A tensor to train, all zeros. Names are nanoGPT's. */
+/* A trainable tensor of zeros. Names are nanoGPT's. */
 static mixp_tensor *make_tensor(gpt *m, int index, const char *name, const char *part,
                                 int64_t rows, int64_t cols) {
     int64_t      shape[2] = {rows, cols};
@@ -51,7 +51,7 @@ static mixp_tensor *make_tensor(gpt *m, int index, const char *name, const char 
     return t;
 }
 
-/* A weight drawn from N(0, std), or of zeros. Biases begin as zeros. */
+/* A weight drawn from N(0, std), or zeros. Biases start as zeros. */
 static layer make_layer(gpt *m, int index, const char *name, int64_t rows, int64_t cols,
                         double std) {
     layer l = {NULL, NULL};
@@ -76,7 +76,7 @@ static mixp_tensor *make_table(gpt *m, const char *name, int64_t rows, int64_t c
     return t;
 }
 
-/* A head of its own. Its name has no prefix, as in nanoGPT. */
+/* A separate head. Its name has no prefix, as in nanoGPT. */
 static mixp_tensor *make_head(gpt *m, int64_t rows, int64_t cols, int is_zero) {
     int64_t      shape[2] = {rows, cols};
     mixp_tensor *t = mixp_param(m->ctx, "lm_head.weight", m->dtype, 2, shape);
@@ -100,7 +100,7 @@ static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab) 
     /* Each block adds twice to the residual stream: its variance must not grow with depth. */
     double     out_std = c->zero_init ? 0 : 0.02 / sqrt(2.0 * (double)c->layers);
     m->ctx = ctx;
-    /* Only products read what norms give, and would cast it: so it is stored low at once. */
+    /* Only products read the results of norms, and would cast them: so norms store them low. */
     mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     mixp_autocast_override(ctx, mixp_op_builtin(MIXP_OP_RMS_NORM), MIXP_CLASS_LOW_OUT);
     m->dtype = c->level == 3 && c->dtype != DTYPE_FP32 ? low : MIXP_F32;
@@ -122,7 +122,7 @@ static void make_gpt(gpt *m, mixp_context *ctx, const config *c, int64_t vocab) 
     if (c->head == HEAD_OWN) m->head = make_head(m, vocab, c->width, (int)c->zero_init);
 }
 
-/* The six layers of a block, in the order in which they are made. */
+/* The six layers of a block, in order of creation. */
 enum { BLOCK_LAYERS = 6 };
 static void block_layers(const block *b, layer *all) {
     const layer have[BLOCK_LAYERS] = {b->norm1, b->qkv, b->attn_out, b->norm2, b->up, b->down};
@@ -135,7 +135,7 @@ static int64_t put_layer(mixp_tensor **all, int64_t n, layer l) {
     return n;
 }
 
-/* All tensors of a model, and their number; all: room for most_tensors. */
+/* All tensors of a model. Returns their number. all: room for most_tensors. */
 static int64_t most_tensors(const gpt *m) { return 5 + 2 * BLOCK_LAYERS * (int64_t)m->layers; }
 
 static int64_t model_tensors(const gpt *m, mixp_tensor **all) {
@@ -167,14 +167,14 @@ static mixp_tensor *activate(const gpt *m, mixp_tensor *x) {
                                              : mixp_gelu(m->ctx, x);
 }
 
-/* GELU by tanh may be made in its products' passes: --epilogues. */
+/* With --epilogues, products may compute the tanh form of GELU in their own pass. */
 static mixp_tensor *feed_forward(const gpt *m, mixp_tensor *x, const block *b) {
     if (m->activation == ACTIVATION_GELU_TANH)
         return mixp_mlp(m->ctx, x, b->up.w, b->up.b, b->down.w, b->down.b);
     return linear(m, activate(m, linear(m, x, b->up)), b->down);
 }
 
-/* Queries or keys, x[batch, length, width]: each head's normed, and turned by where they stand. */
+/* Queries or keys x[batch, length, width]: norms each head, and rotates it by its position. */
 static mixp_tensor *prepare_heads(const gpt *m, mixp_tensor *x) {
     mixp_rope_desc rope = {.head_dim = x ? (int)(x->shape[2] / m->heads) : 2,
                            .first = m->cache ? m->cache->past : 0};
@@ -190,7 +190,8 @@ static mixp_tensor *prepare_heads(const gpt *m, mixp_tensor *x) {
     return m->positions ? x : mixp_rope(m->ctx, x, &rope);
 }
 
-/* New keys or values x[1, n, width] go behind those of this layer: all of them, [1, past + n, width]. */
+/* Appends new keys or values x[1, n, width] to this layer's cache. Returns all, [1, past + n,
+ * width]. */
 static mixp_tensor *with_past(const gpt *m, float *kept, mixp_tensor *x) {
     const kv_cache *c = m->cache;
     int64_t         shape[3] = {1, c->past, c->width};
@@ -201,7 +202,7 @@ static mixp_tensor *with_past(const gpt *m, float *kept, mixp_tensor *x) {
     return mixp_input(m->ctx, MIXP_F32, 3, shape, kept);
 }
 
-/* Of a sample: queries of the new tokens alone. */
+/* For sampling: queries of the new tokens only. */
 static mixp_tensor *attention_with_past(const gpt *m, mixp_tensor *qkv) {
     mixp_attention_desc how = {.heads = m->heads, .causal = 1, .past = m->cache->past};
     mixp_tensor        *part[3], *k, *v;
@@ -222,9 +223,9 @@ static mixp_tensor *attention(const gpt *m, mixp_tensor *qkv) {
                                 part[2], &how);
 }
 
-/* x += f, and the norm of that: add and norm in one pass. */
+/* x += f and its norm, in one pass. */
 static mixp_tensor *add_norm(const gpt *m, mixp_tensor **x, mixp_tensor *f, layer l) {
-    mixp_tensor_set_disposable(f, 1);       /* its memory may be used again */
+    mixp_tensor_set_disposable(f, 1);       /* its memory may be reused     */
     if (m->rms) return mixp_add_rms_norm(m->ctx, *x, f, l.w, 1e-5f, x);
     return mixp_add_layer_norm(m->ctx, *x, f, l.w, l.b, 1e-5f, x);
 }

@@ -15,7 +15,7 @@
 #define BEST       "best.safetensors"
 #define KEPT       "step-%09lld.safetensors"
 
-/* A whole file in memory with a '\0' after it; NULL with errno set. */
+/* Reads a file into memory and appends '\0'. Returns NULL with errno set on failure. */
 static char *read_file(const char *path, int64_t most, int64_t *size) {
     FILE  *f = fopen(path, "rb");
     char  *text = NULL;
@@ -68,22 +68,22 @@ typedef struct config {
     int64_t resume, compare, eval_only, report, overwrite, quiet, threads, graph, profile;
     int64_t shard, total_batch, ordered;
     double  rank_seconds, peak_tflops;
-    int64_t ranks_before, total_before; /* of the run that is resumed: as its config.json has them */
+    int64_t ranks_before, total_before; /* of the resumed run, from its config.json                */
     int64_t help, version;
     int64_t sample, top_k;
     double  temperature, top_p;
 } config;
 
-#define AUTO (-1)                       /* what "auto" is stored as: the program chooses */
+#define AUTO (-1)                       /* the value of "auto": the program chooses      */
 
 typedef enum option_kind { WHOLE, REAL, TEXT, CHOICE, FLAG } option_kind;
 
 typedef struct option {
     const char *name;
     option_kind kind;
-    size_t      offset;                 /* of its field in struct config */
+    size_t      offset;                 /* offset of its field in struct config */
     const char *initial;
-    double      low, high;              /* of numbers; of a text: high = longest */
+    double      low, high;              /* range of a number; high: longest text */
     const char *choices;                /* "a|b|c": stored as 0, 1, 2 */
     const char *help;
 } option;
@@ -253,7 +253,7 @@ static const option options[] = {
 enum { N_OPTIONS = (int)(sizeof options / sizeof options[0]) };
 
 static const char *const presets[][2] = {
-    /* What GPTs have now, of any size: goes with another, as in gpt2,modern. */
+    /* Modern architecture for any size; combine it with a size, as in gpt2,modern. */
     {"modern", "bias=off activation=relu2 norm=rms positions=rope qk-norm=on head=own "
                "zero-init=on optimizer=muon"},
     {"char-cpu", "block=64 batch=12 layers=4 heads=4 width=128 dropout=0 steps=2000 lr=1e-3 "
@@ -262,7 +262,7 @@ static const char *const presets[][2] = {
     {"char-gpu", "block=256 batch=64 layers=6 heads=6 width=384 dropout=0.2 steps=5000 lr=1e-3 "
                  "min-lr=1e-4 warmup=100 decay-steps=5000 schedule=cosine beta2=0.99 "
                  "eval-every=250 eval-batches=200"},
-    /* GPT-2 124M, half a million tokens a step; 50257 tokens, padded for the GPU's sake. */
+    /* GPT-2 124M, half a million tokens per step; the 50257 tokens are padded for the GPU. */
     {"gpt2", "vocab=50304 block=1024 batch=64 accumulate=8 layers=12 heads=12 width=768 bias=on "
              "dropout=0 steps=600000 lr=6e-4 min-lr=6e-5 warmup=2000 decay-steps=600000 "
              "schedule=cosine beta2=0.95 eval-every=1000 eval-batches=20"},
@@ -286,7 +286,7 @@ static int edits_between(const char *a, const char *b) {
     return row[n];
 }
 
-/* What other trainers, nanoGPT among them, call our options. */
+/* The names of our options in other trainers, for example nanoGPT. */
 static const char *const other_names[][2] = {
     {"save", "out"}, {"output", "out"}, {"out-dir", "out"}, {"dataset", "data"},
     {"max-iters", "steps"}, {"learning-rate", "lr"}, {"batch-size", "batch"},
@@ -301,7 +301,8 @@ static const char *const other_names[][2] = {
 };
 enum { N_OTHER_NAMES = (int)(sizeof other_names / sizeof other_names[0]) };
 
-/* In a short name few edits are typing errors: more of them make any name of another. */
+/* For a short name, only few edits count as typing errors: more edits turn any name into any
+ * other. */
 static const char *nearest_option(const char *name) {
     const char *best = NULL;
     int         least = ((int)strlen(name) + 1) / 3 + 1;
@@ -353,8 +354,8 @@ static double parse_number(const option *o, const char *text) {
     return value;
 }
 
-/* Sets one field of c from its text: a default, a preset, config.json and the command line
- * all come through here. */
+/* Sets one field of c from its text. Defaults, presets, config.json and the command line all use
+ * this function. */
 static void set_option(config *c, const option *o, const char *text) {
     void   *field = (char *)c + o->offset;
     double  number = AUTO;
@@ -375,7 +376,7 @@ static void set_option(config *c, const option *o, const char *text) {
     else memcpy(field, &whole, sizeof whole);
 }
 
-/* Writes the value of an option as the text that set_option reads. */
+/* Writes the value of an option as a text that set_option reads. */
 static void option_text(const config *c, const option *o, char *text, size_t space) {
     const char *field = (const char *)c + o->offset, *p = o->choices;
     int64_t     whole;
@@ -390,7 +391,7 @@ static void option_text(const config *c, const option *o, char *text, size_t spa
     } else if (o->kind == REAL ? number < 0 : whole < 0) {
         snprintf(text, space, "auto");
     } else if (o->kind == REAL) {
-        snprintf(text, space, "%.15g", number);     /* 0.1; 17 digits where 15 lose bits */
+        snprintf(text, space, "%.15g", number);     /* "0.1"; 17 digits if 15 lose bits  */
         if (strtod(text, NULL) != number) snprintf(text, space, "%.17g", number);
     } else {
         snprintf(text, space, "%lld", (long long)whole);
@@ -399,8 +400,9 @@ static void option_text(const config *c, const option *o, char *text, size_t spa
 
 enum { HELP_INDENT = 29, HELP_WIDTH = COLUMNS - HELP_INDENT };
 
-/* Words of `text` from column HELP_INDENT on, in lines of at most COLUMNS; the first line begins with
- * `left`, alone where it is too long. A '|' ends a word, too; a '\t' is a space that ends none. */
+/* Prints the words of `text` from column HELP_INDENT on, in lines of at most COLUMNS. The first
+ * line begins with `left`; if `left` is too long, it gets its own line. A '|' also ends a word; a
+ * '\t' is a space that does not end a word. */
 static void print_wrapped(const char *left, const char *text) {
     printf("%-*s", HELP_INDENT, left);
     if (strlen(left) >= HELP_INDENT) printf("\n%*s", HELP_INDENT, "");
@@ -467,7 +469,7 @@ static void apply_preset(config *c, const char *name, size_t length) {
     }
 }
 
-/* One, or more behind commas, each over those before it. */
+/* One preset, or several separated by commas; later presets override earlier ones. */
 static void apply_presets(config *c, const char *names) {
     for (const char *p = names; *p;) {
         size_t n = strcspn(p, ",");
@@ -476,7 +478,7 @@ static void apply_presets(config *c, const char *names) {
     }
 }
 
-/* The value of a key in a JSON text, without quotes; "" where there is none, and for null. */
+/* The value of a key in a JSON text, without quotes; "" if the key is missing or null. */
 static const char *json_value(const char *json, const char *key, char *value, size_t space) {
     char        quoted[64];
     const char *p;
@@ -496,7 +498,7 @@ static const char *json_value(const char *json, const char *key, char *value, si
     return value;
 }
 
-/* What is taken from a config.json. A model's vocabulary is that of its own data. */
+/* The values used from a config.json. A model's vocabulary is that of its own data. */
 typedef enum config_part { CONFIG_ALL, CONFIG_EXPERIMENT, CONFIG_MODEL } config_part;
 
 static const char *const sizes[] = {"layers", "heads", "width", "block", "bias", "activation",
@@ -512,7 +514,7 @@ static int is_wanted(config_part part, const char *name) {
 
 #define HEX_DIGITS "0123456789abcdefABCDEF"
 
-/* The option of a line `"name": "value"`, or -1; its value is left in `value`, 6 KiB. */
+/* The option of a line `"name": "value"`, or -1. Writes its value to `value`, which has 6 KiB. */
 static int read_config_line(const char *line, char *value) {
     char  name[64], *to = value;
     int   i = -1, quotes = 0;
@@ -531,15 +533,15 @@ static int read_config_line(const char *line, char *value) {
     return i;
 }
 
-/* Does config.json hold this option? It holds those before the group "Running": a file from elsewhere
- * describes an experiment, and names no folder to write to. */
+/* Does config.json hold this option? It holds the options before the group "Running": a foreign
+ * file describes an experiment, but must not name a folder to write to. */
 static int is_of_experiment(int option_number) {
     for (int i = 0; i < option_number; i++)
         if (!options[i].name && strcmp(options[i].help, "Running") == 0) return 0;
     return 1;
 }
 
-/* Reads what write_config wrote. */
+/* Reads the file that write_config wrote. */
 static void apply_config_file(config *c, const char *path, config_part part) {
     char    value[6 * 1024];
     int64_t size = 0;
@@ -557,7 +559,7 @@ static void apply_config_file(config *c, const char *path, config_part part) {
         if (line[strspn(line, " \t")] == '\0') continue;
         i = read_config_line(line, value);
         if (i < 0) die(1, "%s: \"%.40s\" is not the line of an option", path, line);
-        if (strcmp(options[i].name, "ranks") == 0) {    /* how many there were: no option here */
+        if (strcmp(options[i].name, "ranks") == 0) {    /* the number of ranks: not an option here */
             if (part == CONFIG_ALL) c->ranks_before = atol(value);
             continue;
         }
@@ -571,7 +573,7 @@ static void apply_config_file(config *c, const char *path, config_part part) {
     free(text);
 }
 
-/* Whose config.json lies beside a file of weights. */
+/* The kinds of config.json beside a file of weights. */
 typedef enum config_kind { CONFIG_NONE, CONFIG_OURS, CONFIG_GPT2 } config_kind;
 
 static config_kind kind_of_config(const char *text) {
@@ -617,7 +619,7 @@ static void die_stray(const char *argument) {
     die(2, "unexpected argument \"%s\". To train on a file: --data FILE", argument);
 }
 
-/* Finds the texts of the options on the command line; the last one of a name counts. */
+/* Finds the texts of the options on the command line; the last text of an option counts. */
 static void parse_command_line(int argc, char **argv, const char **given) {
     for (int a = 1; a < argc; a++) {
         const char *name = strcmp(argv[a], "-h") == 0 ? "--help" : argv[a], *value;
@@ -650,7 +652,7 @@ static int64_t warmup_steps(const config *c) {
     return c->warmup != AUTO ? c->warmup : twentieth < 100 ? twentieth : 100;
 }
 
-/* Every how many steps the guard looks; 0 = it is off, AUTO = so often as it likes. */
+/* The guard's sampling interval in steps; 0 = off, AUTO = the default. */
 static int64_t guard_every(const config *c) {
     const char *text = c->guard;
     char       *end = NULL;
@@ -665,7 +667,7 @@ static int64_t guard_every(const config *c) {
     return every;
 }
 
-/* What GPT-2 has no place for cannot be written as one. */
+/* Rejects a model with parts that GPT-2 lacks: it cannot be exported as GPT-2. */
 static void check_export(const config *c) {
     if (!c->export_to[0]) return;
     if (c->norm == NORM_RMS || c->positions == POSITIONS_ROPE || c->qk_norm ||
@@ -674,7 +676,8 @@ static void check_export(const config *c) {
                "this model is another");
 }
 
-/* "checkpoint.safetensors", "best.safetensors" or "step-000000100.safetensors": what --from names. */
+/* The file that --from names: "checkpoint.safetensors", "best.safetensors" or
+ * "step-000000100.safetensors". */
 static const char *checkpoint_name(const config *c) {
     static char name[40];
     long long   step = 0;
@@ -687,7 +690,7 @@ static const char *checkpoint_name(const config *c) {
     return name;
 }
 
-/* --total-batch says how many batches a step of each rank has. */
+/* --total-batch sets the number of batches per step of each rank. */
 static void settle_total_batch(config *c, int64_t ranks) {
     int64_t each = c->batch * ranks, n = c->total_batch / each;
     if (c->total_batch == AUTO) return;
@@ -701,7 +704,7 @@ static void settle_total_batch(config *c, int64_t ranks) {
     c->accumulate = n;
 }
 
-/* What would make the bits depend on the number of ranks. */
+/* Rejects options that make the bits depend on the number of ranks. */
 static void check_ordered(const config *c) {
     if (!c->ordered) return;
     if (c->total_batch == AUTO)
@@ -719,14 +722,14 @@ static void check_ordered(const config *c) {
         die(2, "--ordered is for --ranks fork:N, tcp or mpi, without --graph: change one of them");
 }
 
-/* Ranks divide a validation: each takes as many batches. */
+/* Ranks divide a validation: each takes the same number of batches. */
 static void check_ordered_ranks(const config *c, int64_t ranks) {
     if (c->ordered && c->eval_batches % ranks)
         die(2, "--ordered: %lld ranks cannot divide --eval-batches %lld: change one of them",
             (long long)ranks, (long long)c->eval_batches);
 }
 
-/* What no single option can know to be wrong. */
+/* Checks combinations of options. */
 static void check_options(const config *c) {
     if (c->width % c->heads != 0)
         die(2, "--width %lld is not divisible by --heads %lld: change one of them",
@@ -767,7 +770,7 @@ static void check_options(const config *c) {
                "--decay-steps", (long long)c->warmup, (long long)decay_steps(c));
 }
 
-/* Tells of an option that was asked for, and that another leaves nothing to do. */
+/* Warns of an option that has no effect because of another option. */
 static void tell_idle(const config *c, const char *name, int is_idle, const char *why) {
     const option *o = &options[find_option(name, strlen(name))];
     char          text[2048];
@@ -799,7 +802,7 @@ static void tell_idle_options(const config *c) {
     tell_idle(c, "rank-seconds", !c->ranks[0], "there is one rank; add --ranks");
 }
 
-/* can: whether the device has them. */
+/* can: 1 if the device has them. */
 static void tell_idle_epilogues(const config *c, int can) {
     int sums = (c->epilogues & MIXP_EPILOGUES_BIAS) && c->bias;
     int gelu = (c->epilogues & MIXP_EPILOGUES_GELU) && c->activation == ACTIVATION_GELU_TANH &&
@@ -809,14 +812,14 @@ static void tell_idle_epilogues(const config *c, int can) {
               "sums want --bias on, and GELU --activation gelu-tanh and no guard (--guard off)");
 }
 
-/* Writes the path of a file in --out; 1 when there is such a file. */
+/* Writes the path of a file in --out. Returns 1 if the file exists. */
 static int in_folder(const config *c, const char *file, char *path) {
     struct stat info;
     snprintf(path, PATH_SPACE, "%s/%s", c->out, file);
     return stat(path, &info) == 0;
 }
 
-/* A model keeps the sizes that it was made with; c holds them, as config.json at path. */
+/* A model keeps its original sizes; c holds them, from the config.json at path. */
 static void check_sizes(const config *c, const char *const *given, const char *path) {
     for (int k = 0; k < N_SIZES; k++) {
         int    i = find_option(sizes[k], strlen(sizes[k]));
@@ -832,7 +835,7 @@ static void check_sizes(const config *c, const char *const *given, const char *p
     }
 }
 
-/* Sizes of which a config.json says nothing are those of a time when there was no choice. */
+/* Sizes missing in a config.json have the fixed values of older versions. */
 static void forget_sizes(config *c) {
     for (int k = 0; k < N_SIZES; k++) {
         const option *o = &options[find_option(sizes[k], strlen(sizes[k]))];
@@ -843,7 +846,7 @@ static void forget_sizes(config *c) {
 static void set_by_name(config *c, const char *name, const char *text)
 { set_option(c, &options[find_option(name, strlen(name))], text); }
 
-/* What tiny_gpt's GPT-2 cannot be: anything else but `must` for a key that is there. */
+/* Rejects a key whose value differs from `must`: tiny_gpt's GPT-2 supports no other value. */
 static void need_gpt2(const char *path, const char *json, const char *key, const char *must) {
     char value[64];
     json_value(json, key, value, sizeof value);
@@ -862,7 +865,7 @@ static const char *gpt2_activation(const char *path, const char *json) {
     return "gelu";
 }
 
-/* The sizes of a GPT-2, as `transformers` writes them down. */
+/* Reads the sizes of a GPT-2 from the keys of `transformers`. */
 static void apply_gpt2_config(config *c, const char *path) {
     static const char *const keys[][2] = {{"n_layer", "layers"}, {"n_head", "heads"},
                                           {"n_embd", "width"}, {"n_positions", "block"},
@@ -884,12 +887,12 @@ static void apply_gpt2_config(config *c, const char *path) {
     need_gpt2(path, text, "scale_attn_weights", "true");
     need_gpt2(path, text, "scale_attn_by_inverse_layer_idx", "false");
     snprintf(tokens, sizeof tokens, "tokens %lld", (long long)c->vocab);
-    json_value(text, "vocabulary", value, sizeof value);        /* as tiny_gpt --export has it */
+    json_value(text, "vocabulary", value, sizeof value);        /* written by tiny_gpt --export */
     set_by_name(c, "vocabulary", value[0] ? value : tokens);
     free(text);
 }
 
-/* Of the config.json at `path`, beside weights to begin with. */
+/* Reads the sizes from the config.json at `path`, beside the weights of --init. */
 static void apply_model_config(config *c, const char *path, config_kind kind,
                                const char *const *given) {
     int    block = find_option("block", 5);
@@ -897,15 +900,15 @@ static void apply_model_config(config *c, const char *path, config_kind kind,
     forget_sizes(c);
     if (kind == CONFIG_OURS) apply_config_file(c, path, CONFIG_MODEL);
     else apply_gpt2_config(c, path);
-    if (kind == CONFIG_GPT2 && given[block]) {      /* of positions the first ones do */
+    if (kind == CONFIG_GPT2 && given[block]) {      /* the first positions suffice    */
         set_option(&shorter, &options[block], given[block]);
         if (shorter.block < c->block) c->block = shorter.block;
     }
     check_sizes(c, given, path);
 }
 
-/* --init of a folder is that of the file in it that transformers writes: of large models, an index of
- * many. */
+/* For a folder, --init uses the file that transformers writes there; for large models, that is an
+ * index of several files. */
 static void name_weights(config *c) {
     struct stat info;
     size_t      n = strlen(c->init);
@@ -916,7 +919,7 @@ static void name_weights(config *c) {
     strcpy(c->init + n, "/model.safetensors");
 }
 
-/* Defaults, then the preset, then config.json, then what the user typed. */
+/* Applies defaults, then presets, then config.json, then the command line. */
 static void read_options(config *c, int argc, char **argv) {
     const char *given[N_OPTIONS] = {NULL};
     config_kind beside;

@@ -4,7 +4,8 @@
 #ifndef TINY_GPT_OUTPUT_H
 #define TINY_GPT_OUTPUT_H
 
-/* In what the forward and backward pass compute: --level is nothing without a low dtype. */
+/* The dtype and level of the forward and backward pass; without a low dtype, --level has no
+ * effect. */
 static void precision_text(const config *c, char *text, size_t space) {
     char dtype[16];
     option_text(c, &options[find_option("dtype", 5)], dtype, sizeof dtype);
@@ -15,7 +16,7 @@ static void precision_text(const config *c, char *text, size_t space) {
     else snprintf(text, space, "%s at level %d", dtype, (int)c->level);
 }
 
-/* What it has of its own, if it is not nanoGPT's. */
+/* How the architecture differs from nanoGPT's. */
 static void print_form(const config *c) {
     char text[128] = "";
     if (c->activation == ACTIVATION_GELU_TANH) strcat(text, ", gelu-tanh");
@@ -60,11 +61,11 @@ static void print_data(const trainer *t) {
              c->val_data[0] ? " of " : "", c->val_data);
 }
 
-/* Sequences in a step of all ranks. */
+/* The number of sequences in a step of all ranks. */
 static int64_t total_batch(const trainer *t)
 { return t->c.batch * t->c.accumulate * ranks_of(t); }
 
-/* What changes when a run goes on with another number of ranks. */
+/* Reports what changes if a run resumes with another number of ranks. */
 static void tell_of_ranks(const trainer *t) {
     const config *c = &t->c;
     int64_t       now = ranks_of(t), before = c->ranks_before;
@@ -159,7 +160,7 @@ static void write_metrics(trainer *t, double loss, double val, const mixp_verdic
     t->metrics = NULL;
 }
 
-/* The log: a row for each --log-every steps, under the names of its columns. */
+/* The log: one row per --log-every steps, below a row of column names. */
 #define ROW "%6s %7s %7s %6s %8s %9s %11s %8s %8s\n"
 
 static void print_row(const trainer *t, const mixp_verdict *v, double loss, double val,
@@ -200,13 +201,13 @@ static void log_line(trainer *t, double loss, double val) {
     t->timed_steps = 0;
 }
 
-/* Such a run learns nothing any more: says so once, and again only if it had recovered. */
+/* Warns that the run no longer learns: once, and again only after a recovery. */
 static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) {
-    enum { MANY = 20 };                 /* skips in a row; a scale far too high needs fewer */
+    enum { MANY = 20 };                 /* skips in a row; a scale that is far too high causes fewer */
     char what[48] = "the loss is nan", where[160] = "";
     if (v->applied != t->applied) { t->streak = v->step; t->warned = 0; }
     t->applied = v->applied;
-    if (guard_every(&t->c)) loss = 0;           /* one that is nan may be the last such */
+    if (guard_every(&t->c)) loss = 0;           /* a nan loss may be the last one       */
     if (t->warned || (!isnan(loss) && v->step - t->streak < MANY)) return;
     t->warned = 1;
     if (!isnan(loss))
@@ -218,7 +219,7 @@ static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) 
          what_to_try(&t->c));
 }
 
-/* What the guard did since it was last asked. A GPU tells some steps later. */
+/* Prints the guard's events since the last call. On a GPU they arrive some steps later. */
 static void tell_events(trainer *t) {
     enum { MOST = 20 };
     static const char *const what[MIXP_EVENT_COUNT] = {
@@ -242,8 +243,8 @@ static void tell_events(trainer *t) {
 
 static block *planted_block(const trainer *t) { return &t->model.blocks[t->model.layers / 2]; }
 
-/* From step --plant on a product of the middle block overflows fp16. It is planted again in each
- * step: the momentum of earlier ones would move it. */
+/* From step --plant on, a product of the middle block overflows fp16. The overflow is planted again
+ * in each step, because momentum from earlier steps would change it. */
 static void plant(trainer *t) {
     block *b = planted_block(t);
     if (!plant_overflow(b->up.w, b->up.b, b->down.w)) check(t, "planting");
@@ -251,13 +252,13 @@ static void plant(trainer *t) {
         say_line("plant", "step %lld: 66246 in %s", (long long)t->step + 1, b->down.w->name);
 }
 
-/* Its gradients would be most of the norm. */
+/* Clears the planted gradients: they would dominate the norm. */
 static void freeze_planted(trainer *t) {
     block *b = planted_block(t);
     if (!plant_freeze(b->up.w, b->up.b, b->down.w)) check(t, "planting");
 }
 
-/* The sites that store f32 now, and what they would have had to store. */
+/* Prints the sites that store f32 now, and the values that they would have had to store. */
 static void print_fallen(const trainer *t) {
     mixp_site_info s;
     for (int i = 0; t->ctx && mixp_site(t->ctx, i, &s); i++)
@@ -266,7 +267,7 @@ static void print_fallen(const trainer *t) {
 
 /* --- --compare --- */
 
-/* The loss of the batch in t->x and t->y; who calls it says in which dtype. */
+/* The loss of the batch in t->x and t->y; the caller sets the dtype. */
 static mixp_tensor *compared_loss(mixp_context *ctx, void *user) {
     trainer     *t = (trainer *)user;
     int64_t      shape[2] = {t->c.batch, t->c.block};
@@ -281,7 +282,8 @@ static void print_difference(const mixp_difference *d) {
     say("\n");
 }
 
-/* One batch in the dtype of the run and in another, site by site, the furthest apart first. */
+/* Compares one batch in the run's dtype and in another dtype, site by site, largest difference
+ * first. */
 static void compare(trainer *t) {
     enum { ROOM = 4096, SHOWN = 20 };
     static const mixp_dtype choices[] = {MIXP_F32, MIXP_F32, MIXP_F16, MIXP_BF16};

@@ -7,11 +7,11 @@
  *     mpirun -n 4 tiny_gpt --ranks mpi    where it was built with mpicc -DTINY_GPT_MPI
  *     mpirun -n 8 tiny_gpt --ranks nccl   a GPU each, built with -DTINY_GPT_NCCL and -lnccl
  *
- * Every rank reads the same options and takes --batch sequences of its own: N ranks train on what
- * one takes with N times --accumulate. With --total-batch a step has as many sequences on any number of
- * them; with --ordered they train the same bits, too. Ranks divide a validation. Rank 0 alone speaks and
- * writes files. With --shard all take part in a save, of which rank 0 writes the file, as one rank would:
- * it goes on with any number of them.
+ * Every rank reads the same options and trains on its own --batch sequences: N ranks equal one rank
+ * with N times --accumulate. With --total-batch a step has the same number of sequences on any number of
+ * ranks; with --ordered it also has the same bits. Ranks divide a validation. Only rank 0 prints and
+ * writes files. With --shard all ranks take part in a save, and rank 0 writes the same file as a single
+ * rank would: the run can resume with any number of ranks.
  */
 #ifndef TINY_GPT_RANKS_H
 #define TINY_GPT_RANKS_H
@@ -26,7 +26,8 @@
 #endif
 #include "tiny_gpt_options.h"
 
-/* A number that the launcher has put into the environment: OpenMPI's name for it, Slurm's, PyTorch's. */
+/* A number that the launcher put into the environment, under OpenMPI's, Slurm's or PyTorch's
+ * name. */
 static inline int launched_as(const char *mpi, const char *slurm, const char *torch) {
     const char *text = getenv(mpi);
     if (!text) text = getenv(slurm);
@@ -72,7 +73,8 @@ static mixp_ranks_desc start_mpi(int *argc, char ***argv) {
     return d;
 }
 
-/* Rank 0 is stopped, and ends the others: what comes to them is ignored, from their first moment on. */
+/* Rank 0 handles signals and ends the other ranks; the other ranks ignore signals from their
+ * start. */
 static mixp_ranks_desc fork_ranks(int n) {
     mixp_ranks_desc d;
     sigset_t        stops, before;
@@ -85,26 +87,26 @@ static mixp_ranks_desc fork_ranks(int n) {
     return d;
 }
 
-/* A launcher such as mpirun gives its ranks a terminal that is none: what they print goes to a log. */
+/* Launchers such as mpirun give their ranks a pseudo-terminal, but the output goes to a log. */
 static int under_launcher(const config *c) {
     static const char *const signs[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK"};
     for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++) if (getenv(signs[i])) return 1;
     return strcmp(c->ranks, "mpi") == 0 || strcmp(c->ranks, "nccl") == 0;
 }
 
-/* --ordered: the gradient of a step is ((batch 0 + batch 1) + batch 2) + ..., whatever the number of
+/* --ordered: the gradient of a step is ((batch 0 + batch 1) + batch 2) + ..., for any number of
  * ranks. Ranks take the batches in turn, and exchange each: rank 0 sends the sum so far plus its own
  * gradient, the others their own, and the transport adds in the order of ranks. One rank needs no
  * exchange: mixprec adds its batches in this order (`apart`). */
 static struct ordered_sums {
-    mixp_ranks_desc world;              /* of the transport */
-    float         **totals;             /* of rank 0: the sum so far, for each range of gradients */
+    mixp_ranks_desc world;              /* the transport's description */
+    float         **totals;             /* rank 0's running sum for each range of gradients       */
     int64_t        *counts;
     int64_t         ranges, next;       /* ranges with a total; the range of the next call */
     int             first, last;        /* 1: this is the first, the last batch of this rank */
 } ordered;
 
-/* Before batch i of n of this rank. */
+/* Called before batch i of n of this rank. */
 static void order_batch(int64_t i, int64_t n) {
     ordered.next = 0;
     ordered.first = i == 0;
@@ -142,7 +144,7 @@ static const char *ordered_sum(void *user, void *data, int64_t count, mixp_dtype
 }
 
 static const char *ordered_wait(void *user, void *stream, double seconds) {
-    (void)user;                         /* ordered_sum has ended what it began */
+    (void)user;                         /* ordered_sum has completed already   */
     (void)stream;
     (void)seconds;
     return NULL;
@@ -160,12 +162,12 @@ static mixp_ranks_desc order_ranks(mixp_ranks_desc d) {
     return d;
 }
 
-/* Size 0: there are no ranks. */
+/* Size 0 means no ranks. */
 static mixp_ranks_desc start_world(config *c, int *argc, char ***argv) {
     mixp_ranks_desc d = {.size = 0};
     char            rest;
     int             n = 0;
-    if (!c->ranks[0] || c->report) return d;    /* a report is one's work */
+    if (!c->ranks[0] || c->report) return d;    /* one process writes a report */
     if (sscanf(c->ranks, "fork:%4d%c", &n, &rest) == 1 && n >= 1 && n <= DDP_RANKS) {
         if (c->threads == 0) c->threads = 1;
         d = fork_ranks(n);
@@ -180,7 +182,7 @@ static mixp_ranks_desc start_world(config *c, int *argc, char ***argv) {
     if (d.rank == 0) return d;
     ignore_signals();
     c->quiet = 1;
-    if (!c->resume) c->out[0] = '\0';   /* else it is read first, and rank 0's */
+    if (!c->resume) c->out[0] = '\0';   /* a resumed folder is read first, by all ranks */
     if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(1);
     return d;
 }
@@ -190,7 +192,7 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
     return c->ordered && !c->report ? order_ranks(d) : d;
 }
 
-/* Why what a GPU holds is worth nothing, or NULL: only NCCL's world fails behind our back. */
+/* Why the data on the GPU is invalid, or NULL. Only NCCL can fail without an error here. */
 static const char *ranks_failed(const mixp_ranks_desc *d) {
 #ifdef TINY_GPT_NCCL
     if (d->sum == ddp_nccl_sum) return ddp_nccl_failed();
@@ -199,7 +201,8 @@ static const char *ranks_failed(const mixp_ranks_desc *d) {
     return NULL;
 }
 
-/* Rank 0 waits for the others. failed: a rank that has failed must not leave them waiting. */
+/* Rank 0 waits for the others. failed: a failed rank publishes its failure, so no rank waits for
+ * it. */
 static int end_ranks(const config *c, const mixp_ranks_desc *d, int failed) {
     if (!d->size) return failed;
 #ifdef TINY_GPT_MPI

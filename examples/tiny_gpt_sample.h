@@ -11,8 +11,8 @@ static int falling(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-/* Logits below this one are out of the draw, as --top-k and --top-p say: of the k likeliest, the fewest
- * that have a share p of their probability. spare: as many floats. */
+/* The smallest logit that can be drawn under --top-k and --top-p: of the k likeliest tokens, the
+ * fewest whose probabilities sum to the share p. spare: room for as many floats. */
 static float least_logit(const config *c, const float *logits, float *spare, int64_t vocab) {
     int64_t k = c->top_k && c->top_k < vocab ? c->top_k : vocab, n = 0;
     double  sum = 0, so_far = 0;
@@ -29,7 +29,8 @@ static float least_logit(const config *c, const float *logits, float *spare, int
     return spare[n];
 }
 
-/* Draws from softmax(logits / temperature), cut by --top-k and --top-p; spare: as many floats. */
+/* Draws from softmax(logits / temperature), limited by --top-k and --top-p. spare: room for as many
+ * floats. */
 static int choose(const config *c, const float *logits, float *spare, int64_t vocab,
                   int64_t position) {
     double  sum = 0, u;
@@ -74,9 +75,9 @@ static kv_cache make_cache(const trainer *t) {
     return c;
 }
 
-/* The logits of the token after ids[0..n). Within the block, tokens that were met before are in the
- * cache: only new ones are computed, which gives the same but for rounding. Beyond it the window moves,
- * and with it where each token stands: all are computed. */
+/* The logits of the token after ids[0..n). Within the block, earlier tokens are in the cache, so
+ * only new tokens are computed; results differ only by rounding. Beyond the block, the window moves
+ * and changes the position of each token, so all tokens are computed. */
 static void sample_logits(trainer *t, kv_cache *cache, const int32_t *ids, int64_t n, float *logits) {
     int64_t room = t->c.block;
     t->model.cache = n <= room ? cache : NULL;
@@ -86,8 +87,8 @@ static void sample_logits(trainer *t, kv_cache *cache, const int32_t *ids, int64
     t->model.cache = NULL;
 }
 
-/* At the end, or, of as many tokens, while it trains: then ranks sample alike, for a guard counts what
- * they do, and rank 0 alone is heard. */
+/* Samples at the end, or during training. During training all ranks sample alike, because the guard
+ * counts their steps; only rank 0 prints. */
 static void sample_text(trainer *t) {
     const config *c = &t->c;
     int64_t       tokens = c->sample ? c->sample : 100;
@@ -102,7 +103,7 @@ static void sample_text(trainer *t) {
     say("%s", c->prompt);
     for (int64_t i = 0; i < tokens && !stop_signal; i++) {
         sample_logits(t, &cache, ids, n, logits);
-        /* Rows that only pad the table stand for no token. */
+        /* Rows that pad the table are not tokens. */
         ids[n] = choose(c, logits, logits + t->data.rows, t->data.vocab, i);
         say_token(&out, ids[n++]);
     }

@@ -16,15 +16,15 @@
 #include <time.h>
 #include <unistd.h>
 
-#define ABSENT (-1.0)                   /* a number that is not there: no loss is negative */
+#define ABSENT (-1.0)                   /* a missing number: no loss is negative           */
 enum { COLUMNS = 79 };
 
-/* Set by a signal, or when nobody reads our output any more: the step is finished, the state
- * saved, and then the program ends. */
+/* Set by a signal, or when the reader of our output has gone. The program then finishes the step,
+ * saves the state and ends. */
 static volatile sig_atomic_t stop_signal;
 static int output_error;                        /* errno of a failed write to stdout */
 enum { BAR_SHOWN = 1, WORK_SHOWN };
-static int progress_bar, colour, bar_shown;     /* of the terminal; bar_shown: 0 = none */
+static int progress_bar, colour, bar_shown;     /* the terminal's state; bar_shown: 0 = hidden */
 
 /* ==== Messages ====================================================================== */
 
@@ -33,9 +33,9 @@ static void hide_bar(void) {
     bar_shown = 0;
 }
 
-/* Names of files, prompts and samples may hold control characters, which a terminal would obey: each
- * becomes a question mark, but those in `kept`. U+0080 to U+009F, of which one is ESC [ to some
- * terminals, are the bytes C2 80 to C2 9F. */
+/* File names, prompts and samples may contain control characters, which a terminal would obey. Each
+ * becomes a question mark, except those in `kept`. U+0080 to U+009F are the bytes C2 80 to C2 9F;
+ * some terminals read one of them as ESC [. */
 static void tame(char *text, const char *kept) {
     for (char *p = text; *p; p++) {
         unsigned char c = (unsigned char)p[0], next = (unsigned char)p[1];
@@ -44,7 +44,7 @@ static void tame(char *text, const char *kept) {
     }
 }
 
-/* On stderr. A newline in the text is a control character as well. */
+/* Prints to stderr. A newline in the text also counts as a control character. */
 static void print_message(const char *before, const char *format, va_list args) {
     char text[4096];
     hide_bar();
@@ -63,7 +63,7 @@ static void die(int status, const char *format, ...) {
     exit(status);
 }
 
-/* Training goes on, but perhaps not as the user meant it. */
+/* For problems that do not stop training. */
 static void warn(const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -71,7 +71,7 @@ static void warn(const char *format, ...) {
     va_end(args);
 }
 
-/* On stderr, as it is: the last words of a run that was stopped. */
+/* Prints to stderr without filtering: the last message of a stopped run. */
 static void tell(const char *format, ...) {
     va_list args;
     va_start(args, format);
@@ -79,7 +79,7 @@ static void tell(const char *format, ...) {
     va_end(args);
 }
 
-/* On stdout: at most 4095 bytes. */
+/* Prints to stdout, at most 4095 bytes. */
 static void say(const char *format, ...) {
     char    text[4096];
     va_list args;
@@ -92,7 +92,7 @@ static void say(const char *format, ...) {
     if (fflush(stdout) != 0 && !stop_signal) { output_error = errno; stop_signal = SIGPIPE; }
 }
 
-/* One line that begins with a word; a longer one goes on below, behind a comma. */
+/* Prints a line that begins with a word; breaks a longer line after a comma. */
 static void say_line(const char *word, const char *format, ...) {
     enum { INDENT = 9 };
     char    text[2048];
@@ -120,10 +120,10 @@ static double seconds_now(void) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* A number in `width` columns, with at most so many decimals. */
+/* A number in `width` columns, with at most the given decimals. */
 static void number_text(char *text, size_t space, int width, int decimals, double value) {
     if (value == ABSENT) { snprintf(text, space, "-"); return; }
-    if (isnan(value)) { snprintf(text, space, "nan"); return; }     /* of either sign */
+    if (isnan(value)) { snprintf(text, space, "nan"); return; }     /* nan of either sign */
     for (int d = decimals; d >= 0; d--) {
         snprintf(text, space, "%.*f", d, value);
         if (strlen(text) <= (size_t)width) return;
@@ -145,7 +145,7 @@ static void restore_terminal(void) {
     tcsetattr(STDIN_FILENO, TCSANOW, &terminal_before);
 }
 
-/* Keys that are pressed, Ctrl-C among them, would be written into the bar. */
+/* Turns off the terminal's echo: pressed keys, including Ctrl-C, would be printed into the bar. */
 static void quiet_terminal(void) {
     struct termios quiet;
     if (!progress_bar || !isatty(STDIN_FILENO) || tcgetpgrp(STDIN_FILENO) != getpgrp()) return;
@@ -166,7 +166,7 @@ enum { STOP_SIGNALS = (int)(sizeof stop_signals / sizeof stop_signals[0]) };
 static void ignore_signals(void)
 { for (int i = 0; i < STOP_SIGNALS; i++) signal(stop_signals[i], SIG_IGN); }
 
-/* A second signal of the kind finds the default action again, and ends the program. */
+/* A second signal of the same kind has its default action and ends the program. */
 static void catch_signals(void) {
     struct sigaction action, old;
     memset(&action, 0, sizeof action);
@@ -199,8 +199,8 @@ static void show_bar(int64_t step, int64_t steps, double seconds_left) {
     bar_shown = BAR_SHOWN;
 }
 
-/* Shows in the place of the bar what the program does, and the share that is done. of 0: the share is
- * unknown. The next message hides it. */
+/* Shows the current task and its completed share in place of the bar. of 0: the share is unknown.
+ * The next message hides the line. */
 static void show_work(const char *doing, const char *what, int64_t done, int64_t of) {
     static char last[COLUMNS + 1];
     char        text[COLUMNS + 1], share[8] = "";

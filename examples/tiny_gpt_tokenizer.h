@@ -2,11 +2,11 @@
  * tiny_gpt.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * So that prompts and samples of a model of tokens are text. Such a file holds the bytes of each token, as
- * letters of an alphabet of 256 that has no spaces, and the merges: pairs of tokens that make another,
- * the most wanted first. A text is cut into words; in each, the first merge that fits is made, until none
- * does. Beyond ASCII, what is a letter is decided roughly: some characters may be cut otherwise than
- * `transformers` cuts them, which gives other tokens of the same text.
+ * Lets a token model use text for prompts and samples. The file holds the bytes of each token, written in
+ * an alphabet of 256 letters without spaces, and the merges: pairs of tokens that make another token, in
+ * order of priority. A text is cut into words; in each word the merge of highest priority is applied until
+ * none applies. Beyond ASCII, letters are recognised approximately: some words may be cut differently than
+ * in `transformers`, which gives other tokens for the same text.
  */
 #ifndef TINY_GPT_TOKENIZER_H
 #define TINY_GPT_TOKENIZER_H
@@ -18,25 +18,25 @@ enum { TOKENIZER_MOST_BYTES = 1 << 26, TOKEN_SPACE = 1024 /* of one token's text
 
 typedef struct bpe_token {
     char *bytes;                        /* NULL: no token has this number */
-    int   length, is_special;           /* special: never made by merges, as <|endoftext|> */
+    int   length, is_special;           /* special: never the result of a merge, for example <|endoftext|> */
 } bpe_token;
 
 typedef struct bpe_merge {
-    int32_t left, right, made, rank;    /* left -1: the place is free */
+    int32_t left, right, made, rank;    /* left -1: free slot         */
 } bpe_merge;
 
 typedef struct tokenizer {
     bpe_token *tokens;
-    int64_t    count, most;             /* one more than the largest number; the most it may be */
-    int32_t   *by_text;                 /* a hash table of numbers, -1: free */
-    bpe_merge *merges;                  /* a hash table, too */
-    uint32_t   text_mask, merge_mask;   /* sizes of those, less 1: powers of two */
-    int32_t    of_byte[256];            /* the token of a byte alone, or -1 */
+    int64_t    count, most;             /* largest number + 1; its limit                        */
+    int32_t   *by_text;                 /* a hash table of numbers; -1: free slot */
+    bpe_merge *merges;                  /* a hash table      */
+    uint32_t   text_mask, merge_mask;   /* sizes of the tables - 1; sizes are powers of two */
+    int32_t    of_byte[256];            /* the token of a single byte, or -1 */
 } tokenizer;
 
 /* ==== The alphabet ================================================================== */
 
-/* Bytes that are printable have their own number, the others 256 and on, in their order. */
+/* Printable bytes keep their number; the others are numbered from 256, in order. */
 static int is_own_letter(int b) { return (b > 32 && b < 127) || (b > 160 && b != 173); }
 
 /* The byte of a letter, or -1. */
@@ -48,7 +48,7 @@ static int byte_of_letter(unsigned long letter) {
     return -1;
 }
 
-/* The number of a character in UTF-8; *bytes: how many it takes. Of anything else, the first byte. */
+/* The code point of a UTF-8 character, or else the first byte. *bytes: its length. */
 static unsigned long utf8_letter(const unsigned char *p, int *bytes) {
     int more = p[0] >= 0xF0 ? 3 : p[0] >= 0xE0 ? 2 : p[0] >= 0xC2 ? 1 : 0;
     unsigned long letter = more ? p[0] & (0x3Fu >> more) : p[0];
@@ -60,7 +60,8 @@ static unsigned long utf8_letter(const unsigned char *p, int *bytes) {
     return letter;
 }
 
-/* A token's text as its bytes, in place; its length, or -1: a letter is none of the alphabet. */
+/* Converts a token's text to its bytes, in place. Returns the length, or -1 if a letter is not in
+ * the alphabet. */
 static int bytes_of_letters(char *text) {
     unsigned char *from = (unsigned char *)text;
     int            n = 0, length;
@@ -90,7 +91,7 @@ static int put_utf8(char *to, unsigned code) {
     return 3;
 }
 
-/* A string at p, without its quotes and escapes; where it ends, or NULL. */
+/* Reads the string at p, without quotes and escapes. Returns its end, or NULL. */
 static const char *json_string(const char *p, char *to, size_t space) {
     static const char escapes[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
     size_t n = 0;
@@ -113,7 +114,8 @@ static const char *json_string(const char *p, char *to, size_t space) {
     return p + 1;
 }
 
-/* The value of a key behind p that begins with one of `first`, or NULL: a token may be called as the key. */
+/* The value of a key after p, or NULL. The value must begin with one of `first`, because a token
+ * may have the same name as the key. */
 static const char *json_find(const char *p, const char *quoted_key, const char *first) {
     size_t n = strlen(quoted_key);
     for (p = p ? strstr(p, quoted_key) : NULL; p; p = strstr(p + 1, quoted_key)) {
@@ -208,7 +210,8 @@ static void read_bpe_specials(tokenizer *t, const char *path, const char *p) {
     }
 }
 
-/* The two halves of a merge at p, "a b" or ["a", "b"], behind each other in text; where it ends. */
+/* Reads the two halves of the merge at p, "a b" or ["a", "b"], into text, one after the other.
+ * Returns its end. */
 static const char *bpe_pair(const char *p, char *left, char *right) {
     char *space;
     int   is_list = *p == '[';
@@ -234,7 +237,7 @@ static int64_t count_merges(const char *p) {
     return p && *p ? n : -1;
 }
 
-/* "merges": the first is the most wanted. */
+/* "merges": the first merge has the highest priority. */
 static void read_bpe_merges(tokenizer *t, const char *path, const char *p) {
     char    left[TOKEN_SPACE], both[2 * TOKEN_SPACE];
     int64_t n = p ? count_merges(p) : -1;
@@ -294,7 +297,7 @@ static void free_tokenizer(tokenizer *t) {
     free(t);
 }
 
-/* A tokenizer.json as `transformers` and `tokenizers` write them, of a byte-level BPE. */
+/* Reads the tokenizer.json of a byte-level BPE, as written by `transformers` and `tokenizers`. */
 static tokenizer *read_tokenizer(const char *path) {
     int64_t     size = 0;
     char       *text = read_file(path, TOKENIZER_MOST_BYTES, &size);
@@ -317,8 +320,8 @@ static tokenizer *read_tokenizer(const char *path) {
 
 typedef enum letter_kind { LETTER, DIGIT, SPACE, OTHER } letter_kind;
 
-/* What stands at p; *bytes: how many it takes. Beyond ASCII: spaces, punctuation and signs by their blocks,
- * all else is letters. */
+/* The class of the character at p; *bytes: its length. Beyond ASCII, blocks decide what are spaces,
+ * punctuation and signs; all other characters are letters. */
 static letter_kind kind_at(const char *p, int *bytes) {
     unsigned long c = utf8_letter((const unsigned char *)p, bytes);
     if (c < 128)
@@ -340,8 +343,8 @@ static int run_length(const char *p, letter_kind kind) {
     return n;
 }
 
-/* The bytes of the next word, as GPT-2 cuts: 's and its like; letters, digits or signs, each with one space
- * before; spaces, of which the last belongs to the word behind them. */
+/* The bytes of the next word, split as in GPT-2: 's and similar endings; letters, digits or signs,
+ * each with an optional leading space; or spaces, of which the last belongs to the next word. */
 static int word_length(const char *p) {
     static const char *const ends[] = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d"};
     int         lead = p[0] == ' ' && p[1], bytes, n, last = 0;
@@ -355,7 +358,7 @@ static int word_length(const char *p) {
     return p[n] && n > last ? n - last : n;
 }
 
-/* Merges a word's tokens, the most wanted merge first; how many are left. */
+/* Merges a word's tokens by priority. Returns how many remain. */
 static int merge_word(const tokenizer *t, int32_t *ids, int n) {
     for (;;) {
         const bpe_merge *best = NULL;
@@ -374,7 +377,7 @@ static int merge_word(const tokenizer *t, int32_t *ids, int n) {
     }
 }
 
-/* The special token that the text begins with, or -1. */
+/* The special token at the start of the text, or -1. */
 static int32_t special_at(const tokenizer *t, const char *text) {
     for (int64_t id = t->count - 1; id >= 0; id--) {
         const bpe_token *token = &t->tokens[id];
@@ -383,7 +386,7 @@ static int32_t special_at(const tokenizer *t, const char *text) {
     return -1;
 }
 
-/* The tokens of a text, at most one a byte; how many there are. */
+/* Writes the tokens of a text, at most one per byte. Returns their number. */
 static int64_t encode_text(const tokenizer *t, const char *path, const char *text, int32_t *ids) {
     int64_t n = 0;
     while (*text) {
