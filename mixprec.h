@@ -4652,6 +4652,25 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     MIXPI_IN_REGION(mixpi_guarded_, mixp_guarded_enter((ctx), (dtype)),                   \
                     mixp_autocast_leave(ctx), __LINE__)
 MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype);    /* always 1 */
+/* Like mixp_autocast_open, with the guard of MIXP_GUARDED. End the region with
+ * mixp_autocast_close. */
+MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype);
+#ifdef __cplusplus
+/* C++: like mixp_autocast_scope, with the guard of MIXP_GUARDED:
+ *
+ *     { mixp_guarded_scope scope(ctx, MIXP_F16); loss = model(ctx, x); } */
+class mixp_guarded_scope {
+public:
+    MIXPI_NODISCARD mixp_guarded_scope(mixp_context *context, mixp_dtype dtype)
+        : ctx(context), opened(mixp_guarded_open(context, dtype)) {}
+    ~mixp_guarded_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_guarded_scope(const mixp_guarded_scope &) = delete;
+    mixp_guarded_scope &operator=(const mixp_guarded_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+#endif
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
  * what it knows. MIXP_ERR_ORDER: a region or a scope is open. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
@@ -4684,7 +4703,8 @@ typedef enum mixp_event_kind {
 } mixp_event_kind;
 
 typedef struct mixp_event {
-    int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
+    int64_t         number;     /* 0, 1, 2, ... since the guard was first started; loading a
+                                   checkpoint drops the events kept, and the numbers go on */
     int64_t         step;       /* the context's step that was sampled */
     mixp_event_kind kind;
     const char     *what;       /* the kind in words: a constant string. See mixp_event_text */
@@ -12836,8 +12856,8 @@ typedef struct mixpi_site {
     int          pin_told;      /* 1: an event has reported the pin */
     int          inspected;     /* newest sample that measured its precision */
     int32_t      imprecise;     /* 1: it fell back because rounding lost too much */
-    double       lost;          /* share of the variation that rounding lost in the newest sample, on the rank
-                                   that lost most; 0: not measured */
+    double       lost;          /* share of the variation that rounding lost in the newest sample,
+                                   on the rank that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
     mixp_tensor *read[2];       /* permanent tensors that it reads */
@@ -12897,6 +12917,7 @@ typedef struct mixpi_watch {
                                                    in the forward pass and that no fallback cured */
     int         every, clean, patience, capacity, n_sites, n_buckets;
     int         most_sites;     /* max_sites */
+    int         filled;         /* sites whose rows a sample may have written */
     float       high, low_again, flushed, imprecise;
     int32_t     inspect_all;    /* 1: the next sample measures the precision of all sites */
     uint64_t    rows_step;      /* step whose sample is in rows */
@@ -12920,6 +12941,7 @@ typedef struct mixpi_watch {
     int32_t    *states;
     mixpi_happening *events;
     int64_t     n_events;
+    int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
     mixp_result (*settle)(mixp_context *ctx);   /* set by WATCH; called when a step begins */
     mixp_result (*updating)(mixp_context *ctx);     /* called before a scaler's update */
     mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* called after an update; scaler
@@ -14267,6 +14289,10 @@ static size_t mixpi_rows_bytes(int sites)
 { return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
 static size_t mixpi_bins_bytes(int sites)
 { return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
+
+/* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
+static int mixpi_rows_filled(const mixpi_watch *w)
+{ return w->n_sites > w->filled ? w->n_sites : w->filled; }
 
 static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
@@ -18111,9 +18137,11 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->turns = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + mixpi_world(ctx);
-    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
-    if (r != MIXP_OK || !w->counting) return r;
-    return mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->capacity));
+    w->filled = mixpi_rows_filled(w);
+    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
+    if (r == MIXP_OK && w->counting)
+        r = mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->filled));
+    return r;
 }
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
@@ -24322,7 +24350,7 @@ static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **a
     return n;
 }
 
-enum { MIXPI_CALL_CHECK = -1 };     /* the call mixp_ranks_check; other values: mixp_ranks_from(ctx, value) */
+enum { MIXPI_CALL_CHECK = -1 };     /* mixp_ranks_check; from 0: mixp_ranks_from(ctx, value) */
 
 static void mixpi_call_text(double call, char *text, size_t space) {
     if (call < 0.0) snprintf(text, space, "calls mixp_ranks_check");
@@ -25010,8 +25038,8 @@ enum {
     MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
 };
 
-/* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0 (unknown)
- * or 1 + low + 32 dtype. */
+/* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0
+ * (unknown) or 1 + low + 32 dtype. */
 enum {
     MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
     MIXPI_SITE_LOST,
@@ -25393,7 +25421,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    int64_t kept = w ? mixpi_min(w->n_events, MIXPI_MAX_EVENTS) : 0, number;
+    int64_t kept = w ? mixpi_min(w->n_events - w->first_event, MIXPI_MAX_EVENTS) : 0, number;
     const mixpi_happening *e;
     if (!out || i < 0 || i >= kept) return 0;
     number = w->n_events - kept + i;
@@ -26295,10 +26323,20 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     return mixpi_leave(ctx, before, mixpi_do_guard_start(ctx, desc));
 }
 
-MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype) {
+/* Starts the guard unless it was started before. */
+static void mixpi_guarded_begin(mixp_context *ctx) {
     const int known = ctx && ctx->watch && ctx->watch->most_sites;
     if (ctx && !known) mixp_guard_start(ctx, NULL);
+}
+
+MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype) {
+    mixpi_guarded_begin(ctx);
     return mixp_autocast_enter(ctx, dtype);
+}
+
+MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype) {
+    mixpi_guarded_begin(ctx);
+    return mixp_autocast_open(ctx, dtype);
 }
 
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
@@ -26462,17 +26500,32 @@ static int mixpi_site_state_is_good(const int32_t *state) {
     return state[0] <= 2 && state[3] <= 3;
 }
 
+/* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
+ * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
+ * sites; their numbers go on. */
+static void mixpi_watch_forget(mixpi_watch *w) {
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    memset(w->seen, 0, mixpi_rows_used(w));
+    w->filled = mixpi_rows_filled(w);
+    w->n_sites = w->full = w->full_told = w->turns = 0;
+    w->sampled = w->probing = w->repeat = w->repeated = 0;
+    w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
+    w->looked = w->whole = w->settled = w->probed = 0;
+    w->walked = w->unseen = 0;
+    w->found = w->found_site = w->origin = w->origin_site = 0;
+    w->met = 0;
+    w->event_step = w->updated_step = 0;
+    w->first_event = w->n_events;
+    w->posted_scaler = NULL;
+}
+
 /* After loading: rebuilds the table from the file. The next step fills in the names. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int n, number;
     if (!w || !w->capacity) return;
-    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
-    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
-    w->n_sites = w->fresh = w->posted = w->found = w->found_site = 0;
-    w->origin = w->origin_site = 0;
-    w->n_events = 0;
-    w->posted_scaler = NULL;
+    mixpi_watch_forget(w);
     for (n = 0; n < w->capacity && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
         uint64_t hash;

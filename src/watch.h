@@ -90,6 +90,25 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     MIXPI_IN_REGION(mixpi_guarded_, mixp_guarded_enter((ctx), (dtype)),                   \
                     mixp_autocast_leave(ctx), __LINE__)
 MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype);    /* always 1 */
+/* Like mixp_autocast_open, with the guard of MIXP_GUARDED. End the region with
+ * mixp_autocast_close. */
+MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype);
+#ifdef __cplusplus
+/* C++: like mixp_autocast_scope, with the guard of MIXP_GUARDED:
+ *
+ *     { mixp_guarded_scope scope(ctx, MIXP_F16); loss = model(ctx, x); } */
+class mixp_guarded_scope {
+public:
+    MIXPI_NODISCARD mixp_guarded_scope(mixp_context *context, mixp_dtype dtype)
+        : ctx(context), opened(mixp_guarded_open(context, dtype)) {}
+    ~mixp_guarded_scope() { mixp_autocast_close(ctx, opened); }
+    mixp_guarded_scope(const mixp_guarded_scope &) = delete;
+    mixp_guarded_scope &operator=(const mixp_guarded_scope &) = delete;
+private:
+    mixp_context *ctx;
+    int           opened;
+};
+#endif
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
  * what it knows. MIXP_ERR_ORDER: a region or a scope is open. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
@@ -122,7 +141,8 @@ typedef enum mixp_event_kind {
 } mixp_event_kind;
 
 typedef struct mixp_event {
-    int64_t         number;     /* 0, 1, 2, ... since the guard was first started */
+    int64_t         number;     /* 0, 1, 2, ... since the guard was first started; loading a
+                                   checkpoint drops the events kept, and the numbers go on */
     int64_t         step;       /* the context's step that was sampled */
     mixp_event_kind kind;
     const char     *what;       /* the kind in words: a constant string. See mixp_event_text */

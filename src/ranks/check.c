@@ -17,7 +17,7 @@ static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **a
     return n;
 }
 
-enum { MIXPI_CALL_CHECK = -1 };     /* the call mixp_ranks_check; other values: mixp_ranks_from(ctx, value) */
+enum { MIXPI_CALL_CHECK = -1 };     /* mixp_ranks_check; from 0: mixp_ranks_from(ctx, value) */
 
 static void mixpi_call_text(double call, char *text, size_t space) {
     if (call < 0.0) snprintf(text, space, "calls mixp_ranks_check");

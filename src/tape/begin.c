@@ -40,9 +40,11 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->turns = 0;
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + mixpi_world(ctx);
-    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->capacity));
-    if (r != MIXP_OK || !w->counting) return r;
-    return mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->capacity));
+    w->filled = mixpi_rows_filled(w);
+    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
+    if (r == MIXP_OK && w->counting)
+        r = mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->filled));
+    return r;
 }
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */

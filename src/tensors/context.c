@@ -278,6 +278,10 @@ static size_t mixpi_rows_bytes(int sites)
 static size_t mixpi_bins_bytes(int sites)
 { return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
 
+/* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
+static int mixpi_rows_filled(const mixpi_watch *w)
+{ return w->n_sites > w->filled ? w->n_sites : w->filled; }
+
 static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
 
 /* Distance in updates to the next sample: about `every`. The distance varies because a constant

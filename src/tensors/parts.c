@@ -95,8 +95,8 @@ typedef struct mixpi_site {
     int          pin_told;      /* 1: an event has reported the pin */
     int          inspected;     /* newest sample that measured its precision */
     int32_t      imprecise;     /* 1: it fell back because rounding lost too much */
-    double       lost;          /* share of the variation that rounding lost in the newest sample, on the rank
-                                   that lost most; 0: not measured */
+    double       lost;          /* share of the variation that rounding lost in the newest sample,
+                                   on the rank that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
     mixp_tensor *read[2];       /* permanent tensors that it reads */
@@ -156,6 +156,7 @@ typedef struct mixpi_watch {
                                                    in the forward pass and that no fallback cured */
     int         every, clean, patience, capacity, n_sites, n_buckets;
     int         most_sites;     /* max_sites */
+    int         filled;         /* sites whose rows a sample may have written */
     float       high, low_again, flushed, imprecise;
     int32_t     inspect_all;    /* 1: the next sample measures the precision of all sites */
     uint64_t    rows_step;      /* step whose sample is in rows */
@@ -179,6 +180,7 @@ typedef struct mixpi_watch {
     int32_t    *states;
     mixpi_happening *events;
     int64_t     n_events;
+    int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
     mixp_result (*settle)(mixp_context *ctx);   /* set by WATCH; called when a step begins */
     mixp_result (*updating)(mixp_context *ctx);     /* called before a scaler's update */
     mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* called after an update; scaler

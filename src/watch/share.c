@@ -54,8 +54,8 @@ enum {
     MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
 };
 
-/* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0 (unknown)
- * or 1 + low + 32 dtype. */
+/* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0
+ * (unknown) or 1 + low + 32 dtype. */
 enum {
     MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
     MIXPI_SITE_LOST,

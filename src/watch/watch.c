@@ -165,7 +165,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    int64_t kept = w ? mixpi_min(w->n_events, MIXPI_MAX_EVENTS) : 0, number;
+    int64_t kept = w ? mixpi_min(w->n_events - w->first_event, MIXPI_MAX_EVENTS) : 0, number;
     const mixpi_happening *e;
     if (!out || i < 0 || i >= kept) return 0;
     number = w->n_events - kept + i;
@@ -1067,10 +1067,20 @@ MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_des
     return mixpi_leave(ctx, before, mixpi_do_guard_start(ctx, desc));
 }
 
-MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype) {
+/* Starts the guard unless it was started before. */
+static void mixpi_guarded_begin(mixp_context *ctx) {
     const int known = ctx && ctx->watch && ctx->watch->most_sites;
     if (ctx && !known) mixp_guard_start(ctx, NULL);
+}
+
+MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype) {
+    mixpi_guarded_begin(ctx);
     return mixp_autocast_enter(ctx, dtype);
+}
+
+MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype) {
+    mixpi_guarded_begin(ctx);
+    return mixp_autocast_open(ctx, dtype);
 }
 
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
@@ -1234,17 +1244,32 @@ static int mixpi_site_state_is_good(const int32_t *state) {
     return state[0] <= 2 && state[3] <= 3;
 }
 
+/* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
+ * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
+ * sites; their numbers go on. */
+static void mixpi_watch_forget(mixpi_watch *w) {
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    memset(w->seen, 0, mixpi_rows_used(w));
+    w->filled = mixpi_rows_filled(w);
+    w->n_sites = w->full = w->full_told = w->turns = 0;
+    w->sampled = w->probing = w->repeat = w->repeated = 0;
+    w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
+    w->looked = w->whole = w->settled = w->probed = 0;
+    w->walked = w->unseen = 0;
+    w->found = w->found_site = w->origin = w->origin_site = 0;
+    w->met = 0;
+    w->event_step = w->updated_step = 0;
+    w->first_event = w->n_events;
+    w->posted_scaler = NULL;
+}
+
 /* After loading: rebuilds the table from the file. The next step fills in the names. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int n, number;
     if (!w || !w->capacity) return;
-    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
-    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
-    w->n_sites = w->fresh = w->posted = w->found = w->found_site = 0;
-    w->origin = w->origin_site = 0;
-    w->n_events = 0;
-    w->posted_scaler = NULL;
+    mixpi_watch_forget(w);
     for (n = 0; n < w->capacity && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
         uint64_t hash;
