@@ -1404,9 +1404,7 @@ int main(void) {
     RUN(test_growing_logits);
     RUN(test_retry);
     RUN(test_resume);
-<<<<<<< HEAD
     RUN(test_resume_after_an_evaluation);
-=======
     RUN(test_loads_leave_nothing_behind);
     RUN(test_underflow);
     RUN(test_compare);
