@@ -237,6 +237,8 @@ static void make_trainer(trainer *t) {
     if (!t->x || !t->y || !t->losses) die(1, "out of memory: use a smaller --batch or --block");
     if (!t->ctx) die(1, "%s cannot be used: it is out of memory, or fails", t->device_name);
     mixp_autocast_set_level(t->ctx, (int)c->level);
+    mixp_autocast_set_recipe(t->ctx, &(mixp_recipe){.kind = (mixp_recipe_kind)c->recipe});
+    check(t, "setting the recipe");
     if (every) mixp_guard_start(t->ctx, &(mixp_guard_desc){.every = every > 0 ? (int)every : 0});
     check(t, "starting the guard");
     t->model.n_parameters = 0;

@@ -60,7 +60,8 @@ typedef struct config {
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, muon_lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t optimizer, schedule, loss, retry, dtype, level, no_master, moments, masters, rule, growth_interval;
+    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, no_master, moments, masters, rule;
+    int64_t growth_interval;
     int64_t epilogues;                  /* MIXP_EPILOGUES_ */
     double  init_scale;
     int64_t eval_train, sample_every, keep, csv;
@@ -169,6 +170,8 @@ static const option options[] = {
     CHOICE_OPT("dtype", dtype, "fp16", "fp32|fp16|bf16", "of the forward and backward pass"),
     CHOICE_OPT("level", level, "1", "0|1|2|3",
                "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
+    CHOICE_OPT("recipe", recipe, "none", "none|fp8|fp8-block|mxfp8|nvfp4",
+               "with bf16 on a CPU: numbers that the linear layers multiply"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
     CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two are stored"),
     CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
@@ -760,6 +763,9 @@ static void check_options(const config *c) {
     if (c->no_master && (c->level != 3 || c->dtype == DTYPE_FP32))
         die(2, "--no-master is for weights stored low: add --level 3 with --dtype fp16 or bf16, or "
                "leave it out");
+    if (c->recipe && (c->dtype != DTYPE_BF16 || c->level == 0))
+        die(2, "--recipe needs bf16, which holds every number of it: add --dtype bf16, and no --level 0, "
+               "or leave it out");
     if (c->masters && (c->level != 3 || c->dtype != DTYPE_BF16 || c->no_master))
         die(2, "--masters is about what lies beside weights of bf16: add --level 3 --dtype bf16, "
                "without --no-master, or leave it out");

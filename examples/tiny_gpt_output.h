@@ -13,7 +13,10 @@ static void precision_text(const config *c, char *text, size_t space) {
         snprintf(text, space, c->level > 1 ? "fp32 (level %d is for fp16 and bf16)" : "fp32",
                  (int)c->level);
     else if (c->level == 0) snprintf(text, space, "fp32 (level 0: no autocast)");
-    else snprintf(text, space, "%s at level %d", dtype, (int)c->level);
+    else if (!c->recipe) snprintf(text, space, "%s at level %d", dtype, (int)c->level);
+    else
+        snprintf(text, space, "%s at level %d, linear layers in %s", dtype, (int)c->level,
+                 mixp_recipe_name((mixp_recipe_kind)c->recipe));
 }
 
 /* How the architecture differs from nanoGPT's. */
