@@ -109,6 +109,7 @@ extern "C" {
 #include "operators/choosing.c"
 #include "operators/losses.c"
 #include "operators/shapes.c"
+#include "operators/composed.c"
 #include "operators/table.c"
 #include "scaler.c"
 #include "optimizers.c"

@@ -26,8 +26,10 @@
  *     square reciprocal softplus  F32      x                    x
  *     sum                         F32_OUT  x                    x
  *     mean                        KEEP     x                    x
- *     max                         KEEP     x                    x             ties: first, or all
- *     argmax                      KEEP     x                    none          i32
+ *     max min                     KEEP     x                    x             ties: first, or all
+ *     argmax argmin               KEEP     x                    none          i32
+ *     var                         KEEP     x                    x             computed in f32
+ *     logsumexp                   F32      x                    x
  *     softmax log_softmax         F32_OUT  x                    x
  *     layer_norm                  F32      x (, gamma, beta)    all
  *     rms_norm                    F32      x (, gamma)          both
@@ -198,6 +200,17 @@ MIXPREC_API mixp_tensor *mixp_sum(mixp_context *ctx, mixp_tensor *x, int dim, in
 MIXPREC_API mixp_tensor *mixp_max(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 MIXPREC_API mixp_tensor *mixp_argmax(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 MIXPREC_API mixp_tensor *mixp_mean(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+/* KEEP. The smallest value and its index, by the rules of max and argmax. */
+MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+/* F32. log(sum(e^x)), without overflow. -Inf where all values are -Inf. Several operators run, in
+ * f32, and the result is rounded once. */
+MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+/* KEEP. Variance: the squared deviations from the mean, summed and divided by n - correction
+ * (PyTorch's default: 1); NaN of a single value with a correction of 1. Several operators run, in
+ * f32, and the result is rounded once. */
+MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
+                                  int keep);
 
 /* F32_OUT. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);

@@ -403,6 +403,159 @@ static void test_shapes_refused(void) {
     mixp_context_free(case_c);
 }
 
+/* --- reductions --------------------------------------------------------------------------------- */
+
+enum { REDUCE_MIN, REDUCE_LOGSUMEXP, REDUCE_VAR, REDUCE_VAR_0, REDUCE_KINDS };
+
+static mixp_tensor *reduce_apply(int kind, mixp_tensor *x, int dim, int keep) {
+    switch (kind) {
+    case REDUCE_MIN: return mixp_min(case_c, x, dim, keep);
+    case REDUCE_LOGSUMEXP: return mixp_logsumexp(case_c, x, dim, keep);
+    case REDUCE_VAR: return mixp_var(case_c, x, dim, 1, keep);
+    default: return mixp_var(case_c, x, dim, 0, keep);
+    }
+}
+
+/* Of n numbers that are `step` apart, and their slopes. */
+static double reduce_value(int kind, const float *x, int64_t n, int64_t step, double *slope) {
+    double least = HUGE_VAL, most = -HUGE_VAL, mean = 0.0, squares = 0.0, sum = 0.0, by;
+    int64_t i, at = 0;
+    for (i = 0; i < n; i++) {
+        double v = (double)x[i * step];
+        if (v < least) { least = v; at = i; }
+        if (v > most) most = v;
+        mean += v / (double)n;
+    }
+    for (i = 0; i < n; i++) {
+        double v = (double)x[i * step];
+        sum += exp(v - most);
+        squares += (v - mean) * (v - mean);
+    }
+    by = (double)n - (kind == REDUCE_VAR ? 1.0 : 0.0);
+    for (i = 0; i < n; i++) {
+        double v = (double)x[i * step];
+        slope[i] = kind == REDUCE_MIN ? (i == at ? 1.0 : 0.0)
+                 : kind == REDUCE_LOGSUMEXP ? exp(v - most) / sum : 2.0 * (v - mean) / by;
+    }
+    return kind == REDUCE_MIN ? least : kind == REDUCE_LOGSUMEXP ? most + log(sum) : squares / by;
+}
+
+static void reduce_one(int kind, mixp_dtype dtype, int dim, int keep, float scale) {
+    static const char *const names[] = { "min", "logsumexp", "var", "var of correction 0" };
+    const int64_t shape[3] = { 4, 3, 5 };
+    const int64_t outer = dim <= 0 ? 1 : dim == 1 ? 4 : 12, n = dim == MIXP_ALL ? 60 : shape[dim];
+    const int64_t inner = 60 / outer / n;
+    float x[60];
+    double want[60], slope[60], wanted[60], size = 0.0;
+    const double *got;
+    mixp_tensor *t, *y;
+    int64_t o, i, k;
+    for (i = 0; i < 60; i++) x[i] = scale * case_number((int)i);
+    for (o = 0; o < outer; o++)
+        for (k = 0; k < inner; k++) {
+            const float *at = x + o * n * inner + k;
+            want[o * inner + k] = reduce_value(kind, at, n, inner, slope);
+            for (i = 0; i < n; i++) wanted[(o * n + i) * inner + k] = slope[i] * case_dy(o * inner + k);
+        }
+    for (i = 0; i < 60; i++) if (fabs(wanted[i]) > size) size = fabs(wanted[i]);
+    t = case_param(dtype, 3, shape, x);
+    mixp_step_begin(case_c);
+    y = reduce_apply(kind, t, dim, keep);
+    CHECK(y && y->dtype == dtype && y->rank == (keep ? 3 : dim == MIXP_ALL ? 0 : 2));
+    case_walk(y);
+    got = case_read(y, outer * inner);
+    for (i = 0; i < outer * inner; i++) case_near(names[kind], got[i], want[i], case_slack(dtype, want[i], 1e-6));
+    got = case_read(t->grad, 60);
+    for (i = 0; i < 60; i++)
+        case_near(names[kind], got[i], wanted[i], case_slack(dtype, wanted[i], 2e-6) + 1e-6 * size);
+}
+
+static void test_reductions(void) {
+    static const int dims[4] = { 0, 1, 2, MIXP_ALL };
+    int kind, d, i;
+    case_c = case_context();
+    for (kind = 0; kind < REDUCE_KINDS; kind++)
+        for (d = 0; d < 3; d++)
+            for (i = 0; i < 4; i++) {
+                reduce_one(kind, case_reals[d], dims[i], 0, 1.0f);
+                reduce_one(kind, case_reals[d], dims[i], 1, d == 0 ? 256.0f : 4.0f);
+            }
+    mixp_context_free(case_c);
+}
+
+/* One value each; Inf, NaN and equal values. */
+static void test_reductions_of_few(void) {
+    const int64_t column[2] = { 6, 1 }, four[2] = { 5, 4 };
+    const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
+    const double least[5] = { -INFINITY, -INFINITY, 1.0, 2.0, NAN }, sums[5] = { -INFINITY, INFINITY,
+        INFINITY, 2.0 + 1.38629436111989062, NAN }, vars[5] = { NAN, NAN, NAN, 0.0, NAN };
+    const int32_t places[5] = { 0, 1, 1, 0, 2 };
+    const float x[6] = { 1.0f, -2.0f, 0.0f, 65504.0f, -100.0f, 0.5f };
+    float rows[20];
+    int32_t index[6];
+    mixp_tensor *t, *y;
+    const double *got;
+    int i;
+    for (i = 0; i < 20; i++) rows[i] = i < 4 ? -inf : i < 8 ? (i == 5 ? -inf : inf) : i < 12 ? (i == 9 ? 1.0f : inf)
+                                     : i < 16 ? 2.0f : i == 18 ? nan : 1.0f;
+    case_c = case_context();
+    t = case_param(MIXP_F32, 2, column, x);
+    mixp_step_begin(case_c);
+    for (i = 0; i < 2; i++) {
+        got = case_read(reduce_apply(i, t, 1, 0), 6);
+        CHECK_NEAR(got[1], -2.0, 0.0);
+        CHECK_NEAR(got[3], 65504.0, 0.0);
+    }
+    got = case_read(mixp_var(case_c, t, -1, 0, 1), 6);
+    CHECK_NEAR(got[3], 0.0, 0.0);
+    case_near("var of one", case_read(mixp_var(case_c, t, -1, 1, 1), 6)[3], NAN, 0.0);
+    t = case_param(MIXP_F32, 2, four, rows);
+    for (i = 0; i < 5; i++) case_near("min", case_read(mixp_min(case_c, t, 1, 0), 5)[i], least[i], 0.0);
+    for (i = 0; i < 5; i++) case_near("logsumexp", case_read(mixp_logsumexp(case_c, t, 1, 0), 5)[i], sums[i], 1e-6);
+    for (i = 0; i < 5; i++) case_near("var", case_read(mixp_var(case_c, t, 1, 1, 0), 5)[i], vars[i], 0.0);
+    y = mixp_argmin(case_c, t, 1, 0);
+    CHECK(y && y->dtype == MIXP_I32);
+    CHECK_INT(mixp_read(y, index, MIXP_I32, 5), MIXP_OK);
+    for (i = 0; i < 5; i++) CHECK_INT(index[i], places[i]);
+    mixp_context_free(case_c);
+}
+
+/* Under autocast: the dtype of the class, and no rounding before the last. */
+static void test_reductions_in_regions(void) {
+    static const mixp_dtype to[2][3] = { { MIXP_F32, MIXP_F32, MIXP_F32 }, { MIXP_F16, MIXP_F32, MIXP_F16 } };
+    const int64_t shape[2] = { 2, 30 };
+    double slope[30], want;
+    float x[60];
+    mixp_tensor *t, *y[2];
+    int level, i, d;
+    for (i = 0; i < 60; i++) x[i] = case_number(i);
+    case_c = case_context();
+    for (d = 0; d < 2; d++)
+        for (level = 0; level < 3; level++) {
+            t = case_param(d ? MIXP_F16 : MIXP_F32, 2, shape, x);
+            mixp_step_begin(case_c);
+            mixp_autocast_set_level(case_c, level);
+            MIXP_AUTOCAST(case_c, MIXP_F16) {
+                y[0] = mixp_logsumexp(case_c, t, 1, 0);
+                y[1] = mixp_var(case_c, t, 1, 1, 0);
+                CHECK_INT(mixp_autocast_current(case_c).dtype, level ? MIXP_F16 : MIXP_F32);
+            }
+            for (i = 0; i < 2; i++) {
+                mixp_dtype is = level == 2 ? MIXP_F16 : i ? t->dtype : to[d][level];
+                want = reduce_value(i ? REDUCE_VAR : REDUCE_LOGSUMEXP, x, 30, 1, slope);
+                CHECK(y[i] && y[i]->dtype == is);
+                case_near("in a region", case_read(y[i], 2)[0], want, case_slack(is, want, 1e-6));
+            }
+        }
+    CHECK_INT(mixp_context_error(case_c, NULL), MIXP_OK);
+    case_refused(mixp_var(case_c, t, 2, 1, 0), MIXP_ERR_SHAPE, "mean: x");
+    case_refused(mixp_logsumexp(case_c, t, -3, 0), MIXP_ERR_SHAPE, "max: x");
+    case_refused(mixp_min(case_c, t, 2, 0), MIXP_ERR_SHAPE, "max: x");
+    case_refused(mixp_logsumexp(case_c, NULL, 0, 0), MIXP_ERR_ARGUMENT, "NULL");
+    CHECK_INT(mixp_step_begin(case_c), MIXP_OK);        /* no region was left open */
+    mixp_context_free(case_c);
+}
+
 static void operator_run_cases(void) {
     RUN(test_elementwise);
     RUN(test_elementwise_not_finite);
@@ -412,4 +565,7 @@ static void operator_run_cases(void) {
     RUN(test_shapes_of_integers);
     RUN(test_stack);
     RUN(test_shapes_refused);
+    RUN(test_reductions);
+    RUN(test_reductions_of_few);
+    RUN(test_reductions_in_regions);
 }
