@@ -2784,6 +2784,7 @@ struct mixp_tensor {
         mixp_tensor *lent;      /* of a gradient: another gradient that reads this memory  */
         int          borrowed;  /* 1: a gradient whose memory belongs to another tensor    */
         int          disposable;/* 1: the program does not read the values again           */
+        int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          site;      /* of an activation: the site that made it, from 1; 0 = data */
         mixp_tensor *seen;      /* of a cast, reshape or dropout: the input tensor        */
@@ -3560,6 +3561,23 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
  * overwritten since (by a step, mixp_write, mixp_fill ...). The message names the tensor, the
  * operator and the writer. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
+
+/* Computes y = block(ctx, x, user) and frees all that the block recorded, except y. mixp_backward
+ * computes the block's operators again when it reaches them, and frees their results behind it:
+ * memory for time, as torch.utils.checkpoint. Same bits as without, also with dropout, under
+ * autocast and under a guard; the block itself is called once. y is the only tensor of the block
+ * that may be used afterwards. The block may read other tensors than x through user. A block inside
+ * a block belongs to the outer one. A block whose operators have freed a disposable tensor, and a
+ * block in mixp_compare, stay in memory. Returns what the block returns; NULL on error.
+ *
+ * An operator of your own runs its forward again too: its attrs must not hold addresses of
+ * activations, and its forward must do the same each time.
+ *
+ * MIXP_ERR_ARGUMENT: block is NULL. MIXP_ERR_ORDER, from later calls: a tensor of the block other
+ * than y was used; or a tensor that the block read was written before mixp_backward. */
+typedef mixp_tensor *(*mixp_block_fn)(mixp_context *ctx, mixp_tensor *x, void *user);
+MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
+                                        mixp_tensor *x);
 
 /* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks
  * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
@@ -13019,6 +13037,7 @@ struct mixp_context {
     int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,
                                      which runs only at replays */
     int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
+    int            in_block;    /* 1: a block of mixp_recompute is running                 */
     int            averaged;    /* optimizers whose averages are in the weights            */
     int64_t        lows_made;   /* low copies of permanent tensors made so far             */
     const void    *tally_of;    /* optimizer whose counts are on their way to the host      */
@@ -13194,8 +13213,18 @@ static int mixpi_is_live(const mixp_tensor *t) { return mixpi_is_tensor(t) && !m
 #define MIXPI_STALE "is of an earlier step, and mixp_step_begin has recycled it: to keep its " \
                     "values, mixp_copy them into a tensor of mixp_param or mixp_view before that"
 
+/* Was t made in this step, in a block that has freed it since? */
+static int mixpi_is_spilled(const mixp_tensor *t) {
+    return t && t->own.self == t && t->own.of == t->ctx && !t->data && t->own.spilled &&
+           !mixpi_is_stale(t);
+}
+#define MIXPI_SPILLED "was made in a block of mixp_recompute, which has freed it: only the result " \
+                      "of the block stays"
+
 /* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
 static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
+    if (mixpi_is_spilled(t))
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_SPILLED, who);
     if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_stale(t)) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_STALE, who);
@@ -15278,6 +15307,18 @@ static int mixpi_no_grad_now(const mixp_context *ctx) {
     return region && region->no_grad;
 }
 
+/* Sets whether the innermost region records. Returns what it was. */
+static int mixpi_no_grad_set(mixp_context *ctx, int no_grad) {
+    mixpi_casting *c = ctx->casting;
+    mixpi_region *region;
+    int was;
+    if (!c || !c->n_regions) return 0;
+    region = &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
+    was = region->no_grad;
+    region->no_grad = no_grad;
+    return was;
+}
+
 /* The names of the open scopes. *length: the valid characters. */
 static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     const mixpi_region *region = mixpi_region_now(ctx);
@@ -15783,6 +15824,8 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype) {
 
 enum { MIXPI_READS = 8 };       /* inputs whose gradients have a read set of their own     */
 
+typedef struct mixpi_rerun mixpi_rerun;
+
 /* The versions of inputs and result, the inputs, and the attributes follow the entry in memory. */
 struct mixpi_tape_entry {
     mixp_call         call;     /* first, so that a call and its entry have the same address */
@@ -15790,6 +15833,8 @@ struct mixpi_tape_entry {
     int               fixed_dtype;  /* 1: infer fixed the result's dtype; autocast keeps it */
     int               alias;    /* 1: the result shares its input's memory                 */
     int               site;     /* number of the site; 0: no guard watches */
+    mixpi_rerun      *block;    /* block that computes it again; NULL: it stays in memory   */
+    int               again;    /* 1: forward runs again, and must not decide anew         */
     int               told;     /* bit i: the next operator has made input i's gradient */
     mixp_result       lacks;    /* error of a gradient that backward asked for, or MIXP_OK */
     uint32_t          reads[MIXPI_READS];   /* for the gradient of input i, the tensors that
@@ -15844,6 +15889,8 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                      int required, const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED];
+    if (mixpi_is_spilled(t))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: input %d " MIXPI_SPILLED, op->name, i);
     if (t && !mixpi_is_tensor(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "%s: input %d is not a tensor: it is an invalid pointer, or a "
@@ -16590,6 +16637,9 @@ static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
 
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
                                         int rank, const int64_t *shape) {
+    const mixp_tensor *kept = slot >= 0 && slot < MIXP_MAX_SAVED ? c->saved[slot] : NULL;
+    if (kept && kept->data && kept->dtype == dtype && kept->rank == rank && /* computed again */
+        (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape))) return c->saved[slot];
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name,
@@ -17066,6 +17116,159 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
             if (failed) t->grad = NULL;
         }
     }
+}
+
+/* --- blocks that are computed again --------------------------------------------------------- *
+ *
+ * mixp_recompute frees the results of a block's operators after forward. When a walk reaches the
+ * block, each recorded operator runs its forward again, oldest first: the same kernels with the same
+ * inputs and the same keys of random numbers give the same bits.
+ */
+struct mixpi_rerun {
+    mixpi_tape_entry **entries; /* of the block, oldest first                              */
+    int64_t            count;
+    const mixp_tensor *kept;    /* the tensor whose memory holds the block's result        */
+    int                live;    /* 1: the results are in memory                            */
+};
+
+static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e)
+{ return mixpi_origin(e->call.out) == b->kept; }
+
+static void mixpi_rerun_free(mixp_tensor *t) {
+    if (!t || !t->data || t->own.spent) return;
+    mixpi_arena_give(t->ctx, &t->ctx->dev, t->data, mixpi_bytes(t));
+    t->data = NULL;
+}
+
+static void mixpi_rerun_spill(mixpi_rerun *b) {
+    int64_t i;
+    int k;
+    for (i = 0; i < b->count; i++) {
+        mixpi_tape_entry *e = b->entries[i];
+        if (mixpi_rerun_keeps(b, e)) continue;
+        for (k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
+        if (!e->alias) mixpi_rerun_free(e->call.out);
+        e->call.out->data = NULL;
+        e->call.out->own.spilled = 1;
+    }
+    b->live = 0;
+}
+
+/* Gives a call memory for its result and for what it saves. The result of the block still has both,
+ * unless a later operator has freed it or let its gradient overwrite it. */
+static mixp_result mixpi_rerun_memory(mixpi_tape_entry *e) {
+    mixp_call *c = &e->call;
+    int k;
+    if (mixpi_rerun_keeps(e->block, e) && (e->alias || !c->out->own.spent)) return MIXP_OK;
+    c->out->data = e->alias ? c->in[0]->data : mixpi_data_alloc(c->out);
+    if (!c->out->data) return MIXP_ERR_MEMORY;
+    for (k = 0; k < MIXP_MAX_SAVED; k++) {
+        if (!c->saved[k] || c->saved[k]->data) continue;
+        c->saved[k]->data = mixpi_data_alloc(c->saved[k]);
+        if (!c->saved[k]->data) return MIXP_ERR_MEMORY;
+    }
+    return MIXP_OK;
+}
+
+/* Runs the forward of a call again, also that of the block's result, because attrs may hold the
+ * addresses of its inputs. An operator tells forward from backward by the gradient of its
+ * result, which an earlier walk may have kept. */
+static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
+    mixp_call *c = &e->call;
+    mixp_tensor *grad = c->out->grad;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i <= c->n_in && r == MIXP_OK; i++) {
+        mixp_tensor *t = mixpi_call_tensor(c, i);
+        if (t && mixpi_origin(t)->version != e->versions[i]) r = mixpi_was_written(c, i);
+    }
+    if (r == MIXP_OK) r = mixpi_rerun_memory(e);
+    if (r != MIXP_OK) return r;
+    c->out->grad = NULL;
+    e->again = 1;
+    r = mixpi_run_inside(c, c->op->forward);
+    e->again = 0;
+    c->out->grad = grad;
+    return r;
+}
+
+static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
+    mixp_context *ctx = b->entries[0]->call.ctx;
+    const int64_t calls = ctx->calls_made;
+    const int no_grad = mixpi_no_grad_set(ctx, 0);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < b->count && r == MIXP_OK; i++)
+        r = mixpi_rerun_run(b->entries[i]);
+    mixpi_no_grad_set(ctx, no_grad);
+    ctx->calls_made = calls;
+    b->live = 1;
+    return r;
+}
+
+/* Before a walk reads the inputs and the result of e. */
+static mixp_result mixpi_rerun_enter(mixpi_tape_entry *e)
+{ return e->block && !e->block->live ? mixpi_rerun_restore(e->block) : MIXP_OK; }
+
+/* After a walk has passed e. */
+static void mixpi_rerun_leave(mixpi_tape_entry *e) {
+    if (e->block && e->block->live && e == e->block->entries[0]) mixpi_rerun_spill(e->block);
+}
+
+/* Does e, or a tensor that it reads, no longer own its memory? */
+static int mixpi_entry_is_spent(const mixpi_tape_entry *e) {
+    int i;
+    for (i = 0; i < e->call.n_in; i++)
+        if (e->call.in[i] && e->call.in[i]->own.spent) return 1;
+    return e->call.out->own.spent;
+}
+
+/* The entries recorded since `before`; NULL: none, or one of them cannot run again, or out of
+ * memory. */
+static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry *before) {
+    mixpi_tape_entry *e;
+    mixpi_rerun *b;
+    int64_t n = 0;
+    for (e = ctx->tape; e != before; e = e->older) {
+        if (mixpi_entry_is_spent(e)) return NULL;
+        n++;
+    }
+    if (!n) return NULL;
+    b = (mixpi_rerun *)mixpi_step_alloc(ctx, sizeof *b);
+    if (b) b->entries = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)n * sizeof e);
+    if (!b || !b->entries) return NULL;
+    b->count = n;
+    for (e = ctx->tape; e != before; e = e->older) b->entries[--n] = e;
+    return b;
+}
+
+static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *user,
+                                    mixp_tensor *x) {
+    mixpi_tape_entry *before = ctx->tape;
+    const uint64_t generation = ctx->generation;
+    const int plain = ctx->in_block || (ctx->watch && ctx->watch->comparing);
+    mixpi_rerun *b;
+    mixp_tensor *y;
+    int64_t i;
+    if (plain) return fn(ctx, x, user);
+    ctx->in_block = 1;
+    y = fn(ctx, x, user);
+    ctx->in_block = 0;
+    if (!y || ctx->generation != generation) return NULL;
+    b = mixpi_is_live(y) ? mixpi_rerun_since(ctx, before) : NULL;
+    if (!b) return y;
+    b->kept = mixpi_origin(y);
+    for (i = 0; i < b->count; i++) b->entries[i]->block = b;
+    mixpi_rerun_spill(b);
+    return y;
+}
+
+MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
+                                        mixp_tensor *x) {
+    if (!ctx) return NULL;
+    if (block) return mixpi_recompute(ctx, block, user, x);
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_recompute: the function is NULL");
+    return NULL;
 }
 
 /* --- gradients of many ranks ------------------------------------------------------------ *
@@ -18094,7 +18297,11 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
-        if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+        if (e->call.out->own.pending) {
+            r = mixpi_rerun_enter(e);
+            if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
+        }
+        mixpi_rerun_leave(e);
         if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
     }
     mixp_autocast_close(ctx, opened);
@@ -18887,7 +19094,7 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->b = mixpi_call_x(c, 1);
     g->bias = mixpi_call_x(c, 2);
     g->c = mixpi_call_y(c);
-    if (p->linear) {
+    if (p->linear && !mixpi_entry_of(c)->again) {
         const int64_t sizes[3] = { g->m, g->n, g->k };
         mixpi_recipe_decide(c, sizes, &p->quantise);
     }
@@ -20068,6 +20275,15 @@ static mixp_result mixpi_norm_infer(mixp_call *c) {
     return mixpi_softmax_infer(c);
 }
 
+/* A norm that computes a sum and runs again (mixp_recompute) finds the arrays in new memory. */
+static void mixpi_norm_again(const mixp_call *c, mixp_norm_args *k) {
+    const mixpi_tape_entry *sum = k->b.data ? mixpi_entry_before(c) : NULL;
+    if (!sum || sum->call.out != c->in[0]) return;
+    k->a = mixpi_call_x(&sum->call, 0);
+    k->b = mixpi_call_x(&sum->call, 1);
+    k->sum = mixpi_tensor_out(c->in[0], 0);
+}
+
 static mixp_result mixpi_norm_forward(mixp_call *c) {
     mixp_norm_args *k = (mixp_norm_args *)c->attrs;     /* rms and eps are set already */
     k->rows = mixpi_rows_of(c->out);
@@ -20082,6 +20298,7 @@ static mixp_result mixpi_norm_forward(mixp_call *c) {
     k->y = mixpi_call_y(c);
     k->mean = mixpi_saved(c, 0);
     k->rstd = mixpi_saved(c, 1);
+    mixpi_norm_again(c, k);
     if (k->b.data) return MIXPI_RUN(c, add_norm, k);
     k->a = mixpi_call_x(c, 0);
     return MIXPI_RUN(c, norm, k);

@@ -74,6 +74,18 @@ static int mixpi_no_grad_now(const mixp_context *ctx) {
     return region && region->no_grad;
 }
 
+/* Sets whether the innermost region records. Returns what it was. */
+static int mixpi_no_grad_set(mixp_context *ctx, int no_grad) {
+    mixpi_casting *c = ctx->casting;
+    mixpi_region *region;
+    int was;
+    if (!c || !c->n_regions) return 0;
+    region = &c->regions[mixpi_min(c->n_regions, MIXPI_REGIONS_ROOM) - 1];
+    was = region->no_grad;
+    region->no_grad = no_grad;
+    return was;
+}
+
 /* The names of the open scopes. *length: the valid characters. */
 static const char *mixpi_scope_now(const mixp_context *ctx, int *length) {
     const mixpi_region *region = mixpi_region_now(ctx);

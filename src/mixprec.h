@@ -95,6 +95,7 @@ extern "C" {
 #include "watch/precision.c"
 #include "watch/looks.c"
 #include "tape/walk.c"
+#include "tape/blocks.c"
 #include "ranks/gradients.c"
 #include "tape/begin.c"
 #include "tape/cast.c"

@@ -28,6 +28,23 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
  * operator and the writer. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
+/* Computes y = block(ctx, x, user) and frees all that the block recorded, except y. mixp_backward
+ * computes the block's operators again when it reaches them, and frees their results behind it:
+ * memory for time, as torch.utils.checkpoint. Same bits as without, also with dropout, under
+ * autocast and under a guard; the block itself is called once. y is the only tensor of the block
+ * that may be used afterwards. The block may read other tensors than x through user. A block inside
+ * a block belongs to the outer one. A block whose operators have freed a disposable tensor, and a
+ * block in mixp_compare, stay in memory. Returns what the block returns; NULL on error.
+ *
+ * An operator of your own runs its forward again too: its attrs must not hold addresses of
+ * activations, and its forward must do the same each time.
+ *
+ * MIXP_ERR_ARGUMENT: block is NULL. MIXP_ERR_ORDER, from later calls: a tensor of the block other
+ * than y was used; or a tensor that the block read was written before mixp_backward. */
+typedef mixp_tensor *(*mixp_block_fn)(mixp_context *ctx, mixp_tensor *x, void *user);
+MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
+                                        mixp_tensor *x);
+
 /* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks
  * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
  * last. Only the last walk then sends gradients, with everything accumulated in them. Walking back

@@ -58,6 +58,7 @@ struct mixp_tensor {
         mixp_tensor *lent;      /* of a gradient: another gradient that reads this memory  */
         int          borrowed;  /* 1: a gradient whose memory belongs to another tensor    */
         int          disposable;/* 1: the program does not read the values again           */
+        int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          site;      /* of an activation: the site that made it, from 1; 0 = data */
         mixp_tensor *seen;      /* of a cast, reshape or dropout: the input tensor        */

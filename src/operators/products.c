@@ -197,7 +197,7 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->b = mixpi_call_x(c, 1);
     g->bias = mixpi_call_x(c, 2);
     g->c = mixpi_call_y(c);
-    if (p->linear) {
+    if (p->linear && !mixpi_entry_of(c)->again) {
         const int64_t sizes[3] = { g->m, g->n, g->k };
         mixpi_recipe_decide(c, sizes, &p->quantise);
     }

@@ -1,5 +1,5 @@
 #pragma once
-#include "../tape/walk.c"
+#include "../tape/blocks.c"
 /* --- gradients of many ranks ------------------------------------------------------------ *
  *
  * With ranks, the gradients of leaves lie in one arena, in the order in which the first walk
@@ -1026,7 +1026,11 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
-        if (e->call.out->own.pending) r = mixpi_walk_entry(&e->call);
+        if (e->call.out->own.pending) {
+            r = mixpi_rerun_enter(e);
+            if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
+        }
+        mixpi_rerun_leave(e);
         if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
     }
     mixp_autocast_close(ctx, opened);

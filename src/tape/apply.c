@@ -5,6 +5,8 @@
 
 enum { MIXPI_READS = 8 };       /* inputs whose gradients have a read set of their own     */
 
+typedef struct mixpi_rerun mixpi_rerun;
+
 /* The versions of inputs and result, the inputs, and the attributes follow the entry in memory. */
 struct mixpi_tape_entry {
     mixp_call         call;     /* first, so that a call and its entry have the same address */
@@ -12,6 +14,8 @@ struct mixpi_tape_entry {
     int               fixed_dtype;  /* 1: infer fixed the result's dtype; autocast keeps it */
     int               alias;    /* 1: the result shares its input's memory                 */
     int               site;     /* number of the site; 0: no guard watches */
+    mixpi_rerun      *block;    /* block that computes it again; NULL: it stays in memory   */
+    int               again;    /* 1: forward runs again, and must not decide anew         */
     int               told;     /* bit i: the next operator has made input i's gradient */
     mixp_result       lacks;    /* error of a gradient that backward asked for, or MIXP_OK */
     uint32_t          reads[MIXPI_READS];   /* for the gradient of input i, the tensors that
@@ -66,6 +70,8 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                      int required, const mixp_tensor *t) {
     const char *wrong = NULL;
     char quoted[MIXPI_QUOTED];
+    if (mixpi_is_spilled(t))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: input %d " MIXPI_SPILLED, op->name, i);
     if (t && !mixpi_is_tensor(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "%s: input %d is not a tensor: it is an invalid pointer, or a "

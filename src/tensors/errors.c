@@ -83,8 +83,18 @@ static int mixpi_is_live(const mixp_tensor *t) { return mixpi_is_tensor(t) && !m
 #define MIXPI_STALE "is of an earlier step, and mixp_step_begin has recycled it: to keep its " \
                     "values, mixp_copy them into a tensor of mixp_param or mixp_view before that"
 
+/* Was t made in this step, in a block that has freed it since? */
+static int mixpi_is_spilled(const mixp_tensor *t) {
+    return t && t->own.self == t && t->own.of == t->ctx && !t->data && t->own.spilled &&
+           !mixpi_is_stale(t);
+}
+#define MIXPI_SPILLED "was made in a block of mixp_recompute, which has freed it: only the result " \
+                      "of the block stays"
+
 /* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
 static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
+    if (mixpi_is_spilled(t))
+        return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_SPILLED, who);
     if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_stale(t)) return MIXP_OK;
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_STALE, who);

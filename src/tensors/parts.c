@@ -245,6 +245,7 @@ struct mixp_context {
     int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,
                                      which runs only at replays */
     int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
+    int            in_block;    /* 1: a block of mixp_recompute is running                 */
     int            averaged;    /* optimizers whose averages are in the weights            */
     int64_t        lows_made;   /* low copies of permanent tensors made so far             */
     const void    *tally_of;    /* optimizer whose counts are on their way to the host      */

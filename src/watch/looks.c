@@ -364,6 +364,9 @@ static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
 
 MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
                                         int rank, const int64_t *shape) {
+    const mixp_tensor *kept = slot >= 0 && slot < MIXP_MAX_SAVED ? c->saved[slot] : NULL;
+    if (kept && kept->data && kept->dtype == dtype && kept->rank == rank && /* computed again */
+        (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape))) return c->saved[slot];
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
     mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name,

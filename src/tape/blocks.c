@@ -1,0 +1,155 @@
+#pragma once
+#include "walk.c"
+/* --- blocks that are computed again --------------------------------------------------------- *
+ *
+ * mixp_recompute frees the results of a block's operators after forward. When a walk reaches the
+ * block, each recorded operator runs its forward again, oldest first: the same kernels with the same
+ * inputs and the same keys of random numbers give the same bits.
+ */
+struct mixpi_rerun {
+    mixpi_tape_entry **entries; /* of the block, oldest first                              */
+    int64_t            count;
+    const mixp_tensor *kept;    /* the tensor whose memory holds the block's result        */
+    int                live;    /* 1: the results are in memory                            */
+};
+
+static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e)
+{ return mixpi_origin(e->call.out) == b->kept; }
+
+static void mixpi_rerun_free(mixp_tensor *t) {
+    if (!t || !t->data || t->own.spent) return;
+    mixpi_arena_give(t->ctx, &t->ctx->dev, t->data, mixpi_bytes(t));
+    t->data = NULL;
+}
+
+static void mixpi_rerun_spill(mixpi_rerun *b) {
+    int64_t i;
+    int k;
+    for (i = 0; i < b->count; i++) {
+        mixpi_tape_entry *e = b->entries[i];
+        if (mixpi_rerun_keeps(b, e)) continue;
+        for (k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
+        if (!e->alias) mixpi_rerun_free(e->call.out);
+        e->call.out->data = NULL;
+        e->call.out->own.spilled = 1;
+    }
+    b->live = 0;
+}
+
+/* Gives a call memory for its result and for what it saves. The result of the block still has both,
+ * unless a later operator has freed it or let its gradient overwrite it. */
+static mixp_result mixpi_rerun_memory(mixpi_tape_entry *e) {
+    mixp_call *c = &e->call;
+    int k;
+    if (mixpi_rerun_keeps(e->block, e) && (e->alias || !c->out->own.spent)) return MIXP_OK;
+    c->out->data = e->alias ? c->in[0]->data : mixpi_data_alloc(c->out);
+    if (!c->out->data) return MIXP_ERR_MEMORY;
+    for (k = 0; k < MIXP_MAX_SAVED; k++) {
+        if (!c->saved[k] || c->saved[k]->data) continue;
+        c->saved[k]->data = mixpi_data_alloc(c->saved[k]);
+        if (!c->saved[k]->data) return MIXP_ERR_MEMORY;
+    }
+    return MIXP_OK;
+}
+
+/* Runs the forward of a call again, also that of the block's result, because attrs may hold the
+ * addresses of its inputs. An operator tells forward from backward by the gradient of its
+ * result, which an earlier walk may have kept. */
+static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
+    mixp_call *c = &e->call;
+    mixp_tensor *grad = c->out->grad;
+    mixp_result r = MIXP_OK;
+    int i;
+    for (i = 0; i <= c->n_in && r == MIXP_OK; i++) {
+        mixp_tensor *t = mixpi_call_tensor(c, i);
+        if (t && mixpi_origin(t)->version != e->versions[i]) r = mixpi_was_written(c, i);
+    }
+    if (r == MIXP_OK) r = mixpi_rerun_memory(e);
+    if (r != MIXP_OK) return r;
+    c->out->grad = NULL;
+    e->again = 1;
+    r = mixpi_run_inside(c, c->op->forward);
+    e->again = 0;
+    c->out->grad = grad;
+    return r;
+}
+
+static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
+    mixp_context *ctx = b->entries[0]->call.ctx;
+    const int64_t calls = ctx->calls_made;
+    const int no_grad = mixpi_no_grad_set(ctx, 0);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < b->count && r == MIXP_OK; i++)
+        r = mixpi_rerun_run(b->entries[i]);
+    mixpi_no_grad_set(ctx, no_grad);
+    ctx->calls_made = calls;
+    b->live = 1;
+    return r;
+}
+
+/* Before a walk reads the inputs and the result of e. */
+static mixp_result mixpi_rerun_enter(mixpi_tape_entry *e)
+{ return e->block && !e->block->live ? mixpi_rerun_restore(e->block) : MIXP_OK; }
+
+/* After a walk has passed e. */
+static void mixpi_rerun_leave(mixpi_tape_entry *e) {
+    if (e->block && e->block->live && e == e->block->entries[0]) mixpi_rerun_spill(e->block);
+}
+
+/* Does e, or a tensor that it reads, no longer own its memory? */
+static int mixpi_entry_is_spent(const mixpi_tape_entry *e) {
+    int i;
+    for (i = 0; i < e->call.n_in; i++)
+        if (e->call.in[i] && e->call.in[i]->own.spent) return 1;
+    return e->call.out->own.spent;
+}
+
+/* The entries recorded since `before`; NULL: none, or one of them cannot run again, or out of
+ * memory. */
+static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry *before) {
+    mixpi_tape_entry *e;
+    mixpi_rerun *b;
+    int64_t n = 0;
+    for (e = ctx->tape; e != before; e = e->older) {
+        if (mixpi_entry_is_spent(e)) return NULL;
+        n++;
+    }
+    if (!n) return NULL;
+    b = (mixpi_rerun *)mixpi_step_alloc(ctx, sizeof *b);
+    if (b) b->entries = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)n * sizeof e);
+    if (!b || !b->entries) return NULL;
+    b->count = n;
+    for (e = ctx->tape; e != before; e = e->older) b->entries[--n] = e;
+    return b;
+}
+
+static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *user,
+                                    mixp_tensor *x) {
+    mixpi_tape_entry *before = ctx->tape;
+    const uint64_t generation = ctx->generation;
+    const int plain = ctx->in_block || (ctx->watch && ctx->watch->comparing);
+    mixpi_rerun *b;
+    mixp_tensor *y;
+    int64_t i;
+    if (plain) return fn(ctx, x, user);
+    ctx->in_block = 1;
+    y = fn(ctx, x, user);
+    ctx->in_block = 0;
+    if (!y || ctx->generation != generation) return NULL;
+    b = mixpi_is_live(y) ? mixpi_rerun_since(ctx, before) : NULL;
+    if (!b) return y;
+    b->kept = mixpi_origin(y);
+    for (i = 0; i < b->count; i++) b->entries[i]->block = b;
+    mixpi_rerun_spill(b);
+    return y;
+}
+
+MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
+                                        mixp_tensor *x) {
+    if (!ctx) return NULL;
+    if (block) return mixpi_recompute(ctx, block, user, x);
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_recompute: the function is NULL");
+    return NULL;
+}
+

@@ -1,0 +1,301 @@
+/* test_recompute.c - blocks that are computed again in backward: the bits of a run that keeps
+ * everything (dropout, autocast, guard, several steps and walks), memory, and refusals. The run
+ * without mixp_recompute is the reference.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ */
+#include "mixprec.h"
+#include "test.h"
+#include "numbers.h"
+
+enum { LAYERS = 6, WIDTH = 64, BATCH = 4, LENGTH = 24, WEIGHTS = 8, HEADS = 4 };
+static const int64_t x_shape[3] = { BATCH, LENGTH, WIDTH };
+static float batch[BATCH * LENGTH * WIDTH];
+
+typedef struct layer { mixp_tensor *w[WEIGHTS]; } layer;
+
+typedef struct model {
+    mixp_context   *ctx;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+    mixp_tensor    *in;         /* an f32 parameter before the layers                           */
+    layer           layers[LAYERS];
+} model;
+
+typedef struct mode {
+    mixp_dtype dtype;
+    int        level, guard, fused, disposable, last, recipe;
+} mode;
+static mode now;
+static mixp_recipe nvfp4;       /* with keep_first and keep_last: some linears stay bf16        */
+
+static mixp_tensor *param(mixp_context *ctx, int64_t rows, int64_t cols, double size) {
+    static int made;
+    char name[32];
+    int64_t shape[2];
+    mixp_tensor *t;
+    snprintf(name, sizeof name, "p%d", made++);
+    shape[0] = rows;
+    shape[1] = cols;
+    t = mixp_param(ctx, name, MIXP_F32, cols ? 2 : 1, shape);
+    if (cols) mixp_init_normal(t, 0, size);
+    else mixp_fill(t, size);
+    return t;
+}
+
+static model model_of(int threads) {
+    mixp_context_desc d;
+    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    model m;
+    int i;
+    memset(&d, 0, sizeof d);
+    memset(&m, 0, sizeof m);
+    d.threads = threads;
+    d.seed = 3;
+    m.ctx = mixp_context_new(&d);
+    m.in = param(m.ctx, WIDTH, 0, 1.0);
+    for (i = 0; i < LAYERS; i++) {
+        mixp_tensor **w = m.layers[i].w;
+        w[0] = param(m.ctx, WIDTH, 0, 1.0);
+        w[1] = param(m.ctx, WIDTH, 0, 0.0);
+        w[2] = param(m.ctx, 3 * WIDTH, WIDTH, 0.2);
+        w[3] = param(m.ctx, WIDTH, WIDTH, 0.2);
+        w[4] = param(m.ctx, WIDTH, 0, 1.0);
+        w[5] = param(m.ctx, WIDTH, 0, 0.0);
+        w[6] = param(m.ctx, 4 * WIDTH, WIDTH, 0.2);
+        w[7] = param(m.ctx, WIDTH, 4 * WIDTH, 0.2);
+    }
+    m.opt = mixp_adamw_new(m.ctx, &adamw);
+    CHECK_INT(mixp_optimizer_add_all(m.opt, "*"), MIXP_OK);
+    m.scaler = mixp_scaler_new(m.ctx, NULL);
+    if (now.recipe) CHECK_INT(mixp_autocast_set_recipe(m.ctx, &nvfp4), MIXP_OK);
+    if (now.guard) CHECK_INT(mixp_guard_start(m.ctx, NULL), MIXP_OK);
+    return m;
+}
+
+/* A layer of a transformer: every kind of memory is in it - results, what operators save, reshapes,
+ * a sum that a norm computes, dropout of both kinds. */
+static mixp_tensor *one_layer(mixp_context *ctx, mixp_tensor *x, void *user) {
+    mixp_tensor **w = ((layer *)user)->w;
+    mixp_attention_desc a;
+    mixp_tensor *h, *sum;
+    memset(&a, 0, sizeof a);
+    a.heads = HEADS;
+    a.causal = 1;
+    a.dropout = 0.1f;
+    h = mixp_layer_norm(ctx, x, w[0], w[1], 1e-5f);
+    h = mixp_linear(ctx, h, w[2], NULL);
+    h = mixp_attention_apply(ctx, h, NULL, NULL, &a);
+    h = mixp_linear(ctx, h, w[3], NULL);
+    h = mixp_dropout(ctx, h, 0.1f, 1);
+    if (now.fused) h = mixp_add_layer_norm(ctx, x, h, w[4], w[5], 1e-5f, &sum);
+    else {
+        sum = mixp_add(ctx, x, h);
+        h = mixp_layer_norm(ctx, sum, w[4], w[5], 1e-5f);
+    }
+    h = mixp_linear(ctx, h, w[6], NULL);
+    if (now.disposable) mixp_tensor_set_disposable(h, 1);
+    h = mixp_gelu(ctx, h);
+    h = mixp_linear(ctx, h, w[7], NULL);
+    h = mixp_reshape(ctx, h, 3, x_shape);
+    h = mixp_mul(ctx, mixp_tanh(ctx, h), h);            /* reads its inputs, and one its result */
+    return now.last ? mixp_tanh(ctx, mixp_mul(ctx, sum, h)) : mixp_add(ctx, sum, h);
+}
+
+/* The loss of a step; again 1: each layer in a block. */
+static mixp_tensor *forward(model *m, int again, int t, double scale) {
+    static const int64_t all = BATCH * LENGTH * WIDTH;
+    mixp_tensor *x, *loss = NULL;
+    int i;
+    random_state = (uint64_t)t + 40;
+    for (i = 0; i < BATCH * LENGTH * WIDTH; i++) batch[i] = (float)(scale * random_value());
+    x = mixp_input(m->ctx, MIXP_F32, 3, x_shape, batch);
+    CHECK_INT(mixp_autocast_set_level(m->ctx, now.level), MIXP_OK);
+    MIXP_AUTOCAST(m->ctx, now.dtype) {
+        x = mixp_mul(m->ctx, x, m->in);
+        for (i = 0; i < LAYERS; i++) {
+            if (again) x = mixp_recompute(m->ctx, one_layer, &m->layers[i], x);
+            else x = one_layer(m->ctx, x, &m->layers[i]);
+        }
+        x = mixp_reshape(m->ctx, mixp_mul(m->ctx, x, x), 1, &all);
+        loss = mixp_mean(m->ctx, x, 0, 0);
+    }
+    return loss;
+}
+
+static void same_everywhere(model *a, model *b) {
+    static float x[4 * WIDTH * WIDTH], y[4 * WIDTH * WIDTH];
+    mixp_tensor *s, *t;
+    int64_t i;
+    for (i = 0; (s = mixp_context_param(a->ctx, i)) != NULL; i++) {
+        t = mixp_context_param(b->ctx, i);
+        CHECK_INT(mixp_read(s, x, MIXP_F32, s->count), MIXP_OK);
+        CHECK_INT(mixp_read(t, y, MIXP_F32, s->count), MIXP_OK);
+        CHECK(memcmp(x, y, (size_t)s->count * sizeof *x) == 0);
+        CHECK(s->grad && t->grad);
+        if (!s->grad || !t->grad) continue;
+        CHECK_INT(mixp_read(s->grad, x, MIXP_F32, s->count), MIXP_OK);
+        CHECK_INT(mixp_read(t->grad, y, MIXP_F32, s->count), MIXP_OK);
+        CHECK(memcmp(x, y, (size_t)s->count * sizeof *x) == 0);
+    }
+    CHECK_INT(i, 1 + LAYERS * WEIGHTS);
+}
+
+static void train(model *m, int again, int t, double scale) {
+    mixp_tensor *loss, *second;
+    CHECK_INT(mixp_step_begin(m->ctx), MIXP_OK);
+    mixp_zero_grad(m->opt);
+    loss = forward(m, again, t, scale);
+    CHECK_INT(mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, loss)), MIXP_OK);
+    if (t % 2) {                        /* a second pass of the same step: other dropout */
+        second = forward(m, again, t + 1, scale);
+        CHECK_INT(mixp_backward(m->ctx, mixp_scaler_scale(m->scaler, second)), MIXP_OK);
+    }
+    CHECK_INT(mixp_scaler_step(m->scaler, m->opt), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(m->scaler), MIXP_OK);
+}
+
+static void compare(mode how, double scale) {
+    model a, b;
+    int t;
+    now = how;
+    a = model_of(2);
+    b = model_of(2);
+    for (t = 0; t < 6; t++) {
+        train(&a, 0, t, scale);
+        train(&b, 1, t, scale);
+        same_everywhere(&a, &b);
+        CHECK_NEAR(mixp_scaler_loss_scale(a.scaler), mixp_scaler_loss_scale(b.scaler), 0);
+        CHECK_INT(mixp_context_error(a.ctx, NULL), MIXP_OK);
+        CHECK_INT(mixp_context_error(b.ctx, NULL), MIXP_OK);
+    }
+    mixp_context_free(a.ctx);
+    mixp_context_free(b.ctx);
+}
+
+static void test_same_bits(void) {
+    static const mode modes[] = {
+        { MIXP_F32, 0, 0, 0, 0, 0, 0 }, { MIXP_F32, 0, 0, 1, 0, 1, 0 }, { MIXP_F16, 1, 0, 0, 0, 1, 0 },
+        { MIXP_F16, 2, 0, 1, 0, 0, 0 }, { MIXP_BF16, 1, 0, 1, 0, 0, 0 }, { MIXP_BF16, 2, 0, 0, 0, 1, 0 },
+        { MIXP_BF16, 2, 0, 0, 0, 0, 1 }, { MIXP_BF16, 1, 0, 1, 0, 0, 1 },
+        { MIXP_F16, 2, 0, 1, 1, 0, 0 }
+    };
+    size_t i;
+    for (i = 0; i < sizeof modes / sizeof *modes; i++) compare(modes[i], 1.0);
+}
+
+/* Inputs of this size overflow in f16: the guard lets sites fall back. */
+static void test_same_bits_under_a_guard(void) {
+    static const mode modes[] = { { MIXP_F16, 1, 1, 1, 0, 0, 0 }, { MIXP_F16, 2, 1, 0, 0, 0, 0 } };
+    size_t i;
+    for (i = 0; i < sizeof modes / sizeof *modes; i++) {
+        compare(modes[i], 1.0);
+        compare(modes[i], 3e4);
+    }
+}
+
+/* Device memory of a step at its peak, beyond the parameters and their states. */
+static double peak_of(int again) {
+    model m = model_of(1);
+    double before;
+    int t;
+    before = (double)mixp_context_memory(m.ctx).used;
+    for (t = 0; t < 4; t += 2) train(&m, again, t, 1.0);
+    before = (double)mixp_context_memory(m.ctx).peak - before;
+    mixp_context_free(m.ctx);
+    return before;
+}
+
+static void test_memory(void) {
+    static const mode modes[] = { { MIXP_F32, 0, 0, 1, 0, 0, 0 }, { MIXP_F16, 2, 0, 1, 0, 0, 0 } };
+    size_t i;
+    for (i = 0; i < 2; i++) {
+        double kept, freed;
+        now = modes[i];
+        kept = peak_of(0);
+        freed = peak_of(1);
+        printf("  %s: %.0f KB at the peak without, %.0f KB with mixp_recompute: %.2f\n",
+               mixp_dtype_name(now.dtype), kept / 1e3, freed / 1e3, freed / kept);
+        CHECK(freed < 0.75 * kept);
+    }
+}
+
+static void test_no_step_allocates(void) {
+    static const mode how = { MIXP_F16, 2, 0, 1, 0, 0, 0 };
+    model m;
+    int64_t before;
+    now = how;
+    m = model_of(1);
+    train(&m, 1, 0, 1.0);
+    train(&m, 1, 2, 1.0);
+    before = mixp_context_memory(m.ctx).allocations;
+    train(&m, 1, 4, 1.0);
+    CHECK_INT(mixp_context_memory(m.ctx).allocations, before);
+    mixp_context_free(m.ctx);
+}
+
+/* --- refusals ----------------------------------------------------------------------------------- */
+
+static void told(mixp_context *ctx, mixp_result want, const char *part) {
+    const char *message = "";
+    CHECK_INT(mixp_context_error(ctx, &message), want);
+    CHECK_TEXT(message, part);
+    mixp_context_clear_error(ctx);
+}
+
+static mixp_tensor *inner;
+static mixp_tensor *keeps_inner(mixp_context *ctx, mixp_tensor *x, void *user) {
+    inner = mixp_mul(ctx, x, (mixp_tensor *)user);
+    return mixp_mul(ctx, inner, inner);
+}
+static mixp_tensor *identity(mixp_context *ctx, mixp_tensor *x, void *user) {
+    (void)ctx; (void)user;
+    return x;
+}
+static mixp_tensor *nothing(mixp_context *ctx, mixp_tensor *x, void *user) {
+    (void)ctx; (void)x; (void)user;
+    return NULL;
+}
+
+static void test_refused(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    const int64_t n = 3;
+    mixp_tensor *x = mixp_param(ctx, "x", MIXP_F32, 1, &n), *w = mixp_param(ctx, "w", MIXP_F32, 1, &n);
+    mixp_tensor *y;
+    float got[3];
+    int i;
+    mixp_fill(x, 2.0);
+    mixp_fill(w, 3.0);
+    CHECK(mixp_recompute(NULL, identity, NULL, x) == NULL);
+    CHECK(mixp_recompute(ctx, NULL, NULL, x) == NULL);
+    told(ctx, MIXP_ERR_ARGUMENT, "NULL");
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    CHECK(mixp_recompute(ctx, identity, NULL, x) == x);
+    CHECK(mixp_recompute(ctx, nothing, NULL, x) == NULL);
+    y = mixp_recompute(ctx, keeps_inner, w, x);
+    CHECK(mixp_add(ctx, y, inner) == NULL);
+    told(ctx, MIXP_ERR_ORDER, "mixp_recompute");
+    CHECK_INT(mixp_read(inner, got, MIXP_F32, 3), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "mixp_recompute");
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, 0, 0)), MIXP_OK);
+    CHECK_INT(mixp_read(x->grad, got, MIXP_F32, 3), MIXP_OK);
+    for (i = 0; i < 3; i++) CHECK_NEAR(got[i], 2.0 * (2.0 * 3.0) * 3.0, 0);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    y = mixp_recompute(ctx, keeps_inner, w, x);
+    mixp_fill(w, 4.0);
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, 0, 0)), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "'w'");
+    mixp_context_free(ctx);
+}
+
+int main(void) {
+    nvfp4.kind = MIXP_RECIPE_NVFP4;
+    nvfp4.linears = 4 * LAYERS;
+    nvfp4.keep_first = 1;
+    nvfp4.keep_last = 2;
+    RUN(test_same_bits);
+    RUN(test_same_bits_under_a_guard);
+    RUN(test_memory);
+    RUN(test_no_step_allocates);
+    RUN(test_refused);
+    return test_report();
+}
