@@ -335,7 +335,7 @@ fuzz: $(FUZZ:%=$(BUILD)/%) $(FUZZ:%=$(BUILD)/%-explore)   ## look for inputs tha
 	        -artifact_prefix=$(BUILD)/fuzz/crash-$$f- $(BUILD)/fuzz/$$f || exit 1; done
 
 # --- what can be made --------------------------------------------------------------------
-.PHONY: always pack examples run report show cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
+.PHONY: always pack examples run report show web cuda coverage test test-long test-variants test-all test-gpu test-programs bench \
         bench-small bench-conv bench-kernels bench-cuda ledger install uninstall dist reference clean help
 always:
 
@@ -356,6 +356,18 @@ report: $(BUILD)/tiny_gpt   ## the same, longer, with an overflow planted; BUILD
 # SEEDS, BATCH_SEEDS and TEXT: see the script. It compares with PyTorch if PYTHON has PyTorch.
 show: $(BUILD)/proof $(BUILD)/tiny_gpt   ## what fp16 loses in four models, and what brings it back: BUILD/show/show.html
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/show.sh
+
+# Debian: clang, lld, wasi-libc and libclang-rt-14-dev-wasm32.
+WASM_CC    ?= clang
+WASM_FLAGS ?= -O2 -msimd128
+web: mixprec.h   ## a GPT that trains in a browser, in fp16: BUILD/web/index.html and page.wasm
+	$(Q)mkdir -p $(BUILD)/web && echo 'int f(void); int f(void) { return 0; }' >$(BUILD)/web/probe.c
+	$(Q)if ! $(WASM_CC) --target=wasm32-wasi -mexec-model=reactor $(BUILD)/web/probe.c -o $(BUILD)/web/probe.wasm \
+	    2>/dev/null; then echo 'web: no compiler for wasm32-wasi with its libc; set WASM_CC' >&2; exit 1; fi
+	$(Q)rm -f $(BUILD)/web/probe.c $(BUILD)/web/probe.wasm
+	$(Q)$(WASM_CC) --target=wasm32-wasi -mexec-model=reactor $(WASM_FLAGS) -Wl,-s -I. examples/web/page.c -lm \
+	    -o $(BUILD)/web/page.wasm && cp examples/web/index.html $(BUILD)/web/ && \
+	    echo '$(PYTHON) -m http.server -d $(BUILD)/web, then open http://localhost:8000'
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
 SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/rooms.sh tests/metrics.sh tests/install.sh
@@ -400,7 +412,7 @@ test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PT
 	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/ptx.sh' tests/cuda_programs.sh 'ARCHS="75 90" tests/cuda_static.sh' \
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/variant.sh arm' 'tests/variant.sh amx' tests/ranks_mpi.sh tests/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' tests/test_overflow.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
-	    tests/test_packages.sh tests/test_reference_page.sh \
+	    tests/test_packages.sh tests/test_reference_page.sh tests/test_web.sh \
 	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
 
 # Too long for CI on two cores. tests/variant.sh lists them.
