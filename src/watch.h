@@ -237,6 +237,10 @@ typedef struct mixp_difference {
     double      cosine;         /* cosine of the angle between a and b; 1 if both are 0 */
     double      grad_relative, grad_largest, grad_cosine;   /* the same for the site's gradient */
     int         has_grad;
+    double      varied;         /* difference as a share of b's variation over the batch, with the
+                                   means subtracted; `relative` for fewer than 8 rows */
+    double      added;          /* `varied` less that of the site it reads that differs most; at
+                                   least 0 */
 } mixp_difference;
 
 typedef struct mixp_compare_desc {
@@ -248,8 +252,8 @@ typedef struct mixp_compare_desc {
 } mixp_compare_desc;
 
 /* Runs fn in one step under a and one under b, on the same batch and weights, each forward and
- * backward. Writes the sites that both runs have to rows, largest `relative` first, at most `room`
- * rows; sets *n to the number of such sites. Needs no guard. A guard that is on stays on, and its
+ * backward. Writes the sites that both runs have to rows, at most `room` rows. The site that
+ * adds most error comes first: the cause, and not the place where it becomes visible. Sets *n to the number of such sites. Needs no guard. A guard that is on stays on, and its
  * fallbacks apply in both runs. Weights, loss scale, random numbers and the step count keep their
  * values; gradients of parameters are forgotten. Allocates host memory for the results of all
  * sites, and frees it.

@@ -1257,7 +1257,7 @@ static void test_compare(void) {
     CHECK_INT(mixp_compare(g.ctx, &d, rows, 200, &n), MIXP_OK);
     CHECK_INT(mixp_context_steps(g.ctx), step);
     CHECK_INT(n, 37);           /* operators of a forward pass; casts are in one run only */
-    for (i = 1; i < n; i++) CHECK(rows[i - 1].relative >= rows[i].relative);
+    for (i = 1; i < n; i++) CHECK(rows[i - 1].added >= rows[i].added);
     for (i = 0; i < n; i++)
         if (strcmp(rows[i].site, planted) == 0) at = i;
     mixp_step_begin(g.ctx);
@@ -1298,6 +1298,53 @@ static void test_compare(void) {
     }
     gpt_train(&g, MIXP_F16);
     gpt_close(&g);
+}
+
+/* A year is rounded by the first scope, which is seen where the second subtracts 2000. */
+static mixp_tensor *years_apart(mixp_context *ctx, void *w) {
+    static const int64_t shape[2] = { 32, 2 }, one[2] = { 1, 1 };
+    const float base = 2000;
+    mixp_tensor *h = NULL;
+    float x[64];
+    int i;
+    for (i = 0; i < 64; i++) x[i] = 2000.0f + (float)(i * 7 % 32) / 16.0f;
+    MIXP_SCOPE(ctx, "cause") { h = mixp_scale(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x), 1.0f); }
+    MIXP_SCOPE(ctx, "symptom") { h = mixp_sub(ctx, h, mixp_input(ctx, MIXP_F32, 2, one, &base)); }
+    MIXP_SCOPE(ctx, "later") { h = mixp_linear(ctx, h, (mixp_tensor *)w, NULL); }
+    return mixp_mean(ctx, h, MIXP_ALL, 0);
+}
+
+/* In 1024 to 2048 f16 is spaced by 1, so that the expected error is that of whole numbers. */
+static void test_compare_names_the_cause(void) {
+    static const int64_t shape[2] = { 2, 2 };
+    mixp_difference rows[8];
+    mixp_compare_desc d;
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
+    double off = 0, all = 0, mean[2][2] = { { 0 } };
+    int64_t n;
+    int i, turn;
+    memset(&d, 0, sizeof d);
+    mixp_fill(w, 1);
+    d.a.dtype = MIXP_F16;
+    d.a.level = 2;
+    d.fn = years_apart;
+    d.user = w;
+    CHECK_INT(mixp_compare(ctx, &d, rows, 8, &n), MIXP_OK);
+    for (turn = 0; turn < 2; turn++)
+        for (i = 0; i < 64; i++) {
+            const double x = (double)(i * 7 % 32) / 16.0, e = nearbyint(x) - x;     /* ties to even */
+            if (!turn) mean[0][i % 2] += x / 32, mean[1][i % 2] += e / 32;
+            else all += (x - mean[0][i % 2]) * (x - mean[0][i % 2]), off += (e - mean[1][i % 2]) * (e - mean[1][i % 2]);
+        }
+    CHECK(n >= 3);
+    CHECK_TEXT(rows[0].site, "cause");
+    CHECK_NEAR(rows[0].varied, sqrt(off / all), 1e-9);
+    CHECK_NEAR(rows[0].added, rows[0].varied, 0);
+    for (i = 1; i < (int)n; i++) CHECK(rows[i].added < 0.5 * rows[0].added);
+    for (i = 1; i < (int)n; i++)
+        if (strstr(rows[i].site, "symptom")) CHECK(rows[i].relative > 100 * rows[0].relative);
+    mixp_context_free(ctx);
 }
 
 /* The sum of w, four times over: its gradient is 4. */
@@ -1408,6 +1455,7 @@ int main(void) {
     RUN(test_loads_leave_nothing_behind);
     RUN(test_underflow);
     RUN(test_compare);
+    RUN(test_compare_names_the_cause);
     RUN(test_compare_forgets);
     RUN(test_what_was_done_is_saved);
     RUN(test_planted_overflow);
