@@ -4910,6 +4910,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * optimizers' groups replace the current ones: change them after loading. The scaler's rule and the
  * schedules are the program's. If the file lacks the state of the spike check or of a predictive
  * rule, that state starts from its beginning. States that the program does not use are ignored.
+ * Needs host memory for the file's data; with sharded states also for those of the largest
+ * parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
@@ -28528,6 +28530,8 @@ typedef struct mixpi_state_item {
     mixpi_must    must;
     const void   *limit;        /* address of the count that limits it, or NULL            */
     mixp_tensor  *weight;       /* the tensor, if it is a weight; otherwise NULL           */
+    const mixp_optimizer *lent; /* of a state in borrowed memory: its optimizer; otherwise NULL */
+    int64_t       row;          /* and its parameter's number                              */
     mixpi_st_item *from;        /* of a weight being loaded: its tensor in the file; NULL = none */
 } mixpi_state_item;
 
@@ -28684,6 +28688,18 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
     mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
 }
 
+/* Marks the items from number `from` on, of a parameter whose states this rank does not hold: their
+ * memory is borrowed, see ranks/states.c. Averages of weights are not sharded. */
+static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t i, size_t from) {
+    for (; from < s->n_items; from++) {
+        mixpi_state_item *item = &s->items[from];
+        if (i < opt->ema_count && item->memory == opt->slots[i].ema) continue;
+        item->on_device = 0;
+        item->lent = opt;
+        item->row = i;
+    }
+}
+
 static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
     int64_t i;
     int g;
@@ -28693,8 +28709,7 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     for (i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
         mixpi_state_add_row(s, opt, i, number);
-        if (!s->items || mixpi_is_own(opt, i)) continue;
-        while (item < s->n_items) s->items[item++].on_device = 0;   /* see ranks/states.c */
+        if (s->items && !mixpi_is_own(opt, i)) mixpi_state_lend(s, opt, i, item);
     }
     mixpi_state_add_spike(s, opt, number);
 }
@@ -28817,8 +28832,9 @@ static void mixpi_state_release(mixpi_state *s) {
  *
  * During a save or a load, the rows of parameters that another rank owns, or of which each rank
  * owns a piece, point to host memory that is laid out like the states of a complete tensor. For a
- * save only rank 0 borrows this memory, and the owners fill it. After a load each rank copies its
- * pieces out of it.
+ * save only rank 0 borrows this memory, and the owners fill it. For a load all rows share the
+ * memory of the largest one, which only tells which states a row has: each rank takes its pieces
+ * out of the file's data.
  */
 static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row row = opt->rows[i];
@@ -28827,62 +28843,41 @@ static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     return lay.used;
 }
 
-/* Gives memory to every row that this rank does not own. memory NULL: takes the memory away. */
-static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory) {
+/* Gives memory to every row that this rank does not own. memory NULL: takes the memory away.
+ * shared: all rows get the same memory. */
+static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
     int64_t i;
     for (i = 0; i < opt->count; i++) {
         mixp_param_row *row = &opt->rows[i];
         mixpi_layout lay = { memory, 0 };
         if (mixpi_is_own(opt, i)) continue;
         mixpi_row_layout(opt, row, &lay);
-        if (memory) memory += lay.used;
-        else {
-            row->missed = NULL;
-            row->m = row->v = row->master = NULL;
-            row->m_scale = row->v_scale = NULL;
-        }
+        if (memory && !shared) memory += lay.used;
+        if (memory) continue;
+        row->missed = NULL;
+        row->m = row->v = row->master = NULL;
+        row->m_scale = row->v_scale = NULL;
     }
 }
 
-/* After a load: copies this rank's piece of the states of parameter i from the complete states at
- * `whole`, in device memory. */
-static mixp_result mixpi_piece_take(mixp_optimizer *opt, int64_t i, void *whole) {
-    const mixp_param_row piece = mixpi_piece_row(opt, i);
-    mixp_param_row all = opt->rows[i];
-    mixpi_layout lay = { NULL, 0 };
-    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    void *own[3], *there[3];
-    mixp_result r;
-    int k;
-    lay.memory = (char *)whole;
-    mixpi_row_layout(opt, &all, &lay);
-    own[0] = piece.m;
-    own[1] = piece.v;
-    own[2] = piece.master;
-    there[0] = all.m;
-    there[1] = all.v;
-    there[2] = all.master;
-    r = mixpi_copy_bytes(opt->ctx, piece.missed, all.missed, sizeof *all.missed);
-    for (k = 0; k < 3 && r == MIXP_OK; k++)
-        if (own[k] && n)
-            r = mixpi_copy_bytes(opt->ctx, own[k], (float *)there[k] + first,
-                                 (size_t)n * sizeof(float));
-    return r;
-}
-
-/* After a load: each rank takes its pieces of the states read. */
-static mixp_result mixpi_pieces_take(mixp_optimizer *opt) {
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
-        size_t bytes = mixpi_row_bytes(opt, i);
-        void *all = mixpi_is_divided(opt, i) ? mixpi_context_scratch(opt->ctx, bytes) : NULL;
-        if (!mixpi_is_divided(opt, i)) continue;
-        if (!all) return MIXP_ERR_MEMORY;
-        r = mixpi_upload(opt->ctx, all, opt->rows[i].missed, bytes);
-        if (r == MIXP_OK) r = mixpi_piece_take(opt, i, all);
-    }
-    return r;
+/* Loads a state of a parameter that this rank does not own: the rank's piece of it, or nothing if
+ * another rank owns the parameter. */
+static mixp_result mixpi_lent_load(const mixpi_state_item *item) {
+    const mixp_optimizer *opt = item->lent;
+    const mixp_param_row *row = &opt->rows[item->row];
+    const char *data = (const char *)item->e.data;
+    mixp_param_row piece;
+    int64_t first, n;
+    void *to;
+    if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
+    piece = mixpi_piece_row(opt, item->row);
+    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks.rank, &first);
+    if (item->memory == row->missed)
+        return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
+    to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
+    if (!n) return MIXP_OK;
+    return mixpi_upload(opt->ctx, to, data + (size_t)first * sizeof(float),
+                        (size_t)n * sizeof(float));
 }
 
 /* A part of the states of one parameter, in device memory: bytes [at, at + bytes) of the layout of
@@ -28964,23 +28959,34 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
 static int mixpi_any_sharded(const mixp_checkpoint *what)
 { return what->n_optimizers > 0 && mixpi_is_sharded(what->ctx); }
 
-/* Allocates and installs the memory that all optimizers borrow. Returns NULL if none is needed or
- * the allocation failed. */
-static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report) {
+/* Bytes of the rows of all optimizers; largest: of the largest row. */
+static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
     size_t bytes = 0;
-    char *memory, *at;
-    int o;
     int64_t i;
-    if (!mixpi_any_sharded(what)) return NULL;
+    int o;
     for (o = 0; o < what->n_optimizers; o++)
-        for (i = 0; i < what->optimizers[o]->count; i++)
-            bytes += mixpi_row_bytes(what->optimizers[o], i);
+        for (i = 0; i < what->optimizers[o]->count; i++) {
+            const size_t row = mixpi_row_bytes(what->optimizers[o], i);
+            if (!largest) bytes += row;
+            else if (row > bytes) bytes = row;
+        }
+    return bytes;
+}
+
+/* Allocates and installs the memory that all optimizers borrow. shared: all rows borrow the same
+ * memory, which then has no content. Returns NULL if none is needed or the allocation failed. */
+static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
+    const size_t bytes = mixpi_any_sharded(what) ? mixpi_states_bytes(what, shared) : 0;
+    char *memory, *at;
+    int64_t i;
+    int o;
+    if (!mixpi_any_sharded(what)) return NULL;
     memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
     if (!memory) return NULL;
-    memset(memory, 0, bytes);
+    if (!shared) memset(memory, 0, bytes);
     for (o = 0, at = memory; o < what->n_optimizers; o++) {
-        mixpi_rows_borrow(what->optimizers[o], at);
-        for (i = 0; i < what->optimizers[o]->count; i++)
+        mixpi_rows_borrow(what->optimizers[o], at, shared);
+        for (i = 0; i < what->optimizers[o]->count && !shared; i++)
             at += mixpi_row_bytes(what->optimizers[o], i);
     }
     return memory;
@@ -28989,7 +28995,7 @@ static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *repo
 static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
     int o;
     if (!memory) return;
-    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL);
+    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
     mixpi_st_release(what->ctx, memory);
 }
 
@@ -28999,14 +29005,6 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     if (!mixpi_any_sharded(what)) return MIXP_OK;
     for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
         r = mixpi_rows_collect(what->optimizers[o]);
-    return r;
-}
-
-static mixp_result mixpi_states_take(const mixp_checkpoint *what) {
-    mixp_result r = MIXP_OK;
-    int o;
-    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
-        r = mixpi_pieces_take(what->optimizers[o]);
     return r;
 }
 
@@ -29166,7 +29164,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
     writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
     if (mixpi_any_sharded(what)) result = mixp_ranks_check(what->ctx);
     if (result != MIXP_OK) return result;
-    borrowed = writes ? mixpi_states_borrow(what, &r) : NULL;
+    borrowed = writes ? mixpi_states_borrow(what, &r, 0) : NULL;
     result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     if (writes) mixpi_checkpoint_write(what, &r);
@@ -29437,7 +29435,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->absent && item->on_device)
+        if (item->lent) r = mixpi_lent_load(item);
+        else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
         else if (item->absent) memset(item->memory, 0, item->e.bytes);
         else if (item->on_device)
@@ -29499,16 +29498,14 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
-    borrowed = mixpi_states_borrow(what, &r);
+    borrowed = mixpi_states_borrow(what, &r, 1);
     mixpi_state_list(&state, &r, what->ctx, what, NULL);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
-    if (r.result == MIXP_OK && borrowed) result = mixpi_states_take(what);
     for (o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++) what->optimizers[o]->loaded = 1;
-    if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
     mixpi_states_return(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);

@@ -53,6 +53,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * optimizers' groups replace the current ones: change them after loading. The scaler's rule and the
  * schedules are the program's. If the file lacks the state of the spike check or of a predictive
  * rule, that state starts from its beginning. States that the program does not use are ignored.
+ * Needs host memory for the file's data; with sharded states also for those of the largest
+ * parameter.
  *
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the

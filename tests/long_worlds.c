@@ -4,7 +4,8 @@
  *
  * A world is random in its parameters, their dtypes and uses on each rank, in buckets, sharding, dtype in
  * transit, micro-batches, optimizers, guard, and in batches that overflow. It runs once over ddp_fork, once
- * over ddp_tcp, and, where mixprec promises the same bits, once in one process with `apart`. MIXPREC_SEED=N repeats a run, whose seed is printed. It ends after SECONDS seconds.
+ * over ddp_tcp, and, where mixprec promises the same bits, once in one process with `apart`.
+ * MIXPREC_SEED=N repeats a run, whose seed is printed. It ends after SECONDS seconds.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "mixprec.h"

@@ -713,6 +713,70 @@ static void sharded_evenly(void) {
     CHECK(most >= 6u * 5025 * 80);
 }
 
+static size_t allocated, most_allocated;
+static void *counted(size_t bytes, void *user) {
+    char *p = (char *)malloc(bytes + 64);
+    (void)user;
+    if (!p) return NULL;
+    memcpy(p, &bytes, sizeof bytes);
+    allocated += bytes;
+    if (allocated > most_allocated) most_allocated = allocated;
+    return p + 64;
+}
+static void uncounted(void *p, void *user) {
+    size_t bytes = 0;
+    (void)user;
+    if (!p) return;
+    memcpy(&bytes, (char *)p - 64, sizeof bytes);
+    allocated -= bytes;
+    free((char *)p - 64);
+}
+
+/* 8 tables of 64 KiB with AdamW's states, in a file of 1.5 MiB; size 4 with parts of the states. */
+static mixp_context *tables(int size, mixp_checkpoint *all, mixp_optimizer **opt) {
+    static const int64_t shape[2] = {128, 128};
+    static mixp_ranks_desc ranks;
+    mixp_context_desc d;
+    char name[2] = "a";
+    memset(&d, 0, sizeof d);
+    memset(all, 0, sizeof *all);
+    memset(&ranks, 0, sizeof ranks);
+    ranks.size = size;
+    ranks.rank = size - 1;
+    ranks.sum = ranks.all_gather = no_hook;
+    ranks.shard = 1;
+    d.ranks = &ranks;
+    d.threads = 1;
+    d.allocate = counted;
+    d.release = uncounted;
+    all->ctx = mixp_context_new(&d);
+    all->optimizers = opt;
+    all->n_optimizers = 1;
+    *opt = mixp_adamw_new(all->ctx, NULL);
+    for (; name[0] < 'i'; name[0]++) mixp_optimizer_add(*opt, mixp_param(all->ctx, name, MIXP_F32, 2, shape), NULL);
+    return all->ctx;
+}
+
+/* A rank that loads needs memory for the file, and for the states of one table beside it. */
+static void sharded_load_memory(void) {
+    static const char path[] = "tables.safetensors";
+    const size_t file = 8 * 3 * 65536, one = 3 * 65536;
+    mixp_checkpoint all;
+    mixp_optimizer *opt;
+    mixp_context *ctx = tables(1, &all, &opt);
+    size_t used;
+    CHECK_INT(mixp_checkpoint_save(path, &all), MIXP_OK);
+    mixp_context_free(ctx);
+    ctx = tables(4, &all, &opt);
+    used = most_allocated = allocated;
+    CHECK_INT(mixp_checkpoint_load(path, &all), MIXP_OK);
+    CHECK(most_allocated > used + file);
+    CHECK(most_allocated < used + file + 2 * one);
+    CHECK_INT(allocated, used);
+    mixp_context_free(ctx);
+    remove(path);
+}
+
 /* Muon looks at whole matrices: each is one rank's. A step that is skipped, a smaller world. */
 static void sharded_muon(void) {
     plan p = plan_of(STEPS);
@@ -1994,6 +2058,7 @@ int main(void) {
     RUN(held_walks_that_differ);
     RUN(sharded);
     RUN(sharded_evenly);
+    RUN(sharded_load_memory);
     RUN(sharded_muon);
     RUN(sharded_checkpoints);
     RUN(scattered);

@@ -139,7 +139,7 @@ static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpo
     writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
     if (mixpi_any_sharded(what)) result = mixp_ranks_check(what->ctx);
     if (result != MIXP_OK) return result;
-    borrowed = writes ? mixpi_states_borrow(what, &r) : NULL;
+    borrowed = writes ? mixpi_states_borrow(what, &r, 0) : NULL;
     result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     if (writes) mixpi_checkpoint_write(what, &r);
@@ -410,7 +410,8 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->absent && item->on_device)
+        if (item->lent) r = mixpi_lent_load(item);
+        else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
         else if (item->absent) memset(item->memory, 0, item->e.bytes);
         else if (item->on_device)
@@ -472,16 +473,14 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
-    borrowed = mixpi_states_borrow(what, &r);
+    borrowed = mixpi_states_borrow(what, &r, 1);
     mixpi_state_list(&state, &r, what->ctx, what, NULL);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
-    if (r.result == MIXP_OK && borrowed) result = mixpi_states_take(what);
     for (o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++) what->optimizers[o]->loaded = 1;
-    if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
     mixpi_states_return(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);

@@ -124,6 +124,8 @@ typedef struct mixpi_state_item {
     mixpi_must    must;
     const void   *limit;        /* address of the count that limits it, or NULL            */
     mixp_tensor  *weight;       /* the tensor, if it is a weight; otherwise NULL           */
+    const mixp_optimizer *lent; /* of a state in borrowed memory: its optimizer; otherwise NULL */
+    int64_t       row;          /* and its parameter's number                              */
     mixpi_st_item *from;        /* of a weight being loaded: its tensor in the file; NULL = none */
 } mixpi_state_item;
 
@@ -280,6 +282,18 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
     mixpi_state_add_fields(s, MIXPI_OF_SPIKE, opt->state, number, 0);
 }
 
+/* Marks the items from number `from` on, of a parameter whose states this rank does not hold: their
+ * memory is borrowed, see ranks/states.c. Averages of weights are not sharded. */
+static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t i, size_t from) {
+    for (; from < s->n_items; from++) {
+        mixpi_state_item *item = &s->items[from];
+        if (i < opt->ema_count && item->memory == opt->slots[i].ema) continue;
+        item->on_device = 0;
+        item->lent = opt;
+        item->row = i;
+    }
+}
+
 static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int number) {
     int64_t i;
     int g;
@@ -289,8 +303,7 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     for (i = 0; i < opt->count; i++) {
         size_t item = s->n_items;
         mixpi_state_add_row(s, opt, i, number);
-        if (!s->items || mixpi_is_own(opt, i)) continue;
-        while (item < s->n_items) s->items[item++].on_device = 0;   /* see ranks/states.c */
+        if (s->items && !mixpi_is_own(opt, i)) mixpi_state_lend(s, opt, i, item);
     }
     mixpi_state_add_spike(s, opt, number);
 }

@@ -1,12 +1,14 @@
 #pragma once
 #include "agree.c"
 #include "../files/safetensors.c"
+#include "../files/list.c"
 /* --- checkpoints: states that other ranks have --------------------------------------------------
  *
  * During a save or a load, the rows of parameters that another rank owns, or of which each rank
  * owns a piece, point to host memory that is laid out like the states of a complete tensor. For a
- * save only rank 0 borrows this memory, and the owners fill it. After a load each rank copies its
- * pieces out of it.
+ * save only rank 0 borrows this memory, and the owners fill it. For a load all rows share the
+ * memory of the largest one, which only tells which states a row has: each rank takes its pieces
+ * out of the file's data.
  */
 static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row row = opt->rows[i];
@@ -15,62 +17,41 @@ static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
     return lay.used;
 }
 
-/* Gives memory to every row that this rank does not own. memory NULL: takes the memory away. */
-static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory) {
+/* Gives memory to every row that this rank does not own. memory NULL: takes the memory away.
+ * shared: all rows get the same memory. */
+static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
     int64_t i;
     for (i = 0; i < opt->count; i++) {
         mixp_param_row *row = &opt->rows[i];
         mixpi_layout lay = { memory, 0 };
         if (mixpi_is_own(opt, i)) continue;
         mixpi_row_layout(opt, row, &lay);
-        if (memory) memory += lay.used;
-        else {
-            row->missed = NULL;
-            row->m = row->v = row->master = NULL;
-            row->m_scale = row->v_scale = NULL;
-        }
+        if (memory && !shared) memory += lay.used;
+        if (memory) continue;
+        row->missed = NULL;
+        row->m = row->v = row->master = NULL;
+        row->m_scale = row->v_scale = NULL;
     }
 }
 
-/* After a load: copies this rank's piece of the states of parameter i from the complete states at
- * `whole`, in device memory. */
-static mixp_result mixpi_piece_take(mixp_optimizer *opt, int64_t i, void *whole) {
-    const mixp_param_row piece = mixpi_piece_row(opt, i);
-    mixp_param_row all = opt->rows[i];
-    mixpi_layout lay = { NULL, 0 };
-    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    void *own[3], *there[3];
-    mixp_result r;
-    int k;
-    lay.memory = (char *)whole;
-    mixpi_row_layout(opt, &all, &lay);
-    own[0] = piece.m;
-    own[1] = piece.v;
-    own[2] = piece.master;
-    there[0] = all.m;
-    there[1] = all.v;
-    there[2] = all.master;
-    r = mixpi_copy_bytes(opt->ctx, piece.missed, all.missed, sizeof *all.missed);
-    for (k = 0; k < 3 && r == MIXP_OK; k++)
-        if (own[k] && n)
-            r = mixpi_copy_bytes(opt->ctx, own[k], (float *)there[k] + first,
-                                 (size_t)n * sizeof(float));
-    return r;
-}
-
-/* After a load: each rank takes its pieces of the states read. */
-static mixp_result mixpi_pieces_take(mixp_optimizer *opt) {
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
-        size_t bytes = mixpi_row_bytes(opt, i);
-        void *all = mixpi_is_divided(opt, i) ? mixpi_context_scratch(opt->ctx, bytes) : NULL;
-        if (!mixpi_is_divided(opt, i)) continue;
-        if (!all) return MIXP_ERR_MEMORY;
-        r = mixpi_upload(opt->ctx, all, opt->rows[i].missed, bytes);
-        if (r == MIXP_OK) r = mixpi_piece_take(opt, i, all);
-    }
-    return r;
+/* Loads a state of a parameter that this rank does not own: the rank's piece of it, or nothing if
+ * another rank owns the parameter. */
+static mixp_result mixpi_lent_load(const mixpi_state_item *item) {
+    const mixp_optimizer *opt = item->lent;
+    const mixp_param_row *row = &opt->rows[item->row];
+    const char *data = (const char *)item->e.data;
+    mixp_param_row piece;
+    int64_t first, n;
+    void *to;
+    if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
+    piece = mixpi_piece_row(opt, item->row);
+    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks.rank, &first);
+    if (item->memory == row->missed)
+        return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
+    to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
+    if (!n) return MIXP_OK;
+    return mixpi_upload(opt->ctx, to, data + (size_t)first * sizeof(float),
+                        (size_t)n * sizeof(float));
 }
 
 /* A part of the states of one parameter, in device memory: bytes [at, at + bytes) of the layout of
@@ -152,23 +133,34 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
 static int mixpi_any_sharded(const mixp_checkpoint *what)
 { return what->n_optimizers > 0 && mixpi_is_sharded(what->ctx); }
 
-/* Allocates and installs the memory that all optimizers borrow. Returns NULL if none is needed or
- * the allocation failed. */
-static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report) {
+/* Bytes of the rows of all optimizers; largest: of the largest row. */
+static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
     size_t bytes = 0;
-    char *memory, *at;
-    int o;
     int64_t i;
-    if (!mixpi_any_sharded(what)) return NULL;
+    int o;
     for (o = 0; o < what->n_optimizers; o++)
-        for (i = 0; i < what->optimizers[o]->count; i++)
-            bytes += mixpi_row_bytes(what->optimizers[o], i);
+        for (i = 0; i < what->optimizers[o]->count; i++) {
+            const size_t row = mixpi_row_bytes(what->optimizers[o], i);
+            if (!largest) bytes += row;
+            else if (row > bytes) bytes = row;
+        }
+    return bytes;
+}
+
+/* Allocates and installs the memory that all optimizers borrow. shared: all rows borrow the same
+ * memory, which then has no content. Returns NULL if none is needed or the allocation failed. */
+static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
+    const size_t bytes = mixpi_any_sharded(what) ? mixpi_states_bytes(what, shared) : 0;
+    char *memory, *at;
+    int64_t i;
+    int o;
+    if (!mixpi_any_sharded(what)) return NULL;
     memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
     if (!memory) return NULL;
-    memset(memory, 0, bytes);
+    if (!shared) memset(memory, 0, bytes);
     for (o = 0, at = memory; o < what->n_optimizers; o++) {
-        mixpi_rows_borrow(what->optimizers[o], at);
-        for (i = 0; i < what->optimizers[o]->count; i++)
+        mixpi_rows_borrow(what->optimizers[o], at, shared);
+        for (i = 0; i < what->optimizers[o]->count && !shared; i++)
             at += mixpi_row_bytes(what->optimizers[o], i);
     }
     return memory;
@@ -177,7 +169,7 @@ static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *repo
 static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
     int o;
     if (!memory) return;
-    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL);
+    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
     mixpi_st_release(what->ctx, memory);
 }
 
@@ -187,14 +179,6 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     if (!mixpi_any_sharded(what)) return MIXP_OK;
     for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
         r = mixpi_rows_collect(what->optimizers[o]);
-    return r;
-}
-
-static mixp_result mixpi_states_take(const mixp_checkpoint *what) {
-    mixp_result r = MIXP_OK;
-    int o;
-    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
-        r = mixpi_pieces_take(what->optimizers[o]);
     return r;
 }
 
