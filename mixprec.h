@@ -14261,8 +14261,9 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "first");
     if (graph->updates && ctx->averaged)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_replay: the weights are the averages that "
-                                 "mixp_optimizer_swap_ema put in: call it again first");
+                                 "mixp_replay: the weights are the averages of "
+                                 "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
+                                 "first");
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
@@ -15348,7 +15349,7 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = MIXP_OK;
     if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     *code = MIXP_ERR_ARGUMENT;
-    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT) return "the recipe's kind is none of mixp_recipe_kind";
+    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT) return "the recipe's kind is not a mixp_recipe_kind";
     if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
         return "the recipe's keep_first, keep_last or linears is negative";
     if (r->keep_last && !r->linears)
@@ -17072,9 +17073,10 @@ static void mixpi_unscaled_end(mixp_context *ctx) {
     const double all = u->values + u->flushed;
     if (u->met && u->walks < MIXPI_UNSCALED_WALKS) u->walks++;
     if (u->flushed < 8.0 || u->flushed <= 0.05 * all) return;
-    mixpi_warn(ctx, "mixp_backward: about %.0f %% of the f16 gradients became 0 in step %.0f, "
-                    "because no loss scale multiplies them: walk back mixp_scaler_scale(scaler, "
-                    "loss) and step with mixp_scaler_step, or take bf16",
+    mixpi_warn(ctx,
+               "mixp_backward: about %.0f %% of the f16 gradients became 0 in step %.0f, because "
+               "no loss scale multiplies them: call mixp_backward on mixp_scaler_scale(scaler, "
+               "loss) and step with mixp_scaler_step, or use bf16",
                100.0 * u->flushed / all, (double)ctx->step);
 }
 
@@ -21266,12 +21268,12 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     unsigned seen = 0;
     int i;
     if (p->n != x->rank || (p->n && !p->dims))
-        return mixpi_bad_shapes(c, "dims must name each of its dimensions once");
+        return mixpi_bad_shapes(c, "dims must name each dimension of x once");
     mixpi_dense_strides(x->rank, x->shape, strides);
     for (i = 0; i < p->n; i++) {
         int from = mixpi_axis(p->dims[i], x->rank);
         if (from < 0 || (seen >> from & 1u))
-            return mixpi_bad_shapes(c, "dims must name each of its dimensions once");
+            return mixpi_bad_shapes(c, "dims must name each dimension of x once");
         seen |= 1u << from;
         shape[i] = x->shape[from];
         p->strides[i] = strides[from];
@@ -21349,14 +21351,14 @@ static mixp_result mixpi_expand_infer(mixp_call *c) {
     int64_t step = 1;
     int i;
     if (p->rank < x->rank || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
-        return mixpi_bad_shapes(c, "the new rank must be at least its rank, and at most 8");
+        return mixpi_bad_shapes(c, "the new rank must be at least x's rank, and at most 8");
     p->k.rank = p->rank;
     for (i = p->rank - 1; i >= 0; i--) {
         int64_t n = mixpi_broadcast_axis(x, p->rank, i, &step, &p->k.a_strides[i]);
         int64_t to = p->shape[i] == -1 && i >= p->rank - x->rank ? n : p->shape[i];
         if (to < 1 || (n != 1 && to != n))
             return mixpi_bad_shapes(
-                c, "aligned at the right, its dimensions are 1, or equal to the new ones");
+                c, "aligned at the right, x's dimensions must be 1, or equal to the new dimensions");
         p->k.shape[i] = to;
     }
     mixpi_call_reads_all(c, 0);
@@ -21407,7 +21409,7 @@ static mixp_result mixpi_pad_infer(mixp_call *c) {
     most = INT64_MAX / x->count * shape[axis] - shape[axis];
     if (p->before < 0 || p->after < 0 || p->before > most || p->after > most - p->before)
         return mixpi_bad_shapes(
-            c, "before and after must not be below 0, nor the result too large");
+            c, "before and after must be at least 0, and the result must fit in memory");
     shape[axis] += p->before + p->after;
     p->dim = axis;
     mixpi_call_reads_all(c, 0);
@@ -21512,7 +21514,7 @@ static mixp_result mixpi_stack_infer(mixp_call *c) {
     if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
     *axis = mixpi_axis(*axis, x->rank + 1);
     if (*axis < 0 || x->rank == MIXP_MAX_RANK)
-        return mixpi_bad_shapes(c, "dim must be one of the result, whose rank is at most 8");
+        return mixpi_bad_shapes(c, "dim must be a dimension of the result, whose rank is at most 8");
     for (i = 1; i < c->n_in; i++)
         if (c->in[i]->rank != x->rank ||
             memcmp(c->in[i]->shape, x->shape, (size_t)x->rank * sizeof *shape) != 0)
@@ -24127,8 +24129,8 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
     const char *wrong = NULL;
     if (!mixpi_is_beta(decay)) wrong = "decay must lie in [0,1)";
     else if (!opt->count) wrong = "no parameter was added: call mixp_optimizer_add first";
-    else if (opt->owned) wrong = "states are sharded over ranks, where no average is kept: keep it "
-                                 "without `shard` of mixp_ranks_desc";
+    else if (opt->owned)
+        wrong = "averages do not work with sharded states: set `shard` of mixp_ranks_desc to 0";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_ema: %s", wrong);
     if (frozen)
@@ -24201,19 +24203,21 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
 static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     const char *wrong = NULL;
     int64_t i;
-    if (!opt->ema_count) wrong = "no average is kept: call mixp_optimizer_set_ema first";
+    if (!opt->ema_count) wrong = "there is no average: call mixp_optimizer_set_ema first";
     else if (!opt->swapped && opt->ema_count < opt->count)
-        wrong = "parameters were added since: call mixp_optimizer_set_ema again";
+        wrong = "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema "
+                "again";
     else if (opt->ctx->capturing) wrong = "a step is being captured; call mixp_capture_end first";
     else if (mixpi_stage(opt) != MIXPI_READY)
-        wrong = "it is in the middle of a step; call mixp_scaler_update first";
+        wrong = "the optimizer is in the middle of a step; call mixp_scaler_update first";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
     for (i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slots[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                     "mixp_optimizer_swap_ema: another optimizer has '%s' too, and "
-                                     "its master weight would follow the average",
+                                     "mixp_optimizer_swap_ema: another optimizer also has '%s', "
+                                     "and its master weight would take over the average; use one "
+                                     "optimizer",
                                      opt->slots[i].param->name);
     return MIXP_OK;
 }

@@ -378,7 +378,7 @@ static void test_shapes_refused(void) {
     pair[0] = t = case_param(MIXP_F32, 2, two, x);
     pair[1] = case_param(MIXP_F32, 2, three, x);
     mixp_step_begin(case_c);
-    case_refused(mixp_permute(case_c, t, 2, same), MIXP_ERR_SHAPE, "each of its dimensions once");
+    case_refused(mixp_permute(case_c, t, 2, same), MIXP_ERR_SHAPE, "each dimension of x once");
     case_refused(mixp_permute(case_c, t, 2, out), MIXP_ERR_SHAPE, "permute");
     case_refused(mixp_permute(case_c, t, 1, same), MIXP_ERR_SHAPE, "permute");
     case_refused(mixp_permute(case_c, t, 2, NULL), MIXP_ERR_SHAPE, "permute");

@@ -542,7 +542,7 @@ static void refused(void) {
     REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "negative");
     r.keep_last = 0;
     r.kind = MIXP_RECIPE_COUNT;
-    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "none of mixp_recipe_kind");
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "not a mixp_recipe_kind");
     CHECK(mixp_autocast_current(ctx).recipe == NULL);
     CHECK_INT(mixp_autocast_set_recipe(NULL, &r), MIXP_ERR_ARGUMENT);
     r.kind = MIXP_RECIPE_NVFP4;

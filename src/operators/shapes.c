@@ -116,12 +116,12 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     unsigned seen = 0;
     int i;
     if (p->n != x->rank || (p->n && !p->dims))
-        return mixpi_bad_shapes(c, "dims must name each of its dimensions once");
+        return mixpi_bad_shapes(c, "dims must name each dimension of x once");
     mixpi_dense_strides(x->rank, x->shape, strides);
     for (i = 0; i < p->n; i++) {
         int from = mixpi_axis(p->dims[i], x->rank);
         if (from < 0 || (seen >> from & 1u))
-            return mixpi_bad_shapes(c, "dims must name each of its dimensions once");
+            return mixpi_bad_shapes(c, "dims must name each dimension of x once");
         seen |= 1u << from;
         shape[i] = x->shape[from];
         p->strides[i] = strides[from];
@@ -199,14 +199,14 @@ static mixp_result mixpi_expand_infer(mixp_call *c) {
     int64_t step = 1;
     int i;
     if (p->rank < x->rank || p->rank > MIXP_MAX_RANK || (p->rank && !p->shape))
-        return mixpi_bad_shapes(c, "the new rank must be at least its rank, and at most 8");
+        return mixpi_bad_shapes(c, "the new rank must be at least x's rank, and at most 8");
     p->k.rank = p->rank;
     for (i = p->rank - 1; i >= 0; i--) {
         int64_t n = mixpi_broadcast_axis(x, p->rank, i, &step, &p->k.a_strides[i]);
         int64_t to = p->shape[i] == -1 && i >= p->rank - x->rank ? n : p->shape[i];
         if (to < 1 || (n != 1 && to != n))
             return mixpi_bad_shapes(
-                c, "aligned at the right, its dimensions are 1, or equal to the new ones");
+                c, "aligned at the right, x's dimensions must be 1, or equal to the new dimensions");
         p->k.shape[i] = to;
     }
     mixpi_call_reads_all(c, 0);
@@ -257,7 +257,7 @@ static mixp_result mixpi_pad_infer(mixp_call *c) {
     most = INT64_MAX / x->count * shape[axis] - shape[axis];
     if (p->before < 0 || p->after < 0 || p->before > most || p->after > most - p->before)
         return mixpi_bad_shapes(
-            c, "before and after must not be below 0, nor the result too large");
+            c, "before and after must be at least 0, and the result must fit in memory");
     shape[axis] += p->before + p->after;
     p->dim = axis;
     mixpi_call_reads_all(c, 0);
@@ -362,7 +362,7 @@ static mixp_result mixpi_stack_infer(mixp_call *c) {
     if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
     *axis = mixpi_axis(*axis, x->rank + 1);
     if (*axis < 0 || x->rank == MIXP_MAX_RANK)
-        return mixpi_bad_shapes(c, "dim must be one of the result, whose rank is at most 8");
+        return mixpi_bad_shapes(c, "dim must be a dimension of the result, whose rank is at most 8");
     for (i = 1; i < c->n_in; i++)
         if (c->in[i]->rank != x->rank ||
             memcmp(c->in[i]->shape, x->shape, (size_t)x->rank * sizeof *shape) != 0)

@@ -55,8 +55,8 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
     const char *wrong = NULL;
     if (!mixpi_is_beta(decay)) wrong = "decay must lie in [0,1)";
     else if (!opt->count) wrong = "no parameter was added: call mixp_optimizer_add first";
-    else if (opt->owned) wrong = "states are sharded over ranks, where no average is kept: keep it "
-                                 "without `shard` of mixp_ranks_desc";
+    else if (opt->owned)
+        wrong = "averages do not work with sharded states: set `shard` of mixp_ranks_desc to 0";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_ema: %s", wrong);
     if (frozen)
@@ -129,19 +129,21 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
 static mixp_result mixpi_swap_check(const mixp_optimizer *opt) {
     const char *wrong = NULL;
     int64_t i;
-    if (!opt->ema_count) wrong = "no average is kept: call mixp_optimizer_set_ema first";
+    if (!opt->ema_count) wrong = "there is no average: call mixp_optimizer_set_ema first";
     else if (!opt->swapped && opt->ema_count < opt->count)
-        wrong = "parameters were added since: call mixp_optimizer_set_ema again";
+        wrong = "parameters were added after mixp_optimizer_set_ema: call mixp_optimizer_set_ema "
+                "again";
     else if (opt->ctx->capturing) wrong = "a step is being captured; call mixp_capture_end first";
     else if (mixpi_stage(opt) != MIXPI_READY)
-        wrong = "it is in the middle of a step; call mixp_scaler_update first";
+        wrong = "the optimizer is in the middle of a step; call mixp_scaler_update first";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER, "mixp_optimizer_swap_ema: %s", wrong);
     for (i = 0; i < opt->ema_count && !opt->swapped; i++)
         if (opt->slots[i].param->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                                     "mixp_optimizer_swap_ema: another optimizer has '%s' too, and "
-                                     "its master weight would follow the average",
+                                     "mixp_optimizer_swap_ema: another optimizer also has '%s', "
+                                     "and its master weight would take over the average; use one "
+                                     "optimizer",
                                      opt->slots[i].param->name);
     return MIXP_OK;
 }

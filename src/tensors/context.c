@@ -201,8 +201,9 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "first");
     if (graph->updates && ctx->averaged)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_replay: the weights are the averages that "
-                                 "mixp_optimizer_swap_ema put in: call it again first");
+                                 "mixp_replay: the weights are the averages of "
+                                 "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
+                                 "first");
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
