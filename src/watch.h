@@ -252,11 +252,11 @@ typedef struct mixp_compare_desc {
 } mixp_compare_desc;
 
 /* Runs fn in one step under a and one under b, on the same batch and weights, each forward and
- * backward. Writes the sites that both runs have to rows, at most `room` rows. The site that
- * adds most error comes first: the cause, and not the place where it becomes visible. Sets *n to the number of such sites. Needs no guard. A guard that is on stays on, and its
- * fallbacks apply in both runs. Weights, loss scale, random numbers and the step count keep their
- * values; gradients of parameters are forgotten. Allocates host memory for the results of all
- * sites, and frees it.
+ * backward. Writes the sites that both runs have to rows, at most `room` rows. The site that adds
+ * most error comes first: the cause, and not the place where it becomes visible. Sets *n to the
+ * number of such sites. Needs no guard. A guard that is on stays on, and its fallbacks apply in
+ * both runs. Weights, loss scale, random numbers and the step count keep their values; gradients of
+ * parameters are forgotten. Allocates host memory for the results of all sites, and frees it.
  *
  * MIXP_ERR_ORDER: a region is open, or fn uses dropout, which would draw different numbers in each
  * run (pass training 0). MIXP_ERR_ARGUMENT: fn, rows, room or n is missing, or a setting is out of

@@ -50,10 +50,40 @@ static void ranks_have_the_same_bits(void) {
         }
 }
 
+/* Rounding does no harm to a clean vision transformer: no site falls back for it. */
+static void no_site_is_imprecise(const program *p, mode how, int steps) {
+    session    *s = session_open(p, &how, NULL, NULL);
+    mixp_event  e;
+    char        text[420];
+    int64_t     next = 0;
+    for (int step = 0; step < steps; step++) {
+        walks(s, p, 0, step, 0, 1, 1);
+        for (int i = 0; mixp_guard_event(s->ctx, i, &e); i++) {
+            if (e.number < next) continue;
+            next = e.number + 1;
+            CHECK(e.kind != MIXP_EVENT_IMPRECISE);
+            if (e.kind == MIXP_EVENT_IMPRECISE) printf("  %s\n", mixp_event_text(&e, text, sizeof text));
+        }
+    }
+    CHECK_INT(mixp_context_error(s->ctx, NULL), MIXP_OK);
+    CHECK(mixp_optimizer_verdict(s->opt[0]).applied > steps - 20);
+    session_close(s);
+}
+
+static void a_clean_vit_is_precise(void) {
+    for (int i = 0; i < PROGRAMS; i++) {
+        if (strcmp(programs[i].name, "vit") || !asked_for(&programs[i])) continue;
+        for (int k = 0; k < 8; k++)     /* sampled in one step of 16, and in each step */
+            no_site_is_imprecise(&programs[i], mode_of(k & 1 ? MIXP_BF16 : MIXP_F16, 1 + (k >> 1 & 1), 0,
+                                                       k & 4 ? 3 : 1), 300);
+    }
+}
+
 int main(void) {
     RUN(guards_never_make_worse);
     RUN(resumed_runs_have_the_same_bits);
     RUN(ranks_have_the_same_bits);
+    RUN(a_clean_vit_is_precise);
     table_print();
     return everyday_report();
 }

@@ -55,8 +55,8 @@ static mixpi_distance mixpi_distance_of(const float *a, const float *b, int64_t 
 }
 
 /* The share of b's variation over the batch by which a differs, with the means of the columns
- * subtracted, as in precision.c: a year that is rounded has a small relative error, but its fraction
- * is lost. otherwise: the result for few rows, and for rows that are all alike. */
+ * subtracted, as in precision.c: a year that is rounded has a small relative error, but its
+ * fraction is lost. otherwise: the result for few rows, and for rows that are all alike. */
 static double mixpi_difference_varied(const float *a, const float *b, int64_t rows, int64_t cols,
                                       double otherwise) {
     double all = 0.0, off = 0.0, size = 0.0;
