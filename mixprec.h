@@ -21358,7 +21358,7 @@ static mixp_result mixpi_expand_infer(mixp_call *c) {
         int64_t to = p->shape[i] == -1 && i >= p->rank - x->rank ? n : p->shape[i];
         if (to < 1 || (n != 1 && to != n))
             return mixpi_bad_shapes(
-                c, "aligned at the right, x's dimensions must be 1, or equal to the new dimensions");
+                c, "aligned at the right, x's dimensions must be 1, or equal to the new ones");
         p->k.shape[i] = to;
     }
     mixpi_call_reads_all(c, 0);
@@ -21514,7 +21514,7 @@ static mixp_result mixpi_stack_infer(mixp_call *c) {
     if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
     *axis = mixpi_axis(*axis, x->rank + 1);
     if (*axis < 0 || x->rank == MIXP_MAX_RANK)
-        return mixpi_bad_shapes(c, "dim must be a dimension of the result, whose rank is at most 8");
+        return mixpi_bad_shapes(c, "dim must be one of the result, whose rank is at most 8");
     for (i = 1; i < c->n_in; i++)
         if (c->in[i]->rank != x->rank ||
             memcmp(c->in[i]->shape, x->shape, (size_t)x->rank * sizeof *shape) != 0)
@@ -22562,12 +22562,12 @@ static mixp_param_group mixpi_group_kept(mixp_optimizer_kind kind,
 }
 
 static const char *mixpi_states_wrong(const mixp_optimizer_states *s, int no_master) {
-    if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is none of mixp_moment_kind";
-    if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is none of mixp_moment_kind";
+    if ((unsigned)s->m > MIXP_MOMENT_8BIT) return "states.m is not a mixp_moment_kind";
+    if ((unsigned)s->v > MIXP_MOMENT_8BIT) return "states.v is not a mixp_moment_kind";
     if ((unsigned)s->master > MIXP_MASTER_8BIT)
-        return "states.master is none of mixp_master_kind";
+        return "states.master is not a mixp_master_kind";
     if (no_master && s->master != MIXP_MASTER_F32)
-        return "no_master and states.master contradict each other";
+        return "no_master and states.master contradict each other; set only one";
     return NULL;
 }
 
@@ -22594,7 +22594,7 @@ static const char *mixpi_schedule_part_wrong(const mixp_schedule *s) {
 
 static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
     const char *wrong;
-    if ((unsigned)s->kind > MIXP_SCHEDULE_WSD) return "schedule.kind is none of its values";
+    if ((unsigned)s->kind > MIXP_SCHEDULE_WSD) return "schedule.kind is not a mixp_schedule_kind";
     if (s->warmup < 0) return "schedule.warmup is negative";
     wrong = mixpi_schedule_part_wrong(s);
     if (wrong) return wrong;
@@ -22605,7 +22605,7 @@ static const char *mixpi_schedule_wrong(const mixp_schedule *s) {
 
 /* Fills in the defaults of a rule. Returns what is wrong with the rule, or NULL. */
 static const char *mixpi_spike_resolve(mixp_spike_rule *r) {
-    if ((unsigned)r->of > MIXP_SPIKE_BOTH) return "spike.of is none of mixp_spike_of";
+    if ((unsigned)r->of > MIXP_SPIKE_BOTH) return "spike.of is not a mixp_spike_of";
     if (r->window == 0) r->window = 128;
     if (r->max_in_a_row == 0) r->max_in_a_row = 8;
     if (!mixpi_at_least_0(r->z)) return "spike.z must be finite and at least 0";
@@ -22656,7 +22656,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
     if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
-        wrong = "order is none of mixp_adam_order";
+        wrong = "order is not a mixp_adam_order";
     if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
     opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
     if (!opt) return NULL;
@@ -22776,7 +22776,7 @@ static const char *mixpi_muon_wrong(const mixp_muon_desc *d) {
         return "a, b and c must be finite";
     if (d->iterations < 1 || d->iterations > 99) return "iterations must lie in [1, 99]";
     if ((unsigned)d->rate > MIXP_MUON_RATE_MATCH_RMS_ADAMW)
-        return "rate is none of mixp_muon_rate";
+        return "rate is not a mixp_muon_rate";
     return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
 }
 
@@ -22824,8 +22824,8 @@ static mixp_result mixpi_group_put(mixp_optimizer *opt, int index, int count,
         wrong = "momentum must stay 0 in all groups, or stay above 0 in all";
     if (mixpi_group_zeroed(opt->plan.kind, group))
         wrong = "beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)";
-    if (index < 0 || index >= count) wrong = "there are fewer groups";
-    if (index >= MIXP_MAX_GROUPS) wrong = "MIXP_MAX_GROUPS groups are the most";
+    if (index < 0 || index >= count) wrong = "no group has this index";
+    if (index >= MIXP_MAX_GROUPS) wrong = "the limit is MIXP_MAX_GROUPS groups";
     if (!wrong) opt->plan.groups[index] = mixpi_group_kept(opt->plan.kind, group);
     if (!wrong) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "optimizer group %d: %s", index,
@@ -22848,8 +22848,8 @@ MIXPREC_API mixp_result mixp_optimizer_group(const mixp_optimizer *opt, int inde
                                                  mixp_param_group *out) {
     if (!opt || !out || index < 0 || index >= opt->plan.n_groups)
         return mixp_context_fail(opt ? opt->ctx : NULL, MIXP_ERR_ARGUMENT,
-                                 "optimizer group %d: no such "
-                                 "group, or nowhere to put it",
+                                 "optimizer group %d: no group has this index, or the result "
+                                 "pointer is NULL",
                                  index);
     *out = opt->plan.groups[index];
     return MIXP_OK;
@@ -22979,10 +22979,11 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
         const mixpi_slot *slot = &opt->slots[i];
         if (slot->param == p) return "was added before";
         if (mixpi_overlap(slot->param, p))
-            return "is the memory of a parameter that was added before, or a part of it; make "
-                   "views once, before the loop";
+            return "shares memory with a parameter that was added before; create views once, "
+                   "before the loop";
         if (opt->zero_grad && g && slot->grad && slot->grad->data == g->data)
-            return "shares its gradient, which the first of them to be updated would clear";
+            return "shares its gradient with another parameter, and the first update would clear "
+                   "it; use separate gradients";
     }
     return NULL;
 }
@@ -23002,29 +23003,31 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                  p->name, (double)p->count, (double)g->count);
     } else if (mixpi_stage(opt) != MIXPI_READY) {
         code = MIXP_ERR_ORDER;
-        wrong = "comes in the middle of a step: update the scaler first";
+        wrong = "was added in the middle of a step: call mixp_scaler_update first";
     } else if (g && g->data == p->data) wrong = "is its own gradient";
     else if (p->own.generation || (g && g->own.generation))
-        wrong = "lives for one step only";
+        wrong = "lives for one step only; add a tensor of mixp_param or mixp_view";
     else if (p->ctx != opt->ctx || (g && g->ctx != opt->ctx))
         wrong = "is of another context";
     else if (!g && !p->requires_grad && !p->own.is_param)
-        wrong = "is a view without a gradient: give one, or call mixp_tensor_set_requires_grad";
+        wrong = "is a view without a gradient: pass a gradient, or call "
+                "mixp_tensor_set_requires_grad";
     else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
-        wrong = "has, or had, an optimizer: where sums are scattered, each has one";
+        wrong = "has, or had, another optimizer: with `scatter`, each parameter can have one";
     else if (mixpi_is_scattered(opt->ctx) && g)
-        wrong = "has a view for its gradient, of which a rank would unscale and clip a part alone: "
-                "give NULL for it, or set `scatter` of mixp_ranks_desc to 0";
+        wrong = "has a view as its gradient, but with `scatter` a rank unscales and clips only a "
+                "part of it: pass NULL as the gradient, or set `scatter` of mixp_ranks_desc to 0";
     else if (g && opt->zero_grad && opt->owned)
-        wrong = "has a view for its gradient: where states are sharded, zero_grad cannot clear it";
+        wrong = "has a view as its gradient, which zero_grad cannot clear with `shard`: pass NULL "
+                "as the gradient";
     else wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
-        wrong = "is no matrix, which Muon's parameters are: give it to an AdamW";
+        wrong = "is not a matrix, and Muon trains only matrices: add it to an AdamW optimizer";
     }
     if (!wrong && mixpi_master_is_split(opt, p) && p->dtype == MIXP_F16) {
         code = MIXP_ERR_DTYPE;
-        wrong = "is f16, and states.master keeps what a bf16 weight lacks: make it bf16, or choose "
+        wrong = "is f16, but this states.master completes bf16 weights only: use bf16, or "
                 "MIXP_MASTER_F32";
     }
     if (!wrong) return MIXP_OK;
@@ -23265,8 +23268,8 @@ MIXPREC_API mixp_result mixp_optimizer_add_all(mixp_optimizer *opt, const char *
     }
     if (found) return r;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_optimizer_add_all: no parameter whose name fits '%s' wants a "
-                             "gradient and has no optimizer yet", pattern ? pattern : "NULL");
+                             "mixp_optimizer_add_all: no trainable parameter without an optimizer "
+                             "has a name that matches '%s'", pattern ? pattern : "NULL");
 }
 
 MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
@@ -23295,9 +23298,9 @@ static const char *mixpi_loss_wrong(const mixp_optimizer *opt, const mixp_tensor
         return "spike.of in the description is neither MIXP_SPIKE_LOSS nor MIXP_SPIKE_BOTH";
     if (loss->ctx != opt->ctx) return "the loss is of another context";
     if (loss->own.scaled)
-        return "this one is multiplied by the loss scale, whose moves would be spikes: give the "
-               "loss that mixp_scaler_scale was given";
-    if (loss->count != 1) return "a loss has one element; take mixp_mean of these";
+        return "the loss is multiplied by the loss scale, whose changes would look like spikes: "
+               "pass the loss from before mixp_scaler_scale";
+    if (loss->count != 1) return "a loss has one element; take the mean with mixp_mean";
     return NULL;
 }
 
@@ -23312,7 +23315,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
                                  "mixp_optimizer_set_loss: %s", wrong);
     if (loss->dtype != MIXP_F32)
         return mixp_context_fail(opt->ctx, MIXP_ERR_DTYPE,
-                                 "mixp_optimizer_set_loss: the loss is %s; give one in f32",
+                                 "mixp_optimizer_set_loss: the loss is %s; pass an f32 loss",
                                  mixp_dtype_name(loss->dtype));
     opt->plan.loss = (const float *)loss->data;
     opt->loss_of = opt->ctx->generation;
@@ -23323,8 +23326,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 static mixp_result mixpi_need_weights(const mixp_optimizer *opt, const char *who) {
     if (!opt->swapped) return MIXP_OK;
     return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                             "%s: the weights are the averages that mixp_optimizer_swap_ema put "
-                             "in: call mixp_optimizer_swap_ema again first",
+                             "%s: the weights are the averages of mixp_optimizer_swap_ema: call "
+                             "mixp_optimizer_swap_ema again first",
                              who);
 }
 
@@ -23402,13 +23405,13 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (!opt || !mixpi_is_tensor(param)) return MIXP_ERR_ARGUMENT;
     while (i < opt->count && opt->slots[i].param != param) i++;
     row = i;
-    if (i == opt->count) wrong = "this optimizer does not have it";
-    else if ((unsigned)what > MIXP_STATE_EMA) wrong = "no such kind of state";
+    if (i == opt->count) wrong = "this optimizer does not have the parameter";
+    else if ((unsigned)what > MIXP_STATE_EMA) wrong = "kind is not a kind of state";
     else if (!host) wrong = "the host memory is NULL";
     else if (!mixpi_is_own(opt, i)) wrong = "another rank keeps its states";
     else if (!mixpi_held_of(opt, row, what).data && what != MIXP_STATE_MASTER)
-        wrong = what == MIXP_STATE_EMA ? "no average is kept: call mixp_optimizer_set_ema"
-                                       : "this kind of optimizer keeps no such state";
+        wrong = what == MIXP_STATE_EMA ? "there is no average: call mixp_optimizer_set_ema"
+                                       : "this kind of optimizer does not have this state";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
                                  param->name, wrong);

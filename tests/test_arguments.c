@@ -583,11 +583,11 @@ static void groups(void) {
     REFUSED(ctx, mixp_optimizer_group(opt, 0, NULL), MIXP_ERR_ARGUMENT, "");
     REFUSED(ctx, mixp_optimizer_group(opt, -1, &g), MIXP_ERR_ARGUMENT, "");
     REFUSED(ctx, mixp_optimizer_group(opt, 1, &g), MIXP_ERR_ARGUMENT, "");
-    REFUSED(ctx, mixp_optimizer_set_group(opt, -1, &g), MIXP_ERR_ARGUMENT, "there are fewer groups");
-    REFUSED(ctx, mixp_optimizer_set_group(opt, 1, &g), MIXP_ERR_ARGUMENT, "there are fewer groups");
+    REFUSED(ctx, mixp_optimizer_set_group(opt, -1, &g), MIXP_ERR_ARGUMENT, "no group has this index");
+    REFUSED(ctx, mixp_optimizer_set_group(opt, 1, &g), MIXP_ERR_ARGUMENT, "no group has this index");
     for (i = 1; i < MIXP_MAX_GROUPS; i++) CHECK_INT(mixp_optimizer_add_group(opt, &g), i);
     REFUSED(ctx, mixp_optimizer_add_group(opt, &g) == -1 ? MIXP_ERR_ARGUMENT : MIXP_OK, MIXP_ERR_ARGUMENT,
-            "MIXP_MAX_GROUPS groups are the most");
+            "the limit is MIXP_MAX_GROUPS groups");
     CHECK_NEAR(mixp_optimizer_lr(opt, -1), 0, 0);
     CHECK_NEAR(mixp_optimizer_lr(opt, MIXP_MAX_GROUPS), 0, 0);
     CHECK_NEAR(mixp_optimizer_lr(opt, 1), g.lr, 0);
@@ -654,7 +654,7 @@ static void losses(void) {
     REFUSED(ctx, mixp_optimizer_set_loss(opt, mixp_activation(ctx, MIXP_F32, 1, four)), MIXP_ERR_ARGUMENT,
             "a loss has one element");
     REFUSED(ctx, mixp_optimizer_set_loss(opt, mixp_activation(ctx, MIXP_F16, 1, one_element)), MIXP_ERR_DTYPE,
-            "give one in f32");
+            "pass an f32 loss");
     REFUSED(ctx, mixp_optimizer_set_loss(opt, mixp_input(other, MIXP_F32, 1, one_element, &one)),
             MIXP_ERR_ARGUMENT, "of another context");
     mixp_context_free(other);

@@ -325,7 +325,7 @@ static void test_refused(void) {
     CHECK_INT(mixp_optimizer_add(both, m.w, m.g), MIXP_OK);
     CHECK_INT(mixp_optimizer_set_ema(m.opt, 0.5), MIXP_OK);
     told(m.ctx, mixp_optimizer_read(m.opt, other.w, MIXP_STATE_EMA, got, COUNT), MIXP_ERR_ARGUMENT,
-         "does not have it");
+         "does not have the parameter");
     told(m.ctx, mixp_optimizer_swap_ema(m.opt), MIXP_ERR_ARGUMENT, "another optimizer");
     CHECK_INT(mixp_optimizer_add(empty, cold, NULL), MIXP_OK);
     mixp_tensor_set_requires_grad(cold, 0);

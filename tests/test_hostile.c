@@ -381,7 +381,7 @@ static void views_that_overlap(void) {
     CHECK_INT(mixp_optimizer_add(opt, v[1], NULL), MIXP_OK);
     for (i = 2; i < 4; i++) {
         CHECK_INT(mixp_optimizer_add(opt, v[i], NULL), MIXP_ERR_ARGUMENT);
-        told(ctx, MIXP_ERR_ARGUMENT, "or a part of it");
+        told(ctx, MIXP_ERR_ARGUMENT, "shares memory with a parameter");
     }
     close_clean(ctx);
 }

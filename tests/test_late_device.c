@@ -355,7 +355,7 @@ static void rules_that_nobody_keeps(void) {
     told(ctx, MIXP_ERR_ARGUMENT, "max_scale must lie in [2^-126, 2^126]");
     sgd.schedule.kind = (mixp_schedule_kind)99;
     CHECK(mixp_sgd_new(ctx, &sgd) == NULL);
-    told(ctx, MIXP_ERR_ARGUMENT, "schedule.kind is none of its values");
+    told(ctx, MIXP_ERR_ARGUMENT, "schedule.kind is not a mixp_schedule_kind");
     close_clean(ctx);
 }
 

@@ -390,7 +390,7 @@ static void test_errors(void) {
     refused(&d, "a, b and c must be finite");
     d = mixp_muon_defaults();
     d.rate = (mixp_muon_rate)2;
-    refused(&d, "rate is none of mixp_muon_rate");
+    refused(&d, "rate is not a mixp_muon_rate");
     d = mixp_muon_defaults();
     d.momentum = -0.5;
     refused(&d, "mixp_muon_new: momentum must be finite and at least 0");
@@ -398,7 +398,7 @@ static void test_errors(void) {
                                  mixp_param(errors, "bias", MIXP_F32, 1, shape), NULL),
               MIXP_ERR_SHAPE);
     mixp_context_error(errors, &message);
-    CHECK_TEXT(message, "'bias' is no matrix, which Muon's parameters are: give it to an AdamW");
+    CHECK_TEXT(message, "'bias' is not a matrix, and Muon trains only matrices: add it to an AdamW");
     mixp_context_free(errors);
 }
 

@@ -1539,7 +1539,7 @@ static void view_refused(model *m) {
     const char *text;
     CHECK_INT(mixp_optimizer_add(opt, weight, mixp_view(m->ctx, "w.grad", MIXP_F32, 1, shape, g)), MIXP_ERR_ARGUMENT);
     mixp_context_error(m->ctx, &text);
-    CHECK_TEXT(text, "'w' has a view for its gradient, of which a rank would unscale and clip a part alone");
+    CHECK_TEXT(text, "'w' has a view as its gradient, but with `scatter` a rank unscales and clips only a part");
     mixp_context_clear_error(m->ctx);
     CHECK_INT(mixp_tensor_set_requires_grad(weight, 1), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(opt, weight, NULL), MIXP_OK);
@@ -1570,7 +1570,7 @@ static void in_pieces(void) {
     model_add(&m);
     CHECK_INT(mixp_optimizer_add(mixp_sgd_new(m.ctx, NULL), m.p[1], NULL), MIXP_ERR_ARGUMENT);
     mixp_context_error(m.ctx, &text);
-    CHECK_TEXT(text, "'up' has, or had, an optimizer: where sums are scattered");
+    CHECK_TEXT(text, "'up' has, or had, another optimizer: with `scatter`");
     mixp_context_clear_error(m.ctx);
     view_refused(&m);
     mixp_step_begin(m.ctx);

@@ -206,7 +206,7 @@ static mixp_result mixpi_expand_infer(mixp_call *c) {
         int64_t to = p->shape[i] == -1 && i >= p->rank - x->rank ? n : p->shape[i];
         if (to < 1 || (n != 1 && to != n))
             return mixpi_bad_shapes(
-                c, "aligned at the right, x's dimensions must be 1, or equal to the new dimensions");
+                c, "aligned at the right, x's dimensions must be 1, or equal to the new ones");
         p->k.shape[i] = to;
     }
     mixpi_call_reads_all(c, 0);
@@ -362,7 +362,7 @@ static mixp_result mixpi_stack_infer(mixp_call *c) {
     if (mixpi_need_real(c, c->n_in, c->n_in) != MIXP_OK) return MIXP_ERR_DTYPE;
     *axis = mixpi_axis(*axis, x->rank + 1);
     if (*axis < 0 || x->rank == MIXP_MAX_RANK)
-        return mixpi_bad_shapes(c, "dim must be a dimension of the result, whose rank is at most 8");
+        return mixpi_bad_shapes(c, "dim must be one of the result, whose rank is at most 8");
     for (i = 1; i < c->n_in; i++)
         if (c->in[i]->rank != x->rank ||
             memcmp(c->in[i]->shape, x->shape, (size_t)x->rank * sizeof *shape) != 0)
