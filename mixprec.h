@@ -2002,6 +2002,7 @@ typedef enum mixp_unary {
     MIXP_UNARY_SOFTPLUS,        /* log(1 + e^(p x)) / p, p > 0                             */
     MIXP_UNARY_LEAKY_RELU,      /* x > 0 ? x : p x                                         */
     MIXP_UNARY_ELU,             /* x > 0 ? x : p (e^x - 1)                                 */
+    MIXP_UNARY_ROOT,            /* sqrt x, with a slope of 0 where x is 0                  */
     MIXP_UNARY_COUNT
 } mixp_unary;
 
@@ -2017,7 +2018,7 @@ typedef enum mixp_binary {
  * except those of SCALE and AFFINE, which are p. */
 MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
     return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
-           op == MIXP_UNARY_SQRT;
+           op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT;
 }
 
 /* Is the slope of op its factor p, whatever the operand is? */
@@ -2307,8 +2308,8 @@ typedef struct mixp_unary_args {
 } mixp_unary_args;
 
 /* da (+)= dy * op'(a), n elements. y: the forward's result. da may be dy. The slopes of exp, tanh,
- * sigmoid and sqrt use only y, those of scale and affine neither, all others only a; the unused
- * arrays may be absent. */
+ * sigmoid, sqrt and root use only y, those of scale and affine neither, all others only a; the
+ * unused arrays may be absent. */
 typedef struct mixp_unary_backward_args {
     mixp_unary op;
     float      p, q;
@@ -3715,8 +3716,8 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     mean                        KEEP     x                    x
  *     max min                     KEEP     x                    x             ties: first, or all
  *     argmax argmin               KEEP     x                    none          i32
- *     var                         KEEP     x                    x             computed in f32
- *     logsumexp                   F32      x                    x
+ *     var std                     KEEP     x                    x             computed in f32
+ *     logsumexp vector_norm       F32      x                    x
  *     softmax log_softmax         F32_OUT  x                    x
  *     layer_norm                  F32      x (, gamma, beta)    all
  *     rms_norm                    F32      x (, gamma)          both
@@ -3898,6 +3899,12 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
+/* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their
+ * gradients are 0, as in PyTorch. */
+MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
+                                  int keep);
+MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
+                                          int keep);
 
 /* F32_OUT. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
@@ -5478,7 +5485,7 @@ enum {
 
 /* A new function needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in
  * loss_value and loss_slope. Then add 1 to the number here. */
-MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 24);
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 25);
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
 MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
@@ -7680,6 +7687,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float
     case MIXP_UNARY_LOG:
         return mixpi_vlog(a);
     case MIXP_UNARY_SQRT:
+    case MIXP_UNARY_ROOT:
         return mixpi_vsqrt(a);
     case MIXP_UNARY_POW:
         return mixpi_vpow(a, p);
@@ -7823,6 +7831,9 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
         return mixpi_vdiv(dy, b);
     case MIXP_UNARY_SQRT:
         return mixpi_vdiv(dy, mixpi_vadd(b, b));
+    case MIXP_UNARY_ROOT:               /* of 0: none; a NaN stays */
+        return MIXPI_P(above_0)(mixpi_vmin(b, mixpi_vset(1.0f)),
+                                mixpi_vdiv(dy, mixpi_vadd(b, b)), mixpi_vzero());
     case MIXP_UNARY_POW:
         if (p == 0.0f) return mixpi_vzero();
         return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
@@ -21655,7 +21666,7 @@ MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, i
     return mixpi_failed(ctx);
 }
 
-/* --- min, argmin, logsumexp, var: made of other operators ------------------------------- */
+/* --- min, argmin, logsumexp, var, std, vector_norm: made of other operators -------------- */
 
 MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
 { return mixp_neg(ctx, mixp_max(ctx, mixp_neg(ctx, x), dim, keep)); }
@@ -21731,6 +21742,45 @@ MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, in
     p.keep = keep;
     p.correction = correction;
     p.of = mixpi_form_var;
+    return mixpi_apply_form(ctx, x, &p);
+}
+
+/* The square root of t. Where t is 0, its gradient is 0, as those of PyTorch's std and norm. */
+static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
+    static const mixp_op root = { "root", MIXP_CLASS_KEEP, sizeof(mixp_unary_args),
+                                  mixpi_same_infer, mixpi_unary_forward, mixpi_unary_backward,
+                                  NULL };
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_ROOT;
+    return mixp_apply(ctx, &root, 1, &t, 1, &k);
+}
+
+static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)
+{ return mixpi_root(ctx, mixpi_form_var(ctx, x, p)); }
+
+MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
+                                  int keep) {
+    mixpi_form p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep;
+    p.correction = correction;
+    p.of = mixpi_form_std;
+    return mixpi_apply_form(ctx, x, &p);
+}
+
+static mixp_tensor *mixpi_form_norm(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)
+{ return mixpi_root(ctx, mixp_sum(ctx, mixp_square(ctx, x), p->dim, p->keep)); }
+
+MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
+                                          int keep) {
+    mixpi_form p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep;
+    p.wide = 1;
+    p.of = mixpi_form_norm;
     return mixpi_apply_form(ctx, x, &p);
 }
 

@@ -181,6 +181,7 @@ typedef enum mixp_unary {
     MIXP_UNARY_SOFTPLUS,        /* log(1 + e^(p x)) / p, p > 0                             */
     MIXP_UNARY_LEAKY_RELU,      /* x > 0 ? x : p x                                         */
     MIXP_UNARY_ELU,             /* x > 0 ? x : p (e^x - 1)                                 */
+    MIXP_UNARY_ROOT,            /* sqrt x, with a slope of 0 where x is 0                  */
     MIXP_UNARY_COUNT
 } mixp_unary;
 
@@ -196,7 +197,7 @@ typedef enum mixp_binary {
  * except those of SCALE and AFFINE, which are p. */
 MIXPREC_HD int mixpi_unary_by_result(mixp_unary op) {
     return op == MIXP_UNARY_TANH || op == MIXP_UNARY_SIGMOID || op == MIXP_UNARY_EXP ||
-           op == MIXP_UNARY_SQRT;
+           op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT;
 }
 
 /* Is the slope of op its factor p, whatever the operand is? */
@@ -486,8 +487,8 @@ typedef struct mixp_unary_args {
 } mixp_unary_args;
 
 /* da (+)= dy * op'(a), n elements. y: the forward's result. da may be dy. The slopes of exp, tanh,
- * sigmoid and sqrt use only y, those of scale and affine neither, all others only a; the unused
- * arrays may be absent. */
+ * sigmoid, sqrt and root use only y, those of scale and affine neither, all others only a; the
+ * unused arrays may be absent. */
 typedef struct mixp_unary_backward_args {
     mixp_unary op;
     float      p, q;

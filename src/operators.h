@@ -28,8 +28,8 @@
  *     mean                        KEEP     x                    x
  *     max min                     KEEP     x                    x             ties: first, or all
  *     argmax argmin               KEEP     x                    none          i32
- *     var                         KEEP     x                    x             computed in f32
- *     logsumexp                   F32      x                    x
+ *     var std                     KEEP     x                    x             computed in f32
+ *     logsumexp vector_norm       F32      x                    x
  *     softmax log_softmax         F32_OUT  x                    x
  *     layer_norm                  F32      x (, gamma, beta)    all
  *     rms_norm                    F32      x (, gamma)          both
@@ -211,6 +211,12 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
+/* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their
+ * gradients are 0, as in PyTorch. */
+MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
+                                  int keep);
+MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
+                                          int keep);
 
 /* F32_OUT. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);

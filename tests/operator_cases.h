@@ -405,20 +405,22 @@ static void test_shapes_refused(void) {
 
 /* --- reductions --------------------------------------------------------------------------------- */
 
-enum { REDUCE_MIN, REDUCE_LOGSUMEXP, REDUCE_VAR, REDUCE_VAR_0, REDUCE_KINDS };
+enum { REDUCE_MIN, REDUCE_LOGSUMEXP, REDUCE_VAR, REDUCE_VAR_0, REDUCE_STD, REDUCE_NORM, REDUCE_KINDS };
 
 static mixp_tensor *reduce_apply(int kind, mixp_tensor *x, int dim, int keep) {
     switch (kind) {
     case REDUCE_MIN: return mixp_min(case_c, x, dim, keep);
     case REDUCE_LOGSUMEXP: return mixp_logsumexp(case_c, x, dim, keep);
     case REDUCE_VAR: return mixp_var(case_c, x, dim, 1, keep);
+    case REDUCE_STD: return mixp_std(case_c, x, dim, 1, keep);
+    case REDUCE_NORM: return mixp_vector_norm(case_c, x, dim, keep);
     default: return mixp_var(case_c, x, dim, 0, keep);
     }
 }
 
 /* Of n numbers that are `step` apart, and their slopes. */
 static double reduce_value(int kind, const float *x, int64_t n, int64_t step, double *slope) {
-    double least = HUGE_VAL, most = -HUGE_VAL, mean = 0.0, squares = 0.0, sum = 0.0, by;
+    double least = HUGE_VAL, most = -HUGE_VAL, mean = 0.0, squares = 0.0, sum = 0.0, norm = 0.0, by;
     int64_t i, at = 0;
     for (i = 0; i < n; i++) {
         double v = (double)x[i * step];
@@ -430,18 +432,22 @@ static double reduce_value(int kind, const float *x, int64_t n, int64_t step, do
         double v = (double)x[i * step];
         sum += exp(v - most);
         squares += (v - mean) * (v - mean);
+        norm += v * v;
     }
-    by = (double)n - (kind == REDUCE_VAR ? 1.0 : 0.0);
+    by = (double)n - (kind == REDUCE_VAR_0 ? 0.0 : 1.0);
+    norm = sqrt(norm);
     for (i = 0; i < n; i++) {
         double v = (double)x[i * step];
         slope[i] = kind == REDUCE_MIN ? (i == at ? 1.0 : 0.0)
-                 : kind == REDUCE_LOGSUMEXP ? exp(v - most) / sum : 2.0 * (v - mean) / by;
+                 : kind == REDUCE_LOGSUMEXP ? exp(v - most) / sum : kind == REDUCE_NORM ? v / norm
+                 : kind == REDUCE_STD ? (v - mean) / by / sqrt(squares / by) : 2.0 * (v - mean) / by;
     }
+    if (kind == REDUCE_NORM || kind == REDUCE_STD) return kind == REDUCE_NORM ? norm : sqrt(squares / by);
     return kind == REDUCE_MIN ? least : kind == REDUCE_LOGSUMEXP ? most + log(sum) : squares / by;
 }
 
 static void reduce_one(int kind, mixp_dtype dtype, int dim, int keep, float scale) {
-    static const char *const names[] = { "min", "logsumexp", "var", "var of correction 0" };
+    static const char *const names[] = { "min", "logsumexp", "var", "var of correction 0", "std", "vector_norm" };
     const int64_t shape[3] = { 4, 3, 5 };
     const int64_t outer = dim <= 0 ? 1 : dim == 1 ? 4 : 12, n = dim == MIXP_ALL ? 60 : shape[dim];
     const int64_t inner = 60 / outer / n;
@@ -520,6 +526,26 @@ static void test_reductions_of_few(void) {
     mixp_context_free(case_c);
 }
 
+/* Where all values are equal, or 0: a result of 0 with a gradient of 0. */
+static void test_reductions_to_0(void) {
+    const int64_t shape[2] = { 3, 4 };
+    const float x[12] = { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 };
+    const double *got;
+    mixp_tensor *t, *y;
+    int i, kind;
+    case_c = case_context();
+    for (kind = REDUCE_STD; kind <= REDUCE_NORM; kind++) {
+        t = case_param(MIXP_F32, 2, shape, x);
+        mixp_step_begin(case_c);
+        y = reduce_apply(kind, t, 1, 0);
+        case_walk(y);
+        for (i = 0; i < 3; i++) CHECK_NEAR(case_read(y, 3)[i], 0.0, 0.0);
+        got = case_read(t->grad, 12);
+        for (i = 0; i < 12; i++) CHECK_NEAR(got[i], 0.0, 0.0);
+    }
+    mixp_context_free(case_c);
+}
+
 /* Under autocast: the dtype of the class, and no rounding before the last. */
 static void test_reductions_in_regions(void) {
     static const mixp_dtype to[2][3] = { { MIXP_F32, MIXP_F32, MIXP_F32 }, { MIXP_F16, MIXP_F32, MIXP_F16 } };
@@ -567,5 +593,6 @@ static void operator_run_cases(void) {
     RUN(test_shapes_refused);
     RUN(test_reductions);
     RUN(test_reductions_of_few);
+    RUN(test_reductions_to_0);
     RUN(test_reductions_in_regions);
 }

@@ -112,6 +112,7 @@ static double unary_ref(int op, double x, double p) {
     case MIXP_UNARY_EXP: return exp(x);
     case MIXP_UNARY_LOG: return log(x);
     case MIXP_UNARY_SQRT: return sqrt(x);
+    case MIXP_UNARY_ROOT: return sqrt(x);
     case MIXP_UNARY_POW: return pow(x, p);
     case MIXP_UNARY_RELU_SQUARED: return x < 0.0 ? 0.0 : x * x;
     case MIXP_UNARY_ABS: return fabs(x);
@@ -147,6 +148,7 @@ static double unary_slope(int op, double x, double y, double p) {
     case MIXP_UNARY_EXP: return y;
     case MIXP_UNARY_LOG: return 1.0 / x;
     case MIXP_UNARY_SQRT: return 0.5 / y;
+    case MIXP_UNARY_ROOT: return y > 0.0 ? 0.5 / y : 0.0;
     case MIXP_UNARY_POW: return p == 0.0 ? 0.0 : p * pow(x, p - 1.0);
     case MIXP_UNARY_RELU_SQUARED: return x < 0.0 ? 0.0 : 2.0 * x;
     case MIXP_UNARY_ABS: return x > 0.0 ? 1.0 : x < 0.0 ? -1.0 : 0.0;
@@ -167,7 +169,7 @@ static double unary_slope(int op, double x, double y, double p) {
 /* What f32 arithmetic may lose: a few roundings, more where the formula magnifies them. */
 static double unary_slack(int op, double x, double want) {
     double ulps = op == MIXP_UNARY_EXP || op == MIXP_UNARY_LOG ? 2.5 : 6.0;
-    if (op == MIXP_UNARY_RELU || op == MIXP_UNARY_SQRT) ulps = 0.0;
+    if (op == MIXP_UNARY_RELU || op == MIXP_UNARY_SQRT || op == MIXP_UNARY_ROOT) ulps = 0.0;
     if (op == MIXP_UNARY_AFFINE || op == MIXP_UNARY_LEAKY_RELU) ulps = 1.0;
     if (op == MIXP_UNARY_SOFTPLUS && x < 0.0) ulps += 3.0 * fabs(x);        /* of p x, p up to 3 */
     if (op == MIXP_UNARY_GELU_TANH && x < 0.0) ulps += 6.0 * fabs(1.6 * (x + 0.0447 * x * x * x));
@@ -178,7 +180,7 @@ static const float powers[] = { 0.0f, 1.0f, 2.0f, 3.0f, 0.5f, -1.0f, 1.7f, -2.5f
 
 static int positive_only(int op) {
     return op == MIXP_UNARY_LOG || op == MIXP_UNARY_SQRT || op == MIXP_UNARY_POW ||
-        op == MIXP_UNARY_LOG1P;
+        op == MIXP_UNARY_LOG1P || op == MIXP_UNARY_ROOT;
 }
 
 /* A parameter that op takes: softplus has positive ones. */
@@ -333,6 +335,8 @@ static void special_body(void) {
         3.0f) == -8.0f);
     CHECK(slope_of(MIXP_UNARY_RELU, 0.0f) == 0.0f && slope_of(MIXP_UNARY_RELU, -1.0f) == 0.0f);
     CHECK(slope_of(MIXP_UNARY_SQRT, 0.0f) >= inf);
+    CHECK(slope_of(MIXP_UNARY_ROOT, 0.0f) == 0.0f && slope_of(MIXP_UNARY_ROOT, inf) == 0.0f);
+    CHECK(is_nan((double)slope_of(MIXP_UNARY_ROOT, nan)) && slope_of(MIXP_UNARY_ROOT, 16.0f) == 0.125f);
     CHECK(slope_of(MIXP_UNARY_ABS, 0.0f) == 0.0f && slope_of(MIXP_UNARY_ABS, -0.0f) == 0.0f);
     CHECK(slope_of(MIXP_UNARY_CLAMP, 2.0f) == 0.0f && slope_of(MIXP_UNARY_CLAMP, 3.5f) == 0.0f);
     CHECK(slope_of(MIXP_UNARY_CLAMP, 2.1f) == 1.0f && slope_of(MIXP_UNARY_CLAMP, 3.4f) == 1.0f);

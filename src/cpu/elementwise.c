@@ -300,6 +300,7 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float
     case MIXP_UNARY_LOG:
         return mixpi_vlog(a);
     case MIXP_UNARY_SQRT:
+    case MIXP_UNARY_ROOT:
         return mixpi_vsqrt(a);
     case MIXP_UNARY_POW:
         return mixpi_vpow(a, p);
@@ -443,6 +444,9 @@ MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, fl
         return mixpi_vdiv(dy, b);
     case MIXP_UNARY_SQRT:
         return mixpi_vdiv(dy, mixpi_vadd(b, b));
+    case MIXP_UNARY_ROOT:               /* of 0: none; a NaN stays */
+        return MIXPI_P(above_0)(mixpi_vmin(b, mixpi_vset(1.0f)),
+                                mixpi_vdiv(dy, mixpi_vadd(b, b)), mixpi_vzero());
     case MIXP_UNARY_POW:
         if (p == 0.0f) return mixpi_vzero();
         return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));

@@ -322,7 +322,7 @@ enum {
 
 /* A new function needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in
  * loss_value and loss_slope. Then add 1 to the number here. */
-MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 24);
+MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 25);
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
 MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 

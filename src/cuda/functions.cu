@@ -25,7 +25,7 @@ constexpr int
 #define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
                                X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED)          \
                                X(ABS) X(SIN) X(COS) X(SOFT_CAP) X(CLAMP) X(AFFINE)            \
-                               X(LOG1P) X(EXPM1) X(ERF) X(SOFTPLUS) X(LEAKY_RELU) X(ELU)
+                               X(LOG1P) X(EXPM1) X(ERF) X(SOFTPLUS) X(LEAKY_RELU) X(ELU) X(ROOT)
 #define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
 #define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)  \
                                X(KL_LOG)
@@ -102,7 +102,8 @@ template <mixp_unary op> __device__ inline float unary_value(float a, float p, f
     case MIXP_UNARY_SIGMOID:   return sigmoid(a, &t);
     case MIXP_UNARY_EXP:       return expf(a);
     case MIXP_UNARY_LOG:       return logf(a);
-    case MIXP_UNARY_SQRT:      return sqrtf(a);
+    case MIXP_UNARY_SQRT:
+    case MIXP_UNARY_ROOT:      return sqrtf(a);
     case MIXP_UNARY_POW:       return power(a, p);
     case MIXP_UNARY_SCALE:     return __fmul_rn(a, p);
     case MIXP_UNARY_RELU_SQUARED:
@@ -178,6 +179,7 @@ __device__ inline float unary_slope(float g, float b, float p, float q) {
     case MIXP_UNARY_EXP:       return g * b;
     case MIXP_UNARY_LOG:       return g / b;
     case MIXP_UNARY_SQRT:      return g / (b + b);
+    case MIXP_UNARY_ROOT:      return b == 0.0f ? 0.0f : g / (b + b);
     case MIXP_UNARY_POW:       return p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f));
     case MIXP_UNARY_SCALE:     return __fmul_rn(g, p);
     case MIXP_UNARY_RELU_SQUARED:

@@ -1,7 +1,7 @@
 #pragma once
 #include "sums.c"
 #include "shapes.c"
-/* --- min, argmin, logsumexp, var: made of other operators ------------------------------- */
+/* --- min, argmin, logsumexp, var, std, vector_norm: made of other operators -------------- */
 
 MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
 { return mixp_neg(ctx, mixp_max(ctx, mixp_neg(ctx, x), dim, keep)); }
@@ -77,6 +77,45 @@ MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, in
     p.keep = keep;
     p.correction = correction;
     p.of = mixpi_form_var;
+    return mixpi_apply_form(ctx, x, &p);
+}
+
+/* The square root of t. Where t is 0, its gradient is 0, as those of PyTorch's std and norm. */
+static mixp_tensor *mixpi_root(mixp_context *ctx, mixp_tensor *t) {
+    static const mixp_op root = { "root", MIXP_CLASS_KEEP, sizeof(mixp_unary_args),
+                                  mixpi_same_infer, mixpi_unary_forward, mixpi_unary_backward,
+                                  NULL };
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_ROOT;
+    return mixp_apply(ctx, &root, 1, &t, 1, &k);
+}
+
+static mixp_tensor *mixpi_form_std(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)
+{ return mixpi_root(ctx, mixpi_form_var(ctx, x, p)); }
+
+MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
+                                  int keep) {
+    mixpi_form p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep;
+    p.correction = correction;
+    p.of = mixpi_form_std;
+    return mixpi_apply_form(ctx, x, &p);
+}
+
+static mixp_tensor *mixpi_form_norm(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p)
+{ return mixpi_root(ctx, mixp_sum(ctx, mixp_square(ctx, x), p->dim, p->keep)); }
+
+MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
+                                          int keep) {
+    mixpi_form p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep;
+    p.wide = 1;
+    p.of = mixpi_form_norm;
     return mixpi_apply_form(ctx, x, &p);
 }
 
