@@ -3295,9 +3295,9 @@ typedef enum mixp_block_scale {
     MIXP_SCALE_COUNT
 } mixp_block_scale;
 
-/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not overlap
- * x. Rounds to nearest even, or stochastically; values beyond the element's largest become the
- * largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
+/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
+ * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
+ * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
  *
  * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
  * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
@@ -3313,7 +3313,7 @@ typedef struct mixp_quantise_args {
     mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
     mixp_block_scale scale;
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
-                                                   n x n, with n a multiple of 16; 0 x 0 for TENSOR */
+                                                   n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
                                        cut off, to within 2^-22                            */
     uint64_t         key;       /* of mixp_random_key; the element is the index in x       */
@@ -3323,12 +3323,13 @@ typedef struct mixp_quantise_args {
  * factor by which a product with y must be multiplied: 1 / s for TENSOR and E4M3, otherwise 1.
  * MIXP_ERR_ARGUMENT: NULL, or an unknown scale or element. MIXP_ERR_SHAPE: blocks that do not fit.
  * MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y and *decode are unchanged. */
-MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k, float *decode);
+MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
+                                      float *decode);
 
-/* y = x (diag(signs) H_16) / 4 along the rows: in each column, each 16 rows are transformed. x[rows,
- * cols] f32 or bf16, y f32, rows a multiple of 16; sums of 16 in f32, as a tree. The transform is
- * orthogonal, so the product of two arrays that are both transformed is that of the arrays. The
- * signs are TransformerEngine's. Errors as mixp_quantise's. */
+/* y = x (diag(signs) H_16) / 4 along the rows: in each column, each 16 rows are transformed.
+ * x[rows, cols] f32 or bf16, y f32, rows a multiple of 16; sums of 16 in f32, as a tree. The
+ * transform is orthogonal, so the product of two arrays that are both transformed is that of the
+ * arrays. The signs are TransformerEngine's. Errors as mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       float *y);
 
@@ -5380,8 +5381,8 @@ static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k)
 #define MIXPI_COPY_TILE 32      /* elements along each side of a tile, if the copy transposes */
 
 /* A copy is cut into tiles of the last two axes; a tile is a unit of work. If both sides are dense
- * along the last axis, rows are copied directly. Otherwise the tile is gathered first, reading along
- * src's densest axis, so that a transpose touches each cache line once. */
+ * along the last axis, rows are copied directly. Otherwise the tile is gathered first, reading
+ * along src's densest axis, so that a transpose touches each cache line once. */
 typedef struct mixpi_copy_job {
     mixp_out   dst;
     mixp_in    src;
@@ -13235,8 +13236,8 @@ static int mixpi_is_spilled(const mixp_tensor *t) {
     return t && t->own.self == t && t->own.of == t->ctx && !t->data && t->own.spilled &&
            !mixpi_is_stale(t);
 }
-#define MIXPI_SPILLED "was made in a block of mixp_recompute, which has freed it: only the result " \
-                      "of the block stays"
+#define MIXPI_SPILLED                                                                        \
+    "was made in a block of mixp_recompute, which has freed it: only the result of the block stays"
 
 /* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
 static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
@@ -14968,7 +14969,8 @@ static uint32_t mixpi_grid_round(const mixpi_grid *g, uint32_t a) {
 /* The same for e2m1, rounded up when the upper 22 bits of `random` lie below the part cut off. */
 static uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t random) {
     const uint32_t capped = a > g->max ? g->max : a, up = 0x3FFFFFu - (random >> 10);
-    const uint32_t cut = (uint32_t)(mixp_f32_of_bits(capped < g->normal ? capped : 0u) * 8388608.0f);
+    const float below = mixp_f32_of_bits(capped < g->normal ? capped : 0u);
+    const uint32_t cut = (uint32_t)(below * 8388608.0f);
     const float tiny = (float)(int32_t)((cut + up) >> 22) * 0.5f;
     if (a > 0x7F800000u) return a;
     return capped < g->normal ? mixp_bits_of_f32(tiny) : (capped + up) >> 22 << 22;
@@ -15079,7 +15081,8 @@ static void mixpi_q_write(const mixpi_quantising *q, int64_t at, int64_t n,
         for (i = 0; i < MIXPI_Q_LANES; i++) {
             const uint32_t v = mixp_bits_of_f32(mixp_f32_of_bits(u[i]) * in[i]);
             const uint32_t random = mixp_random_at(q->k.key, (uint64_t)(at + i));
-            const uint32_t r = mixpi_grid_random(&grid, v & 0x7FFFFFFFu, random) | (v & 0x80000000u);
+            const uint32_t sign = v & 0x80000000u;
+            const uint32_t r = mixpi_grid_random(&grid, v ^ sign, random) | sign;
             y[i] = mixp_bf16_from_f32(mixp_f32_of_bits(r) * out[i]).bits;
         }
     } else {
@@ -15198,7 +15201,8 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.by_lane = k->block_cols == 1;
-    q.tile_cols = k->scale == MIXP_SCALE_TENSOR ? k->cols : q.by_lane ? MIXPI_Q_LANES : k->block_cols;
+    q.tile_cols = q.by_lane ? MIXPI_Q_LANES : k->block_cols;
+    if (k->scale == MIXP_SCALE_TENSOR) q.tile_cols = k->cols;
     if (k->scale == MIXP_SCALE_TENSOR) q.k.block_rows = 1;
     q.tensor = 1.0f;
     if (k->scale == MIXP_SCALE_TENSOR || k->scale == MIXP_SCALE_E4M3) {
@@ -15360,7 +15364,8 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = MIXP_OK;
     if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     *code = MIXP_ERR_ARGUMENT;
-    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT) return "the recipe's kind is not a mixp_recipe_kind";
+    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
+        return "the recipe's kind is not a mixp_recipe_kind";
     if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
         return "the recipe's keep_first, keep_last or linears is negative";
     if (r->keep_last && !r->linears)
@@ -17140,8 +17145,8 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
 /* --- blocks that are computed again --------------------------------------------------------- *
  *
  * mixp_recompute frees the results of a block's operators after forward. When a walk reaches the
- * block, each recorded operator runs its forward again, oldest first: the same kernels with the same
- * inputs and the same keys of random numbers give the same bits.
+ * block, each recorded operator runs its forward again, oldest first: the same kernels with the
+ * same inputs and the same keys of random numbers give the same bits.
  */
 struct mixpi_rerun {
     mixpi_tape_entry **entries; /* of the block, oldest first                              */

@@ -2292,7 +2292,7 @@ map_dense(const __grid_constant__ Map m) {
 
 /* e^-h 2^32, over the full range of f32: ex2 alone gives 0 below 2^-126. */
 __device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
-constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32                                   */
+constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32 */
 
 /* 1 / (1 + e^-x). *rest: 1 minus the result. */
 __device__ inline float quick_sigmoid(float x, float *rest) {
@@ -7472,8 +7472,8 @@ inline bool tensor_can(const State *s, Heads &h, bool backward) {
 /* Can tensor cores compute it? */
 inline bool tensor_takes(const State *s, Heads &h, bool backward) {
     mixp_dtype dtype = h.q.dtype;
-    return tensor_can(s, h, backward) && (h.d == 32 || h.d == 64 || h.d == 128) && dtype != MIXP_F32 &&
-           h.k.dtype == dtype && h.v.dtype == dtype &&
+    return tensor_can(s, h, backward) && (h.d == 32 || h.d == 64 || h.d == 128) &&
+           dtype != MIXP_F32 && h.k.dtype == dtype && h.v.dtype == dtype &&
            (!backward || h.dy.dtype == dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
            is_wide(h.q, h.q_at) && is_wide(h.k, h.k_at) && is_wide(h.v, h.v_at) &&
            is_wide(h.y) && is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) &&

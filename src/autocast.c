@@ -109,7 +109,8 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = MIXP_OK;
     if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     *code = MIXP_ERR_ARGUMENT;
-    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT) return "the recipe's kind is not a mixp_recipe_kind";
+    if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
+        return "the recipe's kind is not a mixp_recipe_kind";
     if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
         return "the recipe's keep_first, keep_last or linears is negative";
     if (r->keep_last && !r->linears)

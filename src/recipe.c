@@ -42,7 +42,8 @@ static uint32_t mixpi_grid_round(const mixpi_grid *g, uint32_t a) {
 /* The same for e2m1, rounded up when the upper 22 bits of `random` lie below the part cut off. */
 static uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t random) {
     const uint32_t capped = a > g->max ? g->max : a, up = 0x3FFFFFu - (random >> 10);
-    const uint32_t cut = (uint32_t)(mixp_f32_of_bits(capped < g->normal ? capped : 0u) * 8388608.0f);
+    const float below = mixp_f32_of_bits(capped < g->normal ? capped : 0u);
+    const uint32_t cut = (uint32_t)(below * 8388608.0f);
     const float tiny = (float)(int32_t)((cut + up) >> 22) * 0.5f;
     if (a > 0x7F800000u) return a;
     return capped < g->normal ? mixp_bits_of_f32(tiny) : (capped + up) >> 22 << 22;
@@ -153,7 +154,8 @@ static void mixpi_q_write(const mixpi_quantising *q, int64_t at, int64_t n,
         for (i = 0; i < MIXPI_Q_LANES; i++) {
             const uint32_t v = mixp_bits_of_f32(mixp_f32_of_bits(u[i]) * in[i]);
             const uint32_t random = mixp_random_at(q->k.key, (uint64_t)(at + i));
-            const uint32_t r = mixpi_grid_random(&grid, v & 0x7FFFFFFFu, random) | (v & 0x80000000u);
+            const uint32_t sign = v & 0x80000000u;
+            const uint32_t r = mixpi_grid_random(&grid, v ^ sign, random) | sign;
             y[i] = mixp_bf16_from_f32(mixp_f32_of_bits(r) * out[i]).bits;
         }
     } else {
@@ -272,7 +274,8 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.by_lane = k->block_cols == 1;
-    q.tile_cols = k->scale == MIXP_SCALE_TENSOR ? k->cols : q.by_lane ? MIXPI_Q_LANES : k->block_cols;
+    q.tile_cols = q.by_lane ? MIXPI_Q_LANES : k->block_cols;
+    if (k->scale == MIXP_SCALE_TENSOR) q.tile_cols = k->cols;
     if (k->scale == MIXP_SCALE_TENSOR) q.k.block_rows = 1;
     q.tensor = 1.0f;
     if (k->scale == MIXP_SCALE_TENSOR || k->scale == MIXP_SCALE_E4M3) {

@@ -73,9 +73,9 @@ typedef enum mixp_block_scale {
     MIXP_SCALE_COUNT
 } mixp_block_scale;
 
-/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not overlap
- * x. Rounds to nearest even, or stochastically; values beyond the element's largest become the
- * largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
+/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
+ * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
+ * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
  *
  * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
  * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
@@ -91,7 +91,7 @@ typedef struct mixp_quantise_args {
     mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
     mixp_block_scale scale;
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
-                                                   n x n, with n a multiple of 16; 0 x 0 for TENSOR */
+                                                   n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
                                        cut off, to within 2^-22                            */
     uint64_t         key;       /* of mixp_random_key; the element is the index in x       */
@@ -101,12 +101,13 @@ typedef struct mixp_quantise_args {
  * factor by which a product with y must be multiplied: 1 / s for TENSOR and E4M3, otherwise 1.
  * MIXP_ERR_ARGUMENT: NULL, or an unknown scale or element. MIXP_ERR_SHAPE: blocks that do not fit.
  * MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y and *decode are unchanged. */
-MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k, float *decode);
+MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
+                                      float *decode);
 
-/* y = x (diag(signs) H_16) / 4 along the rows: in each column, each 16 rows are transformed. x[rows,
- * cols] f32 or bf16, y f32, rows a multiple of 16; sums of 16 in f32, as a tree. The transform is
- * orthogonal, so the product of two arrays that are both transformed is that of the arrays. The
- * signs are TransformerEngine's. Errors as mixp_quantise's. */
+/* y = x (diag(signs) H_16) / 4 along the rows: in each column, each 16 rows are transformed.
+ * x[rows, cols] f32 or bf16, y f32, rows a multiple of 16; sums of 16 in f32, as a tree. The
+ * transform is orthogonal, so the product of two arrays that are both transformed is that of the
+ * arrays. The signs are TransformerEngine's. Errors as mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       float *y);
 

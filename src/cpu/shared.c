@@ -217,8 +217,8 @@ static void mixpi_convert_plan(mixpi_convert_job *c, const mixp_convert_args *k)
 #define MIXPI_COPY_TILE 32      /* elements along each side of a tile, if the copy transposes */
 
 /* A copy is cut into tiles of the last two axes; a tile is a unit of work. If both sides are dense
- * along the last axis, rows are copied directly. Otherwise the tile is gathered first, reading along
- * src's densest axis, so that a transpose touches each cache line once. */
+ * along the last axis, rows are copied directly. Otherwise the tile is gathered first, reading
+ * along src's densest axis, so that a transpose touches each cache line once. */
 typedef struct mixpi_copy_job {
     mixp_out   dst;
     mixp_in    src;

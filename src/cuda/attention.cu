@@ -1064,8 +1064,8 @@ inline bool tensor_can(const State *s, Heads &h, bool backward) {
 /* Can tensor cores compute it? */
 inline bool tensor_takes(const State *s, Heads &h, bool backward) {
     mixp_dtype dtype = h.q.dtype;
-    return tensor_can(s, h, backward) && (h.d == 32 || h.d == 64 || h.d == 128) && dtype != MIXP_F32 &&
-           h.k.dtype == dtype && h.v.dtype == dtype &&
+    return tensor_can(s, h, backward) && (h.d == 32 || h.d == 64 || h.d == 128) &&
+           dtype != MIXP_F32 && h.k.dtype == dtype && h.v.dtype == dtype &&
            (!backward || h.dy.dtype == dtype) && h.scale > 1e-30f && h.scale < 1e30f &&
            is_wide(h.q, h.q_at) && is_wide(h.k, h.k_at) && is_wide(h.v, h.v_at) &&
            is_wide(h.y) && is_wide(h.dy) && is_wide(h.out) && is_wide(h.dk) &&

@@ -353,7 +353,7 @@ map_dense(const __grid_constant__ Map m) {
 
 /* e^-h 2^32, over the full range of f32: ex2 alone gives 0 below 2^-126. */
 __device__ inline float exp_raised(float h) { return exp2_approx(fmaf(h, -1.44269504f, 32.0f)); }
-constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32                                   */
+constexpr float lowered = 2.3283064365386963e-10f;      /* 2^-32 */
 
 /* 1 / (1 + e^-x). *rest: 1 minus the result. */
 __device__ inline float quick_sigmoid(float x, float *rest) {

@@ -3,8 +3,8 @@
 /* --- blocks that are computed again --------------------------------------------------------- *
  *
  * mixp_recompute frees the results of a block's operators after forward. When a walk reaches the
- * block, each recorded operator runs its forward again, oldest first: the same kernels with the same
- * inputs and the same keys of random numbers give the same bits.
+ * block, each recorded operator runs its forward again, oldest first: the same kernels with the
+ * same inputs and the same keys of random numbers give the same bits.
  */
 struct mixpi_rerun {
     mixpi_tape_entry **entries; /* of the block, oldest first                              */

@@ -88,8 +88,8 @@ static int mixpi_is_spilled(const mixp_tensor *t) {
     return t && t->own.self == t && t->own.of == t->ctx && !t->data && t->own.spilled &&
            !mixpi_is_stale(t);
 }
-#define MIXPI_SPILLED "was made in a block of mixp_recompute, which has freed it: only the result " \
-                      "of the block stays"
+#define MIXPI_SPILLED                                                                        \
+    "was made in a block of mixp_recompute, which has freed it: only the result of the block stays"
 
 /* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
 static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
