@@ -3,6 +3,7 @@
  * without mixp_recompute is the reference.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include <setjmp.h>
 #include "mixprec.h"
 #include "test.h"
 #include "numbers.h"
@@ -256,6 +257,25 @@ static mixp_tensor *nothing(mixp_context *ctx, mixp_tensor *x, void *user) {
     return NULL;
 }
 
+/* A block that is left by longjmp, or by an exception, ends at the next step. */
+static jmp_buf out_of_it;
+static mixp_tensor *leaves(mixp_context *ctx, mixp_tensor *x, void *user) {
+    (void)ctx; (void)x; (void)user;
+    longjmp(out_of_it, 1);
+}
+static void test_left_by_a_jump(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    const int64_t n = 3;
+    mixp_tensor *x = mixp_param(ctx, "x", MIXP_F32, 1, &n);
+    float got[3];
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    if (!setjmp(out_of_it)) mixp_recompute(ctx, leaves, NULL, x);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    CHECK(mixp_recompute(ctx, keeps_inner, x, x) != NULL);
+    CHECK_INT(mixp_read(inner, got, MIXP_F32, 3), MIXP_ERR_ORDER);      /* freed */
+    mixp_context_free(ctx);
+}
+
 static void test_refused(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     const int64_t n = 3;
@@ -296,6 +316,7 @@ int main(void) {
     RUN(test_same_bits_under_a_guard);
     RUN(test_memory);
     RUN(test_no_step_allocates);
+    RUN(test_left_by_a_jump);
     RUN(test_refused);
     return test_report();
 }

@@ -66,6 +66,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixpi_records_turn(ctx);
     ctx->tape = NULL;
     ctx->calls_made = 0;
+    ctx->in_block = 0;
     if (ctx->casting) ctx->casting->linears = 0;
     ctx->generation++;
     ctx->step += mixpi_world(ctx);
