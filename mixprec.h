@@ -171,6 +171,10 @@
  *     a parameter is not initialised               it is 0, and earlier layers get gradients of 0
  *     q, k and v are in PyTorch's layout without   the shapes are the same if t equals heads;
  *       MIXP_LAYOUT_BHTD                             otherwise each row mixes heads with time
+ *     your operator reads or writes float          its numbers are wrong in a region of f16 or
+ *       arrays without MIXP_CLASS_ALL_F32            bf16, and right outside of it
+ *     your operator's forward leaves elements      they hold what was in that memory before
+ *       of its result unwritten
  *     you read the loss scale, but do not          grad_norm is too small, by the factor of the
  *       multiply your own gradients by it            scale
  *
