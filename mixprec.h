@@ -18839,7 +18839,7 @@ static void mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3], mixpi_reci
     else {
         counts->quantised++;
         out->recipe = *r;
-        out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, c->ctx->step,
+        out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, mixpi_random_step(c->ctx),
                                    (uint64_t)c->ctx->calls_made);
     }
 }

@@ -795,6 +795,7 @@ check "and log the same losses" test "$(losses 1 | wc -l)" -eq 3 -a "$(losses 1)
 check "with skips, low weights and Muon" alike --ordered --init-scale 3e7 --level 3 --optimizer muon
 check "of which there were some" grep -q '"step":12,.*"skipped":[1-9],' alike4/metrics.jsonl
 check "with parts of the states" alike --ordered --shard states --moments 8bit
+check "with NVFP4, which rounds at random" alike --ordered --dtype bf16 --recipe nvfp4 --width 32 --block 16
 alike >/dev/null; check "without --ordered they do not" sh -c '! cmp -s alike1/checkpoint.safetensors alike4/checkpoint.safetensors'
 gpt 0 $parted --steps 4 --decay-steps 12 --ordered --dropout 0.1 --ranks fork:4 --out turns
 gpt 0 --out turns --resume --steps 12 --ranks fork:2; check "also where their number changes" cmp alike/checkpoint.safetensors turns/checkpoint.safetensors
