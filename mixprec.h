@@ -3860,7 +3860,7 @@ MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low
 MIXPREC_API mixp_tensor *mixp_relu_squared(mixp_context *ctx, mixp_tensor *x);
 /* cap tanh(x / cap), cap > 0: for logits (Gemma 2, 2024). */
 MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float cap);
-/* The error function, to 3 units in the last place of f32. */
+/* The error function, to 4 units in the last place of f32. */
 MIXPREC_API mixp_tensor *mixp_erf(mixp_context *ctx, mixp_tensor *x);
 /* x where x > 0, otherwise slope x (PyTorch's default: 0.01), or alpha (e^x - 1) for elu (default:
  * 1). At 0 the gradient is that of the lower branch, as in PyTorch. */
