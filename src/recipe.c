@@ -29,24 +29,31 @@ static mixpi_grid mixpi_grid_of(mixp_dtype element) {
     return element == MIXP_F8_E4M3 ? e4m3 : element == MIXP_F8_E5M2 ? e5m2 : e2m1;
 }
 
+/* All ones if a < b, both below 2^31; else 0. Without branches, so that compilers use vectors. */
+static uint32_t mixpi_q_below(uint32_t a, uint32_t b) { return 0u - ((a - b) >> 31); }
+static uint32_t mixpi_q_choose(uint32_t mask, uint32_t a, uint32_t b)
+{ return (a & mask) | (b & ~mask); }
+
 /* The bits of a magnitude rounded to the grid, and at most its largest value; a NaN stays. */
 static uint32_t mixpi_grid_round(const mixpi_grid *g, uint32_t a) {
-    const uint32_t nan = a > 0x7F800000u ? a : 0u, capped = a > g->max ? g->max : a;
+    const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
     const uint32_t half = (1u << (g->shift - 1)) - 1u, odd = capped >> g->shift & 1u;
     const uint32_t normal = (capped + half + odd) >> g->shift << g->shift;
     const uint32_t few = mixp_bits_of_f32(mixp_f32_of_bits(capped) + mixp_f32_of_bits(g->magic));
-    const float tiny = (float)(int32_t)(few - g->magic) * g->step;
-    return nan ? nan : capped < g->normal ? mixp_bits_of_f32(tiny) : normal;
+    const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)(few - g->magic) * g->step);
+    const uint32_t number = mixpi_q_choose(mixpi_q_below(capped, g->normal), tiny, normal);
+    return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
 }
 
 /* The same for e2m1, rounded up when the upper 22 bits of `random` lie below the part cut off. */
 static uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t random) {
-    const uint32_t capped = a > g->max ? g->max : a, up = 0x3FFFFFu - (random >> 10);
-    const float below = mixp_f32_of_bits(capped < g->normal ? capped : 0u);
-    const uint32_t cut = (uint32_t)(below * 8388608.0f);
-    const float tiny = (float)(int32_t)((cut + up) >> 22) * 0.5f;
-    if (a > 0x7F800000u) return a;
-    return capped < g->normal ? mixp_bits_of_f32(tiny) : (capped + up) >> 22 << 22;
+    const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
+    const uint32_t up = 0x3FFFFFu - (random >> 10), small = mixpi_q_below(capped, g->normal);
+    const float cut = mixp_f32_of_bits(capped & small) * 8388608.0f;
+    const uint32_t steps = ((uint32_t)(int32_t)cut + up) >> 22;
+    const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)steps * g->step);
+    const uint32_t number = mixpi_q_choose(small, tiny, (capped + up) >> 22 << 22);
+    return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
 }
 
 /* One block's scales: x is multiplied by `in`, the rounded value by `out`. */
@@ -154,9 +161,9 @@ static void mixpi_q_write(const mixpi_quantising *q, int64_t at, int64_t n,
         for (i = 0; i < MIXPI_Q_LANES; i++) {
             const uint32_t v = mixp_bits_of_f32(mixp_f32_of_bits(u[i]) * in[i]);
             const uint32_t random = mixp_random_at(q->k.key, (uint64_t)(at + i));
-            const uint32_t sign = v & 0x80000000u;
-            const uint32_t r = mixpi_grid_random(&grid, v ^ sign, random) | sign;
-            y[i] = mixp_bf16_from_f32(mixp_f32_of_bits(r) * out[i]).bits;
+            const uint32_t r = mixpi_grid_random(&grid, v & 0x7FFFFFFFu, random);
+            const float value = mixp_f32_of_bits(r | (v & 0x80000000u));
+            y[i] = mixp_bf16_from_f32(value * out[i]).bits;
         }
     } else {
         for (i = 0; i < MIXPI_Q_LANES; i++) {
@@ -292,25 +299,45 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 
 typedef struct mixpi_turning { mixp_in a; float *y; int64_t cols; } mixpi_turning;
 
-static void mixpi_hadamard_column(const mixpi_turning *t, int64_t at) {
+/* Row i of a tile of 16 columns from element `at` on, n of them there, times its sign. */
+static void mixpi_hadamard_load(const mixpi_turning *t, int64_t at, int n, int i, float v[16]) {
     static const float signs[16] = { 1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1 };
-    float v[16];
-    int i, step;
-    for (i = 0; i < 16; i++) v[i] = mixp_get(t->a, at + i * t->cols) * signs[i];
+    const uint16_t *low = (const uint16_t *)t->a.data + at;
+    int c;
+    for (c = 0; c < 16; c++) v[c] = 0.0f;
+    if (t->a.dtype == MIXP_F32) memcpy(v, (const float *)t->a.data + at, (size_t)n * sizeof *v);
+    else for (c = 0; c < n; c++) v[c] = mixp_f32_of_bits((uint32_t)low[c] << 16);
+    for (c = 0; c < 16; c++) v[c] *= signs[i];
+}
+
+/* a, b = a + b, a - b in each of 16 columns. */
+static void mixpi_hadamard_pair(float a[16], float b[16]) {
+    int c;
+    for (c = 0; c < 16; c++) {
+        const float x = a[c], y = b[c];
+        a[c] = x + y;
+        b[c] = x - y;
+    }
+}
+
+static void mixpi_hadamard_tile(const mixpi_turning *t, int64_t at, int n) {
+    float v[16][16];
+    int i, c, step;
+    for (i = 0; i < 16; i++) mixpi_hadamard_load(t, at + i * t->cols, n, i, v[i]);
     for (step = 1; step < 16; step *= 2)
-        for (i = 0; i < 16; i++) {
-            const float a = v[i], b = v[i | step];
-            if (i & step) continue;
-            v[i] = a + b;
-            v[i | step] = a - b;
-        }
-    for (i = 0; i < 16; i++) t->y[at + i * t->cols] = v[i] * 0.25f;
+        for (i = 0; i < 16; i++)
+            if (!(i & step)) mixpi_hadamard_pair(v[i], v[i | step]);
+    for (i = 0; i < 16; i++) {
+        for (c = 0; c < 16; c++) v[i][c] *= 0.25f;
+        memcpy(t->y + at + i * t->cols, v[i], (size_t)n * sizeof v[i][0]);
+    }
 }
 
 static void mixpi_hadamard_strip(const void *job, int64_t strip) {
     const mixpi_turning *t = (const mixpi_turning *)job;
     int64_t c;
-    for (c = 0; c < t->cols; c++) mixpi_hadamard_column(t, strip * 16 * t->cols + c);
+    for (c = 0; c < t->cols; c += 16)
+        mixpi_hadamard_tile(t, strip * 16 * t->cols + c, (int)mixpi_min(t->cols - c, 16));
 }
 
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,

@@ -6,9 +6,13 @@
  * product and along their rows by another; so is w. */
 typedef enum mixpi_role { MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY } mixpi_role;
 
-/* A linear layer's recipe, decided in forward. kind NONE: bf16 products. key: of its random
- * numbers. */
-typedef struct mixpi_recipe_call { mixp_recipe recipe; uint64_t key; } mixpi_recipe_call;
+/* A linear layer's recipe, decided by its first forward; mixp_recompute runs forward again. kind
+ * NONE: bf16 products. key: of its random numbers. */
+typedef struct mixpi_recipe_call {
+    mixp_recipe recipe;
+    uint64_t    key;
+    int         decided;
+} mixpi_recipe_call;
 
 /* A quantised operand in the arena, and the factor for its product. */
 typedef struct mixpi_quantised { mixp_tensor *y; float decode; } mixpi_quantised;
@@ -46,7 +50,8 @@ static void mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3], mixpi_reci
     mixp_recipe_counts *counts;
     int64_t unit;
     int kept;
-    memset(out, 0, sizeof *out);
+    if (out->decided) return;
+    out->decided = 1;
     if (!r) return;
     counts = &c->ctx->casting->recipes;
     unit = mixpi_recipe_unit(r->kind);
