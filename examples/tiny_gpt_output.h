@@ -280,7 +280,7 @@ static mixp_tensor *compared_loss(mixp_context *ctx, void *user) {
 }
 
 static void print_difference(const mixp_difference *d) {
-    say("%-42.42s %8.1e %8.1e %8.6f", d->site, d->relative, d->largest, d->cosine);
+    say("%-42.42s %8.1e %8.1e %8.6f", d->site, d->relative, d->added, d->cosine);
     if (d->has_grad) say(" %8.1e", d->grad_relative);
     say("\n");
 }
@@ -306,9 +306,9 @@ static void compare(trainer *t) {
     fill_batch(&t->data, &t->c, STREAM_VAL, 0, t->x, t->y);
     mixp_compare(t->ctx, &d, rows, ROOM, &n);
     check(t, "comparing");
-    say("%-42s %8s %8s %8s %8s\n", "site", "differs", "at most", "cosine", "gradient");
+    say("%-42s %8s %8s %8s %8s\n", "site", "differs", "adds", "cosine", "gradient");
     for (int64_t i = 0; i < n && i < SHOWN; i++) print_difference(&rows[i]);
-    if (n > SHOWN) say("and %lld more, which differ less\n", (long long)(n - SHOWN));
+    if (n > SHOWN) say("and %lld more, which add less\n", (long long)(n - SHOWN));
     free(rows);
 }
 
