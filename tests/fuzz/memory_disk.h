@@ -62,7 +62,7 @@ DISK_API void disk_put(const char *name, const void *bytes, size_t n) {
     disk[i].size = n;
 }
 
-static int disk_open(const char *path, int flags, int mode) {
+static int disk_open(const char *path, int flags, mode_t mode) {
     int i, d = 0;
     (void)mode;
     if (strcmp(path, ".") == 0) return DISK_FOLDER;
