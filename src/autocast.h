@@ -50,7 +50,7 @@ typedef struct mixp_autocast {
  *
  * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
  * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, a negative count, or keep_last without
- * `linears`. MIXP_ERR_DEVICE: the context's device is no CPU. */
+ * `linears`. MIXP_ERR_DEVICE: the context's device is not a CPU. */
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region);
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
@@ -62,8 +62,9 @@ MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
 /* Sets the recipe that bf16 regions of the block form and of mixp_autocast_call use from now on; it
- * is copied. NULL or kind MIXP_RECIPE_NONE = none. Until then, an f16 block is MIXP_ERR_DTYPE; f32
- * blocks ignore it. Errors: those of mixp_autocast_push with a recipe; the old recipe then stays.
+ * is copied. NULL or kind MIXP_RECIPE_NONE = none. While a recipe is set, an f16 block is
+ * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_push with a recipe;
+ * the old recipe then stays.
  *
  * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
  * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site

@@ -61,7 +61,7 @@
  *      4. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
  *      5. tensors      >>tensors       context, memory, parameters, views, activations
  *      6. autocast     >>autocast      operator classes, regions, recipes below 16 bits, cast cache
- *      7. tape         >>tape          applying an operator, walking back, your own operators
+ *      7. tape         >>tape          applying, walking back, recomputing blocks, own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages

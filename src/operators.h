@@ -207,8 +207,8 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* KEEP. Variance: the squared deviations from the mean, summed and divided by n - correction
- * (PyTorch's default: 1); NaN of a single value with a correction of 1. Several operators run, in
- * f32, and the result is rounded once. */
+ * (PyTorch's default: 1). One value with correction 1 gives NaN. Several operators run, in f32, and
+ * the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 /* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their

@@ -8,7 +8,7 @@
  * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time and no
  * memory: it shows what a format does to training. See the field recipe of mixp_autocast.
  *
- *     mixp_recipe r;                                  (trains in NVFP4, but for the first linear)
+ *     mixp_recipe r;                                  (NVFP4; the first linear stays bf16)
  *     memset(&r, 0, sizeof r);
  *     r.kind = MIXP_RECIPE_NVFP4;
  *     r.keep_first = 1;
@@ -104,10 +104,11 @@ typedef struct mixp_quantise_args {
 MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
                                       float *decode);
 
-/* y = x (diag(signs) H_16) / 4 along the rows: in each column, each 16 rows are transformed.
- * x[rows, cols] f32 or bf16, y f32, rows a multiple of 16; sums of 16 in f32, as a tree. The
- * transform is orthogonal, so the product of two arrays that are both transformed is that of the
- * arrays. The signs are TransformerEngine's. Errors as mixp_quantise's. */
+/* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
+ * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols] f32, rows a multiple of 16; sums of
+ * 16 in f32, as a tree. The transform is orthogonal, so transforming both factors does not change
+ * their product. The signs are TransformerEngine's. Errors as
+ * mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       float *y);
 

@@ -29,12 +29,13 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* Computes y = block(ctx, x, user) and frees all that the block recorded, except y. mixp_backward
- * computes the block's operators again when it reaches them, and frees their results behind it:
- * memory for time, as torch.utils.checkpoint. Same bits as without, also with dropout, under
- * autocast and under a guard; the block itself is called once. y is the only tensor of the block
- * that may be used afterwards. The block may read other tensors than x through user. A block inside
- * a block belongs to the outer one. A block whose operators have freed a disposable tensor, and a
- * block in mixp_compare, stay in memory. Returns what the block returns; NULL on error.
+ * computes the block's operators again when it reaches them, and then frees their results. This
+ * trades time for memory, as torch.utils.checkpoint does. The bits are those without
+ * mixp_recompute, also with dropout, under autocast and under a guard. The function block is called
+ * once. y is the only tensor of the block that may be used afterwards. The block may read other
+ * tensors than x through user. A nested block is part of the outer block. Nothing is freed if an
+ * operator of the block has freed a disposable tensor, or inside mixp_compare. Returns what the
+ * block returns; NULL on error.
  *
  * An operator of your own runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.

@@ -307,7 +307,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
  * free it or the context.
  *
- * * NULL on error.
+ * mixp_capture_end returns NULL on error.
  *
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: a call in the capture
  * allocated, waited, or multiplied shapes that no earlier step had; a low weight was written since
@@ -438,7 +438,7 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
  *     mixp_tensor_set_requires_grad(h, 0);
  *     in each step: next = cell(ctx, x, h);  ...  mixp_backward(...);  mixp_copy(h, next);
  *
- * * Copy after mixp_backward, because mixp_backward reads h. Returns at once; the copy runs in the
+ * Copy after mixp_backward, because mixp_backward reads h. Returns at once; the copy runs in the
  * order of the stream.
  *
  * MIXP_ERR_ORDER: a tensor is from an earlier step. MIXP_ERR_SHAPE: the counts differ. */
