@@ -61,7 +61,7 @@
  *      4. kernels      >>kernels       a device is a table of kernels; the CPU's; mixp_convert
  *      5. tensors      >>tensors       context, memory, parameters, views, activations
  *      6. autocast     >>autocast      operator classes, regions, recipes below 16 bits, cast cache
- *      7. tape         >>tape          applying an operator, walking back, your own operators
+ *      7. tape         >>tape          applying, walking back, recomputing blocks, own operators
  *      8. operators    >>operators     linear, attention, norms, losses, ...
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages
@@ -2790,6 +2790,7 @@ struct mixp_tensor {
         int          borrowed;  /* 1: a gradient whose memory belongs to another tensor    */
         int          disposable;/* 1: the program does not read the values again           */
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
+        int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          site;      /* of an activation: the site that made it, from 1; 0 = data */
         mixp_tensor *seen;      /* of a cast, reshape or dropout: the input tensor        */
@@ -3038,7 +3039,7 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
  * free it or the context.
  *
- * * NULL on error.
+ * mixp_capture_end returns NULL on error.
  *
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: a call in the capture
  * allocated, waited, or multiplied shapes that no earlier step had; a low weight was written since
@@ -3169,7 +3170,7 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
  *     mixp_tensor_set_requires_grad(h, 0);
  *     in each step: next = cell(ctx, x, h);  ...  mixp_backward(...);  mixp_copy(h, next);
  *
- * * Copy after mixp_backward, because mixp_backward reads h. Returns at once; the copy runs in the
+ * Copy after mixp_backward, because mixp_backward reads h. Returns at once; the copy runs in the
  * order of the stream.
  *
  * MIXP_ERR_ORDER: a tensor is from an earlier step. MIXP_ERR_SHAPE: the counts differ. */
@@ -3234,7 +3235,7 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
  * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time and no
  * memory: it shows what a format does to training. See the field recipe of mixp_autocast.
  *
- *     mixp_recipe r;                                  (trains in NVFP4, but for the first linear)
+ *     mixp_recipe r;                                  (NVFP4; the first linear stays bf16)
  *     memset(&r, 0, sizeof r);
  *     r.kind = MIXP_RECIPE_NVFP4;
  *     r.keep_first = 1;
@@ -3330,10 +3331,11 @@ typedef struct mixp_quantise_args {
 MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
                                       float *decode);
 
-/* y = x (diag(signs) H_16) / 4 along the rows: in each column, each 16 rows are transformed.
- * x[rows, cols] f32 or bf16, y f32, rows a multiple of 16; sums of 16 in f32, as a tree. The
- * transform is orthogonal, so the product of two arrays that are both transformed is that of the
- * arrays. The signs are TransformerEngine's. Errors as mixp_quantise's. */
+/* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
+ * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols] f32, rows a multiple of 16; sums of
+ * 16 in f32, as a tree. The transform is orthogonal, so transforming both factors does not change
+ * their product. The signs are TransformerEngine's. Errors as
+ * mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       float *y);
 
@@ -3395,7 +3397,7 @@ typedef struct mixp_autocast {
  *
  * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
  * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, a negative count, or keep_last without
- * `linears`. MIXP_ERR_DEVICE: the context's device is no CPU. */
+ * `linears`. MIXP_ERR_DEVICE: the context's device is not a CPU. */
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region);
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
@@ -3407,8 +3409,9 @@ MIXPREC_API mixp_autocast mixp_autocast_current(const mixp_context *ctx);
 MIXPREC_API mixp_result mixp_autocast_set_level(mixp_context *ctx, int level);
 
 /* Sets the recipe that bf16 regions of the block form and of mixp_autocast_call use from now on; it
- * is copied. NULL or kind MIXP_RECIPE_NONE = none. Until then, an f16 block is MIXP_ERR_DTYPE; f32
- * blocks ignore it. Errors: those of mixp_autocast_push with a recipe; the old recipe then stays.
+ * is copied. NULL or kind MIXP_RECIPE_NONE = none. While a recipe is set, an f16 block is
+ * MIXP_ERR_DTYPE; f32 blocks ignore the recipe. Errors: those of mixp_autocast_push with a recipe;
+ * the old recipe then stays.
  *
  * A linear is quantised if its rows, inputs and outputs are multiples of the kind's size, both its
  * operands are bf16, no guard has raised or pinned it (mixp_guard_pin to MIXP_BF16 leaves a site
@@ -3569,12 +3572,13 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* Computes y = block(ctx, x, user) and frees all that the block recorded, except y. mixp_backward
- * computes the block's operators again when it reaches them, and frees their results behind it:
- * memory for time, as torch.utils.checkpoint. Same bits as without, also with dropout, under
- * autocast and under a guard; the block itself is called once. y is the only tensor of the block
- * that may be used afterwards. The block may read other tensors than x through user. A block inside
- * a block belongs to the outer one. A block whose operators have freed a disposable tensor, and a
- * block in mixp_compare, stay in memory. Returns what the block returns; NULL on error.
+ * computes the block's operators again when it reaches them, and then frees their results. This
+ * trades time for memory, as torch.utils.checkpoint does. The bits are those without
+ * mixp_recompute, also with dropout, under autocast and under a guard. The function block is called
+ * once. y is the only tensor of the block that may be used afterwards. The block may read other
+ * tensors than x through user. A nested block is part of the outer block. Nothing is freed if an
+ * operator of the block has freed a disposable tensor, or inside mixp_compare. Returns what the
+ * block returns; NULL on error.
  *
  * An operator of your own runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.
@@ -3900,8 +3904,8 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
  * f32, and the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
 /* KEEP. Variance: the squared deviations from the mean, summed and divided by n - correction
- * (PyTorch's default: 1); NaN of a single value with a correction of 1. Several operators run, in
- * f32, and the result is rounded once. */
+ * (PyTorch's default: 1). One value with correction 1 gives NaN. Several operators run, in f32, and
+ * the result is rounded once. */
 MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, int correction,
                                   int keep);
 /* std (KEEP): the square root of var. vector_norm (F32): sqrt(sum(x^2)). Where they are 0, their
@@ -4415,8 +4419,9 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 /* Keeps an average of the weights of opt: an exponential moving average in f32. After each applied
  * step, average = decay * average + (1 - decay) * weight, rounded as in torch.lerp (as
  * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
- * skipped step does not change the averages. They start as the present weights, and are part of
- * checkpoints ("optimizer.0.ema.NAME"). A second call changes decay, and starts averages of
+ * skipped step does not change the averages. The averages start as the current weights. Checkpoints
+ * contain them ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load passes over
+ * averages that the program does not keep. A second call changes decay, and starts averages of
  * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
  * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
  *
@@ -4430,10 +4435,10 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
  * Writes to the weights between the two calls are lost. The first call allocates a copy of the
  * weights.
  *
- * MIXP_ERR_ORDER: mixp_optimizer_set_ema was not called, or not since the last parameter was added;
- * a step or a capture is in progress. MIXP_ERR_ARGUMENT: another optimizer has one of the
- * parameters. While the averages are in, these calls return MIXP_ERR_ORDER: steps, unscale and clip
- * of opt, replays of recorded steps, checkpoints that include opt, and mixp_optimizer_free. */
+ * MIXP_ERR_ORDER: mixp_optimizer_set_ema was not called, or a parameter was added after the call; a
+ * step or a capture is in progress. MIXP_ERR_ARGUMENT: another optimizer has one of the parameters.
+ * While the averages are in, these calls return MIXP_ERR_ORDER: steps, unscale and clip of opt,
+ * reads of masters, replays of recorded steps, checkpoints that include opt, and mixp_optimizer_free. */
 MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt);
 
 /* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the
@@ -15410,13 +15415,16 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
                             : "this device cannot quantise for a recipe; use a context on the CPU";
 }
 
-/* Gives a region its own copy of its recipe. A forward pass begins where a recipe begins. */
-static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region, int inside) {
+/* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
+ * a recipe begins. */
+static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     const mixp_recipe *r = region->cast.recipe;
+    int i, inside = 0;
     region->cast.recipe = NULL;
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
+    for (i = 0; i < c->n_regions; i++) inside |= c->regions[i].cast.recipe != NULL;
     if (!inside) c->linears = 0;
 }
 
@@ -15439,7 +15447,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? now : cast;
-        mixpi_region_recipe(c, region, now.recipe != NULL);
+        mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
     }
@@ -16644,7 +16652,10 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     }
     if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype))
         mixpi_record_call(e);
-    else mixpi_note_cut(e, grad);
+    else {
+        if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
+        mixpi_note_cut(e, grad);
+    }
     return e->call.out;
 }
 
@@ -17182,12 +17193,16 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
 struct mixpi_rerun {
     mixpi_tape_entry **entries; /* of the block, oldest first                              */
     int64_t            count;
+    unsigned char     *attrs;   /* of the calls as forward began, one after another        */
     const mixp_tensor *kept;    /* the tensor whose memory holds the block's result        */
     int                live;    /* 1: the results are in memory                            */
 };
 
-static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e)
-{ return mixpi_origin(e->call.out) == b->kept; }
+/* Does the result of e stay in memory? */
+static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e) {
+    const mixp_tensor *origin = mixpi_origin(e->call.out);
+    return origin == b->kept || origin->own.aliased;
+}
 
 static void mixpi_rerun_free(mixp_tensor *t) {
     if (!t || !t->data || t->own.spent) return;
@@ -17247,17 +17262,23 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
     return r;
 }
 
+/* A backward may have changed attrs: forward begins with those that its first run left. */
 static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixp_context *ctx = b->entries[0]->call.ctx;
+    const unsigned char *attrs = b->attrs;
     const int64_t calls = ctx->calls_made;
     const int no_grad = mixpi_no_grad_set(ctx, 0);
     mixp_result r = MIXP_OK;
     int64_t i;
-    for (i = 0; i < b->count && r == MIXP_OK; i++)
+    for (i = 0; i < b->count && r == MIXP_OK; i++) {
+        mixp_call *c = &b->entries[i]->call;
+        if (c->op->attrs_size) memcpy(c->attrs, attrs, c->op->attrs_size);
+        attrs += c->op->attrs_size;
         r = mixpi_rerun_run(b->entries[i]);
+    }
     mixpi_no_grad_set(ctx, no_grad);
     ctx->calls_made = calls;
-    b->live = 1;
+    b->live = r == MIXP_OK;
     return r;
 }
 
@@ -17278,6 +17299,22 @@ static int mixpi_entry_is_spent(const mixpi_tape_entry *e) {
     return e->call.out->own.spent;
 }
 
+/* Keeps the attrs of all calls of b. 0: out of memory. */
+static int mixpi_rerun_keep_attrs(mixpi_rerun *b) {
+    size_t size = 0;
+    int64_t i;
+    for (i = 0; i < b->count; i++) size += b->entries[i]->call.op->attrs_size;
+    b->attrs = (unsigned char *)mixpi_step_alloc(b->entries[0]->call.ctx, size + 1);
+    if (!b->attrs) return 0;
+    size = 0;
+    for (i = 0; i < b->count; i++) {
+        const mixp_call *c = &b->entries[i]->call;
+        if (c->op->attrs_size) memcpy(b->attrs + size, c->attrs, c->op->attrs_size);
+        size += c->op->attrs_size;
+    }
+    return 1;
+}
+
 /* The entries recorded since `before`; NULL: none, or one of them cannot run again, or out of
  * memory. */
 static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry *before) {
@@ -17294,7 +17331,7 @@ static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry 
     if (!b || !b->entries) return NULL;
     b->count = n;
     for (e = ctx->tape; e != before; e = e->older) b->entries[--n] = e;
-    return b;
+    return mixpi_rerun_keep_attrs(b) ? b : NULL;
 }
 
 static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *user,
@@ -23507,6 +23544,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
                                  param->name, wrong);
+    if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
+    if (r != MIXP_OK) return r;
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = what == MIXP_STATE_MASTER && opt->slots[i].version != param->version;
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))

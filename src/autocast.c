@@ -124,13 +124,16 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
                             : "this device cannot quantise for a recipe; use a context on the CPU";
 }
 
-/* Gives a region its own copy of its recipe. A forward pass begins where a recipe begins. */
-static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region, int inside) {
+/* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
+ * a recipe begins. */
+static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     const mixp_recipe *r = region->cast.recipe;
+    int i, inside = 0;
     region->cast.recipe = NULL;
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
+    for (i = 0; i < c->n_regions; i++) inside |= c->regions[i].cast.recipe != NULL;
     if (!inside) c->linears = 0;
 }
 
@@ -153,7 +156,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? now : cast;
-        mixpi_region_recipe(c, region, now.recipe != NULL);
+        mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
     }

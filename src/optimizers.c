@@ -1074,6 +1074,8 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_read '%s': %s",
                                  param->name, wrong);
+    if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
+    if (r != MIXP_OK) return r;
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
     written = what == MIXP_STATE_MASTER && opt->slots[i].version != param->version;
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))

@@ -204,7 +204,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
  * step, average = decay * average + (1 - decay) * weight, rounded as in torch.lerp (as
  * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
  * skipped step does not change the averages. The averages start as the current weights. Checkpoints
- * contain them ("optimizer.0.ema.NAME"). A second call changes decay, and starts averages of
+ * contain them ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load passes over
+ * averages that the program does not keep. A second call changes decay, and starts averages of
  * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
  * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
  *
@@ -221,7 +222,7 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
  * MIXP_ERR_ORDER: mixp_optimizer_set_ema was not called, or a parameter was added after the call; a
  * step or a capture is in progress. MIXP_ERR_ARGUMENT: another optimizer has one of the parameters.
  * While the averages are in, these calls return MIXP_ERR_ORDER: steps, unscale and clip of opt,
- * replays of recorded steps, checkpoints that include opt, and mixp_optimizer_free. */
+ * reads of masters, replays of recorded steps, checkpoints that include opt, and mixp_optimizer_free. */
 MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt);
 
 /* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the

@@ -59,6 +59,7 @@ struct mixp_tensor {
         int          borrowed;  /* 1: a gradient whose memory belongs to another tensor    */
         int          disposable;/* 1: the program does not read the values again           */
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
+        int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
         int          site;      /* of an activation: the site that made it, from 1; 0 = data */
         mixp_tensor *seen;      /* of a cast, reshape or dropout: the input tensor        */

@@ -514,6 +514,32 @@ static void counts(void) {
     CHECK_INT(c.quantised + c.kept + c.unfit, 0);
 }
 
+/* A region of f32 in between, with a region of the recipe in it, is the same forward pass. */
+static void nested_counts(void) {
+    mixp_context *ctx = context(1);
+    const int64_t shape[2] = { 32, 32 };
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *h;
+    mixp_recipe r;
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_MXFP8;
+    r.keep_first = 1;
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    mixp_step_begin(ctx);
+    h = mixp_activation(ctx, MIXP_F32, 2, shape);
+    mixp_fill(h, 0.5);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) {
+        h = mixp_linear(ctx, h, w, NULL);
+        MIXP_AUTOCAST(ctx, MIXP_F32) {
+            h = mixp_softmax(ctx, h);
+            MIXP_AUTOCAST(ctx, MIXP_BF16) h = mixp_linear(ctx, h, w, NULL);
+        }
+        h = mixp_linear(ctx, h, w, NULL);
+    }
+    CHECK_INT(mixp_autocast_recipe_counts(ctx).kept, 1);
+    CHECK_INT(mixp_autocast_recipe_counts(ctx).quantised, 2);
+    mixp_context_free(ctx);
+}
+
 #define REFUSED(ctx, call, code, text)                                                    \
     do { const char *why_ = ""; CHECK_INT(call, code); mixp_context_error(ctx, &why_);    \
          CHECK_TEXT(why_, text); mixp_context_clear_error(ctx); } while (0)
@@ -653,6 +679,7 @@ int main(void) {
     RUN(quantiser_refuses);
     RUN(products);
     RUN(counts);
+    RUN(nested_counts);
     RUN(refused);
     RUN(training);
     return test_report();

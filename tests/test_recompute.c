@@ -236,6 +236,59 @@ static void test_no_step_allocates(void) {
 
 /* --- refusals ----------------------------------------------------------------------------------- */
 
+/* --- blocks as strangers write them: two walks, detached tensors, a walk that was refused -------- */
+static mixp_tensor *apart[2];
+
+static mixp_tensor *adds(mixp_context *ctx, mixp_tensor *x, void *user) {
+    mixp_tensor *h = mixp_gelu(ctx, mixp_linear(ctx, x, apart[0], NULL));
+    (void)user;
+    return mixp_linear(ctx, mixp_add(ctx, h, x), apart[1], NULL);
+}
+static mixp_tensor *detaches(mixp_context *ctx, mixp_tensor *x, void *user) {
+    mixp_tensor *h = mixp_linear(ctx, x, apart[0], NULL);
+    mixp_tensor *y = mixp_mul(ctx, mixp_square(ctx, h), mixp_detach(ctx, mixp_tanh(ctx, h)));
+    (void)user;
+    return mixp_linear(ctx, y, apart[1], NULL);
+}
+
+/* The gradients after two walks over two losses that share a chain of two blocks. */
+static void walk_twice(mixp_block_fn fn, mixp_dtype dtype, int again, float *got) {
+    static const int64_t shape[2] = { 16, 16 };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *x, *h, *y, *first = NULL, *second = NULL;
+    float in[256];
+    int i;
+    apart[0] = param(ctx, 16, 16, 0.3);
+    apart[1] = param(ctx, 16, 16, 0.3);
+    for (i = 0; i < 256; i++) in[i] = (float)(i % 13 - 6) * 0.3f;
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    x = mixp_input(ctx, MIXP_F32, 2, shape, in);
+    MIXP_AUTOCAST(ctx, dtype) {
+        h = mixp_layer_norm(ctx, mixp_linear(ctx, x, apart[0], NULL), NULL, NULL, 1e-5f);
+        y = again ? mixp_recompute(ctx, fn, NULL, h) : fn(ctx, h, NULL);
+        y = again ? mixp_recompute(ctx, fn, NULL, y) : fn(ctx, y, NULL);
+        first = mixp_mean(ctx, mixp_mul(ctx, y, y), MIXP_ALL, 0);
+        second = mixp_mean(ctx, mixp_mul(ctx, h, y), MIXP_ALL, 0);
+    }
+    CHECK_INT(mixp_backward(ctx, first), MIXP_OK);
+    CHECK_INT(mixp_backward(ctx, second), MIXP_OK);
+    CHECK_INT(mixp_read(apart[0]->grad, got, MIXP_F32, 256), MIXP_OK);
+    CHECK_INT(mixp_read(apart[1]->grad, got + 256, MIXP_F32, 256), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+static void test_two_walks_and_detached_tensors(void) {
+    static const mixp_dtype dtypes[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    static float plain[512], again[512];
+    int i;
+    for (i = 0; i < 6; i++) {
+        mixp_block_fn fn = i % 2 ? detaches : adds;
+        walk_twice(fn, dtypes[i / 2], 0, plain);
+        walk_twice(fn, dtypes[i / 2], 1, again);
+        CHECK(memcmp(plain, again, sizeof plain) == 0);
+    }
+}
+
 static void told(mixp_context *ctx, mixp_result want, const char *part) {
     const char *message = "";
     CHECK_INT(mixp_context_error(ctx, &message), want);
@@ -304,6 +357,8 @@ static void test_refused(void) {
     mixp_fill(w, 4.0);
     CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, 0, 0)), MIXP_ERR_ORDER);
     told(ctx, MIXP_ERR_ORDER, "'w'");
+    CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, y, 0, 0)), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "'w'");
     mixp_context_free(ctx);
 }
 
@@ -316,6 +371,7 @@ int main(void) {
     RUN(test_same_bits_under_a_guard);
     RUN(test_memory);
     RUN(test_no_step_allocates);
+    RUN(test_two_walks_and_detached_tensors);
     RUN(test_left_by_a_jump);
     RUN(test_refused);
     return test_report();

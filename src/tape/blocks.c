@@ -9,12 +9,16 @@
 struct mixpi_rerun {
     mixpi_tape_entry **entries; /* of the block, oldest first                              */
     int64_t            count;
+    unsigned char     *attrs;   /* of the calls as forward began, one after another        */
     const mixp_tensor *kept;    /* the tensor whose memory holds the block's result        */
     int                live;    /* 1: the results are in memory                            */
 };
 
-static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e)
-{ return mixpi_origin(e->call.out) == b->kept; }
+/* Does the result of e stay in memory? */
+static int mixpi_rerun_keeps(const mixpi_rerun *b, const mixpi_tape_entry *e) {
+    const mixp_tensor *origin = mixpi_origin(e->call.out);
+    return origin == b->kept || origin->own.aliased;
+}
 
 static void mixpi_rerun_free(mixp_tensor *t) {
     if (!t || !t->data || t->own.spent) return;
@@ -74,17 +78,23 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
     return r;
 }
 
+/* A backward may have changed attrs: forward begins with those that its first run left. */
 static mixp_result mixpi_rerun_restore(mixpi_rerun *b) {
     mixp_context *ctx = b->entries[0]->call.ctx;
+    const unsigned char *attrs = b->attrs;
     const int64_t calls = ctx->calls_made;
     const int no_grad = mixpi_no_grad_set(ctx, 0);
     mixp_result r = MIXP_OK;
     int64_t i;
-    for (i = 0; i < b->count && r == MIXP_OK; i++)
+    for (i = 0; i < b->count && r == MIXP_OK; i++) {
+        mixp_call *c = &b->entries[i]->call;
+        if (c->op->attrs_size) memcpy(c->attrs, attrs, c->op->attrs_size);
+        attrs += c->op->attrs_size;
         r = mixpi_rerun_run(b->entries[i]);
+    }
     mixpi_no_grad_set(ctx, no_grad);
     ctx->calls_made = calls;
-    b->live = 1;
+    b->live = r == MIXP_OK;
     return r;
 }
 
@@ -105,6 +115,22 @@ static int mixpi_entry_is_spent(const mixpi_tape_entry *e) {
     return e->call.out->own.spent;
 }
 
+/* Keeps the attrs of all calls of b. 0: out of memory. */
+static int mixpi_rerun_keep_attrs(mixpi_rerun *b) {
+    size_t size = 0;
+    int64_t i;
+    for (i = 0; i < b->count; i++) size += b->entries[i]->call.op->attrs_size;
+    b->attrs = (unsigned char *)mixpi_step_alloc(b->entries[0]->call.ctx, size + 1);
+    if (!b->attrs) return 0;
+    size = 0;
+    for (i = 0; i < b->count; i++) {
+        const mixp_call *c = &b->entries[i]->call;
+        if (c->op->attrs_size) memcpy(b->attrs + size, c->attrs, c->op->attrs_size);
+        size += c->op->attrs_size;
+    }
+    return 1;
+}
+
 /* The entries recorded since `before`; NULL: none, or one of them cannot run again, or out of
  * memory. */
 static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry *before) {
@@ -121,7 +147,7 @@ static mixpi_rerun *mixpi_rerun_since(mixp_context *ctx, const mixpi_tape_entry 
     if (!b || !b->entries) return NULL;
     b->count = n;
     for (e = ctx->tape; e != before; e = e->older) b->entries[--n] = e;
-    return b;
+    return mixpi_rerun_keep_attrs(b) ? b : NULL;
 }
 
 static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *user,

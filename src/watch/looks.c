@@ -317,7 +317,10 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     }
     if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype))
         mixpi_record_call(e);
-    else mixpi_note_cut(e, grad);
+    else {
+        if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
+        mixpi_note_cut(e, grad);
+    }
     return e->call.out;
 }
 

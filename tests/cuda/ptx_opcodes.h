@@ -94,6 +94,9 @@ struct Sqrt { template <class T> T operator()(T x) const { return canonical(std:
 struct Rcp  { template <class T> T operator()(T x) const { return canonical((T)1 / x); } };
 struct Ex2Approx { float operator()(float x) const
     { return canonical(flushed(approximate(x, std::exp2(flushed(x)), 2))); } };
+/* Without ftz, subnormals are kept. */
+struct Ex2ApproxFull { float operator()(float x) const
+    { return canonical(approximate(x, std::exp2(x), 2)); } };
 struct RcpApprox { float operator()(float x) const
     { return canonical(flushed(approximate(x, 1.0f / flushed(x), 1))); } };
 /* Only the upper half of the result is significant. */
@@ -296,6 +299,7 @@ inline void add_functions(Opcodes &t) {
     t["cvt.rn.f16x2.f32"] = convert_pair<half_code>;
     t["cvt.rn.bf16x2.f32"] = convert_pair<bf16_code>;
     t["ex2.approx.ftz.f32"] = unary<float, Ex2Approx>;
+    t["ex2.approx.f32"] = unary<float, Ex2ApproxFull>;
     t["rcp.approx.ftz.f32"] = unary<float, RcpApprox>;
     t["rcp.approx.ftz.f64"] = unary<double, RcpApproxDouble>;
 }
