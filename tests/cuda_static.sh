@@ -21,9 +21,9 @@ compiled() {
 # bytes for what exceeds 105,615, in the maps of these two and of their slopes: all there is on 8.0 and
 # 9.0. On 7.5, attention of 64 spills 16 bytes; that of 128 has no backward there, though it is compiled.
 # On 10.0 one strided map, on 12.0 attention of 64 and norms whose rows stay in registers spill 4 to 16.
-trigonometry='map_denseILi(13|14|30|31)E'
+trigonometry='map_denseILi(13|14|38|39)E'
 known="$trigonometry|^75 .*(attention_backwardILi128E|attention_forwardILi64ELb0ELb0E)"
-known="$known|^100 .*map_stridedILi42E|^120 .*(attention_forwardILi64E|norm_kept_rows)"
+known="$known|^100 .*map_stridedILi58E|^120 .*(attention_forwardILi64E|norm_kept_rows)"
 lean() {
     awk -v arch="$1" -v known="$known" '
          /Compiling entry|Function properties/ { name = $0 }

@@ -94,9 +94,12 @@ struct Sqrt { template <class T> T operator()(T x) const { return canonical(std:
 struct Rcp  { template <class T> T operator()(T x) const { return canonical((T)1 / x); } };
 struct Ex2Approx { float operator()(float x) const
     { return canonical(flushed(approximate(x, std::exp2(flushed(x)), 2))); } };
-/* Without ftz, subnormals are kept. */
-struct Ex2ApproxFull { float operator()(float x) const
-    { return canonical(approximate(x, std::exp2(x), 2)); } };
+/* Without ftz, subnormals are kept. A power of two is exact for a whole x: expm1f of CUDA, which may be
+ * off by one unit, needs it. */
+struct Ex2ApproxFull { float operator()(float x) const {
+    const float y = std::exp2(x);
+    return canonical(x == std::trunc(x) ? y : approximate(x, y, 2));
+} };
 struct RcpApprox { float operator()(float x) const
     { return canonical(flushed(approximate(x, 1.0f / flushed(x), 1))); } };
 /* Only the upper half of the result is significant. */
