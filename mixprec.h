@@ -4438,7 +4438,8 @@ MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay
  * MIXP_ERR_ORDER: mixp_optimizer_set_ema was not called, or a parameter was added after the call; a
  * step or a capture is in progress. MIXP_ERR_ARGUMENT: another optimizer has one of the parameters.
  * While the averages are in, these calls return MIXP_ERR_ORDER: steps, unscale and clip of opt,
- * reads of masters, replays of recorded steps, checkpoints that include opt, and mixp_optimizer_free. */
+ * reads of masters, replays of recorded steps, checkpoints that include opt, and
+ * mixp_optimizer_free. */
 MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt);
 
 /* Reads an optimizer state of one parameter as f32, whatever its stored form. count: the
