@@ -163,7 +163,9 @@ static net net_open(const world *w, const mixp_ranks_desc *ranks) {
     if (w->optimizer == TWO) n.opt[1] = net_optimizer(&n, 1);
     for (i = 0; i < n.n_all; i++) mixp_optimizer_add(n.opt[n.opt[1] ? i % 2 : 0], n.all[i], NULL);
     scaler.init_scale = w->scale;
-    scaler.backoff_factor = 1e-9;            /* one skip brings 1e30 to where all fits */
+    scaler.backoff_factor = 1e-9;            /* four skips bring 1e30 to where all fits */
+    scaler.min_scale = 1;                    /* below it, all f16 gradients flush to zero: no weight moves */
+    scaler.max_floor_skips = -1;
     n.scaler = mixp_scaler_new(n.ctx, &scaler);
     guard.every = 2;
     if (w->guard) mixp_guard_start(n.ctx, &guard);
