@@ -102,6 +102,9 @@
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
  *     MIXPREC_THREADS          implementation    POSIX threads without OpenMP, one for each core
  *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio only: see CHECKPOINT
+ *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
+ *                                                are not declared, and mixp_context_new fails if
+ *                                                `ranks` of its description is given
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A
  *                                                failed check is a bug in mixprec
  *     MIXPREC_SELF             implementation    this file's name, if you renamed it
@@ -2796,14 +2799,16 @@ struct mixp_tensor {
         mixp_tensor *seen;      /* of a cast, reshape or dropout: the input tensor        */
         mixp_dtype   raised;    /* the low dtype without a guard's fallback; MIXP_F32 = the guard
                                    changed nothing */
-        int64_t      leaf;      /* 1 + place in the arena of gradients; 0 = none           */
         int          optimizers;/* of a parameter: number of its optimizers                */
-        int          divided;   /* of a parameter: 1: its optimizer states are sharded */
-        int          in_pieces; /* of a gradient: 1: only this rank's piece is valid */
         uint64_t     walks;     /* of a gradient: number of writes by backward walks */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
                                        exist                                               */
+        struct mixpi_tensor_of_ranks {  /* 0 without ranks                                 */
+            int64_t leaf;       /* 1 + place in the arena of gradients; 0 = none           */
+            int     divided;    /* of a parameter: 1: its optimizer states are sharded     */
+            int     in_pieces;  /* of a gradient: 1: only this rank's piece is valid       */
+        } ranks;
     } own;
 };
 
@@ -3179,6 +3184,7 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
  * MIXP_ERR_SHAPE if t has more than one element. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
+#ifndef MIXPREC_NO_RANKS
 /* Sum, or maximum, of each element over all ranks, in place. Use them for your own numbers, such as
  * the loss that you print. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed or is
  * NULL. */
@@ -3201,6 +3207,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
  * the other ranks is off. on 0: this rank is back. Saves make these two calls themselves. Without
  * the hook `busy` the call does nothing, and the other ranks wait for `seconds`. */
 MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
+#endif
 
 /* Initialisation, keyed by (seed, t's id, element): the same values on every device. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
@@ -3589,6 +3596,7 @@ typedef mixp_tensor *(*mixp_block_fn)(mixp_context *ctx, mixp_tensor *x, void *u
 MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
                                         mixp_tensor *x);
 
+#ifndef MIXPREC_NO_RANKS
 /* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks
  * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
  * last. Only the last walk then sends gradients, with everything accumulated in them. Walking back
@@ -3613,6 +3621,7 @@ MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, 
  * mixp_tensor_set_requires_grad(t, 0). Or give the parameter its own optimizer, and step that
  * optimizer only when the parameter was used. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
+#endif
 
 /* Checks the gradients of fn's scalar result against central differences, for every element of
  * inputs (f32, requires_grad). Sets *worst to the largest |analytic - numeric| / max(1, |numeric|),
@@ -12861,6 +12870,7 @@ typedef struct mixpi_block mixpi_block;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
 typedef struct mixpi_exchange mixpi_exchange;
+typedef struct mixpi_crew mixpi_crew;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
 /* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */
@@ -13046,7 +13056,8 @@ struct mixp_context {
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
-    mixp_ranks_desc  ranks;     /* size 0: the context has no ranks                         */
+    const mixpi_crew *crew;     /* door of the ranks; NULL: the context has no ranks       */
+    mixp_ranks_desc  ranks;     /* set if crew is                                           */
     mixpi_exchange *exchange;  /* exchange of gradients between the ranks, made at its first use */
     uint64_t       replays;     /* replays of graphs that change a loss scale on the device only */
     uint64_t       replayed;    /* the step count after the newest replay */
@@ -13908,93 +13919,114 @@ static mixp_result mixpi_peek(mixp_context *ctx, void *host, const void *device,
     return mixpi_copy_by(ctx, d->peek ? d->peek : d->download, host, device, bytes);
 }
 
-/* --- ranks ----------------------------------------------------------------------------- */
+/* --- the door of the ranks --------------------------------------------------------------- *
+ *
+ * The rooms of the loop call the ranks through this table only, and only in a context that has
+ * ranks. ranks/door.c fills it. Without ranks in the build, the table is never there, and the
+ * compiler drops the calls.
+ */
+struct mixp_checkpoint;
+struct mixpi_report;
+struct mixpi_state_item;
+
+struct mixpi_crew {
+    /* context */
+    void        (*end)(mixp_context *ctx, const char *why);     /* this rank has failed */
+    mixp_result (*replayed)(mixp_context *ctx);
+    mixp_result (*lack)(const mixp_tensor *t, const char *who); /* a part of t is missing here */
+    mixp_result (*share)(mixp_context *ctx, double *table, int64_t words);
+    int         (*busy)(mixp_context *ctx, int on);     /* returns the state before */
+    /* tape: the gradients of a walk */
+    mixp_result (*walk_begin)(mixp_context *ctx);
+    mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);
+    mixp_result (*walk_end)(mixp_context *ctx);
+    void        (*forget)(mixp_context *ctx);           /* drops gradients that are held */
+    void        (*lose)(mixp_context *ctx, const void *scaler);     /* it is about to be freed */
+    /* optimizers: who keeps the states; the last three only if the states are sharded */
+    mixp_result (*enter)(mixp_optimizer *opt);          /* opt is new */
+    const char *(*add_wrong)(const mixp_optimizer *opt, const mixp_tensor *p,
+                             const mixp_tensor *g);
+    void        (*left)(mixp_tensor *p);                /* p has lost an optimizer */
+    mixp_result (*grow)(mixp_optimizer *opt, size_t bytes);
+    mixp_result (*place)(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at);  /* states */
+    void        (*placed)(mixp_optimizer *opt, mixp_tensor *p, mixp_result r);  /* how it ended */
+    mixp_param_row (*piece)(const mixp_optimizer *opt, int64_t i);
+    /* step; send, gather and in_pieces only if the states are sharded */
+    mixp_result (*plan)(mixp_optimizer *opt);           /* before anything is changed */
+    mixp_result (*look)(mixp_optimizer *opt, const float *scale, int unscale,
+                        const mixp_step_plan *plan, mixp_scaler_state *s);
+    mixp_result (*prepare)(mixp_optimizer *opt, mixp_scaler_state *s);  /* without a look */
+    void        (*verdict)(const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v);
+    mixp_result (*send)(mixp_optimizer *opt);           /* the table for the update */
+    mixp_result (*gather)(mixp_optimizer *opt);         /* the weights, after the update */
+    void        (*in_pieces)(mixp_optimizer *opt);      /* gradients were unscaled or clipped */
+    /* checkpoints of sharded states */
+    mixp_result (*check)(mixp_context *ctx);
+    mixp_result (*collect)(const struct mixp_checkpoint *what);
+    void       *(*borrow)(const struct mixp_checkpoint *what, struct mixpi_report *report,
+                          int shared);
+    void        (*give_back)(const struct mixp_checkpoint *what, void *memory);
+    mixp_result (*load)(const struct mixpi_state_item *item);
+    mixp_result (*saved)(const struct mixp_checkpoint *what, mixp_result r);
+};
+
+/* The door; NULL: the context has no ranks. */
+static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
+#ifdef MIXPREC_NO_RANKS
+    (void)ctx;
+    return NULL;
+#else
+    return ctx ? ctx->crew : NULL;
+#endif
+}
 
 /* Parts of a batch that one step processes, one for each rank. */
 static uint64_t mixpi_world(const mixp_context *ctx)
-{ return ctx->ranks.size ? (uint64_t)ctx->ranks.size : 1u; }
+{ return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u; }
+
+/* This context's place among these parts, from 0. */
+static int mixpi_place(const mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
 
 /* Key of this step's random numbers. Each rank has a key of its own, for its part of the batch. */
-static uint64_t mixpi_random_step(const mixp_context *ctx) {
-    return ctx->step + 1u + (uint64_t)ctx->ranks.rank - mixpi_world(ctx);
-}
+static uint64_t mixpi_random_step(const mixp_context *ctx)
+{ return ctx->step + 1u + (uint64_t)mixpi_place(ctx) - mixpi_world(ctx); }
 
 /* Are the optimizers' states sharded over the ranks? */
 static int mixpi_is_sharded(const mixp_context *ctx)
-{ return ctx->ranks.shard && ctx->ranks.size > 1; }
-
-/* Does each rank get only the sums of its own pieces? */
-static int mixpi_is_scattered(const mixp_context *ctx)
-{ return ctx->ranks.scatter && mixpi_is_sharded(ctx); }
-
-/* Elements in a rank's piece of a divided tensor; the last pieces may have fewer. */
-static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
-    int64_t each = mixpi_ceil_div(count, (int64_t)mixpi_world(ctx));
-    return mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
-}
-
-/* Returns what is wrong with a description of scattered sums; NULL if nothing is. */
-static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
-    if (k->scatter_ready && !k->grad_wait)
-        return "ranks: scatter_ready needs grad_wait, which waits for its sums";
-    if (!k->scatter) return NULL;
-    if (!k->shard) return "ranks: scatter needs shard: without shard, each rank needs all sums";
-    if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
-    return NULL;
-}
-
-/* Returns what is wrong with a description; NULL if nothing is. */
-static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
-    if (!k) return NULL;
-    if (k->size < 1) return "ranks: size is below 1; it includes this process";
-    if (k->rank < 0 || k->rank >= k->size)
-        return "ranks: rank must lie in [0, size); check the number of processes";
-    if (k->size > 1 && !k->sum) return "ranks: sum is missing; more than one rank needs it";
-    if (!k->grad_ready != !k->grad_wait)
-        return "ranks: grad_ready and grad_wait: give both or neither";
-    if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
-        return "ranks: seconds must be finite and at least 0";
-    if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
-    if (k->parts < 0) return "ranks: parts is negative";
-    if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is not a mixp_ranks_mean";
-    if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
-        return "ranks: wire must be MIXP_F32 or MIXP_BF16";
-    if (k->shard && k->size > 1 && !k->all_gather)
-        return "ranks: shard needs all_gather, which sends weights to the other ranks";
-    return mixpi_scatter_wrong(k);
-}
-
-static void mixpi_ranks_take(mixp_context *ctx, const mixp_ranks_desc *given) {
-    mixp_ranks_desc *k = &ctx->ranks;
-    if (!given) return;
-    *k = *given;
-    if (!(k->seconds > 0.0)) k->seconds = 600.0;
-    if (!k->check_every) k->check_every = 100;
-    if (!k->bucket_bytes) k->bucket_bytes = (int64_t)25 << 20;
-    if (!k->parts) k->parts = k->size;
-}
+{ return mixpi_crew_of(ctx) && ctx->ranks.shard && ctx->ranks.size > 1; }
 
 /* Tells the other ranks not to wait for a rank that has failed. Returns r. */
-static mixp_result mixpi_ranks_stop(mixp_context *ctx, mixp_result r) {
-    const mixp_ranks_desc *k = ctx ? &ctx->ranks : NULL;
-    if (r != MIXP_OK && k && k->size > 1 && k->stop) k->stop(k->user, ctx->message);
+static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    if (r != MIXP_OK && crew) crew->end(ctx, ctx->message);
     return r;
 }
 
-/* Like mixpi_ranks_stop, but only for errors that one rank meets alone: out of memory, device
+/* Like mixpi_crew_stop, but only for errors that one rank meets alone: out of memory, device
  * failures. All ranks make the program's mistakes alike, and may survive them. */
-static mixp_result mixpi_ranks_stop_alone(mixp_context *ctx, mixp_result r) {
+static mixp_result mixpi_crew_stop_alone(mixp_context *ctx, mixp_result r) {
     const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;
-    return alone ? mixpi_ranks_stop(ctx, r) : r;
+    return alone ? mixpi_crew_stop(ctx, r) : r;
 }
 
-/* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
-static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
-                                     const char *why) {
-    if (!why) return MIXP_OK;
-    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
-                      ctx->ranks.size, what, why);
-    return mixpi_ranks_stop(ctx, MIXP_ERR_RANKS);
+/* Drops the gradients that ranks hold back for a later walk. */
+static void mixpi_crew_forget(mixp_context *ctx) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    if (crew) crew->forget(ctx);
+}
+
+/* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
+ * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
+static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    return crew ? crew->share(ctx, table, words) : MIXP_OK;
+}
+
+/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
+static int mixpi_crew_busy(mixp_context *ctx, int on) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    return crew ? crew->busy(ctx, on) : 0;
 }
 
 /* Does t still own its memory? */
@@ -14007,79 +14039,13 @@ static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
                              who);
 }
 
-/* Does t still own its memory, and does this rank hold all of it? */
+/* Does t still own its memory, and is all of it here? */
 static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
+    const mixpi_crew *crew;
     mixp_result r = mixpi_tensor_there(t, who);
-    if (r != MIXP_OK || !t->own.in_pieces) return r;
-    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
-                             "%s: the gradient of '%s' is scattered over the ranks, and this rank "
-                             "lacks a part: to read it, set `scatter` of mixp_ranks_desc to 0",
-                             who, t->name);
-}
-
-/* Runs a hook. Does nothing with a single rank. */
-static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
-                                               mixp_ranks_hook hook, mixp_out data,
-                                               int64_t count) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    volatile char here = 0;
-    const char *why;
-    int before;
-    if (k->size < 2) return MIXP_OK;
-    if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
-    before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
-    why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
-    mixpi_inside_end(ctx, before);
-    return mixpi_ranks_heard(ctx, what, why);
-}
-
-/* Tells the hooks that a captured step was started again. */
-static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    if (k->size < 2 || !k->replayed) return MIXP_OK;
-    return mixpi_ranks_heard(ctx, "mixp_replay", k->replayed(k->user, ctx->exec.stream));
-}
-
-MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
-    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_sum");
-    if (r != MIXP_OK) return r;
-    mixpi_written(t, "mixp_ranks_sum");
-    return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
-                           mixpi_out_to(t->data, t->dtype, 0), t->count);
-}
-
-MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
-    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_max");
-    if (r != MIXP_OK) return r;
-    mixpi_written(t, "mixp_ranks_max");
-    return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
-                           mixpi_out_to(t->data, t->dtype, 0), t->count);
-}
-
-MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on) {
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    on = on != 0;
-    if (on == ctx->busy) return MIXP_OK;
-    ctx->busy = on;
-    if (ctx->ranks.size > 1 && ctx->ranks.busy) ctx->ranks.busy(ctx->ranks.user, on);
-    return MIXP_OK;
-}
-
-/* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
- * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
-static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t words) {
-    int64_t n = (int64_t)mixpi_world(ctx) * words;
-    size_t bytes = (size_t)n * sizeof *table;
-    int apart = ctx->device->upload != NULL;
-    void *shared = apart ? mixpi_context_scratch(ctx, bytes) : table;
-    mixp_result r = MIXP_OK;
-    if (!shared) return MIXP_ERR_MEMORY;
-    if (apart) r = mixpi_upload(ctx, shared, table, bytes);
-    if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, "the sum of a table", ctx->ranks.sum,
-                            mixpi_out_to(shared, MIXP_F64, 0), n);
-    if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
-    return r;
+    if (r != MIXP_OK || !t->own.ranks.in_pieces) return r;
+    crew = mixpi_crew_of(t->ctx);
+    return crew ? crew->lack(t, who) : MIXP_OK;
 }
 
 /* --- context --------------------------------------------------------------------------- */
@@ -14096,7 +14062,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU))
         return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
-    return mixpi_ranks_wrong(d->ranks);
+    return NULL;
 }
 
 static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
@@ -14139,7 +14105,6 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->dev.on_device = 1;
     ctx->records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
     mixpi_exec_fill(ctx, d);
-    mixpi_ranks_take(ctx, d->ranks);
     r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
@@ -14152,32 +14117,6 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
                  "gemm_choices, and save it again after a step"
            : "the device cannot be used; check whether another program holds it";
     return NULL;
-}
-
-MIXPI_SELDOM
-MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
-    mixp_context_desc d;
-    mixp_context *ctx = NULL;
-    mixpi_block *block = NULL;
-    const char *wrong;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    wrong = mixpi_desc_wrong(&d);
-    if (!wrong && d.memory) {
-        block = mixpi_block_new(d.memory, d.memory_bytes);
-        if (!block) wrong = "memory_bytes is too small";
-        d.allocate = mixpi_block_allocate;
-        d.release = mixpi_block_release;
-        d.user = block;
-    } else if (!d.allocate) {
-        d.allocate = mixpi_default_allocate;
-        d.release = mixpi_default_release;
-    }
-    if (!wrong) ctx = mixpi_context_make(&d, &wrong);
-    if (ctx) ctx->user = desc ? desc->user : NULL;
-    if (ctx) ctx->block = block;
-    if (d.why) *d.why = wrong ? wrong : "";
-    return ctx;
 }
 
 struct mixp_graph {
@@ -14275,6 +14214,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (ctx->capturing)
@@ -14295,7 +14235,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     r = mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
-    return r == MIXP_OK ? mixpi_ranks_replayed(ctx) : r;
+    return r == MIXP_OK && crew ? crew->replayed(ctx) : r;
 }
 
 /* Call before freeing anything: fails during a capture, and waits for work that may use the
@@ -16755,6 +16695,20 @@ static void mixpi_tensor_lose(mixp_tensor *t, const void *by) {
     if (t->own.kept) mixpi_mark_lose(&t->own.kept->own.mark, by);
 }
 
+/* Removes the scaler `by`, about to be freed, from all marks of the context and of this step. */
+static void mixpi_context_lose(mixp_context *ctx, const void *by) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    mixpi_tape_entry *e;
+    mixp_tensor *t;
+    int i;
+    for (t = ctx->tensors; t; t = t->own.next) mixpi_tensor_lose(t, by);
+    for (e = ctx->tape; e; e = e->older) {
+        mixpi_tensor_lose(e->call.out, by);
+        for (i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
+    }
+    if (crew) crew->lose(ctx, by);
+}
+
 /* --- walking back ---------------------------------------------------------------------- *
  *
  * own.grad is a tensor's gradient buffer. The gradient of a leaf is permanent, and in use while
@@ -17364,966 +17318,7 @@ MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, 
     return NULL;
 }
 
-/* --- gradients of many ranks ------------------------------------------------------------ *
- *
- * With ranks, the gradients of leaves lie in one arena, in the order in which the first walk
- * completes them. A gradient is final once the oldest tape entry that uses its tensor has been
- * walked. A bucket is a range of complete tensors of one dtype. As soon as all gradients of a
- * bucket are final, this rank looks at them, because the sum would hide which rank's gradient was
- * Inf, and sends them. Buckets are sent in their order, which is the same on all ranks.
- */
-typedef struct mixpi_leaf {
-    mixp_tensor *tensor;
-    int64_t      last;          /* entry, counted by the walk, that completes it; -1 = none */
-    int64_t      bucket;
-    int          summed;        /* 1: summed over the ranks since its gradient was last cleared */
-    int          filled;        /* 1: this rank's walk did not reach it, so zeros were sent */
-    int64_t      each;          /* elements of a rank's piece; 0: all ranks get all */
-    mixpi_mark   mark;          /* mark of the gradient that is held                        */
-} mixpi_leaf;
-
-typedef struct mixpi_bucket {
-    int64_t  first, end;        /* its leaves: [first, end)                                 */
-    int64_t  count;             /* elements, including the zeros between tensors            */
-    int64_t  each;              /* elements that each rank gets; 0: every rank gets all */
-    mixp_out grads;             /* its range of the arena                                   */
-    mixp_out wire;              /* memory to sum: grads, or a copy in another dtype         */
-    void    *held;              /* f32: the sum of earlier walks, or NULL                   */
-    int      holds;             /* 1: held contains a sum                                   */
-    int      due;               /* 1: a walk has met one of its leaves                      */
-    int64_t  awaited;           /* leaves that the walk has not yet completed               */
-} mixpi_bucket;
-
-struct mixpi_exchange {
-    mixpi_leaf      *leaves;
-    int64_t          n_leaves;
-    mixpi_bucket    *buckets;
-    int64_t          n_buckets;
-    mixp_param_row  *rows;      /* device memory: table of the leaves for grad_stats        */
-    mixp_step_state *looks;     /* device memory: the look at each bucket                   */
-    int64_t         *first;     /* device memory: each bucket's first leaf                  */
-    float           *parts;     /* device memory: divisor of the mean                       */
-    double          *numbers;   /* one number of each rank                                  */
-    int64_t          position, sent;    /* progress of the walk: entries walked, buckets sent */
-    int              hold;
-    int              unlike;    /* 1: ranks met the new leaves in different orders          */
-    int              far;       /* 1: on some rank, device memory is not host memory        */
-};
-
-/* The exchange of ctx, made at its first use. Returns NULL with the error set. */
-static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
-    float parts = (float)ctx->ranks.parts;
-    mixpi_exchange *d = ctx->exchange;
-    if (d) return d;
-    d = (mixpi_exchange *)mixpi_host_alloc(ctx, sizeof *d);
-    if (!d) return NULL;
-    d->parts = (float *)mixpi_device_alloc(ctx, sizeof parts);
-    d->numbers = (double *)mixpi_host_alloc(ctx, (size_t)ctx->ranks.size * sizeof *d->numbers);
-    if (!d->parts || !d->numbers || mixpi_upload(ctx, d->parts, &parts, sizeof parts) != MIXP_OK)
-        return NULL;
-    ctx->exchange = d;
-    return d;
-}
-
-MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (!ctx->ranks.size) return MIXP_OK;
-    if (!mixpi_exchange_of(ctx)) return MIXP_ERR_MEMORY;
-    ctx->exchange->hold = on != 0;
-    return MIXP_OK;
-}
-
-/* Drops all gradients that were held back. */
-static void mixpi_exchange_forget(mixp_context *ctx) {
-    mixpi_exchange *d = ctx->exchange;
-    int64_t i;
-    for (i = 0; d && i < d->n_buckets; i++) {
-        d->buckets[i].holds = 0;
-        d->buckets[i].due = 0;
-    }
-}
-
-/* --- the arena --- */
-
-/* The leaf that receives input i's gradient, or NULL. */
-static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
-    mixp_tensor *t = mixpi_grad_owner(c, i);
-    int is_leaf = mixp_call_wants(c, i) && !t->own.from_tape && !t->own.generation;
-    return is_leaf ? t : NULL;
-}
-
-/* Uses, on the tape, of leaves without a place in the arena: at least as many as such leaves. */
-static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
-    const mixpi_tape_entry *e;
-    int64_t n = 0;
-    int i;
-    for (e = ctx->tape; e; e = e->older)
-        for (i = 0; i < e->call.n_in; i++) {
-            const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
-            n += t && !t->own.leaf;
-        }
-    return n;
-}
-
-/* Could a walk of another rank give t a gradient, although no walk of this rank has? */
-static int mixpi_is_absent(const mixp_tensor *t)
-{ return t->own.optimizers > 0 && t->requires_grad && !t->own.leaf && !t->own.from_tape; }
-
-static int64_t mixpi_absent_count(const mixp_context *ctx) {
-    const mixp_tensor *t;
-    int64_t n = 0;
-    for (t = ctx->tensors; t; t = t->own.next) n += mixpi_is_absent(t);
-    return n;
-}
-
-/* Allocates an array of n elements that starts with the old content. Returns NULL if out of memory.
- * The context keeps the old memory. */
-static void *mixpi_longer(mixp_context *ctx, const void *old, int64_t used, int64_t n,
-                          size_t size) {
-    void *p = mixpi_host_alloc(ctx, (size_t)n * size);
-    if (p && used) memcpy(p, old, (size_t)used * size);
-    return p;
-}
-
-static void mixpi_leaf_add(mixpi_exchange *d, mixp_tensor *t) {
-    mixpi_leaf *l = &d->leaves[d->n_leaves];
-    memset(l, 0, sizeof *l);
-    l->tensor = t;
-    l->last = -1;
-    t->own.leaf = ++d->n_leaves;
-}
-
-/* Sets for each leaf of the tape the entry that completes it. Appends new leaves to the list. */
-static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
-    const mixpi_tape_entry *e;
-    int64_t position = 0;
-    int i;
-    for (e = ctx->tape; e; e = e->older, position++)
-        for (i = 0; i < e->call.n_in; i++) {
-            mixp_tensor *t = mixpi_leaf_of(&e->call, i);
-            if (!t) continue;
-            if (!t->own.leaf) mixpi_leaf_add(d, t);
-            d->leaves[t->own.leaf - 1].last = position;
-        }
-}
-
-/* Order by dtype; within a dtype, divided leaves come first. */
-static int mixpi_leaf_kind_order(const mixpi_leaf *x, const mixpi_leaf *y) {
-    if (x->tensor->dtype != y->tensor->dtype)
-        return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
-    return !x->each == !y->each ? 0 : x->each ? -1 : 1;
-}
-
-/* Order by kind, then by the entry that completes the leaf. */
-static int mixpi_leaf_order(const void *a, const void *b) {
-    const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
-    const int kind = mixpi_leaf_kind_order(x, y);
-    if (kind) return kind;
-    if (x->last != y->last) return x->last < y->last ? -1 : 1;
-    return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
-}
-
-/* Order by kind, then newest first. Used if ranks have met the leaves in different orders: the
- * parameters that a program makes last mostly complete first. */
-static int mixpi_leaf_order_made(const void *a, const void *b) {
-    const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
-    const int kind = mixpi_leaf_kind_order(x, y);
-    if (kind) return kind;
-    return x->tensor->own.id > y->tensor->own.id ? -1 : 1;
-}
-
-/* Bytes of a leaf in the arena, with padding zeros if the last pieces are shorter than others. */
-static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
-    const size_t size = mixp_dtype_size(l->tensor->dtype);
-    if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
-    return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
-}
-
-/* Elements of a rank's piece; 0 for a small tensor: its own message would cost more than it
- * saves. */
-static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
-    const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
-    if (!mixpi_is_scattered(ctx) || !t->own.divided || mixpi_bytes(t) < least) return 0;
-    return mixpi_piece_size(ctx, t->count);
-}
-
-/* Does leaf l begin a new bucket? bytes: size of the current bucket. */
-static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
-                               size_t bytes) {
-    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
-           l[-1].each || l[-1].tensor->dtype != l->tensor->dtype;
-}
-
-/* Divides the leaves from number `from` on into buckets. */
-static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from,
-                              char *arena) {
-    mixpi_bucket *b = NULL;
-    size_t bytes = 0;
-    int64_t i;
-    for (i = from; i < d->n_leaves; i++) {
-        mixpi_leaf *l = &d->leaves[i];
-        const mixp_tensor *t = l->tensor;
-        if (mixpi_bucket_begins(ctx, l, bytes)) {
-            b = &d->buckets[d->n_buckets++];
-            b->first = i;
-            b->each = l->each;
-            b->grads = mixpi_out_to(arena, t->dtype, 0);
-            b->wire = b->grads;
-            bytes = 0;
-        }
-        t->own.grad->data = arena;
-        l->bucket = d->n_buckets - 1;
-        arena += mixpi_leaf_bytes(ctx, l);
-        bytes += mixpi_leaf_bytes(ctx, l);
-        b->end = i + 1;
-        b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
-    }
-}
-
-/* Sorts the buckets into the order in which they complete. Only with scattered sums does this order
- * differ from the order in the arena. */
-static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
-    int64_t i, k;
-    for (i = from + 1; i < d->n_buckets; i++) {
-        const mixpi_bucket moved = d->buckets[i];
-        const int64_t last = d->leaves[moved.end - 1].last;
-        for (k = i; k > from && d->leaves[d->buckets[k - 1].end - 1].last > last; k--)
-            d->buckets[k] = d->buckets[k - 1];
-        d->buckets[k] = moved;
-    }
-    for (i = from; i < d->n_buckets; i++)
-        for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
-}
-
-/* Allocates memory for the sum if its dtype differs from the gradients' dtype. */
-static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    const int is_low = b->grads.dtype != MIXP_F32;
-    void *stage;
-    if (b->grads.dtype == k->wire || (is_low && k->low_sums)) return MIXP_OK;
-    if (k->size == 1 && !k->apart) return MIXP_OK;
-    stage = mixpi_device_alloc(ctx, (size_t)b->count * mixp_dtype_size(k->wire));
-    b->wire = mixpi_out_to(stage, k->wire, 0);
-    return stage ? MIXP_OK : MIXP_ERR_MEMORY;
-}
-
-/* Makes the device's tables of leaves and buckets. */
-static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
-    size_t rows_size = (size_t)d->n_leaves * sizeof *d->rows,
-           first_size = (size_t)d->n_buckets * sizeof *d->first;
-    mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size),
-                   *new_rows;
-    int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL), *new_first;
-    mixp_step_state *looks;
-    mixp_result r = MIXP_ERR_MEMORY;
-    if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
-    memset(rows, 0, rows_size);
-    for (i = 0; i < d->n_leaves; i++) {
-        const mixp_tensor *g = d->leaves[i].tensor->own.grad;
-        rows[i].grad = g->data;
-        rows[i].grad_dtype = g->dtype;
-        rows[i].count = g->count;
-        rows[i].active = 1;
-    }
-    for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
-    new_rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
-    new_first = (int64_t *)mixpi_device_alloc(ctx, first_size);
-    looks = (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
-    if (new_rows && new_first && looks) r = mixpi_upload(ctx, new_rows, rows, rows_size);
-    if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
-    mixpi_host_put(ctx, rows);
-    if (r != MIXP_OK) return r;
-    d->rows = new_rows;
-    d->first = new_first;
-    d->looks = looks;
-    return MIXP_OK;
-}
-
-/* Places the new leaves, from number `from` on, in the arena. */
-static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
-                                           int64_t from) {
-    int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
-    mixp_result r = MIXP_OK;
-    mixpi_bucket *buckets;
-    size_t bytes = 0;
-    char *arena;
-    for (i = from; i < d->n_leaves; i++)
-        d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
-    qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves,
-          d->unlike ? mixpi_leaf_order_made : mixpi_leaf_order);
-    for (i = from; i < d->n_leaves; i++) {
-        mixpi_leaf *l = &d->leaves[i];
-        l->tensor->own.leaf = i + 1;
-        if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
-        bytes += mixpi_leaf_bytes(ctx, l);
-    }
-    arena = (char *)mixpi_device_alloc(ctx, bytes);
-    buckets = (mixpi_bucket *)mixpi_longer(
-        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *buckets);
-    if (!arena || !buckets) return MIXP_ERR_MEMORY;
-    d->buckets = buckets;
-    mixpi_buckets_cut(ctx, d, from, arena);
-    if (mixpi_is_scattered(ctx) && !d->unlike) mixpi_buckets_order(d, old_buckets);
-    for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
-        r = mixpi_bucket_stage(ctx, &d->buckets[i]);
-    return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
-}
-
-/* --- are all ranks alike? --- */
-
-/* FNV-1a, applied to words of 8 bytes and then to the remaining bytes. */
-static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
-    const unsigned char *p = (const unsigned char *)data;
-    for (; bytes >= 8; bytes -= 8, p += 8) {
-        uint64_t word;
-        memcpy(&word, p, 8);
-        h = (h ^ word) * 1099511628211u;
-        h ^= h >> 29;
-    }
-    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
-    return h;
-}
-
-/* Hashes the bytes [from, bytes) of a tensor in device memory, one piece at a time. */
-static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size_t from,
-                                   size_t bytes, uint64_t *h) {
-    const size_t piece = (size_t)1 << 20;
-    size_t at, n = bytes < piece ? bytes : piece;
-    void *host = mixpi_host_take(ctx, n);
-    mixp_result r = MIXP_OK;
-    if (!host) return mixpi_out_of_memory(ctx, n);
-    for (at = from; at < bytes && r == MIXP_OK; at += n) {
-        if (bytes - at < n) n = bytes - at;
-        r = mixpi_download(ctx, host, (const char *)t->data + at, n);
-        if (r == MIXP_OK) *h = mixpi_hash(*h, host, n);
-    }
-    mixpi_host_put(ctx, host);
-    return r;
-}
-
-/* "'h.3.w' f16 [4, 4], values 1a2b3c" */
-enum { MIXPI_LEAF_TEXT = 128 };
-
-static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
-                                       char *text, uint64_t *hash) {
-    char shape[48];
-    uint64_t h = 1469598103934665603u;
-    mixp_result r = mixpi_hash_data(ctx, t, 0, mixpi_bytes(t), &h);
-    memset(text, 0, MIXPI_LEAF_TEXT);
-    mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
-    snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
-             mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
-    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16;     /* exact as a double */
-    return r;
-}
-
-/* Words that ranks share first, before everything else. Those before MIXPI_START_ALIKE must be the
- * same on all ranks. Which sums a walk asks for follows from these words, so that all ranks ask for
- * the same ones. */
-enum {
-    MIXPI_START_GUARD = 16,
-    MIXPI_START_ALIKE = 26,
-    MIXPI_START_LEAVES = MIXPI_START_ALIKE, /* hash of the leaves and their order */
-    MIXPI_START_FAR,                        /* 1: device memory is not host memory */
-    MIXPI_START_WORDS
-};
-
-/* The words of the guard; all 0 without a guard. */
-static void mixpi_start_guard(const mixp_context *ctx, double *row) {
-    const mixpi_watch *w = ctx->watch;
-    if (!w || !w->on) return;
-    row[0] = 1.0;
-    row[1] = (double)w->every;
-    row[2] = (double)w->clean;
-    row[3] = (double)w->patience;
-    row[4] = (double)w->most_sites;
-    row[5] = (double)w->high;
-    row[6] = (double)w->low_again;
-    row[7] = (double)w->flushed;
-    row[8] = (double)w->imprecise;
-    row[9] = (double)(ctx->device->post != NULL);
-}
-
-/* Hash, of 53 bits, of the tensors in the list and their order. */
-static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
-    uint64_t h = 1469598103934665603u;
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
-        h = mixpi_hash(h, &d->leaves[i].tensor->own.id, sizeof d->leaves[i].tensor->own.id);
-        h = (h ^ (uint64_t)(d->leaves[i].last >= 0)) * 1099511628211u;
-    }
-    return h >> 11;
-}
-
-static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
-                             double *row) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
-             MIXPREC_VERSION_PATCH;
-    row[1] = (double)k->size;
-    row[2] = (double)(ctx->seed >> 32);
-    row[3] = (double)(ctx->seed & 0xFFFFFFFFu);
-    row[4] = (double)ctx->step;
-    row[5] = (double)k->mean;
-    row[6] = (double)k->parts;
-    row[7] = (double)k->low_sums;
-    row[8] = (double)k->apart;
-    row[9] = (double)k->bucket_bytes;
-    row[10] = (double)k->shard;
-    row[11] = (double)k->scatter;
-    row[12] = (double)k->wire;
-    row[13] = (double)k->check_every;
-    row[14] = (double)d->n_leaves;
-    row[15] = (double)k->unused;
-    mixpi_start_guard(ctx, row + MIXPI_START_GUARD);
-    row[MIXPI_START_LEAVES] = (double)mixpi_leaves_hash(d);
-    row[MIXPI_START_FAR] = (double)(ctx->device->upload != NULL);
-}
-
-static const char *mixpi_start_name(int64_t word) {
-    static const char *const names[MIXPI_START_ALIKE] = {
-        "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
-        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter", "wire", "check_every",
-        "the number of gradients", "unused", "the guard", "the guard's every",
-        "the guard's clean", "the guard's patience", "the guard's max_sites",
-        "the guard's high", "the guard's low_again", "the guard's flushed",
-        "the guard's imprecise", "the guard's delay in updates (CPU 0, GPU 1)"
-    };
-    return names[word];
-}
-
-/* Returns the lowest rank whose row differs from rank 0's row in the words [from, to), or 0. *word:
- * the first different word. */
-static int mixpi_words_differ(const double *table, int size, int64_t words, int64_t from,
-                              int64_t to, int64_t *word) {
-    int r;
-    for (r = 1; r < size; r++)
-        for (*word = from; *word < to; ++*word) {
-            double here = table[*word], there = table[r * words + *word];
-            if (here < there || here > there) return r;
-        }
-    return 0;
-}
-
-static int mixpi_rows_differ(const double *table, int size, int64_t words, int64_t *word)
-{ return mixpi_words_differ(table, size, words, 0, words, word); }
-
-static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    int64_t word;
-    mixp_result r;
-    int other;
-    mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
-    r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
-    if (r != MIXP_OK) return r;
-    d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
-                                   MIXPI_START_LEAVES + 1, &word);
-    for (d->far = other = 0; other < k->size; other++)
-        d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
-    other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
-    if (!other) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
-                             mixpi_start_name(word), table[word],
-                             table[other * MIXPI_START_WORDS + word], other);
-}
-
-/* Reports what tensor number `at` of a list is on rank 0 and on another rank. */
-static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, const char *what,
-                                    double *table, int64_t at, int other) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
-    char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
-    uint64_t hash;
-    mixp_result r = mixpi_leaf_describe(ctx, t, here, &hash);
-    int i;
-    for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
-    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
-    if (r != MIXP_OK) return r;
-    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
-        here[i] = (char)table[i];
-        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
-    }
-    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d",
-                             what, (double)at, here, there, other);
-}
-
-/* Compares shapes, dtypes, names and values of n tensors. */
-static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
-                                        const char *what, double *table) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    double *row = table + (int64_t)k->rank * n;
-    char text[MIXPI_LEAF_TEXT];
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    int other;
-    for (i = 0; i < n && r == MIXP_OK; i++) {
-        uint64_t hash = 0;
-        r = mixpi_leaf_describe(ctx, all[i], text, &hash);
-        row[i] = (double)hash;
-    }
-    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, n);
-    if (r != MIXP_OK) return r;
-    other = mixpi_rows_differ(table, k->size, n, &i);
-    if (!other) return MIXP_OK;
-    memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);
-    return mixpi_start_tell(ctx, all[i], what, table, i, other);
-}
-
-/* Are n tensors the same on all ranks? All pass the same n. Names the first tensor that differs. */
-static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
-                                         const char *what) {
-    const size_t words = (size_t)n + MIXPI_LEAF_TEXT;
-    const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
-    double *table = (double *)mixpi_host_take(ctx, bytes);
-    mixp_result r;
-    if (!table) return mixpi_out_of_memory(ctx, bytes);
-    memset(table, 0, bytes);
-    r = mixpi_tables_compare(ctx, all, n, what, table);
-    mixpi_host_put(ctx, table);
-    return r;
-}
-
-/* Compares all leaves. */
-static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d) {
-    const mixp_tensor **all;
-    mixp_result r;
-    int64_t i;
-    all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)d->n_leaves * sizeof *all);
-    if (!all) return mixpi_out_of_memory(ctx, (size_t)d->n_leaves * sizeof *all);
-    for (i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
-    r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
-    mixpi_host_put(ctx, (void *)(uintptr_t)all);
-    return r;
-}
-
-/* Compares settings, and the number and order of the new leaves, before they get their places. */
-static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
-    const size_t bytes = (size_t)ctx->ranks.size * MIXPI_START_WORDS * sizeof(double);
-    double *table = (double *)mixpi_host_take(ctx, bytes);
-    mixp_result r;
-    if (!table) return mixpi_out_of_memory(ctx, bytes);
-    memset(table, 0, bytes);
-    r = mixpi_start_settings(ctx, d, table);
-    mixpi_host_put(ctx, table);
-    return r;
-}
-
-/* --- what each rank has met --- */
-
-/* In: n bits of this rank, one byte each. Out: the bits set on any rank. */
-static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64_t n) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    const int64_t words = mixpi_ceil_div(n, 48);
-    const size_t bytes = (size_t)k->size * (size_t)words * sizeof(double);
-    double *table = (double *)mixpi_host_take(ctx, bytes);
-    mixp_result r;
-    int64_t i;
-    int rank;
-    if (!table) return mixpi_out_of_memory(ctx, bytes);
-    memset(table, 0, bytes);
-    for (i = 0; i < n; i++)
-        if (bits[i]) table[k->rank * words + i / 48] += (double)((uint64_t)1 << (i % 48));
-    r = mixpi_ranks_share(ctx, table, words);
-    for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
-        for (i = 0; i < n; i++)
-            if ((uint64_t)table[rank * words + i / 48] >> (i % 48) & 1) bits[i] = 1;
-    mixpi_host_put(ctx, table);
-    return r;
-}
-
-/* Do the ranks compare, before each walk, which leaves they met? Waits for the device. The answer
- * is the same on all ranks, also if some have a GPU and others do not. */
-static int mixpi_walks_agree(const mixp_context *ctx) {
-    if (ctx->ranks.size < 2 || ctx->capturing) return 0;
-    return !ctx->exchange->far || ctx->ranks.unused;
-}
-
-/* Shares one number of each rank. *alike: all are equal. *any: at least one is above 0. */
-static mixp_result mixpi_number_share(mixp_context *ctx, double x, int *alike, int *any) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    double *table = ctx->exchange->numbers;
-    mixp_result r;
-    int64_t word;
-    int rank;
-    memset(table, 0, (size_t)k->size * sizeof *table);
-    table[k->rank] = x;
-    r = mixpi_ranks_share(ctx, table, 1);
-    *alike = r == MIXP_OK && !mixpi_rows_differ(table, k->size, 1, &word);
-    for (*any = 0, rank = 0; rank < k->size; rank++) *any |= table[rank] > 0.0;
-    return r;
-}
-
-/* Removes new leaves, from number `from` on, that no rank has met: another walk will meet them. */
-static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
-    const int64_t n = d->n_leaves - from;
-    unsigned char *met = (unsigned char *)mixpi_host_take(ctx, (size_t)n);
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    if (!met) return mixpi_out_of_memory(ctx, (size_t)n);
-    for (i = 0; i < n; i++) met[i] = d->leaves[from + i].last >= 0;
-    if (d->unlike) r = mixpi_bits_join(ctx, met, n);
-    for (i = 0, d->n_leaves = from; i < n; i++) {
-        if (met[i]) d->leaves[d->n_leaves++] = d->leaves[from + i];
-        else d->leaves[from + i].tensor->own.leaf = 0;
-    }
-    mixpi_host_put(ctx, met);
-    return r;
-}
-
-/* Appends all parameters of optimizers that this rank has not met to the list. */
-static void mixpi_absent_add(mixp_context *ctx, mixpi_exchange *d) {
-    mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next)
-        if (mixpi_is_absent(t)) mixpi_leaf_add(d, t);
-}
-
-/* Agrees on the new leaves, from number `from` on. If the ranks met different leaves, or in
- * different orders, the leaves are sorted by the order in which they were made. */
-static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
-    mixp_result r;
-    mixpi_absent_add(ctx, d);
-    qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves, mixpi_leaf_order);
-    r = mixpi_exchange_start(ctx, d);
-    if (r == MIXP_OK && d->unlike)
-        qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves,
-              mixpi_leaf_order_made);
-    if (r == MIXP_OK && d->n_leaves > from) r = mixpi_absent_drop(ctx, d, from);
-    return r;
-}
-
-/* Every bucket that any rank's walk has met is due on all ranks. The ranks exchange their lists
- * only if the lists differ. */
-static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
-    uint64_t h = 1469598103934665603u;
-    unsigned char *due;
-    mixp_result r;
-    int64_t i;
-    int alike, any;
-    if (d->hold || !mixpi_walks_agree(ctx)) return MIXP_OK;
-    for (i = 0; i < d->n_buckets; i++)
-        h = (h ^ (uint64_t)d->buckets[i].due) * 1099511628211u;
-    r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
-    if (r != MIXP_OK || alike) return r;
-    due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
-    if (!due) return mixpi_out_of_memory(ctx, (size_t)d->n_buckets);
-    for (i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
-    r = mixpi_bits_join(ctx, due, d->n_buckets);
-    for (i = 0; i < d->n_buckets; i++) d->buckets[i].due = due[i];
-    mixpi_host_put(ctx, due);
-    return r;
-}
-
-/* --- a walk --- */
-
-/* Fails if a walk would add to a gradient that was already summed. */
-static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
-        mixpi_leaf *l = &d->leaves[i];
-        if (!l->tensor->grad) l->summed = 0;
-        if (!l->tensor->grad) l->tensor->own.grad->own.in_pieces = 0;
-        if (!l->summed || !d->buckets[l->bucket].due) continue;
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the gradient of '%s' was summed over the ranks "
-                                 "already; call mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) "
-                                 "before all walks of a batch but the last",
-                                 l->tensor->name);
-    }
-    return MIXP_OK;
-}
-
-/* Makes room for the leaves of the tape that are not known yet. */
-static mixp_result mixpi_exchange_room(mixp_context *ctx, mixpi_exchange *d) {
-    const int64_t missing = mixpi_leaves_missing(ctx) + mixpi_absent_count(ctx);
-    mixpi_leaf *leaves;
-    if (!missing) return MIXP_OK;
-    leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, d->n_leaves, d->n_leaves + missing,
-                                        sizeof *leaves);
-    if (!leaves) return MIXP_ERR_MEMORY;
-    d->leaves = leaves;
-    return MIXP_OK;
-}
-
-/* Has any rank met new leaves in this walk? Without a comparison, all ranks have met some or
- * none. */
-static mixp_result mixpi_newcomers_any(mixp_context *ctx, int here, int *any) {
-    const int first = !ctx->exchange->n_buckets;
-    int alike;
-    *any = here;
-    if (first || !mixpi_walks_agree(ctx)) return MIXP_OK;
-    return mixpi_number_share(ctx, (double)here, &alike, any);
-}
-
-/* Places the new leaves, which start at number `from`. */
-static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
-    const int many = ctx->ranks.size > 1;
-    mixp_result r = many ? mixpi_newcomers_agree(ctx, d, from) : MIXP_OK;
-    if (r != MIXP_OK || d->n_leaves == from) return r;
-    r = mixpi_exchange_lay_out(ctx, d, from);
-    return r == MIXP_OK && many ? mixpi_start_leaves(ctx, d) : r;
-}
-
-/* Finds the leaves of the tape and places the new leaves. After a failure no new leaf stays known,
- * so the next walk meets them again. */
-static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
-    const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
-    mixp_result r = mixpi_exchange_room(ctx, d);
-    int64_t i;
-    int any = 0;
-    if (r != MIXP_OK) return r;
-    for (i = 0; i < old; i++) d->leaves[i].last = -1;
-    mixpi_leaves_meet(ctx, d);
-    r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
-    if (r == MIXP_OK && any) r = mixpi_newcomers_place(ctx, d, old);
-    if (r == MIXP_OK) return MIXP_OK;
-    while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.leaf = 0;
-    d->n_buckets = old_buckets;
-    return r;
-}
-
-/* Before a walk: places the new leaves, and counts the leaves that each bucket awaits. */
-static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
-    mixpi_exchange *d;
-    int64_t i;
-    mixp_result r;
-    if (!ctx->ranks.size) return MIXP_OK;
-    d = mixpi_exchange_of(ctx);
-    if (!d) return MIXP_ERR_MEMORY;
-    r = mixpi_exchange_meet(ctx, d);
-    if (r != MIXP_OK) return r;
-    d->position = d->sent = 0;
-    for (i = 0; i < d->n_buckets; i++) d->buckets[i].awaited = 0;
-    for (i = 0; i < d->n_leaves; i++) {
-        mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
-        b->awaited += d->leaves[i].last >= 0;
-        b->due |= d->leaves[i].last >= 0;
-    }
-    r = mixpi_due_agree(ctx, d);
-    return r == MIXP_OK ? mixpi_exchange_fresh(ctx, d) : r;
-}
-
-/* data *= 1/parts; n elements. */
-static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
-    mixp_unary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = MIXP_UNARY_SCALE;
-    k.p = mixp_scaler_inverse((float)ctx->ranks.parts);
-    k.n = n;
-    k.a = mixpi_in(data.data, data.dtype);
-    k.y = data;
-    return ctx->device->kernels->unary(&ctx->exec, &k);
-}
-
-/* Looks at a bucket's gradients on this rank. divide: also divides them, like
- * mixpi_divide_by_parts, in the same pass. */
-static mixp_result mixpi_bucket_look(mixp_context *ctx, const mixpi_exchange *d,
-                                     const mixpi_bucket *b, int divide) {
-    mixp_grad_stats_args k;
-    memset(&k, 0, sizeof k);
-    k.rows = d->rows + b->first;
-    k.count = b->end - b->first;
-    k.scale = divide ? d->parts : NULL;
-    k.unscale = divide;
-    k.step = d->looks + (b - d->buckets);
-    return ctx->device->kernels->grad_stats(&ctx->exec, &k);
-}
-
-/* The mark of any gradient of this walk. A gradient that this rank left out is 0 with this mark. */
-static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
-    mixpi_mark none;
-    int64_t i;
-    memset(&none, 0, sizeof none);
-    for (i = 0; i < d->n_leaves; i++) {
-        const mixp_tensor *t = d->leaves[i].tensor;
-        if (t->grad && !d->leaves[i].summed && !d->leaves[i].filled) return t->grad->own.mark;
-    }
-    return none;
-}
-
-/* Fills leaves without a gradient with zeros, because other ranks may have one. No rank has a
- * gradient for a frozen leaf: its zeros are sent, and no optimizer sees them. */
-static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
-                                     const mixpi_bucket *b) {
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = b->first; i < b->end && r == MIXP_OK; i++) {
-        mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
-        if (t->grad) continue;
-        r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
-        if (!t->requires_grad) continue;
-        d->leaves[i].filled = 1;
-        t->grad = g;
-    }
-    return r;
-}
-
-/* Gives the gradients that this rank left out of the walk the mark of the others. */
-static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
-    int64_t i;
-    for (i = 0; i < d->n_leaves; i++) {
-        if (d->leaves[i].filled) d->leaves[i].tensor->own.grad->own.mark = mark;
-        d->leaves[i].filled = 0;
-    }
-}
-
-/* Puts the bucket's gradients of this walk into b->wire; divides them if division comes first. */
-static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b) {
-    const int staged = b->wire.data != b->grads.data;
-    const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
-    const int divide_now = divide && (!staged || b->grads.dtype == MIXP_F32);
-    mixp_result r = mixpi_bucket_fill(ctx, d, b);
-    if (r == MIXP_OK) r = mixpi_bucket_look(ctx, d, b, divide_now);
-    if (!staged || r != MIXP_OK) return r;
-    r = mixpi_convert_to(ctx, b->wire, mixpi_in(b->grads.data, b->grads.dtype), b->count);
-    if (r != MIXP_OK || !divide || divide_now) return r;
-    return mixpi_divide_by_parts(ctx, b->wire, b->count);
-}
-
-/* Sums the bucket over the ranks: all of it for all ranks, or each piece for its owner. */
-static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    if (b->each)
-        return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
-                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
-                               b->wire, b->each);
-    return mixpi_ranks_run(ctx, "the sum of gradients",
-                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
-}
-
-/* Sends a bucket whose gradients are final. */
-static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b) {
-    const uint64_t told = ctx->told;
-    mixp_out sum = b->wire;
-    mixp_result r = mixpi_bucket_part(ctx, d, b);
-    sum.accumulate = 1;
-    if (r == MIXP_OK && b->holds)
-        r = mixpi_add_into(ctx, sum, mixpi_in(b->held, MIXP_F32), b->count);
-    if (r != MIXP_OK) return mixpi_noted_since(ctx, told, "a sum over ranks", r);
-    return mixpi_bucket_sum(ctx, b);
-}
-
-/* Sends final buckets, in order. all: sends the others as well, because the walk has ended. */
-static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int all) {
-    mixp_result r = MIXP_OK;
-    while (r == MIXP_OK && d->sent < d->n_buckets &&
-           (all || !d->buckets[d->sent].awaited)) {
-        mixpi_bucket *b = &d->buckets[d->sent++];
-        if (b->due) r = mixpi_bucket_send(ctx, d, b);
-    }
-    return r;
-}
-
-/* Called after a tape entry was walked or passed over. */
-static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) {
-    mixpi_exchange *d = ctx->exchange;
-    int i;
-    if (!d) return MIXP_OK;
-    for (i = 0; i < c->n_in; i++) {
-        const mixp_tensor *t = mixpi_leaf_of(c, i);
-        mixpi_leaf *l = t && t->own.leaf ? &d->leaves[t->own.leaf - 1] : NULL;
-        if (!l || l->last != d->position) continue;
-        l->last = -1;
-        d->buckets[l->bucket].awaited--;
-    }
-    d->position++;
-    return d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 0);
-}
-
-/* Holds a walk's part of a bucket: adds it to the parts of earlier walks. mark: the walk's mark. */
-static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b, mixpi_mark mark) {
-    const size_t bytes = (size_t)b->count * sizeof(float);
-    mixp_result r = mixpi_bucket_part(ctx, d, b);
-    int64_t i;
-    if (!b->held) b->held = mixpi_device_alloc(ctx, bytes);
-    if (!b->held) return MIXP_ERR_MEMORY;
-    mixpi_filled_mark(d, mark);
-    if (r == MIXP_OK)
-        r = mixpi_add_into(ctx, mixpi_out_to(b->held, MIXP_F32, b->holds),
-                           mixpi_in(b->wire.data, b->wire.dtype), b->count);
-    for (i = b->first; i < b->end; i++) {
-        mixpi_leaf *l = &d->leaves[i];
-        mixpi_mark_add(&l->mark, &l->tensor->own.grad->own.mark, b->holds);
-        l->tensor->grad = NULL;
-    }
-    b->holds = 1;
-    return r;
-}
-
-/* After the sum: converts and divides what was deferred, and marks the gradients as summed. */
-static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    const int64_t first = b->each * k->rank, n = b->each ? b->each : b->count;
-    const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
-    const uint64_t told = ctx->told;
-    const int divide = k->mean == MIXP_MEAN_AFTER && k->parts > 1, wide = to.dtype == MIXP_F32;
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    if (divide && !wide) r = mixpi_divide_by_parts(ctx, sum, n);
-    if (r == MIXP_OK && sum.data != to.data)
-        r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
-    if (r == MIXP_OK && divide && wide) r = mixpi_divide_by_parts(ctx, to, n);
-    for (i = b->first; i < b->end; i++) {
-        mixpi_leaf *l = &d->leaves[i];
-        mixp_tensor *g = l->tensor->own.grad;
-        if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
-        l->summed = 1;
-        g->own.in_pieces = b->each > 0;
-        g->version++;
-    }
-    b->holds = b->due = 0;
-    return mixpi_noted_since(ctx, told, "a mean over ranks", r);
-}
-
-/* Waits until everything that grad_ready started has arrived. */
-static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    volatile char here = 0;
-    const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
-    const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
-    mixpi_inside_end(ctx, before);
-    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
-}
-
-/* Ends the exchange after a walk. */
-static mixp_result mixpi_exchange_end(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    mixpi_exchange *d = ctx->exchange;
-    mixpi_mark mark;
-    mixp_result r;
-    int64_t i;
-    if (!d) return MIXP_OK;
-    r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
-    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
-    mark = mixpi_some_mark(d);          /* before the loop, which drops the gradients it holds */
-    mixpi_filled_mark(d, mark);
-    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
-        mixpi_bucket *b = &d->buckets[i];
-        if (!b->due) continue;
-        if (!d->hold) r = mixpi_bucket_take(ctx, d, b);
-        else if (k->apart) r = mixpi_bucket_hold(ctx, d, b, mark);
-    }
-    return r;
-}
-
-/* Removes the scaler `by`, about to be freed, from all marks of the context and of this step. */
-static void mixpi_context_lose(mixp_context *ctx, const void *by) {
-    mixpi_exchange *d = ctx->exchange;
-    mixpi_tape_entry *e;
-    mixp_tensor *t;
-    int64_t i;
-    for (t = ctx->tensors; t; t = t->own.next) mixpi_tensor_lose(t, by);
-    for (e = ctx->tape; e; e = e->older) {
-        mixpi_tensor_lose(e->call.out, by);
-        for (i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
-    }
-    for (i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
-}
+/* --- walking back a loss -------------------------------------------------------------------- */
 
 /* Can loss be walked back? Reports the reason if not. */
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
@@ -18369,20 +17364,21 @@ static void mixpi_watch_walked(const mixp_context *ctx) {
 static void mixpi_walked(mixp_context *ctx, mixp_result r) {
     ctx->walking = 0;
     if (r == MIXP_OK) ctx->walked_in = ctx->generation;
-    if (r != MIXP_OK) mixpi_exchange_forget(ctx);
+    if (r != MIXP_OK) mixpi_crew_forget(ctx);
     mixpi_walk_end(ctx, r != MIXP_OK);
 }
 
 static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixpi_tape_entry *e;
     mixp_tensor *g;
     mixp_result r = mixpi_check_loss(ctx, loss);
     int opened;
-    if (r == MIXP_OK) r = mixpi_exchange_begin(ctx);
-    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
+    if (r == MIXP_OK && crew) r = crew->walk_begin(ctx);
+    if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     g = mixpi_grad_buffer(loss);
-    if (!g) return mixpi_ranks_stop(ctx, MIXP_ERR_MEMORY);
+    if (!g) return mixpi_crew_stop(ctx, MIXP_ERR_MEMORY);
     r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = ctx->walking = 1;
@@ -18395,14 +17391,14 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
             if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
         }
         mixpi_rerun_leave(e);
-        if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
+        if (r == MIXP_OK && crew) r = crew->walk_passed(ctx, &e->call);
     }
     mixp_autocast_close(ctx, opened);
-    if (r == MIXP_OK) r = mixpi_exchange_end(ctx);
+    if (r == MIXP_OK && crew) r = crew->walk_end(ctx);
     if (r == MIXP_OK) mixpi_unscaled_end(ctx);
     mixpi_walked(ctx, r);
     mixpi_watch_walked(ctx);
-    return mixpi_ranks_stop(ctx, r);
+    return mixpi_crew_stop(ctx, r);
 }
 
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
@@ -18459,17 +17455,16 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
 static void mixpi_put_in_order(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
     ctx->inside = ctx->depth = ctx->refused = 0;
     mixpi_regions_of_walk(ctx);
-    if (ctx->walking && k->size > 1 && k->stop)
-        k->stop(k->user, "an exception has left mixp_backward");
+    if (ctx->walking && crew) crew->end(ctx, "an exception has left mixp_backward");
     if (ctx->walking) mixpi_walked(ctx, MIXP_ERR_ORDER);
 }
 
 static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixp_result r = mixpi_regions_check(ctx);
-    mixp_result watched = mixpi_ranks_stop_alone(ctx, mixpi_watch_begin(ctx));
+    mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watch_begin(ctx));
     if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host);
     mixpi_arena_reset(&ctx->dev);
@@ -22481,11 +21476,16 @@ typedef struct mixpi_slot {
     mixp_tensor *param;
     mixp_tensor *grad;          /* the caller's view, or NULL: use param->grad             */
     uint64_t     version;       /* version of param for which the master weight is current */
-    int          owner;         /* sharded: rank that updates it; -1: each updates a piece */
-    void        *piece;         /* device memory: states of this rank's piece              */
+    int          kept;          /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
     void        *shelf;         /* device memory: the weight while its average is in, or NULL */
+    /* Used by the ranks. */
+    int          owner;         /* rank that updates it; -1: each updates a piece          */
+    void        *piece;         /* device memory: states of this rank's piece              */
 } mixpi_slot;
+
+/* Who updates a parameter: this rank, another rank, or each rank a piece. */
+enum { MIXPI_HERE, MIXPI_AWAY, MIXPI_IN_PIECES };
 
 /* Counts of one parameter's gradient in its low dtype. */
 typedef struct mixpi_grad_tally {
@@ -22519,6 +21519,9 @@ struct mixp_optimizer {
     int64_t          count, capacity;
     mixpi_slot      *slots;
     mixp_param_row  *rows, *device_rows;    /* table on the host; table that kernels read  */
+    mixp_param_row  *own_rows, *device_own_rows;    /* the rows that this rank updates: the same
+                                                       tables unless the states are sharded */
+    int              looks_own; /* 1: the other ranks look at the other rows               */
     int              rows_changed;
     int              clipped;   /* 1: the statistics come from the last clip: keep them    */
     uint64_t         clipped_versions;  /* sum of the gradients' versions at that clip     */
@@ -22540,20 +21543,15 @@ struct mixp_optimizer {
     uint64_t         epoch;
     int              stage;
     mixp_optimizer  *next_checked;
-    double          *table;     /* device memory in which ranks agree, made at its first use */
     mixpi_muon      *muon;      /* NULL: not Muon                                          */
-    /* Sharded states: elements that each rank owns; the table for update, in which rows of other
-     * ranks are inactive; and a slice of the weights of every rank. */
-    int64_t         *owned;
-    mixp_param_row  *own_rows, *device_own_rows;
-    void            *slices;
+    struct mixpi_shards *shards;    /* NULL: the states are not sharded over ranks         */
     uint64_t         views_summed;  /* generation in which clip summed the views; 0 = none */
     uint64_t         cleared_in;    /* the context's generation at the newest mixp_zero_grad */
     uint64_t         stepped_in;    /* the context's generation at the newest update       */
     int64_t          stepped_after; /* operators applied in that generation before the update */
     mixp_optimizer  *next;      /* in the context's list                                   */
-    size_t           slice;     /* capacity of a slice in bytes                            */
-    /* Used with several ranks. */
+    /* Used by the ranks. */
+    double          *table;     /* device memory in which ranks agree, made at its first use */
     int64_t          taken;     /* steps begun since it was made, the same on all ranks    */
     int              loaded;    /* 1: a checkpoint was loaded: the next step compares weights */
     double           clip_norm; /* max_norm of the newest mixp_clip_grad_norm              */
@@ -22780,6 +21778,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
                                            const mixpi_optimizer_desc *d) {
     const char *wrong = mixpi_group_wrong(d->kind, group);
     mixp_spike_rule spike = d->spike;
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixp_optimizer *opt;
     if (!wrong) wrong = mixpi_spike_resolve(&spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
@@ -22803,11 +21802,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
-    if (mixpi_is_sharded(ctx)) {
-        opt->owned =
-            (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *opt->owned);
-        if (!opt->owned) return NULL;
-    }
+    if (crew && crew->enter(opt) != MIXP_OK) return NULL;
     if (!opt->state || !mixpi_spike_start(opt)) return NULL;
     opt->next = (mixp_optimizer *)ctx->optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
@@ -23015,54 +22010,7 @@ static int mixpi_row_is_small(const mixp_param_row *row) {
 
 /* Does this rank update all of parameter i? */
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
-{ return !opt->owned || opt->slots[i].owner == opt->ctx->ranks.rank; }
-
-/* Does each rank update a piece of parameter i? */
-static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
-{ return opt->owned && opt->slots[i].owner < 0; }
-
-/* The piece of parameter i that rank r updates: its number of elements; *first: the first one. */
-static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
-                              int64_t *first) {
-    const int64_t count = opt->slots[i].param->count;
-    const int64_t each = mixpi_piece_size(opt->ctx, count);
-    *first = 0;
-    if (!mixpi_is_divided(opt, i))
-        return !opt->owned || opt->slots[i].owner == r ? count : 0;
-    *first = mixpi_min(r * each, count);
-    return mixpi_min(each, count - *first);
-}
-
-/* May ranks divide a parameter? Only with f32 states: random rounding of smaller states depends on
- * an element's position. */
-static int mixpi_divides(const mixp_optimizer *opt, const mixp_param_row *row) {
-    if (!opt->owned || opt->muon || mixpi_row_is_small(row)) return 0;
-    return row->count >= (int64_t)opt->ctx->ranks.size * MIXP_STATE_BLOCK;
-}
-
-/* The rank that will own a parameter: the lowest rank among those with the fewest elements; -1: the
- * ranks divide the parameter. */
-static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
-    int r, least = 0;
-    if (!opt->owned) return 0;
-    if (mixpi_divides(opt, row)) return -1;
-    for (r = 1; r < opt->ctx->ranks.size; r++)
-        if (opt->owned[r] < opt->owned[least]) least = r;
-    opt->owned[least] += row->count;
-    return least;
-}
-
-/* Allocates the additional tables of a sharded optimizer. */
-static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
-    mixp_param_row *rows, *device;
-    if (!opt->owned) return MIXP_OK;
-    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
-    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
-    if (!rows || !device) return MIXP_ERR_MEMORY;
-    opt->own_rows = rows;
-    opt->device_own_rows = device;
-    return MIXP_OK;
-}
+{ return opt->slots[i].kept == MIXPI_HERE; }
 
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
@@ -23072,10 +22020,12 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
-    if (mixpi_own_rows_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
+    if (opt->shards && opt->ctx->crew->grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    if (!opt->shards) opt->own_rows = rows;
+    if (!opt->shards) opt->device_own_rows = device;
     opt->rows_changed = 1;      /* the new table was not sent yet */
     return MIXP_OK;
 }
@@ -23121,6 +22071,7 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
 /* Can p be added? Reports the first problem. */
 static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
     if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype))) {
@@ -23142,15 +22093,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: pass a gradient, or call "
                 "mixp_tensor_set_requires_grad";
-    else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
-        wrong = "has, or had, another optimizer: with `scatter`, each parameter can have one";
-    else if (mixpi_is_scattered(opt->ctx) && g)
-        wrong = "has a view as its gradient, but with `scatter` a rank unscales and clips only a "
-                "part of it: pass NULL as the gradient, or set `scatter` of mixp_ranks_desc to 0";
-    else if (g && opt->zero_grad && opt->owned)
-        wrong = "has a view as its gradient, which zero_grad cannot clear with `shard`: pass NULL "
-                "as the gradient";
-    else wrong = mixpi_add_clash(opt, p, g);
+    else if (crew) wrong = crew->add_wrong(opt, p, g);
+    if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
         wrong = "is not a matrix, and Muon trains only matrices: add it to an AdamW optimizer";
@@ -23232,39 +22176,11 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
                      : MIXP_OK;
 }
 
-/* This rank's piece of parameter i as a row for update. It has no low copies: autocast renews them
- * from the complete weight. */
-static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
-    mixp_param_row piece = opt->rows[i];
-    mixpi_layout lay = { NULL, 0 };
-    int64_t first;
-    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    lay.memory = (char *)opt->slots[i].piece;
-    mixpi_row_layout(opt, &piece, &lay);
-    piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
-    if (piece.grad)
-        piece.grad = mixpi_out_at(mixpi_out_to(piece.grad, piece.grad_dtype, 0), first).data;
-    piece.low_f16 = NULL;
-    piece.low_bf16 = NULL;
-    if (!piece.count) piece.active = 0;
-    return piece;
-}
-
-static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t joined_at) {
-    mixp_param_row piece = opt->rows[i];
-    int64_t first;
-    mixp_result r;
-    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    r = mixpi_row_memory(opt, &piece, joined_at);
-    opt->slots[i].piece = piece.missed;
-    return r;
-}
-
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
     mixp_result r = MIXP_OK;
-    if (mixpi_is_divided(opt, i)) row = mixpi_piece_row(opt, i);
+    if (slot->kept == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
     if (row.master && row.count && mixpi_row_is_split(&row))    /* no extra bits yet */
         r = mixpi_device_zero(opt->ctx, row.master,
                               (size_t)row.count * mixp_dtype_size(row.master_dtype));
@@ -23339,6 +22255,13 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }
 
+/* Makes the states of the newest row, wherever they belong. */
+static mixp_result mixpi_row_place(mixp_optimizer *opt, mixp_param_row *row) {
+    const int64_t joined_at = mixp_optimizer_applied(opt);
+    if (opt->shards) return opt->ctx->crew->place(opt, row, joined_at);
+    return mixpi_row_memory(opt, row, joined_at);
+}
+
 MIXPI_SELDOM
 static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                           mixp_tensor *grad) {
@@ -23363,18 +22286,12 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
-    opt->slots[opt->count].owner = mixpi_owner_next(opt, row);
-    if (mixpi_is_divided(opt, opt->count))
-        r = mixpi_piece_memory(opt, opt->count, mixp_optimizer_applied(opt));
-    else if (mixpi_is_own(opt, opt->count))
-        r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
+    r = mixpi_row_place(opt, row);
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
-    else if (opt->owned && opt->slots[opt->count].owner >= 0)
-        opt->owned[opt->slots[opt->count].owner] -= param->count;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     param->own.optimizers += r == MIXP_OK;
-    param->own.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
+    if (opt->shards) opt->ctx->crew->placed(opt, param, r);
     return r;
 }
 
@@ -23419,7 +22336,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = 0;
     opt->views_summed = 0;
-    mixpi_exchange_forget(opt->ctx);
+    mixpi_crew_forget(opt->ctx);
     return r;
 }
 
@@ -23621,20 +22538,6 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
                         n * sizeof *opt->muon->rows);
 }
 
-/* Sends the table for the update kernel: rows of parameters that another rank updates are inactive,
- * rows of divided parameters describe this rank's piece. */
-static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
-    size_t bytes = (size_t)opt->count * sizeof *opt->rows;
-    int64_t i;
-    if (!opt->owned) return MIXP_OK;
-    memcpy(opt->own_rows, opt->rows, bytes);
-    for (i = 0; i < opt->count; i++) {
-        if (mixpi_is_divided(opt, i)) opt->own_rows[i] = mixpi_piece_row(opt, i);
-        else if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
-    }
-    return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
-}
-
 /* Fails if a captured step would have to refresh a master weight: each replay would recompute the
  * masters from the weights, and lose their extra precision. */
 static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
@@ -23660,7 +22563,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
 
 static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
     mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
-    if (r == MIXP_OK) r = mixpi_own_rows_send(opt);
+    if (r == MIXP_OK && opt->shards) r = opt->ctx->crew->send(opt);
     if (r != MIXP_OK) return r;
     return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
                         (size_t)opt->count * sizeof *opt->rows);
@@ -23687,7 +22590,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
         if (mixpi_master_sync(opt, i) != MIXP_OK)
-            return mixpi_ranks_stop(opt->ctx, MIXP_ERR_DEVICE);
+            return mixpi_crew_stop(opt->ctx, MIXP_ERR_DEVICE);
     }
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -23708,7 +22611,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     if (!opt->rows_changed) return MIXP_OK;
     r = mixpi_rows_send(opt);
     if (r == MIXP_OK) opt->rows_changed = brought;
-    return mixpi_ranks_stop(opt->ctx, r);
+    return mixpi_crew_stop(opt->ctx, r);
 }
 
 #define MIXPI_BY_OPTIMIZER "an optimizer's step"
@@ -23748,10 +22651,9 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     return sum;
 }
 
-/* The table, as kernels see it, of the gradients to look at. If sums are scattered, this rank looks
- * only at the rows it updates: it has no other sums. */
+/* The table, as kernels see it, of the gradients to look at. */
 static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
-{ return mixpi_is_scattered(o->ctx) ? o->device_own_rows : o->device_rows; }
+{ return o->looks_own ? o->device_own_rows : o->device_rows; }
 
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {
@@ -23923,7 +22825,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     if (o->muon) return mixpi_muon_update(o);
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
-    k.rows = o->owned ? o->device_own_rows : o->device_rows;
+    k.rows = o->device_own_rows;
     k.count = o->count;
     k.step = o->state;
     k.lost = counting ? o->lost : NULL;
@@ -23982,8 +22884,7 @@ static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
-    const int apart = mixpi_is_scattered(opt->ctx);
-    const mixp_param_row *row = apart ? &opt->own_rows[i] : &opt->rows[i];
+    const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
     mixp_look_args k;
     if (!row->active) return MIXP_OK;
     memset(&k, 0, sizeof k);
@@ -24264,7 +23165,7 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
     const char *wrong = NULL;
     if (!mixpi_is_beta(decay)) wrong = "decay must lie in [0,1)";
     else if (!opt->count) wrong = "no parameter was added: call mixp_optimizer_add first";
-    else if (opt->owned)
+    else if (opt->shards)
         wrong = "averages do not work with sharded states: set `shard` of mixp_ranks_desc to 0";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_ema: %s", wrong);
@@ -24415,490 +23316,6 @@ MIXPREC_API mixp_result mixp_optimizer_swap_ema(mixp_optimizer *opt) {
     const int before = mixpi_enter(of);
     return mixpi_leave(of, before, mixpi_do_optimizer_swap_ema(opt));
 }
-/* --- what all ranks have found --------------------------------------------------------------- *
- *
- * After the look and before the decision, the ranks sum one small table, on the device and without
- * the host. mixp_agree_fill describes the table.
- */
-static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
-                                   int in_parts) {
-    const mixp_ranks_desc *ranks = &o->ctx->ranks;
-    const mixpi_exchange *d = o->ctx->exchange;
-    const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
-    mixp_agree_args k;
-    mixp_result r;
-    if (!o->table)
-        o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
-    if (!o->table) return MIXP_ERR_MEMORY;
-    memset(&k, 0, sizeof k);
-    k.plan = &o->plan;
-    k.looks = d ? d->looks : NULL;
-    k.first_leaf = d ? d->first : NULL;
-    k.n_looks = d ? d->n_buckets : 0;
-    k.scaler = s;
-    k.step = o->state;
-    k.table = o->table;
-    k.rank = ranks->rank;
-    k.size = ranks->size;
-    k.in_parts = in_parts;
-    r = MIXPI_STEP_RUN(o, agree, &k);
-    if (r == MIXP_OK)
-        r = mixpi_ranks_run(o->ctx, "the sum of the ranks' results", ranks->sum,
-                            mixpi_out_to(o->table, MIXP_F64, 0), n);
-    k.reads = 1;
-    return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
-}
-
-/* Formats two different numbers with enough digits to show the difference. */
-static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t room) {
-    int digits = 6;
-    do {
-        snprintf(here, room, "%.*g", digits, a);
-        snprintf(there, room, "%.*g", digits, b);
-    } while (strcmp(here, there) == 0 && (digits += 3) <= 18);
-}
-
-/* --- what must be alike in every step --------------------------------------------------------- */
-
-static uint64_t mixpi_hash_number(uint64_t h, double x) { return mixpi_hash(h, &x, sizeof x); }
-
-static uint64_t mixpi_hash_group(uint64_t h, const mixp_param_group *g) {
-    const double all[9] = { g->lr,       g->beta1,    g->beta2,           g->eps,
-                            g->weight_decay, g->momentum, g->dampening,   (double)g->nesterov,
-                            (double)g->f32_states };
-    return mixpi_hash(h, all, sizeof all);
-}
-
-/* Hash of all settings that a step's result depends on, apart from gradients and states. */
-static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
-    const mixp_step_plan *p = &o->plan;
-    const double all[20] = {
-        (double)p->kind,           (double)p->order,          p->max_norm,
-        (double)p->cautious,       (double)p->schedule.kind,  (double)p->schedule.warmup,
-        (double)p->schedule.total, p->schedule.min_factor,    p->schedule.gamma,
-        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
-        (double)p->spike.of,
-        (double)p->spike.window,   (double)p->spike.max_in_a_row, p->spike.z,
-        (double)o->states.m,       (double)o->states.v,       (double)o->states.master,
-        o->clipped ? o->clip_norm : -1.0
-    };
-    uint64_t h = mixpi_hash(1469598103934665603u, all, sizeof all);
-    int64_t i;
-    int k;
-    for (k = 0; k < p->n_groups; k++) h = mixpi_hash_group(h, &p->groups[k]);
-    for (i = 0; i < o->count; i++) h = mixpi_hash_number(h, (double)o->rows[i].group);
-    if (o->muon) h = mixpi_hash_number(h, o->muon->a + (double)o->muon->iterations);
-    return h >> 11;
-}
-
-/* The byte range [*first, *end) of all weights that step number `taken` compares: at most
- * MIXPI_COMPARED bytes, and the following bytes the next time. */
-enum { MIXPI_COMPARED = 1 << 26 };
-
-static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t *end) {
-    const size_t most = MIXPI_COMPARED;
-    size_t total = 0, windows;
-    int64_t i;
-    for (i = 0; i < o->count; i++) total += mixpi_bytes(o->slots[i].param);
-    windows = (total + most - 1) / most;
-    *first = windows ? (size_t)(o->taken / o->ctx->ranks.check_every) % windows * most : 0;
-    *end = *first + most < total ? *first + most : total;
-}
-
-/* Does this step compare weights? All ranks give the same answer: their step counts are equal. */
-static int mixpi_compares(const mixp_optimizer *o) {
-    const int64_t every = o->ctx->ranks.check_every;
-    if (o->ctx->ranks.size < 2 || o->ctx->capturing) return 0;
-    return o->loaded || (every > 0 && o->taken && o->taken % every == 0);
-}
-
-/* Hash of the weights that this step compares. Waits for the device. */
-static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
-    uint64_t h = 1469598103934665603u;
-    size_t first, end, at = 0;
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    mixpi_compared_range(o, &first, &end);
-    for (i = 0; i < o->count && r == MIXP_OK; i++) {
-        const mixp_tensor *t = o->slots[i].param;
-        const size_t bytes = mixpi_bytes(t), from = at < first ? first - at : 0;
-        const size_t to = end < at + bytes ? (end > at ? end - at : 0) : bytes;
-        if (from < to) r = mixpi_hash_data(o->ctx, t, from, to, &h);
-        at += bytes;
-    }
-    *hash = (h >> 11) | 1;              /* 0 means: not compared */
-    return r;
-}
-
-/* Enters in the plan what the ranks compare in this step. */
-static mixp_result mixpi_plan_compared(mixp_optimizer *o) {
-    mixp_step_plan *plan = &o->plan;
-    mixp_result r = MIXP_OK;
-    plan->weights = 0;
-    if (o->ctx->ranks.size < 2) return MIXP_OK;
-    plan->settings = mixpi_settings_hash(o);
-    if (mixpi_compares(o)) r = mixpi_weights_hash(o, &plan->weights);
-    o->loaded = 0;
-    o->taken++;
-    return r;
-}
-
-/* Reports weights that differ between ranks, by name if all ranks are here to compare them. On a
- * GPU, one rank may arrive a step later than another, so no sum is possible: no name is given.
- * Before the first walk, ranks do not know each other's devices, and give no name either. */
-static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agreement *a,
-                                        int other) {
-    const mixpi_exchange *d = o->ctx->exchange;
-    const int one_loaded = !(a->here > 0.0) || !(a->there > 0.0);
-    mixp_result r = MIXP_OK;
-    if (one_loaded)
-        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: rank %d loaded a checkpoint and rank %d did not; "
-                                 "all ranks must load it; the step was skipped",
-                                 a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
-    if (d && d->n_buckets && !d->far) r = mixp_ranks_check(o->ctx);
-    if (r != MIXP_OK) return r;
-    return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: rank %d has other weights than rank 0; the step was "
-                             "skipped: write weights on every rank, or call "
-                             "mixp_ranks_from(ctx, 0) to copy rank 0's",
-                             other);
-}
-
-/* Reports ranks whose settings differ, for example after one rank changed its learning rate. On a
- * GPU the report may come a step late, but all ranks skipped the step in question. */
-static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
-    static const char *const words[] = {
-        "", "", "the loss scale", "the number of applied steps", "the learning rate", "beta1",
-        "beta2", "eps", "weight_decay", "max_norm", "", "", "",
-        "the norm of the summed gradients"
-    };
-    mixp_step_state s;
-    mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
-    const mixp_agreement *a = &s.agreed;
-    const int other = (int)a->differs - 1;
-    char here[32], there[32];
-    if (r != MIXP_OK || !a->differs) return r;
-    if (a->word == MIXP_AGREE_HERE)
-        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "rank %d took another kind of step than rank 0, or none; the step "
-                                 "was skipped: call the same functions on every rank, and check "
-                                 "that the hooks can sum f64",
-                                 other);
-    if (a->word == MIXP_AGREE_GUARD)
-        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: the guard of rank %d differs from the guard of "
-                                 "rank 0; start it with the same settings before the same step; "
-                                 "the step was skipped",
-                                 other);
-    if (a->word == MIXP_AGREE_GRADED)
-        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: other parameters have gradients on rank %d than on "
-                                 "rank 0; all ranks must use the same parameters in each step; the "
-                                 "step was skipped",
-                                 other);
-    if (a->word == MIXP_AGREE_SETTINGS)
-        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: an optimizer's settings (kind, groups, schedule, "
-                                 "states, spikes, max_norm) differ between rank %d and rank 0; use "
-                                 "the same settings on all ranks; the step was skipped",
-                                 other);
-    if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
-    mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
-    return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
-                             "the step was skipped",
-                             words[a->word], here, there, other);
-}
-
-/* The ranks exchange what they found. in_parts: each rank has looked only at its own gradients. */
-static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
-                                     int in_parts) {
-    if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
-    return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
-                             "ranks: the device %s has no kernel `agree`; update the device's "
-                             "source to this header's version",
-                             o->ctx->device->name);
-}
-
-/* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
-static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
-                                       int in_parts) {
-    mixp_result r;
-    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
-    r = mixpi_ranks_agree(o, s, in_parts);
-    if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
-    if (r == MIXP_OK) r = mixpi_opt_differs(o);
-    return mixpi_ranks_stop(o->ctx, r);
-}
-
-/* Averages gradients that the caller keeps in views, which no walk has summed. Each view is
- * averaged once in a step, even if the caller changes it between clip and step. */
-static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
-    mixp_context *ctx = o->ctx;
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
-    if (o->views_summed == ctx->generation) return MIXP_OK;
-    for (i = 0; i < o->count && r == MIXP_OK; i++) {
-        mixp_tensor *view = o->slots[i].grad;
-        if (!view) continue;
-        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
-                            mixpi_tensor_out(view, 0), view->count);
-        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
-            r = mixpi_noted(ctx, "the mean of a view",
-                            mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
-        view->version++;
-    }
-    return r;
-}
-
-/* Looks at all gradients, and combines the results of all ranks. */
-static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
-                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
-    const int in_parts = mixpi_is_scattered(o->ctx);
-    mixp_result r = mixpi_ranks_views(o);
-    if (r != MIXP_OK) return r;
-    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
-    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
-    if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
-    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
-        r = mixpi_ranks_agree(o, s, 1);
-    /* The other ranks wait for this rank's result. */
-    return mixpi_ranks_stop(o->ctx, r);
-}
-
-/* Copies bytes within device memory. */
-static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
-                                    size_t bytes) {
-    const size_t words = bytes / 4, rest = bytes % 4;
-    mixp_result r =
-        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
-                         (int64_t)words);
-    if (!rest || r != MIXP_OK) return r;
-    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
-                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
-                            (int64_t)rest);
-}
-
-/* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
- * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
-static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
-                                    size_t length, int out) {
-    char *slice = (char *)o->slices + (size_t)rank * length;
-    mixp_result r = MIXP_OK;
-    size_t at = 0;
-    int64_t i;
-    for (i = 0; i < o->count && r == MIXP_OK; i++) {
-        const mixp_tensor *p = o->slots[i].param;
-        const size_t size = mixp_dtype_size(p->dtype);
-        int64_t element;
-        size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
-        size_t first = at > base ? at : base, end = base + length;
-        if (end > at + bytes) end = at + bytes;
-        if (first < end) {
-            char *weight = (char *)p->data + (size_t)element * size + (first - at);
-            char *there = slice + (first - base);
-            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
-                                 end - first);
-        }
-        at += mixpi_round_up(bytes);
-    }
-    return r;
-}
-
-/* Bytes of the weights of the rank that owns most of them. */
-static size_t mixpi_slices_total(const mixp_optimizer *o) {
-    size_t most = 0;
-    int r;
-    for (r = 0; r < o->ctx->ranks.size; r++) {
-        size_t bytes = 0;
-        int64_t i, first;
-        for (i = 0; i < o->count; i++) {
-            const size_t size = mixp_dtype_size(o->slots[i].param->dtype);
-            bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
-        }
-        if (bytes > most) most = bytes;
-    }
-    return most;
-}
-
-/* Allocates a slice for every rank. Slices grow if parameters were added since the last step. */
-static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
-    void *slices;
-    if (o->slice >= length) return MIXP_OK;
-    slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
-    if (!slices) return MIXP_ERR_MEMORY;
-    o->slices = slices;
-    o->slice = length;
-    return MIXP_OK;
-}
-
-/* Bytes of a slice: the part of each rank's weights that is sent at once. */
-static size_t mixpi_slice_length(const mixp_optimizer *o, size_t total) {
-    const size_t most = mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes);
-    return most < total ? most : total;
-}
-
-/* Allocates the memory of mixpi_opt_gather. After the update it would be too late: only a hook may
- * fail then. */
-static mixp_result mixpi_gather_room(mixp_optimizer *o) {
-    if (!o->owned) return MIXP_OK;
-    return mixpi_slices_room(o, mixpi_slice_length(o, mixpi_slices_total(o)));
-}
-
-/* After an update in which each rank updated its part: sends all weights to all ranks, one slice of
- * every rank at a time. */
-static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
-    const mixp_ranks_desc *k = &o->ctx->ranks;
-    const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);
-    size_t base;
-    mixp_result r = mixpi_gather_room(o);
-    int rank;
-    for (base = 0; base < total && r == MIXP_OK; base += length) {
-        r = mixpi_slice_copy(o, k->rank, base, length, 1);
-        if (r == MIXP_OK)
-            r = mixpi_ranks_run(o->ctx, "the gather of weights", k->all_gather,
-                                mixpi_out_to(o->slices, MIXP_I32, 0),
-                                (int64_t)(length / 4));
-        for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
-            if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
-    }
-    return r;
-}
-
-/* Adds which rank had the first bad gradient, before the sum. */
-static void mixpi_verdict_rank(const mixp_optimizer *opt, const mixp_agreement *a,
-                               mixp_verdict *v) {
-    const mixpi_exchange *d = opt->ctx->exchange;
-    if (opt->ctx->ranks.size < 2 || !a->bad_rank) return;
-    v->bad_rank = (int)a->bad_rank - 1;
-    if (!d || a->bad_leaf < 0 || a->bad_leaf >= d->n_leaves) return;
-    v->bad_tensor = d->leaves[a->bad_leaf].tensor->name;
-    v->bad_element = a->bad_element;
-    v->bad_is_nan = a->bad_is_nan;
-}
-
-/* " on rank 3" for messages; "" with a single rank, or if the rank is unknown. */
-static const char *mixpi_on_rank(const mixp_context *ctx, int rank, char *text,
-                                 size_t room) {
-    *text = '\0';
-    if (ctx->ranks.size > 1 && rank >= 0) snprintf(text, room, " on rank %d", rank);
-    return text;
-}
-
-/* --- weights of all ranks ------------------------------------------------------------------- */
-
-static int mixpi_is_compared(const mixp_tensor *t)
-{ return t->own.is_param || t->own.optimizers > 0; }
-
-/* Returns the number of weights. If `all` is given, lists them there. */
-static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **all) {
-    mixp_tensor *t;
-    int64_t n = 0;
-    for (t = ctx->tensors; t; t = t->own.next) {
-        if (!mixpi_is_compared(t)) continue;
-        if (all) all[n] = t;
-        n++;
-    }
-    return n;
-}
-
-enum { MIXPI_CALL_CHECK = -1 };     /* mixp_ranks_check; from 0: mixp_ranks_from(ctx, value) */
-
-static void mixpi_call_text(double call, char *text, size_t space) {
-    if (call < 0.0) snprintf(text, space, "calls mixp_ranks_check");
-    else snprintf(text, space, "calls mixp_ranks_from(ctx, %.0f)", call);
-}
-
-/* Fails with what rank 0 and rank `other` do. here, there: rows of the two ranks. */
-static mixp_result mixpi_call_differs(mixp_context *ctx, const char *who, int other,
-                                      const double *here, const double *there) {
-    char first[64], second[64];
-    if (here[1] == there[1])
-        return mixp_context_fail(ctx, MIXP_ERR_RANKS,
-                                 "%s: ranks differ: rank 0 has %.0f weights, rank %d has %.0f", who,
-                                 here[0], other, there[0]);
-    mixpi_call_text(here[1], first, sizeof first);
-    mixpi_call_text(there[1], second, sizeof second);
-    return mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s: ranks differ: rank 0 %s, rank %d %s", who,
-                             first, other, second);
-}
-
-/* Do all ranks make the same call, with the same number of weights? call: MIXPI_CALL_CHECK, or the
- * argument of mixp_ranks_from. */
-static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int call) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    double *table = (double *)mixpi_host_take(ctx, (size_t)k->size * 2 * sizeof *table);
-    mixp_result r;
-    int64_t word = 0;
-    int other = 0;
-    if (!table) return mixpi_out_of_memory(ctx, (size_t)k->size * 2 * sizeof *table);
-    memset(table, 0, (size_t)k->size * 2 * sizeof *table);
-    table[2 * k->rank] = (double)n;
-    table[2 * k->rank + 1] = (double)call;
-    r = mixpi_ranks_share(ctx, table, 2);
-    if (r == MIXP_OK) other = mixpi_rows_differ(table, k->size, 2, &word);
-    if (other) r = mixpi_call_differs(ctx, who, other, table, table + 2 * other);
-    mixpi_host_put(ctx, table);
-    return r;
-}
-
-MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
-    const mixp_tensor **all;
-    int64_t n;
-    mixp_result r;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (ctx->ranks.size < 2) return MIXP_OK;
-    n = mixpi_weights_list(ctx, NULL);
-    r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
-    if (r != MIXP_OK || !n) return mixpi_ranks_stop(ctx, r);
-    all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)n * sizeof *all);
-    if (!all) return mixpi_ranks_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
-    mixpi_weights_list(ctx, all);
-    r = mixpi_tensors_compare(ctx, all, n, "weight");
-    mixpi_host_put(ctx, (void *)(uintptr_t)all);
-    return mixpi_ranks_stop(ctx, r);
-}
-
-/* Sends bytes of device memory at `data` from rank `from` to all ranks: a sum of integers, to which
- * all other ranks contribute zeros. */
-static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes, int from) {
-    const size_t most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
-    const size_t room = most < bytes ? most : mixpi_round_up(bytes);
-    mixp_result r = MIXP_OK;
-    size_t at, n;
-    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
-        char *part = (char *)mixpi_context_scratch(ctx, room);
-        n = bytes - at < most ? bytes - at : most;
-        if (!part) return MIXP_ERR_MEMORY;
-        r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
-        if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, part, data + at, n);
-        if (r == MIXP_OK)
-            r = mixpi_ranks_run(ctx, "the broadcast of weights", ctx->ranks.sum,
-                                mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
-        if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, data + at, part, n);
-    }
-    return r;
-}
-
-MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
-    mixp_tensor *t;
-    mixp_result r;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_ranks_from: rank %d is not in [0, %d)", rank,
-                                 ctx->ranks.size);
-    if (ctx->ranks.size < 2) return MIXP_OK;
-    r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
-    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
-        if (!mixpi_is_compared(t)) continue;
-        r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);
-        mixp_tensor_touch(t);
-    }
-    return mixpi_ranks_stop(ctx, r);
-}
 /* --- stepping ----------------------------------------------------------------------------- */
 
 /* A step with a spike rule for the loss needs a loss from this step. */
@@ -24968,16 +23385,33 @@ static mixp_result mixpi_need_all(const mixp_optimizer *opt, const char *who) {
     return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
 }
 
+/* Looks at all gradients. With ranks, also combines what all of them have found. */
+static mixp_result mixpi_gradients_look(mixp_optimizer *opt, const float *scale, int unscale,
+                                        const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+    if (crew) return crew->look(opt, scale, unscale, plan, s);
+    return mixpi_opt_look(opt, scale, unscale, plan, s);
+}
+
+/* Decides whether the step is applied, after a look if the decision needs one. */
+static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
+                                     const mixpi_scaling *is) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+    mixp_scaler_state *s = scaler ? scaler->state : NULL;
+    const float *scale = scaler ? mixpi_scale_address(scaler, is) : NULL;
+    if (opt->plan.gathered && !opt->clipped)
+        return mixpi_gradients_look(opt, scale, 0, &opt->plan, s);
+    return crew ? crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
+}
+
 /* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                               const mixpi_scaling *is) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_step_plan *plan = &opt->plan;
-    mixp_scaler_state *s = scaler ? scaler->state : NULL;
-    mixp_result r;
+    mixp_result r = crew ? crew->plan(opt) : MIXP_OK;   /* before anything is changed */
     int tallied;
-    r = mixpi_gather_room(opt);         /* before anything is changed */
-    if (r == MIXP_OK) r = mixpi_plan_compared(opt);
-    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
@@ -24989,38 +23423,20 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     r = mixpi_tally_step(opt);
     tallied = opt->tallied;
     opt->tallied = 0;
-    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
                      ((int)plan->spike.of & MIXP_SPIKE_NORM);
-    if (plan->gathered && !opt->clipped)
-        r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
-                             s);
-    else {
-        r = mixpi_ranks_views(opt);
-        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
-    }
+    r = mixpi_opt_decide(opt, scaler, is);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
-    if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
+    if (r == MIXP_OK && opt->shards) r = crew->gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     if (r == MIXP_OK) mixpi_stepped(opt);
     opt->clipped = 0;
     opt->views_summed = 0;
     plan->loss = NULL;
-    return mixpi_ranks_stop(opt->ctx, r);   /* other ranks are on their way to the next sum */
-}
-
-/* If sums are scattered, a rank unscales and clips only the gradients it updates. Marks all
- * gradients that are not its own as unreadable, because parts of them are still unprocessed. */
-static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
-    int64_t i;
-    if (!mixpi_is_scattered(opt->ctx)) return;
-    for (i = 0; i < opt->count; i++) {
-        const mixpi_slot *slot = &opt->slots[i];
-        if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
-        slot->param->grad->own.in_pieces = 1;
-    }
+    return mixpi_crew_stop(opt->ctx, r);   /* other ranks are on their way to the next sum */
 }
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
@@ -25034,8 +23450,8 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
                                  max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
-    if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
-    if (r == MIXP_OK) r = mixpi_ranks_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
+    if (r == MIXP_OK) r = mixpi_gradients_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
     opt->clip_norm = max_norm;
     opt->clipped = r == MIXP_OK;
     /* Unscaled views stay means until the update. */
@@ -25045,7 +23461,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g) g->version++;    /* an optimizer that shares the gradient must look again */
     }
-    if (r == MIXP_OK) mixpi_opt_in_pieces(opt);
+    if (r == MIXP_OK && opt->shards) opt->ctx->crew->in_pieces(opt);
     opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
@@ -25065,7 +23481,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
     if (r != MIXP_OK || !mixpi_guard_on(opt->ctx) || opt->ctx->capturing) return r;
-    return mixpi_ranks_stop_alone(opt->ctx, opt->ctx->watch->updated(opt->ctx, NULL));
+    return mixpi_crew_stop_alone(opt->ctx, opt->ctx->watch->updated(opt->ctx, NULL));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
@@ -25148,14 +23564,14 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
     if (r != MIXP_OK) return r;
     opt->tallied = 0;           /* an earlier step may have been abandoned */
     r = mixpi_tally_step(opt);
-    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_ranks_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
-                         scaler->state);
+    r = mixpi_gradients_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                             scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     opt->views_summed = 0;
-    mixpi_opt_in_pieces(opt);
+    if (opt->shards) opt->ctx->crew->in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
     return MIXP_OK;
@@ -25230,9 +23646,9 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 }
 
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
+    const mixpi_crew *crew = opt ? mixpi_crew_of(opt->ctx) : NULL;
     mixp_step_state s;
     mixp_verdict v;
-    int64_t first;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
     v.site = "";
@@ -25256,15 +23672,12 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
     if (!s.stats.found_inf) return v;
-    mixpi_verdict_rank(opt, &s.agreed, &v);
-    if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
-    v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
-    v.bad_element = s.stats.bad_element;
-    if (s.agreed.part_rank) {
-        mixpi_piece_of(opt, s.stats.bad_row, (int)s.agreed.part_rank - 1, &first);
-        v.bad_element += first;
+    if (s.stats.bad_row >= 0 && s.stats.bad_row < opt->count) {
+        v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
+        v.bad_element = s.stats.bad_element;
+        v.bad_is_nan = s.stats.bad_is_nan;
     }
-    v.bad_is_nan = s.stats.bad_is_nan;
+    if (crew) crew->verdict(opt, &s, &v);
     return v;
 }
 
@@ -25288,10 +23701,11 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
-    char on_rank[32];
+    char on_rank[32] = "";
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
+    if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
     return mixp_context_fail(
         scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
@@ -25301,7 +23715,7 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
         bad.loss_bad ? "The loss itself is not finite. " : "",
         bad.bad_is_nan ? "NaN" : "Inf",
         bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
-        mixpi_on_rank(scaler->ctx, bad.bad_rank, on_rank, sizeof on_rank));
+        on_rank);
 }
 
 /* If the result of a look arrives up to four updates late, forgives as many more skips. */
@@ -25335,10 +23749,10 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     watched = guarded ? ctx->watch->updating(ctx) : MIXP_OK;
     if (mixpi_guard_on(ctx)) mixpi_update_forgives(ctx, &k);
     /* With several ranks, a rank's own look would change only its own scale. */
-    met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
+    met = mixpi_world(ctx) > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
-    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
+    if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     scaler->first = scaler->began;
     scaler->began = 0;
     scaler->epoch++;
@@ -25346,7 +23760,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
     r = mixpi_scaler_diverged(scaler);
     if (guarded && watched == MIXP_OK) watched = ctx->watch->updated(ctx, scaler);
-    return mixpi_ranks_stop_alone(ctx, r == MIXP_OK ? watched : r);
+    return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
@@ -25421,7 +23835,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         p->own.optimizers--;
-        if (!p->own.leaf) p->own.divided = 0;   /* otherwise its gradients stay in pieces */
+        if (opt->shards) ctx->crew->left(p);
     }
     if (ctx->tally_of == opt) ctx->tally_of = NULL;
     mixpi_owned_free(ctx, opt);
@@ -25588,9 +24002,9 @@ static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int 
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
     mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
-    mixpi_head_fill(ctx->watch, origin, at, table + ctx->ranks.rank * MIXPI_HEAD_WORDS);
-    r = mixpi_ranks_share(ctx, table, MIXPI_HEAD_WORDS);
-    if (r == MIXP_OK) *h = mixpi_heads_read(table, ctx->ranks.size);
+    mixpi_head_fill(ctx->watch, origin, at, table + mixpi_place(ctx) * MIXPI_HEAD_WORDS);
+    r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
+    if (r == MIXP_OK) *h = mixpi_heads_read(table, (int)mixpi_world(ctx));
     mixpi_host_put(ctx, table);
     return r;
 }
@@ -25619,9 +24033,9 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
     mixp_result r;
     int64_t i;
     if (!table) return MIXP_ERR_MEMORY;
-    own = table + ctx->ranks.rank * 2 * most;
+    own = table + mixpi_place(ctx) * 2 * most;
     for (i = 0; i < w->n_sites; i++) mixpi_hash_to_words(w->sites[i].hash, own + 2 * i);
-    r = mixpi_ranks_share(ctx, table, 2 * most);
+    r = mixpi_crew_share(ctx, table, 2 * most);
     for (i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
     mixpi_host_put(ctx, table);
     return r;
@@ -25683,14 +24097,14 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
     mixp_result r;
     int64_t i;
     if (!table) return MIXP_ERR_MEMORY;
-    own = table + ctx->ranks.rank * words;
+    own = table + mixpi_place(ctx) * words;
     mixpi_look_to_words(&w->seen[MIXPI_ROW_BACKWARD], own);
     for (i = 0; i < n; i++) {
         const int number = mixpi_site_find(w, list[i]);
         if (number)
             mixpi_site_to_words(w, number, own + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
     }
-    r = mixpi_ranks_share(ctx, table, words);
+    r = mixpi_crew_share(ctx, table, words);
     if (r == MIXP_OK) mixpi_rows_read(ctx, list, n, table);
     mixpi_host_put(ctx, table);
     return r;
@@ -27140,7 +25554,7 @@ static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *
 static void mixpi_forget_grads(mixp_context *ctx) {
     mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
-    mixpi_exchange_forget(ctx);
+    mixpi_crew_forget(ctx);
 }
 
 /* Closes the region of a run, and any region that fn left open. */
@@ -28967,207 +27381,6 @@ static void mixpi_state_release(mixpi_state *s) {
     mixpi_st_release(s->ctx, s->items);
 }
 
-/* --- checkpoints: states that other ranks have --------------------------------------------------
- *
- * During a save or a load, the rows of parameters that another rank owns, or of which each rank
- * owns a piece, point to host memory that is laid out like the states of a complete tensor. For a
- * save only rank 0 borrows this memory, and the owners fill it. For a load all rows share the
- * memory of the largest one, which only tells which states a row has: each rank takes its pieces
- * out of the file's data.
- */
-static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
-    mixp_param_row row = opt->rows[i];
-    mixpi_layout lay = { NULL, 0 };
-    mixpi_row_layout(opt, &row, &lay);
-    return lay.used;
-}
-
-/* Gives memory to every row that this rank does not own. memory NULL: takes the memory away.
- * shared: all rows get the same memory. */
-static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
-        mixp_param_row *row = &opt->rows[i];
-        mixpi_layout lay = { memory, 0 };
-        if (mixpi_is_own(opt, i)) continue;
-        mixpi_row_layout(opt, row, &lay);
-        if (memory && !shared) memory += lay.used;
-        if (memory) continue;
-        row->missed = NULL;
-        row->m = row->v = row->master = NULL;
-        row->m_scale = row->v_scale = NULL;
-    }
-}
-
-/* Loads a state of a parameter that this rank does not own: the rank's piece of it, or nothing if
- * another rank owns the parameter. */
-static mixp_result mixpi_lent_load(const mixpi_state_item *item) {
-    const mixp_optimizer *opt = item->lent;
-    const mixp_param_row *row = &opt->rows[item->row];
-    const char *data = (const char *)item->e.data;
-    mixp_param_row piece;
-    int64_t first, n;
-    void *to;
-    if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
-    piece = mixpi_piece_row(opt, item->row);
-    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks.rank, &first);
-    if (item->memory == row->missed)
-        return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
-    to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
-    if (!n) return MIXP_OK;
-    return mixpi_upload(opt->ctx, to, data + (size_t)first * sizeof(float),
-                        (size_t)n * sizeof(float));
-}
-
-/* A part of the states of one parameter, in device memory: bytes [at, at + bytes) of the layout of
- * the complete tensor. */
-typedef struct mixpi_part {
-    char  *data;
-    size_t at, bytes;
-} mixpi_part;
-
-/* Copies into the part its overlap with `bytes` bytes at offset `there` of the complete layout. */
-static mixp_result mixpi_part_fill(mixp_context *ctx, const mixpi_part *part, const void *from,
-                                   size_t there, size_t bytes) {
-    const size_t end = part->at + part->bytes, last = there + bytes;
-    const size_t first = there > part->at ? there : part->at, stop = last < end ? last : end;
-    if (!from || first >= stop) return MIXP_OK;
-    return mixpi_copy_bytes(ctx, part->data + (first - part->at),
-                            (const char *)from + (first - there), stop - first);
-}
-
-/* Copies this rank's piece of the states of parameter i. The arrays follow each other as in
- * mixpi_row_layout. Rank 0, whose piece is never empty, contributes `missed`. */
-static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
-    const mixp_param_row piece = mixpi_piece_row(opt, i);
-    const void *own[3];
-    const size_t step = mixpi_round_up((size_t)opt->rows[i].count * sizeof(float)) + 320;
-    mixp_result r = MIXP_OK;
-    size_t at = 64;
-    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    int k;
-    own[0] = piece.m;
-    own[1] = piece.v;
-    own[2] = piece.master;
-    if (!opt->ctx->ranks.rank)
-        r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
-    for (k = 0; k < 3 && r == MIXP_OK; k++) {
-        if (!own[k]) continue;
-        r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at + (size_t)first * sizeof(float),
-                            (size_t)n * sizeof(float));
-        at += step;
-    }
-    return r;
-}
-
-/* Sends one part of the states of parameter i from its owners to rank 0, which stores it in the
- * borrowed memory: a sum of integers, to which all other ranks contribute zeros. */
-static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
-    mixp_context *ctx = opt->ctx;
-    char *kept = (char *)opt->rows[i].missed;
-    const int own = mixpi_is_own(opt, i);
-    mixp_result r = mixpi_device_zero(ctx, part->data, part->bytes);
-    if (r == MIXP_OK && own) r = mixpi_part_fill(ctx, part, kept, 0, mixpi_row_bytes(opt, i));
-    if (r == MIXP_OK && mixpi_is_divided(opt, i)) r = mixpi_part_fill_piece(opt, i, part);
-    if (r == MIXP_OK)
-        r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
-                            mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
-    /* A rank 0 without borrowed memory takes part all the same, because the other ranks wait. */
-    if (r != MIXP_OK || own || ctx->ranks.rank || !kept) return r;
-    return mixpi_download(ctx, kept + part->at, part->data, part->bytes);
-}
-
-/* Collects the states of all ranks on rank 0, a bucket at a time. */
-static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
-    const size_t most = mixpi_round_up((size_t)opt->ctx->ranks.bucket_bytes);
-    mixp_result r = MIXP_OK;
-    int64_t i;
-    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
-        const size_t bytes = mixpi_row_bytes(opt, i);
-        mixpi_part part;
-        for (part.at = 0; part.at < bytes && r == MIXP_OK; part.at += part.bytes) {
-            part.bytes = bytes - part.at < most ? bytes - part.at : most;
-            part.data = (char *)mixpi_context_scratch(opt->ctx, part.bytes);
-            if (!part.data) return MIXP_ERR_MEMORY;
-            r = mixpi_part_collect(opt, i, &part);
-        }
-    }
-    return r;
-}
-
-static int mixpi_any_sharded(const mixp_checkpoint *what)
-{ return what->n_optimizers > 0 && mixpi_is_sharded(what->ctx); }
-
-/* Bytes of the rows of all optimizers; largest: of the largest row. */
-static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
-    size_t bytes = 0;
-    int64_t i;
-    int o;
-    for (o = 0; o < what->n_optimizers; o++)
-        for (i = 0; i < what->optimizers[o]->count; i++) {
-            const size_t row = mixpi_row_bytes(what->optimizers[o], i);
-            if (!largest) bytes += row;
-            else if (row > bytes) bytes = row;
-        }
-    return bytes;
-}
-
-/* Allocates and installs the memory that all optimizers borrow. shared: all rows borrow the same
- * memory, which then has no content. Returns NULL if none is needed or the allocation failed. */
-static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
-    const size_t bytes = mixpi_any_sharded(what) ? mixpi_states_bytes(what, shared) : 0;
-    char *memory, *at;
-    int64_t i;
-    int o;
-    if (!mixpi_any_sharded(what)) return NULL;
-    memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
-    if (!memory) return NULL;
-    if (!shared) memset(memory, 0, bytes);
-    for (o = 0, at = memory; o < what->n_optimizers; o++) {
-        mixpi_rows_borrow(what->optimizers[o], at, shared);
-        for (i = 0; i < what->optimizers[o]->count && !shared; i++)
-            at += mixpi_row_bytes(what->optimizers[o], i);
-    }
-    return memory;
-}
-
-static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
-    int o;
-    if (!memory) return;
-    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
-    mixpi_st_release(what->ctx, memory);
-}
-
-static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
-    mixp_result r = MIXP_OK;
-    int o;
-    if (!mixpi_any_sharded(what)) return MIXP_OK;
-    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
-        r = mixpi_rows_collect(what->optimizers[o]);
-    return r;
-}
-
-/* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
-static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
-    const mixp_ranks_desc *k = &what->ctx->ranks;
-    double *table;
-    mixp_result shared, of_0;
-    if (!mixpi_any_sharded(what)) return r;
-    table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
-    if (!table)
-        return mixpi_ranks_stop(what->ctx,
-                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
-    memset(table, 0, (size_t)k->size * sizeof *table);
-    table[k->rank] = (double)(int)r;
-    shared = mixpi_ranks_share(what->ctx, table, 1);
-    of_0 = (mixp_result)(int)table[0];
-    mixpi_host_put(what->ctx, table);
-    if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
-    if (of_0 == MIXP_OK) return MIXP_OK;
-    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",
-                             mixp_result_text(of_0));
-}
-
 /* --- checkpoints: saving -------------------------------------------------------------------- */
 
 /* Returns what is wrong with a value, or NULL. */
@@ -29272,13 +27485,18 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
+/* The door of the ranks if they shard the states; otherwise NULL. */
+static const mixpi_crew *mixpi_states_crew(const mixp_checkpoint *what) {
+    const int sharded = what->n_optimizers > 0 && mixpi_is_sharded(what->ctx);
+    return sharded ? mixpi_crew_of(what->ctx) : NULL;
+}
+
 /* Writes the file. Tells the other ranks that this may take a while. */
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
-    const int busy = what->ctx->busy;
+    const int busy = mixpi_crew_busy(what->ctx, 1);
     mixpi_state state;
     mixpi_plan plan;
-    mixp_ranks_busy(what->ctx, 1);
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
@@ -29286,31 +27504,33 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r)
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(r, &plan);
     mixpi_state_release(&state);
-    mixp_ranks_busy(what->ctx, busy);
+    mixpi_crew_busy(what->ctx, busy);
 }
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
+    const mixpi_crew *crew;
     mixpi_report r;
-    void *borrowed;
+    void *borrowed = NULL;
     int writes;
     if (result != MIXP_OK) return result;
+    crew = mixpi_states_crew(what);
     r = mixpi_report_begin(path, error, sizeof error);
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
-    writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
-    if (mixpi_any_sharded(what)) result = mixp_ranks_check(what->ctx);
+    writes = !crew || mixpi_place(what->ctx) == 0;
+    if (crew) result = crew->check(what->ctx);
     if (result != MIXP_OK) return result;
-    borrowed = writes ? mixpi_states_borrow(what, &r, 0) : NULL;
-    result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
+    if (crew && writes) borrowed = crew->borrow(what, &r, 0);
+    if (crew) result = crew->collect(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     if (writes) mixpi_checkpoint_write(what, &r);
-    mixpi_states_return(what, borrowed);
+    if (crew) crew->give_back(what, borrowed);
     if (r.result != MIXP_OK)
         mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
-    return mixpi_states_saved(what, r.result);
+    return crew ? crew->saved(what, r.result) : r.result;
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
@@ -29574,7 +27794,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->lent) r = mixpi_lent_load(item);
+        if (item->lent) r = mixpi_crew_of(ctx)->load(item);
         else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
         else if (item->absent) memset(item->memory, 0, item->e.bytes);
@@ -29631,13 +27851,15 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixpi_report r;
     mixpi_state state;
     mixpi_file f;
+    const mixpi_crew *crew;
     void *borrowed;
     int o;
     if (result != MIXP_OK) return result;
+    crew = mixpi_states_crew(what);
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
-    borrowed = mixpi_states_borrow(what, &r, 1);
+    borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
     mixpi_state_list(&state, &r, what->ctx, what, NULL);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_checkpoint_read(&state, &file, &f, what);
@@ -29645,7 +27867,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
     for (o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++) what->optimizers[o]->loaded = 1;
-    mixpi_states_return(what, borrowed);
+    if (crew) crew->give_back(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
 }
@@ -29878,8 +28100,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixp_result result = mixpi_weights_check(path, ctx, who);
     int busy;
     if (result != MIXP_OK) return result;
-    busy = ctx->busy;
-    mixp_ranks_busy(ctx, 1);            /* other ranks may have to wait for a slow disk */
+    busy = mixpi_crew_busy(ctx, 1);     /* other ranks may have to wait for a slow disk */
     r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
     memset(&plan, 0, sizeof plan);
@@ -29888,7 +28109,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(&r, &plan);
     mixpi_state_release(&state);
-    mixp_ranks_busy(ctx, busy);
+    mixpi_crew_busy(ctx, busy);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }
@@ -29901,6 +28122,2030 @@ MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_c
 
 MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx)
 { return mixp_checkpoint_save_weights_of(path, ctx, NULL); }
+#ifndef MIXPREC_NO_RANKS
+/* --- ranks ----------------------------------------------------------------------------- */
+
+/* Does each rank get only the sums of its own pieces? */
+static int mixpi_is_scattered(const mixp_context *ctx)
+{ return ctx->ranks.scatter && mixpi_is_sharded(ctx); }
+
+/* Elements in a rank's piece of a divided tensor; the last pieces may have fewer. */
+static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
+    int64_t each = mixpi_ceil_div(count, (int64_t)mixpi_world(ctx));
+    return mixpi_ceil_div(each, MIXP_STATE_BLOCK) * MIXP_STATE_BLOCK;
+}
+
+/* Tells the other ranks not to wait for this rank. */
+static void mixpi_ranks_end(mixp_context *ctx, const char *why) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (k->size > 1 && k->stop) k->stop(k->user, why);
+}
+
+/* Reports a gradient of which this rank lacks a part. */
+static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
+    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                             "%s: the gradient of '%s' is scattered over the ranks, and this rank "
+                             "lacks a part: to read it, set `scatter` of mixp_ranks_desc to 0",
+                             who, t->name);
+}
+
+/* Reports the failure of a hook. why: the hook's result, NULL if it succeeded. */
+static mixp_result mixpi_ranks_heard(mixp_context *ctx, const char *what,
+                                     const char *why) {
+    if (!why) return MIXP_OK;
+    mixp_context_fail(ctx, MIXP_ERR_RANKS, "rank %d of %d, %s: %s", ctx->ranks.rank,
+                      ctx->ranks.size, what, why);
+    return mixpi_crew_stop(ctx, MIXP_ERR_RANKS);
+}
+
+/* Runs a hook. Does nothing with a single rank. */
+static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *what,
+                                               mixp_ranks_hook hook, mixp_out data,
+                                               int64_t count) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    volatile char here = 0;
+    const char *why;
+    int before;
+    if (k->size < 2) return MIXP_OK;
+    if (!hook) return mixpi_ranks_heard(ctx, what, "mixp_ranks_desc lacks this hook");
+    before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
+    why = hook(k->user, data.data, count, data.dtype, ctx->exec.stream, k->seconds);
+    mixpi_inside_end(ctx, before);
+    return mixpi_ranks_heard(ctx, what, why);
+}
+
+/* Tells the hooks that a captured step was started again. */
+static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (k->size < 2 || !k->replayed) return MIXP_OK;
+    return mixpi_ranks_heard(ctx, "mixp_replay", k->replayed(k->user, ctx->exec.stream));
+}
+
+MIXPREC_API mixp_result mixp_ranks_sum(mixp_tensor *t) {
+    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_sum");
+    if (r != MIXP_OK) return r;
+    mixpi_written(t, "mixp_ranks_sum");
+    return mixpi_ranks_run(t->ctx, "mixp_ranks_sum", t->ctx->ranks.sum,
+                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+}
+
+MIXPREC_API mixp_result mixp_ranks_max(mixp_tensor *t) {
+    mixp_result r = mixpi_tensor_whole(t, "mixp_ranks_max");
+    if (r != MIXP_OK) return r;
+    mixpi_written(t, "mixp_ranks_max");
+    return mixpi_ranks_run(t->ctx, "mixp_ranks_max", t->ctx->ranks.max,
+                           mixpi_out_to(t->data, t->dtype, 0), t->count);
+}
+
+/* Returns what the other ranks knew before. */
+static int mixpi_ranks_busy(mixp_context *ctx, int on) {
+    const int before = ctx->busy;
+    if (on == before) return before;
+    ctx->busy = on;
+    if (ctx->ranks.size > 1 && ctx->ranks.busy) ctx->ranks.busy(ctx->ranks.user, on);
+    return before;
+}
+
+MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on) {
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    mixpi_ranks_busy(ctx, on != 0);
+    return MIXP_OK;
+}
+
+/* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
+ * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
+static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t words) {
+    int64_t n = (int64_t)mixpi_world(ctx) * words;
+    size_t bytes = (size_t)n * sizeof *table;
+    int apart = ctx->device->upload != NULL;
+    void *shared = apart ? mixpi_context_scratch(ctx, bytes) : table;
+    mixp_result r = MIXP_OK;
+    if (!shared) return MIXP_ERR_MEMORY;
+    if (apart) r = mixpi_upload(ctx, shared, table, bytes);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, "the sum of a table", ctx->ranks.sum,
+                            mixpi_out_to(shared, MIXP_F64, 0), n);
+    if (r == MIXP_OK && apart) r = mixpi_download(ctx, table, shared, bytes);
+    return r;
+}
+
+/* --- gradients of many ranks ------------------------------------------------------------ *
+ *
+ * With ranks, the gradients of leaves lie in one arena, in the order in which the first walk
+ * completes them. A gradient is final once the oldest tape entry that uses its tensor has been
+ * walked. A bucket is a range of complete tensors of one dtype. As soon as all gradients of a
+ * bucket are final, this rank looks at them, because the sum would hide which rank's gradient was
+ * Inf, and sends them. Buckets are sent in their order, which is the same on all ranks.
+ */
+typedef struct mixpi_leaf {
+    mixp_tensor *tensor;
+    int64_t      last;          /* entry, counted by the walk, that completes it; -1 = none */
+    int64_t      bucket;
+    int          summed;        /* 1: summed over the ranks since its gradient was last cleared */
+    int          filled;        /* 1: this rank's walk did not reach it, so zeros were sent */
+    int64_t      each;          /* elements of a rank's piece; 0: all ranks get all */
+    mixpi_mark   mark;          /* mark of the gradient that is held                        */
+} mixpi_leaf;
+
+typedef struct mixpi_bucket {
+    int64_t  first, end;        /* its leaves: [first, end)                                 */
+    int64_t  count;             /* elements, including the zeros between tensors            */
+    int64_t  each;              /* elements that each rank gets; 0: every rank gets all */
+    mixp_out grads;             /* its range of the arena                                   */
+    mixp_out wire;              /* memory to sum: grads, or a copy in another dtype         */
+    void    *held;              /* f32: the sum of earlier walks, or NULL                   */
+    int      holds;             /* 1: held contains a sum                                   */
+    int      due;               /* 1: a walk has met one of its leaves                      */
+    int64_t  awaited;           /* leaves that the walk has not yet completed               */
+} mixpi_bucket;
+
+struct mixpi_exchange {
+    mixpi_leaf      *leaves;
+    int64_t          n_leaves;
+    mixpi_bucket    *buckets;
+    int64_t          n_buckets;
+    mixp_param_row  *rows;      /* device memory: table of the leaves for grad_stats        */
+    mixp_step_state *looks;     /* device memory: the look at each bucket                   */
+    int64_t         *first;     /* device memory: each bucket's first leaf                  */
+    float           *parts;     /* device memory: divisor of the mean                       */
+    double          *numbers;   /* one number of each rank                                  */
+    int64_t          position, sent;    /* progress of the walk: entries walked, buckets sent */
+    int              hold;
+    int              unlike;    /* 1: ranks met the new leaves in different orders          */
+    int              far;       /* 1: on some rank, device memory is not host memory        */
+};
+
+/* The exchange of ctx, made at its first use. Returns NULL with the error set. */
+static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
+    float parts = (float)ctx->ranks.parts;
+    mixpi_exchange *d = ctx->exchange;
+    if (d) return d;
+    d = (mixpi_exchange *)mixpi_host_alloc(ctx, sizeof *d);
+    if (!d) return NULL;
+    d->parts = (float *)mixpi_device_alloc(ctx, sizeof parts);
+    d->numbers = (double *)mixpi_host_alloc(ctx, (size_t)ctx->ranks.size * sizeof *d->numbers);
+    if (!d->parts || !d->numbers || mixpi_upload(ctx, d->parts, &parts, sizeof parts) != MIXP_OK)
+        return NULL;
+    ctx->exchange = d;
+    return d;
+}
+
+MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (!ctx->ranks.size) return MIXP_OK;
+    if (!mixpi_exchange_of(ctx)) return MIXP_ERR_MEMORY;
+    ctx->exchange->hold = on != 0;
+    return MIXP_OK;
+}
+
+/* Drops all gradients that were held back. */
+static void mixpi_exchange_forget(mixp_context *ctx) {
+    mixpi_exchange *d = ctx->exchange;
+    int64_t i;
+    for (i = 0; d && i < d->n_buckets; i++) {
+        d->buckets[i].holds = 0;
+        d->buckets[i].due = 0;
+    }
+}
+
+/* --- the arena --- */
+
+/* The leaf that receives input i's gradient, or NULL. */
+static mixp_tensor *mixpi_leaf_of(const mixp_call *c, int i) {
+    mixp_tensor *t = mixpi_grad_owner(c, i);
+    int is_leaf = mixp_call_wants(c, i) && !t->own.from_tape && !t->own.generation;
+    return is_leaf ? t : NULL;
+}
+
+/* Uses, on the tape, of leaves without a place in the arena: at least as many as such leaves. */
+static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
+    const mixpi_tape_entry *e;
+    int64_t n = 0;
+    int i;
+    for (e = ctx->tape; e; e = e->older)
+        for (i = 0; i < e->call.n_in; i++) {
+            const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
+            n += t && !t->own.ranks.leaf;
+        }
+    return n;
+}
+
+/* Could a walk of another rank give t a gradient, although no walk of this rank has? */
+static int mixpi_is_absent(const mixp_tensor *t)
+{ return t->own.optimizers > 0 && t->requires_grad && !t->own.ranks.leaf && !t->own.from_tape; }
+
+static int64_t mixpi_absent_count(const mixp_context *ctx) {
+    const mixp_tensor *t;
+    int64_t n = 0;
+    for (t = ctx->tensors; t; t = t->own.next) n += mixpi_is_absent(t);
+    return n;
+}
+
+/* Allocates an array of n elements that starts with the old content. Returns NULL if out of memory.
+ * The context keeps the old memory. */
+static void *mixpi_longer(mixp_context *ctx, const void *old, int64_t used, int64_t n,
+                          size_t size) {
+    void *p = mixpi_host_alloc(ctx, (size_t)n * size);
+    if (p && used) memcpy(p, old, (size_t)used * size);
+    return p;
+}
+
+static void mixpi_leaf_add(mixpi_exchange *d, mixp_tensor *t) {
+    mixpi_leaf *l = &d->leaves[d->n_leaves];
+    memset(l, 0, sizeof *l);
+    l->tensor = t;
+    l->last = -1;
+    t->own.ranks.leaf = ++d->n_leaves;
+}
+
+/* Sets for each leaf of the tape the entry that completes it. Appends new leaves to the list. */
+static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
+    const mixpi_tape_entry *e;
+    int64_t position = 0;
+    int i;
+    for (e = ctx->tape; e; e = e->older, position++)
+        for (i = 0; i < e->call.n_in; i++) {
+            mixp_tensor *t = mixpi_leaf_of(&e->call, i);
+            if (!t) continue;
+            if (!t->own.ranks.leaf) mixpi_leaf_add(d, t);
+            d->leaves[t->own.ranks.leaf - 1].last = position;
+        }
+}
+
+/* Order by dtype; within a dtype, divided leaves come first. */
+static int mixpi_leaf_kind_order(const mixpi_leaf *x, const mixpi_leaf *y) {
+    if (x->tensor->dtype != y->tensor->dtype)
+        return x->tensor->dtype < y->tensor->dtype ? -1 : 1;
+    return !x->each == !y->each ? 0 : x->each ? -1 : 1;
+}
+
+/* Order by kind, then by the entry that completes the leaf. */
+static int mixpi_leaf_order(const void *a, const void *b) {
+    const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
+    const int kind = mixpi_leaf_kind_order(x, y);
+    if (kind) return kind;
+    if (x->last != y->last) return x->last < y->last ? -1 : 1;
+    return x->tensor->own.id < y->tensor->own.id ? -1 : 1;
+}
+
+/* Order by kind, then newest first. Used if ranks have met the leaves in different orders: the
+ * parameters that a program makes last mostly complete first. */
+static int mixpi_leaf_order_made(const void *a, const void *b) {
+    const mixpi_leaf *x = (const mixpi_leaf *)a, *y = (const mixpi_leaf *)b;
+    const int kind = mixpi_leaf_kind_order(x, y);
+    if (kind) return kind;
+    return x->tensor->own.id > y->tensor->own.id ? -1 : 1;
+}
+
+/* Bytes of a leaf in the arena, with padding zeros if the last pieces are shorter than others. */
+static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
+    const size_t size = mixp_dtype_size(l->tensor->dtype);
+    if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
+    return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
+}
+
+/* Elements of a rank's piece; 0 for a small tensor: its own message would cost more than it
+ * saves. */
+static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
+    const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
+    if (!mixpi_is_scattered(ctx) || !t->own.ranks.divided || mixpi_bytes(t) < least) return 0;
+    return mixpi_piece_size(ctx, t->count);
+}
+
+/* Does leaf l begin a new bucket? bytes: size of the current bucket. */
+static int mixpi_bucket_begins(const mixp_context *ctx, const mixpi_leaf *l,
+                               size_t bytes) {
+    return !bytes || bytes >= (size_t)ctx->ranks.bucket_bytes || l->each ||
+           l[-1].each || l[-1].tensor->dtype != l->tensor->dtype;
+}
+
+/* Divides the leaves from number `from` on into buckets. */
+static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from,
+                              char *arena) {
+    mixpi_bucket *b = NULL;
+    size_t bytes = 0;
+    int64_t i;
+    for (i = from; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        const mixp_tensor *t = l->tensor;
+        if (mixpi_bucket_begins(ctx, l, bytes)) {
+            b = &d->buckets[d->n_buckets++];
+            b->first = i;
+            b->each = l->each;
+            b->grads = mixpi_out_to(arena, t->dtype, 0);
+            b->wire = b->grads;
+            bytes = 0;
+        }
+        t->own.grad->data = arena;
+        l->bucket = d->n_buckets - 1;
+        arena += mixpi_leaf_bytes(ctx, l);
+        bytes += mixpi_leaf_bytes(ctx, l);
+        b->end = i + 1;
+        b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
+    }
+}
+
+/* Sorts the buckets into the order in which they complete. Only with scattered sums does this order
+ * differ from the order in the arena. */
+static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
+    int64_t i, k;
+    for (i = from + 1; i < d->n_buckets; i++) {
+        const mixpi_bucket moved = d->buckets[i];
+        const int64_t last = d->leaves[moved.end - 1].last;
+        for (k = i; k > from && d->leaves[d->buckets[k - 1].end - 1].last > last; k--)
+            d->buckets[k] = d->buckets[k - 1];
+        d->buckets[k] = moved;
+    }
+    for (i = from; i < d->n_buckets; i++)
+        for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
+}
+
+/* Allocates memory for the sum if its dtype differs from the gradients' dtype. */
+static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    const int is_low = b->grads.dtype != MIXP_F32;
+    void *stage;
+    if (b->grads.dtype == k->wire || (is_low && k->low_sums)) return MIXP_OK;
+    if (k->size == 1 && !k->apart) return MIXP_OK;
+    stage = mixpi_device_alloc(ctx, (size_t)b->count * mixp_dtype_size(k->wire));
+    b->wire = mixpi_out_to(stage, k->wire, 0);
+    return stage ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* Makes the device's tables of leaves and buckets. */
+static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
+    size_t rows_size = (size_t)d->n_leaves * sizeof *d->rows,
+           first_size = (size_t)d->n_buckets * sizeof *d->first;
+    mixp_param_row *rows = (mixp_param_row *)mixpi_host_take(ctx, rows_size + first_size),
+                   *new_rows;
+    int64_t i, *first = (int64_t *)(void *)(rows ? rows + d->n_leaves : NULL), *new_first;
+    mixp_step_state *looks;
+    mixp_result r = MIXP_ERR_MEMORY;
+    if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
+    memset(rows, 0, rows_size);
+    for (i = 0; i < d->n_leaves; i++) {
+        const mixp_tensor *g = d->leaves[i].tensor->own.grad;
+        rows[i].grad = g->data;
+        rows[i].grad_dtype = g->dtype;
+        rows[i].count = g->count;
+        rows[i].active = 1;
+    }
+    for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
+    new_rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
+    new_first = (int64_t *)mixpi_device_alloc(ctx, first_size);
+    looks = (mixp_step_state *)mixpi_device_alloc(ctx, (size_t)d->n_buckets * sizeof *looks);
+    if (new_rows && new_first && looks) r = mixpi_upload(ctx, new_rows, rows, rows_size);
+    if (r == MIXP_OK) r = mixpi_upload(ctx, new_first, first, first_size);
+    mixpi_host_put(ctx, rows);
+    if (r != MIXP_OK) return r;
+    d->rows = new_rows;
+    d->first = new_first;
+    d->looks = looks;
+    return MIXP_OK;
+}
+
+/* Places the new leaves, from number `from` on, in the arena. */
+static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
+                                           int64_t from) {
+    int64_t i, new_leaves = d->n_leaves - from, old_buckets = d->n_buckets;
+    mixp_result r = MIXP_OK;
+    mixpi_bucket *buckets;
+    size_t bytes = 0;
+    char *arena;
+    for (i = from; i < d->n_leaves; i++)
+        d->leaves[i].each = mixpi_leaf_each(ctx, d->leaves[i].tensor);
+    qsort(d->leaves + from, (size_t)new_leaves, sizeof *d->leaves,
+          d->unlike ? mixpi_leaf_order_made : mixpi_leaf_order);
+    for (i = from; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        l->tensor->own.ranks.leaf = i + 1;
+        if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
+        bytes += mixpi_leaf_bytes(ctx, l);
+    }
+    arena = (char *)mixpi_device_alloc(ctx, bytes);
+    buckets = (mixpi_bucket *)mixpi_longer(
+        ctx, d->buckets, old_buckets, old_buckets + new_leaves, sizeof *buckets);
+    if (!arena || !buckets) return MIXP_ERR_MEMORY;
+    d->buckets = buckets;
+    mixpi_buckets_cut(ctx, d, from, arena);
+    if (mixpi_is_scattered(ctx) && !d->unlike) mixpi_buckets_order(d, old_buckets);
+    for (i = old_buckets; i < d->n_buckets && r == MIXP_OK; i++)
+        r = mixpi_bucket_stage(ctx, &d->buckets[i]);
+    return r == MIXP_OK ? mixpi_exchange_tables(ctx, d) : r;
+}
+
+/* --- are all ranks alike? --- */
+
+/* FNV-1a, applied to words of 8 bytes and then to the remaining bytes. */
+static uint64_t mixpi_hash(uint64_t h, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (; bytes >= 8; bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        h = (h ^ word) * 1099511628211u;
+        h ^= h >> 29;
+    }
+    for (; bytes; bytes--, p++) h = (h ^ *p) * 1099511628211u;
+    return h;
+}
+
+/* Hashes the bytes [from, bytes) of a tensor in device memory, one piece at a time. */
+static mixp_result mixpi_hash_data(mixp_context *ctx, const mixp_tensor *t, size_t from,
+                                   size_t bytes, uint64_t *h) {
+    const size_t piece = (size_t)1 << 20;
+    size_t at, n = bytes < piece ? bytes : piece;
+    void *host = mixpi_host_take(ctx, n);
+    mixp_result r = MIXP_OK;
+    if (!host) return mixpi_out_of_memory(ctx, n);
+    for (at = from; at < bytes && r == MIXP_OK; at += n) {
+        if (bytes - at < n) n = bytes - at;
+        r = mixpi_download(ctx, host, (const char *)t->data + at, n);
+        if (r == MIXP_OK) *h = mixpi_hash(*h, host, n);
+    }
+    mixpi_host_put(ctx, host);
+    return r;
+}
+
+/* "'h.3.w' f16 [4, 4], values 1a2b3c" */
+enum { MIXPI_LEAF_TEXT = 128 };
+
+static mixp_result mixpi_leaf_describe(mixp_context *ctx, const mixp_tensor *t,
+                                       char *text, uint64_t *hash) {
+    char shape[48];
+    uint64_t h = 1469598103934665603u;
+    mixp_result r = mixpi_hash_data(ctx, t, 0, mixpi_bytes(t), &h);
+    memset(text, 0, MIXPI_LEAF_TEXT);
+    mixpi_shape_text(t->rank, t->shape, shape, sizeof shape);
+    snprintf(text, MIXPI_LEAF_TEXT, "'%.48s' %s %s, values %06x", t->name,
+             mixp_dtype_name(t->dtype), shape, (unsigned)(h >> 40));
+    *hash = mixpi_hash(h, text, MIXPI_LEAF_TEXT) >> 16;     /* exact as a double */
+    return r;
+}
+
+/* Words that ranks share first, before everything else. Those before MIXPI_START_ALIKE must be the
+ * same on all ranks. Which sums a walk asks for follows from these words, so that all ranks ask for
+ * the same ones. */
+enum {
+    MIXPI_START_GUARD = 16,
+    MIXPI_START_ALIKE = 26,
+    MIXPI_START_LEAVES = MIXPI_START_ALIKE, /* hash of the leaves and their order */
+    MIXPI_START_FAR,                        /* 1: device memory is not host memory */
+    MIXPI_START_WORDS
+};
+
+/* The words of the guard; all 0 without a guard. */
+static void mixpi_start_guard(const mixp_context *ctx, double *row) {
+    const mixpi_watch *w = ctx->watch;
+    if (!w || !w->on) return;
+    row[0] = 1.0;
+    row[1] = (double)w->every;
+    row[2] = (double)w->clean;
+    row[3] = (double)w->patience;
+    row[4] = (double)w->most_sites;
+    row[5] = (double)w->high;
+    row[6] = (double)w->low_again;
+    row[7] = (double)w->flushed;
+    row[8] = (double)w->imprecise;
+    row[9] = (double)(ctx->device->post != NULL);
+}
+
+/* Hash, of 53 bits, of the tensors in the list and their order. */
+static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
+    uint64_t h = 1469598103934665603u;
+    int64_t i;
+    for (i = 0; i < d->n_leaves; i++) {
+        h = mixpi_hash(h, &d->leaves[i].tensor->own.id, sizeof d->leaves[i].tensor->own.id);
+        h = (h ^ (uint64_t)(d->leaves[i].last >= 0)) * 1099511628211u;
+    }
+    return h >> 11;
+}
+
+static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
+                             double *row) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
+             MIXPREC_VERSION_PATCH;
+    row[1] = (double)k->size;
+    row[2] = (double)(ctx->seed >> 32);
+    row[3] = (double)(ctx->seed & 0xFFFFFFFFu);
+    row[4] = (double)ctx->step;
+    row[5] = (double)k->mean;
+    row[6] = (double)k->parts;
+    row[7] = (double)k->low_sums;
+    row[8] = (double)k->apart;
+    row[9] = (double)k->bucket_bytes;
+    row[10] = (double)k->shard;
+    row[11] = (double)k->scatter;
+    row[12] = (double)k->wire;
+    row[13] = (double)k->check_every;
+    row[14] = (double)d->n_leaves;
+    row[15] = (double)k->unused;
+    mixpi_start_guard(ctx, row + MIXPI_START_GUARD);
+    row[MIXPI_START_LEAVES] = (double)mixpi_leaves_hash(d);
+    row[MIXPI_START_FAR] = (double)(ctx->device->upload != NULL);
+}
+
+static const char *mixpi_start_name(int64_t word) {
+    static const char *const names[MIXPI_START_ALIKE] = {
+        "the version of mixprec", "size", "seed", "seed", "the number of steps", "mean",
+        "parts", "low_sums", "apart", "bucket_bytes", "shard", "scatter", "wire", "check_every",
+        "the number of gradients", "unused", "the guard", "the guard's every",
+        "the guard's clean", "the guard's patience", "the guard's max_sites",
+        "the guard's high", "the guard's low_again", "the guard's flushed",
+        "the guard's imprecise", "the guard's delay in updates (CPU 0, GPU 1)"
+    };
+    return names[word];
+}
+
+/* Returns the lowest rank whose row differs from rank 0's row in the words [from, to), or 0. *word:
+ * the first different word. */
+static int mixpi_words_differ(const double *table, int size, int64_t words, int64_t from,
+                              int64_t to, int64_t *word) {
+    int r;
+    for (r = 1; r < size; r++)
+        for (*word = from; *word < to; ++*word) {
+            double here = table[*word], there = table[r * words + *word];
+            if (here < there || here > there) return r;
+        }
+    return 0;
+}
+
+static int mixpi_rows_differ(const double *table, int size, int64_t words, int64_t *word)
+{ return mixpi_words_differ(table, size, words, 0, words, word); }
+
+static mixp_result mixpi_start_settings(mixp_context *ctx, mixpi_exchange *d, double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    int64_t word;
+    mixp_result r;
+    int other;
+    mixpi_start_fill(ctx, d, table + (int64_t)k->rank * MIXPI_START_WORDS);
+    r = mixpi_ranks_share(ctx, table, MIXPI_START_WORDS);
+    if (r != MIXP_OK) return r;
+    d->unlike = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, MIXPI_START_LEAVES,
+                                   MIXPI_START_LEAVES + 1, &word);
+    for (d->far = other = 0; other < k->size; other++)
+        d->far |= table[other * MIXPI_START_WORDS + MIXPI_START_FAR] > 0.0;
+    other = mixpi_words_differ(table, k->size, MIXPI_START_WORDS, 0, MIXPI_START_ALIKE, &word);
+    if (!other) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %.15g on rank 0 and %.15g on rank %d",
+                             mixpi_start_name(word), table[word],
+                             table[other * MIXPI_START_WORDS + word], other);
+}
+
+/* Reports what tensor number `at` of a list is on rank 0 and on another rank. */
+static mixp_result mixpi_start_tell(mixp_context *ctx, const mixp_tensor *t, const char *what,
+                                    double *table, int64_t at, int other) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * MIXPI_LEAF_TEXT;
+    char here[MIXPI_LEAF_TEXT], there[MIXPI_LEAF_TEXT];
+    uint64_t hash;
+    mixp_result r = mixpi_leaf_describe(ctx, t, here, &hash);
+    int i;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) row[i] = (double)here[i];
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, MIXPI_LEAF_TEXT);
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < MIXPI_LEAF_TEXT; i++) {
+        here[i] = (char)table[i];
+        there[i] = (char)table[other * MIXPI_LEAF_TEXT + i];
+    }
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s %.0f is %.127s on rank 0 and %.127s on rank %d",
+                             what, (double)at, here, there, other);
+}
+
+/* Compares shapes, dtypes, names and values of n tensors. */
+static mixp_result mixpi_tables_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
+                                        const char *what, double *table) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *row = table + (int64_t)k->rank * n;
+    char text[MIXPI_LEAF_TEXT];
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    int other;
+    for (i = 0; i < n && r == MIXP_OK; i++) {
+        uint64_t hash = 0;
+        r = mixpi_leaf_describe(ctx, all[i], text, &hash);
+        row[i] = (double)hash;
+    }
+    if (r == MIXP_OK) r = mixpi_ranks_share(ctx, table, n);
+    if (r != MIXP_OK) return r;
+    other = mixpi_rows_differ(table, k->size, n, &i);
+    if (!other) return MIXP_OK;
+    memset(table, 0, (size_t)k->size * MIXPI_LEAF_TEXT * sizeof *table);
+    return mixpi_start_tell(ctx, all[i], what, table, i, other);
+}
+
+/* Are n tensors the same on all ranks? All pass the same n. Names the first tensor that differs. */
+static mixp_result mixpi_tensors_compare(mixp_context *ctx, const mixp_tensor **all, int64_t n,
+                                         const char *what) {
+    const size_t words = (size_t)n + MIXPI_LEAF_TEXT;
+    const size_t bytes = (size_t)ctx->ranks.size * words * sizeof(double);
+    double *table = (double *)mixpi_host_take(ctx, bytes);
+    mixp_result r;
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    r = mixpi_tables_compare(ctx, all, n, what, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* Compares all leaves. */
+static mixp_result mixpi_start_leaves(mixp_context *ctx, const mixpi_exchange *d) {
+    const mixp_tensor **all;
+    mixp_result r;
+    int64_t i;
+    all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)d->n_leaves * sizeof *all);
+    if (!all) return mixpi_out_of_memory(ctx, (size_t)d->n_leaves * sizeof *all);
+    for (i = 0; i < d->n_leaves; i++) all[i] = d->leaves[i].tensor;
+    r = mixpi_tensors_compare(ctx, all, d->n_leaves, "gradient");
+    mixpi_host_put(ctx, (void *)(uintptr_t)all);
+    return r;
+}
+
+/* Compares settings, and the number and order of the new leaves, before they get their places. */
+static mixp_result mixpi_exchange_start(mixp_context *ctx, mixpi_exchange *d) {
+    const size_t bytes = (size_t)ctx->ranks.size * MIXPI_START_WORDS * sizeof(double);
+    double *table = (double *)mixpi_host_take(ctx, bytes);
+    mixp_result r;
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    r = mixpi_start_settings(ctx, d, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* --- what each rank has met --- */
+
+/* In: n bits of this rank, one byte each. Out: the bits set on any rank. */
+static mixp_result mixpi_bits_join(mixp_context *ctx, unsigned char *bits, int64_t n) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    const int64_t words = mixpi_ceil_div(n, 48);
+    const size_t bytes = (size_t)k->size * (size_t)words * sizeof(double);
+    double *table = (double *)mixpi_host_take(ctx, bytes);
+    mixp_result r;
+    int64_t i;
+    int rank;
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    for (i = 0; i < n; i++)
+        if (bits[i]) table[k->rank * words + i / 48] += (double)((uint64_t)1 << (i % 48));
+    r = mixpi_ranks_share(ctx, table, words);
+    for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
+        for (i = 0; i < n; i++)
+            if ((uint64_t)table[rank * words + i / 48] >> (i % 48) & 1) bits[i] = 1;
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* Do the ranks compare, before each walk, which leaves they met? Waits for the device. The answer
+ * is the same on all ranks, also if some have a GPU and others do not. */
+static int mixpi_walks_agree(const mixp_context *ctx) {
+    if (ctx->ranks.size < 2 || ctx->capturing) return 0;
+    return !ctx->exchange->far || ctx->ranks.unused;
+}
+
+/* Shares one number of each rank. *alike: all are equal. *any: at least one is above 0. */
+static mixp_result mixpi_number_share(mixp_context *ctx, double x, int *alike, int *any) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *table = ctx->exchange->numbers;
+    mixp_result r;
+    int64_t word;
+    int rank;
+    memset(table, 0, (size_t)k->size * sizeof *table);
+    table[k->rank] = x;
+    r = mixpi_ranks_share(ctx, table, 1);
+    *alike = r == MIXP_OK && !mixpi_rows_differ(table, k->size, 1, &word);
+    for (*any = 0, rank = 0; rank < k->size; rank++) *any |= table[rank] > 0.0;
+    return r;
+}
+
+/* Removes new leaves, from number `from` on, that no rank has met: another walk will meet them. */
+static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
+    const int64_t n = d->n_leaves - from;
+    unsigned char *met = (unsigned char *)mixpi_host_take(ctx, (size_t)n);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (!met) return mixpi_out_of_memory(ctx, (size_t)n);
+    for (i = 0; i < n; i++) met[i] = d->leaves[from + i].last >= 0;
+    if (d->unlike) r = mixpi_bits_join(ctx, met, n);
+    for (i = 0, d->n_leaves = from; i < n; i++) {
+        if (met[i]) d->leaves[d->n_leaves++] = d->leaves[from + i];
+        else d->leaves[from + i].tensor->own.ranks.leaf = 0;
+    }
+    mixpi_host_put(ctx, met);
+    return r;
+}
+
+/* Appends all parameters of optimizers that this rank has not met to the list. */
+static void mixpi_absent_add(mixp_context *ctx, mixpi_exchange *d) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next)
+        if (mixpi_is_absent(t)) mixpi_leaf_add(d, t);
+}
+
+/* Agrees on the new leaves, from number `from` on. If the ranks met different leaves, or in
+ * different orders, the leaves are sorted by the order in which they were made. */
+static mixp_result mixpi_newcomers_agree(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
+    mixp_result r;
+    mixpi_absent_add(ctx, d);
+    qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves, mixpi_leaf_order);
+    r = mixpi_exchange_start(ctx, d);
+    if (r == MIXP_OK && d->unlike)
+        qsort(d->leaves + from, (size_t)(d->n_leaves - from), sizeof *d->leaves,
+              mixpi_leaf_order_made);
+    if (r == MIXP_OK && d->n_leaves > from) r = mixpi_absent_drop(ctx, d, from);
+    return r;
+}
+
+/* Every bucket that any rank's walk has met is due on all ranks. The ranks exchange their lists
+ * only if the lists differ. */
+static mixp_result mixpi_due_agree(mixp_context *ctx, mixpi_exchange *d) {
+    uint64_t h = 1469598103934665603u;
+    unsigned char *due;
+    mixp_result r;
+    int64_t i;
+    int alike, any;
+    if (d->hold || !mixpi_walks_agree(ctx)) return MIXP_OK;
+    for (i = 0; i < d->n_buckets; i++)
+        h = (h ^ (uint64_t)d->buckets[i].due) * 1099511628211u;
+    r = mixpi_number_share(ctx, (double)(h >> 11), &alike, &any);
+    if (r != MIXP_OK || alike) return r;
+    due = (unsigned char *)mixpi_host_take(ctx, (size_t)d->n_buckets);
+    if (!due) return mixpi_out_of_memory(ctx, (size_t)d->n_buckets);
+    for (i = 0; i < d->n_buckets; i++) due[i] = d->buckets[i].due != 0;
+    r = mixpi_bits_join(ctx, due, d->n_buckets);
+    for (i = 0; i < d->n_buckets; i++) d->buckets[i].due = due[i];
+    mixpi_host_put(ctx, due);
+    return r;
+}
+
+/* --- a walk --- */
+
+/* Fails if a walk would add to a gradient that was already summed. */
+static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
+    int64_t i;
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        if (!l->tensor->grad) l->summed = 0;
+        if (!l->tensor->grad) l->tensor->own.grad->own.ranks.in_pieces = 0;
+        if (!l->summed || !d->buckets[l->bucket].due) continue;
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: the gradient of '%s' was summed over the ranks "
+                                 "already; call mixp_zero_grad first, and mixp_ranks_hold(ctx, 1) "
+                                 "before all walks of a batch but the last",
+                                 l->tensor->name);
+    }
+    return MIXP_OK;
+}
+
+/* Makes room for the leaves of the tape that are not known yet. */
+static mixp_result mixpi_exchange_room(mixp_context *ctx, mixpi_exchange *d) {
+    const int64_t missing = mixpi_leaves_missing(ctx) + mixpi_absent_count(ctx);
+    mixpi_leaf *leaves;
+    if (!missing) return MIXP_OK;
+    leaves = (mixpi_leaf *)mixpi_longer(ctx, d->leaves, d->n_leaves, d->n_leaves + missing,
+                                        sizeof *leaves);
+    if (!leaves) return MIXP_ERR_MEMORY;
+    d->leaves = leaves;
+    return MIXP_OK;
+}
+
+/* Has any rank met new leaves in this walk? Without a comparison, all ranks have met some or
+ * none. */
+static mixp_result mixpi_newcomers_any(mixp_context *ctx, int here, int *any) {
+    const int first = !ctx->exchange->n_buckets;
+    int alike;
+    *any = here;
+    if (first || !mixpi_walks_agree(ctx)) return MIXP_OK;
+    return mixpi_number_share(ctx, (double)here, &alike, any);
+}
+
+/* Places the new leaves, which start at number `from`. */
+static mixp_result mixpi_newcomers_place(mixp_context *ctx, mixpi_exchange *d, int64_t from) {
+    const int many = ctx->ranks.size > 1;
+    mixp_result r = many ? mixpi_newcomers_agree(ctx, d, from) : MIXP_OK;
+    if (r != MIXP_OK || d->n_leaves == from) return r;
+    r = mixpi_exchange_lay_out(ctx, d, from);
+    return r == MIXP_OK && many ? mixpi_start_leaves(ctx, d) : r;
+}
+
+/* Finds the leaves of the tape and places the new leaves. After a failure no new leaf stays known,
+ * so the next walk meets them again. */
+static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
+    const int64_t old = d->n_leaves, old_buckets = d->n_buckets;
+    mixp_result r = mixpi_exchange_room(ctx, d);
+    int64_t i;
+    int any = 0;
+    if (r != MIXP_OK) return r;
+    for (i = 0; i < old; i++) d->leaves[i].last = -1;
+    mixpi_leaves_meet(ctx, d);
+    r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
+    if (r == MIXP_OK && any) r = mixpi_newcomers_place(ctx, d, old);
+    if (r == MIXP_OK) return MIXP_OK;
+    while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.ranks.leaf = 0;
+    d->n_buckets = old_buckets;
+    return r;
+}
+
+/* Before a walk: places the new leaves, and counts the leaves that each bucket awaits. */
+static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
+    mixpi_exchange *d;
+    int64_t i;
+    mixp_result r;
+    d = mixpi_exchange_of(ctx);
+    if (!d) return MIXP_ERR_MEMORY;
+    r = mixpi_exchange_meet(ctx, d);
+    if (r != MIXP_OK) return r;
+    d->position = d->sent = 0;
+    for (i = 0; i < d->n_buckets; i++) d->buckets[i].awaited = 0;
+    for (i = 0; i < d->n_leaves; i++) {
+        mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
+        b->awaited += d->leaves[i].last >= 0;
+        b->due |= d->leaves[i].last >= 0;
+    }
+    r = mixpi_due_agree(ctx, d);
+    return r == MIXP_OK ? mixpi_exchange_fresh(ctx, d) : r;
+}
+
+/* data *= 1/parts; n elements. */
+static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64_t n) {
+    mixp_unary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_UNARY_SCALE;
+    k.p = mixp_scaler_inverse((float)ctx->ranks.parts);
+    k.n = n;
+    k.a = mixpi_in(data.data, data.dtype);
+    k.y = data;
+    return ctx->device->kernels->unary(&ctx->exec, &k);
+}
+
+/* Looks at a bucket's gradients on this rank. divide: also divides them, like
+ * mixpi_divide_by_parts, in the same pass. */
+static mixp_result mixpi_bucket_look(mixp_context *ctx, const mixpi_exchange *d,
+                                     const mixpi_bucket *b, int divide) {
+    mixp_grad_stats_args k;
+    memset(&k, 0, sizeof k);
+    k.rows = d->rows + b->first;
+    k.count = b->end - b->first;
+    k.scale = divide ? d->parts : NULL;
+    k.unscale = divide;
+    k.step = d->looks + (b - d->buckets);
+    return ctx->device->kernels->grad_stats(&ctx->exec, &k);
+}
+
+/* The mark of any gradient of this walk. A gradient that this rank left out is 0 with this mark. */
+static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
+    mixpi_mark none;
+    int64_t i;
+    memset(&none, 0, sizeof none);
+    for (i = 0; i < d->n_leaves; i++) {
+        const mixp_tensor *t = d->leaves[i].tensor;
+        if (t->grad && !d->leaves[i].summed && !d->leaves[i].filled) return t->grad->own.mark;
+    }
+    return none;
+}
+
+/* Fills leaves without a gradient with zeros, because other ranks may have one. No rank has a
+ * gradient for a frozen leaf: its zeros are sent, and no optimizer sees them. */
+static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
+                                     const mixpi_bucket *b) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = b->first; i < b->end && r == MIXP_OK; i++) {
+        mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
+        if (t->grad) continue;
+        r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
+        if (!t->requires_grad) continue;
+        d->leaves[i].filled = 1;
+        t->grad = g;
+    }
+    return r;
+}
+
+/* Gives the gradients that this rank left out of the walk the mark of the others. */
+static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
+    int64_t i;
+    for (i = 0; i < d->n_leaves; i++) {
+        if (d->leaves[i].filled) d->leaves[i].tensor->own.grad->own.mark = mark;
+        d->leaves[i].filled = 0;
+    }
+}
+
+/* Puts the bucket's gradients of this walk into b->wire; divides them if division comes first. */
+static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const int staged = b->wire.data != b->grads.data;
+    const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
+    const int divide_now = divide && (!staged || b->grads.dtype == MIXP_F32);
+    mixp_result r = mixpi_bucket_fill(ctx, d, b);
+    if (r == MIXP_OK) r = mixpi_bucket_look(ctx, d, b, divide_now);
+    if (!staged || r != MIXP_OK) return r;
+    r = mixpi_convert_to(ctx, b->wire, mixpi_in(b->grads.data, b->grads.dtype), b->count);
+    if (r != MIXP_OK || !divide || divide_now) return r;
+    return mixpi_divide_by_parts(ctx, b->wire, b->count);
+}
+
+/* Sums the bucket over the ranks: all of it for all ranks, or each piece for its owner. */
+static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    if (b->each)
+        return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
+                               k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
+                               b->wire, b->each);
+    return mixpi_ranks_run(ctx, "the sum of gradients",
+                           k->grad_ready ? k->grad_ready : k->sum, b->wire, b->count);
+}
+
+/* Sends a bucket whose gradients are final. */
+static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const uint64_t told = ctx->told;
+    mixp_out sum = b->wire;
+    mixp_result r = mixpi_bucket_part(ctx, d, b);
+    sum.accumulate = 1;
+    if (r == MIXP_OK && b->holds)
+        r = mixpi_add_into(ctx, sum, mixpi_in(b->held, MIXP_F32), b->count);
+    if (r != MIXP_OK) return mixpi_noted_since(ctx, told, "a sum over ranks", r);
+    return mixpi_bucket_sum(ctx, b);
+}
+
+/* Sends final buckets, in order. all: sends the others as well, because the walk has ended. */
+static mixp_result mixpi_buckets_send(mixp_context *ctx, mixpi_exchange *d, int all) {
+    mixp_result r = MIXP_OK;
+    while (r == MIXP_OK && d->sent < d->n_buckets &&
+           (all || !d->buckets[d->sent].awaited)) {
+        mixpi_bucket *b = &d->buckets[d->sent++];
+        if (b->due) r = mixpi_bucket_send(ctx, d, b);
+    }
+    return r;
+}
+
+/* Called after a tape entry was walked or passed over. */
+static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) {
+    mixpi_exchange *d = ctx->exchange;
+    int i;
+    if (!d) return MIXP_OK;
+    for (i = 0; i < c->n_in; i++) {
+        const mixp_tensor *t = mixpi_leaf_of(c, i);
+        mixpi_leaf *l = t && t->own.ranks.leaf ? &d->leaves[t->own.ranks.leaf - 1] : NULL;
+        if (!l || l->last != d->position) continue;
+        l->last = -1;
+        d->buckets[l->bucket].awaited--;
+    }
+    d->position++;
+    return d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 0);
+}
+
+/* Holds a walk's part of a bucket: adds it to the parts of earlier walks. mark: the walk's mark. */
+static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b, mixpi_mark mark) {
+    const size_t bytes = (size_t)b->count * sizeof(float);
+    mixp_result r = mixpi_bucket_part(ctx, d, b);
+    int64_t i;
+    if (!b->held) b->held = mixpi_device_alloc(ctx, bytes);
+    if (!b->held) return MIXP_ERR_MEMORY;
+    mixpi_filled_mark(d, mark);
+    if (r == MIXP_OK)
+        r = mixpi_add_into(ctx, mixpi_out_to(b->held, MIXP_F32, b->holds),
+                           mixpi_in(b->wire.data, b->wire.dtype), b->count);
+    for (i = b->first; i < b->end; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        mixpi_mark_add(&l->mark, &l->tensor->own.grad->own.mark, b->holds);
+        l->tensor->grad = NULL;
+    }
+    b->holds = 1;
+    return r;
+}
+
+/* After the sum: converts and divides what was deferred, and marks the gradients as summed. */
+static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
+                                     mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    const int64_t first = b->each * k->rank, n = b->each ? b->each : b->count;
+    const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
+    const uint64_t told = ctx->told;
+    const int divide = k->mean == MIXP_MEAN_AFTER && k->parts > 1, wide = to.dtype == MIXP_F32;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (divide && !wide) r = mixpi_divide_by_parts(ctx, sum, n);
+    if (r == MIXP_OK && sum.data != to.data)
+        r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
+    if (r == MIXP_OK && divide && wide) r = mixpi_divide_by_parts(ctx, to, n);
+    for (i = b->first; i < b->end; i++) {
+        mixpi_leaf *l = &d->leaves[i];
+        mixp_tensor *g = l->tensor->own.grad;
+        if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
+        l->summed = 1;
+        g->own.ranks.in_pieces = b->each > 0;
+        g->version++;
+    }
+    b->holds = b->due = 0;
+    return mixpi_noted_since(ctx, told, "a mean over ranks", r);
+}
+
+/* Waits until everything that grad_ready started has arrived. */
+static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    volatile char here = 0;
+    const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
+    const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
+    mixpi_inside_end(ctx, before);
+    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
+}
+
+/* Ends the exchange after a walk. */
+static mixp_result mixpi_exchange_end(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    mixpi_exchange *d = ctx->exchange;
+    mixpi_mark mark;
+    mixp_result r;
+    int64_t i;
+    if (!d) return MIXP_OK;
+    r = d->hold ? MIXP_OK : mixpi_buckets_send(ctx, d, 1);
+    if (r == MIXP_OK && !d->hold && k->grad_wait && k->size > 1) r = mixpi_ranks_await(ctx);
+    mark = mixpi_some_mark(d);          /* before the loop, which drops the gradients it holds */
+    mixpi_filled_mark(d, mark);
+    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++) {
+        mixpi_bucket *b = &d->buckets[i];
+        if (!b->due) continue;
+        if (!d->hold) r = mixpi_bucket_take(ctx, d, b);
+        else if (k->apart) r = mixpi_bucket_hold(ctx, d, b, mark);
+    }
+    return r;
+}
+
+/* Removes the scaler `by`, about to be freed, from the marks of the gradients that are held. */
+static void mixpi_exchange_lose(mixp_context *ctx, const void *by) {
+    const mixpi_exchange *d = ctx->exchange;
+    int64_t i;
+    for (i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
+}
+
+/* --- sharded states ------------------------------------------------------------------------- *
+ *
+ * Each rank keeps the states of some parameters, and of a piece of each large one, and updates
+ * those. Afterwards all ranks get the weights.
+ */
+typedef struct mixpi_shards {
+    int64_t *owned;             /* elements that each rank owns                            */
+    void    *slices;            /* device memory: a slice of the weights of every rank     */
+    size_t   slice;             /* capacity of a slice in bytes                            */
+} mixpi_shards;
+
+/* Makes the shards of a new optimizer. */
+static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
+    const mixp_context *ctx = opt->ctx;
+    mixpi_shards *shards;
+    if (!mixpi_is_sharded(ctx)) return MIXP_OK;
+    shards = (mixpi_shards *)mixpi_opt_host(opt, sizeof *shards);
+    if (!shards) return MIXP_ERR_MEMORY;
+    shards->owned =
+        (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *shards->owned);
+    if (!shards->owned) return MIXP_ERR_MEMORY;
+    opt->shards = shards;
+    opt->looks_own = mixpi_is_scattered(ctx);
+    return MIXP_OK;
+}
+
+/* Does each rank update a piece of parameter i? */
+static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
+{ return opt->slots[i].kept == MIXPI_IN_PIECES; }
+
+/* The piece of parameter i that rank r updates: its number of elements; *first: the first one. */
+static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
+                              int64_t *first) {
+    const int64_t count = opt->slots[i].param->count;
+    const int64_t each = mixpi_piece_size(opt->ctx, count);
+    *first = 0;
+    if (!mixpi_is_divided(opt, i)) return opt->slots[i].owner == r ? count : 0;
+    *first = mixpi_min(r * each, count);
+    return mixpi_min(each, count - *first);
+}
+
+/* May ranks divide a parameter? Only with f32 states: random rounding of smaller states depends on
+ * an element's position. */
+static int mixpi_divides(const mixp_optimizer *opt, const mixp_param_row *row) {
+    if (opt->muon || mixpi_row_is_small(row)) return 0;
+    return row->count >= (int64_t)opt->ctx->ranks.size * MIXP_STATE_BLOCK;
+}
+
+/* The rank that will own a parameter: the lowest rank among those with the fewest elements; -1: the
+ * ranks divide the parameter. */
+static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
+    int64_t *owned = opt->shards->owned;
+    int r, least = 0;
+    if (mixpi_divides(opt, row)) return -1;
+    for (r = 1; r < opt->ctx->ranks.size; r++)
+        if (owned[r] < owned[least]) least = r;
+    owned[least] += row->count;
+    return least;
+}
+
+/* Allocates the tables of the rows that this rank updates. */
+static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
+    mixp_param_row *rows, *device;
+    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
+    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
+    if (!rows || !device) return MIXP_ERR_MEMORY;
+    opt->own_rows = rows;
+    opt->device_own_rows = device;
+    return MIXP_OK;
+}
+
+/* This rank's piece of parameter i as a row for update. It has no low copies: autocast renews them
+ * from the complete weight. */
+static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
+    mixp_param_row piece = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    int64_t first;
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    lay.memory = (char *)opt->slots[i].piece;
+    mixpi_row_layout(opt, &piece, &lay);
+    piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
+    if (piece.grad)
+        piece.grad = mixpi_out_at(mixpi_out_to(piece.grad, piece.grad_dtype, 0), first).data;
+    piece.low_f16 = NULL;
+    piece.low_bf16 = NULL;
+    if (!piece.count) piece.active = 0;
+    return piece;
+}
+
+static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t joined_at) {
+    mixp_param_row piece = opt->rows[i];
+    int64_t first;
+    mixp_result r;
+    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    r = mixpi_row_memory(opt, &piece, joined_at);
+    opt->slots[i].piece = piece.missed;
+    return r;
+}
+
+/* Chooses who keeps the states of the newest row, and allocates this rank's part. */
+static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row,
+                                      int64_t joined_at) {
+    mixpi_slot *slot = &opt->slots[opt->count];
+    slot->owner = mixpi_owner_next(opt, row);
+    slot->kept = slot->owner < 0 ? MIXPI_IN_PIECES
+               : slot->owner == opt->ctx->ranks.rank ? MIXPI_HERE : MIXPI_AWAY;
+    if (slot->kept == MIXPI_IN_PIECES) return mixpi_piece_memory(opt, opt->count, joined_at);
+    return slot->kept == MIXPI_HERE ? mixpi_row_memory(opt, row, joined_at) : MIXP_OK;
+}
+
+/* After an add with result r: p is the newest parameter, or was not added. */
+static void mixpi_shards_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
+    const mixpi_slot *failed = &opt->slots[opt->count];
+    p->own.ranks.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
+    if (r != MIXP_OK && failed->owner >= 0) opt->shards->owned[failed->owner] -= p->count;
+}
+
+/* p has lost its optimizer. Gradients that are in pieces stay so. */
+static void mixpi_shards_left(mixp_tensor *p) {
+    if (!p->own.ranks.leaf) p->own.ranks.divided = 0;
+}
+
+/* Returns why ranks cannot add p, with its view g as a gradient; NULL: they can. */
+static const char *mixpi_shards_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
+                                          const mixp_tensor *g) {
+    const int scattered = mixpi_is_scattered(opt->ctx);
+    if (scattered && (p->own.optimizers || p->own.ranks.divided))
+        return "has, or had, another optimizer: with `scatter`, each parameter can have one";
+    if (scattered && g)
+        return "has a view as its gradient, but with `scatter` a rank unscales and clips only a "
+               "part of it: pass NULL as the gradient, or set `scatter` of mixp_ranks_desc to 0";
+    if (g && opt->zero_grad && opt->shards)
+        return "has a view as its gradient, which zero_grad cannot clear with `shard`: pass NULL "
+               "as the gradient";
+    return NULL;
+}
+
+/* Sends the table for the update kernel: rows of parameters that another rank updates are inactive,
+ * rows of divided parameters describe this rank's piece. */
+static mixp_result mixpi_shards_send(mixp_optimizer *opt) {
+    size_t bytes = (size_t)opt->count * sizeof *opt->rows;
+    int64_t i;
+    memcpy(opt->own_rows, opt->rows, bytes);
+    for (i = 0; i < opt->count; i++) {
+        if (mixpi_is_divided(opt, i)) opt->own_rows[i] = mixpi_piece_row(opt, i);
+        else if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
+    }
+    return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
+}
+
+/* If sums are scattered, a rank unscales and clips only the gradients it updates. Marks all
+ * gradients that are not its own as unreadable, because parts of them are still unprocessed. */
+static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
+    int64_t i;
+    if (!mixpi_is_scattered(opt->ctx)) return;
+    for (i = 0; i < opt->count; i++) {
+        const mixpi_slot *slot = &opt->slots[i];
+        if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
+        slot->param->grad->own.ranks.in_pieces = 1;
+    }
+}
+
+/* Copies bytes within device memory. */
+static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
+                                    size_t bytes) {
+    const size_t words = bytes / 4, rest = bytes % 4;
+    mixp_result r =
+        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
+                         (int64_t)words);
+    if (!rest || r != MIXP_OK) return r;
+    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
+                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
+                            (int64_t)rest);
+}
+
+/* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
+ * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
+static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
+                                    size_t length, int out) {
+    char *slice = (char *)o->shards->slices + (size_t)rank * length;
+    mixp_result r = MIXP_OK;
+    size_t at = 0;
+    int64_t i;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        const mixp_tensor *p = o->slots[i].param;
+        const size_t size = mixp_dtype_size(p->dtype);
+        int64_t element;
+        size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
+        size_t first = at > base ? at : base, end = base + length;
+        if (end > at + bytes) end = at + bytes;
+        if (first < end) {
+            char *weight = (char *)p->data + (size_t)element * size + (first - at);
+            char *there = slice + (first - base);
+            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
+                                 end - first);
+        }
+        at += mixpi_round_up(bytes);
+    }
+    return r;
+}
+
+/* Bytes of the weights of the rank that owns most of them. */
+static size_t mixpi_slices_total(const mixp_optimizer *o) {
+    size_t most = 0;
+    int r;
+    for (r = 0; r < o->ctx->ranks.size; r++) {
+        size_t bytes = 0;
+        int64_t i, first;
+        for (i = 0; i < o->count; i++) {
+            const size_t size = mixp_dtype_size(o->slots[i].param->dtype);
+            bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
+        }
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* Allocates a slice for every rank. Slices grow if parameters were added since the last step. */
+static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
+    void *slices;
+    if (o->shards->slice >= length) return MIXP_OK;
+    slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
+    if (!slices) return MIXP_ERR_MEMORY;
+    o->shards->slices = slices;
+    o->shards->slice = length;
+    return MIXP_OK;
+}
+
+/* Bytes of a slice: the part of each rank's weights that is sent at once. */
+static size_t mixpi_slice_length(const mixp_optimizer *o, size_t total) {
+    const size_t most = mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes);
+    return most < total ? most : total;
+}
+
+/* Allocates the memory of mixpi_opt_gather. After the update it would be too late: only a hook may
+ * fail then. */
+static mixp_result mixpi_gather_room(mixp_optimizer *o) {
+    if (!o->shards) return MIXP_OK;
+    return mixpi_slices_room(o, mixpi_slice_length(o, mixpi_slices_total(o)));
+}
+
+/* After an update in which each rank updated its part: sends all weights to all ranks, one slice of
+ * every rank at a time. */
+static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
+    const mixp_ranks_desc *k = &o->ctx->ranks;
+    const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);
+    size_t base;
+    mixp_result r = mixpi_gather_room(o);
+    int rank;
+    for (base = 0; base < total && r == MIXP_OK; base += length) {
+        r = mixpi_slice_copy(o, k->rank, base, length, 1);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(o->ctx, "the gather of weights", k->all_gather,
+                                mixpi_out_to(o->shards->slices, MIXP_I32, 0),
+                                (int64_t)(length / 4));
+        for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
+            if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
+    }
+    return r;
+}
+
+/* --- what all ranks have found --------------------------------------------------------------- *
+ *
+ * After the look and before the decision, the ranks sum one small table, on the device and without
+ * the host. mixp_agree_fill describes the table.
+ */
+static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                   int in_parts) {
+    const mixp_ranks_desc *ranks = &o->ctx->ranks;
+    const mixpi_exchange *d = o->ctx->exchange;
+    const int64_t n = (int64_t)ranks->size * MIXP_AGREE_WORDS;
+    mixp_agree_args k;
+    mixp_result r;
+    if (!o->table)
+        o->table = (double *)mixpi_opt_device(o, (size_t)n * sizeof *o->table);
+    if (!o->table) return MIXP_ERR_MEMORY;
+    memset(&k, 0, sizeof k);
+    k.plan = &o->plan;
+    k.looks = d ? d->looks : NULL;
+    k.first_leaf = d ? d->first : NULL;
+    k.n_looks = d ? d->n_buckets : 0;
+    k.scaler = s;
+    k.step = o->state;
+    k.table = o->table;
+    k.rank = ranks->rank;
+    k.size = ranks->size;
+    k.in_parts = in_parts;
+    r = MIXPI_STEP_RUN(o, agree, &k);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(o->ctx, "the sum of the ranks' results", ranks->sum,
+                            mixpi_out_to(o->table, MIXP_F64, 0), n);
+    k.reads = 1;
+    return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
+}
+
+/* Formats two different numbers with enough digits to show the difference. */
+static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t room) {
+    int digits = 6;
+    do {
+        snprintf(here, room, "%.*g", digits, a);
+        snprintf(there, room, "%.*g", digits, b);
+    } while (strcmp(here, there) == 0 && (digits += 3) <= 18);
+}
+
+/* --- what must be alike in every step --------------------------------------------------------- */
+
+static uint64_t mixpi_hash_number(uint64_t h, double x) { return mixpi_hash(h, &x, sizeof x); }
+
+static uint64_t mixpi_hash_group(uint64_t h, const mixp_param_group *g) {
+    const double all[9] = { g->lr,       g->beta1,    g->beta2,           g->eps,
+                            g->weight_decay, g->momentum, g->dampening,   (double)g->nesterov,
+                            (double)g->f32_states };
+    return mixpi_hash(h, all, sizeof all);
+}
+
+/* Hash of all settings that a step's result depends on, apart from gradients and states. */
+static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
+    const mixp_step_plan *p = &o->plan;
+    const double all[20] = {
+        (double)p->kind,           (double)p->order,          p->max_norm,
+        (double)p->cautious,       (double)p->schedule.kind,  (double)p->schedule.warmup,
+        (double)p->schedule.total, p->schedule.min_factor,    p->schedule.gamma,
+        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
+        (double)p->spike.of,
+        (double)p->spike.window,   (double)p->spike.max_in_a_row, p->spike.z,
+        (double)o->states.m,       (double)o->states.v,       (double)o->states.master,
+        o->clipped ? o->clip_norm : -1.0
+    };
+    uint64_t h = mixpi_hash(1469598103934665603u, all, sizeof all);
+    int64_t i;
+    int k;
+    for (k = 0; k < p->n_groups; k++) h = mixpi_hash_group(h, &p->groups[k]);
+    for (i = 0; i < o->count; i++) h = mixpi_hash_number(h, (double)o->rows[i].group);
+    if (o->muon) h = mixpi_hash_number(h, o->muon->a + (double)o->muon->iterations);
+    return h >> 11;
+}
+
+/* The byte range [*first, *end) of all weights that step number `taken` compares: at most
+ * MIXPI_COMPARED bytes, and the following bytes the next time. */
+enum { MIXPI_COMPARED = 1 << 26 };
+
+static void mixpi_compared_range(const mixp_optimizer *o, size_t *first, size_t *end) {
+    const size_t most = MIXPI_COMPARED;
+    size_t total = 0, windows;
+    int64_t i;
+    for (i = 0; i < o->count; i++) total += mixpi_bytes(o->slots[i].param);
+    windows = (total + most - 1) / most;
+    *first = windows ? (size_t)(o->taken / o->ctx->ranks.check_every) % windows * most : 0;
+    *end = *first + most < total ? *first + most : total;
+}
+
+/* Does this step compare weights? All ranks give the same answer: their step counts are equal. */
+static int mixpi_compares(const mixp_optimizer *o) {
+    const int64_t every = o->ctx->ranks.check_every;
+    if (o->ctx->ranks.size < 2 || o->ctx->capturing) return 0;
+    return o->loaded || (every > 0 && o->taken && o->taken % every == 0);
+}
+
+/* Hash of the weights that this step compares. Waits for the device. */
+static mixp_result mixpi_weights_hash(mixp_optimizer *o, uint64_t *hash) {
+    uint64_t h = 1469598103934665603u;
+    size_t first, end, at = 0;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    mixpi_compared_range(o, &first, &end);
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        const mixp_tensor *t = o->slots[i].param;
+        const size_t bytes = mixpi_bytes(t), from = at < first ? first - at : 0;
+        const size_t to = end < at + bytes ? (end > at ? end - at : 0) : bytes;
+        if (from < to) r = mixpi_hash_data(o->ctx, t, from, to, &h);
+        at += bytes;
+    }
+    *hash = (h >> 11) | 1;              /* 0 means: not compared */
+    return r;
+}
+
+/* Enters in the plan what the ranks compare in this step. */
+static mixp_result mixpi_plan_compared(mixp_optimizer *o) {
+    mixp_step_plan *plan = &o->plan;
+    mixp_result r = MIXP_OK;
+    plan->weights = 0;
+    if (o->ctx->ranks.size < 2) return MIXP_OK;
+    plan->settings = mixpi_settings_hash(o);
+    if (mixpi_compares(o)) r = mixpi_weights_hash(o, &plan->weights);
+    o->loaded = 0;
+    o->taken++;
+    return r;
+}
+
+/* Reports weights that differ between ranks, by name if all ranks are here to compare them. On a
+ * GPU, one rank may arrive a step later than another, so no sum is possible: no name is given.
+ * Before the first walk, ranks do not know each other's devices, and give no name either. */
+static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agreement *a,
+                                        int other) {
+    const mixpi_exchange *d = o->ctx->exchange;
+    const int one_loaded = !(a->here > 0.0) || !(a->there > 0.0);
+    mixp_result r = MIXP_OK;
+    if (one_loaded)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: rank %d loaded a checkpoint and rank %d did not; "
+                                 "all ranks must load it; the step was skipped",
+                                 a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
+    if (d && d->n_buckets && !d->far) r = mixp_ranks_check(o->ctx);
+    if (r != MIXP_OK) return r;
+    return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                             "ranks differ: rank %d has other weights than rank 0; the step was "
+                             "skipped: write weights on every rank, or call "
+                             "mixp_ranks_from(ctx, 0) to copy rank 0's",
+                             other);
+}
+
+/* Reports ranks whose settings differ, for example after one rank changed its learning rate. On a
+ * GPU the report may come a step late, but all ranks skipped the step in question. */
+static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
+    static const char *const words[] = {
+        "", "", "the loss scale", "the number of applied steps", "the learning rate", "beta1",
+        "beta2", "eps", "weight_decay", "max_norm", "", "", "",
+        "the norm of the summed gradients"
+    };
+    mixp_step_state s;
+    mixp_result r = mixpi_peek(o->ctx, &s, o->state, offsetof(mixp_step_state, update));
+    const mixp_agreement *a = &s.agreed;
+    const int other = (int)a->differs - 1;
+    char here[32], there[32];
+    if (r != MIXP_OK || !a->differs) return r;
+    if (a->word == MIXP_AGREE_HERE)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "rank %d took another kind of step than rank 0, or none; the step "
+                                 "was skipped: call the same functions on every rank, and check "
+                                 "that the hooks can sum f64",
+                                 other);
+    if (a->word == MIXP_AGREE_GUARD)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: the guard of rank %d differs from the guard of "
+                                 "rank 0; start it with the same settings before the same step; "
+                                 "the step was skipped",
+                                 other);
+    if (a->word == MIXP_AGREE_GRADED)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: other parameters have gradients on rank %d than on "
+                                 "rank 0; all ranks must use the same parameters in each step; the "
+                                 "step was skipped",
+                                 other);
+    if (a->word == MIXP_AGREE_SETTINGS)
+        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                                 "ranks differ: an optimizer's settings (kind, groups, schedule, "
+                                 "states, spikes, max_norm) differ between rank %d and rank 0; use "
+                                 "the same settings on all ranks; the step was skipped",
+                                 other);
+    if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
+    mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
+    return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
+                             "ranks differ: %s is %s on rank 0 and %s on rank %d; "
+                             "the step was skipped",
+                             words[a->word], here, there, other);
+}
+
+/* The ranks exchange what they found. in_parts: each rank has looked only at its own gradients. */
+static mixp_result mixpi_ranks_agree(mixp_optimizer *o, mixp_scaler_state *s,
+                                     int in_parts) {
+    if (o->ctx->device->kernels->agree) return mixpi_opt_agree(o, s, in_parts);
+    return mixp_context_fail(o->ctx, MIXP_ERR_DEVICE,
+                             "ranks: the device %s has no kernel `agree`; update the device's "
+                             "source to this header's version",
+                             o->ctx->device->name);
+}
+
+/* After a look, or after the calls that replace it: the ranks agree, then prepare runs. */
+static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
+                                       int in_parts) {
+    mixp_result r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_prepare(o, s);
+    r = mixpi_ranks_agree(o, s, in_parts);
+    if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
+    if (r == MIXP_OK) r = mixpi_opt_differs(o);
+    return mixpi_crew_stop(o->ctx, r);
+}
+
+/* Averages gradients that the caller keeps in views, which no walk has summed. Each view is
+ * averaged once in a step, even if the caller changes it between clip and step. */
+static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
+    mixp_context *ctx = o->ctx;
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (ctx->ranks.size < 2 || mixpi_stage(o) == MIXPI_UNSCALED) return MIXP_OK;
+    if (o->views_summed == ctx->generation) return MIXP_OK;
+    for (i = 0; i < o->count && r == MIXP_OK; i++) {
+        mixp_tensor *view = o->slots[i].grad;
+        if (!view) continue;
+        r = mixpi_ranks_run(ctx, "the sum of a view", ctx->ranks.sum,
+                            mixpi_tensor_out(view, 0), view->count);
+        if (r == MIXP_OK && ctx->ranks.mean != MIXP_MEAN_NONE)
+            r = mixpi_noted(ctx, "the mean of a view",
+                            mixpi_divide_by_parts(ctx, mixpi_tensor_out(view, 0), view->count));
+        view->version++;
+    }
+    return r;
+}
+
+/* Looks at all gradients, and combines the results of all ranks. */
+static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
+                                    const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const int in_parts = mixpi_is_scattered(o->ctx);
+    mixp_result r = mixpi_ranks_views(o);
+    if (r != MIXP_OK) return r;
+    if (o->ctx->ranks.size < 2) return mixpi_opt_look(o, scale, unscale, plan, s);
+    r = mixpi_opt_look(o, scale, unscale, NULL, NULL);
+    if (r == MIXP_OK && plan) return mixpi_ranks_prepare(o, s, in_parts);
+    if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
+        r = mixpi_ranks_agree(o, s, 1);
+    /* The other ranks wait for this rank's result. */
+    return mixpi_crew_stop(o->ctx, r);
+}
+
+/* The decision of a step whose gradients were looked at before. */
+static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_state *s) {
+    const mixp_result r = mixpi_ranks_views(o);
+    return r == MIXP_OK ? mixpi_ranks_prepare(o, s, 0) : r;
+}
+
+/* Before a step: takes the memory that it needs, and enters in the plan what is compared. */
+static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
+    const mixp_result r = mixpi_gather_room(o);
+    return r == MIXP_OK ? mixpi_plan_compared(o) : r;
+}
+
+/* Adds which rank had the first bad gradient, before the sum. */
+static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
+                                mixp_verdict *v) {
+    const mixpi_exchange *d = opt->ctx->exchange;
+    const mixp_agreement *a = &s->agreed;
+    int64_t first = 0;
+    if (v->bad_tensor && a->part_rank && opt->shards)
+        mixpi_piece_of(opt, s->stats.bad_row, (int)a->part_rank - 1, &first);
+    v->bad_element += first;
+    if (opt->ctx->ranks.size < 2 || !a->bad_rank) return;
+    v->bad_rank = (int)a->bad_rank - 1;
+    if (!d || a->bad_leaf < 0 || a->bad_leaf >= d->n_leaves) return;
+    v->bad_tensor = d->leaves[a->bad_leaf].tensor->name;
+    v->bad_element = a->bad_element;
+    v->bad_is_nan = a->bad_is_nan;
+}
+
+/* --- weights of all ranks ------------------------------------------------------------------- */
+
+static int mixpi_is_compared(const mixp_tensor *t)
+{ return t->own.is_param || t->own.optimizers > 0; }
+
+/* Returns the number of weights. If `all` is given, lists them there. */
+static int64_t mixpi_weights_list(const mixp_context *ctx, const mixp_tensor **all) {
+    mixp_tensor *t;
+    int64_t n = 0;
+    for (t = ctx->tensors; t; t = t->own.next) {
+        if (!mixpi_is_compared(t)) continue;
+        if (all) all[n] = t;
+        n++;
+    }
+    return n;
+}
+
+enum { MIXPI_CALL_CHECK = -1 };     /* mixp_ranks_check; from 0: mixp_ranks_from(ctx, value) */
+
+static void mixpi_call_text(double call, char *text, size_t space) {
+    if (call < 0.0) snprintf(text, space, "calls mixp_ranks_check");
+    else snprintf(text, space, "calls mixp_ranks_from(ctx, %.0f)", call);
+}
+
+/* Fails with what rank 0 and rank `other` do. here, there: rows of the two ranks. */
+static mixp_result mixpi_call_differs(mixp_context *ctx, const char *who, int other,
+                                      const double *here, const double *there) {
+    char first[64], second[64];
+    if (here[1] == there[1])
+        return mixp_context_fail(ctx, MIXP_ERR_RANKS,
+                                 "%s: ranks differ: rank 0 has %.0f weights, rank %d has %.0f", who,
+                                 here[0], other, there[0]);
+    mixpi_call_text(here[1], first, sizeof first);
+    mixpi_call_text(there[1], second, sizeof second);
+    return mixp_context_fail(ctx, MIXP_ERR_RANKS, "%s: ranks differ: rank 0 %s, rank %d %s", who,
+                             first, other, second);
+}
+
+/* Do all ranks make the same call, with the same number of weights? call: MIXPI_CALL_CHECK, or the
+ * argument of mixp_ranks_from. */
+static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t n, int call) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    double *table = (double *)mixpi_host_take(ctx, (size_t)k->size * 2 * sizeof *table);
+    mixp_result r;
+    int64_t word = 0;
+    int other = 0;
+    if (!table) return mixpi_out_of_memory(ctx, (size_t)k->size * 2 * sizeof *table);
+    memset(table, 0, (size_t)k->size * 2 * sizeof *table);
+    table[2 * k->rank] = (double)n;
+    table[2 * k->rank + 1] = (double)call;
+    r = mixpi_ranks_share(ctx, table, 2);
+    if (r == MIXP_OK) other = mixpi_rows_differ(table, k->size, 2, &word);
+    if (other) r = mixpi_call_differs(ctx, who, other, table, table + 2 * other);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
+    const mixp_tensor **all;
+    int64_t n;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (ctx->ranks.size < 2) return MIXP_OK;
+    n = mixpi_weights_list(ctx, NULL);
+    r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
+    if (r != MIXP_OK || !n) return mixpi_crew_stop(ctx, r);
+    all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)n * sizeof *all);
+    if (!all) return mixpi_crew_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
+    mixpi_weights_list(ctx, all);
+    r = mixpi_tensors_compare(ctx, all, n, "weight");
+    mixpi_host_put(ctx, (void *)(uintptr_t)all);
+    return mixpi_crew_stop(ctx, r);
+}
+
+/* Sends bytes of device memory at `data` from rank `from` to all ranks: a sum of integers, to which
+ * all other ranks contribute zeros. */
+static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes, int from) {
+    const size_t most = mixpi_round_up((size_t)ctx->ranks.bucket_bytes);
+    const size_t room = most < bytes ? most : mixpi_round_up(bytes);
+    mixp_result r = MIXP_OK;
+    size_t at, n;
+    for (at = 0; at < bytes && r == MIXP_OK; at += n) {
+        char *part = (char *)mixpi_context_scratch(ctx, room);
+        n = bytes - at < most ? bytes - at : most;
+        if (!part) return MIXP_ERR_MEMORY;
+        r = mixpi_device_zero(ctx, part, mixpi_round_up(n));
+        if (r == MIXP_OK && from == ctx->ranks.rank) r = mixpi_copy_bytes(ctx, part, data + at, n);
+        if (r == MIXP_OK)
+            r = mixpi_ranks_run(ctx, "the broadcast of weights", ctx->ranks.sum,
+                                mixpi_out_to(part, MIXP_I32, 0), (int64_t)(mixpi_round_up(n) / 4));
+        if (r == MIXP_OK) r = mixpi_copy_bytes(ctx, data + at, part, n);
+    }
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
+    mixp_tensor *t;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (rank < 0 || (ctx->ranks.size && rank >= ctx->ranks.size))
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_ranks_from: rank %d is not in [0, %d)", rank,
+                                 ctx->ranks.size);
+    if (ctx->ranks.size < 2) return MIXP_OK;
+    r = mixpi_call_alike(ctx, "mixp_ranks_from", mixpi_weights_list(ctx, NULL), rank);
+    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
+        if (!mixpi_is_compared(t)) continue;
+        r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);
+        mixp_tensor_touch(t);
+    }
+    return mixpi_crew_stop(ctx, r);
+}
+/* --- checkpoints: states that other ranks have --------------------------------------------------
+ *
+ * During a save or a load, the rows of parameters that another rank owns, or of which each rank
+ * owns a piece, point to host memory that is laid out like the states of a complete tensor. For a
+ * save only rank 0 borrows this memory, and the owners fill it. For a load all rows share the
+ * memory of the largest one, which only tells which states a row has: each rank takes its pieces
+ * out of the file's data.
+ */
+static size_t mixpi_row_bytes(const mixp_optimizer *opt, int64_t i) {
+    mixp_param_row row = opt->rows[i];
+    mixpi_layout lay = { NULL, 0 };
+    mixpi_row_layout(opt, &row, &lay);
+    return lay.used;
+}
+
+/* Gives memory to every row that this rank does not own. memory NULL: takes the memory away.
+ * shared: all rows get the same memory. */
+static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
+    int64_t i;
+    for (i = 0; i < opt->count; i++) {
+        mixp_param_row *row = &opt->rows[i];
+        mixpi_layout lay = { memory, 0 };
+        if (mixpi_is_own(opt, i)) continue;
+        mixpi_row_layout(opt, row, &lay);
+        if (memory && !shared) memory += lay.used;
+        if (memory) continue;
+        row->missed = NULL;
+        row->m = row->v = row->master = NULL;
+        row->m_scale = row->v_scale = NULL;
+    }
+}
+
+/* Loads a state of a parameter that this rank does not own: the rank's piece of it, or nothing if
+ * another rank owns the parameter. */
+static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
+    const mixp_optimizer *opt = item->lent;
+    const mixp_param_row *row = &opt->rows[item->row];
+    const char *data = (const char *)item->e.data;
+    mixp_param_row piece;
+    int64_t first, n;
+    void *to;
+    if (!mixpi_is_divided(opt, item->row)) return MIXP_OK;
+    piece = mixpi_piece_row(opt, item->row);
+    n = mixpi_piece_of(opt, item->row, opt->ctx->ranks.rank, &first);
+    if (item->memory == row->missed)
+        return mixpi_upload(opt->ctx, piece.missed, data, sizeof *piece.missed);
+    to = item->memory == row->m ? piece.m : item->memory == row->v ? piece.v : piece.master;
+    if (!n) return MIXP_OK;
+    return mixpi_upload(opt->ctx, to, data + (size_t)first * sizeof(float),
+                        (size_t)n * sizeof(float));
+}
+
+/* A part of the states of one parameter, in device memory: bytes [at, at + bytes) of the layout of
+ * the complete tensor. */
+typedef struct mixpi_part {
+    char  *data;
+    size_t at, bytes;
+} mixpi_part;
+
+/* Copies into the part its overlap with `bytes` bytes at offset `there` of the complete layout. */
+static mixp_result mixpi_part_fill(mixp_context *ctx, const mixpi_part *part, const void *from,
+                                   size_t there, size_t bytes) {
+    const size_t end = part->at + part->bytes, last = there + bytes;
+    const size_t first = there > part->at ? there : part->at, stop = last < end ? last : end;
+    if (!from || first >= stop) return MIXP_OK;
+    return mixpi_copy_bytes(ctx, part->data + (first - part->at),
+                            (const char *)from + (first - there), stop - first);
+}
+
+/* Copies this rank's piece of the states of parameter i. The arrays follow each other as in
+ * mixpi_row_layout. Rank 0, whose piece is never empty, contributes `missed`. */
+static mixp_result mixpi_part_fill_piece(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
+    const mixp_param_row piece = mixpi_piece_row(opt, i);
+    const void *own[3];
+    const size_t step = mixpi_round_up((size_t)opt->rows[i].count * sizeof(float)) + 320;
+    mixp_result r = MIXP_OK;
+    size_t at = 64;
+    int64_t first, n = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
+    int k;
+    own[0] = piece.m;
+    own[1] = piece.v;
+    own[2] = piece.master;
+    if (!opt->ctx->ranks.rank)
+        r = mixpi_part_fill(opt->ctx, part, piece.missed, 0, sizeof *piece.missed);
+    for (k = 0; k < 3 && r == MIXP_OK; k++) {
+        if (!own[k]) continue;
+        r = mixpi_part_fill(opt->ctx, part, n ? own[k] : NULL, at + (size_t)first * sizeof(float),
+                            (size_t)n * sizeof(float));
+        at += step;
+    }
+    return r;
+}
+
+/* Sends one part of the states of parameter i from its owners to rank 0, which stores it in the
+ * borrowed memory: a sum of integers, to which all other ranks contribute zeros. */
+static mixp_result mixpi_part_collect(mixp_optimizer *opt, int64_t i, const mixpi_part *part) {
+    mixp_context *ctx = opt->ctx;
+    char *kept = (char *)opt->rows[i].missed;
+    const int own = mixpi_is_own(opt, i);
+    mixp_result r = mixpi_device_zero(ctx, part->data, part->bytes);
+    if (r == MIXP_OK && own) r = mixpi_part_fill(ctx, part, kept, 0, mixpi_row_bytes(opt, i));
+    if (r == MIXP_OK && mixpi_is_divided(opt, i)) r = mixpi_part_fill_piece(opt, i, part);
+    if (r == MIXP_OK)
+        r = mixpi_ranks_run(ctx, "the sum of states", ctx->ranks.sum,
+                            mixpi_out_to(part->data, MIXP_I32, 0), (int64_t)(part->bytes / 4));
+    /* A rank 0 without borrowed memory takes part all the same, because the other ranks wait. */
+    if (r != MIXP_OK || own || ctx->ranks.rank || !kept) return r;
+    return mixpi_download(ctx, kept + part->at, part->data, part->bytes);
+}
+
+/* Collects the states of all ranks on rank 0, a bucket at a time. */
+static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
+    const size_t most = mixpi_round_up((size_t)opt->ctx->ranks.bucket_bytes);
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < opt->count && r == MIXP_OK; i++) {
+        const size_t bytes = mixpi_row_bytes(opt, i);
+        mixpi_part part;
+        for (part.at = 0; part.at < bytes && r == MIXP_OK; part.at += part.bytes) {
+            part.bytes = bytes - part.at < most ? bytes - part.at : most;
+            part.data = (char *)mixpi_context_scratch(opt->ctx, part.bytes);
+            if (!part.data) return MIXP_ERR_MEMORY;
+            r = mixpi_part_collect(opt, i, &part);
+        }
+    }
+    return r;
+}
+
+/* Bytes of the rows of all optimizers; largest: of the largest row. */
+static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
+    size_t bytes = 0;
+    int64_t i;
+    int o;
+    for (o = 0; o < what->n_optimizers; o++)
+        for (i = 0; i < what->optimizers[o]->count; i++) {
+            const size_t row = mixpi_row_bytes(what->optimizers[o], i);
+            if (!largest) bytes += row;
+            else if (row > bytes) bytes = row;
+        }
+    return bytes;
+}
+
+/* Allocates and installs the memory that all optimizers borrow. shared: all rows borrow the same
+ * memory, which then has no content. Returns NULL if the allocation failed. */
+static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
+    const size_t bytes = mixpi_states_bytes(what, shared);
+    char *memory, *at;
+    int64_t i;
+    int o;
+    memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
+    if (!memory) return NULL;
+    if (!shared) memset(memory, 0, bytes);
+    for (o = 0, at = memory; o < what->n_optimizers; o++) {
+        mixpi_rows_borrow(what->optimizers[o], at, shared);
+        for (i = 0; i < what->optimizers[o]->count && !shared; i++)
+            at += mixpi_row_bytes(what->optimizers[o], i);
+    }
+    return memory;
+}
+
+static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
+    int o;
+    if (!memory) return;
+    for (o = 0; o < what->n_optimizers; o++) mixpi_rows_borrow(what->optimizers[o], NULL, 0);
+    mixpi_st_release(what->ctx, memory);
+}
+
+static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
+    mixp_result r = MIXP_OK;
+    int o;
+    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
+        r = mixpi_rows_collect(what->optimizers[o]);
+    return mixpi_crew_stop(what->ctx, r);
+}
+
+/* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
+static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
+    const mixp_ranks_desc *k = &what->ctx->ranks;
+    double *table;
+    mixp_result shared, of_0;
+    table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
+    if (!table)
+        return mixpi_crew_stop(what->ctx,
+                                mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
+    memset(table, 0, (size_t)k->size * sizeof *table);
+    table[k->rank] = (double)(int)r;
+    shared = mixpi_ranks_share(what->ctx, table, 1);
+    of_0 = (mixp_result)(int)table[0];
+    mixpi_host_put(what->ctx, table);
+    if (r != MIXP_OK || shared != MIXP_OK) return r != MIXP_OK ? r : shared;
+    if (of_0 == MIXP_OK) return MIXP_OK;
+    return mixp_context_fail(what->ctx, of_0, "mixp_checkpoint_save: rank 0 failed: %s",
+                             mixp_result_text(of_0));
+}
+
+/* --- what the ranks' door opens to ---------------------------------------------------------- */
+
+static const mixpi_crew mixpi_ranks_door = {
+    /* context */
+    mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share, mixpi_ranks_busy,
+    /* tape */
+    mixpi_exchange_begin, mixpi_exchange_walked, mixpi_exchange_end, mixpi_exchange_forget,
+    mixpi_exchange_lose,
+    /* optimizers */
+    mixpi_shards_enter, mixpi_shards_add_wrong, mixpi_shards_left, mixpi_shards_grow,
+    mixpi_shards_place, mixpi_shards_placed, mixpi_piece_row,
+    /* step */
+    mixpi_ranks_plan, mixpi_ranks_look, mixpi_ranks_prepare_views, mixpi_ranks_verdict,
+    mixpi_shards_send, mixpi_opt_gather, mixpi_opt_in_pieces,
+    /* checkpoints */
+    mixp_ranks_check, mixpi_states_collect, mixpi_states_borrow, mixpi_states_return,
+    mixpi_lent_load, mixpi_states_saved
+};
+
+/* Returns what is wrong with a description of scattered sums; NULL if nothing is. */
+static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
+    if (k->scatter_ready && !k->grad_wait)
+        return "ranks: scatter_ready needs grad_wait, which waits for its sums";
+    if (!k->scatter) return NULL;
+    if (!k->shard) return "ranks: scatter needs shard: without shard, each rank needs all sums";
+    if (k->size > 1 && !k->reduce_scatter) return "ranks: scatter needs reduce_scatter";
+    return NULL;
+}
+
+/* Returns what is wrong with a description; NULL if nothing is. */
+static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
+    if (!k) return NULL;
+    if (k->size < 1) return "ranks: size is below 1; it includes this process";
+    if (k->rank < 0 || k->rank >= k->size)
+        return "ranks: rank must lie in [0, size); check the number of processes";
+    if (k->size > 1 && !k->sum) return "ranks: sum is missing; more than one rank needs it";
+    if (!k->grad_ready != !k->grad_wait)
+        return "ranks: grad_ready and grad_wait: give both or neither";
+    if (!mixpi_f64_is_finite(k->seconds) || k->seconds < 0.0)
+        return "ranks: seconds must be finite and at least 0";
+    if (k->bucket_bytes < 0) return "ranks: bucket_bytes is negative";
+    if (k->parts < 0) return "ranks: parts is negative";
+    if ((unsigned)k->mean > MIXP_MEAN_NONE) return "ranks: mean is not a mixp_ranks_mean";
+    if (k->wire != MIXP_F32 && k->wire != MIXP_BF16)
+        return "ranks: wire must be MIXP_F32 or MIXP_BF16";
+    if (k->shard && k->size > 1 && !k->all_gather)
+        return "ranks: shard needs all_gather, which sends weights to the other ranks";
+    return mixpi_scatter_wrong(k);
+}
+
+/* Opens the door of the ranks in a new context. */
+static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
+    mixp_ranks_desc *k = &ctx->ranks;
+    if (!given) return;
+    ctx->crew = &mixpi_ranks_door;
+    *k = *given;
+    if (!(k->seconds > 0.0)) k->seconds = 600.0;
+    if (!k->check_every) k->check_every = 100;
+    if (!k->bucket_bytes) k->bucket_bytes = (int64_t)25 << 20;
+    if (!k->parts) k->parts = k->size;
+}
+
+#endif
+/* --- making a context ------------------------------------------------------------------------ *
+ *
+ * The last room: it knows which guests the build has.
+ */
+/* Returns what is wrong with the description of a guest; NULL if nothing is. */
+static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
+#ifdef MIXPREC_NO_RANKS
+    return d->ranks ? "ranks: this build has none: compile without MIXPREC_NO_RANKS" : NULL;
+#else
+    return mixpi_ranks_wrong(d->ranks);
+#endif
+}
+
+/* Opens the doors of a new context. */
+static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
+#ifndef MIXPREC_NO_RANKS
+    mixpi_ranks_enter(ctx, d->ranks);
+#else
+    (void)ctx;
+    (void)d;
+#endif
+}
+
+MIXPI_SELDOM
+MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
+    mixp_context_desc d;
+    mixp_context *ctx = NULL;
+    mixpi_block *block = NULL;
+    const char *wrong;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    wrong = mixpi_desc_wrong(&d);
+    if (!wrong) wrong = mixpi_guests_wrong(&d);
+    if (!wrong && d.memory) {
+        block = mixpi_block_new(d.memory, d.memory_bytes);
+        if (!block) wrong = "memory_bytes is too small";
+        d.allocate = mixpi_block_allocate;
+        d.release = mixpi_block_release;
+        d.user = block;
+    } else if (!d.allocate) {
+        d.allocate = mixpi_default_allocate;
+        d.release = mixpi_default_release;
+    }
+    if (!wrong) ctx = mixpi_context_make(&d, &wrong);
+    if (ctx) ctx->user = desc ? desc->user : NULL;
+    if (ctx) ctx->block = block;
+    if (ctx) mixpi_guests_enter(ctx, &d);
+    if (d.why) *d.why = wrong ? wrong : "";
+    return ctx;
+}
+
 #endif
 #ifdef __cplusplus
 }   /* extern "C" */

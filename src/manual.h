@@ -102,6 +102,9 @@
  *     MIXPREC_CBLAS            implementation    f32 products by cblas_sgemm of your BLAS
  *     MIXPREC_THREADS          implementation    POSIX threads without OpenMP, one for each core
  *     MIXPREC_NO_POSIX         implementation    checkpoints by stdio only: see CHECKPOINT
+ *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
+ *                                                are not declared, and mixp_context_new fails if
+ *                                                `ranks` of its description is given
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A
  *                                                failed check is a bug in mixprec
  *     MIXPREC_SELF             implementation    this file's name, if you renamed it

@@ -85,7 +85,7 @@ extern "C" {
 #include "tensors/errors.c"
 #include "tensors/memory.c"
 #include "tensors/threads.c"
-#include "ranks/hooks.c"
+#include "tensors/crew.c"
 #include "tensors/context.c"
 #include "tensors/tensors.c"
 #include "recipe.c"
@@ -96,7 +96,7 @@ extern "C" {
 #include "watch/looks.c"
 #include "tape/walk.c"
 #include "tape/blocks.c"
-#include "ranks/gradients.c"
+#include "tape/backward.c"
 #include "tape/begin.c"
 #include "tape/cast.c"
 #include "tape/check_gradients.c"
@@ -118,8 +118,6 @@ extern "C" {
 #include "step/muon.c"
 #include "step/gradients.c"
 #include "step/average.c"
-#include "ranks/agree.c"
-#include "ranks/check.c"
 #include "step/step.c"
 #include "watch/share.c"
 #include "watch/watch.c"
@@ -129,9 +127,18 @@ extern "C" {
 #include "files/reader.c"
 #include "files/writer.c"
 #include "files/list.c"
-#include "ranks/states.c"
 #include "files/checkpoint.c"
 #include "files/weights.c"
+#ifndef MIXPREC_NO_RANKS
+#include "ranks/hooks.c"
+#include "ranks/gradients.c"
+#include "ranks/shards.c"
+#include "ranks/agree.c"
+#include "ranks/check.c"
+#include "ranks/states.c"
+#include "ranks/door.c"
+#endif
+#include "guests.c"
 #endif
 #ifdef __cplusplus
 }   /* extern "C" */

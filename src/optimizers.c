@@ -1,7 +1,7 @@
 #pragma once
 #include "optimizers.h"
 #include "cpu/passes.c"
-#include "ranks/gradients.c"
+#include "tensors/crew.c"
 #include "scaler.c"
 /* ==== 10. OPTIMIZERS (implementation) ================================================== */
 
@@ -10,11 +10,16 @@ typedef struct mixpi_slot {
     mixp_tensor *param;
     mixp_tensor *grad;          /* the caller's view, or NULL: use param->grad             */
     uint64_t     version;       /* version of param for which the master weight is current */
-    int          owner;         /* sharded: rank that updates it; -1: each updates a piece */
-    void        *piece;         /* device memory: states of this rank's piece              */
+    int          kept;          /* where its states are: MIXPI_HERE ...                    */
     float       *ema;           /* device memory: average of the weight, or NULL           */
     void        *shelf;         /* device memory: the weight while its average is in, or NULL */
+    /* Used by the ranks. */
+    int          owner;         /* rank that updates it; -1: each updates a piece          */
+    void        *piece;         /* device memory: states of this rank's piece              */
 } mixpi_slot;
+
+/* Who updates a parameter: this rank, another rank, or each rank a piece. */
+enum { MIXPI_HERE, MIXPI_AWAY, MIXPI_IN_PIECES };
 
 /* Counts of one parameter's gradient in its low dtype. */
 typedef struct mixpi_grad_tally {
@@ -48,6 +53,9 @@ struct mixp_optimizer {
     int64_t          count, capacity;
     mixpi_slot      *slots;
     mixp_param_row  *rows, *device_rows;    /* table on the host; table that kernels read  */
+    mixp_param_row  *own_rows, *device_own_rows;    /* the rows that this rank updates: the same
+                                                       tables unless the states are sharded */
+    int              looks_own; /* 1: the other ranks look at the other rows               */
     int              rows_changed;
     int              clipped;   /* 1: the statistics come from the last clip: keep them    */
     uint64_t         clipped_versions;  /* sum of the gradients' versions at that clip     */
@@ -69,20 +77,15 @@ struct mixp_optimizer {
     uint64_t         epoch;
     int              stage;
     mixp_optimizer  *next_checked;
-    double          *table;     /* device memory in which ranks agree, made at its first use */
     mixpi_muon      *muon;      /* NULL: not Muon                                          */
-    /* Sharded states: elements that each rank owns; the table for update, in which rows of other
-     * ranks are inactive; and a slice of the weights of every rank. */
-    int64_t         *owned;
-    mixp_param_row  *own_rows, *device_own_rows;
-    void            *slices;
+    struct mixpi_shards *shards;    /* NULL: the states are not sharded over ranks         */
     uint64_t         views_summed;  /* generation in which clip summed the views; 0 = none */
     uint64_t         cleared_in;    /* the context's generation at the newest mixp_zero_grad */
     uint64_t         stepped_in;    /* the context's generation at the newest update       */
     int64_t          stepped_after; /* operators applied in that generation before the update */
     mixp_optimizer  *next;      /* in the context's list                                   */
-    size_t           slice;     /* capacity of a slice in bytes                            */
-    /* Used with several ranks. */
+    /* Used by the ranks. */
+    double          *table;     /* device memory in which ranks agree, made at its first use */
     int64_t          taken;     /* steps begun since it was made, the same on all ranks    */
     int              loaded;    /* 1: a checkpoint was loaded: the next step compares weights */
     double           clip_norm; /* max_norm of the newest mixp_clip_grad_norm              */
@@ -309,6 +312,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
                                            const mixpi_optimizer_desc *d) {
     const char *wrong = mixpi_group_wrong(d->kind, group);
     mixp_spike_rule spike = d->spike;
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixp_optimizer *opt;
     if (!wrong) wrong = mixpi_spike_resolve(&spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
@@ -332,11 +336,7 @@ static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
     opt->no_master = d->no_master;
     opt->zero_grad = d->zero_grad;
     opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
-    if (mixpi_is_sharded(ctx)) {
-        opt->owned =
-            (int64_t *)mixpi_opt_host(opt, (size_t)ctx->ranks.size * sizeof *opt->owned);
-        if (!opt->owned) return NULL;
-    }
+    if (crew && crew->enter(opt) != MIXP_OK) return NULL;
     if (!opt->state || !mixpi_spike_start(opt)) return NULL;
     opt->next = (mixp_optimizer *)ctx->optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
@@ -544,54 +544,7 @@ static int mixpi_row_is_small(const mixp_param_row *row) {
 
 /* Does this rank update all of parameter i? */
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
-{ return !opt->owned || opt->slots[i].owner == opt->ctx->ranks.rank; }
-
-/* Does each rank update a piece of parameter i? */
-static int mixpi_is_divided(const mixp_optimizer *opt, int64_t i)
-{ return opt->owned && opt->slots[i].owner < 0; }
-
-/* The piece of parameter i that rank r updates: its number of elements; *first: the first one. */
-static int64_t mixpi_piece_of(const mixp_optimizer *opt, int64_t i, int r,
-                              int64_t *first) {
-    const int64_t count = opt->slots[i].param->count;
-    const int64_t each = mixpi_piece_size(opt->ctx, count);
-    *first = 0;
-    if (!mixpi_is_divided(opt, i))
-        return !opt->owned || opt->slots[i].owner == r ? count : 0;
-    *first = mixpi_min(r * each, count);
-    return mixpi_min(each, count - *first);
-}
-
-/* May ranks divide a parameter? Only with f32 states: random rounding of smaller states depends on
- * an element's position. */
-static int mixpi_divides(const mixp_optimizer *opt, const mixp_param_row *row) {
-    if (!opt->owned || opt->muon || mixpi_row_is_small(row)) return 0;
-    return row->count >= (int64_t)opt->ctx->ranks.size * MIXP_STATE_BLOCK;
-}
-
-/* The rank that will own a parameter: the lowest rank among those with the fewest elements; -1: the
- * ranks divide the parameter. */
-static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
-    int r, least = 0;
-    if (!opt->owned) return 0;
-    if (mixpi_divides(opt, row)) return -1;
-    for (r = 1; r < opt->ctx->ranks.size; r++)
-        if (opt->owned[r] < opt->owned[least]) least = r;
-    opt->owned[least] += row->count;
-    return least;
-}
-
-/* Allocates the additional tables of a sharded optimizer. */
-static mixp_result mixpi_own_rows_grow(mixp_optimizer *opt, size_t bytes) {
-    mixp_param_row *rows, *device;
-    if (!opt->owned) return MIXP_OK;
-    rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
-    device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
-    if (!rows || !device) return MIXP_ERR_MEMORY;
-    opt->own_rows = rows;
-    opt->device_own_rows = device;
-    return MIXP_OK;
-}
+{ return opt->slots[i].kept == MIXPI_HERE; }
 
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
@@ -601,10 +554,12 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
     if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
-    if (mixpi_own_rows_grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
+    if (opt->shards && opt->ctx->crew->grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
+    if (!opt->shards) opt->own_rows = rows;
+    if (!opt->shards) opt->device_own_rows = device;
     opt->rows_changed = 1;      /* the new table was not sent yet */
     return MIXP_OK;
 }
@@ -650,6 +605,7 @@ static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor 
 /* Can p be added? Reports the first problem. */
 static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_result code = MIXP_ERR_ARGUMENT;
     const char *wrong = NULL;
     if (!mixpi_real(p->dtype) || (g && !mixpi_real(g->dtype))) {
@@ -671,15 +627,8 @@ static mixp_result mixpi_add_check(mixp_optimizer *opt, const mixp_tensor *p,
     else if (!g && !p->requires_grad && !p->own.is_param)
         wrong = "is a view without a gradient: pass a gradient, or call "
                 "mixp_tensor_set_requires_grad";
-    else if (mixpi_is_scattered(opt->ctx) && (p->own.optimizers || p->own.divided))
-        wrong = "has, or had, another optimizer: with `scatter`, each parameter can have one";
-    else if (mixpi_is_scattered(opt->ctx) && g)
-        wrong = "has a view as its gradient, but with `scatter` a rank unscales and clips only a "
-                "part of it: pass NULL as the gradient, or set `scatter` of mixp_ranks_desc to 0";
-    else if (g && opt->zero_grad && opt->owned)
-        wrong = "has a view as its gradient, which zero_grad cannot clear with `shard`: pass NULL "
-                "as the gradient";
-    else wrong = mixpi_add_clash(opt, p, g);
+    else if (crew) wrong = crew->add_wrong(opt, p, g);
+    if (!wrong) wrong = mixpi_add_clash(opt, p, g);
     if (!wrong && opt->muon && p->rank != 2) {
         code = MIXP_ERR_SHAPE;
         wrong = "is not a matrix, and Muon trains only matrices: add it to an AdamW optimizer";
@@ -761,39 +710,11 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
                      : MIXP_OK;
 }
 
-/* This rank's piece of parameter i as a row for update. It has no low copies: autocast renews them
- * from the complete weight. */
-static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
-    mixp_param_row piece = opt->rows[i];
-    mixpi_layout lay = { NULL, 0 };
-    int64_t first;
-    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    lay.memory = (char *)opt->slots[i].piece;
-    mixpi_row_layout(opt, &piece, &lay);
-    piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
-    if (piece.grad)
-        piece.grad = mixpi_out_at(mixpi_out_to(piece.grad, piece.grad_dtype, 0), first).data;
-    piece.low_f16 = NULL;
-    piece.low_bf16 = NULL;
-    if (!piece.count) piece.active = 0;
-    return piece;
-}
-
-static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t joined_at) {
-    mixp_param_row piece = opt->rows[i];
-    int64_t first;
-    mixp_result r;
-    piece.count = mixpi_piece_of(opt, i, opt->ctx->ranks.rank, &first);
-    r = mixpi_row_memory(opt, &piece, joined_at);
-    opt->slots[i].piece = piece.missed;
-    return r;
-}
-
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
     mixp_result r = MIXP_OK;
-    if (mixpi_is_divided(opt, i)) row = mixpi_piece_row(opt, i);
+    if (slot->kept == MIXPI_IN_PIECES) row = opt->ctx->crew->piece(opt, i);
     if (row.master && row.count && mixpi_row_is_split(&row))    /* no extra bits yet */
         r = mixpi_device_zero(opt->ctx, row.master,
                               (size_t)row.count * mixp_dtype_size(row.master_dtype));
@@ -868,6 +789,13 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }
 
+/* Makes the states of the newest row, wherever they belong. */
+static mixp_result mixpi_row_place(mixp_optimizer *opt, mixp_param_row *row) {
+    const int64_t joined_at = mixp_optimizer_applied(opt);
+    if (opt->shards) return opt->ctx->crew->place(opt, row, joined_at);
+    return mixpi_row_memory(opt, row, joined_at);
+}
+
 MIXPI_SELDOM
 static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *param,
                                           mixp_tensor *grad) {
@@ -892,18 +820,12 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     if (opt->muon) r = mixpi_muon_add(opt, param, row);
     if (r != MIXP_OK) return r;
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
-    opt->slots[opt->count].owner = mixpi_owner_next(opt, row);
-    if (mixpi_is_divided(opt, opt->count))
-        r = mixpi_piece_memory(opt, opt->count, mixp_optimizer_applied(opt));
-    else if (mixpi_is_own(opt, opt->count))
-        r = mixpi_row_memory(opt, row, mixp_optimizer_applied(opt));
+    r = mixpi_row_place(opt, row);
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
-    else if (opt->owned && opt->slots[opt->count].owner >= 0)
-        opt->owned[opt->slots[opt->count].owner] -= param->count;
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     param->own.optimizers += r == MIXP_OK;
-    param->own.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
+    if (opt->shards) opt->ctx->crew->placed(opt, param, r);
     return r;
 }
 
@@ -948,7 +870,7 @@ MIXPREC_API mixp_result mixp_zero_grad(mixp_optimizer *opt) {
     if (opt->stage == MIXPI_UNSCALED) opt->stage = MIXPI_READY;
     opt->clipped = 0;
     opt->views_summed = 0;
-    mixpi_exchange_forget(opt->ctx);
+    mixpi_crew_forget(opt->ctx);
     return r;
 }
 

@@ -46,6 +46,7 @@ typedef mixp_tensor *(*mixp_block_fn)(mixp_context *ctx, mixp_tensor *x, void *u
 MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, void *user,
                                         mixp_tensor *x);
 
+#ifndef MIXPREC_NO_RANKS
 /* With ranks, mixp_backward sums the gradients over the ranks and divides them. If several walks
  * make one batch, call mixp_ranks_hold with on = 1 before the first walk and on = 0 before the
  * last. Only the last walk then sends gradients, with everything accumulated in them. Walking back
@@ -70,6 +71,7 @@ MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, 
  * mixp_tensor_set_requires_grad(t, 0). Or give the parameter its own optimizer, and step that
  * optimizer only when the parameter was used. */
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on);
+#endif
 
 /* Checks the gradients of fn's scalar result against central differences, for every element of
  * inputs (f32, requires_grad). Sets *worst to the largest |analytic - numeric| / max(1, |numeric|),

@@ -65,14 +65,16 @@ struct mixp_tensor {
         mixp_tensor *seen;      /* of a cast, reshape or dropout: the input tensor        */
         mixp_dtype   raised;    /* the low dtype without a guard's fallback; MIXP_F32 = the guard
                                    changed nothing */
-        int64_t      leaf;      /* 1 + place in the arena of gradients; 0 = none           */
         int          optimizers;/* of a parameter: number of its optimizers                */
-        int          divided;   /* of a parameter: 1: its optimizer states are sharded */
-        int          in_pieces; /* of a gradient: 1: only this rank's piece is valid */
         uint64_t     walks;     /* of a gradient: number of writes by backward walks */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
                                        exist                                               */
+        struct mixpi_tensor_of_ranks {  /* 0 without ranks                                 */
+            int64_t leaf;       /* 1 + place in the arena of gradients; 0 = none           */
+            int     divided;    /* of a parameter: 1: its optimizer states are sharded     */
+            int     in_pieces;  /* of a gradient: 1: only this rank's piece is valid       */
+        } ranks;
     } own;
 };
 
@@ -448,6 +450,7 @@ MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
  * MIXP_ERR_SHAPE if t has more than one element. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
+#ifndef MIXPREC_NO_RANKS
 /* Sum, or maximum, of each element over all ranks, in place. Use them for your own numbers, such as
  * the loss that you print. With one rank nothing changes. MIXP_ERR_RANKS: the hook failed or is
  * NULL. */
@@ -470,6 +473,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank);
  * the other ranks is off. on 0: this rank is back. Saves make these two calls themselves. Without
  * the hook `busy` the call does nothing, and the other ranks wait for `seconds`. */
 MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
+#endif
 
 /* Initialisation, keyed by (seed, t's id, element): the same values on every device. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);

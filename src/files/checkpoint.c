@@ -3,7 +3,6 @@
 #include "reader.c"
 #include "writer.c"
 #include "list.c"
-#include "../ranks/states.c"
 /* --- checkpoints: saving -------------------------------------------------------------------- */
 
 /* Returns what is wrong with a value, or NULL. */
@@ -108,13 +107,18 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
+/* The door of the ranks if they shard the states; otherwise NULL. */
+static const mixpi_crew *mixpi_states_crew(const mixp_checkpoint *what) {
+    const int sharded = what->n_optimizers > 0 && mixpi_is_sharded(what->ctx);
+    return sharded ? mixpi_crew_of(what->ctx) : NULL;
+}
+
 /* Writes the file. Tells the other ranks that this may take a while. */
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
-    const int busy = what->ctx->busy;
+    const int busy = mixpi_crew_busy(what->ctx, 1);
     mixpi_state state;
     mixpi_plan plan;
-    mixp_ranks_busy(what->ctx, 1);
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
     plan.metadata = metadata;
@@ -122,31 +126,33 @@ static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r)
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(r, &plan);
     mixpi_state_release(&state);
-    mixp_ranks_busy(what->ctx, busy);
+    mixpi_crew_busy(what->ctx, busy);
 }
 
 MIXPI_SELDOM
 static mixp_result mixpi_do_checkpoint_save(const char *path, const mixp_checkpoint *what) {
     mixp_result result = mixpi_checkpoint_check(path, what, "mixp_checkpoint_save");
     char error[MIXP_MESSAGE_SIZE];
+    const mixpi_crew *crew;
     mixpi_report r;
-    void *borrowed;
+    void *borrowed = NULL;
     int writes;
     if (result != MIXP_OK) return result;
+    crew = mixpi_states_crew(what);
     r = mixpi_report_begin(path, error, sizeof error);
     result = mixpi_checkpoint_sync(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "the device failed");
-    writes = !mixpi_any_sharded(what) || what->ctx->ranks.rank == 0;
-    if (mixpi_any_sharded(what)) result = mixp_ranks_check(what->ctx);
+    writes = !crew || mixpi_place(what->ctx) == 0;
+    if (crew) result = crew->check(what->ctx);
     if (result != MIXP_OK) return result;
-    borrowed = writes ? mixpi_states_borrow(what, &r, 0) : NULL;
-    result = mixpi_ranks_stop(what->ctx, mixpi_states_collect(what));
+    if (crew && writes) borrowed = crew->borrow(what, &r, 0);
+    if (crew) result = crew->collect(what);
     if (result != MIXP_OK) mixpi_report_fail(&r, result, "ranks did not send their states");
     if (writes) mixpi_checkpoint_write(what, &r);
-    mixpi_states_return(what, borrowed);
+    if (crew) crew->give_back(what, borrowed);
     if (r.result != MIXP_OK)
         mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_save: %s", error);
-    return mixpi_states_saved(what, r.result);
+    return crew ? crew->saved(what, r.result) : r.result;
 }
 
 MIXPREC_API mixp_result mixp_checkpoint_save(const char *path, const mixp_checkpoint *what) {
@@ -410,7 +416,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     int o;
     for (i = 0; r == MIXP_OK && i < s->n_items; i++) {
         const mixpi_state_item *item = &s->items[i];
-        if (item->lent) r = mixpi_lent_load(item);
+        if (item->lent) r = mixpi_crew_of(ctx)->load(item);
         else if (item->absent && item->on_device)
             r = mixpi_device_zero(ctx, item->memory, item->e.bytes);
         else if (item->absent) memset(item->memory, 0, item->e.bytes);
@@ -467,13 +473,15 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixpi_report r;
     mixpi_state state;
     mixpi_file f;
+    const mixpi_crew *crew;
     void *borrowed;
     int o;
     if (result != MIXP_OK) return result;
+    crew = mixpi_states_crew(what);
     memset(&file, 0, sizeof file);
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
-    borrowed = mixpi_states_borrow(what, &r, 1);
+    borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
     mixpi_state_list(&state, &r, what->ctx, what, NULL);
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_checkpoint_read(&state, &file, &f, what);
@@ -481,7 +489,7 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     mixpi_st_clear(&file);
     mixpi_state_release(&state);
     for (o = 0; r.result == MIXP_OK && o < what->n_optimizers; o++) what->optimizers[o]->loaded = 1;
-    mixpi_states_return(what, borrowed);
+    if (crew) crew->give_back(what, borrowed);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(what->ctx, r.result, "mixp_checkpoint_load: %s", error);
 }

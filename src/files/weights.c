@@ -222,8 +222,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixp_result result = mixpi_weights_check(path, ctx, who);
     int busy;
     if (result != MIXP_OK) return result;
-    busy = ctx->busy;
-    mixp_ranks_busy(ctx, 1);            /* other ranks may have to wait for a slow disk */
+    busy = mixpi_crew_busy(ctx, 1);     /* other ranks may have to wait for a slow disk */
     r = mixpi_report_begin(path, error, sizeof error);
     mixpi_weights_choose(&state, &r, ctx, desc);
     memset(&plan, 0, sizeof plan);
@@ -232,7 +231,7 @@ static mixp_result mixpi_do_checkpoint_save_weights(const char *path, mixp_conte
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(&r, &plan);
     mixpi_state_release(&state);
-    mixp_ranks_busy(ctx, busy);
+    mixpi_crew_busy(ctx, busy);
     if (r.result == MIXP_OK) return MIXP_OK;
     return mixp_context_fail(ctx, r.result, "%s: %s", who, error);
 }

@@ -1,6 +1,7 @@
 #pragma once
 #include "../step.h"
 #include "../step/table.c"
+#include "shards.c"
 /* --- what all ranks have found --------------------------------------------------------------- *
  *
  * After the look and before the decision, the ranks sum one small table, on the device and without
@@ -215,7 +216,7 @@ static mixp_result mixpi_ranks_prepare(mixp_optimizer *o, mixp_scaler_state *s,
     r = mixpi_ranks_agree(o, s, in_parts);
     if (r == MIXP_OK) r = mixpi_opt_prepare(o, s);
     if (r == MIXP_OK) r = mixpi_opt_differs(o);
-    return mixpi_ranks_stop(o->ctx, r);
+    return mixpi_crew_stop(o->ctx, r);
 }
 
 /* Averages gradients that the caller keeps in views, which no walk has summed. Each view is
@@ -251,125 +252,35 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
     if (r == MIXP_OK && in_parts)       /* for the norm to clip by */
         r = mixpi_ranks_agree(o, s, 1);
     /* The other ranks wait for this rank's result. */
-    return mixpi_ranks_stop(o->ctx, r);
+    return mixpi_crew_stop(o->ctx, r);
 }
 
-/* Copies bytes within device memory. */
-static mixp_result mixpi_copy_bytes(mixp_context *ctx, void *to, const void *from,
-                                    size_t bytes) {
-    const size_t words = bytes / 4, rest = bytes % 4;
-    mixp_result r =
-        mixpi_convert_to(ctx, mixpi_out_to(to, MIXP_I32, 0), mixpi_in(from, MIXP_I32),
-                         (int64_t)words);
-    if (!rest || r != MIXP_OK) return r;
-    return mixpi_convert_to(ctx, mixpi_out_to((char *)to + 4 * words, MIXP_U8, 0),
-                            mixpi_in((const char *)from + 4 * words, MIXP_U8),
-                            (int64_t)rest);
+/* The decision of a step whose gradients were looked at before. */
+static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_state *s) {
+    const mixp_result r = mixpi_ranks_views(o);
+    return r == MIXP_OK ? mixpi_ranks_prepare(o, s, 0) : r;
 }
 
-/* A rank's weights form one row of bytes. out 1: copies the bytes from `base` on into the rank's
- * slice, as many as a slice holds. out 0: copies them from the slice into the weights. */
-static mixp_result mixpi_slice_copy(mixp_optimizer *o, int rank, size_t base,
-                                    size_t length, int out) {
-    char *slice = (char *)o->slices + (size_t)rank * length;
-    mixp_result r = MIXP_OK;
-    size_t at = 0;
-    int64_t i;
-    for (i = 0; i < o->count && r == MIXP_OK; i++) {
-        const mixp_tensor *p = o->slots[i].param;
-        const size_t size = mixp_dtype_size(p->dtype);
-        int64_t element;
-        size_t bytes = (size_t)mixpi_piece_of(o, i, rank, &element) * size;
-        size_t first = at > base ? at : base, end = base + length;
-        if (end > at + bytes) end = at + bytes;
-        if (first < end) {
-            char *weight = (char *)p->data + (size_t)element * size + (first - at);
-            char *there = slice + (first - base);
-            r = mixpi_copy_bytes(o->ctx, out ? there : weight, out ? weight : there,
-                                 end - first);
-        }
-        at += mixpi_round_up(bytes);
-    }
-    return r;
-}
-
-/* Bytes of the weights of the rank that owns most of them. */
-static size_t mixpi_slices_total(const mixp_optimizer *o) {
-    size_t most = 0;
-    int r;
-    for (r = 0; r < o->ctx->ranks.size; r++) {
-        size_t bytes = 0;
-        int64_t i, first;
-        for (i = 0; i < o->count; i++) {
-            const size_t size = mixp_dtype_size(o->slots[i].param->dtype);
-            bytes += mixpi_round_up((size_t)mixpi_piece_of(o, i, r, &first) * size);
-        }
-        if (bytes > most) most = bytes;
-    }
-    return most;
-}
-
-/* Allocates a slice for every rank. Slices grow if parameters were added since the last step. */
-static mixp_result mixpi_slices_room(mixp_optimizer *o, size_t length) {
-    void *slices;
-    if (o->slice >= length) return MIXP_OK;
-    slices = mixpi_opt_device(o, (size_t)o->ctx->ranks.size * length);
-    if (!slices) return MIXP_ERR_MEMORY;
-    o->slices = slices;
-    o->slice = length;
-    return MIXP_OK;
-}
-
-/* Bytes of a slice: the part of each rank's weights that is sent at once. */
-static size_t mixpi_slice_length(const mixp_optimizer *o, size_t total) {
-    const size_t most = mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes);
-    return most < total ? most : total;
-}
-
-/* Allocates the memory of mixpi_opt_gather. After the update it would be too late: only a hook may
- * fail then. */
-static mixp_result mixpi_gather_room(mixp_optimizer *o) {
-    if (!o->owned) return MIXP_OK;
-    return mixpi_slices_room(o, mixpi_slice_length(o, mixpi_slices_total(o)));
-}
-
-/* After an update in which each rank updated its part: sends all weights to all ranks, one slice of
- * every rank at a time. */
-static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
-    const mixp_ranks_desc *k = &o->ctx->ranks;
-    const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);
-    size_t base;
-    mixp_result r = mixpi_gather_room(o);
-    int rank;
-    for (base = 0; base < total && r == MIXP_OK; base += length) {
-        r = mixpi_slice_copy(o, k->rank, base, length, 1);
-        if (r == MIXP_OK)
-            r = mixpi_ranks_run(o->ctx, "the gather of weights", k->all_gather,
-                                mixpi_out_to(o->slices, MIXP_I32, 0),
-                                (int64_t)(length / 4));
-        for (rank = 0; rank < k->size && r == MIXP_OK; rank++)
-            if (rank != k->rank) r = mixpi_slice_copy(o, rank, base, length, 0);
-    }
-    return r;
+/* Before a step: takes the memory that it needs, and enters in the plan what is compared. */
+static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
+    const mixp_result r = mixpi_gather_room(o);
+    return r == MIXP_OK ? mixpi_plan_compared(o) : r;
 }
 
 /* Adds which rank had the first bad gradient, before the sum. */
-static void mixpi_verdict_rank(const mixp_optimizer *opt, const mixp_agreement *a,
-                               mixp_verdict *v) {
+static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
+                                mixp_verdict *v) {
     const mixpi_exchange *d = opt->ctx->exchange;
+    const mixp_agreement *a = &s->agreed;
+    int64_t first = 0;
+    if (v->bad_tensor && a->part_rank && opt->shards)
+        mixpi_piece_of(opt, s->stats.bad_row, (int)a->part_rank - 1, &first);
+    v->bad_element += first;
     if (opt->ctx->ranks.size < 2 || !a->bad_rank) return;
     v->bad_rank = (int)a->bad_rank - 1;
     if (!d || a->bad_leaf < 0 || a->bad_leaf >= d->n_leaves) return;
     v->bad_tensor = d->leaves[a->bad_leaf].tensor->name;
     v->bad_element = a->bad_element;
     v->bad_is_nan = a->bad_is_nan;
-}
-
-/* " on rank 3" for messages; "" with a single rank, or if the rank is unknown. */
-static const char *mixpi_on_rank(const mixp_context *ctx, int rank, char *text,
-                                 size_t room) {
-    *text = '\0';
-    if (ctx->ranks.size > 1 && rank >= 0) snprintf(text, room, " on rank %d", rank);
-    return text;
 }
 

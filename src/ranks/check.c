@@ -65,13 +65,13 @@ MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     if (ctx->ranks.size < 2) return MIXP_OK;
     n = mixpi_weights_list(ctx, NULL);
     r = mixpi_call_alike(ctx, "mixp_ranks_check", n, MIXPI_CALL_CHECK);
-    if (r != MIXP_OK || !n) return mixpi_ranks_stop(ctx, r);
+    if (r != MIXP_OK || !n) return mixpi_crew_stop(ctx, r);
     all = (const mixp_tensor **)mixpi_host_take(ctx, (size_t)n * sizeof *all);
-    if (!all) return mixpi_ranks_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
+    if (!all) return mixpi_crew_stop(ctx, mixpi_out_of_memory(ctx, (size_t)n * sizeof *all));
     mixpi_weights_list(ctx, all);
     r = mixpi_tensors_compare(ctx, all, n, "weight");
     mixpi_host_put(ctx, (void *)(uintptr_t)all);
-    return mixpi_ranks_stop(ctx, r);
+    return mixpi_crew_stop(ctx, r);
 }
 
 /* Sends bytes of device memory at `data` from rank `from` to all ranks: a sum of integers, to which
@@ -110,5 +110,5 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
         r = mixpi_bytes_from(ctx, (char *)t->data, mixpi_bytes(t), rank);
         mixp_tensor_touch(t);
     }
-    return mixpi_ranks_stop(ctx, r);
+    return mixpi_crew_stop(ctx, r);
 }

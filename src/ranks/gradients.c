@@ -1,4 +1,5 @@
 #pragma once
+#include "hooks.c"
 #include "../tape/blocks.c"
 /* --- gradients of many ranks ------------------------------------------------------------ *
  *
@@ -96,14 +97,14 @@ static int64_t mixpi_leaves_missing(const mixp_context *ctx) {
     for (e = ctx->tape; e; e = e->older)
         for (i = 0; i < e->call.n_in; i++) {
             const mixp_tensor *t = mixpi_leaf_of(&e->call, i);
-            n += t && !t->own.leaf;
+            n += t && !t->own.ranks.leaf;
         }
     return n;
 }
 
 /* Could a walk of another rank give t a gradient, although no walk of this rank has? */
 static int mixpi_is_absent(const mixp_tensor *t)
-{ return t->own.optimizers > 0 && t->requires_grad && !t->own.leaf && !t->own.from_tape; }
+{ return t->own.optimizers > 0 && t->requires_grad && !t->own.ranks.leaf && !t->own.from_tape; }
 
 static int64_t mixpi_absent_count(const mixp_context *ctx) {
     const mixp_tensor *t;
@@ -126,7 +127,7 @@ static void mixpi_leaf_add(mixpi_exchange *d, mixp_tensor *t) {
     memset(l, 0, sizeof *l);
     l->tensor = t;
     l->last = -1;
-    t->own.leaf = ++d->n_leaves;
+    t->own.ranks.leaf = ++d->n_leaves;
 }
 
 /* Sets for each leaf of the tape the entry that completes it. Appends new leaves to the list. */
@@ -138,8 +139,8 @@ static void mixpi_leaves_meet(mixp_context *ctx, mixpi_exchange *d) {
         for (i = 0; i < e->call.n_in; i++) {
             mixp_tensor *t = mixpi_leaf_of(&e->call, i);
             if (!t) continue;
-            if (!t->own.leaf) mixpi_leaf_add(d, t);
-            d->leaves[t->own.leaf - 1].last = position;
+            if (!t->own.ranks.leaf) mixpi_leaf_add(d, t);
+            d->leaves[t->own.ranks.leaf - 1].last = position;
         }
 }
 
@@ -179,7 +180,7 @@ static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
  * saves. */
 static int64_t mixpi_leaf_each(const mixp_context *ctx, const mixp_tensor *t) {
     const size_t least = (size_t)ctx->ranks.bucket_bytes / 100;
-    if (!mixpi_is_scattered(ctx) || !t->own.divided || mixpi_bytes(t) < least) return 0;
+    if (!mixpi_is_scattered(ctx) || !t->own.ranks.divided || mixpi_bytes(t) < least) return 0;
     return mixpi_piece_size(ctx, t->count);
 }
 
@@ -289,7 +290,7 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
           d->unlike ? mixpi_leaf_order_made : mixpi_leaf_order);
     for (i = from; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
-        l->tensor->own.leaf = i + 1;
+        l->tensor->own.ranks.leaf = i + 1;
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
         bytes += mixpi_leaf_bytes(ctx, l);
     }
@@ -602,7 +603,7 @@ static mixp_result mixpi_absent_drop(mixp_context *ctx, mixpi_exchange *d, int64
     if (d->unlike) r = mixpi_bits_join(ctx, met, n);
     for (i = 0, d->n_leaves = from; i < n; i++) {
         if (met[i]) d->leaves[d->n_leaves++] = d->leaves[from + i];
-        else d->leaves[from + i].tensor->own.leaf = 0;
+        else d->leaves[from + i].tensor->own.ranks.leaf = 0;
     }
     mixpi_host_put(ctx, met);
     return r;
@@ -659,7 +660,7 @@ static mixp_result mixpi_exchange_fresh(mixp_context *ctx, mixpi_exchange *d) {
     for (i = 0; i < d->n_leaves; i++) {
         mixpi_leaf *l = &d->leaves[i];
         if (!l->tensor->grad) l->summed = 0;
-        if (!l->tensor->grad) l->tensor->own.grad->own.in_pieces = 0;
+        if (!l->tensor->grad) l->tensor->own.grad->own.ranks.in_pieces = 0;
         if (!l->summed || !d->buckets[l->bucket].due) continue;
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: the gradient of '%s' was summed over the ranks "
@@ -714,7 +715,7 @@ static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
     r = mixpi_newcomers_any(ctx, d->n_leaves > old, &any);
     if (r == MIXP_OK && any) r = mixpi_newcomers_place(ctx, d, old);
     if (r == MIXP_OK) return MIXP_OK;
-    while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.leaf = 0;
+    while (d->n_leaves > old) d->leaves[--d->n_leaves].tensor->own.ranks.leaf = 0;
     d->n_buckets = old_buckets;
     return r;
 }
@@ -724,7 +725,6 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixpi_exchange *d;
     int64_t i;
     mixp_result r;
-    if (!ctx->ranks.size) return MIXP_OK;
     d = mixpi_exchange_of(ctx);
     if (!d) return MIXP_ERR_MEMORY;
     r = mixpi_exchange_meet(ctx, d);
@@ -860,7 +860,7 @@ static mixp_result mixpi_exchange_walked(mixp_context *ctx, const mixp_call *c) 
     if (!d) return MIXP_OK;
     for (i = 0; i < c->n_in; i++) {
         const mixp_tensor *t = mixpi_leaf_of(c, i);
-        mixpi_leaf *l = t && t->own.leaf ? &d->leaves[t->own.leaf - 1] : NULL;
+        mixpi_leaf *l = t && t->own.ranks.leaf ? &d->leaves[t->own.ranks.leaf - 1] : NULL;
         if (!l || l->last != d->position) continue;
         l->last = -1;
         d->buckets[l->bucket].awaited--;
@@ -909,7 +909,7 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
         mixp_tensor *g = l->tensor->own.grad;
         if (b->holds) mixpi_mark_add(&g->own.mark, &l->mark, 1);
         l->summed = 1;
-        g->own.in_pieces = b->each > 0;
+        g->own.ranks.in_pieces = b->each > 0;
         g->version++;
     }
     b->holds = b->due = 0;
@@ -947,102 +947,10 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     return r;
 }
 
-/* Removes the scaler `by`, about to be freed, from all marks of the context and of this step. */
-static void mixpi_context_lose(mixp_context *ctx, const void *by) {
-    mixpi_exchange *d = ctx->exchange;
-    mixpi_tape_entry *e;
-    mixp_tensor *t;
+/* Removes the scaler `by`, about to be freed, from the marks of the gradients that are held. */
+static void mixpi_exchange_lose(mixp_context *ctx, const void *by) {
+    const mixpi_exchange *d = ctx->exchange;
     int64_t i;
-    for (t = ctx->tensors; t; t = t->own.next) mixpi_tensor_lose(t, by);
-    for (e = ctx->tape; e; e = e->older) {
-        mixpi_tensor_lose(e->call.out, by);
-        for (i = 0; i < e->call.n_in; i++) mixpi_tensor_lose(e->call.in[i], by);
-    }
     for (i = 0; d && i < d->n_leaves; i++) mixpi_mark_lose(&d->leaves[i].mark, by);
-}
-
-/* Can loss be walked back? Reports the reason if not. */
-static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
-    if (ctx && loss && !mixpi_is_live(loss))
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the loss is of an earlier step, and "
-                                 "mixp_step_begin has recycled it: call mixp_backward in the step "
-                                 "that made the loss");
-    if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
-        return mixp_context_fail(
-            ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
-            "mixp_backward: the loss must be one element of this context%s; take its "
-            "mean or sum first",
-            loss ? "" : ", not NULL");
-    if (mixpi_check_outside(ctx, "mixp_backward") != MIXP_OK) return MIXP_ERR_ORDER;
-    if (!loss->own.from_tape && loss->own.cut)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: nothing was recorded for this loss: it comes from "
-                                 "%s, which has no backward",
-                                 loss->own.cut);
-    if (!loss->own.from_tape)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: nothing was recorded for this loss: it was made "
-                                 "under MIXP_NO_GRAD, or depends on no parameter");
-    if (loss->own.walked)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: already called on this loss; run forward again");
-    return MIXP_OK;
-}
-
-/* Tells the guard of a walk. The walk of a comparison or of a capture belongs to no update. */
-static void mixpi_watch_walked(const mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    if (!w) return;
-    w->pass++;
-    if (ctx->capturing || w->comparing) return;
-    w->walked = 1;
-    w->probed |= w->probing;
-    w->unseen |= !w->sampled;
-}
-
-/* Ends a walk with result r. */
-static void mixpi_walked(mixp_context *ctx, mixp_result r) {
-    ctx->walking = 0;
-    if (r == MIXP_OK) ctx->walked_in = ctx->generation;
-    if (r != MIXP_OK) mixpi_exchange_forget(ctx);
-    mixpi_walk_end(ctx, r != MIXP_OK);
-}
-
-static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
-    static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
-    mixpi_tape_entry *e;
-    mixp_tensor *g;
-    mixp_result r = mixpi_check_loss(ctx, loss);
-    int opened;
-    if (r == MIXP_OK) r = mixpi_exchange_begin(ctx);
-    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
-    g = mixpi_grad_buffer(loss);
-    if (!g) return mixpi_ranks_stop(ctx, MIXP_ERR_MEMORY);
-    r = mixpi_fill_with(ctx, mixpi_tensor_out(g, 0), 1, 1.0);
-    g->own.mark = as_it_is;
-    loss->own.pending = loss->own.walked = ctx->walking = 1;
-    mixpi_unscaled_begin(ctx);
-    opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
-    mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
-    for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
-        if (e->call.out->own.pending) {
-            r = mixpi_rerun_enter(e);
-            if (r == MIXP_OK) r = mixpi_walk_entry(&e->call);
-        }
-        mixpi_rerun_leave(e);
-        if (r == MIXP_OK) r = mixpi_exchange_walked(ctx, &e->call);
-    }
-    mixp_autocast_close(ctx, opened);
-    if (r == MIXP_OK) r = mixpi_exchange_end(ctx);
-    if (r == MIXP_OK) mixpi_unscaled_end(ctx);
-    mixpi_walked(ctx, r);
-    mixpi_watch_walked(ctx);
-    return mixpi_ranks_stop(ctx, r);
-}
-
-MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_backward(ctx, loss));
 }
 

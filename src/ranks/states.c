@@ -1,6 +1,5 @@
 #pragma once
 #include "agree.c"
-#include "../files/safetensors.c"
 #include "../files/list.c"
 /* --- checkpoints: states that other ranks have --------------------------------------------------
  *
@@ -36,7 +35,7 @@ static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
 
 /* Loads a state of a parameter that this rank does not own: the rank's piece of it, or nothing if
  * another rank owns the parameter. */
-static mixp_result mixpi_lent_load(const mixpi_state_item *item) {
+static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     const mixp_optimizer *opt = item->lent;
     const mixp_param_row *row = &opt->rows[item->row];
     const char *data = (const char *)item->e.data;
@@ -130,9 +129,6 @@ static mixp_result mixpi_rows_collect(mixp_optimizer *opt) {
     return r;
 }
 
-static int mixpi_any_sharded(const mixp_checkpoint *what)
-{ return what->n_optimizers > 0 && mixpi_is_sharded(what->ctx); }
-
 /* Bytes of the rows of all optimizers; largest: of the largest row. */
 static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
     size_t bytes = 0;
@@ -148,13 +144,12 @@ static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
 }
 
 /* Allocates and installs the memory that all optimizers borrow. shared: all rows borrow the same
- * memory, which then has no content. Returns NULL if none is needed or the allocation failed. */
+ * memory, which then has no content. Returns NULL if the allocation failed. */
 static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
-    const size_t bytes = mixpi_any_sharded(what) ? mixpi_states_bytes(what, shared) : 0;
+    const size_t bytes = mixpi_states_bytes(what, shared);
     char *memory, *at;
     int64_t i;
     int o;
-    if (!mixpi_any_sharded(what)) return NULL;
     memory = (char *)mixpi_st_allocate(report, what->ctx, bytes, 1);
     if (!memory) return NULL;
     if (!shared) memset(memory, 0, bytes);
@@ -176,10 +171,9 @@ static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
 static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
     int o;
-    if (!mixpi_any_sharded(what)) return MIXP_OK;
     for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
         r = mixpi_rows_collect(what->optimizers[o]);
-    return r;
+    return mixpi_crew_stop(what->ctx, r);
 }
 
 /* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
@@ -187,10 +181,9 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
     const mixp_ranks_desc *k = &what->ctx->ranks;
     double *table;
     mixp_result shared, of_0;
-    if (!mixpi_any_sharded(what)) return r;
     table = (double *)mixpi_host_take(what->ctx, (size_t)k->size * sizeof *table);
     if (!table)
-        return mixpi_ranks_stop(what->ctx,
+        return mixpi_crew_stop(what->ctx,
                                 mixpi_out_of_memory(what->ctx, (size_t)k->size * sizeof *table));
     memset(table, 0, (size_t)k->size * sizeof *table);
     table[k->rank] = (double)(int)r;

@@ -43,8 +43,7 @@ static mixp_dtype mixpi_row_low(const mixp_param_row *row) {
 }
 
 static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
-    const int apart = mixpi_is_scattered(opt->ctx);
-    const mixp_param_row *row = apart ? &opt->own_rows[i] : &opt->rows[i];
+    const mixp_param_row *row = opt->looks_own ? &opt->own_rows[i] : &opt->rows[i];
     mixp_look_args k;
     if (!row->active) return MIXP_OK;
     memset(&k, 0, sizeof k);

@@ -147,7 +147,7 @@ static mixp_result mixpi_opt_update(mixp_optimizer *o, int counting) {
     if (o->muon) return mixpi_muon_update(o);
     memset(&k, 0, sizeof k);
     k.plan = &o->plan;
-    k.rows = o->owned ? o->device_own_rows : o->device_rows;
+    k.rows = o->device_own_rows;
     k.count = o->count;
     k.step = o->state;
     k.lost = counting ? o->lost : NULL;

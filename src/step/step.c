@@ -2,7 +2,6 @@
 #include "muon.c"
 #include "gradients.c"
 #include "average.c"
-#include "../ranks/agree.c"
 /* --- stepping ----------------------------------------------------------------------------- */
 
 /* A step with a spike rule for the loss needs a loss from this step. */
@@ -72,16 +71,33 @@ static mixp_result mixpi_need_all(const mixp_optimizer *opt, const char *who) {
     return r == MIXP_OK ? mixpi_need_loss(opt, who) : r;
 }
 
+/* Looks at all gradients. With ranks, also combines what all of them have found. */
+static mixp_result mixpi_gradients_look(mixp_optimizer *opt, const float *scale, int unscale,
+                                        const mixp_step_plan *plan, mixp_scaler_state *s) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+    if (crew) return crew->look(opt, scale, unscale, plan, s);
+    return mixpi_opt_look(opt, scale, unscale, plan, s);
+}
+
+/* Decides whether the step is applied, after a look if the decision needs one. */
+static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
+                                     const mixpi_scaling *is) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+    mixp_scaler_state *s = scaler ? scaler->state : NULL;
+    const float *scale = scaler ? mixpi_scale_address(scaler, is) : NULL;
+    if (opt->plan.gathered && !opt->clipped)
+        return mixpi_gradients_look(opt, scale, 0, &opt->plan, s);
+    return crew ? crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
+}
+
 /* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                               const mixpi_scaling *is) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_step_plan *plan = &opt->plan;
-    mixp_scaler_state *s = scaler ? scaler->state : NULL;
-    mixp_result r;
+    mixp_result r = crew ? crew->plan(opt) : MIXP_OK;   /* before anything is changed */
     int tallied;
-    r = mixpi_gather_room(opt);         /* before anything is changed */
-    if (r == MIXP_OK) r = mixpi_plan_compared(opt);
-    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->seed = opt->ctx->seed;
     plan->check = scaler != NULL;
     plan->unscaled = is->is_true;
@@ -93,38 +109,20 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     r = mixpi_tally_step(opt);
     tallied = opt->tallied;
     opt->tallied = 0;
-    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->gathered = scaler || opt->clipped || plan->max_norm > 0.0 ||
                      ((int)plan->spike.of & MIXP_SPIKE_NORM);
-    if (plan->gathered && !opt->clipped)
-        r = mixpi_ranks_look(opt, scaler ? mixpi_scale_address(scaler, is) : NULL, 0, plan,
-                             s);
-    else {
-        r = mixpi_ranks_views(opt);
-        if (r == MIXP_OK) r = mixpi_ranks_prepare(opt, s, 0);
-    }
+    r = mixpi_opt_decide(opt, scaler, is);
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
-    if (r == MIXP_OK && opt->owned) r = mixpi_opt_gather(opt);
+    if (r == MIXP_OK && opt->shards) r = crew->gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     if (r == MIXP_OK) mixpi_stepped(opt);
     opt->clipped = 0;
     opt->views_summed = 0;
     plan->loss = NULL;
-    return mixpi_ranks_stop(opt->ctx, r);   /* other ranks are on their way to the next sum */
-}
-
-/* If sums are scattered, a rank unscales and clips only the gradients it updates. Marks all
- * gradients that are not its own as unreadable, because parts of them are still unprocessed. */
-static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
-    int64_t i;
-    if (!mixpi_is_scattered(opt->ctx)) return;
-    for (i = 0; i < opt->count; i++) {
-        const mixpi_slot *slot = &opt->slots[i];
-        if (!slot->param->grad || mixpi_is_own(opt, i)) continue;
-        slot->param->grad->own.in_pieces = 1;
-    }
+    return mixpi_crew_stop(opt->ctx, r);   /* other ranks are on their way to the next sum */
 }
 
 static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm) {
@@ -138,8 +136,8 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
                                  max_norm);
     r = mixpi_need_true(opt, "mixp_clip_grad_norm", "mixp_scaler_unscale first");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_clip_grad_norm");
-    if (r == MIXP_OK) r = mixpi_ranks_look(opt, NULL, 0, NULL, NULL);
-    if (r == MIXP_OK) r = mixpi_ranks_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
+    if (r == MIXP_OK) r = mixpi_gradients_look(opt, NULL, 0, NULL, NULL);
+    if (r == MIXP_OK) r = mixpi_crew_stop(opt->ctx, mixpi_opt_clip(opt, max_norm));
     opt->clip_norm = max_norm;
     opt->clipped = r == MIXP_OK;
     /* Unscaled views stay means until the update. */
@@ -149,7 +147,7 @@ static mixp_result mixpi_do_clip_grad_norm(mixp_optimizer *opt, double max_norm)
         mixp_tensor *g = mixpi_slot_grad(&opt->slots[i]);
         if (g) g->version++;    /* an optimizer that shares the gradient must look again */
     }
-    if (r == MIXP_OK) mixpi_opt_in_pieces(opt);
+    if (r == MIXP_OK && opt->shards) opt->ctx->crew->in_pieces(opt);
     opt->clipped_versions = mixpi_grad_versions(opt);
     return r;
 }
@@ -169,7 +167,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
     if (r != MIXP_OK || !mixpi_guard_on(opt->ctx) || opt->ctx->capturing) return r;
-    return mixpi_ranks_stop_alone(opt->ctx, opt->ctx->watch->updated(opt->ctx, NULL));
+    return mixpi_crew_stop_alone(opt->ctx, opt->ctx->watch->updated(opt->ctx, NULL));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
@@ -252,14 +250,14 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
     if (r != MIXP_OK) return r;
     opt->tallied = 0;           /* an earlier step may have been abandoned */
     r = mixpi_tally_step(opt);
-    if (r != MIXP_OK) return mixpi_ranks_stop(opt->ctx, r);
+    if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     opt->plan.look_only = opt->plan.gathered = 1;
-    r = mixpi_ranks_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
-                         scaler->state);
+    r = mixpi_gradients_look(opt, mixpi_scale_address(scaler, &is), !is.is_true, &opt->plan,
+                             scaler->state);
     if (r != MIXP_OK) return r;
     opt->clipped = 0;
     opt->views_summed = 0;
-    mixpi_opt_in_pieces(opt);
+    if (opt->shards) opt->ctx->crew->in_pieces(opt);
     mixpi_mark_unscaled(scaler, opt);
     mixpi_stage_set(scaler, opt, MIXPI_UNSCALED);
     return MIXP_OK;
@@ -334,9 +332,9 @@ static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
 }
 
 static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
+    const mixpi_crew *crew = opt ? mixpi_crew_of(opt->ctx) : NULL;
     mixp_step_state s;
     mixp_verdict v;
-    int64_t first;
     memset(&v, 0, sizeof v);
     memset(&s, 0, sizeof s);
     v.site = "";
@@ -360,15 +358,12 @@ static mixp_verdict mixpi_verdict(const mixp_optimizer *opt) {
     v.spike_mean = s.spike.mean;
     v.spike_sd = s.spike.sd;
     if (!s.stats.found_inf) return v;
-    mixpi_verdict_rank(opt, &s.agreed, &v);
-    if (v.bad_tensor || s.stats.bad_row < 0 || s.stats.bad_row >= opt->count) return v;
-    v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
-    v.bad_element = s.stats.bad_element;
-    if (s.agreed.part_rank) {
-        mixpi_piece_of(opt, s.stats.bad_row, (int)s.agreed.part_rank - 1, &first);
-        v.bad_element += first;
+    if (s.stats.bad_row >= 0 && s.stats.bad_row < opt->count) {
+        v.bad_tensor = opt->slots[s.stats.bad_row].param->name;
+        v.bad_element = s.stats.bad_element;
+        v.bad_is_nan = s.stats.bad_is_nan;
     }
-    v.bad_is_nan = s.stats.bad_is_nan;
+    if (crew) crew->verdict(opt, &s, &v);
     return v;
 }
 
@@ -392,10 +387,11 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
     const int most = scaler->desc.max_floor_skips ? scaler->desc.max_floor_skips : 20;
     mixp_scaler_state state;
     mixp_verdict bad;
-    char on_rank[32];
+    char on_rank[32] = "";
     mixp_result r = mixpi_peek(scaler->ctx, &state, scaler->state, sizeof state);
     if (r != MIXP_OK || most < 0 || state.floor_skips < most) return r;
     bad = mixpi_worst_verdict(scaler);
+    if (bad.bad_rank >= 0) snprintf(on_rank, sizeof on_rank, " on rank %d", bad.bad_rank);
     return mixp_context_fail(
         scaler->ctx, MIXP_ERR_DIVERGED,
         "%d steps in a row were skipped at the lowest loss scale, %g: no loss scale cures this. "
@@ -405,7 +401,7 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
         bad.loss_bad ? "The loss itself is not finite. " : "",
         bad.bad_is_nan ? "NaN" : "Inf",
         bad.bad_tensor ? bad.bad_tensor : "", (double)bad.bad_element,
-        mixpi_on_rank(scaler->ctx, bad.bad_rank, on_rank, sizeof on_rank));
+        on_rank);
 }
 
 /* If the result of a look arrives up to four updates late, forgives as many more skips. */
@@ -439,10 +435,10 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     watched = guarded ? ctx->watch->updating(ctx) : MIXP_OK;
     if (mixpi_guard_on(ctx)) mixpi_update_forgives(ctx, &k);
     /* With several ranks, a rank's own look would change only its own scale. */
-    met = scaler->ctx->ranks.size > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
+    met = mixpi_world(ctx) > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
     k.largest = met ? &met->largest : NULL;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
-    if (r != MIXP_OK) return mixpi_ranks_stop(ctx, r);
+    if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     scaler->first = scaler->began;
     scaler->began = 0;
     scaler->epoch++;
@@ -450,7 +446,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
     r = mixpi_scaler_diverged(scaler);
     if (guarded && watched == MIXP_OK) watched = ctx->watch->updated(ctx, scaler);
-    return mixpi_ranks_stop_alone(ctx, r == MIXP_OK ? watched : r);
+    return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler) {
@@ -525,7 +521,7 @@ MIXPREC_API mixp_result mixp_optimizer_free(mixp_optimizer *opt) {
     for (i = 0; i < opt->count; i++) {
         mixp_tensor *p = opt->slots[i].param;
         p->own.optimizers--;
-        if (!p->own.leaf) p->own.divided = 0;   /* otherwise its gradients stay in pieces */
+        if (opt->shards) ctx->crew->left(p);
     }
     if (ctx->tally_of == opt) ctx->tally_of = NULL;
     mixpi_owned_free(ctx, opt);

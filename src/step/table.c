@@ -51,20 +51,6 @@ static mixp_result mixpi_muon_refresh(mixp_optimizer *opt) {
                         n * sizeof *opt->muon->rows);
 }
 
-/* Sends the table for the update kernel: rows of parameters that another rank updates are inactive,
- * rows of divided parameters describe this rank's piece. */
-static mixp_result mixpi_own_rows_send(mixp_optimizer *opt) {
-    size_t bytes = (size_t)opt->count * sizeof *opt->rows;
-    int64_t i;
-    if (!opt->owned) return MIXP_OK;
-    memcpy(opt->own_rows, opt->rows, bytes);
-    for (i = 0; i < opt->count; i++) {
-        if (mixpi_is_divided(opt, i)) opt->own_rows[i] = mixpi_piece_row(opt, i);
-        else if (!mixpi_is_own(opt, i)) opt->own_rows[i].active = 0;
-    }
-    return mixpi_upload(opt->ctx, opt->device_own_rows, opt->own_rows, bytes);
-}
-
 /* Fails if a captured step would have to refresh a master weight: each replay would recompute the
  * masters from the weights, and lose their extra precision. */
 static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char *who) {
@@ -90,7 +76,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
 
 static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
     mixp_result r = opt->muon ? mixpi_muon_refresh(opt) : MIXP_OK;
-    if (r == MIXP_OK) r = mixpi_own_rows_send(opt);
+    if (r == MIXP_OK && opt->shards) r = opt->ctx->crew->send(opt);
     if (r != MIXP_OK) return r;
     return mixpi_upload(opt->ctx, opt->device_rows, opt->rows,
                         (size_t)opt->count * sizeof *opt->rows);
@@ -117,7 +103,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
         opt->rows[i] = now;
         if (opt->slots[i].version == opt->slots[i].param->version) continue;
         if (mixpi_master_sync(opt, i) != MIXP_OK)
-            return mixpi_ranks_stop(opt->ctx, MIXP_ERR_DEVICE);
+            return mixpi_crew_stop(opt->ctx, MIXP_ERR_DEVICE);
     }
     if (!opt->count)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -138,7 +124,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     if (!opt->rows_changed) return MIXP_OK;
     r = mixpi_rows_send(opt);
     if (r == MIXP_OK) opt->rows_changed = brought;
-    return mixpi_ranks_stop(opt->ctx, r);
+    return mixpi_crew_stop(opt->ctx, r);
 }
 
 #define MIXPI_BY_OPTIMIZER "an optimizer's step"
@@ -178,10 +164,9 @@ static uint64_t mixpi_grad_versions(const mixp_optimizer *opt) {
     return sum;
 }
 
-/* The table, as kernels see it, of the gradients to look at. If sums are scattered, this rank looks
- * only at the rows it updates: it has no other sums. */
+/* The table, as kernels see it, of the gradients to look at. */
 static const mixp_param_row *mixpi_looked_at(const mixp_optimizer *o)
-{ return mixpi_is_scattered(o->ctx) ? o->device_own_rows : o->device_rows; }
+{ return o->looks_own ? o->device_own_rows : o->device_rows; }
 
 static mixp_result mixpi_opt_look(mixp_optimizer *o, const float *scale, int unscale,
                                   const mixp_step_plan *plan, mixp_scaler_state *s) {

@@ -1,5 +1,5 @@
 #pragma once
-#include "../ranks/gradients.c"
+#include "backward.c"
 /* --- a step begins ------------------------------------------------------------------------ */
 
 /* Is the step that begins a sampled one? Counts the step for the guard. */
@@ -49,17 +49,16 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
 static void mixpi_put_in_order(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
     ctx->inside = ctx->depth = ctx->refused = 0;
     mixpi_regions_of_walk(ctx);
-    if (ctx->walking && k->size > 1 && k->stop)
-        k->stop(k->user, "an exception has left mixp_backward");
+    if (ctx->walking && crew) crew->end(ctx, "an exception has left mixp_backward");
     if (ctx->walking) mixpi_walked(ctx, MIXP_ERR_ORDER);
 }
 
 static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixp_result r = mixpi_regions_check(ctx);
-    mixp_result watched = mixpi_ranks_stop_alone(ctx, mixpi_watch_begin(ctx));
+    mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watch_begin(ctx));
     if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host);
     mixpi_arena_reset(&ctx->dev);

@@ -1,5 +1,6 @@
 #pragma once
-#include "../ranks/hooks.c"
+#include "block.c"
+#include "crew.c"
 /* --- context --------------------------------------------------------------------------- */
 
 /* Returns what is wrong with a description; NULL if nothing is. */
@@ -14,7 +15,7 @@ static const char *mixpi_desc_wrong(const mixp_context_desc *d) {
     if (d->threads > 4096) return "threads is above 4096; 0 means as many as there are";
     if (d->epilogues & ~(MIXP_EPILOGUES_BIAS | MIXP_EPILOGUES_GELU))
         return "epilogues has an unknown flag; use MIXP_EPILOGUES_...";
-    return mixpi_ranks_wrong(d->ranks);
+    return NULL;
 }
 
 static void mixpi_exec_fill(mixp_context *ctx, const mixp_context_desc *d) {
@@ -57,7 +58,6 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->dev.on_device = 1;
     ctx->records.turns = d->memory ? MIXPI_RECORD_TURNS_IN_BLOCK : MIXPI_RECORD_TURNS;
     mixpi_exec_fill(ctx, d);
-    mixpi_ranks_take(ctx, d->ranks);
     r = ctx->device->attach ? ctx->device->attach(&ctx->exec) : MIXP_OK;
     if (r == MIXP_OK) return ctx;
     mixpi_host_put(ctx, ctx);
@@ -70,32 +70,6 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
                  "gemm_choices, and save it again after a step"
            : "the device cannot be used; check whether another program holds it";
     return NULL;
-}
-
-MIXPI_SELDOM
-MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
-    mixp_context_desc d;
-    mixp_context *ctx = NULL;
-    mixpi_block *block = NULL;
-    const char *wrong;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    wrong = mixpi_desc_wrong(&d);
-    if (!wrong && d.memory) {
-        block = mixpi_block_new(d.memory, d.memory_bytes);
-        if (!block) wrong = "memory_bytes is too small";
-        d.allocate = mixpi_block_allocate;
-        d.release = mixpi_block_release;
-        d.user = block;
-    } else if (!d.allocate) {
-        d.allocate = mixpi_default_allocate;
-        d.release = mixpi_default_release;
-    }
-    if (!wrong) ctx = mixpi_context_make(&d, &wrong);
-    if (ctx) ctx->user = desc ? desc->user : NULL;
-    if (ctx) ctx->block = block;
-    if (d.why) *d.why = wrong ? wrong : "";
-    return ctx;
 }
 
 struct mixp_graph {
@@ -193,6 +167,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (ctx->capturing)
@@ -213,7 +188,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     r = mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
-    return r == MIXP_OK ? mixpi_ranks_replayed(ctx) : r;
+    return r == MIXP_OK && crew ? crew->replayed(ctx) : r;
 }
 
 /* Call before freeing anything: fails during a capture, and waits for work that may use the

@@ -41,6 +41,7 @@ typedef struct mixpi_block mixpi_block;
 typedef struct mixpi_tape_entry mixpi_tape_entry;
 typedef struct mixpi_casting mixpi_casting;
 typedef struct mixpi_exchange mixpi_exchange;
+typedef struct mixpi_crew mixpi_crew;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
 /* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */
@@ -226,7 +227,8 @@ struct mixp_context {
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
     mixp_graph    *graphs;
-    mixp_ranks_desc  ranks;     /* size 0: the context has no ranks                         */
+    const mixpi_crew *crew;     /* door of the ranks; NULL: the context has no ranks       */
+    mixp_ranks_desc  ranks;     /* set if crew is                                           */
     mixpi_exchange *exchange;  /* exchange of gradients between the ranks, made at its first use */
     uint64_t       replays;     /* replays of graphs that change a loss scale on the device only */
     uint64_t       replayed;    /* the step count after the newest replay */

@@ -1,5 +1,5 @@
 #pragma once
-#include "../ranks/hooks.c"
+#include "crew.c"
 /* --- tensors --------------------------------------------------------------------------- */
 
 /* A tensor as an argument of kernels. NULL gives an argument without data. */

@@ -1,5 +1,4 @@
 #pragma once
-#include "../ranks/gradients.c"
 #include "watch.c"
 /* --- comparing runs ------------------------------------------------------------------------ */
 
@@ -147,7 +146,7 @@ static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *
 static void mixpi_forget_grads(mixp_context *ctx) {
     mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
-    mixpi_exchange_forget(ctx);
+    mixpi_crew_forget(ctx);
 }
 
 /* Closes the region of a run, and any region that fn left open. */

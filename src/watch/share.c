@@ -1,7 +1,7 @@
 #pragma once
 #include "../watch.h"
 #include "looks.c"
-#include "../ranks/hooks.c"
+#include "../tensors/crew.c"
 /* --- what all ranks saw ------------------------------------------------------------------ *
  *
  * A look on any rank counts on all ranks, so that their sites stay the same. Ranks need not have
@@ -150,9 +150,9 @@ static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int 
     double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
     mixp_result r;
     if (!table) return MIXP_ERR_MEMORY;
-    mixpi_head_fill(ctx->watch, origin, at, table + ctx->ranks.rank * MIXPI_HEAD_WORDS);
-    r = mixpi_ranks_share(ctx, table, MIXPI_HEAD_WORDS);
-    if (r == MIXP_OK) *h = mixpi_heads_read(table, ctx->ranks.size);
+    mixpi_head_fill(ctx->watch, origin, at, table + mixpi_place(ctx) * MIXPI_HEAD_WORDS);
+    r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
+    if (r == MIXP_OK) *h = mixpi_heads_read(table, (int)mixpi_world(ctx));
     mixpi_host_put(ctx, table);
     return r;
 }
@@ -181,9 +181,9 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
     mixp_result r;
     int64_t i;
     if (!table) return MIXP_ERR_MEMORY;
-    own = table + ctx->ranks.rank * 2 * most;
+    own = table + mixpi_place(ctx) * 2 * most;
     for (i = 0; i < w->n_sites; i++) mixpi_hash_to_words(w->sites[i].hash, own + 2 * i);
-    r = mixpi_ranks_share(ctx, table, 2 * most);
+    r = mixpi_crew_share(ctx, table, 2 * most);
     for (i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
     mixpi_host_put(ctx, table);
     return r;
@@ -245,14 +245,14 @@ static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int
     mixp_result r;
     int64_t i;
     if (!table) return MIXP_ERR_MEMORY;
-    own = table + ctx->ranks.rank * words;
+    own = table + mixpi_place(ctx) * words;
     mixpi_look_to_words(&w->seen[MIXPI_ROW_BACKWARD], own);
     for (i = 0; i < n; i++) {
         const int number = mixpi_site_find(w, list[i]);
         if (number)
             mixpi_site_to_words(w, number, own + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
     }
-    r = mixpi_ranks_share(ctx, table, words);
+    r = mixpi_crew_share(ctx, table, words);
     if (r == MIXP_OK) mixpi_rows_read(ctx, list, n, table);
     mixpi_host_put(ctx, table);
     return r;

@@ -1,0 +1,134 @@
+#pragma once
+#include "errors.c"
+#include "threads.c"
+#include "../tape.h"
+#include "../step.h"
+/* --- the door of the ranks --------------------------------------------------------------- *
+ *
+ * The rooms of the loop call the ranks through this table only, and only in a context that has
+ * ranks. ranks/door.c fills it. Without ranks in the build, the table is never there, and the
+ * compiler drops the calls.
+ */
+struct mixp_checkpoint;
+struct mixpi_report;
+struct mixpi_state_item;
+
+struct mixpi_crew {
+    /* context */
+    void        (*end)(mixp_context *ctx, const char *why);     /* this rank has failed */
+    mixp_result (*replayed)(mixp_context *ctx);
+    mixp_result (*lack)(const mixp_tensor *t, const char *who); /* a part of t is missing here */
+    mixp_result (*share)(mixp_context *ctx, double *table, int64_t words);
+    int         (*busy)(mixp_context *ctx, int on);     /* returns the state before */
+    /* tape: the gradients of a walk */
+    mixp_result (*walk_begin)(mixp_context *ctx);
+    mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);
+    mixp_result (*walk_end)(mixp_context *ctx);
+    void        (*forget)(mixp_context *ctx);           /* drops gradients that are held */
+    void        (*lose)(mixp_context *ctx, const void *scaler);     /* it is about to be freed */
+    /* optimizers: who keeps the states; the last three only if the states are sharded */
+    mixp_result (*enter)(mixp_optimizer *opt);          /* opt is new */
+    const char *(*add_wrong)(const mixp_optimizer *opt, const mixp_tensor *p,
+                             const mixp_tensor *g);
+    void        (*left)(mixp_tensor *p);                /* p has lost an optimizer */
+    mixp_result (*grow)(mixp_optimizer *opt, size_t bytes);
+    mixp_result (*place)(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at);  /* states */
+    void        (*placed)(mixp_optimizer *opt, mixp_tensor *p, mixp_result r);  /* how it ended */
+    mixp_param_row (*piece)(const mixp_optimizer *opt, int64_t i);
+    /* step; send, gather and in_pieces only if the states are sharded */
+    mixp_result (*plan)(mixp_optimizer *opt);           /* before anything is changed */
+    mixp_result (*look)(mixp_optimizer *opt, const float *scale, int unscale,
+                        const mixp_step_plan *plan, mixp_scaler_state *s);
+    mixp_result (*prepare)(mixp_optimizer *opt, mixp_scaler_state *s);  /* without a look */
+    void        (*verdict)(const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v);
+    mixp_result (*send)(mixp_optimizer *opt);           /* the table for the update */
+    mixp_result (*gather)(mixp_optimizer *opt);         /* the weights, after the update */
+    void        (*in_pieces)(mixp_optimizer *opt);      /* gradients were unscaled or clipped */
+    /* checkpoints of sharded states */
+    mixp_result (*check)(mixp_context *ctx);
+    mixp_result (*collect)(const struct mixp_checkpoint *what);
+    void       *(*borrow)(const struct mixp_checkpoint *what, struct mixpi_report *report,
+                          int shared);
+    void        (*give_back)(const struct mixp_checkpoint *what, void *memory);
+    mixp_result (*load)(const struct mixpi_state_item *item);
+    mixp_result (*saved)(const struct mixp_checkpoint *what, mixp_result r);
+};
+
+/* The door; NULL: the context has no ranks. */
+static const mixpi_crew *mixpi_crew_of(const mixp_context *ctx) {
+#ifdef MIXPREC_NO_RANKS
+    (void)ctx;
+    return NULL;
+#else
+    return ctx ? ctx->crew : NULL;
+#endif
+}
+
+/* Parts of a batch that one step processes, one for each rank. */
+static uint64_t mixpi_world(const mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? (uint64_t)ctx->ranks.size : 1u; }
+
+/* This context's place among these parts, from 0. */
+static int mixpi_place(const mixp_context *ctx)
+{ return mixpi_crew_of(ctx) ? ctx->ranks.rank : 0; }
+
+/* Key of this step's random numbers. Each rank has a key of its own, for its part of the batch. */
+static uint64_t mixpi_random_step(const mixp_context *ctx)
+{ return ctx->step + 1u + (uint64_t)mixpi_place(ctx) - mixpi_world(ctx); }
+
+/* Are the optimizers' states sharded over the ranks? */
+static int mixpi_is_sharded(const mixp_context *ctx)
+{ return mixpi_crew_of(ctx) && ctx->ranks.shard && ctx->ranks.size > 1; }
+
+/* Tells the other ranks not to wait for a rank that has failed. Returns r. */
+static mixp_result mixpi_crew_stop(mixp_context *ctx, mixp_result r) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    if (r != MIXP_OK && crew) crew->end(ctx, ctx->message);
+    return r;
+}
+
+/* Like mixpi_crew_stop, but only for errors that one rank meets alone: out of memory, device
+ * failures. All ranks make the program's mistakes alike, and may survive them. */
+static mixp_result mixpi_crew_stop_alone(mixp_context *ctx, mixp_result r) {
+    const int alone = r == MIXP_ERR_MEMORY || r == MIXP_ERR_DEVICE;
+    return alone ? mixpi_crew_stop(ctx, r) : r;
+}
+
+/* Drops the gradients that ranks hold back for a later walk. */
+static void mixpi_crew_forget(mixp_context *ctx) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    if (crew) crew->forget(ctx);
+}
+
+/* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
+ * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
+static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t words) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    return crew ? crew->share(ctx, table, words) : MIXP_OK;
+}
+
+/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
+static int mixpi_crew_busy(mixp_context *ctx, int on) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    return crew ? crew->busy(ctx, on) : 0;
+}
+
+/* Does t still own its memory? */
+static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
+    mixp_result r = mixpi_tensor_live(t, who);
+    if (r != MIXP_OK || !t->own.spent) return r;
+    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
+                             "%s: the tensor is no longer there: it was disposable, and its last "
+                             "reader has freed it",
+                             who);
+}
+
+/* Does t still own its memory, and is all of it here? */
+static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
+    const mixpi_crew *crew;
+    mixp_result r = mixpi_tensor_there(t, who);
+    if (r != MIXP_OK || !t->own.ranks.in_pieces) return r;
+    crew = mixpi_crew_of(t->ctx);
+    return crew ? crew->lack(t, who) : MIXP_OK;
+}
+
