@@ -8,7 +8,8 @@
  * pieces of one part, adds them in the order of ranks (ddp_sum.h), and sends the result to all. So
  * the bits are those of one rank; f16 and bf16 are added in f32 and rounded once. There is no
  * encryption and no authentication: use it only in networks of your own. At most 64 ranks; use MPI
- * or NCCL for more.
+ * or NCCL for more. Choose a MASTER_PORT from 1024 to 32767: the system gives higher ports to
+ * outgoing connections of any program.
  */
 #ifndef MIXPREC_H_INCLUDED
 #  include "../mixprec.h"
@@ -293,18 +294,40 @@ static int ddp_tcp_listen(int port, struct sockaddr_in *at) {
     setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(s, (struct sockaddr *)at, n) || listen(s, DDP_TCP_MOST) ||
         getsockname(s, (struct sockaddr *)at, &n)) {
+        const int cause = errno;
         close(s);
+        errno = cause;
         return -1;
     }
     return s;
+}
+
+/* Has this socket connected to itself? That happens when nobody listens at a port and the system
+ * gives the connecting socket that same port. */
+static int ddp_tcp_is_self(int s) {
+    struct sockaddr_in own, other;
+    socklen_t n = sizeof own, m = sizeof other;
+    memset(&own, 0, sizeof own), memset(&other, 0, sizeof other);
+    if (getsockname(s, (struct sockaddr *)&own, &n) ||
+        getpeername(s, (struct sockaddr *)&other, &m))
+        return 0;
+    return own.sin_port == other.sin_port && own.sin_addr.s_addr == other.sin_addr.s_addr;
+}
+
+/* Closes a socket without the wait that would keep its port. */
+static void ddp_tcp_drop(int s) {
+    const struct linger now = { 1, 0 };
+    setsockopt(s, SOL_SOCKET, SO_LINGER, &now, sizeof now);
+    close(s);
 }
 
 /* Connects; retries until a rank listens there. */
 static int ddp_tcp_connect(const struct sockaddr_in *at, double until) {
     while (ddp_tcp_now() < until) {
         int s = socket(AF_INET, SOCK_STREAM, 0);
-        if (s >= 0 && connect(s, (const struct sockaddr *)at, sizeof *at) == 0) return s;
-        if (s >= 0) close(s);
+        const int met = s >= 0 && connect(s, (const struct sockaddr *)at, sizeof *at) == 0;
+        if (met && !ddp_tcp_is_self(s)) return s;
+        if (s >= 0) ddp_tcp_drop(s);
         poll(NULL, 0, 50);
     }
     return -1;
@@ -344,45 +367,71 @@ static const char *ddp_tcp_accept(int listener, int n, ddp_tcp_card *list, doubl
     return NULL;
 }
 
+/* Rank 0's listener. A rank that has connected to itself holds MASTER_PORT for a moment: a port in
+ * use is tried again for a second. Returns -1 on failure, with the cause in *why. */
+static int ddp_tcp_open(int port, double until, const char **why) {
+    const double soon = ddp_tcp_now() + 1;
+    struct sockaddr_in at;
+    int s = ddp_tcp_listen(port, &at);
+    while (s < 0 && errno == EADDRINUSE && ddp_tcp_now() < (soon < until ? soon : until)) {
+        poll(NULL, 0, 50);
+        s = ddp_tcp_listen(port, &at);
+    }
+    if (s < 0 && errno == EADDRINUSE)
+        *why = "MASTER_PORT is in use by another program: set a free port from 1024 to 32767";
+    else if (s < 0)
+        *why = ddp_tcp_fail("rank %d cannot listen at MASTER_PORT: %s", 0, strerror(errno));
+    return s;
+}
+
+/* Connects to rank 0, whose host has the address `at`, and gets the list of all ranks from rank 0.
+ * This rank's own listener, which gets any free port, opens after rank 0 has MASTER_PORT. */
+static const char *ddp_tcp_join(const struct sockaddr_in *at, ddp_tcp_card *list, int *listener,
+                                double until) {
+    const size_t bytes = (size_t)ddp_t.size * sizeof *list;
+    ddp_tcp_card own, *mine = &list[ddp_t.rank];
+    memset(&own, 0, sizeof own);
+    own.word = DDP_TCP_DATA, own.rank = ddp_t.rank, own.size = ddp_t.size;
+    ddp_t.socket[0] = ddp_tcp_connect(at, until);
+    if (ddp_t.socket[0] < 0) return "rank 0 does not listen at MASTER_ADDR and MASTER_PORT";
+    *listener = ddp_tcp_listen(0, &own.at);
+    if (*listener < 0) return "no port to listen at";
+    if (!ddp_tcp_all(ddp_t.socket[0], &own, sizeof own, 1, until) ||
+        !ddp_tcp_all(ddp_t.socket[0], list, bytes, 0, until))
+        return "rank 0 did not answer in time: is a rank missing, or are two alike?";
+    if (mine->word != own.word || mine->rank != own.rank || mine->at.sin_port != own.at.sin_port)
+        return "another program than rank 0 answers at MASTER_ADDR and MASTER_PORT";
+    for (int r = 1; r < ddp_t.rank; r++) {
+        ddp_t.socket[r] = ddp_tcp_connect(&list[r].at, until);
+        if (ddp_t.socket[r] < 0 || !ddp_tcp_all(ddp_t.socket[r], &own, sizeof own, 1, until))
+            return "a rank is gone";
+    }
+    return NULL;
+}
+
 /* Connects all ranks. Rank 0 listens at MASTER_ADDR and sends all ranks the others' addresses. Each
  * rank then connects to all lower ranks. */
 static const char *ddp_tcp_meet(const char *host, int port, double until) {
     static ddp_tcp_card list[DDP_TCP_MOST];
-    ddp_tcp_card own;
     const size_t bytes = (size_t)ddp_t.size * sizeof *list;
     struct addrinfo hints, *found = NULL;
     const char *why = NULL;
-    int listener;
-    memset(&own, 0, sizeof own);
-    own.word = DDP_TCP_DATA, own.rank = ddp_t.rank, own.size = ddp_t.size;
-    listener = ddp_tcp_listen(ddp_t.rank ? 0 : port, &own.at);
-    if (listener < 0) return ddp_t.rank ? "no port to listen at" : "MASTER_PORT is in use";
-    memset(&hints, 0, sizeof hints);
+    int listener = -1;
+    memset(&hints, 0, sizeof hints), memset(list, 0, sizeof list);
     hints.ai_family = AF_INET;
     hints.ai_socktype = SOCK_STREAM;
-    if (ddp_t.rank && getaddrinfo(host, NULL, &hints, &found)) why = "MASTER_ADDR is not known";
-    else if (ddp_t.rank) {
+    if (ddp_t.rank == 0) listener = ddp_tcp_open(port, until, &why);
+    else if (getaddrinfo(host, NULL, &hints, &found)) why = "MASTER_ADDR is not known";
+    else {
         struct sockaddr_in at = *(struct sockaddr_in *)(void *)found->ai_addr;
         at.sin_port = htons((uint16_t)port);
-        ddp_t.socket[0] = ddp_tcp_connect(&at, until);
-        if (ddp_t.socket[0] < 0) why = "rank 0 does not listen at MASTER_ADDR and MASTER_PORT";
-        else if (!ddp_tcp_all(ddp_t.socket[0], &own, sizeof own, 1, until) ||
-                 !ddp_tcp_all(ddp_t.socket[0], list, bytes, 0, until))
-            why = "rank 0 did not answer in time: is a rank "
-                  "missing, or are two alike?";
-    } else why = ddp_tcp_accept(listener, ddp_t.size - 1, list, until);
-    for (int r = 1; r < ddp_t.size && !why; r++) {
-        if (ddp_t.rank == 0 && !ddp_tcp_all(ddp_t.socket[r], list, bytes, 1, until))
-            why = "a rank is gone";
-        if (ddp_t.rank == 0 || r >= ddp_t.rank) continue;
-        ddp_t.socket[r] = ddp_tcp_connect(&list[r].at, until);
-        if (ddp_t.socket[r] < 0 || !ddp_tcp_all(ddp_t.socket[r], &own, sizeof own, 1, until))
-            why = "a rank is gone";
+        why = ddp_tcp_join(&at, list, &listener, until);
     }
-    if (!why && ddp_t.rank)
-        why = ddp_tcp_accept(listener, ddp_t.size - 1 - ddp_t.rank, list, until);
+    if (!why) why = ddp_tcp_accept(listener, ddp_t.size - 1 - ddp_t.rank, list, until);
+    for (int r = 1; r < ddp_t.size && !why && ddp_t.rank == 0; r++)
+        if (!ddp_tcp_all(ddp_t.socket[r], list, bytes, 1, until)) why = "a rank is gone";
     if (found) freeaddrinfo(found);
-    close(listener);
+    if (listener >= 0) close(listener);
     return why;
 }
 

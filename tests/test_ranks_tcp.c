@@ -6,16 +6,44 @@
 #  pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 #include "test_ranks.c"
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+/* The system's choices of ports, at their worst. */
+static int meeting, connects_to_self, listens_at_port;
+
+/* The first connections leave from the port that they want to reach, where it is free. */
+static int unlucky_connect(int s, const struct sockaddr *at, socklen_t n) {
+    if (connects_to_self > 0 && connects_to_self--) (void)!bind(s, at, n);
+    return connect(s, at, n);
+}
+/* Any free port is the one that rank 0 will ask for. */
+static int unlucky_bind(int s, const struct sockaddr *at, socklen_t n) {
+    struct sockaddr_in there;
+    memcpy(&there, at, sizeof there);
+    if (there.sin_port == 0 && listens_at_port) {
+        there.sin_port = htons((uint16_t)meeting);
+        if (bind(s, (const struct sockaddr *)&there, sizeof there) == 0) return 0;
+    }
+    return bind(s, at, n);
+}
+#define connect unlucky_connect
+#define bind unlucky_bind
 #include "../examples/ddp_tcp.c"
+#undef connect
+#undef bind
 
-static int port;
-
-/* A port that was free a moment ago. */
+/* A port that was free a moment ago, below those that the system gives to connections. */
 static int free_port(void) {
+    static int turn;
     struct sockaddr_in at;
-    int s = ddp_tcp_listen(0, &at);
+    int s = -1, n = 0;
+    while (s < 0) {
+        n = 10000 + (int)((getpid() * 37L + turn++) % 20000);
+        s = ddp_tcp_listen(n, &at);
+    }
     close(s);
-    return ntohs(at.sin_port);
+    return n;
 }
 
 static void set_number(const char *name, int n) {
@@ -27,14 +55,14 @@ static void set_number(const char *name, int n) {
 static void set_rank(int rank, int size) {
     set_number("RANK", rank);
     set_number("WORLD_SIZE", size);
-    set_number("MASTER_PORT", port);
+    set_number("MASTER_PORT", meeting);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
 }
 
 /* `size` processes, each of which does fn; all end with 0. */
 static int each_rank(int size, int (*fn)(const mixp_ranks_desc *)) {
     int r, status, bad = 0;
-    port = free_port();
+    meeting = free_port();
     fflush(stdout);
     for (r = size - 1; r >= 0; r--)
         if (fork() == 0) {
@@ -142,12 +170,12 @@ static void no_world(void) {
     struct sockaddr_in at;
     const char *why = NULL;
     int i, status, s = ddp_tcp_listen(0, &at);
-    port = ntohs(at.sin_port);
+    meeting = ntohs(at.sin_port);
     set_rank(0, 2);
     CHECK_INT(ddp_tcp(1, &why).size, 0);
     CHECK_TEXT(why, "MASTER_PORT is in use");
     close(s);
-    port = free_port();
+    meeting = free_port();
     set_rank(0, 2);
     CHECK_INT(ddp_tcp(0.3, &why).size, 0);
     CHECK_TEXT(why, "not all ranks came in time");
@@ -172,6 +200,67 @@ static void no_world(void) {
     }
 }
 
+/* Rank 1 starts first, and the system gives its sockets the port that rank 0 needs. */
+static void meets_unluckily(void) {
+    const char *why;
+    int status;
+    meeting = free_port();
+    fflush(stdout);
+    if (fork() == 0) {
+        alarm(HANGS);
+        set_rank(1, 2);
+        why = NULL;
+        (void)ddp_tcp(PATIENCE, &why);
+        if (why) printf("  rank 1: %s\n", why);
+        fflush(stdout);
+        leave(ddp_tcp_end(why != NULL));
+    }
+    poll(NULL, 0, 300);
+    set_rank(0, 2);
+    CHECK_INT(ddp_tcp(PATIENCE, &why).size, 2);
+    CHECK_TEXT(why ? why : "fine", "fine");
+    wait(&status);
+    CHECK_INT(status, 0);
+    ddp_tcp_end(0);
+}
+static void own_port(void) {
+    connects_to_self = 2;
+    meets_unluckily();
+    connects_to_self = 1000;            /* as long as nobody listens there */
+    meets_unluckily();
+    connects_to_self = 0;
+    listens_at_port = 1;
+    meets_unluckily();
+    listens_at_port = 0;
+}
+
+/* Another program listens where rank 0 should, and answers. */
+static void other_program(void) {
+    struct sockaddr_in at;
+    struct pollfd p;
+    char bytes[4096];
+    const char *why;
+    int status, s, c;
+    meeting = free_port();
+    s = ddp_tcp_listen(meeting, &at);
+    p.fd = s, p.events = POLLIN;
+    fflush(stdout);
+    if (fork() == 0) {
+        alarm(HANGS);
+        if (poll(&p, 1, 20000) < 1) leave(1);
+        c = accept(s, NULL, NULL);
+        memset(bytes, 'x', sizeof bytes);
+        leave(recv(c, bytes, 8, 0) != 8 || send(c, bytes, sizeof bytes, 0) < 0 || poll(NULL, 0, 500));
+    }
+    close(s);
+    set_rank(1, 2);
+    CHECK_INT(ddp_tcp(PATIENCE, &why).size, 0);
+    CHECK_TEXT(why, "another program than rank 0 answers");
+    wait(&status);
+    CHECK_INT(status, 0);
+    ddp_tcp_end(1);
+}
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     RUN(bits);
@@ -179,5 +268,7 @@ int main(void) {
     RUN(unlike);
     RUN(told);
     RUN(no_world);
+    RUN(own_port);
+    RUN(other_program);
     return test_report();
 }
