@@ -105,6 +105,8 @@
  *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
  *                                                are not declared, and mixp_context_new fails if
  *                                                `ranks` of its description is given
+ *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
+ *                                                whose functions are not declared
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A
  *                                                failed check is a bug in mixprec
  *     MIXPREC_SELF             implementation    this file's name, if you renamed it
@@ -4884,6 +4886,7 @@ typedef struct mixp_compare_desc {
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n);
 
+#ifndef MIXPREC_NO_CHECKPOINT
 /* ==== 13. CHECKPOINT ================================================ >>checkpoint ====
  *
  * One safetensors file holds weights, master weights, optimizer state, scaler, random-number state,
@@ -5044,6 +5047,7 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
                                                   const char *key);
 
 #endif
+#endif
 #ifdef __cplusplus
 }   /* extern "C" */
 #endif
@@ -5075,7 +5079,8 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
 #endif
 
 /* Checkpoints are written by POSIX calls if there are any, because stdio cannot flush to disk. */
-#if !defined(MIXPREC_NO_POSIX) && (defined(__unix__) || defined(__APPLE__))
+#if !defined(MIXPREC_NO_POSIX) && !defined(MIXPREC_NO_CHECKPOINT) && \
+    (defined(__unix__) || defined(__APPLE__))
 #  define MIXPI_POSIX 1
 #  include <fcntl.h>
 #  include <sys/stat.h>
@@ -14023,12 +14028,6 @@ static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t wo
     return crew ? crew->share(ctx, table, words) : MIXP_OK;
 }
 
-/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
-static int mixpi_crew_busy(mixp_context *ctx, int on) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    return crew ? crew->busy(ctx, on) : 0;
-}
-
 /* Does t still own its memory? */
 static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
     mixp_result r = mixpi_tensor_live(t, who);
@@ -21171,15 +21170,6 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     return MIXP_OK;
 }
 
-/* After a load: earlier gradients can no longer be unscaled, and no earlier step can be retried. */
-static void mixpi_scaler_forget(mixp_scaler *s) {
-    s->epoch++;
-    s->scales += MIXP_PAST_SCALES + 1;
-    s->began = s->first = 0;
-    s->retried = s->epoch + s->ctx->replays;
-    s->ctx->replayed = 0;
-}
-
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
     mixp_result r;
@@ -25341,73 +25331,6 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     return again;
 }
 
-/* --- checkpoints of it --------------------------------------------------------------------- */
-
-/* Before saving: settles everything, and packs the sites into the rows of the file. */
-static mixp_result mixpi_guard_pack(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    mixp_result r = mixpi_guard_catch_up(ctx);
-    int n;
-    for (n = 0; w && n < w->n_sites; n++) {
-        const mixpi_site *site = &w->sites[n];
-        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
-        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
-        state[0] = site->fallen;
-        state[1] = site->falls;
-        state[2] = site->clean;
-        state[3] = site->for_grad | site->imprecise << 1;
-    }
-    return r;
-}
-
-/* Could mixpi_guard_pack have written this row of a file? */
-static int mixpi_site_state_is_good(const int32_t *state) {
-    int i;
-    for (i = 0; i < MIXPI_SITE_STATES; i++)
-        if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
-    return state[0] <= 2 && state[3] <= 3;
-}
-
-/* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
- * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
- * sites; their numbers go on. */
-static void mixpi_watch_forget(mixpi_watch *w) {
-    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
-    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
-    memset(w->seen, 0, mixpi_rows_used(w));
-    w->filled = mixpi_rows_filled(w);
-    w->n_sites = w->full = w->full_told = w->turns = 0;
-    w->sampled = w->probing = w->repeat = w->repeated = 0;
-    w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
-    w->looked = w->whole = w->settled = w->probed = 0;
-    w->walked = w->unseen = 0;
-    w->found = w->found_site = w->origin = w->origin_site = 0;
-    w->met = 0;
-    w->event_step = w->updated_step = 0;
-    w->first_event = w->n_events;
-    w->posted_scaler = NULL;
-}
-
-/* After loading: rebuilds the table from the file. The next step fills in the names. */
-static void mixpi_guard_unpack(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    int n, number;
-    if (!w || !w->capacity) return;
-    mixpi_watch_forget(w);
-    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
-        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
-        uint64_t hash;
-        memcpy(&hash, &w->hashes[n], sizeof hash);
-        number = mixpi_site_new(ctx, hash);
-        w->sites[number - 1].fallen = state[0];
-        w->sites[number - 1].falls = state[1];
-        w->sites[number - 1].clean = state[2];
-        w->sites[number - 1].for_grad = state[3] & 1;
-        w->sites[number - 1].imprecise = state[3] >> 1;
-    }
-    ctx->sites_moved++;
-}
-
 /* --- comparing runs ------------------------------------------------------------------------ */
 
 /* Data of a site that the first run keeps for the second: host memory, f32. */
@@ -25710,6 +25633,74 @@ MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc 
                                      mixp_difference *rows, int64_t room, int64_t *n) {
     const int before = mixpi_enter(ctx);
     return mixpi_leave(ctx, before, mixpi_do_compare(ctx, desc, rows, room, n));
+}
+
+#ifndef MIXPREC_NO_CHECKPOINT
+/* --- checkpoints of the guard ----------------------------------------------------------------- */
+
+/* Before saving: settles everything, and packs the sites into the rows of the file. */
+static mixp_result mixpi_guard_pack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = mixpi_guard_catch_up(ctx);
+    int n;
+    for (n = 0; w && n < w->n_sites; n++) {
+        const mixpi_site *site = &w->sites[n];
+        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
+        state[0] = site->fallen;
+        state[1] = site->falls;
+        state[2] = site->clean;
+        state[3] = site->for_grad | site->imprecise << 1;
+    }
+    return r;
+}
+
+/* Could mixpi_guard_pack have written this row of a file? */
+static int mixpi_site_state_is_good(const int32_t *state) {
+    int i;
+    for (i = 0; i < MIXPI_SITE_STATES; i++)
+        if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
+    return state[0] <= 2 && state[3] <= 3;
+}
+
+/* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
+ * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
+ * sites; their numbers go on. */
+static void mixpi_watch_forget(mixpi_watch *w) {
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    memset(w->seen, 0, mixpi_rows_used(w));
+    w->filled = mixpi_rows_filled(w);
+    w->n_sites = w->full = w->full_told = w->turns = 0;
+    w->sampled = w->probing = w->repeat = w->repeated = 0;
+    w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
+    w->looked = w->whole = w->settled = w->probed = 0;
+    w->walked = w->unseen = 0;
+    w->found = w->found_site = w->origin = w->origin_site = 0;
+    w->met = 0;
+    w->event_step = w->updated_step = 0;
+    w->first_event = w->n_events;
+    w->posted_scaler = NULL;
+}
+
+/* After loading: rebuilds the table from the file. The next step fills in the names. */
+static void mixpi_guard_unpack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n, number;
+    if (!w || !w->capacity) return;
+    mixpi_watch_forget(w);
+    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        uint64_t hash;
+        memcpy(&hash, &w->hashes[n], sizeof hash);
+        number = mixpi_site_new(ctx, hash);
+        w->sites[number - 1].fallen = state[0];
+        w->sites[number - 1].falls = state[1];
+        w->sites[number - 1].clean = state[2];
+        w->sites[number - 1].for_grad = state[3] & 1;
+        w->sites[number - 1].imprecise = state[3] >> 1;
+    }
+    ctx->sites_moved++;
 }
 
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
@@ -27485,6 +27476,12 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
     }
 }
 
+/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
+static int mixpi_crew_busy(mixp_context *ctx, int on) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    return crew ? crew->busy(ctx, on) : 0;
+}
+
 /* The door of the ranks if they shard the states; otherwise NULL. */
 static const mixpi_crew *mixpi_states_crew(const mixp_checkpoint *what) {
     const int sharded = what->n_optimizers > 0 && mixpi_is_sharded(what->ctx);
@@ -27782,6 +27779,15 @@ static mixp_result mixpi_found_forget(const mixp_scaler *scaler) {
     mixp_result r = mixpi_upload(scaler->ctx, &s->found_inf, &none, sizeof none);
     if (r != MIXP_OK) return r;
     return mixpi_upload(scaler->ctx, &s->loss_bad, &none, sizeof none);
+}
+
+/* After a load: earlier gradients can no longer be unscaled, and no earlier step can be retried. */
+static void mixpi_scaler_forget(mixp_scaler *s) {
+    s->epoch++;
+    s->scales += MIXP_PAST_SCALES + 1;
+    s->began = s->first = 0;
+    s->retried = s->epoch + s->ctx->replays;
+    s->ctx->replayed = 0;
 }
 
 /* Changes the state. From here on only the device can fail. */
@@ -28122,6 +28128,7 @@ MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_c
 
 MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx)
 { return mixp_checkpoint_save_weights_of(path, ctx, NULL); }
+#endif
 #ifndef MIXPREC_NO_RANKS
 /* --- ranks ----------------------------------------------------------------------------- */
 
@@ -29837,6 +29844,7 @@ MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     }
     return mixpi_crew_stop(ctx, r);
 }
+#ifndef MIXPREC_NO_CHECKPOINT
 /* --- checkpoints: states that other ranks have --------------------------------------------------
  *
  * During a save or a load, the rows of parameters that another rank owns, or of which each rank
@@ -30032,6 +30040,7 @@ static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r
                              mixp_result_text(of_0));
 }
 
+#endif
 /* --- what the ranks' door opens to ---------------------------------------------------------- */
 
 static const mixpi_crew mixpi_ranks_door = {
@@ -30047,8 +30056,12 @@ static const mixpi_crew mixpi_ranks_door = {
     mixpi_ranks_plan, mixpi_ranks_look, mixpi_ranks_prepare_views, mixpi_ranks_verdict,
     mixpi_shards_send, mixpi_opt_gather, mixpi_opt_in_pieces,
     /* checkpoints */
+#ifndef MIXPREC_NO_CHECKPOINT
     mixp_ranks_check, mixpi_states_collect, mixpi_states_borrow, mixpi_states_return,
     mixpi_lent_load, mixpi_states_saved
+#else
+    NULL, NULL, NULL, NULL, NULL, NULL
+#endif
 };
 
 /* Returns what is wrong with a description of scattered sums; NULL if nothing is. */

@@ -105,6 +105,8 @@
  *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
  *                                                are not declared, and mixp_context_new fails if
  *                                                `ranks` of its description is given
+ *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
+ *                                                whose functions are not declared
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A
  *                                                failed check is a bug in mixprec
  *     MIXPREC_SELF             implementation    this file's name, if you renamed it

@@ -21,7 +21,9 @@ extern "C" {
 #include "optimizers.h"
 #include "step.h"
 #include "watch.h"
+#ifndef MIXPREC_NO_CHECKPOINT
 #include "checkpoint.h"
+#endif
 #endif
 #ifdef __cplusplus
 }   /* extern "C" */
@@ -122,6 +124,8 @@ extern "C" {
 #include "watch/share.c"
 #include "watch/watch.c"
 #include "watch/compare.c"
+#ifndef MIXPREC_NO_CHECKPOINT
+#include "watch/saved.c"
 #include "files/safetensors.c"
 #include "files/disk.c"
 #include "files/reader.c"
@@ -129,13 +133,16 @@ extern "C" {
 #include "files/list.c"
 #include "files/checkpoint.c"
 #include "files/weights.c"
+#endif
 #ifndef MIXPREC_NO_RANKS
 #include "ranks/hooks.c"
 #include "ranks/gradients.c"
 #include "ranks/shards.c"
 #include "ranks/agree.c"
 #include "ranks/check.c"
+#ifndef MIXPREC_NO_CHECKPOINT
 #include "ranks/states.c"
+#endif
 #include "ranks/door.c"
 #endif
 #include "guests.c"

@@ -235,15 +235,6 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     return MIXP_OK;
 }
 
-/* After a load: earlier gradients can no longer be unscaled, and no earlier step can be retried. */
-static void mixpi_scaler_forget(mixp_scaler *s) {
-    s->epoch++;
-    s->scales += MIXP_PAST_SCALES + 1;
-    s->began = s->first = 0;
-    s->retried = s->epoch + s->ctx->replays;
-    s->ctx->replayed = 0;
-}
-
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
     mixp_result r;

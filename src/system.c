@@ -19,7 +19,8 @@
 #endif
 
 /* Checkpoints are written by POSIX calls if there are any, because stdio cannot flush to disk. */
-#if !defined(MIXPREC_NO_POSIX) && (defined(__unix__) || defined(__APPLE__))
+#if !defined(MIXPREC_NO_POSIX) && !defined(MIXPREC_NO_CHECKPOINT) && \
+    (defined(__unix__) || defined(__APPLE__))
 #  define MIXPI_POSIX 1
 #  include <fcntl.h>
 #  include <sys/stat.h>

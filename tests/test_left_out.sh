@@ -77,4 +77,17 @@ for call in 'mixp_ranks_sum(0)' 'mixp_ranks_max(0)' 'mixp_ranks_check(0)' 'mixp_
     check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_RANKS "$call"
 done
 check '  no code of src/ranks is there'                     gone MIXPREC_NO_RANKS ranks
+
+echo 'int main(void) { return !trained(); }' >"$tmp/MIXPREC_NO_CHECKPOINT.main"
+check 'MIXPREC_NO_CHECKPOINT compiles'                      build MIXPREC_NO_CHECKPOINT
+check '  a step is as ever'                                 "$tmp/MIXPREC_NO_CHECKPOINT"
+for call in 'mixp_checkpoint_save(0, 0)' 'mixp_checkpoint_load(0, 0)' 'mixp_checkpoint_load_weights(0, 0, 0)' \
+            'mixp_checkpoint_save_weights(0, 0)' 'mixp_safetensors_count(0)'; do
+    check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_CHECKPOINT "$call"
+done
+check '  no code of src/files is there'                     gone MIXPREC_NO_CHECKPOINT files
+opens() { nm "$tmp/$1" | grep -E ' U (open|fopen|rename|unlink)(64)?(@|$)'; }
+check '  other builds open files'                           opens MIXPREC_NO_RANKS
+check '  and this one opens none'                           sh -c "! nm '$tmp/MIXPREC_NO_CHECKPOINT' | \
+    grep -E ' U (open|fopen|rename|unlink)(64)?(@|\$)'"
 report

@@ -1,5 +1,5 @@
 #pragma once
-#include "../watch/watch.c"
+#include "../watch/saved.c"
 #include "reader.c"
 #include "writer.c"
 #include "list.c"
@@ -105,6 +105,12 @@ static void mixpi_state_plan(const mixpi_state *s, mixpi_plan *plan) {
         plan->items[i].e = s->items[i].e;
         plan->items[i].on_device = s->items[i].on_device;
     }
+}
+
+/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
+static int mixpi_crew_busy(mixp_context *ctx, int on) {
+    const mixpi_crew *crew = mixpi_crew_of(ctx);
+    return crew ? crew->busy(ctx, on) : 0;
 }
 
 /* The door of the ranks if they shard the states; otherwise NULL. */
@@ -404,6 +410,15 @@ static mixp_result mixpi_found_forget(const mixp_scaler *scaler) {
     mixp_result r = mixpi_upload(scaler->ctx, &s->found_inf, &none, sizeof none);
     if (r != MIXP_OK) return r;
     return mixpi_upload(scaler->ctx, &s->loss_bad, &none, sizeof none);
+}
+
+/* After a load: earlier gradients can no longer be unscaled, and no earlier step can be retried. */
+static void mixpi_scaler_forget(mixp_scaler *s) {
+    s->epoch++;
+    s->scales += MIXP_PAST_SCALES + 1;
+    s->began = s->first = 0;
+    s->retried = s->epoch + s->ctx->replays;
+    s->ctx->replayed = 0;
 }
 
 /* Changes the state. From here on only the device can fail. */

@@ -21,8 +21,12 @@ static const mixpi_crew mixpi_ranks_door = {
     mixpi_ranks_plan, mixpi_ranks_look, mixpi_ranks_prepare_views, mixpi_ranks_verdict,
     mixpi_shards_send, mixpi_opt_gather, mixpi_opt_in_pieces,
     /* checkpoints */
+#ifndef MIXPREC_NO_CHECKPOINT
     mixp_ranks_check, mixpi_states_collect, mixpi_states_borrow, mixpi_states_return,
     mixpi_lent_load, mixpi_states_saved
+#else
+    NULL, NULL, NULL, NULL, NULL, NULL
+#endif
 };
 
 /* Returns what is wrong with a description of scattered sums; NULL if nothing is. */

@@ -107,12 +107,6 @@ static mixp_result mixpi_crew_share(mixp_context *ctx, double *table, int64_t wo
     return crew ? crew->share(ctx, table, words) : MIXP_OK;
 }
 
-/* on 1: the other ranks must wait for this rank without a limit. Returns the state before. */
-static int mixpi_crew_busy(mixp_context *ctx, int on) {
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    return crew ? crew->busy(ctx, on) : 0;
-}
-
 /* Does t still own its memory? */
 static mixp_result mixpi_tensor_there(const mixp_tensor *t, const char *who) {
     mixp_result r = mixpi_tensor_live(t, who);
