@@ -79,19 +79,20 @@ $(HEADER) $(COMPANION): $(BUILD)/include/%: %
 # that compile their own implementation, for its options or for the system's calls. All builds check
 # invariants.
 Q     := $(if $(V),,@)
-CHECKED = -include tests/checked.h
-FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) -I$(BUILD)/include -I. -Itests $(CHECKED) $(CPPFLAGS) $(CFLAGS) $(OPENMP)
+CHECKED  = -include tests/support/checked.h
+INCLUDES = -I$(BUILD)/include -I. -Itests -Itests/support
+FLAGS  = -std=$(STD) $(WARN) $(if $(WERROR),-Werror) $(INCLUDES) $(CHECKED) $(CPPFLAGS) $(CFLAGS) $(OPENMP)
 LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(HEADER) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
 OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_block bench_optimizer
-# tcc knows neither DEPENDS nor the builtins of tests/checked.h: tests/variant.sh removes both.
-DEPENDS = -MMD -MP -MT $@ -MF $@.d
+# tcc knows neither DEPENDS nor the builtins of tests/support/checked.h: tests/tools/variant.sh removes both.
+DEPENDS = -MMD -MP -MT $@ -MF $@.dep
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
 
 # `light` optimises a program less than the library. It follows CFLAGS, because make cannot append
-# to a CFLAGS of the command line. Most tests only call the compiled library: tests/variant.sh saves
+# to a CFLAGS of the command line. Most tests only call the compiled library: tests/tools/variant.sh saves
 # time with LIGHT=-O0. INLINE names the tests of the header's inline functions, which a program
 # compiles itself.
 INLINE  = test_formats test_bits test_numerics test_functions
@@ -107,27 +108,38 @@ endef
 $(OWN:%=$(BUILD)/%): private light = -O0
 $(BUILD)/test_threads $(BUILD)/test_ranks_refused: private LDLIBS += -pthread
 
-# Tests that look inside the library compile only the functions that they call (tests/internals.h).
+# Tests that look inside the library compile only the functions that they call (tests/support/internals.h).
 $(BUILD)/test_optimizers $(BUILD)/test_pairs: private light = -O1 -fno-inline
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c,$(wildcard examples/*.c examples/amp/*.c)))
-TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
-LONG     := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/long_*.c))
+# A test is found in every folder of tests/ and in tests/ itself; build/test_x is built from the test_x.c of
+# any folder, so two folders cannot have a test of the same name.
+tests_like = $(wildcard tests/$1 tests/*/$1)
+SOURCES  := $(call tests_like,test_*.c) $(call tests_like,long_*.c) $(call tests_like,test_*.cpp)
+TWICE    := $(foreach n,$(sort $(basename $(notdir $(SOURCES)))),$(word 2,$(filter %/$n.c %/$n.cpp,$(SOURCES))))
+$(if $(strip $(TWICE)),$(error two tests have one name: $(TWICE)))
+program    = $(addprefix $(BUILD)/,$(basename $(notdir $(call tests_like,$1))))
+TEST_DIRS := $(sort $(dir $(SOURCES)))
+vpath test_%.c $(TEST_DIRS)
+vpath long_%.c $(TEST_DIRS)
+vpath test_%.cpp $(TEST_DIRS)
+TESTS    := $(call program,test_*.c)
+LONG     := $(call program,long_*.c)
 BENCHES  := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
 
 $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
-$(BUILD)/%: tests/%.c $(BUILT)      ; $(link)
+$(BUILD)/%: %.c $(BUILT)          ; $(link)
 # Tests with their own implementation need not wait for the library.
 OWN_TESTS := $(patsubst %,$(BUILD)/%,$(filter test_%,$(OWN)))
 $(OWN_TESTS): private LIB =
-$(OWN_TESTS): $(BUILD)/%: tests/%.c $(HEADER) $(BUILD)/flags ; $(link)
+$(OWN_TESTS): $(BUILD)/%: %.c $(HEADER) $(BUILD)/flags ; $(link)
 $(BUILD)/bench/%: tests/bench/%.c $(BUILT) ; $(link) -lpthread
 
 # The header's features for C++ only.
 CPP_TESTS := $(if $(shell command -v $(CXX)),$(BUILD)/test_scopes)
-$(BUILD)/test_scopes: tests/test_scopes.cpp $(BUILT) tests/test.h
+$(BUILD)/test_scopes: tests/core/test_scopes.cpp $(BUILT) tests/support/test.h
 	$(call say,c++ $@)
-	$(Q)$(CXX) -std=c++11 $(filter-out -Wstrict-prototypes,$(WARN)) $(if $(WERROR),-Werror) -O1 -I$(BUILD)/include -I. -Itests \
+	$(Q)$(CXX) -std=c++11 $(filter-out -Wstrict-prototypes,$(WARN)) $(if $(WERROR),-Werror) -O1 $(INCLUDES) \
 	    $< $(LIB) $(OMP_LINK) -lm -o $@
 
 # A script calls the installed peers from one process: see tests/bench/peers.py.
@@ -165,13 +177,13 @@ $(BUILD)/mixprec_cuda.o: $(COMPANION) $(HEADER)
 # A C++ compiler compiles the companion for a simulated GPU: plain for the quick tests, and for the
 # long tests with the sanitizers, which take three times as long. The simulation's own tests check
 # the sanitizers' messages, so they always use the sanitizers.
-CUDA_SANE  := $(if $(CUDA),$(patsubst tests/%.cpp,$(BUILD)/sane/%,$(wildcard tests/test_cuda*.cpp)))
+CUDA_SANE  := $(if $(CUDA),$(patsubst $(BUILD)/%,$(BUILD)/sane/%,$(call program,test_cuda*.cpp)))
 CUDA_PLAIN := $(patsubst $(BUILD)/sane/%,$(BUILD)/%,$(filter-out %/test_cudasim,$(CUDA_SANE)))
 CUDA_TESTS := $(strip $(CUDA_PLAIN) $(filter %/test_cudasim,$(CUDA_SANE)))
 SANE        = -g1 -fsanitize=address,undefined -fno-sanitize-recover=all
 $(BUILD)/sane/test_cudasim: private SANE += -O0
 SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -DMIXPREC_CUDASIM \
-              -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include -I$(BUILD)/include -I. -Itests
+              -fno-strict-aliasing -ffp-contract=off -isystem $(CUDA)/include $(INCLUDES)
 
 # mixprec_cuda.cu takes most of the time. It is compiled once, together with the functions by which
 # a few tests look inside it (tests/cuda/inside.h), and all CUDA tests link that object.
@@ -182,11 +194,11 @@ $(addsuffix /test_cuda_everyday,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): $(wildcard
 $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
 
-$(CUDA_PLAIN): $(BUILD)/%: tests/%.cpp $(LIB) $(COMPANION) $(wildcard tests/*.h)
+$(CUDA_PLAIN): $(BUILD)/%: %.cpp $(LIB) $(COMPANION) $(wildcard tests/support/*.h)
 	$(call say,c++ $@)
 	$(Q)$(CXX) $(SIM_FLAGS) $< $(filter %.o,$^) $(LIB) $(OMP_LINK) -lm -o $@
 
-$(CUDA_SANE): $(BUILD)/sane/%: tests/%.cpp $(HEADER) $(COMPANION) $(wildcard tests/*.h)
+$(CUDA_SANE): $(BUILD)/sane/%: %.cpp $(HEADER) $(COMPANION) $(wildcard tests/support/*.h)
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) $< $(filter %.o,$^) $(filter %.a,$^) $(OMP_LINK) -lm -o $@
 
@@ -197,23 +209,23 @@ CUDA_FMA := $(if $(and $(CUDA),$(filter x86_64,$(shell uname -m)),$(if $(findstr
 
 ONE_NAN = -mfma -ffp-contract=fast -ffixed-xmm14 -ffixed-xmm15 -DCUDASIM_ONE_NAN
 
-$(CUDA_FMA): $(BUILD)/fma/%: tests/%.cpp tests/cuda/inside.cu tests/canonical_nan.awk $(LIB) $(COMPANION) $(wildcard tests/*.h)
+$(CUDA_FMA): $(BUILD)/fma/%: %.cpp tests/cuda/inside.cu tests/cuda/canonical_nan.awk $(LIB) $(COMPANION) $(wildcard tests/support/*.h)
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(ONE_NAN) -S $< -o $@.raw.s
-	$(Q)awk -f tests/canonical_nan.awk $@.raw.s >$@.s && rm -f $@.raw.s
+	$(Q)awk -f tests/cuda/canonical_nan.awk $@.raw.s >$@.s && rm -f $@.raw.s
 	$(Q)$(CXX) $@.s $(LIB) $(OMP_LINK) -lm -o $@
 
 # The same tests for the GPU of this machine. Without a GPU the build only checks that they link,
 # and skips the assembly.
-GPU_TESTS := $(if $(NVCC),$(patsubst tests/%.cpp,$(BUILD)/gpu/%,$(filter-out \
-                 tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))))
-GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native $(SPLIT),-arch=compute_80 -Xcicc -O1) -O1 -x cu -I$(BUILD)/include -I. -Itests
+GPU_TESTS := $(if $(NVCC),$(patsubst $(BUILD)/%,$(BUILD)/gpu/%,$(filter-out \
+                 %/test_cudasim,$(call program,test_cuda*.cpp))))
+GPU_FLAGS  = -std=c++17 $(if $(GPU),-arch=native $(SPLIT),-arch=compute_80 -Xcicc -O1) -O1 -x cu $(INCLUDES)
 
 $(BUILD)/gpu/inside.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -c $< -o $@
 
-$(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(BUILD)/gpu/inside.o $(LIB) $(wildcard tests/*.h)
+$(GPU_TESTS): $(BUILD)/gpu/%: %.cpp $(BUILD)/gpu/inside.o $(LIB) $(wildcard tests/support/*.h)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(GPU_FLAGS) -DCOMPANION_LINKED -c $< -o $@.o
 	$(Q)$(CXX) $@.o $(filter %.o,$^) $(LIB) $(OMP_LINK) $(CUDA_LIBS) -lm -o $@
@@ -224,19 +236,19 @@ $(GPU_TESTS): $(BUILD)/gpu/%: tests/%.cpp $(BUILD)/gpu/inside.o $(LIB) $(wildcar
 PTX_ARCHS ?= 75 80 90
 PTX_NAMES := $(if $(NVCC),$(notdir $(CUDA_PLAIN)))
 PTX_TESTS := $(foreach a,$(PTX_ARCHS),$(PTX_NAMES:%=$(BUILD)/ptx/sm_$a/%))
-PTX_FLAGS  = -std=c++17 --no-compress -x cu -I$(BUILD)/include -I. -Itests
+PTX_FLAGS  = -std=c++17 --no-compress -x cu $(INCLUDES)
 ptx_for    = -gencode arch=compute_$1,code=compute_$1
 
-$(BUILD)/ptx/runtime.o: tests/cuda/runtime.cpp $(wildcard tests/cuda/*.h) tests/cudasim.h
+$(BUILD)/ptx/runtime.o: tests/cuda/runtime.cpp $(wildcard tests/cuda/*.h) tests/support/cudasim.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -fwrapv -frounding-math \
-	    -ffp-contract=off -fno-strict-aliasing -isystem $(CUDA)/include -Itests -c $< -o $@
+	    -ffp-contract=off -fno-strict-aliasing -isystem $(CUDA)/include -Itests -Itests/support -c $< -o $@
 
 $(BUILD)/ptx/inside_%.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(PTX_FLAGS) -O3 $(call ptx_for,$*) -c $< -o $@
 
-$(PTX_NAMES:%=$(BUILD)/ptx/%.o): $(BUILD)/ptx/%.o: tests/%.cpp $(HEADER) $(wildcard tests/*.h)
+$(PTX_NAMES:%=$(BUILD)/ptx/%.o): $(BUILD)/ptx/%.o: %.cpp $(HEADER) $(wildcard tests/support/*.h)
 	$(call say,nvcc $@)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(PTX_FLAGS) -O1 -DCOMPANION_LINKED $(call ptx_for,75) -c $< -o $@
 
@@ -257,7 +269,7 @@ $(BUILD)/ptx/ptx_faults: tests/cuda/ptx_faults.cu $(BUILD)/ptx/runtime.o
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: SIM_MORE = $(SANE)
 $(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER) \
-        tests/cudasim.h tests/checked.h
+        tests/support/cudasim.h tests/support/checked.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SIM_MORE) -x c++ -c $< -o $@
 
@@ -271,7 +283,7 @@ $(BUILD)/tiny_gpt_sim: $(BUILD)/tiny_gpt_sim.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(SIM_LINK)
 
-$(BUILD)/bench_cuda_sim.o: tests/bench/bench_cuda.cpp tests/ledger.h $(HEADER) tests/cudasim.h
+$(BUILD)/bench_cuda_sim.o: tests/bench/bench_cuda.cpp tests/support/ledger.h $(HEADER) tests/support/cudasim.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) -c $< -o $@
 
@@ -280,7 +292,7 @@ $(BUILD)/bench_cuda_sim: $(BUILD)/bench_cuda_sim.o $(BUILD)/cudasim.o $(LIB)
 	$(Q)$(SIM_LINK)
 
 # The bench for a GPU. Without a GPU it still links, and reports that there is none.
-$(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp tests/ledger.h $(BUILD)/mixprec_cuda.o $(LIB)
+$(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp tests/support/ledger.h $(BUILD)/mixprec_cuda.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -isystem $(CUDA)/include -I. \
 	    $< $(LIB) $(CUDA_LINK) $(OMP_LINK) -ldl -lm -o $@
@@ -288,7 +300,7 @@ $(BUILD)/bench_cuda: tests/bench/bench_cuda.cpp tests/ledger.h $(BUILD)/mixprec_
 $(LIB): $(BUILD)/mixprec.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $<
 
-$(BUILD)/mixprec.o: $(HEADER) tests/checked.h $(BUILD)/flags
+$(BUILD)/mixprec.o: $(HEADER) tests/support/checked.h $(BUILD)/flags
 	$(call say,cc $@)
 	$(Q)printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >$(BUILD)/mixprec.c
 	$(Q)$(CC) $(FLAGS) -c $(BUILD)/mixprec.c -o $@
@@ -299,7 +311,7 @@ $(BUILD)/flags: always
 	$(Q)echo '$(CC) $(FLAGS) $(LDFLAGS) $(LDLIBS)' | cmp -s - $@ || \
 	    echo '$(CC) $(FLAGS) $(LDFLAGS) $(LDLIBS)' >$@
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/amp/*.d $(BUILD)/bench/*.d)
+-include $(wildcard $(BUILD)/*.dep $(BUILD)/amp/*.dep $(BUILD)/bench/*.dep)
 
 # --- fuzzing: tests/fuzz, replayed by the tests, explored by make fuzz --------------------
 FUZZ := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -316,7 +328,7 @@ $(OF_FILES): $(BUILD)/memory_disk.o
 $(OF_FILES): private LIB = $(BUILD)/memory_disk.o
 $(OF_FILES): private done = -DMEMORY_DISK_LINKED
 $(BUILD)/memory_disk.o: private light = -O0
-$(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h $(HEADER) tests/checked.h $(BUILD)/flags
+$(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h $(HEADER) tests/support/checked.h $(BUILD)/flags
 	$(call say,cc $@)
 	$(Q)printf '#include "%s"\n' $< >$(BUILD)/memory_disk.c
 	$(Q)$(CC) $(FLAGS) $(light) -DMEMORY_DISK_OBJECT -c $(BUILD)/memory_disk.c -o $@
@@ -324,7 +336,7 @@ $(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h $(HEADER) tests/checked.h $(BUI
 $(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) mixprec.h
 	$(call say,clang $@)
 	$(Q)mkdir -p $(@D) && clang -std=c99 -g -O1 -DFUZZ_EXPLORE -fsanitize=fuzzer,address,undefined \
-	    -fno-sanitize-recover=all -I. -Itests $< -lm -o $@
+	    -fno-sanitize-recover=all -I. -Itests -Itests/support $< -lm -o $@
 
 # One after the other. Findings stay in BUILD/fuzz as crash-NAME...; pass such a file to BUILD/NAME.
 .PHONY: fuzz
@@ -369,10 +381,10 @@ web: mixprec.h   ## a GPT that trains in a browser, in fp16: BUILD/web/index.htm
 	    -o $(BUILD)/web/page.wasm && cp examples/web/index.html $(BUILD)/web/ && \
 	    echo '$(PYTHON) -m http.server -d $(BUILD)/web, then open http://localhost:8000'
 
-# Every test command ends with the line `N passed, N failed, N skipped`; tests/run.sh sums.
-SCRIPTS = $(wildcard tests/test_*.sh) tests/symbols.sh tests/rooms.sh tests/metrics.sh tests/install.sh
+# Every test command ends with the line `N passed, N failed, N skipped`; tests/tools/run.sh sums.
+SCRIPTS = $(call tests_like,test_*.sh) tests/tools/symbols.sh tests/tools/rooms.sh tests/tools/metrics.sh tests/tools/install.sh
 # The longest tests come first, so that parallel tests end at about the same time.
-LONG_SCRIPTS = tests/test_tiny_gpt.sh tests/symbols.sh tests/test_cmake.sh tests/test_overflow.sh
+LONG_SCRIPTS = tests/trainer/test_tiny_gpt.sh tests/tools/symbols.sh tests/tools/test_cmake.sh tests/programs/test_overflow.sh
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
 # Most tests use one core; a compiler uses up to a gigabyte.
@@ -388,12 +400,12 @@ endif
 # Without a C++ compiler or CUDA's headers, each of these programs counts as one skip.
 CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
 GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \
-               $(filter-out tests/test_cudasim.cpp,$(wildcard tests/test_cuda*.cpp))) skipped')
+               $(filter-out %/test_cudasim,$(call program,test_cuda*.cpp))) skipped')
 CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
-               $(wildcard tests/test_cuda*.cpp)) skipped')
+               $(call program,test_cuda*.cpp)) skipped')
 
 test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/run.sh -j $(JOBS) $(LONG_SCRIPTS) 'tests/compile_matrix.sh short' \
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/tools/run.sh -j $(JOBS) $(LONG_SCRIPTS) 'tests/tools/compile_matrix.sh short' \
 	    $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
 	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
 
@@ -403,40 +415,40 @@ BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeer
 
 # Lines and branches of mixprec.h that the C tests reach, in a build of its own.
 coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
-	$(Q)$(EXPORT) tests/coverage.sh $(notdir $(TESTS))
+	$(Q)$(EXPORT) tests/tools/coverage.sh $(notdir $(TESTS))
 
 # The order lets parallel tests end at about the same time.
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
 
 test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PTX_FAULTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
-	$(Q)$(EXPORT) tests/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/ptx.sh' tests/cuda_programs.sh 'ARCHS="75 90" tests/cuda_static.sh' \
-	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/variant.sh arm' 'tests/variant.sh amx' tests/ranks_mpi.sh tests/ranks_nccl.sh \
-	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' tests/test_overflow.sh 'tests/mutation.sh -n' 'tests/mutation_c.sh -n' \
-	    tests/test_packages.sh tests/test_reference_page.sh tests/test_web.sh \
-	    $(patsubst %,'$(PYTHON) %',$(wildcard tests/interop*.py))
+	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/cuda_programs.sh 'ARCHS="75 90" tests/cuda/cuda_static.sh' \
+	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
+	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' tests/programs/test_overflow.sh 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
+	    tests/tools/test_packages.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh \
+	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))
 
-# Too long for CI on two cores. tests/variant.sh lists them.
+# Too long for CI on two cores. tests/tools/variant.sh lists them.
 VARIANTS ?= no_ranks no_checkpoint ofast gnu finite sanitizers threads clang O0 O3 lto trapv char m32 gcc-11 clang-13 clang-16 musl tcc mingw \
             aarch64 armhf riscv64 ppc64le s390x
 test-ptx: $(PTX_TESTS) $(PTX_FAULTS)   ## nvcc's own code, interpreted: the GPU tests without a GPU (needs nvcc)
-	$(Q)$(EXPORT) tests/run.sh -t 1500 'PTX_ARCHS="$(PTX_ARCHS)" tests/ptx.sh'
+	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh'
 
 test-variants: $(GPU_TESTS) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
-	$(Q)$(EXPORT) tests/run.sh -t 3000 'tests/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
-	    tests/cuda_static.sh tests/mutation.sh tests/mutation_c.sh tests/ptx_plants.sh \
-	    $(patsubst %,'tests/variant.sh %',$(VARIANTS))
+	$(Q)$(EXPORT) tests/tools/run.sh -t 3000 'tests/tools/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
+	    tests/cuda/cuda_static.sh tests/tools/mutation.sh tests/tools/mutation_c.sh tests/cuda/ptx_plants.sh \
+	    $(patsubst %,'tests/tools/variant.sh %',$(VARIANTS))
 
 test-all: test test-long test-variants   ## all three; an hour and more
 
 test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'test-gpu: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
-	$(Q)$(EXPORT) tests/run.sh $(GPU_RUN)
-	$(Q)$(EXPORT) tests/gpu_sanitizer.sh $(GPU_TESTS)
+	$(Q)$(EXPORT) tests/tools/run.sh $(GPU_RUN)
+	$(Q)$(EXPORT) tests/cuda/gpu_sanitizer.sh $(GPU_TESTS)
 
-# Only the C tests, for another compiler or other flags (tests/variant.sh).
+# Only the C tests, for another compiler or other flags (tests/tools/variant.sh).
 # LEFT: names of tests that a variant cannot build; each is one skip. EXE: the suffix of programs.
 test-programs: $(TESTS)
-	$(Q)tests/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %$(EXE)') \
+	$(Q)tests/tools/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %$(EXE)') \
 	    $(LEFT:%=': % is left out; echo 0 passed, 0 failed, 1 skipped')
 
 cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)

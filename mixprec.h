@@ -160,8 +160,8 @@
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.
  *
- * `close`: tests/test_cuda*.cpp have the bounds. A NaN is a NaN everywhere; its payload depends on
- * the processor. With MIXPREC_CBLAS, f32 products have the bits of your BLAS.
+ * `close`: tests/cuda/ has the bounds. A NaN is a NaN everywhere; its payload depends on the
+ * processor. With MIXPREC_CBLAS, f32 products have the bits of your BLAS.
  *
  * NOT DETECTED: these mistakes have no error, because each may be intended. The right column lists
  * their symptoms. All other mistakes that users were seen to make are errors with a message that
@@ -6012,7 +6012,7 @@ static void mixpi_rope_run(const void *args, int64_t run) {
 #else
 #  define MIXPI_AMX 0
 #endif
-/* A tile is named by a digit, 0 to 7. tests/amxsim.h replaces these macros with C. */
+/* A tile is named by a digit, 0 to 7. tests/support/amxsim.h replaces these macros with C. */
 #if MIXPI_AMX && !defined(MIXPI_AMX_EMULATED)
 #  define MIXPI_AMX_BYTES(bytes) __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::: "memory")
 #  define MIXPI_AMX_MEMORY(bytes, p, stride)                                              \

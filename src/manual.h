@@ -160,8 +160,8 @@
  * AMX, AVX512_BF16, FMLAL and BFMLAL each compute a product with a known answer before they are
  * used.
  *
- * `close`: tests/test_cuda*.cpp have the bounds. A NaN is a NaN everywhere; its payload depends on
- * the processor. With MIXPREC_CBLAS, f32 products have the bits of your BLAS.
+ * `close`: tests/cuda/ has the bounds. A NaN is a NaN everywhere; its payload depends on the
+ * processor. With MIXPREC_CBLAS, f32 products have the bits of your BLAS.
  *
  * NOT DETECTED: these mistakes have no error, because each may be intended. The right column lists
  * their symptoms. All other mistakes that users were seen to make are errors with a message that

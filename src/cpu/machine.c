@@ -59,7 +59,7 @@
 #else
 #  define MIXPI_AMX 0
 #endif
-/* A tile is named by a digit, 0 to 7. tests/amxsim.h replaces these macros with C. */
+/* A tile is named by a digit, 0 to 7. tests/support/amxsim.h replaces these macros with C. */
 #if MIXPI_AMX && !defined(MIXPI_AMX_EMULATED)
 #  define MIXPI_AMX_BYTES(bytes) __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::: "memory")
 #  define MIXPI_AMX_MEMORY(bytes, p, stride)                                              \

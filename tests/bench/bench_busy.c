@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#include "../small_net.h"
+#include "../support/small_net.h"
 
 enum { MOST_SPINNING = 64, MOST_ROUNDS = 99 };
 

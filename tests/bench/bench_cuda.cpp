@@ -23,12 +23,12 @@
  * Times are CUDA events'. A kernel and its copy take turns; the median is shown, [least most],
  * and how much of the copy's speed it reaches. Bytes are the floor: what has to be read and
  * written once, however the kernel does it; the copy reads half and writes half as many.
- * Beside each figure stand the time that the model of tests/ledger.h predicts for this GPU, and its
+ * Beside each figure stand the time that the model of tests/support/ledger.h predicts for this GPU, and its
  * roofline. tests/bench/torch_cuda.py prints the same lines for PyTorch.
  */
 #include "mixprec.h"
-#include "../args.h"
-#include "../ledger.h"
+#include "../support/args.h"
+#include "../support/ledger.h"
 #ifdef MIXPREC_CUDASIM
 #include "cudasim.h"
 #else

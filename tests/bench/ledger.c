@@ -6,10 +6,10 @@
  *     build/bench/ledger gpt2 bf16 2          one of them, kernel by kernel
  *     build/bench/ledger gpt2 bf16 2 calls    and call by call
  *     build/bench/ledger gpt2 bf16 2 joined   with sums and GELU by tanh in the products' passes
- *     GPU=A100 build/bench/ledger ...         on another GPU of tests/ledger.h
+ *     GPU=A100 build/bench/ledger ...         on another GPU of tests/support/ledger.h
  *
  * Calls, bytes, FLOP and memory are exact and hold for every device. Launches and times are those of
- * mixprec_cuda.cu, times by a model that no hardware has confirmed: see tests/ledger.h.
+ * mixprec_cuda.cu, times by a model that no hardware has confirmed: see tests/support/ledger.h.
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
@@ -129,7 +129,7 @@ static int show_one(const char *model, const char *dtype, int level, const char 
 int main(int argc, char **argv) {
     const char *gpu = getenv("GPU");
     if (gpu && *gpu && !(ledger_on = ledger_gpu_of(gpu))) {
-        fprintf(stderr, "ledger: GPU=%s is in no table of tests/ledger.h\n", gpu);
+        fprintf(stderr, "ledger: GPU=%s is in no table of tests/support/ledger.h\n", gpu);
         return 2;
     }
     if (argc == 1) {

@@ -5,7 +5,7 @@
 // are compiled in where they are installed; OpenBLAS and oneDNN are opened at run time.
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
-#include "../args.h"
+#include "../support/args.h"
 #include <chrono>
 #include <cstdlib>
 #include <dlfcn.h>

@@ -20,7 +20,7 @@ steps() {
 a_step() { echo $((($(steps "$1" "$2" 30) - $(steps "$1" "$2" 10)) / 20)); }
 
 for which in with without; do
-    ${CC:-cc} -std=gnu99 -O2 -w -DMIXPREC_IMPLEMENTATION -I"$tmp/$which" -Itests tests/bench/bench_ranks.c \
+    ${CC:-cc} -std=gnu99 -O2 -w -DMIXPREC_IMPLEMENTATION -I"$tmp/$which" -Itests -Itests/support tests/bench/bench_ranks.c \
         -lm -o "$tmp/$which/bench"
 done
 with=$(a_step with none) without=$(a_step without none) one=$(a_step with one)

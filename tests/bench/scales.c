@@ -7,7 +7,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
-#include "../scale_runs.h"
+#include "../support/scale_runs.h"
 #include <stdlib.h>
 
 static void show(const char *name, const scale_setup *s) {

@@ -1,7 +1,7 @@
 /* ptx_faults.cu - kernels with one fault each: does the interpreter report it? Tests only.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     ptx_faults NAME         launches the kernel NAME; tests/ptx.sh knows what must be said
+ *     ptx_faults NAME         launches the kernel NAME; tests/cuda/ptx.sh knows what must be said
  *
  * Those whose name begins with "right" have no fault and must end with "done".
  */

@@ -30,7 +30,7 @@
 #include <cublasLt.h>
 /* cudasim.h's functions are inline; here they are compiled, so that a program finds them. */
 #define inline inline __attribute__((used))
-#include "../cudasim.h"
+#include "../support/cudasim.h"
 #undef inline
 #undef threadIdx
 #undef blockIdx

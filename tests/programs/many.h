@@ -3,7 +3,7 @@
  */
 #ifndef PROGRAMS_MANY_H
 #define PROGRAMS_MANY_H
-#include "../examples/ddp_fork.c"
+#include "../../examples/ddp_fork.c"
 #include "laws.h"
 #include "leave.h"
 

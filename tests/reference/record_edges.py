@@ -1,6 +1,6 @@
 # record_edges.py - what PyTorch does where a gradient or a value is a matter of choice: at the bounds
 # of clamp, with NaN in maximum and minimum, with a target of 0 in kl_div, where a mask of finite
-# numbers covers a query. tests/test_numerics.c holds what 2.15.0 printed; up to 2.14 clamp passed
+# numbers covers a query. tests/cpu/test_numerics.c holds what 2.15.0 printed; up to 2.14 clamp passed
 # the gradient at its bounds.
 # SPDX-License-Identifier: MIT OR Unlicense
 import torch

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""record_recurrent.py - torch.nn.LSTM and GRU in f64, on the numbers of tests/test_recurrent.c: its tables.
+"""record_recurrent.py - torch.nn.LSTM and GRU in f64, on the numbers of tests/programs/test_recurrent.c: its tables.
 
     python3 tests/reference/record_recurrent.py
 """
@@ -10,7 +10,7 @@ state = 1
 
 
 def numbers(*shape):
-    """As `fill` of tests/test_recurrent.c: sixteenths between -1 and 1."""
+    """As `fill` of tests/programs/test_recurrent.c: sixteenths between -1 and 1."""
     global state
     out = []
     for _ in range(torch.Size(shape).numel()):

@@ -1,0 +1,133 @@
+#!/bin/sh
+# cuda_programs.sh - programs for a GPU, on the simulated CUDA. The trainer trains as on the CPU,
+# and has the same bits with --graph. The benches run. Needs the programs that `make test-long`
+# builds.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/support/check.sh
+
+build=${BUILD:-build} root=$PWD
+case $build in /*) ;; *) build=$root/$build ;; esac
+if [ ! -x "$build/tiny_gpt_sim" ] || [ ! -x "$build/bench_cuda_sim" ]; then
+    skip "CUDA's headers"
+    report
+    exit
+fi
+export CUDASIM_COUNT=1
+awk 'BEGIN { for (i = 0; i < 150; i++)
+    printf "%s jumps %d times.\n", i % 3 ? "The fox" : "A dog", i % 7 }' >"$tmp/text"
+
+# --- the trainer -------------------------------------------------------------------------
+model='--layers 1 --heads 1 --width 32 --block 8 --batch 2 --eval-batches 1 --eval-every 10
+       --threads 1 --steps 7 --log-every 3 --lr 1e-2 --sample 0'
+
+# train NAME OPTION...: leaves its folder $tmp/NAME, and what it said in $tmp/NAME.log.
+train() {
+    name=$1; shift
+    "$build/tiny_gpt_sim" --data "$tmp/text" $model --out "$tmp/$name" "$@" \
+        >"$tmp/$name.log" 2>&1 || { cat "$tmp/$name.log"; return 1; }
+}
+replays() { tail -n 3 "$tmp/$1.log"; grep -q "^cudasim: .* $2 replays" "$tmp/$1.log"; }
+# Rows of the log without the times: those differ.
+losses() { sed -n '/"scale":/{ s/"ms":[^,]*,//; s/,"seconds":.*//; p; }' "$tmp/$1/metrics.jsonl"; }
+same_losses() {
+    losses "$1" >"$tmp/a"; losses "$2" >"$tmp/b"
+    [ "$(wc -l <"$tmp/a")" -ge 4 ] && diff "$tmp/a" "$tmp/b"
+}
+same_weights() { cmp "$tmp/$1/checkpoint.safetensors" "$tmp/$2/checkpoint.safetensors"; }
+# Each loss and validation loss of $1 within 0.01 of $2's.
+near_losses() {
+    for i in "$1" "$2"; do
+        awk -F '[:,]' '/"scale":/ { loss = val = "none"; for (f = 1; f < NF; f++) {
+            if ($f == "\"loss\"") loss = $(f + 1); if ($f == "\"val\"") val = $(f + 1) }
+            print loss, val }' "$tmp/$i/metrics.jsonl" >"$tmp/$i.losses"
+    done
+    paste "$tmp/$1.losses" "$tmp/$2.losses" | awk '
+        function far(a, b) { return a != b && !(a - b < 0.01 && b - a < 0.01) }
+        { print; bad += far($1, $3) + far($2, $4) } END { exit bad || NR < 4 }'
+}
+
+# Steps 1, 3, 6 and 7 are not replayed: the first allocates, the others read their loss.
+for kind in 'fp16 1 1 3' 'bf16 2 3 9'; do
+    set -- $kind
+    options="--guard off --dtype $1 --level $2 --accumulate $3 --dropout 0.1"
+    check "$1, level $2: trains"                  train "$1" --device cuda $options
+    check "$1, level $2: trains by graphs"        train "$1.graph" --device cuda --graph $options
+    check "$1, level $2: nothing was replayed"    replays "$1" 0
+    check "$1, level $2: $4 batches were"         replays "$1.graph" "$4"
+    check "$1, level $2: the same losses"         same_losses "$1" "$1.graph"
+    check "$1, level $2: the same weights"        same_weights "$1" "$1.graph"
+done
+# Sums and GELU in the products' passes. Of seven steps each has the sums of four layers' biases, and
+# GELU forward and backward; two validations have GELU forward.
+joined() { tail -n 3 "$tmp/$1.log"; grep -q "^cudasim: .* $2 epilogues" "$tmp/$1.log"; }
+tells() { grep -q -e "$2" "$tmp/$1.log" || { cat "$tmp/$1.log"; return 1; }; }
+gelu='--device cuda --guard off --dtype bf16 --bias on --activation gelu-tanh'
+check 'epilogues: trains without'                 train apart $gelu
+check 'epilogues: there was none'                 joined apart 0
+check 'epilogues: trains with'                    train joined $gelu --epilogues on
+check 'epilogues: sums and GELU were joined'      joined joined 44
+check 'epilogues: the losses are the same'        near_losses joined apart
+check 'epilogues: only sums'                      train sums $gelu --epilogues bias
+check 'epilogues: those were joined'              joined sums 28
+check 'epilogues: only GELU'                      train gelus $gelu --epilogues gelu
+check 'epilogues: that was joined'                joined gelus 16
+check 'epilogues: trains by graphs'               train joined.graph $gelu --epilogues on --graph
+check 'epilogues: the same losses'                same_losses joined joined.graph
+check 'epilogues: the same weights'               same_weights joined joined.graph
+check 'epilogues: trains with a guard'            train guarded $gelu --epilogues gelu --guard on
+check 'epilogues: a guard keeps GELU apart'       joined guarded 0
+check 'epilogues: which is told'                  tells guarded '--epilogues gelu does nothing here'
+check 'fp16: trains on the CPU'                   train cpu --device cpu --dtype fp16 --dropout 0.1
+check 'fp16: the losses are the CPU'"'"'s'          near_losses fp16 cpu
+
+# --- the benches -------------------------------------------------------------------------
+bench() {
+    "$build/bench_cuda_sim" --tiny >"$tmp/bench" 2>&1 || { tail -n 5 "$tmp/bench"; return 1; }
+    tail -n 3 "$tmp/bench"
+    grep -q '^SIMULATED' "$tmp/bench" && grep -Eq '^[0-9]{2,3} lines$' "$tmp/bench"
+}
+# Each kernel of the table is called.
+all_kernels() {
+    sed -n '/^typedef struct mixp_kernels/,/^}/s/.*(\*\([a-z_]*\))(.*/\1/p' \
+        mixprec.h >"$tmp/kernels"
+    [ "$(wc -l <"$tmp/kernels")" -ge 29 ] || return 1
+    while read -r kernel; do
+        grep -q "table->$kernel(" tests/bench/bench_cuda.cpp ||
+            { echo "no line for $kernel"; return 1; }
+    done <"$tmp/kernels"
+}
+refuses() {
+    ! "$build/bench_cuda_sim" --nosuch 1 >"$tmp/bench" 2>&1 && grep -q 'no such option' "$tmp/bench"
+}
+check 'bench_cuda has a line for each kernel'     all_kernels
+check 'bench_cuda runs'                           bench
+check 'bench_cuda refuses an unknown option'      refuses
+if "${PYTHON:-python3}" -c 'import torch' 2>/dev/null; then
+    check 'torch_cuda.py runs' "${PYTHON:-python3}" tests/bench/torch_cuda.py --device cpu --tiny
+else
+    skip 'torch_cuda.py (no PyTorch)'
+fi
+
+# --- the script for a machine with a GPU ------------------------------------------------
+dry() {
+    SCALE=9 BUILD="$build" OUT="$tmp/results" tests/cuda/gpu.sh --dry "$@" >"$tmp/dry" 2>&1 && return
+    cat "$tmp/dry" "$tmp"/results/*
+    return 1
+}
+has() { grep -q "$2" "$tmp/results/dry_gpu_$1.txt" || { cat "$tmp/results/dry_gpu_$1.txt"; return 1; }; }
+drawn() { for i; do grep -q '</svg>' "$tmp/results/dry_gpu_$i.svg" || return 1; done; }
+cut_short() {
+    ! SCALE=0 BUILD="$build" OUT="$tmp/results" tests/cuda/gpu.sh --dry nanogpt >"$tmp/dry" 2>&1 || return 1
+    has nanogpt '^cut after 1 s'
+}
+no_part() { ! tests/cuda/gpu.sh --dry nosuch >"$tmp/dry" 2>&1 && grep -q 'no such part' "$tmp/dry"; }
+check 'gpu.sh runs its parts'                     dry kernels training peers nanogpt
+check 'gpu.sh: a table of kernels'                has kernels 'attention f16'
+check 'gpu.sh: a table of steps'                  has training 'GPT-2 .* as a graph'
+check 'gpu.sh: steps with epilogues'              has training 'as a graph, sums and GELU in products'
+check 'gpu.sh: figures of both'                   drawn kernels training
+check 'gpu.sh: what is not timed is not drawn'    test ! -e "$tmp/results/dry_gpu_nanogpt.svg"
+check 'gpu.sh: a run in bf16'                     has nanogpt '^## bf16'
+check 'gpu.sh: what is cut keeps its head'        cut_short
+check 'gpu.sh refuses an unknown part'            no_part
+report

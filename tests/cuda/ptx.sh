@@ -1,0 +1,152 @@
+#!/bin/sh
+# ptx.sh - nvcc's code without a GPU: runs the programs of `make test-gpu`, for several
+# architectures, on the interpreter in tests/cuda Needs the programs that `make test-ptx` builds.
+# Skipped without nvcc.
+# SPDX-License-Identifier: MIT OR Unlicense
+#
+#   tests/cuda/ptx.sh                (BUILD; PTX_ARCHS, by default "75 80 90"; COVERAGE=FILE keeps the table)
+#
+# Each test of a program counts as one test. Races, reads of unwritten shared memory and bad
+# addresses make the program fail. Each kernel of each architecture must run at least once.
+. tests/support/check.sh
+
+build=${BUILD:-build}/ptx archs=${PTX_ARCHS:-75 80 90}
+case $build in /*) ;; *) build=$PWD/$build ;; esac
+NVCC=${NVCC:-nvcc}
+if ! command -v "$NVCC" >/dev/null 2>&1; then
+    skip 'nvcc: none of its code is interpreted'
+    report
+    exit
+fi
+guard=; command -v timeout >/dev/null 2>&1 && guard='timeout -k 5 300'
+export MIXPREC_TEST_QUICK=1
+coverage=${COVERAGE:-$tmp/coverage}
+rm -f "$coverage"
+
+# --- the programs ------------------------------------------------------------------------
+# count_tests NAME STATUS: adds what the program's last line says. PTX of another nvcc is a skip.
+count_tests() {
+    eval "$(tail -n 1 "$tmp/out" |
+        sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/p=\1 f=\2 s=\3/p')"
+    if [ "$2" = 77 ] && grep -q "^ptx: .* another nvcc" "$tmp/err"; then p=0 f=0 s=1
+    elif [ -z "$p" ]; then p=0 f=1 s=0
+    elif [ "$2" != 0 ] && [ "$f" = 0 ]; then f=1
+    fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    if [ "$f" = 0 ]; then echo "ok   $1: $p passed, $s skipped"
+    else
+        echo "FAIL $1: exit status $2, $p passed, $f failed"
+        grep -v '^ok ' "$tmp/out" | tail -n 20 | sed 's/^/  /'
+        tail -n 8 "$tmp/err" | sed 's/^/  /'
+    fi
+}
+# program ARCH NAME WORDS: runs it and counts its tests.
+program() {
+    p= f= s=
+    PTX_COVERAGE=$coverage PTX_REPORT=1 $guard "$build/sm_$1/$2" >"$tmp/out" 2>"$tmp/err"
+    count_tests "sm_$1 $2$3" $?
+    sed -n '/^ptx: [0-9]* launches/s/^/     /p' "$tmp/err"
+}
+for arch in $archs; do
+    for path in "$build/sm_$arch"/test_cuda*; do program "$arch" "${path##*/}"; done
+done
+
+# Bounds that stand the least exact hardware, and other orders of warps and blocks, on one architecture.
+case " $archs " in *' 80 '*)
+    export PTX_ROUGH=1
+    for name in cuda cuda_rows cuda_attention cuda_functions; do program 80 test_$name ', rough'; done
+    unset PTX_ROUGH
+    for order in reversed permuted; do
+        export PTX_SCHEDULE=$order
+        for name in cuda_rows cuda_optimizers cuda_attention; do program 80 test_$name ", $order"; done
+        unset PTX_SCHEDULE
+    done ;;
+esac
+
+# --- coverage ----------------------------------------------------------------------------
+# Columns: architecture, kernel, instructions, those reached, a bit for each.
+readable() { if command -v c++filt >/dev/null 2>&1; then c++filt; else cat; fi; }
+# On 7.5 tensor cores know no bf16, and 64 KB of shared memory hold no backward of 128, nor one of 64 that
+# keeps its scores straight: the companion never launches these kernels there.
+never75='attention_(forward|backward)ILi[0-9]+ELb1|attention_backwardILi(128|64ELb0ELb[01]ELb0)'
+not_run() {
+    awk -v arch="sm_$1" -v never="$never75" '$1 == arch && !$4 && !(arch == "sm_75" && $2 ~ never) { print $2 }' \
+        "$coverage"
+}
+all_run() {
+    not_run "$1" | readable
+    [ -z "$(not_run "$1")" ]
+}
+for arch in $archs; do
+    [ -s "$coverage" ] || break
+    awk -v arch="sm_$arch" '$1 == arch { n++; run += $4 > 0; if ($4) { all += $3; reached += $4 } }
+        END { printf "     %s: %d of %d kernels ran, %d of their %d instructions were reached\n",
+                     arch, run, n, reached, all }' "$coverage"
+    check "sm_$arch: every kernel ran" all_run "$arch"
+done
+
+# --- does the interpreter report faults? -------------------------------------------------
+# fault NAME TEXT: the kernel NAME of tests/cuda/ptx_faults.cu ends with status 1 and a line with TEXT.
+faults() {
+    $guard "$build/ptx_faults" "$1" >"$tmp/fault" 2>&1
+    [ $? = 1 ] && grep -q "^ptx: .*$2" "$tmp/fault" && return
+    cat "$tmp/fault"
+    return 1
+}
+right() { $guard "$build/ptx_faults" "$1" >"$tmp/fault" 2>&1 && [ "$(cat "$tmp/fault")" = 'done' ]; }
+fault() { check "the interpreter reports: $1" faults "$1" "$2"; }
+fault beyond            'a write beyond all memory: 4 bytes'
+fault before            'a write beyond all memory: 4 bytes'
+fault misaligned        'misaligned: 16 bytes'
+fault shared_end        'beyond shared memory: 4 bytes at 100'
+fault unwritten         'a read of shared memory that no thread has written'
+fault race_read         'a race in shared memory'
+fault race_write        'a race in shared memory: a write after a read'
+fault race_warp         'a race in shared memory: a read'
+fault race_halves       'a race in shared memory: a write after a read'
+fault early_read        'a read of shared memory that no thread has written'
+fault copies_left       'a thread exits while its copies are under way'
+fault divergent_barrier 'divergent barrier'
+fault missing_lane      'lanes 0000ffff wait for lanes that never come'
+fault gone_lane         'lanes that never come\|have exited'
+fault no_fence          'a race of blocks in global memory'
+fault no_atomic         'a race of blocks in global memory'
+fault blocks_write      'a race of blocks in global memory: after a write'
+fault blocks_overlap    'a race of blocks in global memory'
+fault stale_cache       'ld.global.nc reads what its own launch has written'
+for kernel in $("$build/ptx_faults" | grep '^right'); do
+    check "the interpreter finds nothing in $kernel" right "$kernel"
+done
+
+# --- bad input ---------------------------------------------------------------------------
+mkdir "$tmp/text"
+PTX_SAVE=$tmp/text "$build/ptx_faults" right_exchange >/dev/null 2>&1
+good=$tmp/text/0.ptx
+
+# refused STATUS TEXT: with $tmp/bad.ptx, right_exchange ends with this status and one line with TEXT.
+refused() {
+    PTX_FILE=$tmp/bad.ptx "$build/ptx_faults" right_exchange >"$tmp/fault" 2>&1
+    [ $? = "$1" ] && [ "$(wc -l <"$tmp/fault")" = 1 ] && grep -q "^ptx: .*$2" "$tmp/fault" && return
+    cat "$tmp/fault"
+    return 1
+}
+edited() { sed "$1" "$good" >"$tmp/bad.ptx"; ! cmp -s "$good" "$tmp/bad.ptx"; }
+check 'the PTX of a program can be saved'       grep -q '^\.target sm_80' "$good"
+check 'and taken from a file'                   env PTX_FILE="$good" "$build/ptx_faults" right_exchange
+edited 's/ld\.global\.f32/ld.global.f31/'
+check 'an unknown modifier is named'            refused 1 'unknown opcode ld.global.f31: line [0-9]* of sm_80'
+edited 's/bar\.sync/bar.arrive/'
+check 'an unknown opcode is named'              refused 1 'unknown opcode bar.arrive'
+edited 's/\.version.*/.version 9.1/'
+check "another nvcc's version is skipped"       refused 77 "PTX 9.1 is another nvcc's"
+edited 's/\.version.*/.version 7.8/'
+check 'and so is one of nvcc 11'                refused 77 "PTX 7.8 is another nvcc's"
+head -c 20000 "$good" >"$tmp/bad.ptx"
+check 'a text cut in a kernel is truncated'     refused 1 'the PTX is truncated'
+sed '/entry.*right_exchange/,$d' "$good" >"$tmp/bad.ptx"
+check 'a text without a kernel, too'            refused 1 'the PTX is truncated: it has no kernel'
+echo '# no PTX at all' >"$tmp/bad.ptx"
+check 'what is no PTX is refused'               refused 1 'the PTX is truncated\|this is no PTX'
+no_nvcc() { [ "$(NVCC=/no/nvcc tests/cuda/ptx.sh | tail -n 1)" = '0 passed, 0 failed, 1 skipped' ]; }
+check 'without nvcc there is one skip'          no_nvcc
+report

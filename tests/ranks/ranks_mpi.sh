@@ -1,0 +1,57 @@
+#!/bin/sh
+# ranks_mpi.sh - ranks over MPI, with mpirun on this machine: 2 and 4 ranks, and a rank that is
+# killed. It uses OpenMPI and MPICH under Debian's names (mpicc.openmpi, mpicc.mpich), otherwise the
+# plain mpicc. A missing MPI is skipped.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/support/check.sh
+
+build=${BUILD:-build}
+
+# OpenMPI alone asks for these: a container's user is root, and cores are few.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_mpi_yield_when_idle=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
+
+there() { command -v "mpicc$1" >/dev/null && command -v "mpirun$1" >/dev/null; }
+ranks() {
+    timeout 300 "mpirun$suffix" -n "$1" "$program" >"$tmp/log" 2>&1 &&
+        grep -q '^9 passed, 0 failed' "$tmp/log"
+}
+# mpirun ends the others, or they give up after 5 s: 300 are for a busy machine.
+killed() {
+    timeout 300 "mpirun$suffix" -n 2 "$program" kill >"$tmp/log" 2>&1
+    killed=$?
+    [ -x "$program" ] && [ "$killed" -ne 0 ]
+}
+
+named() {
+    timeout 300 "mpirun$suffix" -n 3 "$program" late >"$tmp/log" 2>&1
+    grep -q named "$tmp/log" && ! grep -q 'does not contain' "$tmp/log"
+}
+
+# over ENGINE SUFFIX: all tests, by mpiccSUFFIX and mpirunSUFFIX.
+over() {
+    engine=$1 suffix=$2 program=$tmp/ranks_$1
+    if ! there "$suffix"; then
+        for what in compiled trainer '2 ranks' '4 ranks' killed soon late; do skip "$engine: $what"; done
+        return
+    fi
+    check "$engine: examples/ddp_mpi.c is compiled and linked" \
+        "mpicc$suffix" -std=gnu99 -O1 -Wall -Wextra -Wno-unused-function -I. -Itests -Itests/support -DMIXPREC_IMPLEMENTATION_DONE \
+        tests/ranks/ranks_mpi.c "$build/libmixprec.a" ${OPENMP-} -lm -lpthread -o "$program"
+    check "$engine: so is the trainer with it" \
+        "mpicc$suffix" -std=gnu99 -Wall -Wextra -Wno-unused-function -I. -DTINY_GPT_MPI -fsyntax-only examples/tiny_gpt.c
+    for n in 2 4; do
+        check "$engine, $n ranks: order, overlap, shards, scattered sums, Inf, all dtypes, unlike and busy ranks"  ranks "$n"
+        [ "$failed" = 0 ] || tail -n 20 "$tmp/log"
+    done
+    check "$engine: a rank that is killed ends all"  killed
+    check "$engine: and soon"                        [ "$killed" -ne 124 ]
+    check "$engine: a rank that comes late is named"  named
+}
+
+if there .openmpi || there .mpich; then
+    over openmpi .openmpi
+    over mpich .mpich
+else over mpi ''
+fi
+report

@@ -1,0 +1,260 @@
+/* conv_cases.h - examples/conv.h compared with double loops. The includer defines conv_context(),
+ * which chooses the device.
+ * SPDX-License-Identifier: MIT OR Unlicense */
+#ifndef CONV_CASES_H
+#define CONV_CASES_H
+#include "../../examples/conv.h"
+
+enum { CONV_MOST = 4096 };
+
+static uint32_t conv_random = 1;
+static float    conv_uniform(void) {
+    conv_random = conv_random * 1664525u + 1013904223u;
+    return (float)(conv_random >> 8) / 8388608.0f - 1.0f;
+}
+
+/* A parameter of numbers that bf16 holds, and its copy. */
+static mixp_tensor *conv_numbers(mixp_context *ctx, const char *name, int rank, const int64_t *shape, double *copy) {
+    static float v[CONV_MOST];
+    mixp_tensor *t = mixp_param(ctx, name, MIXP_F32, rank, shape);
+    int64_t      i;
+    CHECK(t && t->count <= CONV_MOST);
+    if (!t) return NULL;
+    for (i = 0; i < t->count; i++) {
+        v[i] = (float)(int)(16.0f * conv_uniform()) / 16.0f;
+        copy[i] = (double)v[i];
+    }
+    CHECK_INT(mixp_write(t, v, MIXP_F32, t->count), MIXP_OK);
+    return t;
+}
+
+typedef struct conv_case { int64_t b, in, h, w, out, kh, kw; conv_desc d; } conv_case;
+
+static const conv_case conv_cases[] = {
+    { 2, 3, 5, 6, 4, 3, 3, { { 1, 1 }, { 1, 1 }, { 1, 1 }, 1, { 0, 0 } } },
+    { 1, 2, 7, 5, 2, 3, 2, { { 2, 1 }, { 0, 2 }, { 1, 1 }, 1, { 0, 0 } } },
+    { 2, 4, 6, 6, 6, 3, 3, { { 1, 2 }, { 2, 2 }, { 2, 2 }, 2, { 0, 0 } } },
+    { 3, 4, 4, 4, 4, 2, 2, { { 1, 1 }, { 0, 0 }, { 1, 1 }, 4, { 0, 0 } } },
+    { 1, 1, 1, 1, 1, 1, 1, { { 0, 0 }, { 0, 0 }, { 0, 0 }, 0, { 0, 0 } } },
+    { 2, 2, 1, 9, 3, 1, 4, { { 1, 3 }, { 0, 3 }, { 1, 2 }, 1, { 0, 0 } } },
+    { 2, 3, 4, 4, 2, 4, 4, { { 3, 3 }, { 2, 2 }, { 1, 1 }, 1, { 0, 0 } } }
+};
+
+static int conv_or_1(int x) { return x ? x : 1; }
+
+/* One element of conv2d, from its definition. */
+static double conv_at(const conv_case *k, const double *x, const double *w, int64_t n, int64_t o, int64_t r, int64_t c) {
+    int64_t groups = conv_or_1(k->d.groups), each = k->in / groups, i, j, ch;
+    double  sum = 0;
+    for (ch = 0; ch < each; ch++)
+        for (i = 0; i < k->kh; i++)
+            for (j = 0; j < k->kw; j++) {
+                int64_t y0 = r * conv_or_1(k->d.stride[0]) - k->d.padding[0] + i * conv_or_1(k->d.dilation[0]);
+                int64_t x0 = c * conv_or_1(k->d.stride[1]) - k->d.padding[1] + j * conv_or_1(k->d.dilation[1]);
+                int64_t from = o / (k->out / groups) * each + ch;
+                if (y0 < 0 || y0 >= k->h || x0 < 0 || x0 >= k->w) continue;
+                sum += x[((n * k->in + from) * k->h + y0) * k->w + x0] * w[((o * each + ch) * k->kh + i) * k->kw + j];
+            }
+    return sum;
+}
+
+/* Forward of every case, in f32 and, exact in f16, under autocast: numbers are sixteenths. */
+static void conv_forward_is_its_definition(void) {
+    static double x[CONV_MOST], w[CONV_MOST], bias[16];
+    static float  y[CONV_MOST];
+    size_t at;
+    for (at = 0; at < sizeof conv_cases / sizeof conv_cases[0]; at++) {
+        const conv_case *k = &conv_cases[at];
+        mixp_context *ctx = conv_context();
+        int64_t sx[4], sw[4], sb[1], i;
+        mixp_tensor *tx, *tw, *tb, *ty = NULL;
+        int f16;
+        sx[0] = k->b; sx[1] = k->in; sx[2] = k->h; sx[3] = k->w;
+        sw[0] = k->out; sw[1] = k->in / conv_or_1(k->d.groups); sw[2] = k->kh; sw[3] = k->kw;
+        sb[0] = k->out;
+        tx = conv_numbers(ctx, "x", 4, sx, x);
+        tw = conv_numbers(ctx, "w", 4, sw, w);
+        tb = conv_numbers(ctx, "b", 1, sb, bias);
+        for (f16 = 0; f16 < 2; f16++) {
+            mixp_step_begin(ctx);
+            MIXP_AUTOCAST(ctx, f16 ? MIXP_F16 : MIXP_F32) { ty = conv2d(ctx, tx, tw, tb, &k->d); }
+            CHECK(ty != NULL);
+            if (!ty) break;
+            CHECK_INT(ty->dtype, MIXP_F32);     /* the bias is f32: sums promote */
+            CHECK_INT(mixp_read(ty, y, MIXP_F32, ty->count), MIXP_OK);
+            for (i = 0; i < ty->count; i++) {
+                int64_t c = i % ty->shape[3], r = i / ty->shape[3] % ty->shape[2];
+                int64_t o = i / (ty->shape[3] * ty->shape[2]) % k->out, n = i / (ty->shape[3] * ty->shape[2] * k->out);
+                double want = conv_at(k, x, w, n, o, r, c);
+                CHECK_NEAR((double)y[i], want + bias[o], (f16 ? 1.0 / 1024 : 1e-5) * (1 + fabs(want)));
+            }
+        }
+        CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+        mixp_context_free(ctx);
+    }
+}
+
+typedef struct conv_check { mixp_tensor *x, *w, *b; const conv_desc *d; int what; norm_statistics *keep; } conv_check;
+
+/* A scalar that depends on every element in its own way. */
+static mixp_tensor *conv_scalar(mixp_context *ctx, void *user) {
+    conv_check  *k = (conv_check *)user;
+    mixp_tensor *y = k->what == 0   ? conv2d(ctx, k->x, k->w, k->b, k->d)
+                     : k->what == 1 ? conv_transpose2d(ctx, k->x, k->w, k->b, k->d)
+                     : k->what == 2 ? max_pool2d(ctx, k->x, 2, 0, 0)
+                     : k->what == 3 ? avg_pool2d(ctx, k->x, 3, 2, 1)
+                     : k->what == 4 ? group_norm(ctx, k->x, 2, k->w, k->b, 1e-2f)
+                                    : batch_norm(ctx, k->x, k->w, k->b, NULL, 1, 1e-2f);
+    return mixp_mean(ctx, mixp_sin(ctx, y), MIXP_ALL, 0);
+}
+
+static void conv_differences(mixp_context *ctx, conv_check *k, int inputs) {
+    mixp_tensor *in[3];
+    double worst = 1;
+    in[0] = k->x;
+    in[1] = k->w;
+    in[2] = k->b;
+    CHECK_INT(mixp_check_gradients(ctx, conv_scalar, k, inputs, in, 1e-2, &worst), MIXP_OK);
+    CHECK_NEAR(worst, 0, 2e-3);
+}
+
+static void conv_gradients_are_differences(void) {
+    static double unused[CONV_MOST];
+    size_t at;
+    for (at = 0; at < sizeof conv_cases / sizeof conv_cases[0]; at++) {
+        const conv_case *k = &conv_cases[at];
+        int64_t sx[4], sw[4], sb[1];
+        conv_check check;
+        memset(&check, 0, sizeof check);
+        check.d = &k->d;
+        for (check.what = 0; check.what < 2; check.what++) {
+            mixp_context *ctx = conv_context();
+            int64_t in = check.what ? k->out : k->in, out = check.what ? k->in : k->out;
+            sx[0] = k->b; sx[1] = in; sx[2] = k->h; sx[3] = k->w;
+            sw[0] = k->out; sw[1] = k->in / conv_or_1(k->d.groups); sw[2] = k->kh; sw[3] = k->kw;
+            sb[0] = out;
+            check.x = conv_numbers(ctx, "x", 4, sx, unused);
+            check.w = conv_numbers(ctx, "w", 4, sw, unused);
+            check.b = conv_numbers(ctx, "b", 1, sb, unused);
+            conv_differences(ctx, &check, 3);
+            mixp_context_free(ctx);
+        }
+    }
+}
+
+/* <y, conv(x)> is <transpose(y), x>: the definition of a transpose. */
+static void conv_transpose_is_a_transpose(void) {
+    static double x[CONV_MOST], y[CONV_MOST], unused[CONV_MOST];
+    static float  got[CONV_MOST];
+    const conv_case *k = &conv_cases[1];
+    mixp_context *ctx = conv_context();
+    int64_t sx[4] = { 1, 2, 7, 5 }, sw[4] = { 2, 2, 3, 2 }, sy[4], i;
+    mixp_tensor *tx = conv_numbers(ctx, "x", 4, sx, x), *tw = conv_numbers(ctx, "w", 4, sw, unused), *ty, *there, *back;
+    double left = 0, right = 0;
+    mixp_step_begin(ctx);
+    there = conv2d(ctx, tx, tw, NULL, &k->d);
+    CHECK(there != NULL);
+    for (i = 0; i < 4; i++) sy[i] = there->shape[i];
+    ty = conv_numbers(ctx, "y", 4, sy, y);
+    CHECK_INT(mixp_read(there, got, MIXP_F32, there->count), MIXP_OK);
+    for (i = 0; i < there->count; i++) left += y[i] * (double)got[i];
+    back = conv_transpose2d(ctx, ty, tw, NULL, &k->d);
+    CHECK(back && back->count == tx->count);
+    CHECK_INT(mixp_read(back, got, MIXP_F32, back->count), MIXP_OK);
+    for (i = 0; i < back->count; i++) right += x[i] * (double)got[i];
+    CHECK_NEAR(left, right, 1e-4 * (1 + fabs(left)));
+    mixp_context_free(ctx);
+}
+
+static void conv_pools_and_norms(void) {
+    static double x[CONV_MOST], unused[CONV_MOST];
+    static float  y[CONV_MOST];
+    mixp_context *ctx = conv_context();
+    int64_t shape[4] = { 2, 4, 6, 4 }, channels[1] = { 4 }, i;
+    conv_check check;
+    mixp_tensor *p;
+    memset(&check, 0, sizeof check);
+    check.x = conv_numbers(ctx, "x", 4, shape, x);
+    check.w = conv_numbers(ctx, "gamma", 1, channels, unused);
+    check.b = conv_numbers(ctx, "beta", 1, channels, unused);
+    mixp_step_begin(ctx);
+    p = max_pool2d(ctx, check.x, 3, 2, 1);
+    CHECK(p && p->shape[2] == 3 && p->shape[3] == 2);
+    CHECK_INT(mixp_read(p, y, MIXP_F32, p->count), MIXP_OK);
+    for (i = 0; i < p->count; i++) {
+        int64_t c = i % 2 * 2 - 1, r = i / 2 % 3 * 2 - 1, plane = i / 6, u, v;
+        double most = -99;
+        for (u = r < 0 ? 0 : r; u < r + 3 && u < 6; u++)
+            for (v = c < 0 ? 0 : c; v < c + 3 && v < 4; v++)
+                if (x[(plane * 6 + u) * 4 + v] > most) most = x[(plane * 6 + u) * 4 + v];
+        CHECK_NEAR((double)y[i], most, 0);
+    }
+    for (check.what = 3; check.what < 6; check.what++) conv_differences(ctx, &check, check.what == 3 ? 1 : 3);
+    mixp_context_free(ctx);
+}
+
+/* Statistics of two batches, by PyTorch's rule: kept = 0.9 kept + 0.1 of the batch, the variance unbiased. */
+static void conv_statistics_are_kept(void) {
+    mixp_context *ctx = conv_context();
+    int64_t one[1] = { 1 }, shape[4] = { 2, 1, 1, 2 };
+    static const float batch[2][4] = { { 1, 2, 3, 6 }, { 0, 0, 4, 4 } };
+    norm_statistics keep;
+    mixp_tensor *y;
+    float got[4], mean = 0, variance = 1;
+    int i;
+    keep.mean = mixp_param(ctx, "mean", MIXP_F32, 1, one);
+    keep.variance = mixp_param(ctx, "variance", MIXP_F32, 1, one);
+    mixp_tensor_set_requires_grad(keep.mean, 0);
+    mixp_tensor_set_requires_grad(keep.variance, 0);
+    mixp_fill(keep.variance, 1);
+    for (i = 0; i < 2; i++) {
+        float m = i ? 2.0f : 3.0f, v = i ? 16.0f / 3.0f : 14.0f / 3.0f;
+        mixp_step_begin(ctx);
+        batch_norm(ctx, mixp_input(ctx, MIXP_F32, 4, shape, batch[i]), NULL, NULL, &keep, 1, 1e-5f);
+        mean = 0.9f * mean + 0.1f * m;
+        variance = 0.9f * variance + 0.1f * v;
+    }
+    CHECK_NEAR(mixp_item(keep.mean), (double)mean, 1e-6);
+    CHECK_NEAR(mixp_item(keep.variance), (double)variance, 1e-6);
+    mixp_step_begin(ctx);
+    y = batch_norm(ctx, mixp_input(ctx, MIXP_F32, 4, shape, batch[0]), NULL, NULL, &keep, 0, 1e-5f);
+    CHECK_INT(mixp_read(y, got, MIXP_F32, 4), MIXP_OK);
+    for (i = 0; i < 4; i++)
+        CHECK_NEAR((double)got[i], ((double)batch[0][i] - (double)mean) / sqrt((double)variance + 1e-5), 1e-5);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
+static void conv_bad_shapes_are_told(void) {
+    static double unused[CONV_MOST];
+    mixp_context *ctx = conv_context();
+    int64_t sx[4] = { 1, 3, 4, 4 }, sw[4] = { 2, 2, 3, 3 }, big[4] = { 2, 3, 9, 9 };
+    mixp_tensor *x = conv_numbers(ctx, "x", 4, sx, unused), *w = conv_numbers(ctx, "w", 4, sw, unused);
+    mixp_tensor *b = conv_numbers(ctx, "big", 4, big, unused);
+    const char *why;
+    mixp_step_begin(ctx);
+    CHECK(conv2d(ctx, x, w, NULL, NULL) == NULL);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_SHAPE);
+    CHECK_TEXT(why, "x[b, in, h, w] needs w[out, in / groups, kh, kw]");
+    mixp_context_clear_error(ctx);
+    CHECK(conv2d(ctx, x, b, NULL, NULL) == NULL);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_SHAPE);
+    CHECK_TEXT(why, "the kernel is larger than the padded image");
+    mixp_context_clear_error(ctx);
+    CHECK(max_pool2d(ctx, x, 5, 0, 0) == NULL);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_SHAPE);
+    mixp_context_clear_error(ctx);
+    CHECK(group_norm(ctx, x, 2, NULL, NULL, 1e-5f) == NULL);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_SHAPE);
+    mixp_context_free(ctx);
+}
+
+static void conv_run_cases(void) {
+    RUN(conv_forward_is_its_definition);
+    RUN(conv_gradients_are_differences);
+    RUN(conv_transpose_is_a_transpose);
+    RUN(conv_pools_and_norms);
+    RUN(conv_statistics_are_kept);
+    RUN(conv_bad_shapes_are_told);
+}
+#endif

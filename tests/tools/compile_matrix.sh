@@ -1,0 +1,214 @@
+#!/bin/sh
+# compile_matrix.sh - builds and runs a small program that uses mixprec.h, with every compiler,
+# language standard and way of including the header.
+# SPDX-License-Identifier: MIT OR Unlicense
+#
+#   tests/tools/compile_matrix.sh [short|full]
+#
+# Every cell must compile without a warning, link and run. A missing compiler is a skip. short runs
+# only two cells, C99 and C++11.
+. tests/support/check.sh
+
+full=; [ "$1" = full ] && full=1
+root=$(pwd)
+jobs=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+
+warn='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual'
+warn="$warn -Wdouble-promotion -Wpointer-arith -Wwrite-strings -Wcast-align -Werror"
+warn_c="$warn -Wstrict-prototypes -Wmissing-prototypes"
+
+# --- the user's program ------------------------------------------------------------------
+# a.c holds the implementation, b.c and main; each answers 0 when the library works there.
+# USER_BEFORE is what a cell puts before the header.
+cat >"$tmp/user.h" <<'END'
+#ifdef __cplusplus
+#define USER_C extern "C"
+#else
+#define USER_C extern
+#endif
+USER_C int user_a(void);
+
+/* Arrays with NaN are narrowed as single numbers are, on every instruction set. */
+static int user_arrays(void)
+{
+    float x[40];
+    mixp_bf16 y[40];
+    int isa, i, bad = 0;
+    for (i = 0; i < 40; i++) x[i] = mixp_f32_of_bits(0x7F800001u + 0x12345u * (uint32_t)i);
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *cpu = mixp_cpu_with((mixp_isa)isa);
+        if (!cpu) continue;
+        bad |= mixp_convert_with(cpu, y, MIXP_BF16, x, MIXP_F32, 40, NULL) != MIXP_OK;
+        for (i = 0; i < 40; i++) bad |= y[i].bits != mixp_bf16_from_f32(x[i]).bits;
+    }
+    return bad;
+}
+
+/* 1 rounds to itself, its result has a text, the device has a table, versions agree. */
+static int user_check(void)
+{
+    const mixp_device *cpu = mixp_cpu();
+    return user_arrays() ||
+           mixp_f16_from_f32(1.0f).bits != 0x3C00 || mixp_f32_from_bf16(mixp_bf16_from_f32(-2.0f)) > -2.0f ||
+           mixp_result_text(MIXP_OK)[0] != 'o' || mixp_version()[0] != MIXPREC_VERSION[0] || !cpu || !cpu->name;
+}
+END
+cat >"$tmp/a.c" <<'END'
+#include "mixprec.h"
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "mixprec.h"
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "user.h"
+int user_a(void) { return user_check(); }
+END
+cat >"$tmp/b.c" <<'END'
+#include "mixprec.h"
+#include "user.h"
+#include "mixprec.h"
+int main(void) { return user_check() + user_a(); }
+END
+for u in a b; do
+    { echo '#define MIXPREC_STATIC'; echo '#define MIXPREC_IMPLEMENTATION'; cat "$tmp/$u.c"; } >"$tmp/s$u.c"
+done
+# Inside the user's own extern "C", as C headers of C++ projects do it.
+cat >"$tmp/extern.cpp" <<'END'
+extern "C" {
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+}
+#include "user.h"
+int user_a(void) { return user_check(); }
+int main(void) { return user_a(); }
+END
+# After headers that define names no library should trip over.
+cat >"$tmp/hostile.c" <<'END'
+#ifndef __cplusplus
+#include <complex.h>
+#endif
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define min(a, b) ((a) < (b) ? (a) : (b))
+#define max(a, b) ((a) > (b) ? (a) : (b))
+#define near
+#define far
+#define small char
+#define interface struct
+#define IN
+#define OUT
+#define ERROR 0
+#define TRUE 1
+#define FALSE 0
+#define N 3
+#define X 4
+#define F16 f
+#define CHECK(x) (x)
+#define PI 3.14159
+#define swap(a, b) swap_is_a_macro
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include "user.h"
+int user_a(void) { return user_check(); }
+int main(void) { return user_a(); }
+END
+# Shared arithmetic on the device as well.
+{ cat "$tmp/a.c"; cat <<'END'
+__global__ void user_kernel(const float *x, mixp_f16 *y) { y[threadIdx.x] = mixp_f16_from_f32(x[threadIdx.x]); }
+END
+} >"$tmp/a.cu"
+for u in a b sa sb hostile; do cp "$tmp/$u.c" "$tmp/$u.cpp"; [ -f "$tmp/$u.cu" ] || cp "$tmp/$u.c" "$tmp/$u.cu"; done
+
+# --- cells -------------------------------------------------------------------------------
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# Does the compiler take these flags? (A standard it does not know yet, -m32 without its libc.)
+takes() {
+    echo 'int main(void) { return 0; }' >"$tmp/probe.$lang"
+    "$cc" "$@" "$tmp/probe.$lang" -o "$tmp/probe" >/dev/null 2>&1
+}
+
+# cell FLAGS SOURCE...: one cell of compiler $cc, language $lang, in the background; results
+# are gathered by `collect`. A SOURCE without a suffix gets the language's; -lX is a library.
+cells=0
+cell() {
+    flags=$1; shift
+    if ! has "$cc" || ! takes ${flags%%-include*}; then skip "$cc $flags"; return; fi
+    sources=
+    for s; do case $s in *.* | -*) sources="$sources $s" ;; *) sources="$sources $s.$lang" ;; esac; done
+    cells=$((cells + 1))
+    echo "$cc $flags:$sources" >"$tmp/$cells.name"
+    ( cd "$tmp" && $cc $strict $flags -I"$root" -I. $sources -lm -o "$cells.out" && ./$cells.out
+      echo $? >$cells.status ) >"$tmp/$cells.log" 2>&1 &
+    if [ $((cells % jobs)) -eq 0 ]; then wait; fi
+}
+collect() {
+    wait
+    i=0
+    while [ $i -lt $cells ]; do
+        i=$((i + 1))
+        check "$(cat "$tmp/$i.name")" sh -c "cat '$tmp/$i.log'; exit \$(cat '$tmp/$i.status')"
+    done
+}
+
+# Mixed languages: the implementation by one compiler, its caller by another.
+mixed() {
+    if has "$1" && has "$2"; then
+        check "implementation by $1, caller by $2" sh -c "cd '$tmp' &&
+            $1 -I'$root' $warn -c a.$3 -o mixed_a.o && $2 -I'$root' $warn -c b.$4 -o mixed_b.o &&
+            $5 mixed_a.o mixed_b.o -lm -o mixed && ./mixed"
+    else skip "implementation by $1, caller by $2"; fi
+}
+
+if [ -z "$full" ]; then
+    lang=c strict=$warn_c cc=${CC:-cc}
+    cell '-std=c99 -O0' a b
+    lang=cpp strict=$warn cc=${CXX:-g++}
+    cell '-std=c++11 -O0' a b
+    collect; report; exit
+fi
+
+for cc in gcc clang; do
+    lang=c strict=$warn_c
+    for std in c99 c11 c17 gnu11 c2x; do cell "-std=$std -O0" a b; done
+    for std in c99 c11 c2x; do cell "-std=$std -O0" sa sb; done
+    cell '-std=gnu11 -O0' hostile
+    for o in -O2 -Os -Ofast; do cell "-std=c99 $o" a b; done
+    cell '-std=c11 -O1 -fopenmp' a b
+    for o in -O0 -O2; do cell "-std=c99 $o -DMIXPREC_NO_SIMD" a b; done
+    cell '-std=c99 -O3 -march=native' a b
+    cell '-std=c99 -O1 -m32 -msse2 -mfpmath=sse' a b
+    cell '-std=c99 -O1 -funsigned-char -fshort-enums -fno-strict-aliasing' a b
+    if echo '#include <cblas.h>' | $cc -E - >/dev/null 2>&1; then
+        cell '-std=c99 -O1 -DMIXPREC_CBLAS' a b -lopenblas
+    else skip "$cc -DMIXPREC_CBLAS (no cblas.h)"; fi
+done
+for cc in g++ clang++; do
+    lang=cpp strict=$warn
+    for std in c++11 c++14 c++17 c++20 c++2b; do cell "-std=$std -O0" a b; done
+    for std in c++11 c++20; do cell "-std=$std -O0" sa sb; cell "-std=$std -O0" extern; done
+    cell '-std=c++17 -O0' hostile
+    for o in -O2 -Ofast; do cell "-std=c++17 $o" a b; done
+    cell '-std=c++11 -O1 -fopenmp -fno-exceptions -fno-rtti' a b
+done
+cc=nvcc; has nvcc || cc=${CUDA_HOME:-/usr/local/cuda}/bin/nvcc
+lang=cu strict='-Werror all-warnings -Xcompiler -Wall,-Wextra'
+for std in c++14 c++17 c++20; do cell "-std=$std" a b; done
+cell -std=c++17 sa sb
+# Arithmetic wider than float is refused, in one line that says what to do.
+refused() {
+    $1 -std=c99 -mfpmath=387 -I. -fsyntax-only "$tmp/a.c" 2>"$tmp/refused" && return 1
+    grep ' error: ' "$tmp/refused" >"$tmp/errors"
+    cat "$tmp/errors"
+    [ "$(wc -l <"$tmp/errors")" -eq 1 ] && grep -q 'needs FLT_EVAL_METHOD 0.*-mfpmath=sse' "$tmp/errors"
+}
+if echo | gcc -mfpmath=387 -x c -fsyntax-only - 2>/dev/null; then
+    check 'gcc -mfpmath=387 is refused in one line' refused gcc
+else skip 'gcc -mfpmath=387'; fi
+collect
+mixed gcc g++ c cpp g++
+mixed g++ gcc cpp c g++
+mixed gcc clang c c clang
+report

@@ -1,0 +1,89 @@
+#!/bin/sh
+# rooms.sh - checks the order of the rooms under src/: each room compiles with only the rooms that
+# it includes, no room includes a later room, and the products are the output of src/pack.awk.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/support/check.sh
+CC=${CC:-cc} CXX=${CXX:-c++}
+
+# --- the products ---------------------------------------------------------------------------
+packs() { awk -f src/pack.awk "src/$1" | cmp - "$1"; }
+for product in mixprec.h mixprec_cuda.cu; do
+    check "$product is packed from its rooms"        packs "$product"
+done
+
+# --- the packer itself ----------------------------------------------------------------------
+mkdir "$tmp/src"
+cp src/pack.awk "$tmp/src/"
+cd "$tmp" || exit 1
+printf '#pragma once\nint low;\n' >src/low.h
+printf '#pragma once\n#include "low.h"\n#include "other.h"\nint high;\n' >src/high.h
+printf '/* top */\n#include "low.h"\n#include "high.h"\n' >src/right.h
+printf '#include "high.h"\n#include "low.h"\n' >src/wrong.h
+printf '#include "none.h"\n' >src/missing.h
+right() { [ "$(awk -f src/pack.awk src/right.h)" = "$(printf '/* top */\nint low;\n#include "other.h"\nint high;')" ]; }
+lines() { awk -v lines=1 -f src/pack.awk src/right.h | grep -x '#line 3 "src/high.h"'; }
+refused() {
+    awk -f src/pack.awk "src/$1" >out 2>message && return 1
+    grep -q "$2" message || { cat message; return 1; }
+}
+check 'rooms are packed in order, without their own includes' right
+check '#line names the room, behind its own includes'         lines
+check 'a room that includes a later one is refused'           refused wrong.h 'src/high.h:2: src/low.h stands below'
+check 'a room that is not there is refused'                   refused missing.h 'src/none.h cannot be read'
+cd - >/dev/null || exit 1
+
+# --- each room alone ------------------------------------------------------------------------
+# Rooms between #ifdef MIXPI_PASS and its #endif are compiled as the plain C pass.
+order() { sed -n 's/^#include "\(.*\)"$/\1/p' "src/$1"; }
+sed -n '/^#ifdef MIXPI_PASS/,/^#endif.*MIXPI_PASS/s/^#include "\(.*\)"$/\1/p' src/mixprec.h >"$tmp/of_a_pass"
+
+alone() {
+    flags=
+    grep -qx "$1" "$tmp/of_a_pass" && flags=-DMIXPI_PASS=0
+    echo "#include \"src/$1\"" >"$tmp/room.c"
+    # shellcheck disable=SC2086
+    $CC -std=c99 -fsyntax-only -I. $flags -Wno-unused -Wno-unused-function \
+        -Werror=implicit-function-declaration "$tmp/room.c" 2>"$tmp/room.log" && return
+    echo "src/$1:"
+    head -n 3 "$tmp/room.log"
+}
+# A function that a room declares and calls, and a later room defines.
+promised() { sed -n "s,.*[‘'\`]\\(mixpi_[a-z0-9_]*\\).* used but never defined.*,\\1,p" "$tmp/room.log"; }
+each_alone() {
+    for room in $(order mixprec.h); do
+        alone "$room" >>"$tmp/alone"
+        promised >>"$tmp/promised"
+    done
+    cat "$tmp/alone"
+    [ ! -s "$tmp/alone" ]
+}
+: >"$tmp/promised"
+check "each of $(order mixprec.h | wc -l) rooms of mixprec.h compiles alone"   each_alone
+# The tape applies one operator itself, cast, which is applied as all others are.
+printf '%s\n' mixpi_cast mixpi_cast_site mixpi_is_cast >"$tmp/known"
+upward() { LC_ALL=C sort -u "$tmp/promised" | diff "$tmp/known" -; }
+case $($CC --version 2>/dev/null) in
+*clang*) skip 'no room calls a later one: gcc says so' ;;
+*)       check 'no room calls a later one, but for the cast' upward ;;
+esac
+
+companion_alone() {
+    for room in $(order mixprec_cuda.cu); do
+        echo "#include \"src/$room\"" >"$tmp/room.cpp"
+        $CXX -std=c++17 -w -fsyntax-only -DMIXPREC_CUDASIM -isystem "$CUDA/include" -I. -Itests -Itests/support \
+            "$tmp/room.cpp" 2>"$tmp/room.log" || { echo "src/$room:"; head -n 3 "$tmp/room.log"; }
+    done >"$tmp/alone"
+    cat "$tmp/alone"
+    [ ! -s "$tmp/alone" ]
+}
+rooms=$(order mixprec_cuda.cu | wc -l)
+if [ -n "$CUDA" ] && command -v "$CXX" >/dev/null; then
+    [ -n "$MIXPREC_TEST_QUICK" ] ||
+        check "each of $rooms rooms of mixprec_cuda.cu compiles alone" companion_alone
+else skip 'the rooms of mixprec_cuda.cu compile alone: no C++ compiler, or no CUDA headers'
+fi
+
+# --- their size -----------------------------------------------------------------------------
+small() { wc -l src/*.[hc] src/*/* | awk '$2 != "total" && $1 > 1500 { print; bad = 1 } END { exit bad }'; }
+check 'no room is longer than 1,500 lines'                    small
+report

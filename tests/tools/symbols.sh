@@ -1,0 +1,161 @@
+#!/bin/sh
+# symbols.sh - checks the effects of mixprec.h on an includer: names, data, macros, warnings; and
+# the file's statements about itself: sections, length, version.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/support/check.sh
+
+CC=${CC:-cc}
+compile() { $CC -std=c99 -I. $OPENMP "$@"; }
+
+printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n' >"$tmp/i.c"
+printf '#define MIXPREC_STATIC\n' | cat - "$tmp/i.c" >"$tmp/s.c"
+
+# --- names and data in the object --------------------------------------------------------
+# Position-dependent code, so that constant tables of pointers are plain read-only data; a
+# position-independent build has to put them in .data.rel.ro, which is read-only as well.
+objects() {
+    compile -Wmissing-prototypes -Wdouble-promotion -Werror -fno-pie -c "$tmp/i.c" -o "$tmp/i.o" &&
+        compile -fno-pie -c "$tmp/s.c" -o "$tmp/s.o"
+}
+# none PATTERN FILE: no line matches; those that do are shown.
+none() { ! grep -E "$1" "$2"; }
+some() { grep -E "$1" "$2"; }
+
+check 'the implementation compiles' objects
+if command -v nm >/dev/null 2>&1 && [ -f "$tmp/i.o" ]; then
+    nm "$tmp/i.o" >"$tmp/i.nm"
+    nm "$tmp/s.o" >"$tmp/s.nm"
+    grep ' [A-TV-Z] ' "$tmp/i.nm" | grep -v ' mixp_' >"$tmp/foreign"
+    check 'external names exist'              some ' T mixp_' "$tmp/i.nm"
+    check 'external names start with mixp_'   none . "$tmp/foreign"
+    check 'no writable data'                  none ' [BbCDdGgSs] ' "$tmp/i.nm"
+    check 'MIXPREC_STATIC leaves no external' none ' [A-TVWX] ' "$tmp/s.nm"
+    check 'MIXPREC_STATIC: no writable data'  none ' [BbCDdGgSs] ' "$tmp/s.nm"
+    check 'no printing, no exit'              none ' U (printf|vprintf|puts|putchar|stdout|stderr|perror|exit|_exit|abort|__assert_fail)$' "$tmp/i.nm"
+    # The companion, as the tests' simulation of CUDA has it: inline functions of others are weak.
+    if [ -f "${BUILD:-build}/cudasim_plain.o" ]; then
+        nm "${BUILD:-build}/cudasim_plain.o" | grep ' [TDBRSGC] ' | grep -v '[0-9]inside_' >"$tmp/c.nm"
+        check 'the companion shows mixp_cuda'     some ' T mixp_cuda$' "$tmp/c.nm"
+        check 'and nothing else'                  [ "$(wc -l <"$tmp/c.nm")" -eq 1 ]
+    else skip 'symbols of the companion (not built)'; fi
+else
+    skip 'symbols (no nm)'
+fi
+
+# --- size --------------------------------------------------------------------------------
+# A program that only converts has the conversions of each instruction set, and no other kernel.
+{ cat "$tmp/s.c"
+  echo 'int main(void) { static mixp_f16 h[8]; static float f[8]; return mixp_convert(h, MIXP_F16, f, MIXP_F32, 8); }'
+} >"$tmp/only.c"
+most_text() { compile -O2 "$tmp/only.c" -lm -o "$tmp/only" && [ "$(size "$tmp/only" | awk 'NR == 2 { print $1 }')" -lt "$1" ]; }
+if command -v size >/dev/null 2>&1; then
+    check 'formats alone, with MIXPREC_STATIC: less than 80,000 bytes' most_text 80000
+else
+    skip 'size of formats alone (no size)'
+fi
+
+# --- macros and pragmas ------------------------------------------------------------------
+# new_macros SOURCE PRELUDE: the names SOURCE defines and PRELUDE alone does not.
+new_macros() {
+    compile -dM -E "$1" | sed 's/^#define \([A-Za-z0-9_]*\).*/\1/' | sort >"$tmp/with"
+    compile -dM -E "$2" | sed 's/^#define \([A-Za-z0-9_]*\).*/\1/' | sort >"$tmp/without"
+    comm -23 "$tmp/with" "$tmp/without"
+}
+# The system headers the library names, without the library.
+{ echo '#include <omp.h>' | compile -E - >/dev/null 2>&1 && [ -n "$OPENMP" ] && echo '#include <omp.h>'
+  uname -m | grep -q x86_64 && echo '#include <immintrin.h>'
+  uname -m | grep -q aarch64 && echo '#include <arm_neon.h>'
+  sed -n 's/^ *# *include *\(<[a-z/]*\.h>\).*/\1/p' mixprec.h | sort -u | grep -v -e immintrin -e arm_neon -e omp -e cuda -e windows -e '<io' -e direct |
+      sed 's/.*/#include &/'
+} >"$tmp/system.c"
+echo '#include "mixprec.h"' >"$tmp/public.c"
+cat "$tmp/system.c" "$tmp/public.c" >"$tmp/p.c"
+cat "$tmp/system.c" "$tmp/i.c" >"$tmp/m.c"
+new_macros "$tmp/p.c" "$tmp/system.c" >"$tmp/public"
+new_macros "$tmp/m.c" "$tmp/system.c" >"$tmp/all"
+check 'the header defines macros'                some '^MIXPREC_VERSION$' "$tmp/public"
+# (MIXPI_: what other macros consist of, and constants that the companion shares)
+grep -v -E '^MIXP(REC|I)?_' "$tmp/public" >"$tmp/foreign"
+check 'macros of the API are MIXP, MIXPREC, MIXPI'  none . "$tmp/foreign"
+grep -v -i -E '^MIXP(REC|I)?_' "$tmp/all" >"$tmp/foreign"
+check 'those of the implementation MIXPI_ too'     none . "$tmp/foreign"
+# (the define is undone, so that a later include in the same file is only the API)
+check 'MIXPREC_IMPLEMENTATION is undone'         none '^MIXPREC_IMPLEMENTATION$' "$tmp/all"
+
+# Code with a warning of each kind warns after the header as it does without it.
+cat >"$tmp/warns.c" <<'END'
+static int user_unused(int x) { return x; }
+int user_warns(const char *text, double d, int i);
+int user_warns(const char *text, double d, int i)
+{
+    int n = d, x, *p = (int *)text;
+    short s = n;
+    unsigned u = i;
+    { int i = n; n += i; }
+    switch (n) { case 1: n++; case 2: n--; }
+#if USER_UNDEFINED
+#endif
+    return n + s + (int)u + x + *p + (n & 1 == 0);
+}
+END
+cat "$tmp/i.c" "$tmp/warns.c" >"$tmp/w.c"
+warnings() {
+    compile -fsyntax-only -Wall -Wextra -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual "$1" 2>&1 |
+        sed -n 's/.*warning:.*\[\(-W[a-z-]*\).*/\1/p' | sort
+}
+same_warnings() {
+    warnings "$tmp/warns.c" >"$tmp/w1"
+    warnings "$tmp/w.c" >"$tmp/w2"
+    [ "$(wc -l <"$tmp/w1")" -ge 6 ] && diff "$tmp/w1" "$tmp/w2"
+}
+# A pragma that changes warnings, targets or arithmetic stands between a push and its pop.
+pragmas() {
+    awk '/pragma/ && /push/ { depth++ }
+         /pragma/ && /(ignored|disable|GCC (target|optimize)|STDC|float_control|fp_contract)/ && !depth { print; bad = 1 }
+         /pragma/ && /pop/ { depth-- }
+         END { exit bad || depth != 0 }' mixprec.h
+}
+check 'pragmas are popped'                       pragmas
+check 'warnings are as before after the header'  same_warnings
+
+# --- C++: a region that would end at once ------------------------------------------------
+CXX=${CXX:-c++}
+unnamed() {
+    printf '%s\n' '#include "mixprec.h"' 'void f(mixp_context *ctx) {' \
+        '    { mixp_autocast_scope named(ctx, MIXP_F16); mixp_no_grad_scope too(ctx); }' \
+        "    $1" '}' >"$tmp/unnamed.cpp"
+    "$CXX" -std=c++17 -Wall -Wextra -Werror -I. -fsyntax-only "$tmp/unnamed.cpp" 2>"$tmp/unnamed.log"
+}
+warned() { ! unnamed "$1" && some nodiscard "$tmp/unnamed.log"; }
+if printf '%s\n' 'struct s { [[nodiscard]] s(int) {} ~s() {} };' 'void f() { s(1); }' >"$tmp/knows.cpp" &&
+    "$CXX" -std=c++17 -fsyntax-only "$tmp/knows.cpp" 2>&1 | grep -q nodiscard; then
+    check 'regions with a name are quiet'            unnamed ''
+    check 'a region without a name is warned of'     warned 'mixp_autocast_scope(ctx, MIXP_F16);'
+    check 'one without gradients as well'            warned 'mixp_no_grad_scope{ctx};'
+else
+    skip 'C++ regions without a name (the compiler does not warn of them)'
+fi
+
+# --- what the file says about itself -----------------------------------------------------
+banner='^\/\* ==== \([0-9]*\)\. .* >>\([a-z]*\) =*\( \*\/\)*$'
+sed -n "s/$banner/\2/p" mixprec.h >"$tmp/banners"
+sed -n "s/$banner/\1/p" mixprec.h >"$tmp/numbers"
+sed -n '/CONTENTS/,/\*\//s/.*>>\([a-z]*\).*/\1/p' mixprec.h >"$tmp/contents"
+same() { diff "$1" "$2"; }
+in_order() { seq "$(wc -l <"$tmp/numbers")" | diff - "$tmp/numbers"; }
+once() { sort "$tmp/banners" | uniq -d >"$tmp/twice" && none . "$tmp/twice"; }
+check 'the sections have banners'                [ "$(wc -l <"$tmp/banners")" -ge 11 ]
+check 'each >>mark is on one banner'             once
+check 'they are numbered in order'               in_order
+check 'the contents list has the same marks'     same "$tmp/contents" "$tmp/banners"
+check 'no line past 100 columns'                 none '.{101}' mixprec.h
+check 'no tab, no space at the end of a line'    none "$(printf '\t')| \$" mixprec.h
+grep -n -P '[^\x00-\x7F]' mixprec.h >"$tmp/foreign" 2>/dev/null
+check 'plain ASCII'                              none . "$tmp/foreign"
+
+part() { awk -v name="MIXPREC_VERSION_$1" '$1 == "#define" && $2 == name { print $3 }' mixprec.h; }
+version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
+newest=$(sed -n 's/^## \[\([0-9][0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)
+check "version $version is its three parts"      [ "$version" = "$(part MAJOR).$(part MINOR).$(part PATCH)" ]
+check "version $version is CHANGELOG's newest"   [ "$version" = "$newest" ]
+report

@@ -1,0 +1,93 @@
+#!/bin/sh
+# test_left_out.sh - builds that leave a room out: each compiles without a warning, trains, refuses what it lacks by
+# name, declares none of the room's functions, and contains none of the room's code.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/support/check.sh
+CC=${CC:-cc}
+warn='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -Wpointer-arith'
+warn="$warn -Wwrite-strings -Wcast-align -Wstrict-prototypes -Wmissing-prototypes -Werror"
+
+# A weight of 3 times an input of 2: the gradient is 2, and a step of SGD with lr 0.25 leaves 2.5.
+cat >"$tmp/train.h" <<'END'
+static int trained(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    int64_t one = 1;
+    float two = 2.0f;
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &one), *x;
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_optimizer *opt;
+    double now;
+    sgd.lr = 0.25;
+    opt = mixp_sgd_new(ctx, &sgd);
+    mixp_fill(w, 3.0);
+    mixp_optimizer_add(opt, w, NULL);
+    mixp_step_begin(ctx);
+    x = mixp_input(ctx, MIXP_F32, 1, &one, &two);
+    mixp_backward(ctx, mixp_scaler_scale(scaler, mixp_mul(ctx, w, x)));
+    mixp_scaler_step(scaler, opt);
+    mixp_scaler_update(scaler);
+    now = mixp_item(w);
+    if (mixp_context_error(ctx, NULL) != MIXP_OK || now < 2.5 || now > 2.5) return 0;
+    mixp_context_free(ctx);
+    return 1;
+}
+END
+
+# build OPTION: compiles "$tmp/OPTION.c" with the option.
+build() {
+    printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n#include "train.h"\n' |
+        cat - "$tmp/$1.main" >"$tmp/$1.c"
+    # shellcheck disable=SC2086
+    $CC -std=c99 -O0 $warn "-D$1" -I. -I"$tmp" "$tmp/$1.c" -lm -o "$tmp/$1"
+}
+# calls OPTION CALL: does a file with the option still compile when it calls a function?
+calls() {
+    printf '#include "mixprec.h"\nvoid f(void);\nvoid f(void) { (void)%s; }\n' "$2" >"$tmp/call.c"
+    $CC -std=c99 $1 -I. -fsyntax-only -Werror=implicit-function-declaration "$tmp/call.c" 2>"$tmp/call.log"
+}
+lacks() { calls '' "$2" && ! calls "-D$1" "$2" && grep -q "${2%%(*}" "$tmp/call.log"; }
+# No function of the room's files is in the program.
+gone() {
+    sed -n 's/^\(static\|MIXPREC_API\) .*[ *]\(mixpi*_[a-z0-9_]*\)(.*/\2/p' src/$2/*.c | sort -u >"$tmp/of_room"
+    [ "$(wc -l <"$tmp/of_room")" -gt 20 ] || return 1
+    nm "$tmp/$1" >"$tmp/symbols" && grep -q mixp_backward "$tmp/symbols" || return 1
+    awk '{ print $NF }' "$tmp/symbols" | sort -u | comm -12 - "$tmp/of_room" >"$tmp/there"
+    cat "$tmp/there"
+    [ ! -s "$tmp/there" ]
+}
+
+cat >"$tmp/MIXPREC_NO_RANKS.main" <<'END'
+int main(void) {
+    const char *why = "";
+    mixp_context_desc d;
+    mixp_ranks_desc ranks;
+    memset(&d, 0, sizeof d);
+    memset(&ranks, 0, sizeof ranks);
+    ranks.size = 1;
+    d.ranks = &ranks;
+    d.why = &why;
+    return !trained() || mixp_context_new(&d) || !strstr(why, "MIXPREC_NO_RANKS");
+}
+END
+check 'MIXPREC_NO_RANKS compiles'                           build MIXPREC_NO_RANKS
+check '  a step is as ever, and ranks are refused by name'  "$tmp/MIXPREC_NO_RANKS"
+for call in 'mixp_ranks_sum(0)' 'mixp_ranks_max(0)' 'mixp_ranks_check(0)' 'mixp_ranks_from(0, 0)' \
+            'mixp_ranks_busy(0, 0)' 'mixp_ranks_hold(0, 0)'; do
+    check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_RANKS "$call"
+done
+check '  no code of src/ranks is there'                     gone MIXPREC_NO_RANKS ranks
+
+echo 'int main(void) { return !trained(); }' >"$tmp/MIXPREC_NO_CHECKPOINT.main"
+check 'MIXPREC_NO_CHECKPOINT compiles'                      build MIXPREC_NO_CHECKPOINT
+check '  a step is as ever'                                 "$tmp/MIXPREC_NO_CHECKPOINT"
+for call in 'mixp_checkpoint_save(0, 0)' 'mixp_checkpoint_load(0, 0)' 'mixp_checkpoint_load_weights(0, 0, 0)' \
+            'mixp_checkpoint_save_weights(0, 0)' 'mixp_safetensors_count(0)'; do
+    check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_CHECKPOINT "$call"
+done
+check '  no code of src/files is there'                     gone MIXPREC_NO_CHECKPOINT files
+opens() { nm "$tmp/$1" | grep -E ' U (open|fopen|rename|unlink)(64)?(@|$)'; }
+check '  other builds open files'                           opens MIXPREC_NO_RANKS
+check '  and this one opens none'                           sh -c "! nm '$tmp/MIXPREC_NO_CHECKPOINT' | \
+    grep -E ' U (open|fopen|rename|unlink)(64)?(@|\$)'"
+report

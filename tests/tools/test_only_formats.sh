@@ -1,0 +1,47 @@
+#!/bin/sh
+# test_only_formats.sh - MIXPREC_ONLY_FORMATS compiles without a warning, converts arrays, and
+# contains nothing else.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/support/check.sh
+CC=${CC:-cc} CXX=${CXX:-c++}
+
+cat >"$tmp/only.c" <<'END'
+#define MIXPREC_ONLY_FORMATS
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+/* 1, 1/3 rounded to even, the largest f16 and what rounds to Inf, along whole vectors and beyond. */
+enum { COUNT = 1003 };
+int main(void) {
+    static const float from[4] = { 1.0f, 0.333333343f, -65504.0f, 65520.0f };
+    static const uint16_t f16[4] = { 0x3C00, 0x3555, 0xFBFF, 0x7C00 }, bf16[4] = { 0x3F80, 0x3EAB, 0xC780, 0x4780 };
+    static float x[COUNT], back[COUNT];
+    static mixp_f16 h[COUNT];
+    static mixp_bf16 b[COUNT];
+    int i, wrong = 0;
+    for (i = 0; i < COUNT; i++) x[i] = from[i % 4];
+    wrong += mixp_convert(h, MIXP_F16, x, MIXP_F32, COUNT) != MIXP_OK;
+    wrong += mixp_convert(b, MIXP_BF16, x, MIXP_F32, COUNT) != MIXP_OK;
+    wrong += mixp_convert(back, MIXP_F32, b, MIXP_BF16, COUNT) != MIXP_OK;
+    for (i = 0; i < COUNT; i++)
+        wrong += h[i].bits != f16[i % 4] || b[i].bits != bf16[i % 4] ||
+                 mixp_bits_of_f32(back[i]) != (uint32_t)bf16[i % 4] << 16;
+    return wrong != 0;
+}
+END
+cp "$tmp/only.c" "$tmp/only.cpp"
+W='-Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wundef -Wcast-qual -Werror'
+
+converts() { "$@" $W -I. -lm -o "$tmp/only" && "$tmp/only"; }
+check 'C'                     converts "$CC" -std=c99 -O1 "$tmp/only.c"
+check 'C, all static'         converts "$CC" -std=c99 -O1 -DMIXPREC_STATIC "$tmp/only.c"
+check 'without vectors'       converts "$CC" -std=c99 -O1 -DMIXPREC_NO_SIMD "$tmp/only.c"
+native() { "$CC" -march=native -x c -fsyntax-only /dev/null 2>/dev/null; }
+if native; then check 'for this machine alone' converts "$CC" -O1 -march=native "$tmp/only.c"
+else skip 'for this machine alone'
+fi
+if command -v "$CXX" >/dev/null; then check 'C++' converts "$CXX" -std=c++11 -O1 "$tmp/only.cpp"
+else skip 'C++'
+fi
+nothing_else() { ! nm "$tmp/only" | grep -i ' t mixp_\(context\|tensor\|linear\|optimizer\)'; }
+check 'holds nothing else'    nothing_else
+report

@@ -1,0 +1,51 @@
+#!/bin/sh
+# test_reference_page.sh - the API reference: every public function has an entry, every link has a
+# target, and the index by PyTorch's names refers only to existing entries. If headless Chromium is
+# installed, it renders the page at two widths.
+# SPDX-License-Identifier: MIT OR Unlicense
+. tests/support/check.sh
+python=${PYTHON:-python3}
+
+if ! "$python" -c 'import html' 2>/dev/null; then
+    skip 'the API reference (no Python)'
+    report
+    exit
+fi
+page="$tmp/reference.html"
+makes() { "$python" src/reference.py >"$page"; }
+check 'the page is made, and its PyTorch names lead to names of ours' makes
+
+# From the product itself, by another way than the page's script reads the rooms.
+sed '/Stop here/,$d' mixprec.h | tr '\n' ' ' | grep -o 'MIXPREC_API[^;{]*(' |
+    sed 's/(.*//; s/.*[ *]//' | grep '^mixp_' | LC_ALL=C sort -u >"$tmp/functions"
+grep -o 'id="[A-Za-z0-9_-]*"' "$page" | sed 's/id="//; s/"//' | LC_ALL=C sort >"$tmp/ids"
+grep -o 'href="#[A-Za-z0-9_-]*"' "$page" | sed 's/href="#//; s/"//' | LC_ALL=C sort -u >"$tmp/links"
+none_left() { [ -z "$(LC_ALL=C comm -23 "$1" "$2" | tee /dev/stderr)" ]; }
+LC_ALL=C sort -u "$tmp/ids" >"$tmp/unique"
+check "each of $(wc -l <"$tmp/functions") public functions has a place" none_left "$tmp/functions" "$tmp/unique"
+check 'every link leads somewhere'                none_left "$tmp/links" "$tmp/unique"
+check 'no place stands twice'                     cmp "$tmp/ids" "$tmp/unique"
+check 'at least 80 names of PyTorch'              [ "$(grep -c '^[a-z]' src/pytorch_names.txt)" -ge 80 ]
+
+wrong_name() {
+    cp -r src "$tmp/src" && echo 'torch.nothing | mixp_nothing |' >>"$tmp/src/pytorch_names.txt"
+    ! "$python" "$tmp/src/reference.py" >/dev/null 2>"$tmp/why" && grep -q 'mixp_nothing is not in the header' "$tmp/why"
+}
+check 'a name that is not there is an error'      wrong_name
+
+# A page that is wider than the window would be scrolled sideways on a phone.
+browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
+fits() {
+    sed "s#</body>#<script>document.title = 'w' + document.documentElement.scrollWidth;</script></body>#" "$page" \
+        >"$tmp/wide.html"
+    timeout 100 "$browser" --headless --no-sandbox --disable-gpu "--window-size=$1,900" \
+        --dump-dom "file://$tmp/wide.html" 2>/dev/null | grep -o '<title>w[0-9]*' | tee "$tmp/width"
+    [ "$(sed 's/[^0-9]//g' "$tmp/width")" -le "$1" ]
+}
+if [ -z "$browser" ]; then skip 'the page in a browser (no Chromium)'
+elif [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'the page in a browser: in make test-long'
+else
+    check 'it fits a desktop'                     fits 1280
+    check 'it fits a phone'                       fits 500
+fi
+report
