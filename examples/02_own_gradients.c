@@ -21,10 +21,10 @@ int main(void) {
     mixp_context   *ctx = mixp_context_new(NULL);
     mixp_scaler_desc how = { .init_scale = 1024 };
     mixp_scaler    *scaler = mixp_scaler_new(ctx, &how);
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     adamw.lr = 0.1;
     adamw.max_norm = 1.0;
-    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     const char     *why;
 
     mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w),      /* once, before the loop */

@@ -20,9 +20,9 @@ int main(void) {
     mixp_tensor    *w1 = mixp_param(ctx, "w1", MIXP_F32, 2, first);
     mixp_tensor    *b1 = mixp_param(ctx, "b1", MIXP_F32, 1, first);
     mixp_tensor    *w2 = mixp_param(ctx, "w2", MIXP_F32, 2, second), *loss = NULL;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     adamw.lr = 0.01;
-    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     mixp_scaler    *scaler = mixp_scaler_new(ctx, NULL);
     const char     *why;
     mixp_init_xavier_normal(w1, 5.0 / 3.0);

@@ -15,7 +15,8 @@ static double gradient(int parts) {
     const int64_t   rows = ROWS / parts, shape[2] = { 4, COLS }, batch[2] = { rows, COLS };
     mixp_context   *ctx = mixp_context_new(NULL);
     mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
     mixp_scaler    *scaler = mixp_scaler_new(ctx, NULL);
     float           g[4 * COLS] = { 0 };
     mixp_init_normal(w, 0.0, 0.5);

@@ -15,7 +15,7 @@ static run start(void) {
     const int64_t shape[2] = { WIDE, WIDE };
     run r = { mixp_context_new(NULL), NULL, NULL, NULL, 0 };
     r.w = mixp_param(r.ctx, "w", MIXP_F32, 2, shape);
-    r.opt = mixp_adamw_new(r.ctx, NULL);
+    r.opt = mixp_optimizer_new(r.ctx, NULL);
     r.scaler = mixp_scaler_new(r.ctx, NULL);
     mixp_init_normal(r.w, 0.0, 0.3);
     mixp_optimizer_add(r.opt, r.w, NULL);

@@ -13,7 +13,8 @@ int main(void) {
     mixp_context   *ctx = mixp_context_new(NULL);
     mixp_tensor    *big = mixp_param(ctx, "big", MIXP_F32, 2, shape);
     mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, shape);
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
     mixp_scaler_desc how = { .init_scale = 1024 };
     mixp_scaler    *scaler = mixp_scaler_new(ctx, &how);
     mixp_event      e;

@@ -15,9 +15,9 @@ static double learn(size_t bytes, int steps, size_t *used) {
     mixp_context_desc d = { .memory = memory, .memory_bytes = bytes, .threads = 1 };
     mixp_context   *ctx = mixp_context_new(&d);
     mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     adamw.lr = 0.1;
-    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     mixp_scaler    *scaler = mixp_scaler_new(ctx, NULL);
     const char     *why;
     double          learned;

@@ -71,11 +71,11 @@ int main(void) {
     if (!desc.device) { printf("no GPU: %s\n", why); return 77; }
     mixp_context     *ctx = mixp_context_new(&desc);
     mixp_scaler      *scaler = mixp_scaler_new(ctx, NULL);
-    mixp_adamw_desc   adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     adamw.lr = 0.1;
     adamw.max_norm = 10.0;
     adamw.weight_decay = 0.0;
-    mixp_optimizer   *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_optimizer   *opt = mixp_optimizer_new(ctx, &adamw);
     arrays            a = make_arrays();
     mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F16, 2, shape, a.w),
                        mixp_view(ctx, "w.grad", MIXP_F16, 2, shape, a.grad));

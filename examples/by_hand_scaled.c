@@ -96,7 +96,7 @@ int main(void) {
     float *params, *grads, loss = 0.0f;
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_optimizer *opt;
     const char *why;
     for (int i = 0; i < PARAMS; i++) total += size[i];
@@ -104,7 +104,7 @@ int main(void) {
     grads = arrays(grad);
     adamw.lr = 1e-2;
     adamw.max_norm = 1.0;
-    opt = mixp_adamw_new(ctx, &adamw);
+    opt = mixp_optimizer_new(ctx, &adamw);
     for (int i = 0; i < PARAMS; i++)
         mixp_optimizer_add(opt, mixp_view(ctx, name[i], MIXP_F32, 1, &size[i], param[i]),
                            mixp_view(ctx, name[i], MIXP_F32, 1, &size[i], grad[i]));

@@ -106,13 +106,13 @@ static void invent(mixp_context *ctx, mixp_dtype dtype) {
 }
 
 static mixp_optimizer *make_optimizer(mixp_context *ctx) {
-    mixp_adam_desc adam = mixp_adam_defaults();
+    mixp_optimizer_desc adam = mixp_adam_defaults();
     adam.lr = 0.01;
     adam.beta1 = 0.85;
     adam.beta2 = 0.99;
     adam.schedule.kind = MIXP_SCHEDULE_LINEAR;
     adam.schedule.total = STEPS;
-    return mixp_adam_new(ctx, &adam);
+    return mixp_optimizer_new(ctx, &adam);
 }
 
 int main(int argc, char **argv) {

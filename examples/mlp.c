@@ -61,9 +61,9 @@ int main(void) {
 
     mixp_context   *ctx = mixp_context_new(NULL);           /* PyTorch                           */
     make_mlp(ctx, &model);                                  /* model = MLP()                     */
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     d.lr = 3e-3;
-    mixp_optimizer *opt = mixp_adamw_new(ctx, &d);          /* opt = AdamW(params, lr=3e-3)      */
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);      /* opt = AdamW(params, lr=3e-3)      */
     for (int i = 0; i < 3; i++) {
         mixp_optimizer_add(opt, model.w[i], NULL);
         mixp_optimizer_add(opt, model.b[i], NULL);

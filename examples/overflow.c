@@ -195,7 +195,7 @@ static int plant_hold(const block *b, plant what) {
 /* --- training --- */
 
 static mixp_optimizer *make_optimizer(gpt *m) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_optimizer *opt;
     d.lr = 3e-3;
     d.weight_decay = 0;
@@ -203,7 +203,7 @@ static mixp_optimizer *make_optimizer(gpt *m) {
     d.schedule.kind = MIXP_SCHEDULE_LINEAR;
     d.schedule.total = STEPS;
     d.schedule.min_factor = 0.01;
-    opt = mixp_adamw_new(m->ctx, &d);
+    opt = mixp_optimizer_new(m->ctx, &d);
     mixp_optimizer_add(opt, m->tokens, NULL);
     mixp_optimizer_add(opt, m->places, NULL);
     for (int i = 0; i < LAYERS; i++) {

@@ -149,7 +149,7 @@ static mixp_context *context(void) {
 int main(void) {
     int64_t w1[2] = { WIDTH, 1 }, w2[2] = { 1, WIDTH }, b1[1] = { WIDTH }, b2[1] = { 1 };
     mixp_context    *ctx   = context();
-    mixp_adamw_desc  adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_optimizer  *opt;
     const char      *why   = "out of memory";
     double           worst = 1.0, last;
@@ -161,7 +161,7 @@ int main(void) {
     mixp_init_kaiming_normal(weight[0], 1.0);
     mixp_init_kaiming_normal(weight[2], 1.0);
     adamw.lr = 0.02;
-    opt = mixp_adamw_new(ctx, &adamw);
+    opt = mixp_optimizer_new(ctx, &adamw);
     for (i = 0; i < 4; i++) mixp_optimizer_add(opt, weight[i], NULL);
     mixp_check_gradients(ctx, checked, NULL, 1, weight, 1e-2, &worst);
     last = train(ctx, opt);

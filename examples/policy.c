@@ -67,7 +67,7 @@ static run *run_new(mixp_dtype dtype, unsigned long long seed) {
     const int64_t    s1[2] = { HIDDEN, STATE }, s2[2] = { ACTIONS, HIDDEN };
     mixp_scaler_desc scaler = { .disabled = dtype == MIXP_BF16 };
     mixp_context_desc context = { .seed = seed };
-    mixp_adam_desc   adam = mixp_adam_defaults();
+    mixp_optimizer_desc adam = mixp_adam_defaults();
     run             *r = calloc(1, sizeof *r);
     r->dtype = dtype;
     r->random = seed;
@@ -79,7 +79,7 @@ static run *run_new(mixp_dtype dtype, unsigned long long seed) {
     mixp_init_kaiming_normal(r->w2, 0.1);
     adam.lr = 5e-3;
     adam.max_norm = 0.5;
-    r->opt = mixp_adam_new(r->ctx, &adam);
+    r->opt = mixp_optimizer_new(r->ctx, &adam);
     mixp_optimizer_add_all(r->opt, "*");
     r->scaler = mixp_scaler_new(r->ctx, &scaler);
     return r;

@@ -217,7 +217,7 @@ static void train(const task *t, model *m, run *r) {
 
 static int run_one(const task *t, way how, unsigned seed, const char *log) {
     mixp_context_desc desc;
-    mixp_adamw_desc   adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     model m;
     run   r;
     memset(&desc, 0, sizeof desc);
@@ -227,7 +227,7 @@ static int run_one(const task *t, way how, unsigned seed, const char *log) {
     m.ctx = mixp_context_new(&desc);
     m.random = seed;
     adamw.lr = 3e-3;
-    m.opt = mixp_adamw_new(m.ctx, &adamw);
+    m.opt = mixp_optimizer_new(m.ctx, &adamw);
     r.how = how;
     r.log = log ? fopen(log, "w") : NULL;
     if (how == SCALER || how == GUARD) r.scaler = mixp_scaler_new(m.ctx, NULL);

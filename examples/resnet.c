@@ -118,14 +118,14 @@ static double right(net *n) {
 
 static double train(mixp_dtype dtype, double *share) {
     const int64_t   rows[1] = { BATCH };
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     double          last = 0;
     const char     *why;
     net             n;
     n.ctx = mixp_context_new(NULL);
     make(&n);
     adamw.lr = 3e-3;
-    mixp_optimizer *opt = mixp_adamw_new(n.ctx, &adamw);
+    mixp_optimizer *opt = mixp_optimizer_new(n.ctx, &adamw);
     mixp_scaler    *scaler = mixp_scaler_new(n.ctx, NULL);
     mixp_optimizer_add_all(opt, "*");
     if (dtype == MIXP_F16) mixp_guard_start(n.ctx, NULL);

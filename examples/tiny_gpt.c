@@ -158,15 +158,15 @@ static void add_matrices(const gpt *m, mixp_optimizer *to) {
 }
 
 /* Rate and decay are in AdamW's measure. No clipping: only a gradient's direction counts. */
-static void make_muon(trainer *t, const mixp_adamw_desc *adamw) {
-    mixp_muon_desc d = mixp_muon_defaults();
+static void make_muon(trainer *t, const mixp_optimizer_desc *adamw) {
+    mixp_optimizer_desc d = mixp_muon_defaults();
     d.lr = t->c.muon_lr == AUTO ? adamw->lr : t->c.muon_lr;
-    d.rate = MIXP_MUON_RATE_MATCH_RMS_ADAMW;
+    d.muon.rate = MIXP_MUON_RATE_MATCH_RMS_ADAMW;
     d.weight_decay = adamw->weight_decay;
     d.no_master = adamw->no_master;
     d.states = adamw->states;
     d.schedule = adamw->schedule;
-    t->muon = mixp_muon_new(t->ctx, &d);
+    t->muon = mixp_optimizer_new(t->ctx, &d);
 }
 
 /* Matrices decay, vectors do not. The optimizer clips by itself (max_norm): scaler_step then
@@ -174,7 +174,7 @@ static void make_muon(trainer *t, const mixp_adamw_desc *adamw) {
 static void make_optimizer(trainer *t) {
     const config   *c = &t->c;
     const gpt      *m = &t->model;
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_param_group plain;
     d.lr = c->lr;
     d.beta1 = c->beta1;
@@ -188,7 +188,7 @@ static void make_optimizer(trainer *t) {
     d.schedule.warmup = warmup_steps(c);
     d.schedule.total = decay_steps(c);
     d.schedule.min_factor = c->min_lr == AUTO ? 0.1 : c->lr > 0 ? c->min_lr / c->lr : 0;
-    t->opt = mixp_adamw_new(t->ctx, &d);
+    t->opt = mixp_optimizer_new(t->ctx, &d);
     if (c->optimizer == OPTIMIZER_MUON) make_muon(t, &d);
     mixp_optimizer_add(t->opt, m->tokens, NULL);
     if (m->positions) mixp_optimizer_add(t->opt, m->positions, NULL);

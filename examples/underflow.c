@@ -62,7 +62,7 @@ static void draw(const mixp_underflow *u) {
 static int train(const char *name, mixp_dtype dtype, int with_scaler) {
     mixp_context    *ctx = mixp_context_new(NULL);
     mixp_scaler_desc scale = {.rule = MIXP_RULE_PREDICTIVE, .init_scale = 1};
-    mixp_adamw_desc  adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_tensor     *loss = NULL, *error = NULL;
     mixp_underflow   u;
     const char      *why;
@@ -70,7 +70,7 @@ static int train(const char *name, mixp_dtype dtype, int with_scaler) {
     make_net(ctx, &m);
     adamw.lr = 2e-3;
     adamw.eps = 1e-16;                  /* Adam divides by gradients: let it see small ones */
-    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     mixp_scaler    *scaler = mixp_scaler_new(ctx, &scale);
     for (int i = 0; i <= LAYERS; i++) {
         mixp_optimizer_add(opt, m.w[i], NULL);

@@ -26,13 +26,13 @@
  *         mixp_context    *ctx    = mixp_context_new(NULL);
  *         mixp_tensor     *w      = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;
  *         mixp_scaler     *scaler = mixp_scaler_new(ctx, NULL);
- *         mixp_adamw_desc  adamw  = mixp_adamw_defaults();
+ *         mixp_optimizer_desc adamw  = mixp_adamw_defaults();
  *         mixp_optimizer  *opt;
  *         const char      *why;
  *         int              step;
  *
  *         adamw.lr = 0.1;
- *         opt = mixp_adamw_new(ctx, &adamw);
+ *         opt = mixp_optimizer_new(ctx, &adamw);
  *         mixp_optimizer_add(opt, w, NULL);
  *         for (step = 0; step < 200; step++) {
  *             mixp_step_begin(ctx);

@@ -34,9 +34,7 @@ enum { MIXPI_MUON_MOMENTUM, MIXPI_MUON_UNIT, MIXPI_MUON_LAST, MIXPI_MUON_PASSES 
 
 /* Working memory of Muon: device memory for the largest matrix, and the rows of its passes. */
 typedef struct mixpi_muon {
-    double   a, b, c;
-    int      iterations, f32;
-    mixp_muon_rate rate;
+    mixp_muon_settings settings;
     int64_t  elements, side;    /* capacity: elements of a matrix; its smaller side        */
     mixp_out x, gram, poly;     /* X, A and b A + c A A, in the iteration's dtype          */
     float   *x_sum, *poly_sum;  /* x and poly in f32                                       */
@@ -104,65 +102,75 @@ static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes)
 
 /* --- making, groups -------------------------------------------------------------------- */
 
-/* All other fields are 0: kinds, orders and schedules start with their default. */
-MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
-    mixp_adamw_desc d;
+/* Fields that not all kinds have. */
+enum {
+    MIXPI_HAS_BETA1 = 1, MIXPI_HAS_BETA2 = 2, MIXPI_HAS_EPS = 4, MIXPI_HAS_MOMENTUM = 8,
+    MIXPI_HAS_DAMPENING = 16, MIXPI_HAS_NESTEROV = 32, MIXPI_HAS_ORDER = 64,
+    MIXPI_HAS_CAUTIOUS = 128, MIXPI_HAS_MUON = 256,
+    MIXPI_HAS_BETAS = MIXPI_HAS_BETA1 | MIXPI_HAS_BETA2,
+    MIXPI_HAS_ADAMS = MIXPI_HAS_BETAS | MIXPI_HAS_EPS | MIXPI_HAS_ORDER
+};
+
+/* A kind of optimizer: its name, the fields that it has, and its defaults. */
+typedef struct mixpi_kind {
+    const char *name;
+    int         has;
+    double      lr, beta1, beta2, eps, weight_decay;
+} mixpi_kind;
+
+/* The row of a kind that is at most MIXP_OPTIMIZER_MUON. */
+static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
+    static const mixpi_kind rows[] = {      /* in the order of mixp_optimizer_kind */
+        /* name, fields; lr, betas, eps, weight_decay */
+        { "Adam",    MIXPI_HAS_ADAMS,
+          1e-3, 0.9, 0.999, 1e-8, 0.0 },
+        { "AdamW",   MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS,
+          1e-3, 0.9, 0.999, 1e-8, 0.01 },
+        { "SGD",     MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV,
+          1e-3, 0.0, 0.0,   0.0,  0.0 },
+        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM,
+          1e-2, 0.0, 0.99,  1e-8, 0.0 },
+        { "Lion",    MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS,
+          1e-4, 0.9, 0.99,  0.0,  0.0 },
+        { "Muon",    MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
+                     MIXPI_HAS_MUON,
+          1e-3, 0.0, 0.0,   1e-7, 0.1 }
+    };
+    return &rows[kind];
+}
+
+static mixp_optimizer_desc mixpi_defaults(mixp_optimizer_kind kind) {
+    const mixpi_kind *row = mixpi_kind_of(kind);
+    mixp_optimizer_desc d;
     memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
-    d.beta1 = 0.9;
-    d.beta2 = 0.999;
-    d.eps = 1e-8;
-    d.weight_decay = 0.01;
+    d.kind = kind;
+    d.lr = row->lr;
+    d.beta1 = row->beta1;
+    d.beta2 = row->beta2;
+    d.eps = row->eps;
+    d.weight_decay = row->weight_decay;
     return d;
 }
 
-MIXPREC_API mixp_adam_desc mixp_adam_defaults(void) {
-    mixp_adam_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
-    d.beta1 = 0.9;
-    d.beta2 = 0.999;
-    d.eps = 1e-8;
-    return d;
-}
+MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_ADAMW); }
+MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_ADAM); }
+MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_SGD); }
+MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_RMSPROP); }
+MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_LION); }
 
-MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
-    mixp_sgd_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
-    return d;
-}
-
-MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void) {
-    mixp_rmsprop_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-2;
-    d.alpha = 0.99;
-    d.eps = 1e-8;
-    return d;
-}
-
-MIXPREC_API mixp_lion_desc mixp_lion_defaults(void) {
-    mixp_lion_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-4;
-    d.beta1 = 0.9;
-    d.beta2 = 0.99;
-    return d;
-}
-
-MIXPREC_API mixp_muon_desc mixp_muon_defaults(void) {
-    mixp_muon_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
+MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
+    mixp_optimizer_desc d = mixpi_defaults(MIXP_OPTIMIZER_MUON);
     d.momentum = 0.95;
-    d.weight_decay = 0.1;
-    d.eps = 1e-7;
-    d.a = 3.4445;
-    d.b = -4.7750;
-    d.c = 2.0315;
-    d.iterations = 5;
     d.nesterov = 1;
+    d.muon.a = 3.4445;
+    d.muon.b = -4.7750;
+    d.muon.c = 2.0315;
+    d.muon.iterations = 5;
     return d;
 }
 
@@ -276,27 +284,52 @@ static const char *mixpi_spike_resolve(mixp_spike_rule *r) {
     return "spike.window must lie in [4, 4096]";
 }
 
-/* Settings that all kinds share. Hyper-parameters are in a group. */
-typedef struct mixpi_optimizer_desc {
-    mixp_optimizer_kind     kind;
-    mixp_adam_order    order;
-    double        max_norm;
-    int           no_master, zero_grad, cautious;
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    mixp_spike_rule spike;
-} mixpi_optimizer_desc;
+/* Is a field set? */
+static int mixpi_is_set(double x) { return x < 0.0 || !(x <= 0.0); }
 
-/* Every description has these fields under the same names: a missing field is a compile error. */
-#define MIXPI_SHARED_SETTINGS(to, from)                                                   \
-    do {                                                                                  \
-        (to).max_norm = (from).max_norm;                                                  \
-        (to).no_master = (from).no_master;                                                \
-        (to).zero_grad = (from).zero_grad;                                                \
-        (to).schedule = (from).schedule;                                                  \
-        (to).states = (from).states;                                                      \
-        (to).spike = (from).spike;                                                        \
-    } while (0)
+/* Returns the first field of d that is set although the kind does not have it, or NULL. */
+static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
+    const mixp_muon_settings *m = &d->muon;
+    const int lacks = ~mixpi_kind_of(d->kind)->has;
+    const int sets_muon = mixpi_is_set(m->a) || mixpi_is_set(m->b) || mixpi_is_set(m->c) ||
+                          m->iterations || m->f32 || m->rate;
+    if ((lacks & MIXPI_HAS_BETA1) && mixpi_is_set(d->beta1)) return "beta1";
+    if ((lacks & MIXPI_HAS_BETA2) && mixpi_is_set(d->beta2)) return "beta2";
+    if ((lacks & MIXPI_HAS_EPS) && mixpi_is_set(d->eps)) return "eps";
+    if ((lacks & MIXPI_HAS_MOMENTUM) && mixpi_is_set(d->momentum)) return "momentum";
+    if ((lacks & MIXPI_HAS_DAMPENING) && mixpi_is_set(d->dampening)) return "dampening";
+    if ((lacks & MIXPI_HAS_NESTEROV) && d->nesterov) return "nesterov";
+    if ((lacks & MIXPI_HAS_ORDER) && d->order) return "order";
+    if ((lacks & MIXPI_HAS_CAUTIOUS) && d->cautious) return "cautious";
+    return (lacks & MIXPI_HAS_MUON) && sets_muon ? "muon" : NULL;
+}
+
+/* Returns what is wrong with the settings that only Muon has, or NULL. */
+static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
+    const mixp_muon_settings *m = &d->muon;
+    if (d->kind != MIXP_OPTIMIZER_MUON) return NULL;
+    if (!mixpi_finite(m->a) || !mixpi_finite(m->b) || !mixpi_finite(m->c))
+        return "muon.a, muon.b and muon.c must be finite";
+    if (m->iterations < 1 || m->iterations > 99) return "muon.iterations must lie in [1, 99]";
+    if ((unsigned)m->rate > MIXP_MUON_RATE_MATCH_RMS_ADAMW)
+        return "muon.rate is not a mixp_muon_rate";
+    return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
+}
+
+/* Group 0 of a description. */
+static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
+    mixp_param_group g;
+    memset(&g, 0, sizeof g);
+    g.lr = d->lr;
+    g.beta1 = d->beta1;
+    g.beta2 = d->beta2;
+    g.eps = d->eps;
+    g.weight_decay = d->weight_decay;
+    g.momentum = d->momentum;
+    g.dampening = d->dampening;
+    g.nesterov = d->nesterov != 0;
+    return g;
+}
 
 /* Allocates memory for the values of applied steps. Returns 0 if out of memory. */
 static int mixpi_spike_start(mixp_optimizer *opt) {
@@ -307,171 +340,93 @@ static int mixpi_spike_start(mixp_optimizer *opt) {
     return opt->plan.spike_window != NULL;
 }
 
-static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
-                                           const mixp_param_group *group,
-                                           const mixpi_optimizer_desc *d) {
-    const char *wrong = mixpi_group_wrong(d->kind, group);
-    mixp_spike_rule spike = d->spike;
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    mixp_optimizer *opt;
-    if (!wrong) wrong = mixpi_spike_resolve(&spike);
+/* Returns what is wrong with a description, or NULL. Fills in the defaults of *spike. */
+static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
+                                              mixp_spike_rule *spike) {
+    const mixp_param_group group = mixpi_desc_group(d);
+    const char *wrong = mixpi_muon_wrong(d);
+    if (!wrong) wrong = mixpi_group_wrong(d->kind, &group);
+    if (!wrong) wrong = mixpi_spike_resolve(spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
-    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
-        wrong = "order is not a mixp_adam_order";
-    if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
+    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
+    return wrong;
+}
+
+static mixp_result mixpi_optimizer_desc_check(mixp_context *ctx, const mixp_optimizer_desc *d,
+                                              mixp_spike_rule *spike) {
+    const char *extra, *wrong;
+    if ((unsigned)d->kind > MIXP_OPTIMIZER_MUON)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_new: kind is not a mixp_optimizer_kind: start "
+                                 "from the kind's defaults");
+    extra = mixpi_field_extra(d);
+    if (extra)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_new: %s has no %s: leave it 0, or start from the "
+                                 "defaults of another kind",
+                                 mixpi_kind_of(d->kind)->name, extra);
+    wrong = mixpi_optimizer_desc_wrong(d, spike);
+    if (!wrong) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s",
+                             mixpi_kind_of(d->kind)->name, wrong);
+}
+
+/* Gives opt its working memory for Muon. Returns 0 if out of memory. */
+static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *settings) {
+    mixpi_muon *m = (mixpi_muon *)mixpi_opt_host(opt, sizeof *m);
+    if (!m) return 0;
+    m->settings = *settings;
+    m->settings.f32 = settings->f32 != 0;
+    m->look = (mixp_step_state *)mixpi_opt_device(opt, sizeof *m->look);
+    opt->muon = m;
+    return m->look != NULL;
+}
+
+/* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
+static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+    opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
+    if (!opt->state || !mixpi_spike_start(opt)) return 0;
+    if (d->kind == MIXP_OPTIMIZER_MUON && !mixpi_muon_start(opt, &d->muon)) return 0;
+    return !crew || crew->enter(opt) == MIXP_OK;
+}
+
+/* The plan of every step. */
+static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
+    const mixp_param_group group = mixpi_desc_group(d);
+    mixp_step_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.kind = d->kind;
+    plan.order = d->order;
+    plan.max_norm = d->max_norm;
+    plan.schedule = d->schedule;
+    plan.groups[0] = mixpi_group_kept(d->kind, &group);
+    plan.n_groups = 1;
+    plan.cautious = d->cautious != 0;
+    return plan;
+}
+
+MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
+                                               const mixp_optimizer_desc *desc) {
+    const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
+    mixp_spike_rule spike = d.spike;
+    mixp_optimizer *opt;
+    if (mixpi_optimizer_desc_check(ctx, &d, &spike) != MIXP_OK || !ctx) return NULL;
+    opt = (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
     if (!opt) return NULL;
     opt->ctx = ctx;
-    opt->plan.kind = d->kind;
-    opt->plan.order = d->order;
-    opt->plan.max_norm = d->max_norm;
-    opt->plan.schedule = d->schedule;
+    opt->plan = mixpi_desc_plan(&d);
     opt->plan.spike = spike;
-    opt->plan.groups[0] = mixpi_group_kept(d->kind, group);
-    opt->plan.n_groups = 1;
-    opt->plan.cautious = d->cautious != 0;
-    opt->states = d->states;
-    opt->no_master = d->no_master;
-    opt->zero_grad = d->zero_grad;
-    opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
-    if (crew && crew->enter(opt) != MIXP_OK) return NULL;
-    if (!opt->state || !mixpi_spike_start(opt)) return NULL;
+    opt->states = d.states;
+    opt->no_master = d.no_master;
+    opt->zero_grad = d.zero_grad;
+    if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
     ctx->optimizers = opt;
     return opt;
-}
-
-MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
-                                           const mixp_adamw_desc *desc) {
-    mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.beta1 = d.beta1;
-    g.beta2 = d.beta2;
-    g.eps = d.eps;
-    g.weight_decay = d.weight_decay;
-    common.kind = MIXP_OPTIMIZER_ADAMW;
-    common.order = d.order;
-    common.cautious = d.cautious;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
-}
-
-MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc) {
-    mixp_adam_desc d = desc ? *desc : mixp_adam_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.beta1 = d.beta1;
-    g.beta2 = d.beta2;
-    g.eps = d.eps;
-    g.weight_decay = d.weight_decay;
-    common.kind = MIXP_OPTIMIZER_ADAM;
-    common.order = d.order;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
-}
-
-MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
-    mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.weight_decay = d.weight_decay;
-    g.momentum = d.momentum;
-    g.dampening = d.dampening;
-    g.nesterov = d.nesterov;
-    common.kind = MIXP_OPTIMIZER_SGD;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
-}
-
-MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
-                                             const mixp_rmsprop_desc *desc) {
-    mixp_rmsprop_desc d = desc ? *desc : mixp_rmsprop_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.beta2 = d.alpha;
-    g.eps = d.eps;
-    g.weight_decay = d.weight_decay;
-    g.momentum = d.momentum;
-    common.kind = MIXP_OPTIMIZER_RMSPROP;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_rmsprop_new", &g, &common);
-}
-
-MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc) {
-    mixp_lion_desc d = desc ? *desc : mixp_lion_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.beta1 = d.beta1;
-    g.beta2 = d.beta2;
-    g.weight_decay = d.weight_decay;
-    common.kind = MIXP_OPTIMIZER_LION;
-    common.cautious = d.cautious;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_lion_new", &g, &common);
-}
-
-/* Returns what is wrong with the settings that only Muon has, or NULL. */
-static const char *mixpi_muon_wrong(const mixp_muon_desc *d) {
-    if (!mixpi_finite(d->a) || !mixpi_finite(d->b) || !mixpi_finite(d->c))
-        return "a, b and c must be finite";
-    if (d->iterations < 1 || d->iterations > 99) return "iterations must lie in [1, 99]";
-    if ((unsigned)d->rate > MIXP_MUON_RATE_MATCH_RMS_ADAMW)
-        return "rate is not a mixp_muon_rate";
-    return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
-}
-
-/* Gives opt its working memory for Muon. NULL: out of memory. */
-static mixp_optimizer *mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_desc *d) {
-    mixpi_muon *m = opt ? (mixpi_muon *)mixpi_opt_host(opt, sizeof *m) : NULL;
-    if (!m) return NULL;
-    m->a = d->a;
-    m->b = d->b;
-    m->c = d->c;
-    m->iterations = d->iterations;
-    m->f32 = d->f32 != 0;
-    m->rate = d->rate;
-    m->look = (mixp_step_state *)mixpi_opt_device(opt, sizeof *m->look);
-    opt->muon = m;
-    return m->look ? opt : NULL;
-}
-
-MIXPREC_API mixp_optimizer *mixp_muon_new(mixp_context *ctx, const mixp_muon_desc *desc) {
-    mixp_muon_desc d = desc ? *desc : mixp_muon_defaults();
-    const char *wrong = mixpi_muon_wrong(&d);
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.momentum = d.momentum;
-    g.weight_decay = d.weight_decay;
-    g.eps = d.eps;
-    g.nesterov = d.nesterov != 0;
-    common.kind = MIXP_OPTIMIZER_MUON;
-    common.cautious = d.cautious;
-    MIXPI_SHARED_SETTINGS(common, d);
-    if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_muon_new: %s", wrong);
-    if (wrong) return NULL;
-    return mixpi_muon_start(mixpi_optimizer_new(ctx, "mixp_muon_new", &g, &common), &d);
 }
 
 /* Writes group `index`, which must be below `count`. */
@@ -732,7 +687,7 @@ static int64_t mixpi_muon_side(const mixp_tensor *p)
 
 /* Allocates n elements of the iteration's dtype. data NULL: out of memory. */
 static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
-    mixp_dtype dtype = opt->muon->f32 ? MIXP_F32 : MIXP_BF16;
+    mixp_dtype dtype = opt->muon->settings.f32 ? MIXP_F32 : MIXP_BF16;
     size_t bytes = (size_t)n * mixp_dtype_size(dtype);
     return mixpi_out_to(mixpi_opt_device(opt, bytes), dtype, 0);
 }
@@ -784,7 +739,7 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
     double larger = rows > cols ? rows : cols;
     mixp_result r = mixpi_muon_room(opt, p);
     row->rate = (float)sqrt(rows > cols ? rows / cols : 1.0);
-    if (opt->muon->rate == MIXP_MUON_RATE_MATCH_RMS_ADAMW)
+    if (opt->muon->settings.rate == MIXP_MUON_RATE_MATCH_RMS_ADAMW)
         row->rate = (float)(0.2 * sqrt(larger));
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }

@@ -19,81 +19,6 @@ typedef struct mixp_optimizer_states {
     mixp_master_kind master;    /* for bf16 parameters. If not F32, f16 parameters are refused */
 } mixp_optimizer_states;
 
-/* Fill with mixp_adamw_defaults: 0 cannot mean the default, because beta1 = 0 is legal. */
-typedef struct mixp_adamw_desc {
-    double        lr;           /* 1e-3                                                    */
-    double        beta1, beta2; /* 0.9, 0.999                                              */
-    double        eps;          /* 1e-8, added outside the root, after bias correction     */
-    double        weight_decay; /* 0.01, decoupled: subtracts lr * weight_decay * weight   */
-    double        max_norm;     /* clips by global norm inside the step; 0 = off           */
-    mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
-    int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight; 1: they do
-                                   not                                                     */
-    int           zero_grad;    /* 1: each step clears the gradients, as mixp_zero_grad does */
-    mixp_schedule schedule;     /* constant                                                */
-    mixp_optimizer_states states;   /* all f32                                             */
-    int           cautious;     /* 1: decays only weights that the update moves towards 0  */
-    mixp_spike_rule spike;      /* off; skips steps whose loss or norm is a spike       */
-} mixp_adamw_desc;
-MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
-
-/* Like AdamW, but the decay is added to the gradient, and is 0 by default. A separate type, so that
- * AdamW's default decay cannot reach an Adam by mistake. */
-typedef struct mixp_adam_desc {
-    double        lr;           /* 1e-3                                                    */
-    double        beta1, beta2; /* 0.9, 0.999                                              */
-    double        eps;          /* 1e-8                                                    */
-    double        weight_decay; /* 0                                                       */
-    double        max_norm;     /* 0 = off                                                 */
-    mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_adam_desc;
-MIXPREC_API mixp_adam_desc mixp_adam_defaults(void);
-
-typedef struct mixp_sgd_desc {
-    double        lr;           /* 1e-3                                                    */
-    double        momentum, dampening, weight_decay;    /* 0                               */
-    int           nesterov;     /* 0; 1 needs momentum and dampening 0                     */
-    double        max_norm;     /* 0 = off                                                 */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_sgd_desc;
-MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
-
-/* torch.optim.RMSprop, without its `centered`. */
-typedef struct mixp_rmsprop_desc {
-    double        lr;           /* 1e-2                                                    */
-    double        alpha;        /* 0.99, for the second moment; a group's beta2            */
-    double        eps;          /* 1e-8                                                    */
-    double        weight_decay, momentum;   /* 0; the decay is added to the gradient       */
-    double        max_norm;     /* 0 = off                                                 */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_rmsprop_desc;
-MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void);
-
-/* Lion, with its authors' defaults. Use a third to a tenth of AdamW's rate, and increase the weight
- * decay by the same factor. */
-typedef struct mixp_lion_desc {
-    double        lr;           /* 1e-4                                                    */
-    double        beta1, beta2; /* 0.9, 0.99                                               */
-    double        weight_decay; /* 0, decoupled                                            */
-    double        max_norm;     /* 0 = off                                                 */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    int           cautious;     /* as above                                                */
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_lion_desc;
-MIXPREC_API mixp_lion_desc mixp_lion_defaults(void);
-
 /* How the shape of a matrix scales Muon's rate. rows: outputs of a linear layer. */
 typedef enum mixp_muon_rate {
     MIXP_MUON_RATE_ORIGINAL,        /* sqrt(max(1, rows / cols))                           */
@@ -101,44 +26,71 @@ typedef enum mixp_muon_rate {
                                        unchanged                                           */
 } mixp_muon_rate;
 
+/* Settings that only Muon has. X <- a X + (b A + c A A) X with A = X X' is one iteration. */
+typedef struct mixp_muon_settings {
+    double        a, b, c;      /* 3.4445, -4.7750, 2.0315                                 */
+    int           iterations;   /* 5; at most 99                                           */
+    int           f32;          /* 0: the iterations run in bf16; 1: in f32                */
+    mixp_muon_rate rate;        /* MIXP_MUON_RATE_ORIGINAL                                 */
+} mixp_muon_settings;
+
+/* Describes an optimizer of any kind. Fill it with the defaults of the kind, then change fields. A
+ * field that the kind does not have must stay 0. lr, betas, eps, weight_decay, momentum, dampening
+ * and nesterov are the values of group 0. */
+typedef struct mixp_optimizer_desc {
+    mixp_optimizer_kind kind;
+    double        lr;
+    double        beta1, beta2; /* Adam, AdamW, Lion. RMSprop has beta2: torch's alpha     */
+    double        eps;          /* Adam, AdamW, RMSprop: added outside the root, after bias
+                                   correction. Muon: a norm below eps is replaced by eps   */
+    double        weight_decay; /* AdamW, Lion, Muon: decoupled: lr * weight_decay * weight is
+                                   subtracted. Others: added to the gradient               */
+    double        momentum;     /* SGD, RMSprop, Muon                                      */
+    double        dampening;    /* SGD                                                     */
+    int           nesterov;     /* SGD (needs momentum and dampening 0), Muon              */
+    double        max_norm;     /* clips by global norm inside the step; 0 = off           */
+    mixp_adam_order order;      /* Adam, AdamW: MIXP_ADAM_ORDER_TORCH                      */
+    int           cautious;     /* AdamW, Lion, Muon. 1: decays only weights that the update moves
+                                   towards 0                                               */
+    int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight; 1: they do
+                                   not                                                     */
+    int           zero_grad;    /* 1: each step clears the gradients, as mixp_zero_grad does */
+    mixp_schedule schedule;     /* constant                                                */
+    mixp_optimizer_states states;   /* all f32                                             */
+    mixp_spike_rule spike;      /* off; skips steps whose loss or norm is a spike          */
+    mixp_muon_settings muon;    /* Muon                                                    */
+} mixp_optimizer_desc;
+
+/* The defaults of each kind. Fields that a comment does not name are 0.
+ *
+ * AdamW: lr 1e-3, betas 0.9 and 0.999, eps 1e-8, weight_decay 0.01. */
+MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void);
+/* Adam: AdamW's, with weight_decay 0. */
+MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void);
+/* SGD: lr 1e-3. */
+MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void);
+/* torch.optim.RMSprop without its `centered`: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. */
+MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void);
+/* Lion, with its authors' defaults: lr 1e-4, betas 0.9 and 0.99. Use a third to a tenth of AdamW's
+ * rate, and increase the weight decay by the same factor. */
+MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void);
 /* Muon, as torch.optim.Muon: momentum, made orthogonal by a Newton-Schulz iteration of products on
- * the device. Muon is for the matrices inside a model: parameters with 2 axes (MIXP_ERR_SHAPE
- * otherwise). Give embeddings, the head, norms and biases to an AdamW. Muon works with loss
- * scaling. A skipped step is skipped on the device, also in a recorded step.
+ * the device. lr 1e-3, momentum 0.95, nesterov 1, weight_decay 0.1, eps 1e-7.
+ *
+ * Muon is for the matrices inside a model: parameters with 2 axes (MIXP_ERR_SHAPE otherwise). Give
+ * embeddings, the head, norms and biases to an AdamW. Muon works with loss scaling. A skipped step
+ * is skipped on the device, also in a recorded step.
  *
  * Cost of an m x n matrix, m <= n: `iterations` * (4 m m n + 2 m m m) operations a step, which is
  * little beside a large batch and much beside a small one. Extra memory, for the largest matrix
  * only: 6 bytes (8 in f32) for each element, and 8 m m bytes (12 m m in f32). */
-typedef struct mixp_muon_desc {
-    double        lr;           /* 1e-3                                                    */
-    double        momentum;     /* 0.95                                                    */
-    double        weight_decay; /* 0.1, decoupled, times lr before the shape scales it     */
-    double        eps;          /* 1e-7: a norm below eps is replaced by eps in the division */
-    double        a, b, c;      /* 3.4445, -4.7750, 2.0315: X <- a X + (b A + c A A) X with A = X
-                                   X'                                                      */
-    int           iterations;   /* 5; at most 99                                           */
-    int           nesterov;     /* 1                                                       */
-    int           f32;          /* 0: the iteration runs in bf16; 1: in f32                */
-    mixp_muon_rate rate;        /* MIXP_MUON_RATE_ORIGINAL                                 */
-    double        max_norm;     /* 0 = off                                                 */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    int           cautious;     /* as above                                                */
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_muon_desc;
-MIXPREC_API mixp_muon_desc mixp_muon_defaults(void);
+MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void);
 
-/* Make an optimizer without parameters. NULL on error: a hyper-parameter is NaN, negative or out of
- * range (betas in [0,1), eps >= 0), or the spike rule has such a field. */
-MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
-                                           const mixp_adamw_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
-                                             const mixp_rmsprop_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_muon_new(mixp_context *ctx, const mixp_muon_desc *desc);
+/* Makes an optimizer without parameters. desc NULL: AdamW with its defaults. NULL on error: a
+ * hyper-parameter is NaN, negative or out of range (betas in [0,1), eps >= 0), a field that the
+ * kind does not have is not 0, or the schedule or spike rule has such a field. */
+MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
+                                               const mixp_optimizer_desc *desc);
 
 /* Opens a group for the mixp_optimizer_add calls that follow. Group 0 has the description's values.
  * Returns the group's index, or -1 on error (more than MIXP_MAX_GROUPS groups, a value out of

@@ -12,12 +12,12 @@ int main(void) {
     float           x[ROWS * IN], y[ROWS];
     mixp_context   *ctx = mixp_context_new(NULL);
     mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, sw), *loss = NULL;
-    mixp_sgd_desc   sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_optimizer *opt;
     mixp_scaler    *scaler = mixp_scaler_new(ctx, NULL);
     const char     *why;
     sgd.lr = 0.1;
-    opt = mixp_sgd_new(ctx, &sgd);
+    opt = mixp_optimizer_new(ctx, &sgd);
     mixp_optimizer_add(opt, w, NULL);
     for (int batch = 0; batch < BATCHES; batch++) {
         for (int i = 0; i < ROWS * IN; i++) x[i] = (float)((batch * 11 + i * 29) % 64 - 32) / 32.0f;

@@ -12,13 +12,13 @@ int main(void) {
     const float     x[N] = { 3.0f, 4.0f, 0.0f, 0.0f }, target = -0.25f;
     mixp_context   *ctx = mixp_context_new(NULL);
     mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;
-    mixp_sgd_desc   sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_optimizer *opt;
     mixp_scaler    *scaler = mixp_scaler_new(ctx, NULL);
     float           g[N], v[N];
     const char     *why;
     sgd.lr = 1.0;
-    opt = mixp_sgd_new(ctx, &sgd);
+    opt = mixp_optimizer_new(ctx, &sgd);
     mixp_optimizer_add(opt, w, NULL);
 
     mixp_step_begin(ctx);

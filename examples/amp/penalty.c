@@ -24,7 +24,7 @@ static mixp_tensor *critic(mixp_context *ctx, int64_t rows, const float *at, mix
 int main(void) {
     const float     half[2] = { 0.5f / E, -0.5f / E }, one = 1.0f;
     mixp_context   *ctx = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     const mixp_scaler_desc how = { .init_scale = 256 };              /* `half` multiplies gradients by 8 */
     mixp_scaler    *scaler = mixp_scaler_new(ctx, &how);
     mixp_tensor    *in = NULL, *f = NULL, *loss = NULL;

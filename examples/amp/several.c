@@ -13,12 +13,12 @@ int main(void) {
     mixp_context   *ctx = mixp_context_new(NULL);
     mixp_tensor    *w0 = mixp_param(ctx, "model0.w", MIXP_F32, 2, sw), *loss0 = NULL;
     mixp_tensor    *w1 = mixp_param(ctx, "model1.w", MIXP_F32, 2, sw), *loss1 = NULL;
-    mixp_adam_desc  adam = mixp_adam_defaults();
-    mixp_optimizer *optimizer0 = mixp_sgd_new(ctx, NULL), *optimizer1;
+    mixp_optimizer_desc sgd = mixp_sgd_defaults(), adam = mixp_adam_defaults();
+    mixp_optimizer *optimizer0 = mixp_optimizer_new(ctx, &sgd), *optimizer1;
     mixp_scaler    *scaler = mixp_scaler_new(ctx, NULL);
     const char     *why;
     adam.lr = 0.02;
-    optimizer1 = mixp_adam_new(ctx, &adam);
+    optimizer1 = mixp_optimizer_new(ctx, &adam);
     mixp_optimizer_set_lr(optimizer0, 0.01);
     mixp_optimizer_add_all(optimizer0, "model0.*");
     mixp_optimizer_add_all(optimizer1, "model1.*");

@@ -12,14 +12,14 @@ int main(void) {
     float           x[ROWS * IN], y[ROWS];
     mixp_context   *ctx = mixp_context_new(NULL);
     mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, sw), *loss = NULL;
-    mixp_sgd_desc   sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_optimizer *opt;
     mixp_scaler    *scaler = mixp_scaler_new(ctx, NULL);             /* scaler = GradScaler()            */
     const char     *why;
     for (int i = 0; i < ROWS * IN; i++) x[i] = (float)(i * 29 % 64 - 32) / 32.0f;
     for (int i = 0; i < ROWS; i++) y[i] = 2.0f * x[i * IN] - x[i * IN + 3];
     sgd.lr = 0.1;
-    opt = mixp_sgd_new(ctx, &sgd);                                   /* SGD(model.parameters(), lr=0.1)  */
+    opt = mixp_optimizer_new(ctx, &sgd);                             /* SGD(model.parameters(), lr=0.1)  */
     mixp_optimizer_add_all(opt, "*");
     for (int step = 0; step < STEPS; step++) {
         mixp_step_begin(ctx);

@@ -80,7 +80,7 @@ static mixp_tensor *logits_of(const int32_t *ids, int64_t rows) {
 /* Begins a training. The scale grows every 200 clean steps, so that its limit shows. */
 EXPORT(page_start) int page_start(void) {
     mixp_scaler_desc how = { .growth_interval = 200 };
-    mixp_adam_desc   adam = mixp_adam_defaults();
+    mixp_optimizer_desc adam = mixp_adam_defaults();
     adam.lr = 0.01;
     mixp_context_free(page.ctx);
     memset(&page, 0, sizeof page);
@@ -90,7 +90,7 @@ EXPORT(page_start) int page_start(void) {
     if (names.count == 0) find_names(bundled_names);
     make_model();
     page.scaler = mixp_scaler_new(page.ctx, &how);
-    page.opt = mixp_adam_new(page.ctx, &adam);
+    page.opt = mixp_optimizer_new(page.ctx, &adam);
     mixp_optimizer_add_all(page.opt, "*");
     mixp_guard_start(page.ctx, NULL);
     return mixp_context_error(page.ctx, NULL) == MIXP_OK;

@@ -56,6 +56,12 @@ static uint64_t mixpi_hash_group(uint64_t h, const mixp_param_group *g) {
     return mixpi_hash(h, all, sizeof all);
 }
 
+static uint64_t mixpi_hash_muon(uint64_t h, const mixp_muon_settings *m) {
+    const double all[6] = { m->a, m->b, m->c, (double)m->iterations, (double)m->f32,
+                            (double)m->rate };
+    return mixpi_hash(h, all, sizeof all);
+}
+
 /* Hash of all settings that a step's result depends on, apart from gradients and states. */
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     const mixp_step_plan *p = &o->plan;
@@ -74,7 +80,7 @@ static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     int k;
     for (k = 0; k < p->n_groups; k++) h = mixpi_hash_group(h, &p->groups[k]);
     for (i = 0; i < o->count; i++) h = mixpi_hash_number(h, (double)o->rows[i].group);
-    if (o->muon) h = mixpi_hash_number(h, o->muon->a + (double)o->muon->iterations);
+    if (o->muon) h = mixpi_hash_muon(h, &o->muon->settings);
     return h >> 11;
 }
 

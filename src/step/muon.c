@@ -57,8 +57,8 @@ static mixp_result mixpi_muon_gram(mixp_optimizer *o, int64_t rows, int64_t cols
 /* poly = b gram + c gram gram. */
 static mixp_result mixpi_muon_poly(mixp_optimizer *o, int64_t side) {
     const mixpi_muon *m = o->muon;
-    mixp_gemm_args g = mixpi_muon_gemm(side, side, side, m->c);
-    mixp_result r = mixpi_muon_begin_sum(o, m->poly_sum, m->gram, side * side, m->b);
+    mixp_gemm_args g = mixpi_muon_gemm(side, side, side, m->settings.c);
+    mixp_result r = mixpi_muon_begin_sum(o, m->poly_sum, m->gram, side * side, m->settings.b);
     g.a = g.b = mixpi_in(m->gram.data, m->gram.dtype);
     g.c = mixpi_out_to(m->poly_sum, MIXP_F32, 1);
     if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
@@ -72,7 +72,7 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
     mixp_in x = mixpi_in(m->x.data, m->x.dtype);
     mixp_in poly = mixpi_in(m->poly.data, m->poly.dtype);
     mixp_gemm_args g = mixpi_muon_gemm(rows, cols, tall ? cols : rows, 1.0);
-    mixp_result r = mixpi_muon_begin_sum(o, m->x_sum, m->x, rows * cols, m->a);
+    mixp_result r = mixpi_muon_begin_sum(o, m->x_sum, m->x, rows * cols, m->settings.a);
     g.a = tall ? x : poly;
     g.b = tall ? poly : x;
     g.c = mixpi_out_to(m->x_sum, MIXP_F32, 1);
@@ -105,7 +105,7 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     plan.unscaled = plan.gathered = 1;
     plan.n_groups = 1;
     plan.groups[0] = o->plan.groups[o->rows[i].group];
-    plan.groups[0].f32_states = o->muon->f32;
+    plan.groups[0].f32_states = o->muon->settings.f32;
     k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + MIXPI_MUON_UNIT];
     k.count = 1;
     k.step = o->muon->look;
@@ -125,7 +125,7 @@ static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
     r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
     if (r == MIXP_OK) r = mixpi_muon_unit_norm(o, i);
-    for (k = 0; k < o->muon->iterations && r == MIXP_OK; k++) {
+    for (k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++) {
         r = mixpi_muon_gram(o, rows, cols);
         if (r == MIXP_OK) r = mixpi_muon_poly(o, side);
         if (r == MIXP_OK) r = mixpi_muon_next(o, rows, cols);

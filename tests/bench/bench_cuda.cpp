@@ -723,13 +723,13 @@ static Layer layer(Model &m, const std::string &name, int64_t rows, int64_t cols
 }
 
 static void make_optimizer(Model &m) {
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_scaler_desc scaler;
     memset((void *)&scaler, 0, sizeof scaler);
     if (m.dtype != MIXP_F16) { scaler.rule = MIXP_RULE_STATIC; scaler.init_scale = 1; }
     adamw.lr = 3e-4;
     adamw.max_norm = 1.0;
-    m.opt = mixp_adamw_new(m.ctx, &adamw);
+    m.opt = mixp_optimizer_new(m.ctx, &adamw);
     m.scaler = mixp_scaler_new(m.ctx, &scaler);
 }
 

@@ -40,11 +40,11 @@ static double memory_available(void) {
 
 /* n parameters in `tensors` tensors, each with its f16 gradient. NULL: out of memory. */
 static mixp_optimizer *make(mixp_context *ctx, int64_t n, int64_t tensors) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_optimizer *opt;
     int64_t each = n / tensors, i;
     d.max_norm = 1.0;
-    opt = mixp_adamw_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     for (i = 0; i < tensors; i++) {
         mixp_tensor *w = mixp_param(ctx, NULL, MIXP_F32, 1, &each);
         mixp_tensor *g = mixp_param(ctx, NULL, MIXP_F16, 1, &each);

@@ -51,13 +51,13 @@ static mixp_tensor *weight(model *m, const char *name, int rows, int cols) {
 static void model_open(model *m, shape is) {
     static const int rows[WEIGHTS] = { 1, 3, 1, 1, 4, 1 }, cols[WEIGHTS] = { 0, 1, 1, 0, 1, 4 };
     static const char *const names[WEIGHTS] = { "ln_1", "qkv", "out", "ln_2", "fc", "proj" };
-    mixp_adamw_desc adam = mixp_adamw_defaults();
+    mixp_optimizer_desc adam = mixp_adamw_defaults();
     int l, k;
     memset(m, 0, sizeof *m);
     m->is = is;
     m->ctx = mixp_context_new(NULL);
     m->scaler = mixp_scaler_new(m->ctx, NULL);
-    m->opt = mixp_adamw_new(m->ctx, &adam);
+    m->opt = mixp_optimizer_new(m->ctx, &adam);
     m->wte = weight(m, "wte", is.vocab, is.width);
     m->wpe = weight(m, "wpe", is.time, is.width);
     for (l = 0; l < is.layers; l++)

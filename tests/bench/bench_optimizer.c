@@ -37,12 +37,12 @@ typedef struct rig {
 
 /* n parameters in TENSORS tensors, with an f16 copy for autocast where low is set. */
 static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_optimizer *opt;
     int64_t n = r->n / TENSORS;
     int k;
     d.max_norm = max_norm;
-    opt = mixp_adamw_new(r->ctx, &d);
+    opt = mixp_optimizer_new(r->ctx, &d);
     for (k = 0; k < TENSORS; k++) {
         mixp_tensor *w = mixp_param(r->ctx, NULL, MIXP_F32, 1, &n);
         mixp_tensor *g = mixp_param(r->ctx, NULL, grad, 1, &n);
@@ -55,7 +55,7 @@ static mixp_optimizer *make(rig *r, mixp_dtype grad, int low, double max_norm) {
 
 /* The same parameters in bf16, with bf16 gradients and states of a kind. */
 static mixp_optimizer *make_small(rig *r, mixp_moment_kind moments, mixp_master_kind masters) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_optimizer *opt;
     int64_t shape[2];
     int k;
@@ -63,7 +63,7 @@ static mixp_optimizer *make_small(rig *r, mixp_moment_kind moments, mixp_master_
     shape[1] = 64;
     d.states.m = d.states.v = moments;
     d.states.master = masters;
-    opt = mixp_adamw_new(r->ctx, &d);
+    opt = mixp_optimizer_new(r->ctx, &d);
     for (k = 0; k < TENSORS; k++) {
         mixp_tensor *w = mixp_param(r->ctx, NULL, MIXP_BF16, 2, shape);
         mixp_tensor *g = mixp_param(r->ctx, NULL, MIXP_BF16, 2, shape);

@@ -154,7 +154,7 @@ static net net_open(int width, int layers, const mixp_ranks_desc *ranks) {
     memset(&n, 0, sizeof n);
     d.ranks = ranks;
     n.ctx = mixp_context_new(&d);
-    n.opt = mixp_adamw_new(n.ctx, NULL);
+    n.opt = mixp_optimizer_new(n.ctx, NULL);
     n.width = width;
     n.layers = layers;
     for (int i = 0; i < layers; i++) {

@@ -132,7 +132,7 @@ typedef struct phase {
 // copies for autocast. NULL: out of memory.
 void *peer_phase_new(int64_t n, int tensors, int grad, int low, int threads) {
     mixp_context_desc c;
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     memset(&c, 0, sizeof c);
     c.threads = threads;
     phase *p = (phase *)calloc(1, sizeof *p);
@@ -140,7 +140,7 @@ void *peer_phase_new(int64_t n, int tensors, int grad, int low, int threads) {
     p->scaler = mixp_scaler_new(p->ctx, NULL);
     (void)mixp_scaler_loss_scale(p->scaler);    // whoever multiplies by it asks
     d.max_norm = 1e30;
-    p->opt = mixp_adamw_new(p->ctx, &d);
+    p->opt = mixp_optimizer_new(p->ctx, &d);
     n /= tensors;
     for (int k = 0; k < tensors; k++) {
         mixp_tensor *w = mixp_param(p->ctx, NULL, MIXP_F32, 1, &n);

@@ -77,7 +77,8 @@ int main(int argc, char **argv) {
     ranks.grad_ready = begin, ranks.grad_wait = await, ranks.bucket_bytes = 4 << 20, ranks.mean = MIXP_MEAN_NONE;
     d.ranks = &ranks, d.threads = 1;
     mixp_context *ctx = mixp_context_new(&d);
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
     for (int i = 0; i < rows * width; i++) x[i] = (float)(i * 37 % 101) / 50 - 1;   /* alike on all ranks */
     for (int i = 0; i < layers; i++) {
         char name[16];

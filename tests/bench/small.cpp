@@ -52,12 +52,12 @@ small *small_new(int f16, int threads) {
     small *s = new small();
     mixp_context_desc desc = mixp_context_desc();
     mixp_scaler_desc  scaler = mixp_scaler_desc();
-    mixp_adamw_desc   adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     desc.threads = threads;
     scaler.disabled = !f16;
     s->ctx = mixp_context_new(&desc);
     s->scaler = mixp_scaler_new(s->ctx, &scaler);
-    s->opt = mixp_adamw_new(s->ctx, &adamw);
+    s->opt = mixp_optimizer_new(s->ctx, &adamw);
     s->dtype = f16 ? MIXP_F16 : MIXP_F32;
     add_layer(s, 0, IN, HIDDEN);
     add_layer(s, 1, HIDDEN, HIDDEN);

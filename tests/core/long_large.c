@@ -54,7 +54,7 @@ static void step_reaches_the_end(void) {
     const int64_t shape[1] = { COUNT };
     float *weight = (float *)mapped(4), *grad = (float *)mapped(4);
     mixp_scaler_desc by_four;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context *ctx;
     mixp_optimizer *opt;
     mixp_scaler *scaler;
@@ -67,7 +67,7 @@ static void step_reaches_the_end(void) {
     by_four.init_scale = 4;
     sgd.lr = 0.5;
     ctx = mixp_context_new(NULL);
-    opt = mixp_sgd_new(ctx, &sgd);
+    opt = mixp_optimizer_new(ctx, &sgd);
     scaler = mixp_scaler_new(ctx, &by_four);
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, weight),
                                  mixp_view(ctx, "g", MIXP_F32, 1, shape, grad)), MIXP_OK);

@@ -36,7 +36,7 @@ static run_of run_new(int how, int apart, int level) {
     static const char *const names[PARAMS] = { "x", "w1", "w2", "gamma", "beta", "bias" };
     mixp_context_desc desc = { 0 };
     mixp_guard_desc every = { 0 };
-    mixp_sgd_desc still = mixp_sgd_defaults();
+    mixp_optimizer_desc still = mixp_sgd_defaults();
     run_of r = { 0 };
     memset(&seen, 0, sizeof seen);
     seen.kernels = *mixp_cpu()->kernels;
@@ -58,7 +58,7 @@ static run_of run_new(int how, int apart, int level) {
         mixp_init_normal(r.p[i], i == 3, i == 0 ? 1 : 0.3);
     }
     still.lr = 0;
-    r.opt = mixp_sgd_new(r.ctx, &still);
+    r.opt = mixp_optimizer_new(r.ctx, &still);
     CHECK_INT(mixp_optimizer_add_all(r.opt, "*"), MIXP_OK);
     return r;
 }

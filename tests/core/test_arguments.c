@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 
 static const int64_t four[1] = { 4 }, one_element[1] = { 1 };
 
@@ -25,6 +26,7 @@ static void told(mixp_context *ctx, mixp_result code, const char *part) {
 
 static float quiet_nan(void) { return mixp_f32_of_bits(0x7FC00000u); }
 static double inf64(void) { return (double)mixp_f32_of_bits(0x7F800000u); }
+static double nan64(void) { return inf64() - inf64(); }
 
 /* --- nothing ------------------------------------------------------------------------------------- */
 
@@ -73,7 +75,7 @@ static void no_context(void) {
 
 static void no_scaler_and_no_optimizer(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer *opt = new_sgd(ctx);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     mixp_scaler_saved saved;
     mixp_scaler_desc desc;
@@ -215,7 +217,7 @@ static void what_a_device_says(void) {
     CHECK_INT((int64_t)mixp_context_gemm_choices(ctx, text, sizeof text), 15);
     CHECK_TEXT(text, "A");
     CHECK_INT((int64_t)mixp_context_gemm_choices(ctx, NULL, sizeof text), 7);     /* no room without a place */
-    opt = mixp_sgd_new(ctx, NULL);
+    opt = new_sgd(ctx);
     scaler = mixp_scaler_new(ctx, NULL);
     attach_gives = MIXP_ERR_DEVICE;
     REFUSED(ctx, mixp_scaler_free(scaler), MIXP_ERR_DEVICE, "it is unplugged");
@@ -544,22 +546,20 @@ static void disabled_scaler(void) {
 
 static void optimizer_descriptions(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_muon_desc muon;
-    mixp_adamw_desc adamw;
-    mixp_sgd_desc sgd;
-    CHECK(mixp_rmsprop_new(ctx, NULL) != NULL && mixp_lion_new(ctx, NULL) != NULL);
-    CHECK(mixp_adam_new(ctx, NULL) != NULL && mixp_muon_new(ctx, NULL) != NULL);
+    mixp_optimizer_desc muon, adamw, sgd;
+    CHECK(new_rmsprop(ctx) != NULL && new_lion(ctx) != NULL);
+    CHECK(new_adam(ctx) != NULL && new_muon(ctx) != NULL);
 #define MUON(change, part)                                                                      \
     do { muon = mixp_muon_defaults(); change;                                                   \
-         NOT_MADE(ctx, mixp_muon_new(ctx, &muon), MIXP_ERR_ARGUMENT, part); } while (0)
-    MUON(muon.a = inf64(), "");
-    MUON(muon.b = inf64(), "");
-    MUON(muon.c = inf64(), "");
-    MUON(muon.iterations = 0, "iterations must lie in [1, 99]");
-    MUON(muon.iterations = 100, "iterations must lie in [1, 99]");
+         NOT_MADE(ctx, mixp_optimizer_new(ctx, &muon), MIXP_ERR_ARGUMENT, part); } while (0)
+    MUON(muon.muon.a = inf64(), "");
+    MUON(muon.muon.b = inf64(), "");
+    MUON(muon.muon.c = inf64(), "");
+    MUON(muon.muon.iterations = 0, "muon.iterations must lie in [1, 99]");
+    MUON(muon.muon.iterations = 100, "muon.iterations must lie in [1, 99]");
 #define ADAMW(change, part)                                                                     \
     do { adamw = mixp_adamw_defaults(); change;                                                 \
-         NOT_MADE(ctx, mixp_adamw_new(ctx, &adamw), MIXP_ERR_ARGUMENT, part); } while (0)
+         NOT_MADE(ctx, mixp_optimizer_new(ctx, &adamw), MIXP_ERR_ARGUMENT, part); } while (0)
     ADAMW(adamw.schedule.min_factor = -1, "schedule.min_factor must lie");
     ADAMW(adamw.schedule.min_factor = 2, "schedule.min_factor must lie");
     ADAMW(adamw.schedule.warmup = -1, "schedule.warmup is negative");
@@ -567,16 +567,49 @@ static void optimizer_descriptions(void) {
     ADAMW((adamw.spike.of = MIXP_SPIKE_NORM, adamw.spike.window = 4097), "window");
 #define SGD(change)                                                                             \
     do { sgd = mixp_sgd_defaults(); sgd.nesterov = 1; sgd.momentum = 0.5; change;               \
-         NOT_MADE(ctx, mixp_sgd_new(ctx, &sgd), MIXP_ERR_ARGUMENT, "nesterov needs momentum and no dampening"); } while (0)
+         NOT_MADE(ctx, mixp_optimizer_new(ctx, &sgd), MIXP_ERR_ARGUMENT, "nesterov needs momentum and no dampening"); } while (0)
     SGD(sgd.momentum = 0);
     SGD(sgd.dampening = 0.5);
     SGD(sgd.dampening = -0.5);
     mixp_context_free(ctx);
 }
 
+/* Fields that a kind of optimizer does not have; torch.optim's constructors do not have them either. */
+static void fields_of_other_kinds(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_optimizer_desc d;
+#define EXTRA(kind, name, field, value)                                                         \
+    do { d = mixp_##kind##_defaults(); d.field = value;                                         \
+         NOT_MADE(ctx, mixp_optimizer_new(ctx, &d), MIXP_ERR_ARGUMENT,                          \
+                  "mixp_optimizer_new: " name " has no "); } while (0)
+    EXTRA(adam, "Adam", momentum, 0.9);
+    EXTRA(adam, "Adam", cautious, 1);
+    EXTRA(adamw, "AdamW", momentum, 0.9);
+    EXTRA(adamw, "AdamW", dampening, 0.1);
+    EXTRA(adamw, "AdamW", nesterov, 1);
+    EXTRA(adamw, "AdamW", muon.iterations, 5);
+    EXTRA(sgd, "SGD", beta1, 0.9);
+    EXTRA(sgd, "SGD", beta2, nan64());
+    EXTRA(sgd, "SGD", eps, 1e-8);
+    EXTRA(sgd, "SGD", order, MIXP_ADAM_ORDER_APEX);
+    EXTRA(sgd, "SGD", cautious, 1);
+    EXTRA(rmsprop, "RMSprop", beta1, 0.9);
+    EXTRA(rmsprop, "RMSprop", nesterov, 1);
+    EXTRA(lion, "Lion", eps, 1e-8);
+    EXTRA(lion, "Lion", momentum, 0.9);
+    EXTRA(muon, "Muon", beta1, 0.9);
+    EXTRA(muon, "Muon", dampening, 0.1);
+    d = mixp_adamw_defaults();
+    d.kind = MIXP_OPTIMIZER_SGD;
+    NOT_MADE(ctx, mixp_optimizer_new(ctx, &d), MIXP_ERR_ARGUMENT, "SGD has no beta1: leave it 0");
+    d.kind = MIXP_OPTIMIZER_EMA;
+    NOT_MADE(ctx, mixp_optimizer_new(ctx, &d), MIXP_ERR_ARGUMENT, "kind is not a mixp_optimizer_kind");
+    mixp_context_free(ctx);
+}
+
 static void groups(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_param_group g;
     int i;
     CHECK_INT(mixp_optimizer_group(opt, 0, &g), MIXP_OK);
@@ -599,7 +632,7 @@ static void added(void) {
     mixp_context *ctx = mixp_context_new(NULL), *other = mixp_context_new(NULL);
     mixp_tensor *w = mixp_view(ctx, "w", MIXP_F32, 1, four, memory), *g = mixp_view(ctx, "g", MIXP_F32, 1, four, memory + 4);
     mixp_tensor *ids = mixp_view(ctx, "ids", MIXP_I32, 1, four, memory + 8), *far, *step, *same;
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer *opt = new_sgd(ctx);
     far = mixp_view(other, "far", MIXP_F32, 1, four, memory + 12);
     same = mixp_view(ctx, "same", MIXP_F32, 1, four, memory);
     mixp_step_begin(ctx);
@@ -623,12 +656,12 @@ static void added(void) {
 static void shared_gradient(void) {
     static float memory[16];
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_tensor *g = mixp_view(ctx, "g", MIXP_F32, 1, four, memory);
     mixp_tensor *a = mixp_view(ctx, "a", MIXP_F32, 1, four, memory + 4), *b = mixp_view(ctx, "b", MIXP_F32, 1, four, memory + 8);
     mixp_optimizer *opt;
     d.zero_grad = 1;
-    opt = mixp_adamw_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, a, g), MIXP_OK);
     REFUSED(ctx, mixp_optimizer_add(opt, b, g), MIXP_ERR_ARGUMENT, "shares its gradient");
     CHECK_INT(mixp_optimizer_add(opt, b, mixp_view(ctx, "h", MIXP_F32, 1, four, memory + 12)), MIXP_OK);
@@ -638,12 +671,12 @@ static void shared_gradient(void) {
 static void losses(void) {
     const float one = 1;
     mixp_context *ctx = mixp_context_new(NULL), *other = mixp_context_new(NULL);
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_optimizer *plain, *opt;
     mixp_tensor *loss;
-    plain = mixp_adamw_new(ctx, &d);
+    plain = mixp_optimizer_new(ctx, &d);
     d.spike.of = MIXP_SPIKE_LOSS;
-    opt = mixp_adamw_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     mixp_step_begin(ctx);
     mixp_step_begin(other);
     loss = mixp_input(ctx, MIXP_F32, 1, one_element, &one);
@@ -757,7 +790,7 @@ static void comparisons(void) {
 
 static void checkpoints(void) {
     mixp_context *ctx = mixp_context_new(NULL), *other = mixp_context_new(NULL);
-    mixp_optimizer *far = mixp_sgd_new(other, NULL), *none = NULL;
+    mixp_optimizer *far = new_sgd(other), *none = NULL;
     mixp_checkpoint_value value;
     int64_t number = 0;
     mixp_checkpoint c;
@@ -860,6 +893,7 @@ int main(void) {
     RUN(scaler_changes);
     RUN(disabled_scaler);
     RUN(optimizer_descriptions);
+    RUN(fields_of_other_kinds);
     RUN(groups);
     RUN(added);
     RUN(shared_gradient);

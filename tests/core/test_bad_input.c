@@ -8,6 +8,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include <limits.h>
 #include <unistd.h>
 
@@ -124,7 +125,7 @@ static mixp_ranks_desc two_ranks(void) {
 static void sharded_and_late(void) {
     mixp_ranks_desc ranks = two_ranks();
     mixp_context *ctx = context_of(&ranks);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_tensor *p[2];
     p[0] = matrix(ctx, "a", 8, 8);
     CHECK_INT(mixp_optimizer_add(opt, p[0], NULL), MIXP_OK);
@@ -140,7 +141,7 @@ static void sharded_and_late(void) {
 static void sharded_and_failed(void) {
     mixp_ranks_desc ranks = two_ranks();
     mixp_context *ctx = context_of(&ranks);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_tensor *a = matrix(ctx, "a", 64, 64);
     size_t before;
     mixp_result r;
@@ -162,7 +163,7 @@ static void sharded_and_failed(void) {
 static void sharded_save_without_memory(void) {
     mixp_ranks_desc ranks = two_ranks();
     mixp_context *ctx = context_of(&ranks);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_checkpoint what;
     mixp_tensor *p[2];
     char path[64];
@@ -195,7 +196,7 @@ static void sharded_save_without_memory(void) {
 static void sample_then_add(void) {
     enum { N = 40 };
     mixp_context *ctx = context_of(NULL);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_tensor *p[N];
     mixp_underflow u;
     char name[16];
@@ -217,7 +218,7 @@ static void sample_then_add(void) {
 }
 
 static mixp_optimizer *optimizer_of(mixp_context *ctx, int muon)
-{ return muon ? mixp_muon_new(ctx, NULL) : mixp_adamw_new(ctx, NULL); }
+{ return muon ? new_muon(ctx) : mixp_optimizer_new(ctx, NULL); }
 
 /* The first weights after two steps; between them the request number `fails` for the parameter
  * number `n` fails (-1: nobody adds one). Returns whether it failed. */
@@ -271,7 +272,7 @@ static void adding_fails_for_a_larger_matrix(void) { adding_fails(1, 1, 200); }
 /* An eps of 0 would make NaN of a gradient of zeros. */
 static void muon_without_eps(void) {
     mixp_context *ctx = context_of(NULL);
-    mixp_optimizer *opt = mixp_muon_new(ctx, NULL);
+    mixp_optimizer *opt = new_muon(ctx);
     mixp_param_group group;
     const char *why;
     CHECK_INT(mixp_optimizer_group(opt, 0, &group), MIXP_OK);

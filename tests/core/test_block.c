@@ -20,6 +20,7 @@ static void no_free(void *p) {
 #undef malloc
 #undef free
 #include "test.h"
+#include "new_optimizer.h"
 #include <unistd.h>
 
 /* A save has a buffer of 1 MiB. */
@@ -53,7 +54,7 @@ static training train(void *memory, size_t bytes, int steps) {
         t.w[i] = mixp_param(t.ctx, i ? "w1" : "w0", MIXP_F32, 2, shape[i]);
         mixp_init_xavier_normal(t.w[i], 1.0);
     }
-    t.opt = mixp_adamw_new(t.ctx, NULL);
+    t.opt = mixp_optimizer_new(t.ctx, NULL);
     for (i = 0; i < 2; i++) mixp_optimizer_add(t.opt, t.w[i], NULL);
     t.scaler = mixp_scaler_new(t.ctx, NULL);
     for (step = 0; step < steps; step++) {
@@ -145,7 +146,7 @@ static void test_a_block_is_used_again(void) {
     mixp_context_desc d;
     mixp_context *ctx;
     mixp_optimizer *opt[8];
-    mixp_sgd_desc large = mixp_sgd_defaults();
+    mixp_optimizer_desc large = mixp_sgd_defaults();
     size_t need = 0;
     int round, i;
     memset(&d, 0, sizeof d);
@@ -154,14 +155,14 @@ static void test_a_block_is_used_again(void) {
     d.threads = 1;
     ctx = mixp_context_new(&d);
     for (round = 0; round < 20; round++) {
-        for (i = 0; i < 8; i++) opt[i] = mixp_sgd_new(ctx, NULL);
+        for (i = 0; i < 8; i++) opt[i] = new_sgd(ctx);
         for (i = 0; i < 8; i++) CHECK_INT(mixp_optimizer_free(opt[(5 * i + round) % 8]), MIXP_OK);
         if (round == 0) need = mixp_context_memory(ctx).block;
         CHECK_INT(mixp_context_memory(ctx).block, need);
     }
     large.spike.of = MIXP_SPIKE_NORM;   /* a window of 16000 bytes: more than one of them had */
     large.spike.window = 1000;
-    CHECK(mixp_sgd_new(ctx, &large) != NULL);
+    CHECK(mixp_optimizer_new(ctx, &large) != NULL);
     CHECK_INT(mixp_context_memory(ctx).block, need);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);

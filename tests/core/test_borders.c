@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 
 static const int64_t four[1] = { 4 };
 static const float   values[4] = { 1, -2, 0.5f, 3 };
@@ -43,7 +44,7 @@ static void two_new(two *m, const char *name) {
     m->view = mixp_view(m->ctx, name, MIXP_F32, 1, four, m->memory);
     mixp_tensor_set_requires_grad(m->view, 1);
     for (int i = 0; i < 2; i++) {
-        m->opt[i] = mixp_sgd_new(m->ctx, NULL);
+        m->opt[i] = new_sgd(m->ctx);
         CHECK_INT(mixp_optimizer_add(m->opt[i], i ? m->view : m->p, NULL), MIXP_OK);
     }
 }
@@ -100,7 +101,7 @@ static void a_refused_save_changes_nothing(void) {
     none = what_of(&m, 2);
     CHECK_INT(mixp_checkpoint_save(file, &none), MIXP_OK);
     {
-        mixp_optimizer *third = mixp_sgd_new(m.ctx, NULL);
+        mixp_optimizer *third = new_sgd(m.ctx);
         CHECK_INT(mixp_optimizer_add(third, loose, NULL), MIXP_OK);
         CHECK_INT(mixp_checkpoint_save(file, &none), MIXP_ERR_ARGUMENT);
         clear(m.ctx, MIXP_ERR_ARGUMENT, "a parameter has no name");
@@ -363,7 +364,7 @@ static void a_cast_that_failed_is_made_again(void) {
 /* A step on `device` that fails once, by *failure, and changes nothing: the next one is whole, and takes
  * over what was written by hand before both. */
 static void steps_when_tried_again(mixp_dtype dtype, int *failure) {
-    mixp_sgd_desc   sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context_desc d;
     mixp_context   *ctx;
     mixp_optimizer *opt;
@@ -374,7 +375,7 @@ static void steps_when_tried_again(mixp_dtype dtype, int *failure) {
     d.device = &device;
     ctx = mixp_context_new(&d);
     sgd.lr = 1;
-    opt = mixp_sgd_new(ctx, &sgd);
+    opt = mixp_optimizer_new(ctx, &sgd);
     p = mixp_param(ctx, "p", dtype, 1, four);
     CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
     CHECK_INT(mixp_write(p, values, MIXP_F32, 4), MIXP_OK);
@@ -423,7 +424,7 @@ static void an_evaluation_explains_no_skip(void) {
     const mixp_origin want[2] = { MIXP_ORIGIN_UNKNOWN, MIXP_ORIGIN_BACKWARD };
     mixp_context    *ctx = mixp_context_new(NULL);
     mixp_tensor     *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape), *loss = NULL;
-    mixp_optimizer  *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer  *opt = new_sgd(ctx);
     mixp_scaler_desc d;
     mixp_scaler     *scaler;
     float            x[2 * WIDTH];

@@ -5,6 +5,7 @@
 #define _XOPEN_SOURCE 700
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include "numbers.h"
 #include <stdlib.h>
 #include <unistd.h>
@@ -33,7 +34,7 @@ static void set(mixp_tensor *t, uint64_t seed, double size) {
 }
 
 static training training_of(int isa, weight_kind kind) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_context_desc c;
     training m;
     memset(&c, 0, sizeof c);
@@ -45,7 +46,7 @@ static training training_of(int isa, weight_kind kind) {
     if (kind == BF16_SPLIT) d.states.master = MIXP_MASTER_16BIT;
     if (kind == BF16_SPLIT) d.states.m = d.states.v = MIXP_MOMENT_8BIT;
     m.ctx = mixp_context_new(&c);
-    m.opt = mixp_adamw_new(m.ctx, &d);
+    m.opt = mixp_optimizer_new(m.ctx, &d);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     CHECK(mixp_scaler_loss_scale(m.scaler) > 0.0f);
     m.w = mixp_param(m.ctx, "w", dtype_of(kind), 2, shape);
@@ -143,13 +144,13 @@ static void test_no_step_allocates(void) {
  * added later is averaged from the next call on. Another decay counts from then on. */
 static void test_added_later(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_optimizer *opt;
     mixp_tensor *a, *b;
     const int64_t one = 1;
     float w[2] = { 1.0f, 4.0f }, g[2] = { 1.0f, 2.0f }, got;
     d.lr = 1.0;
-    opt = mixp_sgd_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     a = mixp_view(ctx, "a", MIXP_F32, 1, &one, &w[0]);
     b = mixp_view(ctx, "b", MIXP_F32, 1, &one, &w[1]);
     CHECK_INT(mixp_optimizer_add(opt, a, mixp_view(ctx, "ga", MIXP_F32, 1, &one, &g[0])), MIXP_OK);
@@ -172,14 +173,14 @@ static void test_added_later(void) {
 
 static void test_without_a_gradient(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_optimizer *opt;
     const int64_t one = 1;
     mixp_tensor *a = mixp_param(ctx, "a", MIXP_F32, 1, &one);
     mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 1, &one);
     float got;
     d.lr = 0.25;
-    opt = mixp_sgd_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     CHECK_INT(mixp_optimizer_add_all(opt, "*"), MIXP_OK);
     mixp_fill(a, 1.0);
     mixp_fill(b, 1.0);
@@ -309,7 +310,7 @@ static void told(mixp_context *ctx, mixp_result got, mixp_result want, const cha
 
 static void test_refused(void) {
     training m = training_of(-1, F32_ALONE), other = training_of(-1, F32_ALONE);
-    mixp_optimizer *empty = mixp_sgd_new(m.ctx, NULL), *both = mixp_sgd_new(m.ctx, NULL);
+    mixp_optimizer *empty = new_sgd(m.ctx), *both = new_sgd(m.ctx);
     mixp_tensor *cold = mixp_param(m.ctx, "cold", MIXP_F32, 2, shape);
     float got[COUNT];
     CHECK_INT(mixp_optimizer_set_ema(NULL, 0.5), MIXP_ERR_ARGUMENT);
@@ -383,7 +384,7 @@ static void test_sharded_states(void) {
     ranks.sum = ranks.all_gather = no_exchange;
     d.ranks = &ranks;
     ctx = mixp_context_new(&d);
-    opt = mixp_sgd_new(ctx, NULL);
+    opt = new_sgd(ctx);
     CHECK_INT(mixp_optimizer_add(opt, mixp_param(ctx, "w", MIXP_F32, 2, shape), NULL), MIXP_OK);
     told(ctx, mixp_optimizer_set_ema(opt, 0.5), MIXP_ERR_ARGUMENT, "sharded");
     mixp_context_free(ctx);

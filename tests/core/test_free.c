@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 
 static int64_t alive;       /* allocations that were not given back */
 
@@ -41,7 +42,7 @@ static rig rig_open(void) {
     for (i = 0; i < OPTIMIZERS; i++) {
         const char name[2] = { (char)('a' + i), '\0' };
         r.w[i] = mixp_param(r.ctx, name, MIXP_F32, 1, three);
-        r.opt[i] = mixp_sgd_new(r.ctx, NULL);
+        r.opt[i] = new_sgd(r.ctx);
         CHECK_INT(mixp_optimizer_add(r.opt[i], r.w[i], NULL), MIXP_OK);
     }
     mixp_step_begin(r.ctx);
@@ -80,8 +81,8 @@ static void test_nothing_is_kept(void) {
     CHECK_INT(mixp_graph_free(NULL), MIXP_OK);
     before = mixp_context_memory(r.ctx);
     for (i = 0; i < 50; i++) {
-        mixp_muon_desc d = mixp_muon_defaults();
-        mixp_optimizer *muon = mixp_muon_new(r.ctx, &d), *adamw = mixp_adamw_new(r.ctx, NULL);
+        mixp_optimizer_desc d = mixp_muon_defaults();
+        mixp_optimizer *muon = mixp_optimizer_new(r.ctx, &d), *adamw = mixp_optimizer_new(r.ctx, NULL);
         int k;
         for (k = 0; k < OPTIMIZERS; k++)
             CHECK_INT(mixp_optimizer_add(adamw, r.w[k], NULL), MIXP_OK);
@@ -108,7 +109,7 @@ static void test_an_optimizer_goes(void) {
     CHECK_INT(mixp_scaler_verdict(r.scaler).outcome, MIXP_STEP_APPLIED);
     CHECK_INT(mixp_optimizer_free(r.opt[0]), MIXP_OK);
     CHECK_INT(mixp_scaler_verdict(r.scaler).outcome, MIXP_STEP_NONE);
-    next = mixp_sgd_new(r.ctx, NULL);
+    next = new_sgd(r.ctx);
     CHECK_INT(mixp_optimizer_add(next, r.w[0], NULL), MIXP_OK);
     CHECK_INT(mixp_zero_grad(next), MIXP_OK);
     mixp_step_begin(r.ctx);
@@ -217,7 +218,7 @@ static void test_a_scaler_goes_after_unscale(void) {
 static void test_a_scaler_of_views_goes(void) {
     static float w[3], g[3];
     rig r = rig_open();
-    mixp_optimizer *opt = mixp_sgd_new(r.ctx, NULL);
+    mixp_optimizer *opt = new_sgd(r.ctx);
     mixp_scaler *next;
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(r.ctx, "w", MIXP_F32, 1, three, w),
                                  mixp_view(r.ctx, "g", MIXP_F32, 1, three, g)), MIXP_OK);
@@ -265,7 +266,7 @@ typedef struct kept {
 
 /* One step of AdamW with these states. */
 static kept kept_after(mixp_dtype dtype, mixp_moment_kind moment, mixp_master_kind master) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     kept k;
     int i;
     d.weight_decay = 0.0;
@@ -277,7 +278,7 @@ static kept kept_after(mixp_dtype dtype, mixp_moment_kind moment, mixp_master_ki
     }
     k.ctx = mixp_context_new(NULL);
     k.w = mixp_param(k.ctx, "w", dtype, 2, matrix);
-    k.opt = mixp_adamw_new(k.ctx, &d);
+    k.opt = mixp_optimizer_new(k.ctx, &d);
     mixp_write(k.w, start, MIXP_F32, COUNT);
     {
         mixp_tensor *g = mixp_param(k.ctx, "g", dtype, 2, matrix);

@@ -45,7 +45,7 @@ static const mixp_device *device_of_tests;
 
 static gpt gpt_open(double lr) {
     mixp_context_desc c;
-    mixp_adamw_desc adam = mixp_adamw_defaults();
+    mixp_optimizer_desc adam = mixp_adamw_defaults();
     mixp_scaler_desc rule;
     gpt g;
     int l, k;
@@ -59,7 +59,7 @@ static gpt gpt_open(double lr) {
     memset(&rule, 0, sizeof rule);
     rule.init_scale = 64.0f;
     g.scaler = mixp_scaler_new(g.ctx, &rule);
-    g.opt = mixp_adamw_new(g.ctx, &adam);
+    g.opt = mixp_optimizer_new(g.ctx, &adam);
     g.wte = weight(&g, "wte", VOCAB, WIDTH, 0.5);
     g.wpe = weight(&g, "wpe", TIME, WIDTH, 0.1);
     for (l = 0; l < LAYERS; l++)
@@ -813,7 +813,7 @@ typedef struct small {
 static small small_open(float scale, float value) {
     static const int64_t shape[2] = { 2, 4 };
     mixp_scaler_desc d;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     small m;
     int i;
     memset(&m, 0, sizeof m);
@@ -822,7 +822,7 @@ static small small_open(float scale, float value) {
     m.ctx = mixp_context_new(NULL);
     m.scaler = mixp_scaler_new(m.ctx, &d);
     m.w = mixp_param(m.ctx, "w", MIXP_F32, 2, shape);
-    m.opt = mixp_sgd_new(m.ctx, &sgd);
+    m.opt = mixp_optimizer_new(m.ctx, &sgd);
     mixp_fill(m.w, (double)value);
     mixp_optimizer_add(m.opt, m.w, NULL);
     for (i = 0; i < 8; i++) m.x[i] = 1.0f;
@@ -899,7 +899,7 @@ static void back_from_3e38(mixp_scaler *scaler, mixp_tensor *w) {
 static void test_unscale_origin(void) {
     static const int64_t one[1] = { 1 };
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc d;
     mixp_scaler *scaler;
     mixp_optimizer *opt;
@@ -910,7 +910,7 @@ static void test_unscale_origin(void) {
     scaler = mixp_scaler_new(ctx, &d);
     sgd.lr = 0.0;
     w = mixp_param(ctx, "w", MIXP_F32, 1, one);
-    opt = mixp_sgd_new(ctx, &sgd);
+    opt = mixp_optimizer_new(ctx, &sgd);
     mixp_fill(w, 1.0);
     mixp_optimizer_add(opt, w, NULL);
     CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);

@@ -19,7 +19,7 @@ typedef struct net {
 static net net_open(int networks, float scale, double lr, int guard) {
     static const int64_t shape[2] = { N, N };
     static const char *const names[2] = { "D", "G" };
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc rule;
     net m;
     int k;
@@ -30,7 +30,7 @@ static net net_open(int networks, float scale, double lr, int guard) {
     m.ctx = mixp_context_new(NULL);
     for (k = 0; k < networks; k++) {
         m.w[k] = mixp_param(m.ctx, networks > 1 ? names[k] : "w", MIXP_F32, 2, shape);
-        m.opt[k] = mixp_sgd_new(m.ctx, &sgd);
+        m.opt[k] = mixp_optimizer_new(m.ctx, &sgd);
         m.scaler[k] = mixp_scaler_new(m.ctx, &rule);
         mixp_optimizer_add(m.opt[k], m.w[k], NULL);
     }

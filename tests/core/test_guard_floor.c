@@ -15,7 +15,7 @@ typedef struct model {
 /* Samples every step; a site is well after one clean sample. The scale cannot leave 1. */
 static model model_open(double lr) {
     static const int64_t shape[2] = { 1, 2 };
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc scale;
     mixp_guard_desc guard;
     model m;
@@ -26,7 +26,7 @@ static model model_open(double lr) {
     sgd.lr = lr;
     m.ctx = mixp_context_new(NULL);
     m.w = mixp_param(m.ctx, "w", MIXP_F32, 2, shape);
-    m.opt = mixp_sgd_new(m.ctx, &sgd);
+    m.opt = mixp_optimizer_new(m.ctx, &sgd);
     m.scaler = mixp_scaler_new(m.ctx, &scale);
     mixp_fill(m.w, 1);
     mixp_optimizer_add(m.opt, m.w, NULL);

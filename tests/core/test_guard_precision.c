@@ -23,7 +23,7 @@ static double uniform(uint32_t *s) {
 static run train(mixp_dtype dtype, int level, int guard, double year) {
     static const int64_t xs[2] = { BATCH, 1 }, row[2] = { 1, UNITS }, square[2] = { UNITS, UNITS };
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_adamw_desc adam = mixp_adamw_defaults();
+    mixp_optimizer_desc adam = mixp_adamw_defaults();
     mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 2, square), *c = mixp_param(ctx, "c", MIXP_F32, 2, row);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     mixp_optimizer *opt;
@@ -35,7 +35,7 @@ static run train(mixp_dtype dtype, int level, int guard, double year) {
     memset(&r, 0, sizeof r);
     adam.lr = 3e-3;
     adam.weight_decay = 0;
-    opt = mixp_adamw_new(ctx, &adam);
+    opt = mixp_optimizer_new(ctx, &adam);
     mixp_optimizer_add(opt, b, NULL);
     mixp_optimizer_add(opt, c, NULL);
     mixp_init_normal(b, 0, 0.125);

@@ -4,6 +4,7 @@
  */
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include <math.h>
 
 static mixp_context *context_of(const mixp_ranks_desc *ranks) {
@@ -53,7 +54,7 @@ static head head_new(void) {
     h.ctx = context_of(NULL);
     h.w = matrix(h.ctx, "w", 5, 3);
     h.scaler = mixp_scaler_new(h.ctx, NULL);
-    h.opt = mixp_sgd_new(h.ctx, NULL);
+    h.opt = new_sgd(h.ctx);
     mixp_optimizer_add(h.opt, h.w, NULL);
     return h;
 }
@@ -355,7 +356,7 @@ static void master_of_a_written_weight(void) {
     const int64_t three[1] = { 3 };
     const float values[3] = { 7, -8, 9 };
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F16, 1, three);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     float master[3] = { 0, 0, 0 };
     int i;
     CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
@@ -368,7 +369,7 @@ static void master_of_a_written_weight(void) {
 static void views_that_overlap(void) {
     static float memory[16];
     mixp_context *ctx = context_of(NULL);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     const int64_t shape[1] = { 8 }, one[1] = { 1 };
     mixp_tensor *v[4];
     int i;
@@ -602,7 +603,7 @@ static void tensors_of_an_earlier_step(void) {
     static const int bytes[3] = { 0, 1, 0x55 };
     const int64_t one[1] = { 1 };
     mixp_context *ctx = context_of(NULL);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_tensor *t[LATE];
     int i, k;
     for (k = 0; k < 3; k++) {

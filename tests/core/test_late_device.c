@@ -114,7 +114,7 @@ typedef struct net {
 /* 4 numbers times 300 times 300, summed over 4: 360,000, which no f16 holds; `down` brings it back. */
 static net net_on(const mixp_device *device) {
     static const int64_t shape[2] = { 4, 4 };
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_guard_desc guard;
     mixp_scaler_desc rule;
     net n;
@@ -125,7 +125,7 @@ static net net_on(const mixp_device *device) {
     rule.init_scale = 1.0f;
     n.ctx = context_of(device);
     n.scaler = mixp_scaler_new(n.ctx, &rule);
-    n.opt = mixp_sgd_new(n.ctx, &sgd);
+    n.opt = mixp_optimizer_new(n.ctx, &sgd);
     n.up = mixp_param(n.ctx, "up.w", MIXP_F32, 2, shape);
     n.down = mixp_param(n.ctx, "down.w", MIXP_F32, 2, shape);
     mixp_fill(n.up, 300.0);
@@ -212,8 +212,8 @@ static void counts_arrive(void) {
     float w[4] = { 1, 1, 1, 1 }, g[4] = { 0.0f, 9.31322575e-10f, 9.53674316e-7f, 1.0f };
     mixp_device device = late_device();
     mixp_context *ctx = context_of(&device);
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
-    mixp_optimizer *opt = mixp_sgd_new(ctx, &sgd);
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
     mixp_underflow u;
     mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w),
                        mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
@@ -348,13 +348,13 @@ static void settings_that_no_comparison_takes(void) {
 static void rules_that_nobody_keeps(void) {
     mixp_context *ctx = context_of(NULL);
     mixp_scaler_desc rule;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     memset(&rule, 0, sizeof rule);
     rule.max_scale = 1e-40f;
     CHECK(mixp_scaler_new(ctx, &rule) == NULL);
     told(ctx, MIXP_ERR_ARGUMENT, "max_scale must lie in [2^-126, 2^126]");
     sgd.schedule.kind = (mixp_schedule_kind)99;
-    CHECK(mixp_sgd_new(ctx, &sgd) == NULL);
+    CHECK(mixp_optimizer_new(ctx, &sgd) == NULL);
     told(ctx, MIXP_ERR_ARGUMENT, "schedule.kind is not a mixp_schedule_kind");
     close_clean(ctx);
 }

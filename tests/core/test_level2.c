@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 
 static uint32_t state = 1;
 static float uniform(void) {
@@ -19,7 +20,7 @@ static void test_low_copies(void) {
     static float w[N], g[N];
     static const int64_t n[1] = { N };
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_tensor *t = mixp_view(ctx, "w", MIXP_F32, 1, n, w);
     mixp_tensor *f16, *bf16;
     int i, step;
@@ -176,7 +177,7 @@ static void test_the_scale_where_it_lies(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler_desc d;
     mixp_scaler *scaler, *off;
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer *opt = new_sgd(ctx);
     const float *scale;
     int i;
     memset(&d, 0, sizeof d);

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include <unistd.h>
 
 /* A layer of 4 inputs and 2 outputs, with all that trains it. */
@@ -27,7 +28,7 @@ static model model_open(void) {
     m.w = mixp_param(m.ctx, "fc.w", MIXP_F32, 2, weights);
     m.b = mixp_param(m.ctx, "fc.b", MIXP_F32, 1, two);
     mixp_write(m.w, numbers, MIXP_F32, 8);
-    m.opt = mixp_sgd_new(m.ctx, NULL);
+    m.opt = new_sgd(m.ctx);
     mixp_optimizer_add(m.opt, m.w, NULL);
     mixp_optimizer_add(m.opt, m.b, NULL);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
@@ -191,31 +192,31 @@ static void pop_without_push(model *m) { mixp_autocast_pop(m->ctx); }
 /* --- optimizers ------------------------------------------------------------------------------ */
 
 static void zeroed_description(model *m) {
-    mixp_adamw_desc d;
+    mixp_optimizer_desc d;
     memset(&d, 0, sizeof d);
     d.lr = 1e-3;
-    mixp_adamw_new(m->ctx, &d);
+    mixp_optimizer_new(m->ctx, &d);
 }
 static void negative_rate(model *m) {
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     d.lr = -1.0;
-    mixp_sgd_new(m->ctx, &d);
+    mixp_optimizer_new(m->ctx, &d);
 }
 static void schedule_without_an_end(model *m) {
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     d.schedule.kind = MIXP_SCHEDULE_COSINE;
-    mixp_sgd_new(m->ctx, &d);
+    mixp_optimizer_new(m->ctx, &d);
 }
 static void nesterov_without_momentum(model *m) {
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     d.nesterov = 1;
-    mixp_sgd_new(m->ctx, &d);
+    mixp_optimizer_new(m->ctx, &d);
 }
 static void group_with_a_rate_alone(model *m) {
     mixp_param_group g;
     memset(&g, 0, sizeof g);
     g.lr = 1e-3;
-    mixp_optimizer_add_group(mixp_adamw_new(m->ctx, NULL), &g);
+    mixp_optimizer_add_group(mixp_optimizer_new(m->ctx, NULL), &g);
 }
 static void added_twice(model *m) { mixp_optimizer_add(m->opt, m->w, NULL); }
 static void added_as_another_view(model *m) {
@@ -232,10 +233,10 @@ static void gradient_of_another_size(model *m) {
 }
 static void nothing_added(model *m) {
     backward(m);
-    mixp_scaler_step(m->scaler, mixp_sgd_new(m->ctx, NULL));
+    mixp_scaler_step(m->scaler, new_sgd(m->ctx));
 }
 static void parameter_in_no_optimizer(model *m) {
-    mixp_optimizer *half = mixp_sgd_new(m->ctx, NULL);
+    mixp_optimizer *half = new_sgd(m->ctx);
     int i;
     mixp_optimizer_free(m->opt);
     mixp_optimizer_add(half, m->w, NULL);
@@ -248,10 +249,10 @@ static void parameter_in_no_optimizer(model *m) {
     }
 }
 static void spike_without_a_loss(model *m) {
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_optimizer *opt;
     d.spike.of = MIXP_SPIKE_LOSS;
-    opt = mixp_sgd_new(m->ctx, &d);
+    opt = mixp_optimizer_new(m->ctx, &d);
     mixp_optimizer_add(opt, m->w, NULL);
     backward(m);
     mixp_scaler_step(m->scaler, opt);
@@ -310,7 +311,7 @@ static void gradients_used_again(model *m) {
 }
 static void own_gradients_as_they_are(model *m) {
     static float w[8], g[8];
-    mixp_optimizer *opt = mixp_sgd_new(m->ctx, NULL);
+    mixp_optimizer *opt = new_sgd(m->ctx);
     mixp_optimizer_add(opt, mixp_view(m->ctx, "mine", MIXP_F32, 1, eight, w),
                        mixp_view(m->ctx, "mine.grad", MIXP_F32, 1, eight, g));
     g[0] = 1.0f;
@@ -402,9 +403,9 @@ static void checked_under_fp16(model *m) {
     mixp_check_gradients(m->ctx, region_loss, m, 1, &m->w, 0, &worst);
 }
 static void scaled_loss_for_spikes(model *m) {
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     d.spike.of = MIXP_SPIKE_LOSS;
-    mixp_optimizer_set_loss(mixp_sgd_new(m->ctx, &d), mixp_scaler_scale(m->scaler, loss_of(m)));
+    mixp_optimizer_set_loss(mixp_optimizer_new(m->ctx, &d), mixp_scaler_scale(m->scaler, loss_of(m)));
 }
 static void freezes_an_activation(model *m) { mixp_tensor_set_requires_grad(logits_of(m), 0); }
 static void state_kept_as_a_tensor(model *m) {
@@ -489,7 +490,7 @@ static void loaded_too_soon(model *m) {
     what.optimizers = &m->opt;
     what.n_optimizers = 1;
     mixp_checkpoint_save(saved_path(), &what);
-    m->opt = mixp_sgd_new(m->ctx, NULL);
+    m->opt = new_sgd(m->ctx);
     mixp_checkpoint_load(saved_path(), &what);
     remove(saved_path());
 }
@@ -656,7 +657,7 @@ static void test_told_without_a_context(void) {
  * gradient the program looks after itself; one that is frozen; gradients over a scale of its own. */
 static void test_legal(void) {
     model m = model_open();
-    mixp_optimizer *second = mixp_sgd_new(m.ctx, NULL);
+    mixp_optimizer *second = new_sgd(m.ctx);
     mixp_tensor *mine = mixp_param(m.ctx, "mine", MIXP_F32, 1, two);
     mixp_tensor *frozen = mixp_param(m.ctx, "frozen", MIXP_F32, 1, two);
     mixp_tensor *other = mixp_param(m.ctx, "other", MIXP_F32, 1, two);
@@ -841,7 +842,7 @@ static void test_sign_of_a_missing_touch(void) {
 /* A low weight comes from its master, which follows when the library is told. */
 static void test_sign_of_a_missing_touch_beside_a_master(void) {
     mixp_context   *ctx = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer *opt = new_sgd(ctx);
     static float    grad[2] = { 0.0f, 0.0f };
     static mixp_f16 w[2];
     mixp_tensor    *view = mixp_view(ctx, "w", MIXP_F16, 1, two, w);
@@ -892,7 +893,7 @@ static void test_sign_of_a_forgotten_init(void) {
 static void test_sign_of_gradients_without_the_scale(void) {
     static float w[8], g[8];
     model m = model_open();
-    mixp_optimizer *opt = mixp_sgd_new(m.ctx, NULL);
+    mixp_optimizer *opt = new_sgd(m.ctx);
     mixp_optimizer_add(opt, mixp_view(m.ctx, "mine", MIXP_F32, 1, eight, w),
                        mixp_view(m.ctx, "mine.grad", MIXP_F32, 1, eight, g));
     g[0] = 2.0f;

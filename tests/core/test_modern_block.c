@@ -31,13 +31,13 @@ static mixp_tensor *param(model *m, const char *name, int64_t rows, int64_t cols
 }
 
 static model model_new(void) {
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     model m;
     memset(&m, 0, sizeof m);
     m.c = mixp_context_new(NULL);
     adamw.lr = 5e-3;
     adamw.max_norm = 1;
-    m.opt = mixp_adamw_new(m.c, &adamw);
+    m.opt = mixp_optimizer_new(m.c, &adamw);
     m.embed = param(&m, "embed", VOCAB, WIDTH);
     m.norm1 = param(&m, "norm1", WIDTH, 0);
     m.norm2 = param(&m, "norm2", WIDTH, 0);

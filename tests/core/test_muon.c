@@ -5,6 +5,7 @@
 #include "mixprec.h"
 #include "args.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include "numbers.h"
 #include "reference/generate.h"
 #include "reference/muon.h"
@@ -32,7 +33,7 @@ static mixp_tensor *matrix(mixp_context *ctx, const char *name, int k) {
 /* 100 steps, as record_muon.py takes them; all weights, one after the other. */
 static void run_muon(mixp_context *ctx, const muon_case *c, int f32, float *out) {
     static const char *const names[MUON_SHAPES][2] = { { "a", "ga" }, { "b", "gb" }, { "c", "gc" } };
-    mixp_muon_desc d = mixp_muon_defaults();
+    mixp_optimizer_desc d = mixp_muon_defaults();
     mixp_tensor *w[MUON_SHAPES], *g[MUON_SHAPES];
     mixp_optimizer *opt;
     float values[256];
@@ -42,9 +43,9 @@ static void run_muon(mixp_context *ctx, const muon_case *c, int f32, float *out)
     d.momentum = c->momentum;
     d.weight_decay = c->decay;
     d.nesterov = c->nesterov;
-    d.rate = c->match_rms ? MIXP_MUON_RATE_MATCH_RMS_ADAMW : MIXP_MUON_RATE_ORIGINAL;
-    d.f32 = f32;
-    opt = mixp_muon_new(ctx, &d);
+    d.muon.rate = c->match_rms ? MIXP_MUON_RATE_MATCH_RMS_ADAMW : MIXP_MUON_RATE_ORIGINAL;
+    d.muon.f32 = f32;
+    opt = mixp_optimizer_new(ctx, &d);
     for (k = 0; k < MUON_SHAPES; k++) {
         w[k] = matrix(ctx, names[k][0], k);
         g[k] = matrix(ctx, names[k][1], k);
@@ -110,16 +111,16 @@ static void test_rmsprop_as_pytorch(void) {
     mixp_context *ctx;
     int isa, c, i, t;
     for (c = 0; c < RMS_CASES; c++) EACH_ISA(isa, ctx) {
-        mixp_rmsprop_desc d = mixp_rmsprop_defaults();
+        mixp_optimizer_desc d = mixp_rmsprop_defaults();
         uint32_t x = gen_start(9);
         float w[RMS_COUNT], g[RMS_COUNT];
         mixp_optimizer *opt;
         d.lr = rms_cases[c].lr;
-        d.alpha = rms_cases[c].alpha;
+        d.beta2 = rms_cases[c].alpha;
         d.eps = rms_cases[c].eps;
         d.weight_decay = rms_cases[c].decay;
         d.momentum = rms_cases[c].momentum;
-        opt = mixp_rmsprop_new(ctx, &d);
+        opt = mixp_optimizer_new(ctx, &d);
         gen_fill(&x, 1.0f, w, RMS_COUNT);
         CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, &n, w),
                                      mixp_view(ctx, "g", MIXP_F32, 1, &n, g)), MIXP_OK);
@@ -146,12 +147,12 @@ typedef struct model {
     mixp_tensor    *w[2], *g[2];
 } model;
 
-static model model_of(const mixp_muon_desc *d, mixp_dtype dtype) {
+static model model_of(const mixp_optimizer_desc *d, mixp_dtype dtype) {
     model m;
     int k, i;
     m.ctx = mixp_context_new(NULL);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
-    m.opt = mixp_muon_new(m.ctx, d);
+    m.opt = mixp_optimizer_new(m.ctx, d);
     m.w[0] = mixp_param(m.ctx, "tall", dtype, 2, shape);
     m.w[1] = mixp_param(m.ctx, "wide", dtype, 2, wide_shape);
     m.g[0] = mixp_param(m.ctx, "g0", MIXP_F32, 2, shape);
@@ -249,7 +250,7 @@ static void test_skipped_means_untouched(void) {
 static void test_resume(void) {
     int kind;
     for (kind = 0; kind < 3; kind++) {
-        mixp_muon_desc d = mixp_muon_defaults();
+        mixp_optimizer_desc d = mixp_muon_defaults();
         mixp_checkpoint c;
         model a, b;
         d.states.m = (mixp_moment_kind)kind;
@@ -276,7 +277,7 @@ static void test_states(void) {
     static float f32[COUNT], small[COUNT];
     int kind, i;
     for (kind = 0; kind < 3; kind++) {
-        mixp_muon_desc d = mixp_muon_defaults();
+        mixp_optimizer_desc d = mixp_muon_defaults();
         double apart = 0, moved = 0;
         model m;
         d.states.m = (mixp_moment_kind)kind;
@@ -306,12 +307,12 @@ static void test_momentum_to_the_bit(void) {
     mixp_context *ctx;
     int isa, i, step;
     EACH_ISA(isa, ctx) {
-        mixp_muon_desc d = mixp_muon_defaults();
+        mixp_optimizer_desc d = mixp_muon_defaults();
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, shape), *grad = mixp_param(ctx, "g", MIXP_F32, 2, shape);
         mixp_optimizer *opt;
         d.max_norm = 1;
-        d.iterations = 1;
-        opt = mixp_muon_new(ctx, &d);
+        d.muon.iterations = 1;
+        opt = mixp_optimizer_new(ctx, &d);
         CHECK_INT(mixp_optimizer_add(opt, w, grad), MIXP_OK);
         memset(want, 0, sizeof want);
         random_state = 3;
@@ -350,7 +351,7 @@ static void test_steps_allocate_nothing(void) {
 /* A matrix without a gradient is left alone, the others are not. */
 static void test_missing_gradient(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_muon_new(ctx, NULL);
+    mixp_optimizer *opt = new_muon(ctx);
     mixp_tensor *a = mixp_param(ctx, "a", MIXP_F32, 2, wide_shape);
     mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 2, wide_shape);
     mixp_tensor *g = mixp_param(ctx, "g", MIXP_F32, 2, wide_shape);
@@ -368,33 +369,33 @@ static void test_missing_gradient(void) {
 }
 
 static mixp_context *errors;
-static void refused(const mixp_muon_desc *d, const char *why) {
+static void refused(const mixp_optimizer_desc *d, const char *why) {
     const char *message = "";
-    CHECK(mixp_muon_new(errors, d) == NULL);
+    CHECK(mixp_optimizer_new(errors, d) == NULL);
     CHECK_INT(mixp_context_error(errors, &message), MIXP_ERR_ARGUMENT);
     CHECK_TEXT(message, why);
     mixp_context_clear_error(errors);
 }
 
 static void test_errors(void) {
-    mixp_muon_desc d = mixp_muon_defaults();
+    mixp_optimizer_desc d = mixp_muon_defaults();
     const char *message = "";
     errors = mixp_context_new(NULL);
-    d.iterations = 100;
-    refused(&d, "iterations must lie in [1, 99]");
+    d.muon.iterations = 100;
+    refused(&d, "muon.iterations must lie in [1, 99]");
     d = mixp_muon_defaults();
     d.eps = 0;
     refused(&d, "eps must be above 0");
     d = mixp_muon_defaults();
-    d.b = HUGE_VAL;
-    refused(&d, "a, b and c must be finite");
+    d.muon.b = HUGE_VAL;
+    refused(&d, "muon.a, muon.b and muon.c must be finite");
     d = mixp_muon_defaults();
-    d.rate = (mixp_muon_rate)2;
-    refused(&d, "rate is not a mixp_muon_rate");
+    d.muon.rate = (mixp_muon_rate)2;
+    refused(&d, "muon.rate is not a mixp_muon_rate");
     d = mixp_muon_defaults();
     d.momentum = -0.5;
-    refused(&d, "mixp_muon_new: momentum must be finite and at least 0");
-    CHECK_INT(mixp_optimizer_add(mixp_muon_new(errors, NULL),
+    refused(&d, "mixp_optimizer_new: Muon: momentum must be finite and at least 0");
+    CHECK_INT(mixp_optimizer_add(new_muon(errors),
                                  mixp_param(errors, "bias", MIXP_F32, 1, shape), NULL),
               MIXP_ERR_SHAPE);
     mixp_context_error(errors, &message);

@@ -5,6 +5,7 @@
 #include "internals.h"      /* the struct of an optimizer */
 #include "args.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include "numbers.h"
 
 /* A scaler whose scale was asked for, as programs do that multiply by it. */
@@ -46,7 +47,7 @@ enum { N = 500, STEPS = 60 };
 typedef struct reference { double p, m, v; } reference;
 
 /* The formulas of torch.optim.Adam and AdamW, and of apex's FusedAdam. */
-static void adam_reference(reference *r, double g, const mixp_adamw_desc *d, int decoupled, int t) {
+static void adam_reference(reference *r, double g, const mixp_optimizer_desc *d, int decoupled, int t) {
     double bc1 = 1.0 - pow(d->beta1, t), bc2 = 1.0 - pow(d->beta2, t), update;
     if (!decoupled) g += d->weight_decay * r->p;
     if (decoupled && d->order == MIXP_ADAM_ORDER_TORCH) r->p -= d->lr * d->weight_decay * r->p;
@@ -64,14 +65,14 @@ static void test_adam(void) {
         for (kind = 0; kind < 2; kind++) for (order = 0; order < 2; order++) {
             static float w[N], g[N];
             static reference ref[N];
-            mixp_adamw_desc d = mixp_adamw_defaults();
-            mixp_adam_desc adam;
+            mixp_optimizer_desc d = mixp_adamw_defaults();
+            mixp_optimizer_desc adam;
             mixp_optimizer *opt;
             d.order = order ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
             d.weight_decay = 0.1;
             d.lr = 3e-3;
             adam = args_adam(&d);
-            opt = kind ? mixp_adamw_new(ctx, &d) : mixp_adam_new(ctx, &adam);
+            opt = kind ? mixp_optimizer_new(ctx, &d) : mixp_optimizer_new(ctx, &adam);
             memset(ref, 0, sizeof ref);
             for (i = 0; i < N; i++) ref[i].p = (double)(w[i] = uniform());
             add_f32(opt, "w", N, w, g);
@@ -97,14 +98,14 @@ static void test_sgd(void) {
         for (k = 0; k < 4; k++) {
             static float w[N], g[N];
             static double p[N], b[N];
-            mixp_sgd_desc d = mixp_sgd_defaults();
+            mixp_optimizer_desc d = mixp_sgd_defaults();
             mixp_optimizer *opt;
             d.lr = 0.01;
             d.momentum = momentum[k];
             d.dampening = dampening[k];
             d.nesterov = k == 3;
             d.weight_decay = 0.05;
-            opt = mixp_sgd_new(ctx, &d);
+            opt = mixp_optimizer_new(ctx, &d);
             for (i = 0; i < N; i++) p[i] = (double)(w[i] = uniform());
             add_f32(opt, "w", N, w, g);
             for (t = 0; t < STEPS; t++) {
@@ -145,8 +146,8 @@ typedef struct outcome {
 static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o) {
     static float g32[BIG], w2[37], g2[37];
     static uint16_t g16[BIG];
-    mixp_adamw_desc a = mixp_adamw_defaults();
-    mixp_sgd_desc s = mixp_sgd_defaults();
+    mixp_optimizer_desc a = mixp_adamw_defaults();
+    mixp_optimizer_desc s = mixp_sgd_defaults();
     mixp_scaler *scaler = known_scaler(ctx);
     mixp_optimizer *opt;
     mixp_tensor *w, *g;
@@ -155,7 +156,7 @@ static void train(mixp_context *ctx, int kind, mixp_dtype grad_dtype, outcome *o
     a.order = kind == 1 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
     s.momentum = 0.9;
     s.nesterov = 1;
-    opt = kind == 2 ? mixp_sgd_new(ctx, &s) : mixp_adamw_new(ctx, &a);
+    opt = kind == 2 ? mixp_optimizer_new(ctx, &s) : mixp_optimizer_new(ctx, &a);
     random_state = 99;
     for (i = 0; i < BIG; i++) o->w[i] = uniform();
     for (i = 0; i < 37; i++) w2[i] = g2[i] = uniform();
@@ -211,14 +212,14 @@ static void test_element_bits(void) {
     EACH_ISA(isa, ctx) {
         for (kind = 0; kind < 4; kind++) for (n = 1; n < 70; n++) {
             float w[70], g[70], p[70], m[70], v[70];
-            mixp_adamw_desc a = mixp_adamw_defaults();
-            mixp_sgd_desc s = mixp_sgd_defaults();
+            mixp_optimizer_desc a = mixp_adamw_defaults();
+            mixp_optimizer_desc s = mixp_sgd_defaults();
             mixp_optimizer *opt;
             const mixp_step_scalars *u;
             a.order = kind == 1 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
             s.momentum = kind == 3 ? 0.9 : 0.0;
             s.weight_decay = 0.01;
-            opt = kind < 2 ? mixp_adamw_new(ctx, &a) : mixp_sgd_new(ctx, &s);
+            opt = kind < 2 ? mixp_optimizer_new(ctx, &a) : mixp_optimizer_new(ctx, &s);
             for (i = 0; i < 70; i++) {
                 p[i] = w[i] = uniform();
                 g[i] = ldexpf(uniform(), (int)(random_bits() % 60) - 40);
@@ -257,12 +258,12 @@ static void test_masters(void) {
             static uint32_t wmem[N], gmem[N];
             static float start[N], grad[N], seen[N];
             static reference ref[N];
-            mixp_adamw_desc d = mixp_adamw_defaults();
+            mixp_optimizer_desc d = mixp_adamw_defaults();
             mixp_optimizer *opt;
             mixp_tensor *w = view1(ctx, "w", reals[wd], N, wmem);
             mixp_tensor *g = view1(ctx, "g", reals[gd], N, gmem);
             d.no_master = no_master;
-            opt = mixp_adamw_new(ctx, &d);
+            opt = mixp_optimizer_new(ctx, &d);
             for (i = 0; i < N; i++) start[i] = uniform();
             CHECK_INT(mixp_optimizer_add(opt, w, g), MIXP_OK);
             CHECK_INT(mixp_write(w, start, MIXP_F32, N), MIXP_OK);  /* the master follows */
@@ -300,7 +301,7 @@ static void test_low_copies(void) {
         static uint16_t f16[N], bf16[N], before[N];
         mixp_tensor *p = view1(ctx, "w", MIXP_F32, N, w);
         mixp_scaler *scaler = known_scaler(ctx);
-        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
         for (i = 0; i < N; i++) { w[i] = uniform(); g[i] = 65536.0f * uniform(); }
         p->own.low[0] = view1(ctx, "f16", MIXP_F16, N, f16);
         p->own.low[1] = view1(ctx, "bf16", MIXP_BF16, N, bf16);
@@ -333,7 +334,7 @@ static void test_large_low_copies(void) {
     CHECK(MANY * sizeof *g > MIXPI_STREAM_BYTES && ((uintptr_t)f16 & 31u) == 0 && ((uintptr_t)bf16 & 31u) != 0);
     EACH_ISA(isa, ctx) {
         mixp_tensor *p = view1(ctx, "w", MIXP_F32, MANY, w);
-        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
         for (i = 0; i < MANY; i++) { w[i] = uniform(); g[i] = mixp_f16_from_f32(uniform()).bits; }
         memset(f16, 0xFF, 2 * MANY * sizeof *g);
         p->own.low[0] = view1(ctx, "f16", MIXP_F16, MANY, f16);
@@ -391,7 +392,7 @@ static void test_skip_leaves_every_byte(void) {
             static uint32_t w[N], w0[N];
             static float g[N], m0[N], v0[N], master0[N];
             mixp_scaler *scaler = known_scaler(ctx);
-            mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+            mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
             mixp_tensor *p = view1(ctx, "w", reals[wd], N, w);
             CHECK_INT(mixp_fill(p, 0.5), MIXP_OK);
             CHECK_INT(mixp_optimizer_add(opt, p, view1(ctx, "g", MIXP_F32, N, g)), MIXP_OK);
@@ -430,7 +431,7 @@ static void test_finds_the_bad_element(void) {
         for (dtype = 0; dtype < 3; dtype++) {
             mixp_scaler_desc d;
             mixp_scaler *scaler;
-            mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+            mixp_optimizer *opt = new_sgd(ctx);
             mixp_tensor *grad[3];
             memset(&d, 0, sizeof d);
             d.max_floor_skips = -1;
@@ -487,7 +488,7 @@ static void test_norm(void) {
         static const double size[7] = { 1, 1e-4, 1e-15, 1e-25, 1e-35, 1e25, 3.4e38 };
         mixp_scaler_desc d;
         mixp_scaler *scaler;
-        mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+        mixp_optimizer *opt = new_sgd(ctx);
         memset(&d, 0, sizeof d);
         d.rule = MIXP_RULE_STATIC;
         d.init_scale = 1.0f;
@@ -517,7 +518,7 @@ static void test_clip(void) {
         for (dtype = 0; dtype < 3; dtype++) for (way = 0; way < 3; way++) {
             static float w[N], grad[N], seen[N];
             static uint32_t gmem[N];
-            mixp_sgd_desc d = mixp_sgd_defaults();
+            mixp_optimizer_desc d = mixp_sgd_defaults();
             mixp_scaler *scaler = known_scaler(ctx);
             mixp_optimizer *opt;
             mixp_tensor *g = view1(ctx, "g", reals[dtype], N, gmem);
@@ -526,7 +527,7 @@ static void test_clip(void) {
             mixp_verdict v;
             d.lr = 1.0;
             d.max_norm = way == 0 ? 0.5 : 0.0;  /* lean; unscale and clip; clip without scaler */
-            opt = mixp_sgd_new(ctx, &d);
+            opt = mixp_optimizer_new(ctx, &d);
             for (i = 0; i < N; i++) { grad[i] = uniform(); w[i] = 0.0f; }
             CHECK_INT(mixp_write(g, grad, MIXP_F32, N), MIXP_OK);
             CHECK_INT(mixp_read(g, grad, MIXP_F32, N), MIXP_OK);
@@ -567,7 +568,7 @@ static void test_clip_of_a_bad_gradient(void) {
     int isa;
     EACH_ISA(isa, ctx) {
         static float w[3], g[3];
-        mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+        mixp_optimizer *opt = new_sgd(ctx);
         g[0] = 3.0f;
         g[1] = HUGE_VALF;
         g[2] = -4.0f;
@@ -583,12 +584,12 @@ static void test_clip_of_a_bad_gradient(void) {
 static void test_groups(void) {
     static float w[3][4], g[4] = { 1.0f, 2.0f, -1.0f, 0.5f };
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_optimizer *opt;
     mixp_param_group group;
     int i;
     d.lr = 0.5;
-    opt = mixp_sgd_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     add_f32(opt, "a", 4, w[0], g);
     CHECK_INT(mixp_optimizer_group(opt, 0, &group), MIXP_OK);
     group.lr = 0.25;
@@ -634,7 +635,7 @@ static void test_schedules(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     int kind, t;
     for (kind = 0; kind < 3; kind++) {
-        mixp_sgd_desc d = mixp_sgd_defaults();
+        mixp_optimizer_desc d = mixp_sgd_defaults();
         mixp_scaler *scaler = known_scaler(ctx);
         mixp_optimizer *opt;
         int applied = 0;
@@ -643,7 +644,7 @@ static void test_schedules(void) {
         d.schedule.warmup = 5;
         d.schedule.total = 30;
         d.schedule.min_factor = 0.1;
-        opt = mixp_sgd_new(ctx, &d);
+        opt = mixp_optimizer_new(ctx, &d);
         add_f32(opt, "w", 2, w, g);
         CHECK_INT(mixp_scaler_update_to(scaler, 1.0f), MIXP_OK);
         for (t = 0; t < 50; t++) {
@@ -669,14 +670,14 @@ static void test_schedules(void) {
 /* More parameters than the table has room for at first: those added before it grew are kept. */
 static void test_many_parameters(void) {
     enum { MANY = 100 };
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_tensor *w[MANY];
     mixp_optimizer *opt;
     float grad[MANY];
     int i;
     sgd.lr = 1.0;
-    opt = mixp_sgd_new(ctx, &sgd);
+    opt = mixp_optimizer_new(ctx, &sgd);
     for (i = 0; i < MANY; i++) {
         grad[i] = (float)(i + 1);
         w[i] = mixp_param(ctx, NULL, MIXP_F32, 0, NULL);
@@ -690,12 +691,12 @@ static void test_many_parameters(void) {
 static void test_missing_gradients(void) {
     static float w[3], g[3];
     static reference ref[3];
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_context *ctx;
     const char *why;
     int isa, t, k, count[3];
     EACH_ISA(isa, ctx) {
-        mixp_optimizer *opt = mixp_adamw_new(ctx, &d);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, &d);
         mixp_tensor *p[3], *grad[3];
         memset(ref, 0, sizeof ref);
         memset(count, 0, sizeof count);
@@ -743,9 +744,9 @@ static void test_adam_does_not_decay(void) {
     for (kind = 0; kind < 3; kind++) {
         static float w[N], g[N];
         mixp_context *ctx = mixp_context_new(NULL);
-        mixp_adam_desc adam = mixp_adam_defaults();
-        mixp_optimizer *opt = kind == 0 ? mixp_adam_new(ctx, NULL)
-                            : kind == 1 ? mixp_adam_new(ctx, &adam) : mixp_adamw_new(ctx, NULL);
+        mixp_optimizer_desc adam = mixp_adam_defaults();
+        mixp_optimizer *opt = kind == 0 ? new_adam(ctx)
+                            : kind == 1 ? mixp_optimizer_new(ctx, &adam) : mixp_optimizer_new(ctx, NULL);
         int t;
         for (t = 0; t < N; t++) w[t] = 10.0f;
         add_f32(opt, "w", N, w, g);
@@ -756,15 +757,15 @@ static void test_adam_does_not_decay(void) {
 }
 
 static mixp_optimizer *optimizer_of(mixp_context *ctx, int kind, int zero_grad) {
-    mixp_adamw_desc a = mixp_adamw_defaults();
-    mixp_adam_desc adam;
-    mixp_sgd_desc s = mixp_sgd_defaults();
+    mixp_optimizer_desc a = mixp_adamw_defaults();
+    mixp_optimizer_desc adam;
+    mixp_optimizer_desc s = mixp_sgd_defaults();
     a.zero_grad = s.zero_grad = zero_grad;
     a.order = kind == 1 ? MIXP_ADAM_ORDER_APEX : MIXP_ADAM_ORDER_TORCH;
     adam = args_adam(&a);
     s.momentum = kind == 3 ? 0.9 : 0.0;
-    return kind == 0 ? mixp_adam_new(ctx, &adam) : kind == 1 ? mixp_adamw_new(ctx, &a)
-                                                          : mixp_sgd_new(ctx, &s);
+    return kind == 0 ? mixp_optimizer_new(ctx, &adam) : kind == 1 ? mixp_optimizer_new(ctx, &a)
+                                                          : mixp_optimizer_new(ctx, &s);
 }
 
 static int all_zero(const void *p, size_t bytes) {
@@ -904,7 +905,7 @@ static void test_no_parameter_was_added(void) {
     static float w[2], g[2];
     const char *why = "";
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_scaler *scaler = known_scaler(ctx);
     CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_ORDER);
     mixp_context_error(ctx, &why);
@@ -927,8 +928,8 @@ static void test_no_parameter_was_added(void) {
 static void test_a_group_of_lr_alone(void) {
     const char *why = "";
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL), *sgd = mixp_sgd_new(ctx, NULL);
-    mixp_adamw_desc zeroed;
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL), *sgd = new_sgd(ctx);
+    mixp_optimizer_desc zeroed;
     mixp_param_group g;
     memset(&zeroed, 0, sizeof zeroed);
     memset(&g, 0, sizeof g);
@@ -941,9 +942,9 @@ static void test_a_group_of_lr_alone(void) {
     mixp_context_error(ctx, &why);
     CHECK_TEXT(why, "group 0: beta2 and eps are 0: start from mixp_optimizer_group(opt, 0, &g)");
     mixp_context_clear_error(ctx);
-    CHECK(!mixp_adamw_new(ctx, &zeroed));
+    CHECK(!mixp_optimizer_new(ctx, &zeroed));
     mixp_context_error(ctx, &why);
-    CHECK_TEXT(why, "mixp_adamw_new: beta2 and eps are 0: start from the defaults");
+    CHECK_TEXT(why, "mixp_optimizer_new: Adam: beta2 and eps are 0: start from the defaults");
     mixp_context_clear_error(ctx);
     CHECK_INT(mixp_optimizer_add_group(sgd, &g), 1);    /* of SGD that is a whole group */
     mixp_context_free(ctx);
@@ -953,14 +954,14 @@ static void test_errors(void) {
     static float w[8], g[9];
     static int32_t ints[8];
     mixp_context *ctx = mixp_context_new(NULL), *other = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
     mixp_verdict v = mixp_optimizer_verdict(opt);
     int i;
     CHECK_INT(v.outcome, MIXP_STEP_NONE);
     for (i = 0; i < 13; i++) {
-        mixp_adamw_desc a = mixp_adamw_defaults();
-        mixp_adam_desc adam;
-        mixp_sgd_desc s = mixp_sgd_defaults();
+        mixp_optimizer_desc a = mixp_adamw_defaults();
+        mixp_optimizer_desc adam;
+        mixp_optimizer_desc s = mixp_sgd_defaults();
         float nan = bits_f32(0x7FC00000u);
         switch (i) {
         case 0: a.lr = -1; s.lr = -1; break;
@@ -977,10 +978,10 @@ static void test_errors(void) {
         case 10: a.max_norm = s.max_norm = (double)nan; break;
         default: memset(&a.order, 0x77, sizeof a.order); s.dampening = (double)nan; break;
         }
-        CHECK(mixp_adamw_new(ctx, &a) == NULL);
+        CHECK(mixp_optimizer_new(ctx, &a) == NULL);
         adam = args_adam(&a);
-        CHECK(mixp_adam_new(ctx, &adam) == NULL);
-        CHECK(mixp_sgd_new(ctx, &s) == NULL);
+        CHECK(mixp_optimizer_new(ctx, &adam) == NULL);
+        CHECK(mixp_optimizer_new(ctx, &s) == NULL);
         CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ARGUMENT);
         mixp_context_clear_error(ctx);
     }
@@ -1009,9 +1010,9 @@ static void test_convergence(void) {
         float w[4] = { 0, 0, 0, 0 }, g[4];
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_scaler *scaler = known_scaler(ctx);
-        mixp_adamw_desc a = mixp_adamw_defaults();
-        mixp_adam_desc adam;
-        mixp_sgd_desc s = mixp_sgd_defaults();
+        mixp_optimizer_desc a = mixp_adamw_defaults();
+        mixp_optimizer_desc adam;
+        mixp_optimizer_desc s = mixp_sgd_defaults();
         mixp_optimizer *opt;
         mixp_tensor *view;
         int64_t allocations = 0;
@@ -1020,8 +1021,8 @@ static void test_convergence(void) {
         s.lr = 0.05;
         s.momentum = 0.9;
         adam = args_adam(&a);
-        opt = kind == 0 ? mixp_adamw_new(ctx, &a)
-            : kind == 1 ? mixp_adam_new(ctx, &adam) : mixp_sgd_new(ctx, &s);
+        opt = kind == 0 ? mixp_optimizer_new(ctx, &a)
+            : kind == 1 ? mixp_optimizer_new(ctx, &adam) : mixp_optimizer_new(ctx, &s);
         view = view1(ctx, "w", MIXP_F32, 4, w);
         CHECK_INT(mixp_optimizer_add(opt, view, view1(ctx, "g", MIXP_F32, 4, g)), MIXP_OK);
         for (t = 0; t < 1500; t++) {
@@ -1046,7 +1047,7 @@ static void test_convergence(void) {
 static void test_plain_step(void) {
     float w[2] = { 1.0f, 1.0f }, g[2] = { 0.5f, 0.0f };
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer *opt = new_sgd(ctx);
     add_f32(opt, "w", 2, w, g);
     g[1] = bits_f32(0x7F800000u);
     CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);

@@ -5,6 +5,7 @@
  */
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 
 static void told(mixp_context *ctx, mixp_result code, const char *part) {
     const char *text = "";
@@ -162,7 +163,7 @@ static void two_masters(void) {
     ctx = mixp_context_new(&d);
     w = mixp_param(ctx, "w", MIXP_BF16, 1, n);
     for (i = 0; i < 2; i++) {
-        opt[i] = mixp_sgd_new(ctx, NULL);
+        opt[i] = new_sgd(ctx);
         CHECK_INT(mixp_optimizer_add(opt[i], w, NULL), MIXP_OK);
     }
     for (step = 0; step < 2; step++) {
@@ -225,12 +226,12 @@ static void views_are_summed_once(void) {
     int way;
     for (way = 0; way < 4; way++) {
         mixp_context *ctx = one_of_two();
-        mixp_sgd_desc sgd = mixp_sgd_defaults();
+        mixp_optimizer_desc sgd = mixp_sgd_defaults();
         float w = 0, g = 1;
         mixp_tensor *view = mixp_view(ctx, "g", MIXP_F32, 1, n, &g);
         mixp_optimizer *opt;
         sgd.lr = 1;
-        opt = mixp_sgd_new(ctx, &sgd);
+        opt = mixp_optimizer_new(ctx, &sgd);
         mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, n, &w), view);
         mixp_step_begin(ctx);
         CHECK_INT(mixp_clip_grad_norm(opt, 1e9), MIXP_OK);
@@ -267,7 +268,7 @@ static void a_mean_that_fails(void) {
     kernels.unary = no_unary;
     device.kernels = &kernels;
     ctx = one_of_two_on(&device, MIXP_MEAN_AFTER);
-    opt = mixp_sgd_new(ctx, NULL);
+    opt = new_sgd(ctx);
     mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, n, &w), mixp_view(ctx, "g", MIXP_F32, 1, n, &g));
     CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_DEVICE);
     told(ctx, MIXP_ERR_DEVICE, "the mean of a view: ");
@@ -284,14 +285,14 @@ static void what_a_step_leaves_out(void) {
     int way;
     for (way = 0; way < 3; way++) {
         mixp_context *ctx = way == 1 ? mixp_context_new(NULL) : one_of_two();
-        mixp_adamw_desc adamw = mixp_adamw_defaults();
+        mixp_optimizer_desc adamw = mixp_adamw_defaults();
         mixp_tensor *p[2];
         mixp_optimizer *opt;
         float after[2];
         int i, step;
         adamw.lr = 1;
         adamw.weight_decay = 0.5;
-        opt = mixp_adamw_new(ctx, &adamw);
+        opt = mixp_optimizer_new(ctx, &adamw);
         for (i = 0; i < 2; i++) {
             p[i] = mixp_param(ctx, &"a\0b"[2 * i], MIXP_F32, 1, n);
             mixp_optimizer_add(opt, p[i], NULL);

@@ -75,7 +75,7 @@ static void initialised(void) {
 
 /* Decay for weights alone: with gradients of 0, AdamW takes lr times the decay off. */
 static void grouped(void) {
-    mixp_adamw_desc desc = mixp_adamw_defaults();
+    mixp_optimizer_desc desc = mixp_adamw_defaults();
     mixp_param_group plain;
     mixp_optimizer *opt, *other;
     model m;
@@ -83,8 +83,8 @@ static void grouped(void) {
     model_open(&m);
     desc.lr = 0.5;
     desc.weight_decay = 0.25;
-    opt = mixp_adamw_new(m.ctx, &desc);
-    other = mixp_adamw_new(m.ctx, &desc);
+    opt = mixp_optimizer_new(m.ctx, &desc);
+    other = mixp_optimizer_new(m.ctx, &desc);
     mixp_init_all(m.ctx, "*", mixp_fill, 8);
     CHECK_INT(mixp_optimizer_add(other, m.t[4], NULL), MIXP_OK);
     mixp_tensor_set_requires_grad(m.t[3], 0);
@@ -120,7 +120,7 @@ static void rates(void) {
     mixp_optimizer *opt;
     model m;
     model_open(&m);
-    opt = mixp_adamw_new(m.ctx, NULL);
+    opt = mixp_optimizer_new(m.ctx, NULL);
     mixp_optimizer_group(opt, 0, &g);
     g.lr = 0.125;
     mixp_optimizer_add_group(opt, &g);

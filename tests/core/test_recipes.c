@@ -608,9 +608,9 @@ static mixp_tensor *two_linears(mixp_context *ctx, mixp_tensor *x, void *user) {
 /* Trains two linears around GELU to a fixed target; returns the loss, in *bits its path. anew: with
  * mixp_recompute. */
 static float trained(const mixp_recipe *recipe, int anew, uint64_t *bits) {
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_context *ctx = context(2);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     const int64_t shape[2] = { WIDTH, WIDTH }, batch[2] = { BATCH, WIDTH };
     mixp_tensor *w[2];
     static float x[BATCH * WIDTH], y[BATCH * WIDTH];

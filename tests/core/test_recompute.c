@@ -45,7 +45,7 @@ static mixp_tensor *param(mixp_context *ctx, int64_t rows, int64_t cols, double 
 
 static model model_of(int threads) {
     mixp_context_desc d;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     model m;
     int i;
     memset(&d, 0, sizeof d);
@@ -65,7 +65,7 @@ static model model_of(int threads) {
         w[6] = param(m.ctx, 4 * WIDTH, WIDTH, 0.2);
         w[7] = param(m.ctx, WIDTH, 4 * WIDTH, 0.2);
     }
-    m.opt = mixp_adamw_new(m.ctx, &adamw);
+    m.opt = mixp_optimizer_new(m.ctx, &adamw);
     CHECK_INT(mixp_optimizer_add_all(m.opt, "*"), MIXP_OK);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     if (now.recipe) CHECK_INT(mixp_autocast_set_recipe(m.ctx, &nvfp4), MIXP_OK);

@@ -5,6 +5,7 @@
 #include "mixprec.h"
 #include "args.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include "reference/generate.h"
 #include "reference/gpt.h"
 #include "reference/operators.h"
@@ -257,9 +258,9 @@ static void test_autocast_dtypes(void) {
 /* ==== optimizers ======================================================================== */
 
 static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, double max_norm) {
-    mixp_adamw_desc a = mixp_adamw_defaults();
-    mixp_adam_desc adam;
-    mixp_sgd_desc s = mixp_sgd_defaults();
+    mixp_optimizer_desc a = mixp_adamw_defaults();
+    mixp_optimizer_desc adam;
+    mixp_optimizer_desc s = mixp_sgd_defaults();
     if (!strcmp(c->kind, "sgd")) {
         s.lr = c->lr;
         s.momentum = c->a;
@@ -267,7 +268,7 @@ static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, doubl
         s.weight_decay = c->weight_decay;
         s.nesterov = c->nesterov;
         s.max_norm = max_norm;
-        return mixp_sgd_new(ctx, &s);
+        return mixp_optimizer_new(ctx, &s);
     }
     a.lr = c->lr;
     a.beta1 = c->a;
@@ -276,7 +277,7 @@ static mixp_optimizer *new_optimizer(mixp_context *ctx, const opt_case *c, doubl
     a.weight_decay = c->weight_decay;
     a.max_norm = max_norm;
     adam = args_adam(&a);
-    return strcmp(c->kind, "adam") ? mixp_adamw_new(ctx, &a) : mixp_adam_new(ctx, &adam);
+    return strcmp(c->kind, "adam") ? mixp_optimizer_new(ctx, &a) : mixp_optimizer_new(ctx, &adam);
 }
 
 /* inside 1: clipping by the step itself; 0: by mixp_clip_grad_norm before it. */
@@ -332,11 +333,11 @@ static void clip_here(void) {
     for (row = 0; row < OPT_CLIPS; row++) {
         const double *want = opt_clip + row * 10;
         mixp_context *ctx = context();
-        mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
-        mixp_sgd_desc plain = mixp_sgd_defaults();
+        mixp_optimizer *opt = new_sgd(ctx);
+        mixp_optimizer_desc plain = mixp_sgd_defaults();
         uint32_t gen = gen_start(4);
         float grad[8];
-        if (!opt) { mixp_context_clear_error(ctx); opt = mixp_sgd_new(ctx, &plain); }
+        if (!opt) { mixp_context_clear_error(ctx); opt = mixp_optimizer_new(ctx, &plain); }
         gen_fill(&gen, 1.0f, grad, 5);
         gen_fill(&gen, 1.0f, grad + 5, 3);
         for (i = 0; i < 8; i++) grad[i] *= (float)want[0];
@@ -394,7 +395,7 @@ typedef struct pair {
 static void pair_new(pair *s, const scaler_run *r, uint32_t *gen) {
     static const char *const names[] = { "first", "second" };
     const int64_t shape[] = { SCALER_COUNT };
-    mixp_adamw_desc desc = mixp_adamw_defaults();
+    mixp_optimizer_desc desc = mixp_adamw_defaults();
     mixp_scaler_desc sd;
     float v[SCALER_COUNT];
     int i;
@@ -410,7 +411,7 @@ static void pair_new(pair *s, const scaler_run *r, uint32_t *gen) {
     for (i = 0; i < 2; i++) {
         gen_fill(gen, 1.0f, v, SCALER_COUNT);
         s->p[i] = param(s->ctx, names[i], MIXP_F32, 1, shape, v);
-        s->opt[i] = mixp_adamw_new(s->ctx, &desc);
+        s->opt[i] = mixp_optimizer_new(s->ctx, &desc);
         mixp_optimizer_add(s->opt[i], s->p[i],
                            mixp_view(s->ctx, "grad", MIXP_F32, 1, shape, s->grad[i]));
     }
@@ -532,7 +533,7 @@ static mixp_tensor *gpt_loss(mixp_context *ctx, mixp_tensor **p, const int32_t *
 
 /* Weight decay on the matrices only. */
 static mixp_optimizer *gpt_optimizer(mixp_context *ctx, mixp_tensor **p, int lean) {
-    mixp_adamw_desc desc = mixp_adamw_defaults();
+    mixp_optimizer_desc desc = mixp_adamw_defaults();
     mixp_optimizer *opt;
     mixp_param_group group;
     int i;
@@ -540,7 +541,7 @@ static mixp_optimizer *gpt_optimizer(mixp_context *ctx, mixp_tensor **p, int lea
     desc.beta2 = 0.99;
     desc.weight_decay = 0.1;
     desc.max_norm = lean ? 1.0 : 0.0;
-    opt = mixp_adamw_new(ctx, &desc);
+    opt = mixp_optimizer_new(ctx, &desc);
     for (i = 0; i < GPT_PARAMS; i++)
         if (p[i]->rank == 2) mixp_optimizer_add(opt, p[i], NULL);
     mixp_optimizer_group(opt, 0, &group);

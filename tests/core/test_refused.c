@@ -41,16 +41,16 @@ static mixp_tensor *matrix(training *t, const char *name, mixp_dtype dtype, int6
 }
 
 static void training_optimizers(training *t) {
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
-    mixp_muon_desc muon = mixp_muon_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc muon = mixp_muon_defaults();
     adamw.states.m = adamw.states.v = MIXP_MOMENT_8BIT;
     adamw.states.master = MIXP_MASTER_8BIT;
     adamw.spike.of = MIXP_SPIKE_BOTH;
     sgd.momentum = 0.9;
-    t->opt[0] = mixp_adamw_new(t->ctx, &adamw);
-    t->opt[1] = mixp_sgd_new(t->ctx, &sgd);
-    t->opt[2] = mixp_muon_new(t->ctx, &muon);
+    t->opt[0] = mixp_optimizer_new(t->ctx, &adamw);
+    t->opt[1] = mixp_optimizer_new(t->ctx, &sgd);
+    t->opt[2] = mixp_optimizer_new(t->ctx, &muon);
     hear(t, mixp_optimizer_add(t->opt[0], t->w, NULL));
     hear(t, mixp_optimizer_add(t->opt[0], t->qkv, NULL));
     hear(t, mixp_optimizer_add(t->opt[1], t->gamma, NULL));

@@ -41,7 +41,7 @@ static head head_new(int how) {
     h.ctx = mixp_context_new(&desc);
     scaler.disabled = (how & NO_SCALER) != 0;
     h.scaler = mixp_scaler_new(h.ctx, &scaler);
-    h.opt = mixp_adamw_new(h.ctx, NULL);
+    h.opt = mixp_optimizer_new(h.ctx, NULL);
     if (how & GUARDED) CHECK_INT(mixp_guard_start(h.ctx, NULL), MIXP_OK);
     h.x = mixp_param(h.ctx, "x", MIXP_F32, 2, x_shape);
     h.w = mixp_param(h.ctx, "w", MIXP_F32, 2, w_shape);

@@ -4,6 +4,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include "numbers.h"
 
 /* --- the rule alone ----------------------------------------------------------------- */
@@ -520,11 +521,11 @@ typedef struct rig {
 
 static mixp_optimizer *sgd_over(mixp_context *ctx, const char *name, float *w, float *g) {
     static const int64_t shape[1] = { N };
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_optimizer *opt;
     int i;
     d.lr = 1.0;
-    opt = mixp_sgd_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     for (i = 0; i < N; i++) { w[i] = 1.0f; g[i] = 0.0f; }
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, name, MIXP_F32, 1, shape, w),
                                  mixp_view(ctx, "grad", MIXP_F32, 1, shape, g)), MIXP_OK);
@@ -604,7 +605,7 @@ static void test_step_and_skip(void) {
 static void test_order_errors(void) {
     rig *r = rig_open(NULL);
     mixp_scaler *other = mixp_scaler_new(r->ctx, NULL);
-    mixp_optimizer *empty = mixp_sgd_new(r->ctx, NULL);
+    mixp_optimizer *empty = new_sgd(r->ctx);
     set(r->g[0], 65536.0f);
     CHECK_INT(mixp_scaler_update(r->scaler), MIXP_ERR_ORDER);
     CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ORDER), "mixp_scaler_step first");
@@ -995,7 +996,7 @@ static void test_unscale_dtypes(void) {
     for (a = 0; a < 3; a++) for (b = 0; b < 3; b++) for (bad = 0; bad < 5; bad++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
-        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
         mixp_tensor *grad[2];
         for (k = 0; k < 2; k++) {
             grad[k] = mixp_view(ctx, "g", dtypes[k ? b : a], 2, shape, g[k]);
@@ -1030,7 +1031,7 @@ static void test_scale_on_tape(void) {
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler_desc d = desc_128();
     mixp_scaler *scaler = mixp_scaler_new(ctx, &d);
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer *opt = new_sgd(ctx);
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, shape), *loss, *scaled;
     float grad[4];
     int i;
@@ -1074,12 +1075,12 @@ typedef struct misuse {
 /* w = 0, SGD with rate 1: a true step of the loss sum(w) gives -1. */
 static misuse misuse_open(void) {
     const int64_t one[1] = { 1 };
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     misuse m;
     d.lr = 1.0;
     m.ctx = mixp_context_new(NULL);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
-    m.opt = mixp_sgd_new(m.ctx, &d);
+    m.opt = mixp_optimizer_new(m.ctx, &d);
     m.w = mixp_param(m.ctx, "w", MIXP_F32, 1, one);
     CHECK_INT(mixp_optimizer_add(m.opt, m.w, NULL), MIXP_OK);
     return m;

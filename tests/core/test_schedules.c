@@ -146,14 +146,14 @@ static mixp_schedule each_of(mixp_schedule_kind kind) {
 static void run_of(mixp_schedule_kind kind) {
     static const int64_t one = 1;
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     mixp_optimizer *opt;
     float w = 0.0f, g = 0.0f, before;
     int applied = 0, t;
     d.lr = 0.125;
     d.schedule = each_of(kind);
-    opt = mixp_sgd_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, &one, &w),
                                  mixp_view(ctx, "g", MIXP_F32, 1, &one, &g)), MIXP_OK);
     for (t = 0; t < 40; t++) {
@@ -178,10 +178,10 @@ static void test_in_an_optimizer(void) {
 
 static void refused(mixp_schedule s, const char *part) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     const char *message = "";
     d.schedule = s;
-    CHECK(mixp_sgd_new(ctx, &d) == NULL);
+    CHECK(mixp_optimizer_new(ctx, &d) == NULL);
     CHECK_INT(mixp_context_error(ctx, &message), MIXP_ERR_ARGUMENT);
     CHECK_TEXT(message, part);
     mixp_context_free(ctx);

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -213,7 +214,7 @@ static void make_error(int kind) {
     mixp_optimizer *opt = NULL;
     mixp_checkpoint what = mixp_checkpoint();
     what.ctx = ctx;
-    if (kind > 5) opt = mixp_sgd_new(ctx, NULL);
+    if (kind > 5) opt = new_sgd(ctx);
     if (kind > 5) mixp_optimizer_add(opt, w, NULL);
     mixp_step_begin(ctx);
     switch (kind) {

@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 
 static mixp_context *ctx;
 
@@ -72,7 +73,7 @@ static void every_call_refuses_it(void) {
     float x[16];
     int i;
     ctx = mixp_context_new(NULL);
-    opt = mixp_sgd_new(ctx, NULL);
+    opt = new_sgd(ctx);
     live = filled("w", 2, square);
     for (i = 0; i < 3; i++) {
         mixp_step_begin(ctx);
@@ -504,7 +505,7 @@ static void who_has_written(void) {
         ctx = mixp_context_new(NULL);
         w = filled("fc.w", 2, square);
         other = filled("other", 2, square);
-        opt = mixp_sgd_new(ctx, NULL);
+        opt = new_sgd(ctx);
         mixp_optimizer_add(opt, w, NULL);
         mixp_optimizer_add(opt, other, NULL);
         mixp_step_begin(ctx);

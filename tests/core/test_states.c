@@ -754,14 +754,14 @@ static void fill(mixp_tensor *t, double scale) {
 
 /* A matrix, a norm's scale, and a table in a group that keeps f32. */
 static model model_of(mixp_optimizer_states states) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_param_group g;
     model m;
     random_state = 77;
     m.ctx = mixp_context_new(NULL);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     d.states = states;
-    m.opt = mixp_adamw_new(m.ctx, &d);
+    m.opt = mixp_optimizer_new(m.ctx, &d);
     m.w = mixp_param(m.ctx, "w", MIXP_BF16, 2, shape);
     m.norm = mixp_param(m.ctx, "norm", MIXP_BF16, 1, shape);
     m.table = mixp_param(m.ctx, "table", MIXP_BF16, 2, shape);
@@ -957,28 +957,28 @@ static void refused(mixp_context *ctx, const mixp_optimizer *opt, const char *wh
 
 static void test_errors(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_adamw_desc d = mixp_adamw_defaults();
-    mixp_rmsprop_desc rms = mixp_rmsprop_defaults();
-    mixp_lion_desc lion = mixp_lion_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc rms = mixp_rmsprop_defaults();
+    mixp_optimizer_desc lion = mixp_lion_defaults();
     mixp_optimizer *opt;
     d.states = states_of(3, 0, 0);
-    refused(ctx, mixp_adamw_new(ctx, &d), "states.m is not a mixp_moment_kind");
+    refused(ctx, mixp_optimizer_new(ctx, &d), "states.m is not a mixp_moment_kind");
     d.states = states_of(0, -1, 0);
-    refused(ctx, mixp_adamw_new(ctx, &d), "states.v is not a mixp_moment_kind");
+    refused(ctx, mixp_optimizer_new(ctx, &d), "states.v is not a mixp_moment_kind");
     d.states = states_of(0, 0, 3);
-    refused(ctx, mixp_adamw_new(ctx, &d), "states.master is not a mixp_master_kind");
+    refused(ctx, mixp_optimizer_new(ctx, &d), "states.master is not a mixp_master_kind");
     d.states = states_of(0, 0, 2);
     d.no_master = 1;
-    refused(ctx, mixp_adamw_new(ctx, &d), "no_master and states.master contradict");
-    rms.alpha = 1;
-    refused(ctx, mixp_rmsprop_new(ctx, &rms), "mixp_rmsprop_new: alpha (beta2) must lie in [0,1)");
+    refused(ctx, mixp_optimizer_new(ctx, &d), "no_master and states.master contradict");
+    rms.beta2 = 1;
+    refused(ctx, mixp_optimizer_new(ctx, &rms), "mixp_optimizer_new: RMSprop: alpha (beta2) must lie in [0,1)");
     rms = mixp_rmsprop_defaults();
     rms.momentum = -1;
-    refused(ctx, mixp_rmsprop_new(ctx, &rms), "momentum must be finite");
+    refused(ctx, mixp_optimizer_new(ctx, &rms), "momentum must be finite");
     lion.beta2 = -0.1;
-    refused(ctx, mixp_lion_new(ctx, &lion), "mixp_lion_new: beta2 must lie in [0,1)");
+    refused(ctx, mixp_optimizer_new(ctx, &lion), "mixp_optimizer_new: Lion: beta2 must lie in [0,1)");
     d.no_master = 0;
-    opt = mixp_adamw_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, mixp_param(ctx, "half", MIXP_F16, 2, shape), NULL),
               MIXP_ERR_DTYPE);
     CHECK_TEXT(error_of(ctx), "'half' is f16, but this states.master completes bf16 weights");

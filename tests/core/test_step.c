@@ -17,7 +17,7 @@ typedef struct rig {
 static rig rig_open(void) {
     static const int64_t one[1] = { 1 };
     mixp_scaler_desc d;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     rig r;
     int i;
     memset(&d, 0, sizeof d);
@@ -28,7 +28,7 @@ static rig rig_open(void) {
     for (i = 0; i < 2; i++) {
         r.s[i] = mixp_scaler_new(r.ctx, &d);
         r.w[i] = mixp_param(r.ctx, i ? "b" : "a", MIXP_F32, 1, one);
-        r.opt[i] = mixp_sgd_new(r.ctx, &sgd);
+        r.opt[i] = mixp_optimizer_new(r.ctx, &sgd);
         mixp_fill(r.w[i], 1.0);
         mixp_optimizer_add(r.opt[i], r.w[i], NULL);
     }
@@ -278,10 +278,10 @@ static void test_true_joins_unscaled(void) {
 /* A gradient shared by two optimizers is unscaled once. */
 static void test_shared_gradient_is_unscaled_once(void) {
     rig r = rig_open();
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_optimizer *second;
     d.lr = 0.5;
-    second = mixp_sgd_new(r.ctx, &d);
+    second = mixp_optimizer_new(r.ctx, &d);
     CHECK_INT(mixp_optimizer_add(second, r.w[0], NULL), MIXP_OK);
     scaled_backward(&r, 0, 0);
     CHECK_INT(mixp_scaler_unscale(r.s[0], r.opt[0]), MIXP_OK);
@@ -325,14 +325,14 @@ static void test_backward_after_clipping(void) {
 /* Gradients of the user's own, multiplied by the scale: views bear no mark. */
 static void test_views(void) {
     static const int64_t one[1] = { 1 };
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     float g = 0.0f;
     rig r = rig_open();
     mixp_optimizer *opt;
     mixp_tensor *view = mixp_view(r.ctx, "g", MIXP_F32, 1, one, &g);
     int i;
     d.lr = 0.25;
-    opt = mixp_sgd_new(r.ctx, &d);
+    opt = mixp_optimizer_new(r.ctx, &d);
     CHECK_INT(mixp_optimizer_add(opt, r.w[0], view), MIXP_OK);
     for (i = 0; i < 4; i++) {
         g = mixp_scaler_loss_scale(r.s[0]);

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 
 enum { ROWS = 6, WIDTH = 4, VOCAB = 5 };
 
@@ -29,7 +30,7 @@ static model model_new(void) {
     m.ctx = mixp_context_new(NULL);
     m.w = mixp_param(m.ctx, "w", MIXP_F32, 2, w_shape);
     fill(m.w, 1);
-    m.opt = mixp_sgd_new(m.ctx, NULL);
+    m.opt = new_sgd(m.ctx);
     mixp_optimizer_add(m.opt, m.w, NULL);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     mixp_step_begin(m.ctx);
@@ -198,7 +199,7 @@ static void what_is_frozen_stays_among_ranks(void) {
     for (int ranks = 0; ranks < 2; ranks++) {
         mixp_ranks_desc alone;
         mixp_context_desc d;
-        mixp_adamw_desc a = mixp_adamw_defaults();
+        mixp_optimizer_desc a = mixp_adamw_defaults();
         model m;
         mixp_tensor *v;
         memset(&alone, 0, sizeof alone);
@@ -211,7 +212,7 @@ static void what_is_frozen_stays_among_ranks(void) {
         fill(m.w, 1);
         fill(v, 2);
         a.lr = 0.1;
-        m.opt = mixp_adamw_new(m.ctx, &a);
+        m.opt = mixp_optimizer_new(m.ctx, &a);
         mixp_optimizer_add(m.opt, m.w, NULL);
         mixp_optimizer_add(m.opt, v, NULL);
         for (int step = 0; step < 3; step++) {

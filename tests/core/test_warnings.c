@@ -47,7 +47,7 @@ static void hear(const char *message, void *user) {
 static void run_open(run *r, const kind *k) {
     mixp_context_desc d;
     mixp_scaler_desc s;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     int i;
     memset(r, 0, sizeof *r);
     memset(&d, 0, sizeof d);
@@ -58,7 +58,7 @@ static void run_open(run *r, const kind *k) {
     sgd.lr = 0.0;
     r->ctx = mixp_context_new(&d);
     r->w = mixp_param(r->ctx, "w", MIXP_F32, 2, ws);
-    r->opt = mixp_sgd_new(r->ctx, &sgd);
+    r->opt = mixp_optimizer_new(r->ctx, &sgd);
     mixp_optimizer_add(r->opt, r->w, NULL);
     s.disabled = k->scaler == 2;
     if (k->scaler) r->scaler = mixp_scaler_new(r->ctx, &s);

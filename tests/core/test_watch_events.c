@@ -5,6 +5,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 
 enum { N = 4, MOST_PINS = 64 };
 
@@ -22,7 +23,7 @@ static net net_open(void) {
     memset(&scale, 0, sizeof scale);
     scale.init_scale = 1024.0f;
     m.ctx = mixp_context_new(NULL);
-    m.opt = mixp_sgd_new(m.ctx, NULL);
+    m.opt = new_sgd(m.ctx);
     m.scaler = mixp_scaler_new(m.ctx, &scale);
     m.w = mixp_param(m.ctx, "w", MIXP_F32, 2, shape);
     mixp_fill(m.w, 1e-3);

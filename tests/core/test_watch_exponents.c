@@ -42,7 +42,7 @@ static int site_named(mixp_context *ctx, const char *op) {
 static mixp_context *open_with(int every, mixp_tensor **w) {
     static const int64_t n[1] = { N };
     mixp_guard_desc d;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_context *ctx = mixp_context_new(NULL);
     int i;
     memset(&d, 0, sizeof d);
@@ -51,7 +51,7 @@ static mixp_context *open_with(int every, mixp_tensor **w) {
     *w = mixp_param(ctx, "w", MIXP_F32, 1, n);
     mixp_fill(*w, 3.0);
     sgd.lr = 0;
-    still = mixp_sgd_new(ctx, &sgd);
+    still = mixp_optimizer_new(ctx, &sgd);
     CHECK_INT(mixp_optimizer_add(still, *w, NULL), MIXP_OK);
     for (i = 0; i < N; i++) x[i] = i % 7 ? ldexpf(1.0f + (float)(i % 5) / 8.0f, i % 40 - 20) : 0.0f;
     for (i = 0; i < N; i += 3) x[i] = -x[i];

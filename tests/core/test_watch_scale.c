@@ -6,6 +6,7 @@
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include "numbers.h"
 #include "scale_runs.h"
 
@@ -220,13 +221,13 @@ static mixp_spike_rule spikes(mixp_spike_of of, int window, double z) {
 }
 
 static void open_rig(rig *r, mixp_spike_rule spike, const mixp_scaler_desc *scaler) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     d.spike = spike;
     memset(r, 0, sizeof *r);
     r->ctx = mixp_context_new(NULL);
     r->w = mixp_param(r->ctx, "w", MIXP_F32, 1, one);
     mixp_fill(r->w, 1.0);
-    r->opt = mixp_adamw_new(r->ctx, &d);
+    r->opt = mixp_optimizer_new(r->ctx, &d);
     r->scaler = mixp_scaler_new(r->ctx, scaler);
     CHECK(r->opt && r->scaler);
     mixp_optimizer_add(r->opt, r->w, mixp_view(r->ctx, "dw", MIXP_F32, 1, one, &r->grad));
@@ -387,7 +388,7 @@ static void test_spikes_refused(void) {
     static const int64_t two[1] = { 2 };
     rig r;
     float pair[2] = { 0, 0 };
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_tensor *stale;
     open_rig(&r, spikes(MIXP_SPIKE_NORM, 0, 0.0), NULL);
     fails(r.ctx, mixp_optimizer_set_loss(r.opt, r.w), MIXP_ERR_ARGUMENT, "MIXP_SPIKE_LOSS");
@@ -410,13 +411,13 @@ static void test_spikes_refused(void) {
     fails(r.ctx, mixp_optimizer_set_loss(r.opt, stale), MIXP_ERR_ORDER, "earlier step");
     CHECK_INT(mixp_optimizer_verdict(r.opt).outcome, MIXP_STEP_NONE);
     d.spike = spikes(MIXP_SPIKE_NORM, 3, 0.0);
-    CHECK(mixp_adamw_new(r.ctx, &d) == NULL);
+    CHECK(mixp_optimizer_new(r.ctx, &d) == NULL);
     fails(r.ctx, mixp_context_error(r.ctx, NULL), MIXP_ERR_ARGUMENT, "spike.window");
     d.spike = spikes(MIXP_SPIKE_NORM, 0, -1.0);
-    CHECK(mixp_adamw_new(r.ctx, &d) == NULL);
+    CHECK(mixp_optimizer_new(r.ctx, &d) == NULL);
     fails(r.ctx, mixp_context_error(r.ctx, NULL), MIXP_ERR_ARGUMENT, "spike.z");
     d.spike = spikes((mixp_spike_of)7, 0, 0.0);
-    CHECK(mixp_adamw_new(r.ctx, &d) == NULL);
+    CHECK(mixp_optimizer_new(r.ctx, &d) == NULL);
     fails(r.ctx, mixp_context_error(r.ctx, NULL), MIXP_ERR_ARGUMENT, "spike.of");
     close_rig(&r);
 }
@@ -482,7 +483,7 @@ static void underflow_with(int unscale) {
     static const char *const names[COUNTED] = { "a", "b", "c", "d" };
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer *opt = new_sgd(ctx);
     mixp_underflow u;
     counts all, c[COUNTED];
     int64_t k;
@@ -544,7 +545,7 @@ static void test_underflow_after_a_step_given_up(void) {
     float g[3];
     mixp_context *ctx = mixp_context_new(NULL);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
-    mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+    mixp_optimizer *opt = new_sgd(ctx);
     mixp_underflow u;
     int step;
     CHECK(mixp_scaler_loss_scale(scaler) > 0.0f);
@@ -581,7 +582,7 @@ static void lost_with(mixp_dtype dtype) {
     const mixp_dtype low = dtype == MIXP_F32 ? MIXP_F16 : dtype;
     const int digits = low == MIXP_F16 ? 11 : 8, lowest = low == MIXP_F16 ? -24 : -133;
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_sgd_desc d = mixp_sgd_defaults();
+    mixp_optimizer_desc d = mixp_sgd_defaults();
     mixp_tensor *w = mixp_param(ctx, "w", dtype, 1, n);
     double updates = 0, lost = 0;
     mixp_optimizer *opt;
@@ -589,7 +590,7 @@ static void lost_with(mixp_dtype dtype) {
     int i;
     d.lr = 1.0;
     d.no_master = 1;
-    opt = mixp_sgd_new(ctx, &d);
+    opt = mixp_optimizer_new(ctx, &d);
     for (i = 0; i < N; i++) {
         before[i] = ldexpf((float)random_value(), random_to(30) - 20);
         g[i] = random_to(5) ? before[i] * ldexpf((float)random_value(), -random_to(20)) : 0.0f;
@@ -761,7 +762,7 @@ static void test_met_on_the_way_back(void) {
     for (guarded = 0; guarded < 2; guarded++) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_scaler_desc d = predictive();
-        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
         mixp_scaler *scaler;
         mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, many), *loss = NULL;
         d.init_scale = 1024.0f;

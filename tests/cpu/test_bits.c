@@ -120,7 +120,7 @@ static void steps(bench *b) {
     int64_t n = 5003;
     mixp_scaler_desc rule;
     mixp_scaler *scaler;
-    mixp_adamw_desc desc = mixp_adamw_defaults();
+    mixp_optimizer_desc desc = mixp_adamw_defaults();
     mixp_optimizer *opt;
     mixp_tensor *w = mixp_param(b->ctx, "w", b->dtype, 1, &n);
     int i;
@@ -128,7 +128,7 @@ static void steps(bench *b) {
     rule.init_scale = 1024.0f;
     scaler = mixp_scaler_new(b->ctx, &rule);
     desc.max_norm = 0.01;
-    opt = mixp_adamw_new(b->ctx, &desc);
+    opt = mixp_optimizer_new(b->ctx, &desc);
     mixp_init_uniform(w, -1.0, 1.0);
     mixp_optimizer_add(opt, w, NULL);
     for (i = 0; i < 3; i++) {

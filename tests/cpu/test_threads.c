@@ -83,8 +83,8 @@ enum { WIDTH = 160, ROWS = 96, BYTES = WIDTH * WIDTH + WIDTH + 1 };
 
 static void train(mixp_context *ctx, float *result) {
     static const int64_t w_shape[2] = { WIDTH, WIDTH }, b_shape[1] = { WIDTH }, x_shape[2] = { ROWS, WIDTH };
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
-    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, w_shape), *loss = NULL;
     mixp_tensor *b = mixp_param(ctx, "b", MIXP_F32, 1, b_shape);

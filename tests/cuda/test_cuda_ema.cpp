@@ -36,14 +36,14 @@ static void set(mixp_tensor *t, uint64_t seed, double size, int bad) {
 
 /* g NULL: the gradients are those of backward. */
 static Model model_on(const mixp_device *device, mixp_dtype dtype, double decay, bool views) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     mixp_context_desc desc;
     Model m;
     memset(&desc, 0, sizeof desc);
     desc.device = device;
     d.lr = 0.02;
     m.ctx = mixp_context_new(&desc);
-    m.opt = mixp_adamw_new(m.ctx, &d);
+    m.opt = mixp_optimizer_new(m.ctx, &d);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     CHECK(mixp_scaler_loss_scale(m.scaler) > 0.0f);
     m.w = mixp_param(m.ctx, "w", dtype, 2, shape);

@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
+#include "new_optimizer.h"
 
 static mixp_context *gpu_context(void) {
     const char *why = "";
@@ -43,7 +44,7 @@ static Trained trained_open(void) {
     d.growth_interval = 1;
     t.ctx = gpu_context();
     t.w = mixp_param(t.ctx, "w", MIXP_F32, 1, &n);
-    t.opt = mixp_adamw_new(t.ctx, NULL);
+    t.opt = mixp_optimizer_new(t.ctx, NULL);
     t.scaler = mixp_scaler_new(t.ctx, &d);
     CHECK_INT(mixp_optimizer_add(t.opt, t.w, NULL), MIXP_OK);
     return t;
@@ -90,7 +91,7 @@ static void test_many_come_and_go(void) {
     Trained t = trained_open();
     for (int i = 0; i < 40; i++) {
         mixp_optimizer_free(t.opt);
-        t.opt = mixp_sgd_new(t.ctx, NULL);
+        t.opt = new_sgd(t.ctx);
         CHECK_INT(mixp_optimizer_add(t.opt, t.w, NULL), MIXP_OK);
         step(&t, i % 3 == 1 ? INFINITY : 1.0f);
         mixp_optimizer_applied(t.opt);          /* waits */
@@ -209,13 +210,13 @@ struct Moved {
 
 static Moved moved_open(mixp_dtype dtype, double lr) {
     const int64_t shape[2] = { 8, 8 };
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     Moved m;
     sgd.lr = lr;
     m.ctx = gpu_context();
     m.w = mixp_param(m.ctx, "w", dtype, 2, shape);
     m.v = mixp_param(m.ctx, "v", dtype, 2, shape);
-    m.opt = mixp_sgd_new(m.ctx, &sgd);
+    m.opt = mixp_optimizer_new(m.ctx, &sgd);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     CHECK_INT(mixp_optimizer_add(m.opt, m.w, NULL), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(m.opt, m.v, NULL), MIXP_OK);
@@ -360,7 +361,7 @@ static void test_unscaled_gradients_are_reported(void) {
     for (int k = 0; k < 2; k++) {
         mixp_context   *ctx = both[k];
         mixp_tensor    *w = mixp_param(ctx, "w", MIXP_F32, 2, ws), *loss = NULL;
-        mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+        mixp_optimizer *opt = new_sgd(ctx);
         int64_t         made = 0;
         mixp_optimizer_add(opt, w, NULL);
         for (int step = 0; step < 3; step++) {

@@ -146,7 +146,7 @@ static mixp_tensor *param(Net &n, const char *name, int rows, int cols, double v
 
 static Net net_open(const mixp_device *device) {
     mixp_context_desc c;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc d;
     Net n;
     memset((void *)&c, 0, sizeof c);
@@ -158,7 +158,7 @@ static Net net_open(const mixp_device *device) {
     sgd.lr = 0.01;
     n.ctx = mixp_context_new(&c);
     n.scaler = mixp_scaler_new(n.ctx, &d);
-    n.opt = mixp_sgd_new(n.ctx, &sgd);
+    n.opt = mixp_optimizer_new(n.ctx, &sgd);
     n.fc = param(n, "fc.w", HIDDEN, WIDTH, 1.0, 0);
     n.proj = param(n, "proj.w", WIDTH, HIDDEN, 1.0, 1);
     n.ln = param(n, "ln.w", WIDTH, 0, 1.0, 0);

@@ -25,15 +25,15 @@ static const mixp_device *gpu() {
 }
 
 static Model model_on(const mixp_device *device, int f32) {
-    mixp_muon_desc d = mixp_muon_defaults();
+    mixp_optimizer_desc d = mixp_muon_defaults();
     mixp_context_desc desc;
     Model m;
     memset(&desc, 0, sizeof desc);
     desc.device = device;
-    d.f32 = f32;
+    d.muon.f32 = f32;
     d.lr = 0.02;
     m.ctx = mixp_context_new(&desc);
-    m.opt = mixp_muon_new(m.ctx, &d);
+    m.opt = mixp_optimizer_new(m.ctx, &d);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     CHECK(mixp_scaler_loss_scale(m.scaler) > 0.0f);     /* whoever multiplies by it asks */
     random_state = 3;

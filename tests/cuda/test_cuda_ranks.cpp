@@ -213,7 +213,7 @@ static void net_open(Net *n, const mixp_ranks_desc *ranks, mixp_dtype dtype) {
     const int64_t shape[3][2] = { { 32, 16 }, { 32, 32 }, { 4, 32 } };
     const char *names[3] = { "a", "b", "c" };
     mixp_context_desc d;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_scaler_desc s;
     memset(&d, 0, sizeof d);
     memset((void *)&s, 0, sizeof s);
@@ -223,7 +223,7 @@ static void net_open(Net *n, const mixp_ranks_desc *ranks, mixp_dtype dtype) {
     adamw.max_norm = clip_at;
     s.init_scale = 256;
     n->ctx = mixp_context_new(&d);
-    n->opt = mixp_adamw_new(n->ctx, &adamw);
+    n->opt = mixp_optimizer_new(n->ctx, &adamw);
     n->scaler = mixp_scaler_new(n->ctx, &s);
     for (int i = 0; i < 3; i++) {
         n->w[i] = mixp_param(n->ctx, names[i], dtype, 2, shape[i]);

@@ -34,7 +34,7 @@ static Model model_on_gpu() {
     desc.device = gpu();
     desc.seed = 5;
     m.ctx = mixp_context_new(&desc);
-    m.opt = mixp_adamw_new(m.ctx, NULL);
+    m.opt = mixp_optimizer_new(m.ctx, NULL);
     m.scaler = mixp_scaler_new(m.ctx, NULL);
     for (int i = 0; i < LAYERS; i++) {
         m.gain[i] = mixp_param(m.ctx, names[0][i], MIXP_F32, 1, down);

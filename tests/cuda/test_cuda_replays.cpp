@@ -193,7 +193,7 @@ struct Twin {
 static Twin twin_of(mixp_dtype dtype, int states) {
     const int64_t three[2] = { 3 * WIDTH, WIDTH }, square[2] = { WIDTH, WIDTH };
     mixp_context_desc desc;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     Twin w;
     memset((void *)&desc, 0, sizeof desc);
     desc.device = mixp_cuda(0, NULL);
@@ -204,7 +204,7 @@ static Twin twin_of(mixp_dtype dtype, int states) {
     adamw.states.master = (mixp_master_kind)states;
     w.dtype = dtype;
     w.ctx = mixp_context_new(&desc);
-    w.opt = mixp_adamw_new(w.ctx, &adamw);
+    w.opt = mixp_optimizer_new(w.ctx, &adamw);
     w.qkv = mixp_param(w.ctx, "qkv", states ? MIXP_BF16 : MIXP_F32, 2, three);
     w.out = mixp_param(w.ctx, "out", states ? MIXP_BF16 : MIXP_F32, 2, square);
     for (mixp_tensor *p : { w.qkv, w.out }) {

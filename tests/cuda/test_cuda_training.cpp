@@ -6,6 +6,7 @@
  * allocation causes a leak. */
 #include "companion.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include "shared_b.h"
 
 enum { VOCAB = 11, BATCH = 1, LENGTH = 5, WIDTH = 32, HEADS = 1, TOKENS = BATCH * LENGTH };
@@ -65,7 +66,7 @@ static void model_open(Model *m, const mixp_device *device, mixp_dtype dtype, in
                        float init_scale) {
     mixp_context_desc desc;
     mixp_scaler_desc scaler;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     memset(m, 0, sizeof *m);
     memset(&desc, 0, sizeof desc);
     memset(&scaler, 0, sizeof scaler);
@@ -86,7 +87,7 @@ static void model_open(Model *m, const mixp_device *device, mixp_dtype dtype, in
     m->ctx = mixp_context_new(&desc);
     if (!m->ctx) return;
     mixp_autocast_set_level(m->ctx, level);
-    m->opt = mixp_adamw_new(m->ctx, &adamw);
+    m->opt = mixp_optimizer_new(m->ctx, &adamw);
     m->scaler = mixp_scaler_new(m->ctx, &scaler);
     m->wte = weight(m, "wte", VOCAB, WIDTH, 0.1);
     m->wpe = weight(m, "wpe", LENGTH, WIDTH, 0.1);
@@ -261,7 +262,7 @@ static void a_lean_step_is_two_launches(void) {
         mixp_backward(m.ctx, loss_of(&m));
         CHECK_INT(launches_of([&] { return mixp_optimizer_step(m.opt); }), 2);
     }
-    plain = mixp_sgd_new(m.ctx, NULL);      /* no scaler, no max_norm: prepare and update */
+    plain = new_sgd(m.ctx);      /* no scaler, no max_norm: prepare and update */
     CHECK_INT(mixp_optimizer_add(plain, m.down, NULL), MIXP_OK);
     CHECK_INT(mixp_optimizer_step(plain), MIXP_OK);
     CHECK_INT(launches_of([&] { return mixp_optimizer_step(plain); }), 2);
@@ -273,13 +274,13 @@ static void a_lean_step_is_two_launches(void) {
 /* Gradients of the program's own, in the GPU's memory, which it adds to. */
 static void a_step_clears_gradients_of_yours(void) {
     const int64_t n = 1000;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_context_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.device = gpu();
     adamw.zero_grad = 1;
     mixp_context *ctx = mixp_context_new(&desc);
-    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
     CHECK(mixp_scaler_loss_scale(scaler) > 0.0f);       /* whoever multiplies by it asks */
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &n);
@@ -356,14 +357,14 @@ static void gradients_from_before_a_graph(void) {
     const int64_t one[1] = { 1 };
     for (int graphs = 0; graphs < 3; graphs++) {
         Model m;
-        mixp_sgd_desc sgd = mixp_sgd_defaults();
+        mixp_optimizer_desc sgd = mixp_sgd_defaults();
         mixp_graph *graph = NULL;
         const char *why = "";
         model_open(&m, gpu(), MIXP_F16, 1, 1024);
         next_batch(&m, 0);
         train(&m);
         sgd.lr = 1.0;
-        mixp_optimizer *other = mixp_sgd_new(m.ctx, &sgd);
+        mixp_optimizer *other = mixp_optimizer_new(m.ctx, &sgd);
         mixp_tensor *w = mixp_param(m.ctx, "other", MIXP_F32, 1, one);
         CHECK_INT(mixp_optimizer_add(other, w, NULL), MIXP_OK);
         if (graphs == 1) {
@@ -567,12 +568,12 @@ __global__ void fill_by_hand(float *g, int n, float x) { for (int i = 0; i < n; 
 static void the_default_stream_is_ordered(void *stream) {
     mixp_context *c = context_on_gpu(stream);
     const int64_t four[1] = { 4 };
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     float *w = NULL, *g = NULL, got[4];
     CHECK_INT(cudaMalloc((void **)&w, 16), cudaSuccess);
     CHECK_INT(cudaMalloc((void **)&g, 16), cudaSuccess);
     sgd.lr = 1;
-    mixp_optimizer *opt = mixp_sgd_new(c, &sgd);
+    mixp_optimizer *opt = mixp_optimizer_new(c, &sgd);
     CHECK_INT(mixp_optimizer_add(opt, mixp_view(c, "w", MIXP_F32, 1, four, w),
                                  mixp_view(c, "g", MIXP_F32, 1, four, g)), MIXP_OK);
     MIXPI_LAUNCH(fill_by_hand, 1, 1, 0, (cudaStream_t)0, w, 4, 0.0f);
@@ -993,7 +994,7 @@ static void watched_open(Watched *m, const mixp_device *device) {
     const int64_t shape[2] = { 1, WATCHED }, one[1] = { 1 };
     mixp_context_desc desc;
     mixp_scaler_desc scaler;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     memset(&desc, 0, sizeof desc);
     memset(&scaler, 0, sizeof scaler);
     desc.device = device;
@@ -1004,7 +1005,7 @@ static void watched_open(Watched *m, const mixp_device *device) {
     adamw.spike.of = MIXP_SPIKE_BOTH;
     adamw.spike.window = 8;
     m->ctx = mixp_context_new(&desc);
-    m->opt = mixp_adamw_new(m->ctx, &adamw);
+    m->opt = mixp_optimizer_new(m->ctx, &adamw);
     m->scaler = mixp_scaler_new(m->ctx, &scaler);
     m->w = mixp_param(m->ctx, "w", MIXP_F32, 2, shape);
     m->factor = mixp_param(m->ctx, "factor", MIXP_F32, 1, one);
@@ -1100,7 +1101,7 @@ static void counts_of_gradients(void) {
         memset(&desc, 0, sizeof desc);
         desc.device = k ? gpu() : mixp_cpu();
         ctx[k] = mixp_context_new(&desc);
-        opt[k] = mixp_sgd_new(ctx[k], NULL);
+        opt[k] = new_sgd(ctx[k]);
         for (int i = 0; i < 3; i++) {
             mixp_tensor *w = mixp_param(ctx[k], i ? i > 1 ? "c" : "b" : "a", MIXP_F32, 1, &n[i]);
             grad[k][i] = mixp_param(ctx[k], i ? i > 1 ? "dc" : "db" : "da", dtypes[i], 1, &n[i]);

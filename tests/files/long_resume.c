@@ -23,8 +23,8 @@ typedef struct program {
 static void program_make(program *p) {
     static const int64_t w[2] = { OUT, IN }, b[1] = { OUT };
     mixp_context_desc desc;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc scaler;
     memset(p, 0, sizeof *p);
     memset(&desc, 0, sizeof desc);
@@ -41,8 +41,8 @@ static void program_make(program *p) {
     adamw.max_norm = 1;
     sgd.lr = 1e-3;
     sgd.momentum = 0.9;
-    p->opt[0] = mixp_adamw_new(p->ctx, &adamw);
-    p->opt[1] = mixp_sgd_new(p->ctx, &sgd);
+    p->opt[0] = mixp_optimizer_new(p->ctx, &adamw);
+    p->opt[1] = mixp_optimizer_new(p->ctx, &sgd);
     mixp_optimizer_add(p->opt[0], p->w, NULL);
     mixp_optimizer_add(p->opt[1], p->b, NULL);
     p->scaler = mixp_scaler_new(p->ctx, &scaler);

@@ -206,6 +206,7 @@ static int test_chmod(const char *path, mode_t mode) { return fault("chmod") ? -
 #  undef realpath
 #endif
 #include "test.h"
+#include "new_optimizer.h"
 
 #ifdef MIXPREC_NO_POSIX
 #  define POSIX 0
@@ -1156,8 +1157,8 @@ static void problem_make(problem *p, const mixp_context_desc *desc, mixp_scaler_
 {
     static const int64_t w[2] = { 5, 7 }, b[1] = { 7 }, v[3] = { 1, 2, 3 };
     static const int64_t nw[1] = { N_W }, nb[1] = { N_B }, nn[1] = { N_N }, nv[1] = { N_V };
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc s;
     mixp_param_group group;
     memset(p, 0, sizeof *p);
@@ -1181,8 +1182,8 @@ static void problem_make(problem *p, const mixp_context_desc *desc, mixp_scaler_
     s.rule = rule;
     s.init_scale = 1024.0f;
     s.growth_interval = 3;
-    p->opt[0] = mixp_adamw_new(p->ctx, &adamw);
-    p->opt[1] = mixp_sgd_new(p->ctx, &sgd);
+    p->opt[0] = mixp_optimizer_new(p->ctx, &adamw);
+    p->opt[1] = mixp_optimizer_new(p->ctx, &sgd);
     p->scaler = mixp_scaler_new(p->ctx, &s);
     if (!p->scaler || !p->opt[0] || !p->opt[1] || !p->view || !p->gview) return;
     mixp_init_normal(p->w, 0.0, 0.5);
@@ -1628,13 +1629,13 @@ static void test_groups_with_anything(void) {
     memset(&all, 0, sizeof all);
     for (k = 0; k < 3; k++) {
         mixp_context *ctx = mixp_context_new(NULL);
-        mixp_sgd_desc d = mixp_sgd_defaults();
+        mixp_optimizer_desc d = mixp_sgd_defaults();
         mixp_optimizer *opt;
         mixp_param_group g;
         const char *why = "";
         d.momentum = 0.9;
         d.nesterov = 2;
-        opt = k == 0 ? mixp_sgd_new(ctx, &d) : k == 1 ? mixp_adamw_new(ctx, NULL) : mixp_muon_new(ctx, NULL);
+        opt = k == 0 ? mixp_optimizer_new(ctx, &d) : k == 1 ? mixp_optimizer_new(ctx, NULL) : new_muon(ctx);
         CHECK_INT(mixp_optimizer_group(opt, 0, &g), MIXP_OK);
         CHECK_INT(g.nesterov, k != 1);
         g.nesterov = -5;
@@ -1666,7 +1667,7 @@ static void test_a_parameter_called_spike(void) {
     for (has = 1; has >= 0; has--) {
         mixp_context *ctx = mixp_context_new(NULL);
         mixp_tensor *w = mixp_param(ctx, "net.spike.w", MIXP_F32, 1, n);
-        mixp_optimizer *opt = mixp_adamw_new(ctx, NULL);
+        mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
         CHECK_INT(mixp_optimizer_add(opt, mixp_param(ctx, "x", MIXP_F32, 1, n), NULL), MIXP_OK);
         if (has) CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
         all.ctx = ctx;
@@ -1937,7 +1938,7 @@ static void test_weights_left_alone(void) {
     static const int64_t a[2] = { 2, 3 };
     static const float b[4] = { 2.0f, 2.0f, 2.0f, 2.0f };
     float slope[6] = { 1, 1, 1, 1, 1, 1 }, want[6];
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_weights_desc desc;
     mixp_optimizer *opt;
     mixp_st_entry e;
@@ -1946,7 +1947,7 @@ static void test_weights_left_alone(void) {
     memset(&desc, 0, sizeof desc);
     desc.convert = desc.allow_missing = 1;
     sgd.lr = 1.0 / 8192.0;
-    opt = mixp_sgd_new(p.ctx, &sgd);
+    opt = mixp_optimizer_new(p.ctx, &sgd);
     mixp_fill(p.a, 1.0);
     CHECK_INT(mixp_optimizer_add(opt, p.a, mixp_view(p.ctx, "slope", MIXP_F32, 2, a, slope)),
               MIXP_OK);

@@ -25,11 +25,11 @@ typedef struct problem {
     float w[N], g[N];
 } problem;
 
-static void problem_make(problem *p, const mixp_adamw_desc *adamw, const mixp_scaler_desc *scaler) {
+static void problem_make(problem *p, const mixp_optimizer_desc *adamw, const mixp_scaler_desc *scaler) {
     static const int64_t shape[1] = { N };
     memset(p, 0, sizeof *p);
     p->ctx = mixp_context_new(NULL);
-    p->opt = mixp_adamw_new(p->ctx, adamw);
+    p->opt = mixp_optimizer_new(p->ctx, adamw);
     p->scaler = mixp_scaler_new(p->ctx, scaler);
     CHECK(mixp_scaler_loss_scale(p->scaler) > 0.0f);    /* whoever multiplies by it asks */
     CHECK_INT(mixp_optimizer_add(p->opt, mixp_view(p->ctx, "w", MIXP_F32, 1, shape, p->w),
@@ -58,8 +58,8 @@ static mixp_verdict problem_step(problem *p, float g) {
 }
 
 /* Without weight decay and eps: what is left is the moments and the bias corrections. */
-static mixp_adamw_desc plain_adamw(void) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+static mixp_optimizer_desc plain_adamw(void) {
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     d.lr = 0.125;
     d.weight_decay = 0;
     d.eps = 0;
@@ -145,7 +145,7 @@ static void bias_corrections(void) {
             { "optimizer.0.applied", borders[k] - 3, 0 }, { "optimizer.0.m.w", 0, 0.5f },
             { "optimizer.0.v.w", 0, 0.25f }, { "mixprec.step", borders[k] - 3, 0 },
             { "scaler.updates", borders[k] - 1, 0 }, { "scaler.skips", borders[k] - 1, 0 } };
-        mixp_adamw_desc adamw = plain_adamw();
+        mixp_optimizer_desc adamw = plain_adamw();
         double m = 0.5, v = 0.25, w = 0;
         problem p;
         adamw.beta1 = adamw.beta2 = 1.0 - d;
@@ -180,7 +180,7 @@ static void first_step_of_a_late_parameter(void) {
         const change changes[] = { { "optimizer.0.steps", borders[k] - 1, 0 },
                                    { "optimizer.0.applied", borders[k] - 1, 0 },
                                    { "optimizer.0.missed.w", borders[k] - 1, 0 } };
-        mixp_adamw_desc adamw = plain_adamw();
+        mixp_optimizer_desc adamw = plain_adamw();
         problem p;
         problem_make(&p, &adamw, NULL);
         load_with(&p, changes, 3);
@@ -227,7 +227,7 @@ static void a_schedule_that_ends_there(void) {
     for (k = 0; k < BORDERS; k++) {
         const change changes[] = { { "optimizer.0.steps", borders[k] - 2, 0 },
                                    { "optimizer.0.applied", borders[k] - 2, 0 } };
-        mixp_adamw_desc adamw = plain_adamw();
+        mixp_optimizer_desc adamw = plain_adamw();
         problem p;
         adamw.schedule.kind = MIXP_SCHEDULE_LINEAR;
         adamw.schedule.warmup = borders[k] - 4;
@@ -246,7 +246,7 @@ static void a_schedule_that_ends_there(void) {
 static void growth_of_long_patience(void) {
     const change changes[] = { { "scaler.growth_tracker", INT32_MAX - 4, 0 } };
     const change beyond[] = { { "scaler.growth_tracker", INT32_MAX, 0 } };
-    mixp_adamw_desc adamw = plain_adamw();
+    mixp_optimizer_desc adamw = plain_adamw();
     mixp_scaler_desc d;
     int64_t tracker = INT32_MAX - 4;
     float scale = 8.0f;
@@ -279,7 +279,7 @@ static void skips_at_the_floor(void) {
                                { "scaler.skips", INT32_MAX - 1, 0 },
                                { "scaler.updates", INT32_MAX, 0 },
                                { "scaler.hysteresis_left", INT32_MAX, 0 } };
-    mixp_adamw_desc adamw = plain_adamw();
+    mixp_optimizer_desc adamw = plain_adamw();
     mixp_scaler_desc d;
     problem p;
     int step;
@@ -305,7 +305,7 @@ static void windows_of_spikes(void) {
                                    { "optimizer.0.skipped", INT32_MAX, 0 },
                                    { "optimizer.0.spike.norms", borders[k] + 3, 0 },
                                    { "optimizer.0.spike.in_a_row", INT32_MAX, 0 } };
-        mixp_adamw_desc adamw = plain_adamw();
+        mixp_optimizer_desc adamw = plain_adamw();
         mixp_safetensors *f;
         const double *window;
         problem p;
@@ -335,7 +335,7 @@ static void windows_of_spikes(void) {
 /* No save writes a NaN or an Inf into that window: no spike would be seen until it is gone. */
 static void windows_without_numbers(void) {
     static const uint64_t bits[] = { 0x7FF8000000000000u, 0x7FF0000000000000u, 0xFFF0000000000000u };
-    mixp_adamw_desc adamw = plain_adamw();
+    mixp_optimizer_desc adamw = plain_adamw();
     problem p;
     int i;
     adamw.spike.of = MIXP_SPIKE_NORM;
@@ -379,7 +379,7 @@ static void random_numbers_by_step(void) {
     for (i = 0; i < WIDTH; i++) ones[i] = 1.0f;
     for (k = 0; k < BORDERS; k++) {
         const change changes[] = { { "mixprec.step", borders[k] - 3, 0 } };
-        mixp_adamw_desc adamw = plain_adamw();
+        mixp_optimizer_desc adamw = plain_adamw();
         problem p;
         problem_make(&p, &adamw, NULL);
         load_with(&p, changes, 1);
@@ -410,7 +410,7 @@ static void a_guard_that_waited(void) {
     static const float x[4] = { 1, 2, 3, 4 };
     const change changes[] = { { "mixprec.guard.since", INT32_MAX, 0 },
                                { "mixprec.guard.skips", INT32_MAX, 0 } };
-    mixp_adamw_desc adamw = plain_adamw();
+    mixp_optimizer_desc adamw = plain_adamw();
     mixp_site_info site;
     problem p;
     int step;
@@ -436,7 +436,7 @@ static void a_guard_of_large_counts(void) {
                                { "mixprec.guard.force", 1, 0 },
                                { "mixprec.guard.forced", INT32_MAX, 0 },
                                { "mixprec.guard.inspect_all", 0, 0 } };
-    mixp_adamw_desc adamw = plain_adamw();
+    mixp_optimizer_desc adamw = plain_adamw();
     problem p;
     problem_make(&p, &adamw, NULL);
     guard_one_site(&p, 3);
@@ -453,7 +453,7 @@ static void a_guard_of_large_counts(void) {
 /* A step that was skipped before the load is not tried again after it: the count stays the file's. */
 static void a_load_ends_a_retry(void) {
     const change changes[] = { { "mixprec.step", TWO_TO(53), 0 } };
-    mixp_adamw_desc adamw = plain_adamw();
+    mixp_optimizer_desc adamw = plain_adamw();
     problem p;
     problem_make(&p, &adamw, NULL);
     problem_step(&p, 1.0f);
@@ -469,7 +469,7 @@ static void a_load_ends_a_retry(void) {
 /* The largest that a file may say: there is room to count on, and what is saved then loads again. */
 static void largest_counts(void) {
     const char *const names[] = { "mixprec.step", "optimizer.0.applied", "scaler.updates" };
-    mixp_adamw_desc adamw = plain_adamw();
+    mixp_optimizer_desc adamw = plain_adamw();
     problem p;
     int i;
     problem_make(&p, &adamw, NULL);
@@ -488,7 +488,7 @@ static void largest_counts(void) {
 
 /* Seven steps, two of them skipped: one for its gradients, and the last one as a spike. */
 static void seven_steps(problem *p) {
-    mixp_adamw_desc adamw = plain_adamw();
+    mixp_optimizer_desc adamw = plain_adamw();
     int step;
     adamw.spike.of = MIXP_SPIKE_NORM;
     adamw.spike.window = 4;
@@ -579,7 +579,7 @@ static void sites_of_a_file(void) {
         { { 0, -1, 0, 0 }, 0 }, { { 0, (1 << 30) + 1, 0, 0 }, 0 }, { { 0, 0, -1, 0 }, 0 },
         { { 0, 0, INT32_MAX, 0 }, 0 }, { { 0, 0, 0, 3 }, 1 }, { { 0, 0, 0, 4 }, 0 },
         { { 0, 0, 0, -1 }, 0 } };
-    mixp_adamw_desc adamw = plain_adamw();
+    mixp_optimizer_desc adamw = plain_adamw();
     problem p;
     size_t i;
     problem_make(&p, &adamw, NULL);

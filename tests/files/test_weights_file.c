@@ -24,7 +24,7 @@ static void model_open(model *m) {
     m->low = mixp_param(m->ctx, "layer.low", MIXP_BF16, 1, row);
     m->mine = mixp_view(m->ctx, "mine", MIXP_F32, 1, row, m->trained);
     mixp_view(m->ctx, "other", MIXP_F32, 1, row, m->other);
-    m->opt = mixp_adamw_new(m->ctx, NULL);
+    m->opt = mixp_optimizer_new(m->ctx, NULL);
     mixp_optimizer_add(m->opt, m->w, NULL);
     mixp_optimizer_add(m->opt, m->low, NULL);
     mixp_optimizer_add(m->opt, m->mine, mixp_view(m->ctx, "", MIXP_F32, 1, row, m->grad));

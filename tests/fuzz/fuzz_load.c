@@ -18,8 +18,8 @@ typedef struct tiny {
 
 static void tiny_make(tiny *t) {
     static const int64_t w[2] = { 2, 3 }, b[1] = { 2 };
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc scaler;
     memset(t, 0, sizeof *t);
     memset(&scaler, 0, sizeof scaler);
@@ -29,8 +29,8 @@ static void tiny_make(tiny *t) {
     t->b = mixp_param(t->ctx, "b", MIXP_F32, 1, b);
     mixp_fill(t->w, 0.25);
     sgd.momentum = 0.5;
-    t->opt[0] = mixp_adamw_new(t->ctx, &adamw);
-    t->opt[1] = mixp_sgd_new(t->ctx, &sgd);
+    t->opt[0] = mixp_optimizer_new(t->ctx, &adamw);
+    t->opt[1] = mixp_optimizer_new(t->ctx, &sgd);
     mixp_optimizer_add(t->opt[0], t->w, NULL);
     mixp_optimizer_add(t->opt[1], t->b, NULL);
     t->scaler = mixp_scaler_new(t->ctx, &scaler);

@@ -115,9 +115,9 @@ static void training_parameters(training *t) {
 
 /* Rich: states of 8 and 16 bits, spikes, and the decay of both orders. */
 static void training_optimizers(training *t) {
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
-    mixp_muon_desc muon = mixp_muon_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc muon = mixp_muon_defaults();
     adamw.schedule.kind = MIXP_SCHEDULE_COSINE;
     adamw.schedule.total = 100;
     if (t->rich) {
@@ -130,9 +130,9 @@ static void training_optimizers(training *t) {
     }
     sgd.momentum = 0.5;
     sgd.nesterov = 1;
-    t->opt[0] = mixp_adamw_new(t->ctx, &adamw);
-    t->opt[1] = mixp_sgd_new(t->ctx, &sgd);
-    t->opt[2] = mixp_muon_new(t->ctx, &muon);
+    t->opt[0] = mixp_optimizer_new(t->ctx, &adamw);
+    t->opt[1] = mixp_optimizer_new(t->ctx, &sgd);
+    t->opt[2] = mixp_optimizer_new(t->ctx, &muon);
     mixp_optimizer_add(t->opt[0], t->w, NULL);
     if (!t->rich) mixp_optimizer_add(t->opt[0], t->idle, NULL);
     mixp_optimizer_add(t->opt[1], t->b, NULL);

@@ -45,7 +45,7 @@ static session *session_open(const program *p, const mode *how, const mixp_devic
                              const mixp_ranks_desc *ranks) {
     session          *s = (session *)calloc(1, sizeof *s);
     mixp_context_desc c;
-    mixp_adamw_desc   adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_scaler_desc  scaler = rule_of(how->rule);
     memset(&c, 0, sizeof c);
     c.device = device;
@@ -58,7 +58,7 @@ static session *session_open(const program *p, const mode *how, const mixp_devic
     s->ctx = mixp_context_new(&c);
     mixp_autocast_set_level(s->ctx, how->level);
     adamw.lr = p->lr;
-    for (int i = 0; i < turns_of(p); i++) s->opt[i] = mixp_adamw_new(s->ctx, &adamw);
+    for (int i = 0; i < turns_of(p); i++) s->opt[i] = mixp_optimizer_new(s->ctx, &adamw);
     for (int i = 0; i < scalers_of(p); i++) s->scaler[i] = mixp_scaler_new(s->ctx, &scaler);
     p->open(s);
     start_guard(s, how->guard);

@@ -16,11 +16,11 @@ typedef struct program {
 } program;
 
 static mixp_optimizer *adam(program *p, double lr, double beta1) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
     d.lr = lr;
     d.beta1 = beta1;
     d.max_norm = 1;
-    return mixp_adamw_new(p->c, &d);
+    return mixp_optimizer_new(p->c, &d);
 }
 
 static program begin(double lr) {

@@ -129,17 +129,17 @@ static void net_layer(net *n, int i) {
 static mixp_optimizer *net_optimizer(const net *n, int second) {
     static const mixp_moment_kind kinds[] = { MIXP_MOMENT_F32, MIXP_MOMENT_BF16, MIXP_MOMENT_8BIT };
     const world *w = n->w;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
-    mixp_lion_desc lion = mixp_lion_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc lion = mixp_lion_defaults();
     adamw.lr = sgd.lr = 0.02;
     lion.lr = 0.01;
     sgd.momentum = 0.9;
     adamw.max_norm = sgd.max_norm = lion.max_norm = w->clips ? 0.5 : 0;
     adamw.states.m = adamw.states.v = kinds[w->moments];
-    if (w->optimizer == SGD || second) return mixp_sgd_new(n->ctx, &sgd);
-    if (w->optimizer == LION) return mixp_lion_new(n->ctx, &lion);
-    return mixp_adamw_new(n->ctx, &adamw);
+    if (w->optimizer == SGD || second) return mixp_optimizer_new(n->ctx, &sgd);
+    if (w->optimizer == LION) return mixp_optimizer_new(n->ctx, &lion);
+    return mixp_optimizer_new(n->ctx, &adamw);
 }
 
 static net net_open(const world *w, const mixp_ranks_desc *ranks) {

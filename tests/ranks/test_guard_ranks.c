@@ -92,7 +92,7 @@ static mixp_tensor *rounded_loss(const rank *m, int step) {
 static void open_rank(rank *m, const mixp_ranks_desc *d, mode how) {
     static const int64_t shape[2] = { N, N };
     mixp_context_desc c;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     mixp_scaler_desc rule;
     mixp_guard_desc guard;
     memset(m, 0, sizeof *m);
@@ -107,7 +107,7 @@ static void open_rank(rank *m, const mixp_ranks_desc *d, mode how) {
     m->ctx = mixp_context_new(&c);
     m->w[0] = mixp_param(m->ctx, "expert.A", MIXP_F32, 2, shape);
     m->w[1] = mixp_param(m->ctx, "expert.B", MIXP_F32, 2, shape);
-    m->opt = mixp_sgd_new(m->ctx, &sgd);
+    m->opt = mixp_optimizer_new(m->ctx, &sgd);
     m->scaler = mixp_scaler_new(m->ctx, &rule);
     mixp_init_normal(m->w[0], 0, 0.2);
     mixp_init_normal(m->w[1], 0, 0.2);

@@ -31,6 +31,7 @@ static double linger = 10;
 #undef snprintf
 
 #include "test.h"
+#include "new_optimizer.h"
 #include "leave.h"
 
 enum { VOCAB = 11, WIDTH = 24, ROWS = 16, PARAMS = 6, MOST = 4, STEPS = 5 };
@@ -132,7 +133,7 @@ static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, in
                                        {WIDTH, 0}, {WIDTH, 0}, {odd == ODD_SHAPE ? 12 : VOCAB, 2 * WIDTH}};
     mixp_context_desc d;
     mixp_scaler_desc  s;
-    mixp_adamw_desc   adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     int i;
     memset(m, 0, sizeof *m);
     memset(&d, 0, sizeof d);
@@ -146,8 +147,8 @@ static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, in
     adamw.max_norm = p->max_norm;
     adamw.spike.of = p->spikes ? MIXP_SPIKE_LOSS : MIXP_SPIKE_OFF;
     m->ctx = mixp_context_new(&d);
-    m->opt = mixp_adamw_new(m->ctx, &adamw);
-    if (p->muon) m->muon = mixp_muon_new(m->ctx, NULL);
+    m->opt = mixp_optimizer_new(m->ctx, &adamw);
+    if (p->muon) m->muon = new_muon(m->ctx);
     m->scaler = mixp_scaler_new(m->ctx, &s);
     for (i = 0; i < PARAMS; i++) {
         const char *name = i == 3 && odd == ODD_NAME ? "profit" : names[i];
@@ -471,7 +472,7 @@ static void reference(const plan *p, int size, result *out) {
     model m;
     int step, part, i, k;
     model_open(&m, p, NULL, ODD_NOT);
-    forget = mixp_sgd_new(m.ctx, NULL);
+    forget = new_sgd(m.ctx);
     for (i = 0; i < PARAMS; i++) {
         mixp_optimizer_add(model_optimizer(&m, i), m.p[i],
                            mixp_view(m.ctx, "", p->dtype, m.p[i]->rank, m.p[i]->shape, views[i]));
@@ -616,7 +617,7 @@ static void held_walks_that_differ(void) {
     for (which = 0; which < 2; which++) {
         mixp_context *ctx = mixp_context_new(&desc);
         mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
-        mixp_optimizer *opt = mixp_sgd_new(ctx, NULL);
+        mixp_optimizer *opt = new_sgd(ctx);
         mixp_tensor *p[2], *loss;
         float g[64];
         for (i = 0; i < 2; i++) {
@@ -671,7 +672,7 @@ static const char *no_hook(void *user, void *data, int64_t count, mixp_dtype dty
 /* Bytes that AdamW's states take on this rank of 8, of a model whose first table is half of it. */
 static size_t states_of(int rank, mixp_moment_kind kind) {
     static const int64_t shapes[4][2] = {{5025, 80}, {500, 301}, {301, 500}, {96, 96}};
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_ranks_desc ranks;
     mixp_context_desc d;
     mixp_optimizer *opt;
@@ -689,7 +690,7 @@ static size_t states_of(int rank, mixp_moment_kind kind) {
     d.threads = 1;
     ctx = mixp_context_new(&d);
     adamw.states.m = kind;
-    opt = mixp_adamw_new(ctx, &adamw);
+    opt = mixp_optimizer_new(ctx, &adamw);
     for (i = 0; i < 4; i++) t[i] = mixp_param(ctx, &"a\0b\0c\0d"[2 * i], MIXP_F32, 2, shapes[i]);
     used = mixp_context_memory(ctx).used;
     for (i = 0; i < 4; i++) mixp_optimizer_add(opt, t[i], NULL);
@@ -752,7 +753,7 @@ static mixp_context *tables(int size, mixp_checkpoint *all, mixp_optimizer **opt
     all->ctx = mixp_context_new(&d);
     all->optimizers = opt;
     all->n_optimizers = 1;
-    *opt = mixp_adamw_new(all->ctx, NULL);
+    *opt = mixp_optimizer_new(all->ctx, NULL);
     for (; name[0] < 'i'; name[0]++) mixp_optimizer_add(*opt, mixp_param(all->ctx, name, MIXP_F32, 2, shape), NULL);
     return all->ctx;
 }
@@ -1048,7 +1049,7 @@ static void own_gradients(void) {
         root = fork();
         if (root == 0) {
             mixp_ranks_desc ranks = ddp_fork(2);
-            mixp_sgd_desc sgd = mixp_sgd_defaults();
+            mixp_optimizer_desc sgd = mixp_sgd_defaults();
             mixp_context_desc d;
             const int64_t shape[1] = {4};
             float w[4] = {1, 2, 3, 4}, g[4] = {1, 1, 1, 1};
@@ -1060,7 +1061,7 @@ static void own_gradients(void) {
             d.threads = 1;
             sgd.lr = 0.5;
             ctx = mixp_context_new(&d);
-            opt = mixp_sgd_new(ctx, &sgd);
+            opt = mixp_optimizer_new(ctx, &sgd);
             scaler = mixp_scaler_new(ctx, NULL);
             CHECK_NEAR(mixp_scaler_loss_scale(scaler), 65536.0, 0);
             mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
@@ -1344,7 +1345,7 @@ static void failing_view(void) {
     ranks.sum = no_hook;
     d.ranks = &ranks;
     ctx = mixp_context_new(&d);
-    opt = mixp_sgd_new(ctx, NULL);
+    opt = new_sgd(ctx);
     mixp_optimizer_add(opt, mixp_view(ctx, "w", MIXP_F32, 1, shape, w), mixp_view(ctx, "g", MIXP_F32, 1, shape, g));
     CHECK_INT(mixp_optimizer_step(opt), MIXP_ERR_RANKS);
     CHECK_INT(mixp_context_error(ctx, &text), MIXP_ERR_RANKS);
@@ -1534,7 +1535,7 @@ static void unused_parameter(void) {
 static void view_refused(model *m) {
     static float w[4] = {1, 2, 3, 4}, g[4] = {1, 1, 1, 1};
     const int64_t shape[1] = {4};
-    mixp_optimizer *opt = mixp_sgd_new(m->ctx, NULL);
+    mixp_optimizer *opt = new_sgd(m->ctx);
     mixp_tensor *weight = mixp_view(m->ctx, "w", MIXP_F32, 1, shape, w);
     const char *text;
     CHECK_INT(mixp_optimizer_add(opt, weight, mixp_view(m->ctx, "w.grad", MIXP_F32, 1, shape, g)), MIXP_ERR_ARGUMENT);
@@ -1568,7 +1569,7 @@ static void in_pieces(void) {
     d.bucket_bytes = 1 << 18;           /* up alone is at least a hundredth of it */
     model_open(&m, &p, &d, ODD_NOT);
     model_add(&m);
-    CHECK_INT(mixp_optimizer_add(mixp_sgd_new(m.ctx, NULL), m.p[1], NULL), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_optimizer_add(new_sgd(m.ctx), m.p[1], NULL), MIXP_ERR_ARGUMENT);
     mixp_context_error(m.ctx, &text);
     CHECK_TEXT(text, "'up' has, or had, another optimizer: with `scatter`");
     mixp_context_clear_error(m.ctx);
@@ -1922,7 +1923,7 @@ static int two_steps(const mixp_ranks_desc *given, int goes_apart, int fails, re
     d.threads = 1;
     d.device = &device;
     ctx = mixp_context_new(&d);
-    opt = mixp_sgd_new(ctx, NULL);
+    opt = new_sgd(ctx);
     for (i = 0; i < 2; i++) {
         p[i] = mixp_param(ctx, i ? "b" : "a", MIXP_F32, 1, n);
         mixp_optimizer_add(opt, p[i], NULL);

@@ -80,8 +80,8 @@ static mixp_device device_of(const run *r, int rank) {
 }
 
 static mixp_optimizer *optimizer_of(mixp_context *ctx, int way) {
-    mixp_adamw_desc d = mixp_adamw_defaults();
-    mixp_lion_desc  lion = mixp_lion_defaults();
+    mixp_optimizer_desc d = mixp_adamw_defaults();
+    mixp_optimizer_desc lion = mixp_lion_defaults();
     d.weight_decay = way == DECAY ? 0.02 : 0.01;
     d.beta1 = way == BETA1 ? 0.8 : 0.9;
     d.beta2 = way == BETA2 ? 0.99 : 0.999;
@@ -91,9 +91,9 @@ static mixp_optimizer *optimizer_of(mixp_context *ctx, int way) {
     if (way == STATES) d.states.m = MIXP_MOMENT_BF16;
     if (way == KIND) {
         lion.weight_decay = 0.01;
-        return mixp_lion_new(ctx, &lion);
+        return mixp_optimizer_new(ctx, &lion);
     }
-    return mixp_adamw_new(ctx, &d);
+    return mixp_optimizer_new(ctx, &d);
 }
 
 static net net_open(const run *r, const mixp_ranks_desc *ranks) {
@@ -457,7 +457,7 @@ static mixp_tensor *sum_of_some(mixp_context *ctx, mixp_tensor **p, unsigned mas
 static int leaves_out(const leaving *l, const mixp_ranks_desc *given) {
     static const int64_t shape[1] = {LENGTH};
     mixp_ranks_desc ranks = *given;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     double want[PARTS] = {0};
     mixp_optimizer *opt[2];
     mixp_scaler *scaler;
@@ -476,8 +476,8 @@ static int leaves_out(const leaving *l, const mixp_ranks_desc *given) {
     d.threads = 1;
     ctx = mixp_context_new(&d);
     sgd.lr = 0.5;
-    opt[0] = mixp_sgd_new(ctx, &sgd);
-    opt[1] = mixp_sgd_new(ctx, &sgd);
+    opt[0] = mixp_optimizer_new(ctx, &sgd);
+    opt[1] = mixp_optimizer_new(ctx, &sgd);
     scaler = mixp_scaler_new(ctx, NULL);
     for (i = 0; i < PARTS; i++) {
         p[i] = mixp_param(ctx, &"a\0b\0c\0d\0e"[2 * i], MIXP_F32, 1, shape);

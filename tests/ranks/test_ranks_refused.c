@@ -145,7 +145,7 @@ static void training_ranks(mixp_ranks_desc *d, rank *r) {
 
 static void training_make(training *t, rank *r) {
     static const int64_t shape[2] = { D, D };
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_context_desc desc;
     mixp_ranks_desc ranks;
     mixp_guard_desc guard;
@@ -167,7 +167,7 @@ static void training_make(training *t, rank *r) {
     t->w = mixp_param(t->ctx, "w", MIXP_F32, 2, shape);
     t->v = mixp_param(t->ctx, "v", MIXP_BF16, 2, shape);
     t->bias = mixp_param(t->ctx, "bias", MIXP_F32, 1, shape);
-    t->opt = mixp_adamw_new(t->ctx, &adamw);
+    t->opt = mixp_optimizer_new(t->ctx, &adamw);
     t->scaler = mixp_scaler_new(t->ctx, NULL);
     guard.every = 2;
     guard.max_sites = 16;

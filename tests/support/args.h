@@ -170,8 +170,8 @@ static inline const mixp_scale_by_args *args_scale_by(int64_t n, test_array y, i
 }
 
 /* AdamW's description for Adam: the types differ, the fields do not. */
-static inline mixp_adam_desc args_adam(const mixp_adamw_desc *a) {
-    mixp_adam_desc d = mixp_adam_defaults();
+static inline mixp_optimizer_desc args_adam(const mixp_optimizer_desc *a) {
+    mixp_optimizer_desc d = mixp_adam_defaults();
     d.lr = a->lr;
     d.beta1 = a->beta1;
     d.beta2 = a->beta2;

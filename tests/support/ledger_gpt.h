@@ -61,7 +61,7 @@ static ledger_layer ledger_layer_of(ledger_gpt *m, const char *part, int i, int6
 
 static void ledger_make(ledger_gpt *m) {
     mixp_context_desc desc = { 0 };
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_scaler_desc scaler = { 0 };
     int64_t w = m->c.width;
     desc.device = ledger_device();
@@ -71,7 +71,7 @@ static void ledger_make(ledger_gpt *m) {
     mixp_autocast_set_level(m->ctx, m->c.level);
     mixp_autocast_override(m->ctx, mixp_op_builtin(MIXP_OP_LAYER_NORM), MIXP_CLASS_LOW_OUT);
     adamw.max_norm = 1.0;
-    m->opt = mixp_adamw_new(m->ctx, &adamw);
+    m->opt = mixp_optimizer_new(m->ctx, &adamw);
     if (m->c.dtype != MIXP_F16) {
         scaler.rule = MIXP_RULE_STATIC;
         scaler.init_scale = 1;

@@ -155,7 +155,7 @@ static void run_count(mixp_optimizer *opt, scale_result *r) {
 static scale_result scale_run(const scale_setup *s) {
     static const mixp_scaler_desc defaults;
     int scaled = s->scaler.rule != MIXP_RULE_COUNT, i, counted = 0;
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     uint64_t random = s->seed * 31 + 7;
     mixp_optimizer *opt;
     mixp_scaler *scaler;
@@ -167,7 +167,7 @@ static scale_result scale_run(const scale_setup *s) {
     adamw.lr = 2e-3;
     adamw.eps = 1e-16;
     adamw.max_norm = s->spike_every ? 0.02 : 0.0;   /* then a spike is as long as any step */
-    opt = mixp_adamw_new(n.ctx, &adamw);
+    opt = mixp_optimizer_new(n.ctx, &adamw);
     scaler = mixp_scaler_new(n.ctx, scaled ? &s->scaler : &defaults);
     for (i = 0; i <= n.layers; i++) {
         mixp_optimizer_add(opt, n.w[i], NULL);

@@ -34,14 +34,14 @@ static void small_net_layer(small_net *net, int i, int64_t in, int64_t out) {
 }
 
 static void small_net_init(small_net *net, int threads, int64_t width, int64_t batch) {
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
     mixp_context_desc desc;
     int64_t i;
     memset(&desc, 0, sizeof desc);
     desc.threads = threads;
     desc.seed = 1;
     net->ctx = mixp_context_new(&desc);
-    net->opt = mixp_adamw_new(net->ctx, &adamw);
+    net->opt = mixp_optimizer_new(net->ctx, &adamw);
     net->scaler = mixp_scaler_new(net->ctx, NULL);
     net->batch = batch;
     small_net_layer(net, 0, SMALL_NET_IN, width);

@@ -44,7 +44,7 @@ static step_world *world_open(uint64_t seed) {
     static const char *const names[PARAMS] = { "a", "b", "c", "d" };
     static const int64_t one[1] = { 1 };
     mixp_context_desc c;
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     int i, k;
     memset(&m, 0, sizeof m);
     memset(&c, 0, sizeof c);
@@ -64,7 +64,7 @@ static step_world *world_open(uint64_t seed) {
     for (i = 0; i < PARAMS; i++) m.w[i] = mixp_param(m.ctx, names[i], MIXP_F32, 1, one);
     sgd.lr = 1.0;
     for (i = 0; i < OPTIMIZERS; i++) {
-        m.opt[i] = mixp_sgd_new(m.ctx, &sgd);
+        m.opt[i] = mixp_optimizer_new(m.ctx, &sgd);
         for (k = 0; k < 2; k++)
             if (!k || owned[i][1] != owned[i][0]) mixp_optimizer_add(m.opt[i], m.w[owned[i][k]], NULL);
     }

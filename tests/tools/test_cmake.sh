@@ -83,8 +83,8 @@ static const int batch = 64, pixels = 16;
 static double train(const std::string &bad) {
     Context owner(mixp_context_new(nullptr));
     mixp_context *ctx = owner.get();
-    mixp_adamw_desc adamw = mixp_adamw_defaults();
-    mixp_optimizer *opt = mixp_adamw_new(ctx, &adamw);
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &adamw);
     mixp_scaler *scaler = mixp_scaler_new(ctx, nullptr);
     Net net(ctx, opt, {bad.empty() ? pixels : pixels - 1, 32, 2});
     std::mt19937 random(1);

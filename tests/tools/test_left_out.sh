@@ -11,7 +11,7 @@ warn="$warn -Wwrite-strings -Wcast-align -Wstrict-prototypes -Wmissing-prototype
 cat >"$tmp/train.h" <<'END'
 static int trained(void) {
     mixp_context *ctx = mixp_context_new(NULL);
-    mixp_sgd_desc sgd = mixp_sgd_defaults();
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
     int64_t one = 1;
     float two = 2.0f;
     mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, &one), *x;
@@ -19,7 +19,7 @@ static int trained(void) {
     mixp_optimizer *opt;
     double now;
     sgd.lr = 0.25;
-    opt = mixp_sgd_new(ctx, &sgd);
+    opt = mixp_optimizer_new(ctx, &sgd);
     mixp_fill(w, 3.0);
     mixp_optimizer_add(opt, w, NULL);
     mixp_step_begin(ctx);
