@@ -26,13 +26,13 @@
  *         mixp_context    *ctx    = mixp_context_new(NULL);
  *         mixp_tensor     *w      = mixp_param(ctx, "w", MIXP_F32, 2, shape), *loss = NULL;
  *         mixp_scaler     *scaler = mixp_scaler_new(ctx, NULL);
- *         mixp_adamw_desc  adamw  = mixp_adamw_defaults();
+ *         mixp_optimizer_desc adamw  = mixp_adamw_defaults();
  *         mixp_optimizer  *opt;
  *         const char      *why;
  *         int              step;
  *
  *         adamw.lr = 0.1;
- *         opt = mixp_adamw_new(ctx, &adamw);
+ *         opt = mixp_optimizer_new(ctx, &adamw);
  *         mixp_optimizer_add(opt, w, NULL);
  *         for (step = 0; step < 200; step++) {
  *             mixp_step_begin(ctx);
@@ -3265,6 +3265,10 @@ typedef enum mixp_recipe_kind {
     MIXP_RECIPE_FP8_CURRENT,    /* x, w in e4m3, dy in e5m2; one f32 scale for each tensor, from its
                                    largest magnitude. Sizes: multiples of 16. Source:
                                    TransformerEngine, Float8CurrentScaling                   */
+    MIXP_RECIPE_FP8_DELAYED,    /* the same elements; the scales come from the largest magnitudes of
+                                   earlier updates, so a larger value is clipped. See
+                                   mixp_recipe.history. CPU only. Multiples of 16. Source:
+                                   TransformerEngine, DelayedScaling                       */
     MIXP_RECIPE_FP8_BLOCK,      /* e4m3; x and dy in blocks of 1 x 128 along the sum, w of 128 x
                                    128; scales are powers of two. Multiples of 128. Source:
                                    DeepSeek-V3, 3.3; TransformerEngine, Float8BlockScaling   */
@@ -3281,7 +3285,7 @@ typedef enum mixp_recipe_kind {
 /* Zero is the source's default in every field. A flag that the kind does not use is ignored. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
-    int dy_e4m3;                /* current: 1 = dy in e4m3 as well                         */
+    int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
     int no_stochastic;          /* NVFP4: 1 = dy rounds to nearest even                    */
     int no_hadamard;            /* NVFP4: 1 = no transform                                 */
     int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16                        */
@@ -3291,9 +3295,30 @@ typedef struct mixp_recipe {
     int linears;                /* mixp_linear calls of a forward pass; 0 = unknown. The count
                                    begins again at mixp_step_begin, where a region with a recipe
                                    opens outside of another, and after `linears` calls      */
+    int history;                /* delayed: amax of so many updates; 0 = 1024, at most 2^20 */
+    int most_recent;            /* delayed: 1 = the scale comes from the newest amax; 0 = from the
+                                   largest of the history                                  */
+    int margin;                 /* delayed: the scale is divided by 2^margin; 0 to 100     */
 } mixp_recipe;
 
-/* "fp8_current", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
+/* DELAYED SCALING. Each parameter that mixp_linear multiplies by has three scales, of x, w and dy,
+ * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An
+ * operand is quantised with its scale. Its amax enters the first place of the history: the largest
+ * of all linears with that parameter, of all micro-batches and of all ranks. Evaluations
+ * (MIXP_NO_GRAD) and mixp_compare use the scales and enter nothing.
+ *
+ * mixp_scaler_update, or mixp_optimizer_step without a scaler, ends an update, also a skipped one.
+ * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history
+ * moves by one place, its first place becomes 0. With an Inf in the history and most_recent 0, the
+ * scale stays until the Inf has left. An operand with a NaN enters nothing. A linear whose weight
+ * is no parameter stays bf16.
+ *
+ * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
+ * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
+ * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
+ * no state, it starts from its beginning. All ranks must set the same recipe. */
+
+/* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
 
 /* Scales of a quantised array. amax: the largest magnitude of a block, or of the array. max: the
@@ -3331,12 +3356,15 @@ typedef struct mixp_quantise_args {
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
                                        cut off, to within 2^-22                            */
     uint64_t         key;       /* of mixp_random_key; the element is the index in x       */
+    float            given;     /* TENSOR: s; 0 = from the amax of x                       */
+    float           *amax;      /* TENSOR: becomes the amax of x; NULL = not wanted        */
 } mixp_quantise_args;
 
 /* Runs on the CPU, in the threads of x (mixp_context_exec). *decode: the
  * factor by which a product with y must be multiplied: 1 / s for TENSOR and E4M3, otherwise 1.
- * MIXP_ERR_ARGUMENT: NULL, or an unknown scale or element. MIXP_ERR_SHAPE: blocks that do not fit.
- * MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y and *decode are unchanged. */
+ * MIXP_ERR_ARGUMENT: NULL, an unknown scale or element, or `given` is negative or not finite.
+ * MIXP_ERR_SHAPE: blocks that do not fit. MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y,
+ * *decode and *amax are unchanged. */
 MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
                                       float *decode);
 
@@ -4246,81 +4274,6 @@ typedef struct mixp_optimizer_states {
     mixp_master_kind master;    /* for bf16 parameters. If not F32, f16 parameters are refused */
 } mixp_optimizer_states;
 
-/* Fill with mixp_adamw_defaults: 0 cannot mean the default, because beta1 = 0 is legal. */
-typedef struct mixp_adamw_desc {
-    double        lr;           /* 1e-3                                                    */
-    double        beta1, beta2; /* 0.9, 0.999                                              */
-    double        eps;          /* 1e-8, added outside the root, after bias correction     */
-    double        weight_decay; /* 0.01, decoupled: subtracts lr * weight_decay * weight   */
-    double        max_norm;     /* clips by global norm inside the step; 0 = off           */
-    mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
-    int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight; 1: they do
-                                   not                                                     */
-    int           zero_grad;    /* 1: each step clears the gradients, as mixp_zero_grad does */
-    mixp_schedule schedule;     /* constant                                                */
-    mixp_optimizer_states states;   /* all f32                                             */
-    int           cautious;     /* 1: decays only weights that the update moves towards 0  */
-    mixp_spike_rule spike;      /* off; skips steps whose loss or norm is a spike       */
-} mixp_adamw_desc;
-MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void);
-
-/* Like AdamW, but the decay is added to the gradient, and is 0 by default. A separate type, so that
- * AdamW's default decay cannot reach an Adam by mistake. */
-typedef struct mixp_adam_desc {
-    double        lr;           /* 1e-3                                                    */
-    double        beta1, beta2; /* 0.9, 0.999                                              */
-    double        eps;          /* 1e-8                                                    */
-    double        weight_decay; /* 0                                                       */
-    double        max_norm;     /* 0 = off                                                 */
-    mixp_adam_order order;      /* MIXP_ADAM_ORDER_TORCH                                   */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_adam_desc;
-MIXPREC_API mixp_adam_desc mixp_adam_defaults(void);
-
-typedef struct mixp_sgd_desc {
-    double        lr;           /* 1e-3                                                    */
-    double        momentum, dampening, weight_decay;    /* 0                               */
-    int           nesterov;     /* 0; 1 needs momentum and dampening 0                     */
-    double        max_norm;     /* 0 = off                                                 */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_sgd_desc;
-MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void);
-
-/* torch.optim.RMSprop, without its `centered`. */
-typedef struct mixp_rmsprop_desc {
-    double        lr;           /* 1e-2                                                    */
-    double        alpha;        /* 0.99, for the second moment; a group's beta2            */
-    double        eps;          /* 1e-8                                                    */
-    double        weight_decay, momentum;   /* 0; the decay is added to the gradient       */
-    double        max_norm;     /* 0 = off                                                 */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_rmsprop_desc;
-MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void);
-
-/* Lion, with its authors' defaults. Use a third to a tenth of AdamW's rate, and increase the weight
- * decay by the same factor. */
-typedef struct mixp_lion_desc {
-    double        lr;           /* 1e-4                                                    */
-    double        beta1, beta2; /* 0.9, 0.99                                               */
-    double        weight_decay; /* 0, decoupled                                            */
-    double        max_norm;     /* 0 = off                                                 */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    int           cautious;     /* as above                                                */
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_lion_desc;
-MIXPREC_API mixp_lion_desc mixp_lion_defaults(void);
-
 /* How the shape of a matrix scales Muon's rate. rows: outputs of a linear layer. */
 typedef enum mixp_muon_rate {
     MIXP_MUON_RATE_ORIGINAL,        /* sqrt(max(1, rows / cols))                           */
@@ -4328,44 +4281,71 @@ typedef enum mixp_muon_rate {
                                        unchanged                                           */
 } mixp_muon_rate;
 
+/* Settings that only Muon has. X <- a X + (b A + c A A) X with A = X X' is one iteration. */
+typedef struct mixp_muon_settings {
+    double        a, b, c;      /* 3.4445, -4.7750, 2.0315                                 */
+    int           iterations;   /* 5; at most 99                                           */
+    int           f32;          /* 0: the iterations run in bf16; 1: in f32                */
+    mixp_muon_rate rate;        /* MIXP_MUON_RATE_ORIGINAL                                 */
+} mixp_muon_settings;
+
+/* Describes an optimizer of any kind. Fill it with the defaults of the kind, then change fields. A
+ * field that the kind does not have must stay 0. lr, betas, eps, weight_decay, momentum, dampening
+ * and nesterov are the values of group 0. */
+typedef struct mixp_optimizer_desc {
+    mixp_optimizer_kind kind;
+    double        lr;
+    double        beta1, beta2; /* Adam, AdamW, Lion. RMSprop has beta2: torch's alpha     */
+    double        eps;          /* Adam, AdamW, RMSprop: added outside the root, after bias
+                                   correction. Muon: a norm below eps is replaced by eps   */
+    double        weight_decay; /* AdamW, Lion, Muon: decoupled: lr * weight_decay * weight is
+                                   subtracted. Others: added to the gradient               */
+    double        momentum;     /* SGD, RMSprop, Muon                                      */
+    double        dampening;    /* SGD                                                     */
+    int           nesterov;     /* SGD (needs momentum and dampening 0), Muon              */
+    double        max_norm;     /* clips by global norm inside the step; 0 = off           */
+    mixp_adam_order order;      /* Adam, AdamW: MIXP_ADAM_ORDER_TORCH                      */
+    int           cautious;     /* AdamW, Lion, Muon. 1: decays only weights that the update moves
+                                   towards 0                                               */
+    int           no_master;    /* 0: f16 and bf16 parameters get an f32 master weight; 1: they do
+                                   not                                                     */
+    int           zero_grad;    /* 1: each step clears the gradients, as mixp_zero_grad does */
+    mixp_schedule schedule;     /* constant                                                */
+    mixp_optimizer_states states;   /* all f32                                             */
+    mixp_spike_rule spike;      /* off; skips steps whose loss or norm is a spike          */
+    mixp_muon_settings muon;    /* Muon                                                    */
+} mixp_optimizer_desc;
+
+/* The defaults of each kind. Fields that a comment does not name are 0.
+ *
+ * AdamW: lr 1e-3, betas 0.9 and 0.999, eps 1e-8, weight_decay 0.01. */
+MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void);
+/* Adam: AdamW's, with weight_decay 0. */
+MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void);
+/* SGD: lr 1e-3. */
+MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void);
+/* torch.optim.RMSprop without its `centered`: lr 1e-2, beta2 (alpha) 0.99, eps 1e-8. */
+MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void);
+/* Lion, with its authors' defaults: lr 1e-4, betas 0.9 and 0.99. Use a third to a tenth of AdamW's
+ * rate, and increase the weight decay by the same factor. */
+MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void);
 /* Muon, as torch.optim.Muon: momentum, made orthogonal by a Newton-Schulz iteration of products on
- * the device. Muon is for the matrices inside a model: parameters with 2 axes (MIXP_ERR_SHAPE
- * otherwise). Give embeddings, the head, norms and biases to an AdamW. Muon works with loss
- * scaling. A skipped step is skipped on the device, also in a recorded step.
+ * the device. lr 1e-3, momentum 0.95, nesterov 1, weight_decay 0.1, eps 1e-7.
+ *
+ * Muon is for the matrices inside a model: parameters with 2 axes (MIXP_ERR_SHAPE otherwise). Give
+ * embeddings, the head, norms and biases to an AdamW. Muon works with loss scaling. A skipped step
+ * is skipped on the device, also in a recorded step.
  *
  * Cost of an m x n matrix, m <= n: `iterations` * (4 m m n + 2 m m m) operations a step, which is
  * little beside a large batch and much beside a small one. Extra memory, for the largest matrix
  * only: 6 bytes (8 in f32) for each element, and 8 m m bytes (12 m m in f32). */
-typedef struct mixp_muon_desc {
-    double        lr;           /* 1e-3                                                    */
-    double        momentum;     /* 0.95                                                    */
-    double        weight_decay; /* 0.1, decoupled, times lr before the shape scales it     */
-    double        eps;          /* 1e-7: a norm below eps is replaced by eps in the division */
-    double        a, b, c;      /* 3.4445, -4.7750, 2.0315: X <- a X + (b A + c A A) X with A = X
-                                   X'                                                      */
-    int           iterations;   /* 5; at most 99                                           */
-    int           nesterov;     /* 1                                                       */
-    int           f32;          /* 0: the iteration runs in bf16; 1: in f32                */
-    mixp_muon_rate rate;        /* MIXP_MUON_RATE_ORIGINAL                                 */
-    double        max_norm;     /* 0 = off                                                 */
-    int           no_master, zero_grad;     /* as above                                    */
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    int           cautious;     /* as above                                                */
-    mixp_spike_rule spike;      /* off                                                  */
-} mixp_muon_desc;
-MIXPREC_API mixp_muon_desc mixp_muon_defaults(void);
+MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void);
 
-/* Make an optimizer without parameters. NULL on error: a hyper-parameter is NaN, negative or out of
- * range (betas in [0,1), eps >= 0), or the spike rule has such a field. */
-MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
-                                           const mixp_adamw_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
-                                             const mixp_rmsprop_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc);
-MIXPREC_API mixp_optimizer *mixp_muon_new(mixp_context *ctx, const mixp_muon_desc *desc);
+/* Makes an optimizer without parameters. desc NULL: AdamW with its defaults. NULL on error: a
+ * hyper-parameter is NaN, negative or out of range (betas in [0,1), eps >= 0), a field that the
+ * kind does not have is not 0, or the schedule or spike rule has such a field. */
+MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
+                                               const mixp_optimizer_desc *desc);
 
 /* Opens a group for the mixp_optimizer_add calls that follow. Group 0 has the description's values.
  * Returns the group's index, or -1 on error (more than MIXP_MAX_GROUPS groups, a value out of
@@ -4938,8 +4918,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 /* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
  * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
  * optimizers' groups replace the current ones: change them after loading. The scaler's rule and the
- * schedules are the program's. If the file lacks the state of the spike check or of a predictive
- * rule, that state starts from its beginning. States that the program does not use are ignored.
+ * schedules are the program's. If the file lacks the state of the spike check, of a predictive rule
+ * or of delayed scaling, that state starts from its beginning. States that the program does not use
+ * are ignored, but for that of delayed scaling, which is an error.
  * Needs host memory for the file's data; with sharded states also for those of the largest
  * parameter.
  *
@@ -14882,7 +14863,8 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 #define MIXPI_Q_LANES 16        /* elements that are quantised together                    */
 
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
-    static const char *const names[] = { "none", "fp8_current", "fp8_block", "mxfp8", "nvfp4" };
+    static const char *const names[] = { "none", "fp8_current", "fp8_delayed", "fp8_block",
+                                         "mxfp8", "nvfp4" };
     MIXPI_STATIC_ASSERT(recipe_names, sizeof names / sizeof names[0] == MIXP_RECIPE_COUNT);
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }
@@ -15143,6 +15125,7 @@ static mixp_result mixpi_q_check(const mixp_quantise_args *k) {
     if (!k->x.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
     if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
+    if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     return mixpi_q_blocks_fit(k) ? MIXP_OK : MIXP_ERR_SHAPE;
 }
@@ -15166,6 +15149,8 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
         q.tensor = mixpi_scale_to(k->scale == MIXP_SCALE_E4M3 ? 2688.0f : q.grid.largest, amax);
     }
     if (r != MIXP_OK) return r;
+    if (k->scale == MIXP_SCALE_TENSOR && k->given > 0.0f) q.tensor = k->given;
+    if (k->scale == MIXP_SCALE_TENSOR && k->amax) *k->amax = mixp_f32_of_bits(amax);
     mixpi_q_run(x, &q, mixpi_q_strip, k->rows / q.k.block_rows, q.k.block_rows * k->cols);
     *decode = 1.0f / q.tensor;
     return MIXP_OK;
@@ -15272,6 +15257,8 @@ struct mixpi_casting {
     mixp_recipe     block_recipe;       /* of the block form                               */
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
+    mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
+    struct mixpi_scaled *scaled;    /* states of delayed scaling; see operators/delayed.c  */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 
@@ -15334,18 +15321,54 @@ static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
     ctx->regions_low += low && (cast.dtype != now.dtype || cast.level != now.level);
 }
 
-/* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
-static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
-                                      const mixp_recipe *r, mixp_result *code) {
-    *code = MIXP_OK;
-    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
-    *code = MIXP_ERR_ARGUMENT;
+/* The length of the history of amax. */
+static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->history : 1024; }
+
+static int mixpi_is_flag(int x) { return x == 0 || x == 1; }
+
+/* What is wrong with the fields of a recipe; NULL: nothing. */
+static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
         return "the recipe's kind is not a mixp_recipe_kind";
     if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
         return "the recipe's keep_first, keep_last or linears is negative";
     if (r->keep_last && !r->linears)
         return "the recipe's keep_last needs linears, the mixp_linear calls of a forward pass";
+    if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
+        return "the recipe's keep_first and keep_last together exceed linears";
+    if (!mixpi_is_flag(r->dy_e4m3) || !mixpi_is_flag(r->no_stochastic) ||
+        !mixpi_is_flag(r->no_hadamard) || !mixpi_is_flag(r->no_2d) ||
+        !mixpi_is_flag(r->wgrad_high) || !mixpi_is_flag(r->most_recent))
+        return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
+    if (r->history < 0 || r->history > 1 << 20)
+        return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
+    if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
+    return NULL;
+}
+
+/* What is wrong with a recipe of delayed scaling in this context; NULL: nothing. */
+static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recipe *r,
+                                       mixp_result *code) {
+    const mixpi_casting *c = ctx->casting;
+    if (r->kind != MIXP_RECIPE_FP8_DELAYED) return NULL;
+    *code = MIXP_ERR_DEVICE;
+    if (ctx->device->download) return "delayed scaling runs on the CPU only; use fp8_current";
+    *code = MIXP_ERR_ARGUMENT;
+    if (!c || !c->scaled || mixpi_recipe_history(&c->delayed) == mixpi_recipe_history(r))
+        return NULL;
+    return "the recipe's history differs from the context's earlier one; make a new context";
+}
+
+/* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
+static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
+                                      const mixp_recipe *r, mixp_result *code) {
+    const char *wrong;
+    *code = MIXP_OK;
+    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
+    *code = MIXP_ERR_ARGUMENT;
+    wrong = mixpi_recipe_fields_wrong(r);
+    if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
+    if (wrong) return wrong;
     *code = MIXP_ERR_DTYPE;
     if (dtype != MIXP_BF16)
         return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
@@ -15364,6 +15387,7 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
     for (i = 0; i < c->n_regions; i++) inside |= c->regions[i].cast.recipe != NULL;
     if (!inside) c->linears = 0;
 }
@@ -15481,6 +15505,7 @@ MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_r
     if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_recipe = recipe ? *recipe : none;
+    if (recipe && recipe->kind == MIXP_RECIPE_FP8_DELAYED) ctx->casting->delayed = *recipe;
     return MIXP_OK;
 }
 
@@ -17840,11 +17865,161 @@ static mixp_result mixpi_same_infer(mixp_call *c) {
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
 }
 
-/* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
+/* --- recipes: delayed scaling ---------------------------------------------------------------- */
 
 /* The operands of a linear layer's three products. x and dy are read along their columns by one
  * product and along their rows by another; so is w. */
-typedef enum mixpi_role { MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY } mixpi_role;
+typedef enum mixpi_role {
+    MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY, MIXPI_ROLES
+} mixpi_role;
+
+/* State of the linears with one weight. */
+typedef struct mixpi_scaled {
+    struct mixpi_scaled *next;
+    mixp_tensor *weight;
+    mixp_recipe  recipe;        /* of the newest linear                                    */
+    int          length;        /* of the history of each operand                          */
+    float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
+                                   then from old to new                                    */
+    float        scales[MIXPI_ROLES];
+} mixpi_scaled;
+
+/* Was a recipe of delayed scaling set in this context? */
+static int mixpi_scaled_on(const mixp_context *ctx)
+{ return ctx->casting && ctx->casting->delayed.kind != MIXP_RECIPE_NONE; }
+
+/* The state of the linears with `weight`, made at the first call. NULL with the error set: out of
+ * memory. */
+static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight,
+                                     const mixp_recipe *r) {
+    const int length = mixpi_recipe_history(r);
+    mixpi_scaled *s = ctx->casting->scaled;
+    int i;
+    while (s && s->weight != weight) s = s->next;
+    if (s) s->recipe = *r;
+    if (s) return s;
+    s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
+    if (!s) return NULL;
+    s->history = (float *)mixpi_host_alloc(ctx, MIXPI_ROLES * (size_t)length * sizeof(float));
+    if (!s->history) return NULL;
+    s->weight = weight;
+    s->recipe = *r;
+    s->length = length;
+    for (i = 0; i < MIXPI_ROLES; i++) s->scales[i] = 1.0f;
+    s->next = ctx->casting->scaled;
+    return ctx->casting->scaled = s;
+}
+
+/* Enters the amax of an operand in its history; a NaN is not larger than any number. */
+static void mixpi_scaled_enter(mixpi_scaled *s, mixpi_role role, float amax) {
+    float *first = s->history + (int64_t)role * s->length;
+    if (amax > *first) *first = amax;
+}
+
+/* The largest value of the element in which an operand is quantised. */
+static float mixpi_scaled_limit(const mixp_recipe *r, mixpi_role role)
+{ return role == MIXPI_ROLE_DY && !r->dy_e4m3 ? MIXP_E5M2_MAX : MIXP_E4M3_MAX; }
+
+/* Moves a history by one place; the newest amax becomes the last. Returns the largest. */
+static float mixpi_history_turn(float *history, int length) {
+    const float newest = history[0];
+    float largest = newest;
+    int i;
+    for (i = 1; i < length; i++) {
+        if (history[i] > largest) largest = history[i];
+        history[i - 1] = history[i];
+    }
+    history[length - 1] = newest;
+    history[0] = 0.0f;
+    return largest;
+}
+
+/* Ends an update of one operand. An operand that no linear has used keeps its state. */
+static void mixpi_scaled_turn(mixpi_scaled *s, mixpi_role role) {
+    float *history = s->history + (int64_t)role * s->length, amax = history[0], largest;
+    const float limit = (float)ldexp((double)mixpi_scaled_limit(&s->recipe, role),
+                                     -s->recipe.margin);
+    if (!(amax > 0.0f)) return;
+    largest = mixpi_history_turn(history, s->length);
+    if (!s->recipe.most_recent) amax = largest;
+    if (mixpi_amax_usable(mixp_bits_of_f32(amax)))
+        s->scales[role] = mixpi_scale_to(limit, mixp_bits_of_f32(amax));
+}
+
+/* --- ranks ---
+ * Each rank shares the newest amax of every parameter's linears, in the order in which the
+ * parameters were made, which is the same on all ranks. */
+
+static int mixpi_is_scaled_weight(const mixp_tensor *t)
+{ return t->own.is_param || t->own.optimizers > 0; }
+
+static int64_t mixpi_scaled_words(const mixp_context *ctx) {
+    const mixp_tensor *t;
+    int64_t n = 0;
+    for (t = ctx->tensors; t; t = t->own.next) n += mixpi_is_scaled_weight(t);
+    return MIXPI_ROLES * n;
+}
+
+/* Writes this rank's newest amax, for each parameter and operand. */
+static void mixpi_scaled_to_words(const mixp_context *ctx, double *words) {
+    const mixp_tensor *t;
+    int i;
+    for (t = ctx->tensors; t; t = t->own.next) {
+        const mixpi_scaled *s = ctx->casting->scaled;
+        if (!mixpi_is_scaled_weight(t)) continue;
+        while (s && s->weight != t) s = s->next;
+        for (i = 0; s && i < MIXPI_ROLES; i++)
+            words[i] = (double)s->history[(int64_t)i * s->length];
+        words += MIXPI_ROLES;
+    }
+}
+
+/* Enters a rank's words. A linear that this rank has not met gets a state. */
+static mixp_result mixpi_scaled_from_words(mixp_context *ctx, const double *words) {
+    mixp_tensor *t;
+    int i;
+    for (t = ctx->tensors; t; t = t->own.next) {
+        mixpi_scaled *s = NULL;
+        if (!mixpi_is_scaled_weight(t)) continue;
+        for (i = 0; i < MIXPI_ROLES; i++) {
+            if (!(words[i] > 0.0)) continue;
+            if (!s) s = mixpi_scaled_of(ctx, t, &ctx->casting->delayed);
+            if (!s) return MIXP_ERR_MEMORY;
+            mixpi_scaled_enter(s, (mixpi_role)i, (float)words[i]);
+        }
+        words += MIXPI_ROLES;
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_scaled_share(mixp_context *ctx) {
+    const int64_t words = mixpi_scaled_words(ctx), ranks = (int64_t)mixpi_world(ctx);
+    const size_t bytes = (size_t)(ranks * words) * sizeof(double);
+    double *table = (double *)mixpi_host_take(ctx, bytes);
+    mixp_result r;
+    int64_t i;
+    if (!table) return mixpi_out_of_memory(ctx, bytes);
+    memset(table, 0, bytes);
+    mixpi_scaled_to_words(ctx, table + mixpi_place(ctx) * words);
+    r = mixpi_crew_share(ctx, table, words);
+    for (i = 0; i < ranks && r == MIXP_OK; i++)
+        r = mixpi_scaled_from_words(ctx, table + i * words);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* After an update of an optimizer, also a skipped one: new scales. */
+static mixp_result mixpi_scaled_update(mixp_context *ctx) {
+    mixpi_scaled *s;
+    mixp_result r = MIXP_OK;
+    int i;
+    if (!mixpi_scaled_on(ctx)) return MIXP_OK;
+    if (mixpi_world(ctx) > 1) r = mixpi_crew_stop(ctx, mixpi_scaled_share(ctx));
+    for (s = ctx->casting->scaled; s && r == MIXP_OK; s = s->next)
+        for (i = 0; i < MIXPI_ROLES; i++) mixpi_scaled_turn(s, (mixpi_role)i);
+    return r;
+}
+/* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
 
 /* A linear layer's recipe, decided by its first forward; mixp_recompute runs forward again. kind
  * NONE: bf16 products. key: of its random numbers. */
@@ -17852,6 +18027,8 @@ typedef struct mixpi_recipe_call {
     mixp_recipe recipe;
     uint64_t    key;
     int         decided;
+    int         enters;         /* 1: the amax of operands enters the history              */
+    mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
 /* A quantised operand in the arena, and the factor for its product. */
@@ -17869,6 +18046,12 @@ static int mixpi_recipe_keeps(mixp_context *ctx, const mixp_recipe *r) {
     return i < r->keep_first || (r->linears && i >= r->linears - r->keep_last);
 }
 
+/* The parameter that a linear multiplies by; NULL: its weight is the result of an operator. */
+static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
+    mixp_tensor *w = mixpi_lasting(c->in[1]);
+    return w && (w->own.is_param || w->own.optimizers > 0) ? w : NULL;
+}
+
 /* Does the guard, or a pin, leave this linear out? */
 static int mixpi_recipe_guarded(const mixp_call *c) {
     const int number = mixpi_entry_of(c)->site;
@@ -17884,28 +18067,41 @@ static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
     }
 }
 
+/* Takes the recipe r for a linear. */
+static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
+    const mixpi_watch *w = c->ctx->watch;
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
+        out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r);
+        if (!out->scaled) return MIXP_ERR_MEMORY;
+    }
+    out->enters = !mixpi_no_grad_now(c->ctx) && !(w && w->comparing);
+    out->recipe = *r;
+    out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, mixpi_random_step(c->ctx),
+                               (uint64_t)c->ctx->calls_made);
+    c->ctx->casting->recipes.quantised++;
+    return MIXP_OK;
+}
+
 /* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
-static void mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3], mixpi_recipe_call *out) {
+static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
+                                       mixpi_recipe_call *out) {
     const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
     mixp_recipe_counts *counts;
     int64_t unit;
     int kept;
-    if (out->decided) return;
+    if (out->decided) return MIXP_OK;
     out->decided = 1;
-    if (!r) return;
+    if (!r) return MIXP_OK;
     counts = &c->ctx->casting->recipes;
     unit = mixpi_recipe_unit(r->kind);
     kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
            c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+    kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
     else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
         mixpi_recipe_unfit(c, sizes);
-    else {
-        counts->quantised++;
-        out->recipe = *r;
-        out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, mixpi_random_step(c->ctx),
-                                   (uint64_t)c->ctx->calls_made);
-    }
+    else return mixpi_recipe_take(c, r, out);
+    return MIXP_OK;
 }
 
 /* Blocks of 1 x n along the sum: along the columns or, for the gradient of a weight, the rows. */
@@ -17922,7 +18118,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
                        !(r->kind == MIXP_RECIPE_NVFP4 && r->no_2d);
     k->element = MIXP_F8_E4M3;
     k->scale = MIXP_SCALE_TENSOR;
-    if (r->kind == MIXP_RECIPE_FP8_CURRENT) {
+    if (r->kind == MIXP_RECIPE_FP8_CURRENT || r->kind == MIXP_RECIPE_FP8_DELAYED) {
         if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
         return;
     }
@@ -17958,14 +18154,18 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     const int turns = rc->recipe.kind == MIXP_RECIPE_NVFP4 && over_rows && role != MIXPI_ROLE_W;
     mixp_tensor *turned = NULL;
     mixp_result r = MIXP_OK;
+    float amax = 0.0f;
     mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
     k->key = rc->key + (uint64_t)over_rows;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
     k->y = (mixp_bf16 *)q->y->data;
+    if (rc->scaled) k->given = rc->scaled->scales[role];
+    if (rc->scaled) k->amax = &amax;
     if (turns && !rc->recipe.no_hadamard) r = mixpi_recipe_turn(c, k, &turned);
     if (r == MIXP_OK) r = mixp_quantise(&c->ctx->exec, k, &q->decode);
     mixpi_recipe_give(c->ctx, turned);
+    if (rc->scaled && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
 
@@ -18189,8 +18389,9 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->c = mixpi_call_y(c);
     if (p->linear && !mixpi_entry_of(c)->again) {
         const int64_t sizes[3] = { g->m, g->n, g->k };
-        mixpi_recipe_decide(c, sizes, &p->quantise);
+        r = mixpi_recipe_decide(c, sizes, &p->quantise);
     }
+    if (r != MIXP_OK) return r;
     if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_quantised(c, p, *g);
     for (i = 0; i < calls && r == MIXP_OK; i++) {
         one = *g;
@@ -21490,9 +21691,7 @@ enum { MIXPI_MUON_MOMENTUM, MIXPI_MUON_UNIT, MIXPI_MUON_LAST, MIXPI_MUON_PASSES 
 
 /* Working memory of Muon: device memory for the largest matrix, and the rows of its passes. */
 typedef struct mixpi_muon {
-    double   a, b, c;
-    int      iterations, f32;
-    mixp_muon_rate rate;
+    mixp_muon_settings settings;
     int64_t  elements, side;    /* capacity: elements of a matrix; its smaller side        */
     mixp_out x, gram, poly;     /* X, A and b A + c A A, in the iteration's dtype          */
     float   *x_sum, *poly_sum;  /* x and poly in f32                                       */
@@ -21560,65 +21759,75 @@ static void *mixpi_opt_device(const mixp_optimizer *opt, size_t bytes)
 
 /* --- making, groups -------------------------------------------------------------------- */
 
-/* All other fields are 0: kinds, orders and schedules start with their default. */
-MIXPREC_API mixp_adamw_desc mixp_adamw_defaults(void) {
-    mixp_adamw_desc d;
+/* Fields that not all kinds have. */
+enum {
+    MIXPI_HAS_BETA1 = 1, MIXPI_HAS_BETA2 = 2, MIXPI_HAS_EPS = 4, MIXPI_HAS_MOMENTUM = 8,
+    MIXPI_HAS_DAMPENING = 16, MIXPI_HAS_NESTEROV = 32, MIXPI_HAS_ORDER = 64,
+    MIXPI_HAS_CAUTIOUS = 128, MIXPI_HAS_MUON = 256,
+    MIXPI_HAS_BETAS = MIXPI_HAS_BETA1 | MIXPI_HAS_BETA2,
+    MIXPI_HAS_ADAMS = MIXPI_HAS_BETAS | MIXPI_HAS_EPS | MIXPI_HAS_ORDER
+};
+
+/* A kind of optimizer: its name, the fields that it has, and its defaults. */
+typedef struct mixpi_kind {
+    const char *name;
+    int         has;
+    double      lr, beta1, beta2, eps, weight_decay;
+} mixpi_kind;
+
+/* The row of a kind that is at most MIXP_OPTIMIZER_MUON. */
+static const mixpi_kind *mixpi_kind_of(mixp_optimizer_kind kind) {
+    static const mixpi_kind rows[] = {      /* in the order of mixp_optimizer_kind */
+        /* name, fields; lr, betas, eps, weight_decay */
+        { "Adam",    MIXPI_HAS_ADAMS,
+          1e-3, 0.9, 0.999, 1e-8, 0.0 },
+        { "AdamW",   MIXPI_HAS_ADAMS | MIXPI_HAS_CAUTIOUS,
+          1e-3, 0.9, 0.999, 1e-8, 0.01 },
+        { "SGD",     MIXPI_HAS_MOMENTUM | MIXPI_HAS_DAMPENING | MIXPI_HAS_NESTEROV,
+          1e-3, 0.0, 0.0,   0.0,  0.0 },
+        { "RMSprop", MIXPI_HAS_BETA2 | MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM,
+          1e-2, 0.0, 0.99,  1e-8, 0.0 },
+        { "Lion",    MIXPI_HAS_BETAS | MIXPI_HAS_CAUTIOUS,
+          1e-4, 0.9, 0.99,  0.0,  0.0 },
+        { "Muon",    MIXPI_HAS_EPS | MIXPI_HAS_MOMENTUM | MIXPI_HAS_NESTEROV | MIXPI_HAS_CAUTIOUS |
+                     MIXPI_HAS_MUON,
+          1e-3, 0.0, 0.0,   1e-7, 0.1 }
+    };
+    return &rows[kind];
+}
+
+static mixp_optimizer_desc mixpi_defaults(mixp_optimizer_kind kind) {
+    const mixpi_kind *row = mixpi_kind_of(kind);
+    mixp_optimizer_desc d;
     memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
-    d.beta1 = 0.9;
-    d.beta2 = 0.999;
-    d.eps = 1e-8;
-    d.weight_decay = 0.01;
+    d.kind = kind;
+    d.lr = row->lr;
+    d.beta1 = row->beta1;
+    d.beta2 = row->beta2;
+    d.eps = row->eps;
+    d.weight_decay = row->weight_decay;
     return d;
 }
 
-MIXPREC_API mixp_adam_desc mixp_adam_defaults(void) {
-    mixp_adam_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
-    d.beta1 = 0.9;
-    d.beta2 = 0.999;
-    d.eps = 1e-8;
-    return d;
-}
+MIXPREC_API mixp_optimizer_desc mixp_adamw_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_ADAMW); }
+MIXPREC_API mixp_optimizer_desc mixp_adam_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_ADAM); }
+MIXPREC_API mixp_optimizer_desc mixp_sgd_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_SGD); }
+MIXPREC_API mixp_optimizer_desc mixp_rmsprop_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_RMSPROP); }
+MIXPREC_API mixp_optimizer_desc mixp_lion_defaults(void)
+{ return mixpi_defaults(MIXP_OPTIMIZER_LION); }
 
-MIXPREC_API mixp_sgd_desc mixp_sgd_defaults(void) {
-    mixp_sgd_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
-    return d;
-}
-
-MIXPREC_API mixp_rmsprop_desc mixp_rmsprop_defaults(void) {
-    mixp_rmsprop_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-2;
-    d.alpha = 0.99;
-    d.eps = 1e-8;
-    return d;
-}
-
-MIXPREC_API mixp_lion_desc mixp_lion_defaults(void) {
-    mixp_lion_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-4;
-    d.beta1 = 0.9;
-    d.beta2 = 0.99;
-    return d;
-}
-
-MIXPREC_API mixp_muon_desc mixp_muon_defaults(void) {
-    mixp_muon_desc d;
-    memset(&d, 0, sizeof d);
-    d.lr = 1e-3;
+MIXPREC_API mixp_optimizer_desc mixp_muon_defaults(void) {
+    mixp_optimizer_desc d = mixpi_defaults(MIXP_OPTIMIZER_MUON);
     d.momentum = 0.95;
-    d.weight_decay = 0.1;
-    d.eps = 1e-7;
-    d.a = 3.4445;
-    d.b = -4.7750;
-    d.c = 2.0315;
-    d.iterations = 5;
     d.nesterov = 1;
+    d.muon.a = 3.4445;
+    d.muon.b = -4.7750;
+    d.muon.c = 2.0315;
+    d.muon.iterations = 5;
     return d;
 }
 
@@ -21732,27 +21941,52 @@ static const char *mixpi_spike_resolve(mixp_spike_rule *r) {
     return "spike.window must lie in [4, 4096]";
 }
 
-/* Settings that all kinds share. Hyper-parameters are in a group. */
-typedef struct mixpi_optimizer_desc {
-    mixp_optimizer_kind     kind;
-    mixp_adam_order    order;
-    double        max_norm;
-    int           no_master, zero_grad, cautious;
-    mixp_schedule schedule;
-    mixp_optimizer_states states;
-    mixp_spike_rule spike;
-} mixpi_optimizer_desc;
+/* Is a field set? */
+static int mixpi_is_set(double x) { return x < 0.0 || !(x <= 0.0); }
 
-/* Every description has these fields under the same names: a missing field is a compile error. */
-#define MIXPI_SHARED_SETTINGS(to, from)                                                   \
-    do {                                                                                  \
-        (to).max_norm = (from).max_norm;                                                  \
-        (to).no_master = (from).no_master;                                                \
-        (to).zero_grad = (from).zero_grad;                                                \
-        (to).schedule = (from).schedule;                                                  \
-        (to).states = (from).states;                                                      \
-        (to).spike = (from).spike;                                                        \
-    } while (0)
+/* Returns the first field of d that is set although the kind does not have it, or NULL. */
+static const char *mixpi_field_extra(const mixp_optimizer_desc *d) {
+    const mixp_muon_settings *m = &d->muon;
+    const int lacks = ~mixpi_kind_of(d->kind)->has;
+    const int sets_muon = mixpi_is_set(m->a) || mixpi_is_set(m->b) || mixpi_is_set(m->c) ||
+                          m->iterations || m->f32 || m->rate;
+    if ((lacks & MIXPI_HAS_BETA1) && mixpi_is_set(d->beta1)) return "beta1";
+    if ((lacks & MIXPI_HAS_BETA2) && mixpi_is_set(d->beta2)) return "beta2";
+    if ((lacks & MIXPI_HAS_EPS) && mixpi_is_set(d->eps)) return "eps";
+    if ((lacks & MIXPI_HAS_MOMENTUM) && mixpi_is_set(d->momentum)) return "momentum";
+    if ((lacks & MIXPI_HAS_DAMPENING) && mixpi_is_set(d->dampening)) return "dampening";
+    if ((lacks & MIXPI_HAS_NESTEROV) && d->nesterov) return "nesterov";
+    if ((lacks & MIXPI_HAS_ORDER) && d->order) return "order";
+    if ((lacks & MIXPI_HAS_CAUTIOUS) && d->cautious) return "cautious";
+    return (lacks & MIXPI_HAS_MUON) && sets_muon ? "muon" : NULL;
+}
+
+/* Returns what is wrong with the settings that only Muon has, or NULL. */
+static const char *mixpi_muon_wrong(const mixp_optimizer_desc *d) {
+    const mixp_muon_settings *m = &d->muon;
+    if (d->kind != MIXP_OPTIMIZER_MUON) return NULL;
+    if (!mixpi_finite(m->a) || !mixpi_finite(m->b) || !mixpi_finite(m->c))
+        return "muon.a, muon.b and muon.c must be finite";
+    if (m->iterations < 1 || m->iterations > 99) return "muon.iterations must lie in [1, 99]";
+    if ((unsigned)m->rate > MIXP_MUON_RATE_MATCH_RMS_ADAMW)
+        return "muon.rate is not a mixp_muon_rate";
+    return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
+}
+
+/* Group 0 of a description. */
+static mixp_param_group mixpi_desc_group(const mixp_optimizer_desc *d) {
+    mixp_param_group g;
+    memset(&g, 0, sizeof g);
+    g.lr = d->lr;
+    g.beta1 = d->beta1;
+    g.beta2 = d->beta2;
+    g.eps = d->eps;
+    g.weight_decay = d->weight_decay;
+    g.momentum = d->momentum;
+    g.dampening = d->dampening;
+    g.nesterov = d->nesterov != 0;
+    return g;
+}
 
 /* Allocates memory for the values of applied steps. Returns 0 if out of memory. */
 static int mixpi_spike_start(mixp_optimizer *opt) {
@@ -21763,171 +21997,93 @@ static int mixpi_spike_start(mixp_optimizer *opt) {
     return opt->plan.spike_window != NULL;
 }
 
-static mixp_optimizer *mixpi_optimizer_new(mixp_context *ctx, const char *who,
-                                           const mixp_param_group *group,
-                                           const mixpi_optimizer_desc *d) {
-    const char *wrong = mixpi_group_wrong(d->kind, group);
-    mixp_spike_rule spike = d->spike;
-    const mixpi_crew *crew = mixpi_crew_of(ctx);
-    mixp_optimizer *opt;
-    if (!wrong) wrong = mixpi_spike_resolve(&spike);
+/* Returns what is wrong with a description, or NULL. Fills in the defaults of *spike. */
+static const char *mixpi_optimizer_desc_wrong(const mixp_optimizer_desc *d,
+                                              mixp_spike_rule *spike) {
+    const mixp_param_group group = mixpi_desc_group(d);
+    const char *wrong = mixpi_muon_wrong(d);
+    if (!wrong) wrong = mixpi_group_wrong(d->kind, &group);
+    if (!wrong) wrong = mixpi_spike_resolve(spike);
     if (!wrong) wrong = mixpi_schedule_wrong(&d->schedule);
     if (!wrong) wrong = mixpi_states_wrong(&d->states, d->no_master);
     if (!mixpi_at_least_0(d->max_norm)) wrong = "max_norm must be finite and at least 0";
-    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX)
-        wrong = "order is not a mixp_adam_order";
-    if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "%s: %s", who, wrong);
-    opt = wrong || !ctx ? NULL : (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
+    if ((unsigned)d->order > MIXP_ADAM_ORDER_APEX) wrong = "order is not a mixp_adam_order";
+    return wrong;
+}
+
+static mixp_result mixpi_optimizer_desc_check(mixp_context *ctx, const mixp_optimizer_desc *d,
+                                              mixp_spike_rule *spike) {
+    const char *extra, *wrong;
+    if ((unsigned)d->kind > MIXP_OPTIMIZER_MUON)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_new: kind is not a mixp_optimizer_kind: start "
+                                 "from the kind's defaults");
+    extra = mixpi_field_extra(d);
+    if (extra)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_optimizer_new: %s has no %s: leave it 0, or start from the "
+                                 "defaults of another kind",
+                                 mixpi_kind_of(d->kind)->name, extra);
+    wrong = mixpi_optimizer_desc_wrong(d, spike);
+    if (!wrong) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_new: %s: %s",
+                             mixpi_kind_of(d->kind)->name, wrong);
+}
+
+/* Gives opt its working memory for Muon. Returns 0 if out of memory. */
+static int mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_settings *settings) {
+    mixpi_muon *m = (mixpi_muon *)mixpi_opt_host(opt, sizeof *m);
+    if (!m) return 0;
+    m->settings = *settings;
+    m->settings.f32 = settings->f32 != 0;
+    m->look = (mixp_step_state *)mixpi_opt_device(opt, sizeof *m->look);
+    opt->muon = m;
+    return m->look != NULL;
+}
+
+/* Gives opt the memory that its kind and settings need. Returns 0 if out of memory. */
+static int mixpi_optimizer_start(mixp_optimizer *opt, const mixp_optimizer_desc *d) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+    opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
+    if (!opt->state || !mixpi_spike_start(opt)) return 0;
+    if (d->kind == MIXP_OPTIMIZER_MUON && !mixpi_muon_start(opt, &d->muon)) return 0;
+    return !crew || crew->enter(opt) == MIXP_OK;
+}
+
+/* The plan of every step. */
+static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
+    const mixp_param_group group = mixpi_desc_group(d);
+    mixp_step_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.kind = d->kind;
+    plan.order = d->order;
+    plan.max_norm = d->max_norm;
+    plan.schedule = d->schedule;
+    plan.groups[0] = mixpi_group_kept(d->kind, &group);
+    plan.n_groups = 1;
+    plan.cautious = d->cautious != 0;
+    return plan;
+}
+
+MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
+                                               const mixp_optimizer_desc *desc) {
+    const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
+    mixp_spike_rule spike = d.spike;
+    mixp_optimizer *opt;
+    if (mixpi_optimizer_desc_check(ctx, &d, &spike) != MIXP_OK || !ctx) return NULL;
+    opt = (mixp_optimizer *)mixpi_owner_new(ctx, sizeof *opt);
     if (!opt) return NULL;
     opt->ctx = ctx;
-    opt->plan.kind = d->kind;
-    opt->plan.order = d->order;
-    opt->plan.max_norm = d->max_norm;
-    opt->plan.schedule = d->schedule;
+    opt->plan = mixpi_desc_plan(&d);
     opt->plan.spike = spike;
-    opt->plan.groups[0] = mixpi_group_kept(d->kind, group);
-    opt->plan.n_groups = 1;
-    opt->plan.cautious = d->cautious != 0;
-    opt->states = d->states;
-    opt->no_master = d->no_master;
-    opt->zero_grad = d->zero_grad;
-    opt->state = (mixp_step_state *)mixpi_opt_device(opt, sizeof *opt->state);
-    if (crew && crew->enter(opt) != MIXP_OK) return NULL;
-    if (!opt->state || !mixpi_spike_start(opt)) return NULL;
+    opt->states = d.states;
+    opt->no_master = d.no_master;
+    opt->zero_grad = d.zero_grad;
+    if (!mixpi_optimizer_start(opt, &d)) return NULL;
     opt->next = (mixp_optimizer *)ctx->optimizers;
     opt->bit = opt->next ? (opt->next->bit + 1) % MIXPI_OPTIMIZER_BITS : 0;
     ctx->optimizers = opt;
     return opt;
-}
-
-MIXPREC_API mixp_optimizer *mixp_adamw_new(mixp_context *ctx,
-                                           const mixp_adamw_desc *desc) {
-    mixp_adamw_desc d = desc ? *desc : mixp_adamw_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.beta1 = d.beta1;
-    g.beta2 = d.beta2;
-    g.eps = d.eps;
-    g.weight_decay = d.weight_decay;
-    common.kind = MIXP_OPTIMIZER_ADAMW;
-    common.order = d.order;
-    common.cautious = d.cautious;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_adamw_new", &g, &common);
-}
-
-MIXPREC_API mixp_optimizer *mixp_adam_new(mixp_context *ctx, const mixp_adam_desc *desc) {
-    mixp_adam_desc d = desc ? *desc : mixp_adam_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.beta1 = d.beta1;
-    g.beta2 = d.beta2;
-    g.eps = d.eps;
-    g.weight_decay = d.weight_decay;
-    common.kind = MIXP_OPTIMIZER_ADAM;
-    common.order = d.order;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_adam_new", &g, &common);
-}
-
-MIXPREC_API mixp_optimizer *mixp_sgd_new(mixp_context *ctx, const mixp_sgd_desc *desc) {
-    mixp_sgd_desc d = desc ? *desc : mixp_sgd_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.weight_decay = d.weight_decay;
-    g.momentum = d.momentum;
-    g.dampening = d.dampening;
-    g.nesterov = d.nesterov;
-    common.kind = MIXP_OPTIMIZER_SGD;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_sgd_new", &g, &common);
-}
-
-MIXPREC_API mixp_optimizer *mixp_rmsprop_new(mixp_context *ctx,
-                                             const mixp_rmsprop_desc *desc) {
-    mixp_rmsprop_desc d = desc ? *desc : mixp_rmsprop_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.beta2 = d.alpha;
-    g.eps = d.eps;
-    g.weight_decay = d.weight_decay;
-    g.momentum = d.momentum;
-    common.kind = MIXP_OPTIMIZER_RMSPROP;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_rmsprop_new", &g, &common);
-}
-
-MIXPREC_API mixp_optimizer *mixp_lion_new(mixp_context *ctx, const mixp_lion_desc *desc) {
-    mixp_lion_desc d = desc ? *desc : mixp_lion_defaults();
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.beta1 = d.beta1;
-    g.beta2 = d.beta2;
-    g.weight_decay = d.weight_decay;
-    common.kind = MIXP_OPTIMIZER_LION;
-    common.cautious = d.cautious;
-    MIXPI_SHARED_SETTINGS(common, d);
-    return mixpi_optimizer_new(ctx, "mixp_lion_new", &g, &common);
-}
-
-/* Returns what is wrong with the settings that only Muon has, or NULL. */
-static const char *mixpi_muon_wrong(const mixp_muon_desc *d) {
-    if (!mixpi_finite(d->a) || !mixpi_finite(d->b) || !mixpi_finite(d->c))
-        return "a, b and c must be finite";
-    if (d->iterations < 1 || d->iterations > 99) return "iterations must lie in [1, 99]";
-    if ((unsigned)d->rate > MIXP_MUON_RATE_MATCH_RMS_ADAMW)
-        return "rate is not a mixp_muon_rate";
-    return d->eps > 0.0 ? NULL : "eps must be above 0: start from mixp_muon_defaults";
-}
-
-/* Gives opt its working memory for Muon. NULL: out of memory. */
-static mixp_optimizer *mixpi_muon_start(mixp_optimizer *opt, const mixp_muon_desc *d) {
-    mixpi_muon *m = opt ? (mixpi_muon *)mixpi_opt_host(opt, sizeof *m) : NULL;
-    if (!m) return NULL;
-    m->a = d->a;
-    m->b = d->b;
-    m->c = d->c;
-    m->iterations = d->iterations;
-    m->f32 = d->f32 != 0;
-    m->rate = d->rate;
-    m->look = (mixp_step_state *)mixpi_opt_device(opt, sizeof *m->look);
-    opt->muon = m;
-    return m->look ? opt : NULL;
-}
-
-MIXPREC_API mixp_optimizer *mixp_muon_new(mixp_context *ctx, const mixp_muon_desc *desc) {
-    mixp_muon_desc d = desc ? *desc : mixp_muon_defaults();
-    const char *wrong = mixpi_muon_wrong(&d);
-    mixp_param_group g;
-    mixpi_optimizer_desc common;
-    memset(&g, 0, sizeof g);
-    memset(&common, 0, sizeof common);
-    g.lr = d.lr;
-    g.momentum = d.momentum;
-    g.weight_decay = d.weight_decay;
-    g.eps = d.eps;
-    g.nesterov = d.nesterov != 0;
-    common.kind = MIXP_OPTIMIZER_MUON;
-    common.cautious = d.cautious;
-    MIXPI_SHARED_SETTINGS(common, d);
-    if (wrong) mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_muon_new: %s", wrong);
-    if (wrong) return NULL;
-    return mixpi_muon_start(mixpi_optimizer_new(ctx, "mixp_muon_new", &g, &common), &d);
 }
 
 /* Writes group `index`, which must be below `count`. */
@@ -22188,7 +22344,7 @@ static int64_t mixpi_muon_side(const mixp_tensor *p)
 
 /* Allocates n elements of the iteration's dtype. data NULL: out of memory. */
 static mixp_out mixpi_muon_array(const mixp_optimizer *opt, int64_t n) {
-    mixp_dtype dtype = opt->muon->f32 ? MIXP_F32 : MIXP_BF16;
+    mixp_dtype dtype = opt->muon->settings.f32 ? MIXP_F32 : MIXP_BF16;
     size_t bytes = (size_t)n * mixp_dtype_size(dtype);
     return mixpi_out_to(mixpi_opt_device(opt, bytes), dtype, 0);
 }
@@ -22240,7 +22396,7 @@ static mixp_result mixpi_muon_add(mixp_optimizer *opt, const mixp_tensor *p,
     double larger = rows > cols ? rows : cols;
     mixp_result r = mixpi_muon_room(opt, p);
     row->rate = (float)sqrt(rows > cols ? rows / cols : 1.0);
-    if (opt->muon->rate == MIXP_MUON_RATE_MATCH_RMS_ADAMW)
+    if (opt->muon->settings.rate == MIXP_MUON_RATE_MATCH_RMS_ADAMW)
         row->rate = (float)(0.2 * sqrt(larger));
     return r == MIXP_OK ? mixpi_muon_rows_grow(opt) : r;
 }
@@ -22725,8 +22881,8 @@ static mixp_result mixpi_muon_gram(mixp_optimizer *o, int64_t rows, int64_t cols
 /* poly = b gram + c gram gram. */
 static mixp_result mixpi_muon_poly(mixp_optimizer *o, int64_t side) {
     const mixpi_muon *m = o->muon;
-    mixp_gemm_args g = mixpi_muon_gemm(side, side, side, m->c);
-    mixp_result r = mixpi_muon_begin_sum(o, m->poly_sum, m->gram, side * side, m->b);
+    mixp_gemm_args g = mixpi_muon_gemm(side, side, side, m->settings.c);
+    mixp_result r = mixpi_muon_begin_sum(o, m->poly_sum, m->gram, side * side, m->settings.b);
     g.a = g.b = mixpi_in(m->gram.data, m->gram.dtype);
     g.c = mixpi_out_to(m->poly_sum, MIXP_F32, 1);
     if (r == MIXP_OK) r = MIXPI_STEP_RUN(o, gemm, &g);
@@ -22740,7 +22896,7 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
     mixp_in x = mixpi_in(m->x.data, m->x.dtype);
     mixp_in poly = mixpi_in(m->poly.data, m->poly.dtype);
     mixp_gemm_args g = mixpi_muon_gemm(rows, cols, tall ? cols : rows, 1.0);
-    mixp_result r = mixpi_muon_begin_sum(o, m->x_sum, m->x, rows * cols, m->a);
+    mixp_result r = mixpi_muon_begin_sum(o, m->x_sum, m->x, rows * cols, m->settings.a);
     g.a = tall ? x : poly;
     g.b = tall ? poly : x;
     g.c = mixpi_out_to(m->x_sum, MIXP_F32, 1);
@@ -22773,7 +22929,7 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
     plan.unscaled = plan.gathered = 1;
     plan.n_groups = 1;
     plan.groups[0] = o->plan.groups[o->rows[i].group];
-    plan.groups[0].f32_states = o->muon->f32;
+    plan.groups[0].f32_states = o->muon->settings.f32;
     k.rows = &o->muon->device_rows[i * MIXPI_MUON_PASSES + MIXPI_MUON_UNIT];
     k.count = 1;
     k.step = o->muon->look;
@@ -22793,7 +22949,7 @@ static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
     r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
     if (r == MIXP_OK) r = mixpi_muon_unit_norm(o, i);
-    for (k = 0; k < o->muon->iterations && r == MIXP_OK; k++) {
+    for (k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++) {
         r = mixpi_muon_gram(o, rows, cols);
         if (r == MIXP_OK) r = mixpi_muon_poly(o, side);
         if (r == MIXP_OK) r = mixpi_muon_next(o, rows, cols);
@@ -23470,6 +23626,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
+    if (r == MIXP_OK) r = mixpi_scaled_update(opt->ctx);
     if (r != MIXP_OK || !mixpi_guard_on(opt->ctx) || opt->ctx->capturing) return r;
     return mixpi_crew_stop_alone(opt->ctx, opt->ctx->watch->updated(opt->ctx, NULL));
 }
@@ -23748,7 +23905,8 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
-    r = mixpi_scaler_diverged(scaler);
+    r = mixpi_scaled_update(ctx);
+    if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
     if (guarded && watched == MIXP_OK) watched = ctx->watch->updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
@@ -26963,7 +27121,9 @@ typedef enum mixpi_must {
     MIXPI_COUNTER,              /* at least 0. 64 bits: small enough that counting on cannot
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
-    MIXPI_SITE_ROWS             /* states of the guard's sites                             */
+    MIXPI_SITE_ROWS,            /* states of the guard's sites                             */
+    MIXPI_AMAX,                 /* at least 0, or Inf                                      */
+    MIXPI_ABOVE_0               /* and finite                                              */
 } mixpi_must;
 
 /* The structure that contains a number. */
@@ -27285,6 +27445,26 @@ static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
     mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
 
+/* The state of delayed scaling: two tensors for each weight. */
+static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_F32;
+    item.e.rank = 1;
+    item.e.shape[0] = MIXPI_ROLES;
+    item.e.bytes = sizeof scaled->scales;
+    item.memory = scaled->scales;
+    item.must = MIXPI_ABOVE_0;
+    mixpi_state_add(s, item, "mixprec.recipe.scales.%s", scaled->weight->name);
+    item.e.rank = 2;
+    item.e.shape[1] = scaled->length;
+    item.e.bytes = MIXPI_ROLES * (size_t)scaled->length * sizeof *scaled->history;
+    item.memory = scaled->history;
+    item.must = MIXPI_AMAX;
+    mixpi_state_add(s, item, "mixprec.recipe.amax_history.%s", scaled->weight->name);
+}
+
 /* Matches "optimizer.0.spike.window" and "optimizer.0.ema.w", but not a parameter's
  * "optimizer.0.m.spike.w". */
 static int mixpi_is_unasked_name(const char *name) {
@@ -27311,6 +27491,7 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 
 /* Adds all items: the same list for saving, checking and loading. what NULL: weights only. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
+    mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
     mixp_tensor *t;
     int i;
     s->n_items = s->names_used = 0;
@@ -27325,6 +27506,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
+    for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
                         what->values[i].name);
@@ -27598,6 +27780,9 @@ static void mixpi_state_hint(mixpi_diff *d, const char *name) {
     if (strncmp(name, "optimizer", 9) == 0)
         hint = "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
                ".optimizers";
+    if (strncmp(name, "mixprec.recipe.", 15) == 0)
+        hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
+               "first";
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
@@ -27645,6 +27830,8 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
     case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
+    case MIXPI_AMAX:       return x >= 0.0;
+    case MIXPI_ABOVE_0:    return x > 0.0 && mixpi_finite(x);
     default:               return 0;
     }
 }
@@ -27790,6 +27977,32 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
     s->ctx->replayed = 0;
 }
 
+/* States of delayed scaling that the file lacks start from their beginning. */
+static void mixpi_scaled_loaded(mixp_context *ctx) {
+    mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
+    int i;
+    for (; s; s = s->next)
+        for (i = 0; i < MIXPI_ROLES; i++)
+            if (!(s->scales[i] > 0.0f)) s->scales[i] = 1.0f;
+}
+
+/* Makes the states of delayed scaling that the file has and the program's recipe uses: the first
+ * step of a program makes them too late. */
+static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
+    static const char prefix[] = "mixprec.recipe.scales.";
+    mixp_tensor *t;
+    size_t i;
+    if (!mixpi_scaled_on(ctx)) return;
+    for (i = 0; i < file->n_items; i++) {
+        const char *name = file->items[i].e.name;
+        if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
+        for (t = ctx->tensors; t; t = t->own.next)
+            if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
+                !mixpi_scaled_of(ctx, t, &ctx->casting->delayed))
+                mixpi_report_fail(r, MIXP_ERR_MEMORY, "out of memory");
+    }
+}
+
 /* Changes the state. From here on only the device can fail. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
@@ -27819,6 +28032,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     for (o = 0; o < what->n_optimizers; o++) what->optimizers[o]->clipped = 0;
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
+    mixpi_scaled_loaded(ctx);
     mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
@@ -27844,6 +28058,8 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
     mixpi_checkpoint_schema(r, file);
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
+    if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
     if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
     if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
@@ -27866,7 +28082,9 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
     borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
-    mixpi_state_list(&state, &r, what->ctx, what, NULL);
+    memset(&state, 0, sizeof state);
+    state.report = &r;
+    state.ctx = what->ctx;
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);
@@ -29504,6 +29722,21 @@ static uint64_t mixpi_hash_group(uint64_t h, const mixp_param_group *g) {
     return mixpi_hash(h, all, sizeof all);
 }
 
+static uint64_t mixpi_hash_muon(uint64_t h, const mixp_muon_settings *m) {
+    const double all[6] = { m->a, m->b, m->c, (double)m->iterations, (double)m->f32,
+                            (double)m->rate };
+    return mixpi_hash(h, all, sizeof all);
+}
+
+/* Delayed scaling: its settings, and the number of words that the ranks share. */
+static uint64_t mixpi_hash_scaled(uint64_t h, const mixp_context *ctx) {
+    const mixp_recipe *r = &ctx->casting->delayed;
+    const double all[5] = { (double)mixpi_recipe_history(r), (double)r->margin,
+                            (double)r->most_recent, (double)r->dy_e4m3,
+                            (double)mixpi_scaled_words(ctx) };
+    return mixpi_hash(h, all, sizeof all);
+}
+
 /* Hash of all settings that a step's result depends on, apart from gradients and states. */
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     const mixp_step_plan *p = &o->plan;
@@ -29522,7 +29755,8 @@ static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     int k;
     for (k = 0; k < p->n_groups; k++) h = mixpi_hash_group(h, &p->groups[k]);
     for (i = 0; i < o->count; i++) h = mixpi_hash_number(h, (double)o->rows[i].group);
-    if (o->muon) h = mixpi_hash_number(h, o->muon->a + (double)o->muon->iterations);
+    if (mixpi_scaled_on(o->ctx)) h = mixpi_hash_scaled(h, o->ctx);
+    if (o->muon) h = mixpi_hash_muon(h, &o->muon->settings);
     return h >> 11;
 }
 
@@ -29635,8 +29869,9 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     if (a->word == MIXP_AGREE_SETTINGS)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                                  "ranks differ: an optimizer's settings (kind, groups, schedule, "
-                                 "states, spikes, max_norm) differ between rank %d and rank 0; use "
-                                 "the same settings on all ranks; the step was skipped",
+                                 "states, spikes, max_norm) or the recipe of delayed scaling "
+                                 "differ between rank %d and rank 0; use the same settings on all "
+                                 "ranks; the step was skipped",
                                  other);
     if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);

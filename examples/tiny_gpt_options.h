@@ -170,7 +170,7 @@ static const option options[] = {
     CHOICE_OPT("dtype", dtype, "fp16", "fp32|fp16|bf16", "of the forward and backward pass"),
     CHOICE_OPT("level", level, "1", "0|1|2|3",
                "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
-    CHOICE_OPT("recipe", recipe, "none", "none|fp8|fp8-block|mxfp8|nvfp4",
+    CHOICE_OPT("recipe", recipe, "none", "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4",
                "with bf16 on a CPU: numbers that the linear layers multiply"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
     CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two are stored"),

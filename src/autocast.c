@@ -41,6 +41,8 @@ struct mixpi_casting {
     mixp_recipe     block_recipe;       /* of the block form                               */
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
+    mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
+    struct mixpi_scaled *scaled;    /* states of delayed scaling; see operators/delayed.c  */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
 
@@ -103,18 +105,54 @@ static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
     ctx->regions_low += low && (cast.dtype != now.dtype || cast.level != now.level);
 }
 
-/* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
-static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
-                                      const mixp_recipe *r, mixp_result *code) {
-    *code = MIXP_OK;
-    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
-    *code = MIXP_ERR_ARGUMENT;
+/* The length of the history of amax. */
+static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->history : 1024; }
+
+static int mixpi_is_flag(int x) { return x == 0 || x == 1; }
+
+/* What is wrong with the fields of a recipe; NULL: nothing. */
+static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if ((unsigned)r->kind >= MIXP_RECIPE_COUNT)
         return "the recipe's kind is not a mixp_recipe_kind";
     if (r->keep_first < 0 || r->keep_last < 0 || r->linears < 0)
         return "the recipe's keep_first, keep_last or linears is negative";
     if (r->keep_last && !r->linears)
         return "the recipe's keep_last needs linears, the mixp_linear calls of a forward pass";
+    if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
+        return "the recipe's keep_first and keep_last together exceed linears";
+    if (!mixpi_is_flag(r->dy_e4m3) || !mixpi_is_flag(r->no_stochastic) ||
+        !mixpi_is_flag(r->no_hadamard) || !mixpi_is_flag(r->no_2d) ||
+        !mixpi_is_flag(r->wgrad_high) || !mixpi_is_flag(r->most_recent))
+        return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
+    if (r->history < 0 || r->history > 1 << 20)
+        return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
+    if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
+    return NULL;
+}
+
+/* What is wrong with a recipe of delayed scaling in this context; NULL: nothing. */
+static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recipe *r,
+                                       mixp_result *code) {
+    const mixpi_casting *c = ctx->casting;
+    if (r->kind != MIXP_RECIPE_FP8_DELAYED) return NULL;
+    *code = MIXP_ERR_DEVICE;
+    if (ctx->device->download) return "delayed scaling runs on the CPU only; use fp8_current";
+    *code = MIXP_ERR_ARGUMENT;
+    if (!c || !c->scaled || mixpi_recipe_history(&c->delayed) == mixpi_recipe_history(r))
+        return NULL;
+    return "the recipe's history differs from the context's earlier one; make a new context";
+}
+
+/* What is wrong with a recipe in a region of this dtype; NULL: nothing. *code: the error. */
+static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
+                                      const mixp_recipe *r, mixp_result *code) {
+    const char *wrong;
+    *code = MIXP_OK;
+    if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
+    *code = MIXP_ERR_ARGUMENT;
+    wrong = mixpi_recipe_fields_wrong(r);
+    if (!wrong) wrong = mixpi_delayed_wrong(ctx, r, code);
+    if (wrong) return wrong;
     *code = MIXP_ERR_DTYPE;
     if (dtype != MIXP_BF16)
         return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
@@ -133,6 +171,7 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
     for (i = 0; i < c->n_regions; i++) inside |= c->regions[i].cast.recipe != NULL;
     if (!inside) c->linears = 0;
 }
@@ -250,6 +289,7 @@ MIXPREC_API mixp_result mixp_autocast_set_recipe(mixp_context *ctx, const mixp_r
     if (wrong) return mixp_context_fail(ctx, r, "mixp_autocast_set_recipe: %s", wrong);
     if (!mixpi_casting_of(ctx)) return MIXP_ERR_MEMORY;
     ctx->casting->block_recipe = recipe ? *recipe : none;
+    if (recipe && recipe->kind == MIXP_RECIPE_FP8_DELAYED) ctx->casting->delayed = *recipe;
     return MIXP_OK;
 }
 

@@ -51,8 +51,9 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 /* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
  * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
  * optimizers' groups replace the current ones: change them after loading. The scaler's rule and the
- * schedules are the program's. If the file lacks the state of the spike check or of a predictive
- * rule, that state starts from its beginning. States that the program does not use are ignored.
+ * schedules are the program's. If the file lacks the state of the spike check, of a predictive rule
+ * or of delayed scaling, that state starts from its beginning. States that the program does not use
+ * are ignored, but for that of delayed scaling, which is an error.
  * Needs host memory for the file's data; with sharded states also for those of the largest
  * parameter.
  *

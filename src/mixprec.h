@@ -103,6 +103,7 @@ extern "C" {
 #include "tape/cast.c"
 #include "tape/check_gradients.c"
 #include "operators/shared.c"
+#include "operators/delayed.c"
 #include "operators/recipes.c"
 #include "operators/products.c"
 #include "operators/attention.c"

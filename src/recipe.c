@@ -6,7 +6,8 @@
 #define MIXPI_Q_LANES 16        /* elements that are quantised together                    */
 
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
-    static const char *const names[] = { "none", "fp8_current", "fp8_block", "mxfp8", "nvfp4" };
+    static const char *const names[] = { "none", "fp8_current", "fp8_delayed", "fp8_block",
+                                         "mxfp8", "nvfp4" };
     MIXPI_STATIC_ASSERT(recipe_names, sizeof names / sizeof names[0] == MIXP_RECIPE_COUNT);
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }
@@ -267,6 +268,7 @@ static mixp_result mixpi_q_check(const mixp_quantise_args *k) {
     if (!k->x.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
     if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
+    if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
     return mixpi_q_blocks_fit(k) ? MIXP_OK : MIXP_ERR_SHAPE;
 }
@@ -290,6 +292,8 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
         q.tensor = mixpi_scale_to(k->scale == MIXP_SCALE_E4M3 ? 2688.0f : q.grid.largest, amax);
     }
     if (r != MIXP_OK) return r;
+    if (k->scale == MIXP_SCALE_TENSOR && k->given > 0.0f) q.tensor = k->given;
+    if (k->scale == MIXP_SCALE_TENSOR && k->amax) *k->amax = mixp_f32_of_bits(amax);
     mixpi_q_run(x, &q, mixpi_q_strip, k->rows / q.k.block_rows, q.k.block_rows * k->cols);
     *decode = 1.0f / q.tensor;
     return MIXP_OK;

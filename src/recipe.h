@@ -29,6 +29,10 @@ typedef enum mixp_recipe_kind {
     MIXP_RECIPE_FP8_CURRENT,    /* x, w in e4m3, dy in e5m2; one f32 scale for each tensor, from its
                                    largest magnitude. Sizes: multiples of 16. Source:
                                    TransformerEngine, Float8CurrentScaling                   */
+    MIXP_RECIPE_FP8_DELAYED,    /* the same elements; the scales come from the largest magnitudes of
+                                   earlier updates, so a larger value is clipped. See
+                                   mixp_recipe.history. CPU only. Multiples of 16. Source:
+                                   TransformerEngine, DelayedScaling                       */
     MIXP_RECIPE_FP8_BLOCK,      /* e4m3; x and dy in blocks of 1 x 128 along the sum, w of 128 x
                                    128; scales are powers of two. Multiples of 128. Source:
                                    DeepSeek-V3, 3.3; TransformerEngine, Float8BlockScaling   */
@@ -45,7 +49,7 @@ typedef enum mixp_recipe_kind {
 /* Zero is the source's default in every field. A flag that the kind does not use is ignored. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
-    int dy_e4m3;                /* current: 1 = dy in e4m3 as well                         */
+    int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
     int no_stochastic;          /* NVFP4: 1 = dy rounds to nearest even                    */
     int no_hadamard;            /* NVFP4: 1 = no transform                                 */
     int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16                        */
@@ -55,9 +59,30 @@ typedef struct mixp_recipe {
     int linears;                /* mixp_linear calls of a forward pass; 0 = unknown. The count
                                    begins again at mixp_step_begin, where a region with a recipe
                                    opens outside of another, and after `linears` calls      */
+    int history;                /* delayed: amax of so many updates; 0 = 1024, at most 2^20 */
+    int most_recent;            /* delayed: 1 = the scale comes from the newest amax; 0 = from the
+                                   largest of the history                                  */
+    int margin;                 /* delayed: the scale is divided by 2^margin; 0 to 100     */
 } mixp_recipe;
 
-/* "fp8_current", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
+/* DELAYED SCALING. Each parameter that mixp_linear multiplies by has three scales, of x, w and dy,
+ * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An
+ * operand is quantised with its scale. Its amax enters the first place of the history: the largest
+ * of all linears with that parameter, of all micro-batches and of all ranks. Evaluations
+ * (MIXP_NO_GRAD) and mixp_compare use the scales and enter nothing.
+ *
+ * mixp_scaler_update, or mixp_optimizer_step without a scaler, ends an update, also a skipped one.
+ * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history
+ * moves by one place, its first place becomes 0. With an Inf in the history and most_recent 0, the
+ * scale stays until the Inf has left. An operand with a NaN enters nothing. A linear whose weight
+ * is no parameter stays bf16.
+ *
+ * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
+ * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
+ * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
+ * no state, it starts from its beginning. All ranks must set the same recipe. */
+
+/* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
 
 /* Scales of a quantised array. amax: the largest magnitude of a block, or of the array. max: the
@@ -95,12 +120,15 @@ typedef struct mixp_quantise_args {
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
                                        cut off, to within 2^-22                            */
     uint64_t         key;       /* of mixp_random_key; the element is the index in x       */
+    float            given;     /* TENSOR: s; 0 = from the amax of x                       */
+    float           *amax;      /* TENSOR: becomes the amax of x; NULL = not wanted        */
 } mixp_quantise_args;
 
 /* Runs on the CPU, in the threads of x (mixp_context_exec). *decode: the
  * factor by which a product with y must be multiplied: 1 / s for TENSOR and E4M3, otherwise 1.
- * MIXP_ERR_ARGUMENT: NULL, or an unknown scale or element. MIXP_ERR_SHAPE: blocks that do not fit.
- * MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y and *decode are unchanged. */
+ * MIXP_ERR_ARGUMENT: NULL, an unknown scale or element, or `given` is negative or not finite.
+ * MIXP_ERR_SHAPE: blocks that do not fit. MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y,
+ * *decode and *amax are unchanged. */
 MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
                                       float *decode);
 

@@ -229,6 +229,9 @@ static void mixpi_state_hint(mixpi_diff *d, const char *name) {
     if (strncmp(name, "optimizer", 9) == 0)
         hint = "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
                ".optimizers";
+    if (strncmp(name, "mixprec.recipe.", 15) == 0)
+        hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
+               "first";
     if (!*d->hint) snprintf(d->hint, sizeof d->hint, "%s", hint);
 }
 static void mixpi_diff_tell(mixpi_diff *d, mixpi_report *r) {
@@ -276,6 +279,8 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
     case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
+    case MIXPI_AMAX:       return x >= 0.0;
+    case MIXPI_ABOVE_0:    return x > 0.0 && mixpi_finite(x);
     default:               return 0;
     }
 }
@@ -421,6 +426,32 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
     s->ctx->replayed = 0;
 }
 
+/* States of delayed scaling that the file lacks start from their beginning. */
+static void mixpi_scaled_loaded(mixp_context *ctx) {
+    mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
+    int i;
+    for (; s; s = s->next)
+        for (i = 0; i < MIXPI_ROLES; i++)
+            if (!(s->scales[i] > 0.0f)) s->scales[i] = 1.0f;
+}
+
+/* Makes the states of delayed scaling that the file has and the program's recipe uses: the first
+ * step of a program makes them too late. */
+static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
+    static const char prefix[] = "mixprec.recipe.scales.";
+    mixp_tensor *t;
+    size_t i;
+    if (!mixpi_scaled_on(ctx)) return;
+    for (i = 0; i < file->n_items; i++) {
+        const char *name = file->items[i].e.name;
+        if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
+        for (t = ctx->tensors; t; t = t->own.next)
+            if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
+                !mixpi_scaled_of(ctx, t, &ctx->casting->delayed))
+                mixpi_report_fail(r, MIXP_ERR_MEMORY, "out of memory");
+    }
+}
+
 /* Changes the state. From here on only the device can fail. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
@@ -450,6 +481,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     for (o = 0; o < what->n_optimizers; o++) what->optimizers[o]->clipped = 0;
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
+    mixpi_scaled_loaded(ctx);
     mixpi_guard_unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
@@ -475,6 +507,8 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
     mixpi_checkpoint_schema(r, file);
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
+    if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
     if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
     if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
@@ -497,7 +531,9 @@ static mixp_result mixpi_do_checkpoint_load(const char *path, const mixp_checkpo
     file.ctx = what->ctx;
     r = mixpi_report_begin(path, error, sizeof error);
     borrowed = crew ? crew->borrow(what, &r, 1) : NULL;
-    mixpi_state_list(&state, &r, what->ctx, what, NULL);
+    memset(&state, 0, sizeof state);
+    state.report = &r;
+    state.ctx = what->ctx;
     if (mixpi_file_open(&f, &r) == MIXP_OK)
         mixpi_checkpoint_read(&state, &file, &f, what);
     mixpi_file_close(&f);

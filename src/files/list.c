@@ -1,5 +1,6 @@
 #pragma once
 #include "../optimizers.c"
+#include "../operators/delayed.c"
 #include "safetensors.c"
 /* --- checkpoints: the list of what must survive --------------------------------------------- */
 
@@ -13,7 +14,9 @@ typedef enum mixpi_must {
     MIXPI_COUNTER,              /* at least 0. 64 bits: small enough that counting on cannot
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
-    MIXPI_SITE_ROWS             /* states of the guard's sites                             */
+    MIXPI_SITE_ROWS,            /* states of the guard's sites                             */
+    MIXPI_AMAX,                 /* at least 0, or Inf                                      */
+    MIXPI_ABOVE_0               /* and finite                                              */
 } mixpi_must;
 
 /* The structure that contains a number. */
@@ -335,6 +338,26 @@ static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
     mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
 }
 
+/* The state of delayed scaling: two tensors for each weight. */
+static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
+    mixpi_state_item item;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_F32;
+    item.e.rank = 1;
+    item.e.shape[0] = MIXPI_ROLES;
+    item.e.bytes = sizeof scaled->scales;
+    item.memory = scaled->scales;
+    item.must = MIXPI_ABOVE_0;
+    mixpi_state_add(s, item, "mixprec.recipe.scales.%s", scaled->weight->name);
+    item.e.rank = 2;
+    item.e.shape[1] = scaled->length;
+    item.e.bytes = MIXPI_ROLES * (size_t)scaled->length * sizeof *scaled->history;
+    item.memory = scaled->history;
+    item.must = MIXPI_AMAX;
+    mixpi_state_add(s, item, "mixprec.recipe.amax_history.%s", scaled->weight->name);
+}
+
 /* Matches "optimizer.0.spike.window" and "optimizer.0.ema.w", but not a parameter's
  * "optimizer.0.m.spike.w". */
 static int mixpi_is_unasked_name(const char *name) {
@@ -361,6 +384,7 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 
 /* Adds all items: the same list for saving, checking and loading. what NULL: weights only. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
+    mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
     mixp_tensor *t;
     int i;
     s->n_items = s->names_used = 0;
@@ -375,6 +399,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
     if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
+    for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
                         what->values[i].name);

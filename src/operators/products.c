@@ -199,8 +199,9 @@ static mixp_result mixpi_product_forward(mixp_call *c) {
     g->c = mixpi_call_y(c);
     if (p->linear && !mixpi_entry_of(c)->again) {
         const int64_t sizes[3] = { g->m, g->n, g->k };
-        mixpi_recipe_decide(c, sizes, &p->quantise);
+        r = mixpi_recipe_decide(c, sizes, &p->quantise);
     }
+    if (r != MIXP_OK) return r;
     if (p->quantise.recipe.kind != MIXP_RECIPE_NONE) return mixpi_linear_quantised(c, p, *g);
     for (i = 0; i < calls && r == MIXP_OK; i++) {
         one = *g;

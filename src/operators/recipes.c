@@ -1,10 +1,6 @@
 #pragma once
-#include "shared.c"
+#include "delayed.c"
 /* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
-
-/* The operands of a linear layer's three products. x and dy are read along their columns by one
- * product and along their rows by another; so is w. */
-typedef enum mixpi_role { MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY } mixpi_role;
 
 /* A linear layer's recipe, decided by its first forward; mixp_recompute runs forward again. kind
  * NONE: bf16 products. key: of its random numbers. */
@@ -12,6 +8,8 @@ typedef struct mixpi_recipe_call {
     mixp_recipe recipe;
     uint64_t    key;
     int         decided;
+    int         enters;         /* 1: the amax of operands enters the history              */
+    mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
 /* A quantised operand in the arena, and the factor for its product. */
@@ -29,6 +27,12 @@ static int mixpi_recipe_keeps(mixp_context *ctx, const mixp_recipe *r) {
     return i < r->keep_first || (r->linears && i >= r->linears - r->keep_last);
 }
 
+/* The parameter that a linear multiplies by; NULL: its weight is the result of an operator. */
+static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
+    mixp_tensor *w = mixpi_lasting(c->in[1]);
+    return w && (w->own.is_param || w->own.optimizers > 0) ? w : NULL;
+}
+
 /* Does the guard, or a pin, leave this linear out? */
 static int mixpi_recipe_guarded(const mixp_call *c) {
     const int number = mixpi_entry_of(c)->site;
@@ -44,28 +48,41 @@ static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
     }
 }
 
+/* Takes the recipe r for a linear. */
+static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
+    const mixpi_watch *w = c->ctx->watch;
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
+        out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r);
+        if (!out->scaled) return MIXP_ERR_MEMORY;
+    }
+    out->enters = !mixpi_no_grad_now(c->ctx) && !(w && w->comparing);
+    out->recipe = *r;
+    out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, mixpi_random_step(c->ctx),
+                               (uint64_t)c->ctx->calls_made);
+    c->ctx->casting->recipes.quantised++;
+    return MIXP_OK;
+}
+
 /* Decides for a linear of sizes {rows, outputs, inputs}, and counts the decision. */
-static void mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3], mixpi_recipe_call *out) {
+static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
+                                       mixpi_recipe_call *out) {
     const mixp_recipe *r = mixp_autocast_current(c->ctx).recipe;
     mixp_recipe_counts *counts;
     int64_t unit;
     int kept;
-    if (out->decided) return;
+    if (out->decided) return MIXP_OK;
     out->decided = 1;
-    if (!r) return;
+    if (!r) return MIXP_OK;
     counts = &c->ctx->casting->recipes;
     unit = mixpi_recipe_unit(r->kind);
     kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
            c->in[0]->dtype != MIXP_BF16 || c->in[1]->dtype != MIXP_BF16;
+    kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
     else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
         mixpi_recipe_unfit(c, sizes);
-    else {
-        counts->quantised++;
-        out->recipe = *r;
-        out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, mixpi_random_step(c->ctx),
-                                   (uint64_t)c->ctx->calls_made);
-    }
+    else return mixpi_recipe_take(c, r, out);
+    return MIXP_OK;
 }
 
 /* Blocks of 1 x n along the sum: along the columns or, for the gradient of a weight, the rows. */
@@ -82,7 +99,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
                        !(r->kind == MIXP_RECIPE_NVFP4 && r->no_2d);
     k->element = MIXP_F8_E4M3;
     k->scale = MIXP_SCALE_TENSOR;
-    if (r->kind == MIXP_RECIPE_FP8_CURRENT) {
+    if (r->kind == MIXP_RECIPE_FP8_CURRENT || r->kind == MIXP_RECIPE_FP8_DELAYED) {
         if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
         return;
     }
@@ -118,14 +135,18 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     const int turns = rc->recipe.kind == MIXP_RECIPE_NVFP4 && over_rows && role != MIXPI_ROLE_W;
     mixp_tensor *turned = NULL;
     mixp_result r = MIXP_OK;
+    float amax = 0.0f;
     mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
     k->key = rc->key + (uint64_t)over_rows;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
     k->y = (mixp_bf16 *)q->y->data;
+    if (rc->scaled) k->given = rc->scaled->scales[role];
+    if (rc->scaled) k->amax = &amax;
     if (turns && !rc->recipe.no_hadamard) r = mixpi_recipe_turn(c, k, &turned);
     if (r == MIXP_OK) r = mixp_quantise(&c->ctx->exec, k, &q->decode);
     mixpi_recipe_give(c->ctx, turned);
+    if (rc->scaled && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
 

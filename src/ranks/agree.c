@@ -2,6 +2,7 @@
 #include "../step.h"
 #include "../step/table.c"
 #include "shards.c"
+#include "../operators/delayed.c"
 /* --- what all ranks have found --------------------------------------------------------------- *
  *
  * After the look and before the decision, the ranks sum one small table, on the device and without
@@ -62,6 +63,15 @@ static uint64_t mixpi_hash_muon(uint64_t h, const mixp_muon_settings *m) {
     return mixpi_hash(h, all, sizeof all);
 }
 
+/* Delayed scaling: its settings, and the number of words that the ranks share. */
+static uint64_t mixpi_hash_scaled(uint64_t h, const mixp_context *ctx) {
+    const mixp_recipe *r = &ctx->casting->delayed;
+    const double all[5] = { (double)mixpi_recipe_history(r), (double)r->margin,
+                            (double)r->most_recent, (double)r->dy_e4m3,
+                            (double)mixpi_scaled_words(ctx) };
+    return mixpi_hash(h, all, sizeof all);
+}
+
 /* Hash of all settings that a step's result depends on, apart from gradients and states. */
 static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     const mixp_step_plan *p = &o->plan;
@@ -80,6 +90,7 @@ static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
     int k;
     for (k = 0; k < p->n_groups; k++) h = mixpi_hash_group(h, &p->groups[k]);
     for (i = 0; i < o->count; i++) h = mixpi_hash_number(h, (double)o->rows[i].group);
+    if (mixpi_scaled_on(o->ctx)) h = mixpi_hash_scaled(h, o->ctx);
     if (o->muon) h = mixpi_hash_muon(h, &o->muon->settings);
     return h >> 11;
 }
@@ -193,8 +204,9 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
     if (a->word == MIXP_AGREE_SETTINGS)
         return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                                  "ranks differ: an optimizer's settings (kind, groups, schedule, "
-                                 "states, spikes, max_norm) differ between rank %d and rank 0; use "
-                                 "the same settings on all ranks; the step was skipped",
+                                 "states, spikes, max_norm) or the recipe of delayed scaling "
+                                 "differ between rank %d and rank 0; use the same settings on all "
+                                 "ranks; the step was skipped",
                                  other);
     if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);

@@ -166,6 +166,7 @@ static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
+    if (r == MIXP_OK) r = mixpi_scaled_update(opt->ctx);
     if (r != MIXP_OK || !mixpi_guard_on(opt->ctx) || opt->ctx->capturing) return r;
     return mixpi_crew_stop_alone(opt->ctx, opt->ctx->watch->updated(opt->ctx, NULL));
 }
@@ -444,7 +445,8 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     scaler->epoch++;
     if (!scaler->rule.fixed) scaler->scales++;
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
-    r = mixpi_scaler_diverged(scaler);
+    r = mixpi_scaled_update(ctx);
+    if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
     if (guarded && watched == MIXP_OK) watched = ctx->watch->updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }

@@ -649,7 +649,7 @@ static float trained(const mixp_recipe *recipe, int anew, uint64_t *bits) {
 }
 
 static void training(void) {
-    const double bounds[MIXP_RECIPE_COUNT] = { 0, 0.06, 0.06, 0.06, 0.5 };
+    const double bounds[MIXP_RECIPE_COUNT] = { 0, 0.06, 0.06, 0.06, 0.06, 0.5 };
     uint64_t bits, twice;
     const float bf16 = trained(NULL, 0, &bits);
     mixp_recipe r;

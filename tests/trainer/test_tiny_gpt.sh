@@ -116,7 +116,7 @@ refuses "what lies beside f32 weights"       2 "add --level 3 --dtype bf16" $sma
 refuses "or beside weights of fp16"          2 "add --level 3 --dtype bf16" $small --masters 16bit --level 3
 refuses "a recipe in fp16"                   2 "--recipe needs bf16"         $small --recipe mxfp8
 refuses "a recipe without autocast"          2 "--recipe needs bf16"         $small --recipe fp8 --dtype bf16 --level 0
-refuses "an unknown recipe"                  2 "none|fp8|fp8-block|mxfp8|nvfp4" $small --recipe fp6
+refuses "an unknown recipe"                  2 "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4" $small --recipe fp6
 refuses "a word for the guard's steps"       2 "a number of steps from 1" $small --guard none
 refuses "width not divisible by heads"       2 "not divisible"               --width 10 --heads 3
 refuses "min-lr above lr"                    2 "above --lr"                  --lr 1e-4 --min-lr 1e-3
@@ -508,9 +508,9 @@ gpt 0 $small --steps 5 --profile --quiet --sample 5; check "the table follows th
 # --- recipes below 16 bits ---
 fit="--data text --layers 1 --heads 2 --width 32 --block 8 --batch 4 --eval-batches 2 --eval-every 4 --threads 1 --dtype bf16"
 gpt 0 $fit --steps 8 --decay-steps 8 --out plain_bf16
-for recipe in fp8 mxfp8 nvfp4; do
+for recipe in fp8 fp8-delayed mxfp8 nvfp4; do
     gpt 0 $fit --recipe $recipe --steps 8 --decay-steps 8 --out $recipe && cp out a
-    check "--recipe $recipe is named" grep -q "bf16 at level 1, linear layers in $recipe" a
+    check "--recipe $recipe is named" grep -q "bf16 at level 1, linear layers in $(echo $recipe | tr - _)" a
     check "--recipe $recipe trains other weights" sh -c "! cmp -s plain_bf16/checkpoint.safetensors $recipe/checkpoint.safetensors"
     gpt 0 $fit --recipe $recipe --steps 4 --decay-steps 8 --out $recipe.2 && gpt 0 --out $recipe.2 --resume --steps 8
     check "--recipe $recipe resumes bit for bit" cmp -s $recipe/checkpoint.safetensors $recipe.2/checkpoint.safetensors
