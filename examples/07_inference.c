@@ -36,7 +36,7 @@ int main(void) {
     float         x[4] = { 1, 2, 3, 4 };
     mixp_fill(head, 10.0);                      /* what is missing stays as it is */
     if (!write_file() || mixp_checkpoint_load_weights(path, ctx, &how) != MIXP_OK) printf("failed\n");
-    mixp_step_begin(ctx);                       /* in each round of a loop, too */
+    mixp_eval_begin(ctx);                       /* in each round of a loop, too */
     MIXP_NO_GRAD(ctx) {
         MIXP_AUTOCAST(ctx, MIXP_F16) {
             y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, two, x), w, head);

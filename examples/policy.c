@@ -99,7 +99,7 @@ static mixp_tensor *log_policy(run *r, const float *states, int64_t n) {
 
 /* log p of n states in `dtype`, without gradients. */
 static void evaluate(run *r, mixp_dtype dtype, const float *states, int64_t n, float (*out)[ACTIONS]) {
-    mixp_step_begin(r->ctx);
+    mixp_eval_begin(r->ctx);
     MIXP_NO_GRAD(r->ctx) MIXP_AUTOCAST(r->ctx, dtype)
         mixp_read(log_policy(r, states, n), out, MIXP_F32, n * ACTIONS);
 }

@@ -372,7 +372,7 @@ static double mean_loss(trainer *t, uint64_t stream) {
         double  loss = 0;
         show_work("validating on", stream == STREAM_VAL ? "validation data" : "training data", first, n);
         fill_batch(&t->data, &t->c, stream, mine < n ? mine : first, t->x, t->y);
-        mixp_step_begin(t->ctx);
+        mixp_eval_begin(t->ctx);
         MIXP_NO_GRAD(t->ctx) { loss = mixp_item(batch_loss(t, 1, NULL)); }
         if (mine < n) losses[mine] = (float)loss;
     }

@@ -56,7 +56,7 @@ static int choose(const config *c, const float *logits, float *spare, int64_t vo
 static void next_logits(trainer *t, const int32_t *ids, int64_t length, float *logits) {
     int64_t      shape[2] = {1, length};
     mixp_tensor *y = NULL;
-    mixp_step_begin(t->ctx);
+    mixp_eval_begin(t->ctx);
     MIXP_NO_GRAD(t->ctx) {
         MIXP_AUTOCAST(t->ctx, t->dtype) {
             y = gpt_logits(&t->model, mixp_input(t->ctx, MIXP_I32, 2, shape, ids), 0, 1);

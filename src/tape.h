@@ -17,15 +17,23 @@
  * function, mixp_step_begin cleans up instead. */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
+/* As mixp_step_begin, for a step that evaluates or samples, in training too. Does not count the
+ * step: later steps draw the same random numbers with and without the evaluation, so a run that is
+ * resumed has the bits of a run that never stopped, wherever each of them was evaluated. Dropout
+ * that is on in such a step draws the numbers of the step before. mixp_backward refuses to walk in
+ * such a step (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks only
+ * at the repeated step of mixp_retry_loss. Errors are those of mixp_step_begin. */
+MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
+
 /* Fills the gradients of everything that loss (one element) was computed from. Gradients of
  * parameters and views accumulate until mixp_zero_grad. Activations keep t->grad only if you called
  * mixp_tensor_set_requires_grad on them. Each loss of a step can be walked back once; a step may
  * have several losses. A walk that fails forgets the gradients that it wrote.
  *
- * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; an
- * operator's own function calls mixp_backward; or a tensor that the gradients depend on was
- * overwritten since (by a step, mixp_write, mixp_fill ...). The message names the tensor, the
- * operator and the writer. */
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; the step
+ * began with mixp_eval_begin; an operator's own function calls mixp_backward; or a tensor that the
+ * gradients depend on was overwritten since (by a step, mixp_write, mixp_fill ...). The message
+ * names the tensor, the operator and the writer. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* Computes y = block(ctx, x, user) and frees all that the block recorded, except y. mixp_backward

@@ -25,6 +25,10 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: nothing was recorded for this loss: it was made "
                                  "under MIXP_NO_GRAD, or depends on no parameter");
+    if (ctx->evaluates)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: this step began with mixp_eval_begin; begin steps "
+                                 "that train with mixp_step_begin");
     if (loss->own.walked)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: already called on this loss; run forward again");

@@ -29,7 +29,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->pass++;
     if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = w->settle(ctx);
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK || (ctx->evaluates && !w->repeat)) return r;
     w->sampled = mixpi_watch_samples(ctx);
     if (w->repeat) w->sampled = mixpi_world(ctx) == 1;
     w->probing = w->repeat || (w->sampled && w->probe);
@@ -39,7 +39,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (w->fresh) return MIXP_OK;
     w->turns = 0;
     w->fresh = ++w->begun;
-    w->rows_step = ctx->step + mixpi_world(ctx);
+    w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_filled(w);
     r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
     if (r == MIXP_OK && w->counting)
@@ -68,18 +68,30 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->in_block = 0;
     if (ctx->casting) ctx->casting->linears = 0;
     ctx->generation++;
-    ctx->step += mixpi_world(ctx);
+    if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
     return r;
+}
+
+/* A step begins, at the caller's stack address `frame`. */
+static mixp_result mixpi_any_begin(mixp_context *ctx, int evaluates, uintptr_t frame) {
+    int before;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_inside_left(ctx, frame)) mixpi_put_in_order(ctx);
+    ctx->refused = ctx->inside > 0;
+    if (mixpi_check_outside(ctx, evaluates ? "mixp_eval_begin" : "mixp_step_begin") != MIXP_OK)
+        return MIXP_ERR_ORDER;
+    before = mixpi_enter(ctx);
+    ctx->evaluates = evaluates;
+    return mixpi_leave(ctx, before, mixpi_step_begin(ctx));
 }
 
 MIXPI_APART MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     volatile char here = 0;
-    int before;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_inside_left(ctx, MIXPI_FRAME(&here))) mixpi_put_in_order(ctx);
-    ctx->refused = ctx->inside > 0;
-    if (mixpi_check_outside(ctx, "mixp_step_begin") != MIXP_OK) return MIXP_ERR_ORDER;
-    before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_step_begin(ctx));
+    return mixpi_any_begin(ctx, 0, MIXPI_FRAME(&here));
+}
+
+MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
+    volatile char here = 0;
+    return mixpi_any_begin(ctx, 1, MIXPI_FRAME(&here));
 }
 

@@ -262,12 +262,15 @@ static void evaluations_are_finite(void) {
 /* Weights that were written by hand overflow in an evaluation: it is repeated in f32, once, and the next
  * ones need not be. Without a guard, and for a loss that is no number in f32 either, it is not. */
 static void an_evaluation_is_repeated(void) {
-    int guard, tries[3], k;
+    int way, guard, tries[3], k;
     float x[4 * N];
     for (k = 0; k < 4 * N; k++) x[k] = (float)(k % 7) + 1;
-    for (guard = 0; guard < 2; guard++) {
-        net m = net_open(1, 64.0f, 1e-6, guard);
+    for (way = 0; way < 4; way++) {
+        mixp_result (*const begin)(mixp_context *) = way < 2 ? mixp_step_begin : mixp_eval_begin;
+        net m;
         mixp_tensor *loss = NULL;
+        guard = way % 2;
+        m = net_open(1, 64.0f, 1e-6, guard);
         mixp_fill(m.w[0], 1);
         for (k = 0; k < 3; k++) {
             mixp_step_begin(m.ctx);
@@ -280,7 +283,7 @@ static void an_evaluation_is_repeated(void) {
             if (k == 2) mixp_fill(m.w[0], NAN);
             tries[k] = 0;
             do {
-                mixp_step_begin(m.ctx);
+                begin(m.ctx);
                 MIXP_NO_GRAD(m.ctx) {
                     MIXP_AUTOCAST(m.ctx, MIXP_F16) { loss = dropped_loss(&m, x, 0.1f, 0); }
                 }

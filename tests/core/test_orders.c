@@ -315,6 +315,46 @@ static void what_a_step_leaves_out(void) {
     }
 }
 
+/* --- evaluations ------------------------------------------------------------------------------ */
+
+/* The values that dropout leaves of 64 ones. */
+static void drawn_now(mixp_context *ctx, float *out) {
+    static const int64_t n[1] = { 64 };
+    float ones[64];
+    int i;
+    for (i = 0; i < 64; i++) ones[i] = 1;
+    mixp_read(mixp_dropout(ctx, mixp_input(ctx, MIXP_F32, 1, n, ones), 0.5f, 1), out, MIXP_F32, 64);
+}
+
+/* Evaluations between steps move no random number, and none of them walks back. */
+static void evaluations_count_nothing(void) {
+    float drawn[2][2][64];
+    int way, i;
+    for (way = 0; way < 2; way++) {
+        mixp_context *ctx = mixp_context_new(NULL);
+        const int64_t one[1] = { 1 };
+        mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 1, one), *y;
+        for (i = 0; i < 2; i++) {
+            if (way) CHECK_INT(mixp_eval_begin(ctx), MIXP_OK);
+            CHECK_INT((int64_t)mixp_context_steps(ctx), i);
+            if (way) CHECK_INT(mixp_eval_begin(ctx), MIXP_OK);
+            CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+            CHECK_INT((int64_t)mixp_context_steps(ctx), i + 1);
+            drawn_now(ctx, drawn[way][i]);
+        }
+        CHECK_INT(mixp_eval_begin(ctx), MIXP_OK);
+        y = mixp_mul(ctx, w, w);
+        TOLD(ctx, mixp_backward(ctx, y), "this step began with mixp_eval_begin");
+        CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+        TOLD(ctx, mixp_backward(ctx, y), "earlier step");
+        CHECK_INT(mixp_backward(ctx, mixp_mul(ctx, w, w)), MIXP_OK);
+        mixp_context_free(ctx);
+    }
+    CHECK(memcmp(drawn[0], drawn[1], sizeof drawn[0]) == 0);
+    CHECK(memcmp(drawn[0][0], drawn[0][1], sizeof drawn[0][0]) != 0);
+    CHECK_INT(mixp_eval_begin(NULL), MIXP_ERR_ARGUMENT);
+}
+
 int main(void) {
     RUN(pops_that_cross);
     RUN(pops_in_blocks);
@@ -324,5 +364,6 @@ int main(void) {
     RUN(views_are_summed_once);
     RUN(a_mean_that_fails);
     RUN(what_a_step_leaves_out);
+    RUN(evaluations_count_nothing);
     return test_report();
 }

@@ -250,6 +250,19 @@ behind() {
 }
 check "one that went on meanwhile is not taken back" behind
 
+# --- a run that ends between two evaluations ---
+
+# The last step of a run is validated. Neither that nor a sample moves the random numbers of dropout.
+between() {
+    rm -rf never again
+    uneven="$small --warmup 2 --decay-steps 10 --dropout 0.3 --eval-every 4 $*"
+    gpt 0 $uneven --steps 10 --out never && gpt 0 $uneven --steps 6 --out again &&
+        gpt 0 --out again --resume --steps 10 &&
+        cmp never/checkpoint.safetensors again/checkpoint.safetensors
+}
+check "goes on as if it had not ended, with dropout"    between
+check "also where it samples"                           between --guard off --sample-every 3 --sample 4
+
 # --- a signal to all ranks, early ---
 
 # Rank 0 ends the others. A signal that all get ends no other rank, from its first moment on: while the
