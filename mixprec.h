@@ -3597,15 +3597,23 @@ MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "
  * function, mixp_step_begin cleans up instead. */
 MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
 
+/* As mixp_step_begin, for a step that evaluates or samples, in training too. Does not count the
+ * step: later steps draw the same random numbers with and without the evaluation, so a run that is
+ * resumed has the bits of a run that never stopped, wherever each of them was evaluated. Dropout
+ * that is on in such a step draws the numbers of the step before. mixp_backward refuses to walk in
+ * such a step (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks only
+ * at the repeated step of mixp_retry_loss. Errors are those of mixp_step_begin. */
+MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
+
 /* Fills the gradients of everything that loss (one element) was computed from. Gradients of
  * parameters and views accumulate until mixp_zero_grad. Activations keep t->grad only if you called
  * mixp_tensor_set_requires_grad on them. Each loss of a step can be walked back once; a step may
  * have several losses. A walk that fails forgets the gradients that it wrote.
  *
- * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; an
- * operator's own function calls mixp_backward; or a tensor that the gradients depend on was
- * overwritten since (by a step, mixp_write, mixp_fill ...). The message names the tensor, the
- * operator and the writer. */
+ * MIXP_ERR_ORDER: loss was not recorded, was walked before, or belongs to an earlier step; the step
+ * began with mixp_eval_begin; an operator's own function calls mixp_backward; or a tensor that the
+ * gradients depend on was overwritten since (by a step, mixp_write, mixp_fill ...). The message
+ * names the tensor, the operator and the writer. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* Computes y = block(ctx, x, user) and frees all that the block recorded, except y. mixp_backward
@@ -13063,6 +13071,7 @@ struct mixp_context {
                                      which runs only at replays */
     int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
     int            in_block;    /* 1: a block of mixp_recompute is running                 */
+    int            evaluates;   /* 1: the step began with mixp_eval_begin, which counts none */
     int            averaged;    /* optimizers whose averages are in the weights            */
     int64_t        lows_made;   /* low copies of permanent tensors made so far             */
     const void    *tally_of;    /* optimizer whose counts are on their way to the host      */
@@ -17367,6 +17376,10 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: nothing was recorded for this loss: it was made "
                                  "under MIXP_NO_GRAD, or depends on no parameter");
+    if (ctx->evaluates)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_backward: this step began with mixp_eval_begin; begin steps "
+                                 "that train with mixp_step_begin");
     if (loss->own.walked)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_backward: already called on this loss; run forward again");
@@ -17459,7 +17472,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->pass++;
     if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = w->settle(ctx);
-    if (r != MIXP_OK) return r;
+    if (r != MIXP_OK || (ctx->evaluates && !w->repeat)) return r;
     w->sampled = mixpi_watch_samples(ctx);
     if (w->repeat) w->sampled = mixpi_world(ctx) == 1;
     w->probing = w->repeat || (w->sampled && w->probe);
@@ -17469,7 +17482,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     if (w->fresh) return MIXP_OK;
     w->turns = 0;
     w->fresh = ++w->begun;
-    w->rows_step = ctx->step + mixpi_world(ctx);
+    w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_filled(w);
     r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
     if (r == MIXP_OK && w->counting)
@@ -17498,19 +17511,31 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->in_block = 0;
     if (ctx->casting) ctx->casting->linears = 0;
     ctx->generation++;
-    ctx->step += mixpi_world(ctx);
+    if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
     return r;
+}
+
+/* A step begins, at the caller's stack address `frame`. */
+static mixp_result mixpi_any_begin(mixp_context *ctx, int evaluates, uintptr_t frame) {
+    int before;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_inside_left(ctx, frame)) mixpi_put_in_order(ctx);
+    ctx->refused = ctx->inside > 0;
+    if (mixpi_check_outside(ctx, evaluates ? "mixp_eval_begin" : "mixp_step_begin") != MIXP_OK)
+        return MIXP_ERR_ORDER;
+    before = mixpi_enter(ctx);
+    ctx->evaluates = evaluates;
+    return mixpi_leave(ctx, before, mixpi_step_begin(ctx));
 }
 
 MIXPI_APART MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx) {
     volatile char here = 0;
-    int before;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_inside_left(ctx, MIXPI_FRAME(&here))) mixpi_put_in_order(ctx);
-    ctx->refused = ctx->inside > 0;
-    if (mixpi_check_outside(ctx, "mixp_step_begin") != MIXP_OK) return MIXP_ERR_ORDER;
-    before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_step_begin(ctx));
+    return mixpi_any_begin(ctx, 0, MIXPI_FRAME(&here));
+}
+
+MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
+    volatile char here = 0;
+    return mixpi_any_begin(ctx, 1, MIXPI_FRAME(&here));
 }
 
 /* --- cast: the one operator that the tape itself applies ------------------------------- */

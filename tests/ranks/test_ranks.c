@@ -79,6 +79,7 @@ typedef struct plan {
     const char     *copy;               /* where a loaded checkpoint is saved again; NULL = nowhere */
     int             held;               /* 1: the last two steps wait until the test lets them go */
     double          patience;           /* of rank 0 from step 2 on, which rank 1 exceeds; 0 = seconds */
+    int             recomputes;         /* 1: the middle of the model is a block of mixp_recompute */
 } plan;
 
 /* What a rank has to tell, in memory that the test sees. */
@@ -113,6 +114,7 @@ typedef struct model {
     int             plant_at;           /* where, and what in its place: as in a plan */
     double          plant_value;
     float           factor;             /* of an activation, under a guard; 0 = there is none */
+    int             recomputes;
 } model;
 
 static plan plan_of(int steps) {
@@ -150,6 +152,7 @@ static void model_open(model *m, const plan *p, const mixp_ranks_desc *ranks, in
     m->opt = mixp_optimizer_new(m->ctx, &adamw);
     if (p->muon) m->muon = new_muon(m->ctx);
     m->scaler = mixp_scaler_new(m->ctx, &s);
+    m->recomputes = p->recomputes;
     for (i = 0; i < PARAMS; i++) {
         const char *name = i == 3 && odd == ODD_NAME ? "profit" : names[i];
         mixp_dtype  dtype = i == 1 && odd == ODD_DTYPE ? MIXP_F16 : p->dtype;
@@ -188,12 +191,20 @@ static mixp_result plant_backward(mixp_call *c) {
 static const mixp_op plant_op = {"plant", MIXP_CLASS_KEEP, sizeof(model *), plant_infer, plant_forward,
                                  plant_backward, NULL};
 
+/* The middle of the model: the matrix up with its bias, gelu and dropout. */
+static mixp_tensor *model_middle(mixp_context *ctx, mixp_tensor *x, void *user) {
+    model *m = (model *)user;
+    mixp_tensor *up = mixp_apply(ctx, &plant_op, 1, &m->p[1], 1, &m);
+    x = mixp_gelu(ctx, mixp_linear(ctx, x, up, m->p[2]));
+    return mixp_dropout(ctx, x, 0.2f, 1);
+}
+
 /* The loss of rows [first, first + n) of the batch of a step. down is used twice: its gradient is a
  * sum within a walk. */
 static mixp_tensor *model_loss(model *m, int step, int first, int n) {
     int32_t ids[ROWS], next[ROWS];
     int64_t rows[1] = {n};
-    mixp_tensor *x, *loss = NULL, *up;
+    mixp_tensor *x, *loss = NULL;
     int i;
     for (i = 0; i < n; i++) {
         ids[i] = (step * 5 + (first + i) * 3) % VOCAB;
@@ -202,9 +213,7 @@ static mixp_tensor *model_loss(model *m, int step, int first, int n) {
     MIXP_AUTOCAST(m->ctx, MIXP_F16) {
         x = mixp_embedding(m->ctx, m->p[0], mixp_input(m->ctx, MIXP_I32, 1, rows, ids));
         x = mixp_layer_norm(m->ctx, x, m->p[3], m->p[4], 1e-5f);
-        up = mixp_apply(m->ctx, &plant_op, 1, &m->p[1], 1, &m);
-        x = mixp_gelu(m->ctx, mixp_linear(m->ctx, x, up, m->p[2]));
-        x = mixp_dropout(m->ctx, x, 0.2f, 1);
+        x = m->recomputes ? mixp_recompute(m->ctx, model_middle, m, x) : model_middle(m->ctx, x, m);
         if (m->factor > 0) x = mixp_scale(m->ctx, x, m->factor);
         x = mixp_linear(m->ctx, x, m->p[5], NULL);
         loss = mixp_cross_entropy(m->ctx, x, mixp_input(m->ctx, MIXP_I32, 1, rows, next), MIXP_IGNORE);
@@ -600,6 +609,24 @@ static void held_walks(void) {
     CHECK(memcmp(got[0].weights, got[1].weights, got[0].bytes) == 0);
     CHECK_NEAR(got[0].verdict.grad_norm, first.verdict.grad_norm, 1e-3 * first.verdict.grad_norm);
     CHECK_INT(got[0].allocations[1], got[0].allocations[0]);
+}
+
+/* A block whose activations are computed again in backward has the bits that it has without, however
+ * its gradients are sent: they become ready while the block runs again. */
+static void recomputed(void) {
+    static result want[MOST];
+    int way;
+    for (way = 0; way < 6; way++) {
+        const int size = way == 5 ? 4 : 2;
+        plan p = plan_of(STEPS);
+        if (way == 1) p.bucket = 320;
+        p.shard = way > 1;
+        p.scatter = way < 3 ? 0 : way == 4 ? 2 : 1;
+        p.walks = way == 5 ? 2 : 1;
+        memcpy(want, run(&p, size), sizeof want);
+        p.recomputes = 1;
+        check_like(run(&p, size), size, want);
+    }
 }
 
 /* Walks that are held back may differ in the parameters that they reach, whatever the order of these: a
@@ -2056,6 +2083,7 @@ int main(void) {
     RUN(ways_to_sum);
     RUN(narrow_wire);
     RUN(held_walks);
+    RUN(recomputed);
     RUN(held_walks_that_differ);
     RUN(sharded);
     RUN(sharded_evenly);
