@@ -440,6 +440,28 @@ MIXPREC_HD double mixpi_cospi(double x) {
     return x < 0.5 ? c : -c;
 }
 
+/* log(x) of a normal x > 0, to 1e-10: x = m 2^e with m in [sqrt(1/2), sqrt(2)), and log m by the
+ * series of artanh. The same bits on every device, unlike libm's log. */
+MIXPREC_HD double mixpi_log(double x) {
+    const uint64_t bits = mixp_bits_of_f64(x), part = bits & 0xFFFFFFFFFFFFFu;
+    const int up = part >= 0x6A09E667F3BCDu;        /* m would be sqrt(2) or more */
+    const double e = (double)((int)(bits >> 52) - 1023 + up);
+    const double m = mixp_f64_of_bits((uint64_t)(1023 - up) << 52 | part);
+    const double s = (m - 1.0) / (m + 1.0);
+    double sum = 0.0;
+    int k;
+    for (k = 13; k > 0; k -= 2) sum = mixpi_fma(s * s, sum, 1.0 / (double)k);
+    return mixpi_fma(e, 0.69314718055994530942, 2.0 * s * sum);
+}
+
+/* A standard normal number from two uniform ones (Box and Muller, 1958), each the centre of one of
+ * 2^32 cells. */
+MIXPREC_HD float mixpi_normal_of(uint32_t u, uint32_t v) {
+    const double cell = 1.0 / 4294967296.0, turn = ((double)v + 0.5) * 2.0 * cell;
+    const double radius = sqrt(-2.0 * mixpi_log(((double)u + 0.5) * cell));
+    return (float)(radius * mixpi_cospi(turn <= 1.0 ? turn : 2.0 - turn));
+}
+
 /* x^n by products alone: the same bits on every device, unlike libm's pow. */
 MIXPREC_HD double mixpi_power(double x, int64_t n) {
     double product = 1.0;

@@ -803,6 +803,90 @@ typedef struct mixp_rope_args {
     mixp_out y;
 } mixp_rope_args;
 
+typedef enum mixp_random_kind {
+    MIXP_RANDOM_UNIFORM,        /* at + by z, z uniform in [0, 1)                          */
+    MIXP_RANDOM_NORMAL,         /* at + by z, z standard normal                            */
+    MIXP_RANDOM_BERNOULLI,      /* 1 with probability at, otherwise 0                      */
+    MIXP_RANDOM_COUNT
+} mixp_random_kind;
+
+/* y = n random numbers; those of element i come from mixp_random_u32(seed, step, tensor, i), for
+ * NORMAL from elements 2i and 2i + 1. z of UNIFORM is a multiple of 2^-24 for f32, 2^-11 for f16
+ * and 2^-8 for bf16, so that rounding gives no 1. MIXP_ERR_ARGUMENT: y accumulates, or an unknown
+ * kind, or a probability outside [0, 1]. */
+typedef struct mixp_random_args {
+    mixp_random_kind kind;
+    int64_t  n;
+    float    at, by;
+    uint64_t seed, step, tensor;
+    mixp_out y;                 /* real                                                    */
+} mixp_random_args;
+
+/* Element i of the result of random, before it is rounded. */
+MIXPREC_HD float mixpi_random_value(const mixp_random_args *k, uint64_t key, int64_t i) {
+    const uint64_t at = (uint64_t)i;
+    int digits = k->y.dtype == MIXP_F32 ? 24 : k->y.dtype == MIXP_F16 ? 11 : 8;
+    if (k->kind == MIXP_RANDOM_BERNOULLI)
+        return (double)mixp_random_at(key, at) < (double)k->at * 4294967296.0 ? 1.0f : 0.0f;
+    if (k->kind == MIXP_RANDOM_NORMAL)
+        return mixpi_fmaf(k->by, mixpi_normal_of(mixp_random_at(key, 2 * at),
+                                                 mixp_random_at(key, 2 * at + 1)), k->at);
+    return mixpi_fmaf(k->by, (float)(mixp_random_at(key, at) >> (32 - digits)) *
+                                 (1.0f / (float)(1 << digits)), k->at);
+}
+
+typedef enum mixp_comparison {
+    MIXP_COMPARE_EQ, MIXP_COMPARE_NE, MIXP_COMPARE_GT, MIXP_COMPARE_GE, MIXP_COMPARE_LT,
+    MIXP_COMPARE_LE, MIXP_COMPARE_COUNT
+} mixp_comparison;
+
+/* y = 1 where a is as `how` says beside b, else 0, over shape (rank 0..8), y dense; a stride of 0
+ * repeats an element. Compares values exactly; a NaN is only NE to everything. a and b: real, u8
+ * or i32 each. */
+typedef struct mixp_compare_args {
+    mixp_comparison how;
+    int      rank;
+    int64_t  shape[MIXP_MAX_RANK];
+    mixp_in  a, b;
+    int64_t  a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
+    uint8_t *y;
+} mixp_compare_args;
+
+/* Are the bits those of a NaN? Fast-math would not see one. */
+MIXPREC_HD int mixpi_is_nan_f64(double x)
+{ return mixp_bits_of_f64(x) << 1 > 0xFFE0000000000000u; }
+
+MIXPREC_HD int mixpi_holds(mixp_comparison how, double a, double b) {
+    if (mixpi_is_nan_f64(a) || mixpi_is_nan_f64(b)) return how == MIXP_COMPARE_NE;
+    switch (how) {
+    case MIXP_COMPARE_EQ: return a == b;
+    case MIXP_COMPARE_NE: return a != b;
+    case MIXP_COMPARE_GT: return a > b;
+    case MIXP_COMPARE_GE: return a >= b;
+    case MIXP_COMPARE_LT: return a < b;
+    default:              return a <= b;
+    }
+}
+
+/* index[rows, k] = the positions of the k largest (or smallest) elements of each row of
+ * a[rows, cols], sorted: the largest (or smallest) first, equal ones in order of position. NaN is
+ * larger than all. real. MIXP_ERR_ARGUMENT: k outside [1, cols], or cols above 2^31 - 1. */
+typedef struct mixp_topk_args {
+    int64_t  rows, cols, k;
+    int      smallest;
+    mixp_in  a;
+    int32_t *index;
+} mixp_topk_args;
+
+/* The place of x in topk's order: a larger number comes first. */
+MIXPREC_HD uint32_t mixpi_topk_key(float x, int smallest) {
+    uint32_t bits = mixp_bits_of_f32(x), key;
+    if (bits << 1 == 0) bits = 0;                       /* -0 equals 0 */
+    key = bits >> 31 ? ~bits : bits | 0x80000000u;
+    if (bits << 1 > 0xFF000000u) key = 0xFFFFFFFFu;     /* NaN */
+    return smallest ? ~key : key;
+}
+
 typedef struct mixp_kernels {
     mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
     mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
@@ -849,6 +933,9 @@ typedef struct mixp_kernels {
     mixp_result (*gather)(const mixp_exec *x, const mixp_gather_args *k);
     mixp_result (*gather_backward)(const mixp_exec *x, const mixp_gather_args *k);
     mixp_result (*rope)(const mixp_exec *x, const mixp_rope_args *k);
+    mixp_result (*random)(const mixp_exec *x, const mixp_random_args *k);
+    mixp_result (*compare)(const mixp_exec *x, const mixp_compare_args *k);
+    mixp_result (*topk)(const mixp_exec *x, const mixp_topk_args *k);
 
     /* Optional. NULL: two other kernels do the same work. */
     mixp_result (*add_norm)(const mixp_exec *x, const mixp_norm_args *k);

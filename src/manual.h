@@ -129,7 +129,9 @@
  *     random numbers, dropout                same            same             same
  *     + - * / relu sqrt scale, embedding     same            same             same
  *     maximum, minimum, abs, clamp, where,
- *     max, gather, squares of relu           same            same             same
+ *     max, gather, squares of relu,
+ *     comparisons, topk, prod, cumsum,
+ *     scatter_add                            same            same             same
  *     unscale, clip, scaler, Adam, SGD,
  *     RMSprop, Lion                          same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,

@@ -28,6 +28,7 @@
  *     mean                        KEEP     x                    x
  *     max min                     KEEP     x                    x             ties: first, or all
  *     argmax argmin               KEEP     x                    none          i32
+ *     prod cumsum                 F32_OUT  x                    x             summed in f32
  *     var std                     KEEP     x                    x             computed in f32
  *     logsumexp vector_norm       F32      x                    x
  *     softmax log_softmax         F32_OUT  x                    x
@@ -39,6 +40,13 @@
  *     gather                      KEEP     x, ids               x
  *     where                       PROMOTE  mask, a, b           a, b          broadcasts
  *     masked_fill                 KEEP     x, mask              x             broadcasts
+ *     eq ne gt ge lt le           KEEP     a, b                 none          u8; broadcast
+ *     one_hot                     KEEP     ids                  none          of any dtype
+ *     scatter_add                 PROMOTE  x, ids, src          x, src
+ *     index_add                   PROMOTE  x, ids, src          x, src
+ *     topk sort                   KEEP     x                    x             and i32 indices
+ *     full                        -        none                 none          a constant
+ *     uniform normal bernoulli    -        none                 none          random numbers
  *     rope                        KEEP     x                    x             both kinds of pairs
  *     dropout                     KEEP     x                    x
  *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
@@ -46,11 +54,13 @@
  *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
  *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
  *     bce                         BANNED   x, target            x             f32 scalar
+ *     nll                         F32      x, targets           x             f32 scalar
+ *     triplet_margin              F32      three tensors        all           f32 scalar
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     permute flip expand pad     KEEP     x                    x
  *     concat stack                PROMOTE  any number           all
- *     slice split                 KEEP     x                    x
+ *     slice split (_sizes)        KEEP     x                    x
  */
 
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
@@ -218,6 +228,12 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
 
+/* F32_OUT. The product, computed in f32. The gradient of an element is the product of all others:
+ * exact where elements are 0. */
+MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+/* F32_OUT. Element i along dim is the sum of elements 0 to i, computed in f32. */
+MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim);
+
 /* F32_OUT. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x);
@@ -255,6 +271,35 @@ MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_t
                                     mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
                                           mixp_tensor *mask, float value);
+/* KEEP. 1 where a == b, a != b, a > b, a >= b, a < b or a <= b, else 0: a mask of u8, with NumPy's
+ * broadcasting. a and b are f32, f16, bf16, u8 or i32, and are compared exactly. A NaN is not equal
+ * to anything, and neither above nor below. To compare with a number: mixp_full. */
+MIXPREC_API mixp_tensor *mixp_eq(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_ne(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_gt(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_ge(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_lt(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_le(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* KEEP. y[..., classes] is 1 at ids[...] (i32) and 0 elsewhere. dtype: f32, f16, bf16, u8 or i32. A
+ * bad id: as in mixp_embedding. */
+MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
+                                      mixp_dtype dtype);
+/* PROMOTE. scatter_add: x, with src[.., j, ..] added at [.., ids[.., j, ..], ..] along dim. ids
+ * (i32) has the shape of src; its other dimensions are those of x. index_add: the same with ids[m],
+ * one id for each index of src along dim. Additions to one element run in increasing j, in f32, and
+ * are rounded once: the same bits in each run. A bad id: as in mixp_embedding. */
+MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
+                                          mixp_tensor *ids, mixp_tensor *src);
+MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
+                                        mixp_tensor *ids, mixp_tensor *src);
+/* KEEP. Over the last dimension. topk: the k largest (largest 0: smallest) elements, the largest
+ * (smallest) first. sort: all elements, ascending or descending. *indices (unless NULL): their
+ * positions, i32. NaN is larger than all; equal elements keep their order. The gradient goes to
+ * the positions. On a GPU the work grows with the square of the dimension. */
+MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
+                                   mixp_tensor **indices);
+MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,
+                                   mixp_tensor **indices);
 /* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
  * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim).
  * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1. */
@@ -269,6 +314,22 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
 /* KEEP. p: share of elements dropped, in [0, 1). training 0: returns x. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
                                       int training);
+
+/* Tensors of this step, without a gradient. full: each element is value; any dtype. uniform: in
+ * [low, high), where rounding may give high unless low is 0 and high 1. normal: mean and standard
+ * deviation. bernoulli: 1 with probability p, else 0; dtype u8 makes a mask. All other dtypes are
+ * f32, f16 or bf16. Random numbers come from the context's seed, the step and the position of the
+ * call in the step: the same on every device and in every run, new in each step, replay and rank.
+ *
+ * MIXP_ERR_ARGUMENT: a number is not finite, low > high, std < 0, or p outside [0, 1]. */
+MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                   const int64_t *shape, double value);
+MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                      const int64_t *shape, float low, float high);
+MIXPREC_API mixp_tensor *mixp_normal(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                     const int64_t *shape, float mean, float std);
+MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                        const int64_t *shape, float p);
 
 /* F32. Losses are f32 scalars: means over all elements (over rows for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32. Targets equal to `ignore` do not count
@@ -308,11 +369,23 @@ MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tens
  * infinite. */
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target);
+/* -x[..., targets[...]] of log-probabilities x[..., classes] (mixp_log_softmax): the mean over the
+ * targets (i32) that are not `ignore`, as in mixp_cross_entropy. At most 2^24 classes. Several
+ * operators run, in f32. A bad target: as in mixp_embedding. */
+MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
+                                  int32_t ignore);
+/* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
+ * of d + 1e-6 over the last dimension (PyTorch's default margin: 1). Three tensors of one shape.
+ * Several operators run, in f32. */
+MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
+                                             mixp_tensor *positive, mixp_tensor *negative,
+                                             float margin);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 
-/* KEEP. cast: to f32, f16 or bf16. reshape: shares x's memory; one dimension may be -1. transpose:
- * copies with two dimensions swapped; a negative dimension counts from the end. */
+/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32. reshape: shares x's memory; one dimension
+ * may be -1. transpose: copies with two dimensions swapped; a negative dimension counts from the
+ * end. */
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
                                       const int64_t *shape);
@@ -349,6 +422,9 @@ MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
 /* Fills parts[n] with n slices of equal size, in order. On error, all parts are NULL. */
 MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
                                    mixp_tensor **parts);
+/* The same with sizes[n], whose sum must be the size of the dimension. */
+MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                         const int64_t *sizes, mixp_tensor **parts);
 
 /* Ids of the built-in operators' rows, for mixp_autocast_override and mixp_apply. */
 typedef enum mixp_op_id {
@@ -368,6 +444,8 @@ typedef enum mixp_op_id {
     MIXP_OP_SQUARE, MIXP_OP_RECIPROCAL, MIXP_OP_LOG1P, MIXP_OP_EXPM1, MIXP_OP_ERF,
     MIXP_OP_SOFTPLUS, MIXP_OP_LEAKY_RELU, MIXP_OP_ELU, MIXP_OP_ADD_SCALAR, MIXP_OP_RSUB,
     MIXP_OP_PERMUTE, MIXP_OP_FLIP, MIXP_OP_EXPAND, MIXP_OP_PAD, MIXP_OP_STACK,
+    MIXP_OP_EQ, MIXP_OP_NE, MIXP_OP_GT, MIXP_OP_GE, MIXP_OP_LT, MIXP_OP_LE,
+    MIXP_OP_PROD, MIXP_OP_CUMSUM, MIXP_OP_ONE_HOT, MIXP_OP_SCATTER_ADD, MIXP_OP_TOPK, MIXP_OP_SORT,
     MIXP_OP_COUNT
 } mixp_op_id;
 /* Returns the row of a built-in operator, such as MIXP_OP_LINEAR. NULL for an unknown id. */

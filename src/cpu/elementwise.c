@@ -925,6 +925,28 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args
                            MIXPI_P(dropout_unit), &d);
 }
 
+/* One block. */
+MIXPI_K void MIXPI_P(random_unit)(const void *job, int64_t unit) {
+    const mixpi_random_job *d = (const mixpi_random_job *)job;
+    int64_t i, first = unit * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, d->k->n - first);
+    float out[MIXPI_BLOCK];
+    for (i = 0; i < n; i++) out[i] = mixpi_random_value(d->k, d->key, first + i);
+    MIXPI_P(write)(d->k->y, first, n, out);
+}
+
+MIXPI_K mixp_result MIXPI_P(random)(const mixp_exec *x, const mixp_random_args *k) {
+    mixpi_random_job d;
+    if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
+        return MIXP_ERR_ARGUMENT;
+    if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    d.k = k;
+    d.key = mixp_random_key(k->seed, k->step, k->tensor);
+    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), 8 * MIXPI_BLOCK,
+                           MIXPI_P(random_unit), &d);
+}
+
 /* --- max, argmax and gather --- */
 
 /* Up to a block of columns of one o. */

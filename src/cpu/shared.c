@@ -765,3 +765,97 @@ static void mixpi_rope_run(const void *args, int64_t run) {
     }
 }
 
+/* --- random numbers, comparisons, topk --- */
+
+typedef struct mixpi_random_job {
+    const mixp_random_args *k;
+    uint64_t key;
+} mixpi_random_job;
+
+static int mixpi_comparable(mixp_in a) {
+    return a.data && (mixpi_reads(a) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
+}
+
+/* Element i of a comparable array, exactly. */
+static double mixpi_exact(mixp_in a, int64_t i) {
+    if (a.dtype == MIXP_I32) return (double)((const int32_t *)a.data)[i];
+    if (a.dtype == MIXP_U8) return (double)((const uint8_t *)a.data)[i];
+    return (double)mixp_get(a, i);
+}
+
+/* One line: the last axis, from the first elements of a and b. */
+static void mixpi_compare_unit(const void *args, int64_t line) {
+    const mixp_compare_args *k = (const mixp_compare_args *)args;
+    const int last = k->rank - 1;
+    int64_t n = last < 0 ? 1 : k->shape[last], a = 0, b = 0, i, rest = line;
+    int64_t step_a = last < 0 ? 0 : k->a_strides[last], step_b = last < 0 ? 0 : k->b_strides[last];
+    int axis;
+    for (axis = last - 1; axis >= 0; axis--) {
+        int64_t at = rest % k->shape[axis];
+        a += at * k->a_strides[axis];
+        b += at * k->b_strides[axis];
+        rest /= k->shape[axis];
+    }
+    for (i = 0; i < n; i++)
+        k->y[line * n + i] = (uint8_t)mixpi_holds(k->how, mixpi_exact(k->a, a + i * step_a),
+                                                     mixpi_exact(k->b, b + i * step_b));
+}
+
+static mixp_result mixpi_compare(const mixp_exec *x, const mixp_compare_args *k) {
+    int64_t lines = 1;
+    int axis;
+    if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_comparable(k->a) || !mixpi_comparable(k->b)) return MIXP_ERR_DTYPE;
+    for (axis = 0; axis < k->rank - 1; axis++) lines *= k->shape[axis];
+    return mixpi_each_unit(x, lines, 8 * (k->rank ? k->shape[k->rank - 1] : 1),
+                           mixpi_compare_unit, k);
+}
+
+/* Does element i of a row come before element j? */
+static int mixpi_topk_before(const mixp_topk_args *k, int64_t row, int32_t i, int32_t j) {
+    uint32_t a = mixpi_topk_key(mixp_get(k->a, row * k->cols + i), k->smallest);
+    uint32_t b = mixpi_topk_key(mixp_get(k->a, row * k->cols + j), k->smallest);
+    return a != b ? a > b : i < j;
+}
+
+/* Restores the heap of n positions below `at`: each comes behind those under it. */
+static void mixpi_topk_sift(const mixp_topk_args *k, int64_t row, int32_t *heap, int64_t at,
+                            int64_t n) {
+    for (;;) {
+        int64_t last = at, child;
+        int32_t swap = heap[at];
+        for (child = 2 * at + 1; child < 2 * at + 3 && child < n; child++)
+            if (mixpi_topk_before(k, row, heap[last], heap[child])) last = child;
+        if (last == at) return;
+        heap[at] = heap[last];
+        heap[last] = swap;
+        at = last;
+    }
+}
+
+/* One row: a heap of the best k positions, whose top is the last of them; then that heap sorted. */
+static void mixpi_topk_unit(const void *args, int64_t row) {
+    const mixp_topk_args *k = (const mixp_topk_args *)args;
+    int32_t *heap = k->index + row * k->k, swap;
+    int64_t i;
+    for (i = 0; i < k->k; i++) heap[i] = (int32_t)i;
+    for (i = k->k / 2; i-- > 0;) mixpi_topk_sift(k, row, heap, i, k->k);
+    for (i = k->k; i < k->cols; i++) {
+        if (!mixpi_topk_before(k, row, (int32_t)i, heap[0])) continue;
+        heap[0] = (int32_t)i;
+        mixpi_topk_sift(k, row, heap, 0, k->k);
+    }
+    for (i = k->k - 1; i > 0; i--) {
+        swap = heap[0];
+        heap[0] = heap[i];
+        heap[i] = swap;
+        mixpi_topk_sift(k, row, heap, 0, i);
+    }
+}
+
+static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
+    if (!mixpi_reads(k->a)) return MIXP_ERR_DTYPE;
+    if (k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF || !k->index) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, 16 * k->cols, mixpi_topk_unit, k);
+}

@@ -462,6 +462,19 @@ __global__ void __launch_bounds__(map_threads)
     }
 }
 
+struct RandomJob {
+    mixp_random_args k;
+    Draws draws;
+};
+
+__global__ void __launch_bounds__(map_threads)
+random_elements(const __grid_constant__ RandomJob d) {
+    uint64_t key = key_now(d.draws);
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x)
+        put1(d.k.y, i, mixpi_random_value(&d.k, key, i));
+}
+
 typedef void (*MapKernel)(Map m);
 #define MIXPI_UNARY_MAP(op)  map_dense<FN_UNARY + MIXP_UNARY_##op>,
 #define MIXPI_SLOPE_MAP(op)  map_dense<FN_UNARY_D + MIXP_UNARY_##op>,
@@ -574,6 +587,23 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
     d.wide = is_wide(k->y) && is_wide(k->a);
     return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n),
                                                    map_threads, 0, kernel.stream, d));
+}
+
+static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args *k) {
+    Kernel on(x);
+    RandomJob job;
+    if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
+        return MIXP_ERR_ARGUMENT;
+    if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    if (!is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!k->n) return MIXP_OK;
+    memset((void *)&job, 0, sizeof job);
+    job.k = *k;
+    job.draws = draws_of(on.state, k->seed, k->step, k->tensor);
+    return on.launched("random", MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads),
+                                              map_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,

@@ -1137,6 +1137,48 @@ gather_back(const __grid_constant__ GatherJob s) {
     }
 }
 
+/* Array 0 of the axes: y, 1: a, 2: b. */
+struct CompareJob {
+    mixp_comparison how;
+    Axes     axes;
+    int64_t  count;
+    mixp_in  a, b;
+    uint8_t *y;
+};
+
+/* Element i of a real array, of u8 or of i32, exactly. */
+__device__ inline double exact1(const mixp_in &a, int64_t i) {
+    if (a.dtype == MIXP_I32) return (double)((const int32_t *)a.data)[i];
+    if (a.dtype == MIXP_U8) return (double)((const uint8_t *)a.data)[i];
+    return (double)get1(a, i);
+}
+
+/* One thread per element of y. */
+__global__ void __launch_bounds__(team_threads)
+compare_elements(const __grid_constant__ CompareJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.count; i += (int64_t)gridDim.x * team_threads) {
+        int64_t at[4] = { 0, 0, 0, 0 };
+        locate(s.axes, i, at);
+        s.y[i] = (uint8_t)mixpi_holds(s.how, exact1(s.a, at[1]), exact1(s.b, at[2]));
+    }
+}
+
+/* One thread per element of a: the element's place is the number of elements before it. */
+__global__ void __launch_bounds__(team_threads)
+topk_places(const __grid_constant__ mixp_topk_args s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.rows * s.cols; i += (int64_t)gridDim.x * team_threads) {
+        int64_t row = i / s.cols, own = i - row * s.cols, before = 0;
+        uint32_t key = mixpi_topk_key(get1(s.a, i), s.smallest);
+        for (int64_t j = 0; j < s.cols; j++) {
+            uint32_t other = mixpi_topk_key(get1(s.a, row * s.cols + j), s.smallest);
+            before += other > key || (other == key && j < own);
+        }
+        if (before < s.k) s.index[row * s.k + before] = (int32_t)own;
+    }
+}
+
 struct RopeJob : mixp_rope_args { float *cosine, *sine; };
 
 __global__ void __launch_bounds__(team_threads)

@@ -341,6 +341,44 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
         grid_for(columns, team_threads), team_threads, 0, on.stream, job));
 }
 
+static bool mixpi_cuda_comparable(const mixp_in &a)
+{ return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32); }
+
+static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_args *k) {
+    Kernel on(x);
+    CompareJob job;
+    if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_cuda_comparable(k->a) || !mixpi_cuda_comparable(k->b)) return MIXP_ERR_DTYPE;
+    if (!on.state) return MIXP_ERR_ORDER;
+    memset((void *)&job, 0, sizeof job);
+    Axes axes = dense_axes(k->rank, k->shape);
+    for (int i = 0; i < k->rank; i++) {
+        axes.s[1][i] = k->a_strides[i];
+        axes.s[2][i] = k->b_strides[i];
+    }
+    job.how = k->how;
+    job.axes = merged(axes);
+    job.count = count_of(axes);
+    job.a = k->a;
+    job.b = k->b;
+    job.y = k->y;
+    if (job.count <= 0) return MIXP_OK;
+    return on.launched("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, team_threads),
+                                               team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) {
+    Kernel on(x);
+    int64_t count = k->rows * k->cols;
+    if (!is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
+    if (k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF || !k->index) return MIXP_ERR_ARGUMENT;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (count <= 0) return MIXP_OK;
+    return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
+                                            team_threads, 0, on.stream, *k));
+}
+
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
     Kernel on(x);
     RopeJob job = mixpi_cuda_job<RopeJob>(*k);

@@ -5,7 +5,7 @@
 /* Names the invalid index that made a kernel fail. Possible only if indices are in host memory. */
 static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
                                    int64_t ignore) {
-    const mixp_tensor *t = c->in[c->in[2] ? 2 : 1];     /* the indices are the last input */
+    const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0];  /* the last input */
     const int32_t *ids = (const int32_t *)t->data;
     int64_t i =
         c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);

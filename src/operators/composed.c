@@ -1,16 +1,33 @@
 #pragma once
 #include "sums.c"
-#include "shapes.c"
-/* --- min, argmin, logsumexp, var, std, vector_norm: made of other operators -------------- */
+#include "picking.c"
+#include "random.c"
+/* --- min, argmin, logsumexp, var, std, vector_norm, nll, triplet_margin: made of others ---- */
 
-MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixp_neg(ctx, mixp_max(ctx, mixp_neg(ctx, x), dim, keep)); }
-MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixp_argmax(ctx, mixp_neg(ctx, x), dim, keep); }
+/* Can `name` reduce x along dim? */
+static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
+    mixpi_outer o;
+    mixpi_reduced to;
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    return c && mixpi_reduce_shape(c, dim, 0, &to) == MIXP_OK;
+}
+
+MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    if (!mixpi_reduces(ctx, "min", x, dim)) return NULL;
+    return mixp_neg(ctx, mixp_max(ctx, mixp_neg(ctx, x), dim, keep));
+}
+MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    if (!mixpi_reduces(ctx, "argmin", x, dim)) return NULL;
+    return mixp_argmax(ctx, mixp_neg(ctx, x), dim, keep);
+}
 
 typedef struct mixpi_form {
+    const char *name;           /* of a reduction; other functions have checked x          */
     int dim, keep, correction;  /* correction: of var                                      */
-    int wide;                   /* 1: under autocast the result is f32                     */
+    int wide;                   /* 1: under autocast the result is f32; 2: it always is    */
+    int32_t ignore;             /* of nll                                                  */
+    float margin;               /* of triplet_margin                                       */
+    mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
@@ -22,8 +39,7 @@ static mixp_tensor *mixpi_in_dtype(mixp_context *ctx, mixp_tensor *x, mixp_dtype
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     mixp_autocast off, now;
     mixp_tensor *y;
-    /* If x is no tensor, the cast reports it. */
-    if (!ctx || !mixpi_is_live(x)) return mixp_cast(ctx, x, MIXP_F32);
+    if (p->name && !mixpi_reduces(ctx, p->name, x, p->dim)) return NULL;
     now = mixp_autocast_current(ctx);
     memset(&off, 0, sizeof off);
     off.dtype = MIXP_F32;
@@ -31,6 +47,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     if (mixp_autocast_push(ctx, &off) != MIXP_OK) return NULL;
     y = p->of(ctx, mixpi_in_dtype(ctx, x, MIXP_F32), p);
     mixp_autocast_pop(ctx);
+    if (p->wide == 2) return y;
     if (!y || now.dtype == MIXP_F32) return mixpi_in_dtype(ctx, y, x->dtype);
     if (now.level < 2) return p->wide ? y : mixpi_in_dtype(ctx, y, x->dtype);
     return y->rank ? mixpi_in_dtype(ctx, y, now.dtype) : y;
@@ -53,6 +70,7 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
     p.dim = dim;
     p.keep = keep;
     p.wide = 1;
+    p.name = "logsumexp";
     p.of = mixpi_form_logsumexp;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -76,6 +94,7 @@ MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, in
     p.dim = dim;
     p.keep = keep;
     p.correction = correction;
+    p.name = "var";
     p.of = mixpi_form_var;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -101,6 +120,7 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
     p.dim = dim;
     p.keep = keep;
     p.correction = correction;
+    p.name = "std";
     p.of = mixpi_form_std;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -115,7 +135,100 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
     p.dim = dim;
     p.keep = keep;
     p.wide = 1;
+    p.name = "vector_norm";
     p.of = mixpi_form_norm;
     return mixpi_apply_form(ctx, x, &p);
+}
+
+/* --- losses --- */
+
+/* Rounds to i32: the numbers of x are integers. */
+static mixp_result mixpi_integers_infer(mixp_call *c)
+{ return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape); }
+
+static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
+    static const mixp_op integers = { "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer,
+                                      mixpi_cast_forward, NULL, NULL };
+    return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
+}
+
+/* Rows that do not count read column 0, and their value is replaced by 0. */
+static mixp_tensor *mixpi_form_nll(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    mixp_tensor *targets = p->more[0], *ignore, *counts, *ids, *y;
+    int64_t shape[MIXP_MAX_RANK];
+    ignore = mixp_full(ctx, MIXP_I32, 0, NULL, (double)p->ignore);
+    counts = mixp_cast(ctx, mixp_ne(ctx, targets, ignore), MIXP_F32);
+    ids = mixpi_integers(ctx, mixp_mul(ctx, mixp_cast(ctx, targets, MIXP_F32), counts));
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->rank - 1] = 1;
+    y = mixp_gather(ctx, x, -1, mixp_reshape(ctx, ids, x->rank, shape));
+    y = mixp_reshape(ctx, y, targets->rank, targets->shape);
+    y = mixp_masked_fill(ctx, y, mixp_eq(ctx, targets, ignore), 0.0f);
+    y = mixp_div(ctx, mixp_sum(ctx, y, MIXP_ALL, 0), mixp_sum(ctx, counts, MIXP_ALL, 0));
+    return mixp_neg(ctx, y);
+}
+
+MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
+                                  int32_t ignore) {
+    mixpi_outer o;
+    mixpi_form p;
+    int64_t cols;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "nll", x, targets, NULL);
+    if (!c || mixpi_need_indices(c) != MIXP_OK) return NULL;
+    cols = mixpi_last_dim(x);
+    if (x->rank < 1 || targets->rank != x->rank - 1 || targets->count != mixpi_rows_of(x) ||
+        memcmp(targets->shape, x->shape, (size_t)targets->rank * sizeof *x->shape) != 0 ||
+        cols > 1 << 24) {
+        mixpi_bad_shapes(c, "x[..., classes] and targets[...], at most 2^24 classes");
+        return NULL;
+    }
+    if (!ctx->device->download &&
+        mixpi_bad_id((const int32_t *)targets->data, targets->count, cols, ignore) >= 0) {
+        mixpi_bad_index(c, "target", cols, ignore);
+        return NULL;
+    }
+    memset(&p, 0, sizeof p);
+    p.wide = 2;
+    p.ignore = ignore;
+    p.more[0] = targets;
+    p.of = mixpi_form_nll;
+    return mixpi_apply_form(ctx, x, &p);
+}
+
+/* |x - y + 1e-6| over the last dimension. */
+static mixp_tensor *mixpi_apart(mixp_context *ctx, mixp_tensor *x, mixp_tensor *y) {
+    mixp_tensor *d = mixp_sub(ctx, x, mixpi_in_dtype(ctx, y, MIXP_F32));
+    d = mixp_square(ctx, mixp_add_scalar(ctx, d, 1e-6f));
+    return mixpi_root(ctx, mixp_sum(ctx, d, -1, 0));
+}
+
+static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    mixp_tensor *d = mixp_sub(ctx, mixpi_apart(ctx, x, p->more[0]),
+                              mixpi_apart(ctx, x, p->more[1]));
+    return mixp_mean(ctx, mixp_relu(ctx, mixp_add_scalar(ctx, d, p->margin)), MIXP_ALL, 0);
+}
+
+static int mixpi_alike(const mixp_tensor *a, const mixp_tensor *b)
+{ return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0; }
+
+MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
+                                             mixp_tensor *positive, mixp_tensor *negative,
+                                             float margin) {
+    mixpi_outer o;
+    mixpi_form p;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
+    if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
+    if (anchor->rank < 1 || !mixpi_alike(anchor, positive) ||
+        !mixpi_alike(anchor, negative)) {
+        mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
+        return NULL;
+    }
+    memset(&p, 0, sizeof p);
+    p.wide = 2;
+    p.margin = margin;
+    p.more[0] = positive;
+    p.more[1] = negative;
+    p.of = mixpi_form_triplet;
+    return mixpi_apply_form(ctx, anchor, &p);
 }
 

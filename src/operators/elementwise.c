@@ -13,21 +13,30 @@ static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64
     return n;
 }
 
-static mixp_result mixpi_binary_infer(mixp_call *c) {
-    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+/* The shape of a result of two operands, and the strides of both in it. */
+static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape,
+                                       int64_t *a_strides, int64_t *b_strides) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
     int i;
-    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    k->rank = a->rank > b->rank ? a->rank : b->rank;
-    for (i = k->rank - 1; i >= 0; i--) {
-        int64_t na = mixpi_broadcast_axis(a, k->rank, i, &step_a, &k->a_strides[i]);
-        int64_t nb = mixpi_broadcast_axis(b, k->rank, i, &step_b, &k->b_strides[i]);
+    *rank = a->rank > b->rank ? a->rank : b->rank;
+    for (i = *rank - 1; i >= 0; i--) {
+        int64_t na = mixpi_broadcast_axis(a, *rank, i, &step_a, &a_strides[i]);
+        int64_t nb = mixpi_broadcast_axis(b, *rank, i, &step_b, &b_strides[i]);
         if (na != nb && na != 1 && nb != 1)
             return mixpi_bad_shapes(
                 c, "aligned at the right, dimensions must be equal or 1");
-        k->shape[i] = na > nb ? na : nb;
+        shape[i] = na > nb ? na : nb;
     }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_binary_infer(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    mixp_result r;
+    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
+    r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
+    if (r != MIXP_OK) return r;
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
 

@@ -161,8 +161,8 @@ static mixp_tensor *mixpi_no_dim(mixp_context *ctx, const char *who, const char 
 MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim) {
     int64_t shape[MIXP_MAX_RANK];
     int i, axis, rank = 0;
-    /* If x is no tensor, reshape reports it. */
-    if (!ctx || !mixpi_is_live(x)) return mixp_reshape(ctx, x, 0, NULL);
+    mixpi_outer o;
+    if (!mixpi_outer_call(&o, ctx, "squeeze", x, NULL, NULL)) return NULL;
     axis = mixpi_axis(dim, x->rank);
     if (dim != MIXP_ALL && axis < 0)
         return mixpi_no_dim(ctx, "mixp_squeeze", "dimension of", x, dim);
@@ -176,7 +176,8 @@ MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim
 MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim) {
     int64_t shape[MIXP_MAX_RANK];
     int i, axis;
-    if (!ctx || !mixpi_is_live(x)) return mixp_reshape(ctx, x, 0, NULL);
+    mixpi_outer o;
+    if (!mixpi_outer_call(&o, ctx, "unsqueeze", x, NULL, NULL)) return NULL;
     axis = mixpi_axis(dim, x->rank + 1);
     if (axis < 0 || x->rank == MIXP_MAX_RANK)
         return mixpi_no_dim(ctx, "mixp_unsqueeze", "place for a new dimension of", x, dim);
@@ -469,12 +470,47 @@ MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
     return mixpi_apply_one(ctx, MIXP_OP_SLICE, x, &p);
 }
 
-/* Can x be split into n parts? Reports the reason if not. */
-static mixp_result mixpi_check_split(mixp_context *ctx, const mixp_tensor *x, int dim,
-                                     int n) {
-    int axis = mixpi_axis(dim, x->rank);
+/* Fills parts with slices of these sizes, or of `each`. On an error, all parts are NULL. */
+static mixp_result mixpi_split_by(mixp_context *ctx, mixp_tensor *x, int dim, int n, int64_t each,
+                                  const int64_t *sizes, mixp_tensor **parts) {
+    int64_t first = 0;
+    int i, done = 0;
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    for (; done < n; done++) {
+        int64_t size = sizes ? sizes[done] : each;
+        parts[done] = mixp_slice(ctx, x, dim, first, size);
+        if (!parts[done]) break;
+        first += size;
+    }
+    if (done == n) return MIXP_OK;
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    return mixpi_failed(ctx);
+}
+
+/* Is x a tensor, and are there parts to fill? Sets *axis to dim's index, or to -1. */
+static mixp_result mixpi_split_check(mixp_context *ctx, const char *who, mixp_tensor *x, int dim,
+                                     int n, mixp_tensor **parts, int *axis) {
+    mixpi_outer o;
+    int i;
+    if (!ctx || !parts || n < 1)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_%s: %d parts and %s for them; n must be at least 1, and "
+                                 "parts must not be NULL",
+                                 who, n, parts ? "an array" : "no array");
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    if (!mixpi_outer_call(&o, ctx, who, x, NULL, NULL)) return mixpi_failed(ctx);
+    *axis = mixpi_axis(dim, x->rank);
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                   mixp_tensor **parts) {
+    int axis = -1;
+    mixp_result r = mixpi_split_check(ctx, "split", x, dim, n, parts, &axis);
     char text[336];
-    if (axis >= 0 && x->shape[axis] % n == 0) return MIXP_OK;
+    if (r != MIXP_OK) return r;
+    if (axis >= 0 && x->shape[axis] % n == 0)
+        return mixpi_split_by(ctx, x, axis, n, x->shape[axis] / n, NULL, parts);
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d",
                              text, dim,
@@ -482,24 +518,27 @@ static mixp_result mixpi_check_split(mixp_context *ctx, const mixp_tensor *x, in
                              n);
 }
 
-MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                   mixp_tensor **parts) {
-    int64_t size = 1;
-    int i, done = 0, known = mixpi_is_live(x);
-    if (!ctx || !parts || n < 1)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_split: %d parts and %s for them; n must be at least 1, and "
-                                 "parts must not be NULL",
-                                 n, parts ? "an array" : "no array");
-    for (i = 0; i < n; i++) parts[i] = NULL;
-    /* If x is no tensor, the first slice reports it. */
-    if (known && mixpi_check_split(ctx, x, dim, n) != MIXP_OK)
-        return MIXP_ERR_SHAPE;
-    if (known) size = x->shape[mixpi_axis(dim, x->rank)] / n;
-    while (done < n && (parts[done] = mixp_slice(ctx, x, dim, done * size, size)) != NULL)
-        done++;
-    if (done == n) return MIXP_OK;
-    for (i = 0; i < n; i++) parts[i] = NULL;
-    return mixpi_failed(ctx);
+/* Do the sizes fill a dimension of this size, each at least 1? */
+static int mixpi_sizes_fill(int n, const int64_t *sizes, int64_t size) {
+    int i;
+    for (i = 0; i < n; i++) {
+        if (sizes[i] < 1 || sizes[i] > size) return 0;
+        size -= sizes[i];
+    }
+    return size == 0;
 }
 
+MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                         const int64_t *sizes, mixp_tensor **parts) {
+    int axis = -1;
+    mixp_result r = mixpi_split_check(ctx, "split_sizes", x, dim, n, parts, &axis);
+    char text[336];
+    if (r != MIXP_OK) return r;
+    if (axis >= 0 && sizes && mixpi_sizes_fill(n, sizes, x->shape[axis]))
+        return mixpi_split_by(ctx, x, axis, n, 0, sizes, parts);
+    mixpi_input_text(x, "x", text, sizeof text);
+    return mixp_context_fail(ctx, sizes ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
+                             "mixp_split_sizes: %s and %d sizes for dim %d; the sizes must not be "
+                             "NULL, each must be at least 1, and their sum the size of a dimension",
+                             text, n, dim);
+}

@@ -151,7 +151,14 @@ static const char *const mixpi_input_names[][4] = {
     { "kl_div", "x", "target", "" },
     { "gather", "x", "ids", "" },
     { "where", "mask", "a", "b" },
-    { "masked_fill", "x", "mask", "" }
+    { "masked_fill", "x", "mask", "" },
+    { "eq", "a", "b", "" }, { "ne", "a", "b", "" }, { "gt", "a", "b", "" },
+    { "ge", "a", "b", "" }, { "lt", "a", "b", "" }, { "le", "a", "b", "" },
+    { "one_hot", "ids", "", "" },
+    { "scatter_add", "x", "src", "ids" },
+    { "index_add", "x", "src", "ids" },
+    { "nll", "x", "targets", "" },
+    { "triplet_margin", "anchor", "positive", "negative" }
 };
 
 static const char *mixpi_input_name(const mixp_call *c, int i, char number[24]) {
@@ -194,5 +201,36 @@ static int mixpi_axis(int dim, int rank) {
 static mixp_result mixpi_same_infer(mixp_call *c) {
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+}
+
+/* --- functions made of other operators ---
+ *
+ * Inside, operators with other names run. So the inputs are checked first, under the name of the
+ * function that the user called.
+ */
+typedef struct mixpi_outer {
+    mixp_op      op;
+    mixp_call    call;
+    mixp_tensor *in[4];
+} mixpi_outer;
+
+/* A call by this name of a, and of b and c unless NULL, for functions that check. NULL: an input
+ * is not usable. */
+static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char *name,
+                                   mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
+    int i;
+    if (!ctx) return NULL;
+    memset(o, 0, sizeof *o);
+    o->op.name = name;
+    o->in[0] = a;
+    o->in[1] = b;
+    o->in[2] = c;
+    o->call.ctx = ctx;
+    o->call.op = &o->op;
+    o->call.in = o->in;
+    o->call.n_in = 3;
+    for (i = 0; i < 3; i++)
+        if (mixpi_check_input(ctx, &o->op, i, 1, o->in[i]) != MIXP_OK) return NULL;
+    return &o->call;
 }
 

@@ -3,6 +3,8 @@
 #include "sums.c"
 #include "losses.c"
 #include "shapes.c"
+#include "scans.c"
+#include "picking.c"
 /* --- the table ------------------------------------------------------------------------- */
 
 #define MIXPI_ROW(name, cls, attrs, infer, forward, backward)                             \
@@ -14,6 +16,9 @@
     MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
 #define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
 #define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixp_binary_args), binary, binary)
+#define MIXPI_COMPARISON(name)                                                            \
+    { #name, MIXP_CLASS_KEEP, sizeof(mixp_compare_args), mixpi_compare_infer,             \
+      mixpi_compare_forward, NULL, NULL }
 #define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixp_loss_args), loss, loss)
 
 /* One row for each operator, in the order of mixp_op_id; class as in PyTorch on CUDA. */
@@ -72,12 +77,24 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_BOTH(flip, KEEP, sizeof(mixpi_reorder), flip, reorder),
         MIXPI_OP(expand, KEEP, sizeof(mixpi_expansion), expand, expand),
         MIXPI_BOTH(pad, KEEP, sizeof(mixpi_padding), pad, pad),
-        MIXPI_BOTH(stack, PROMOTE, sizeof(int), stack, stack)
+        MIXPI_BOTH(stack, PROMOTE, sizeof(int), stack, stack),
+        MIXPI_COMPARISON(eq), MIXPI_COMPARISON(ne), MIXPI_COMPARISON(gt), MIXPI_COMPARISON(ge),
+        MIXPI_COMPARISON(lt), MIXPI_COMPARISON(le),
+        MIXPI_OP(prod, F32_OUT, sizeof(mixpi_scan), prod, prod),
+        MIXPI_BOTH(cumsum, F32_OUT, sizeof(mixpi_scan), cumsum, cumsum),
+        { "one_hot", MIXP_CLASS_KEEP, sizeof(mixpi_hot), mixpi_one_hot_infer,
+          mixpi_one_hot_forward, NULL, NULL },
+        MIXPI_OP(scatter_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter),
+        { "topk", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
+          NULL, NULL },
+        { "sort", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
+          NULL, NULL }
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
 #undef MIXPI_UNARY
 #undef MIXPI_BINARY
+#undef MIXPI_COMPARISON
 #undef MIXPI_LOSS
 

@@ -306,6 +306,9 @@ static void picks(int64_t rows) {
     mixp_max_backward_args max_back;
     mixp_gather_args gather, gather_back;
     mixp_rope_args rope;
+    mixp_compare_args compare;
+    mixp_topk_args topk;
+    mixp_random_args random;
     mixp_look_args look;
     memset((void *)&where, 0, sizeof where);
     where.rank = 1;
@@ -331,6 +334,15 @@ static void picks(int64_t rows) {
     memset((void *)&rope, 0, sizeof rope);
     rope.rows = 1; rope.t = rows; rope.heads = 1; rope.d = width; rope.base = 10000.0;
     rope.a = args_in(a); rope.y = args_out(y, 0);
+    memset((void *)&compare, 0, sizeof compare);
+    compare.how = MIXP_COMPARE_GT; compare.rank = 1; compare.shape[0] = n;
+    compare.a = args_in(a); compare.b = args_in(b);
+    compare.a_strides[0] = compare.b_strides[0] = 1;
+    memset((void *)&topk, 0, sizeof topk);
+    topk.rows = n / 64; topk.cols = 64; topk.k = 2;
+    topk.a = args_in(a); topk.index = index;
+    memset((void *)&random, 0, sizeof random);
+    random.kind = MIXP_RANDOM_NORMAL; random.n = n; random.by = 1.0f; random.y = args_out(y, 0);
     memset((void *)&look, 0, sizeof look);
     look.n = n; look.x = args_in(sums); look.low = MIXP_F16; look.row = found;
     by_bytes("where bf16", s.c_str(), 8 * e, [=] { return table->where(&x, &where); });
@@ -341,6 +353,10 @@ static void picks(int64_t rows) {
              [=] { return table->max_backward(&x, &max_back); });
     by_bytes("look f32", s.c_str(), 4 * e, [=] { return table->look(&x, &look); });
     by_bytes("rope bf16", s.c_str(), 4 * e, [=] { return table->rope(&x, &rope); });
+    compare.y = (uint8_t *)take((size_t)n);
+    by_bytes("compare bf16", s.c_str(), 5 * e, [=] { return table->compare(&x, &compare); });
+    by_bytes("topk 2 of 64 bf16", s.c_str(), 2 * e, [=] { return table->topk(&x, &topk); });
+    by_bytes("random normal bf16", s.c_str(), 2 * e, [=] { return table->random(&x, &random); });
     good(table->fill(&x, args_fill(test_array{ index, MIXP_I32 }, n, 0.0)), "fill");
     by_bytes("gather bf16", s.c_str(), 8 * e, [=] { return table->gather(&x, &gather); });
     by_bytes("gather backward f32", s.c_str(), 14 * e,

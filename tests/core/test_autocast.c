@@ -110,12 +110,24 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_EXPAND:          return mixp_expand(ctx, x, 3, wide);
     case MIXP_OP_PAD:             return mixp_pad(ctx, x, 0, 1, 2, 0.0f);
     case MIXP_OP_STACK:           return mixp_stack(ctx, 2, pair, 0);
+    case MIXP_OP_EQ:              return mixp_eq(ctx, x, y);
+    case MIXP_OP_NE:              return mixp_ne(ctx, x, y);
+    case MIXP_OP_GT:              return mixp_gt(ctx, x, y);
+    case MIXP_OP_GE:              return mixp_ge(ctx, x, y);
+    case MIXP_OP_LT:              return mixp_lt(ctx, x, y);
+    case MIXP_OP_LE:              return mixp_le(ctx, x, y);
+    case MIXP_OP_PROD:            return mixp_prod(ctx, x, 0, 0);
+    case MIXP_OP_CUMSUM:          return mixp_cumsum(ctx, x, 0);
+    case MIXP_OP_ONE_HOT:         return mixp_one_hot(ctx, n, 8, MIXP_I32);
+    case MIXP_OP_SCATTER_ADD:     return mixp_scatter_add(ctx, x, 0, mask, mixp_slice(ctx, y, 0, 0, 1));
+    case MIXP_OP_TOPK:            return mixp_topk(ctx, x, 1, 1, NULL);
+    case MIXP_OP_SORT:            return mixp_sort(ctx, x, 1, NULL);
     case MIXP_OP_COUNT: break;
     }
     return NULL;
 }
 
-/* L: the region's dtype; F: f32; K: as the input; I: i32. At level 2 every array is low but scalars
+/* L: the region's dtype; F: f32; K: as the input; I: i32; B: u8. At level 2 every array is low but scalars
  * and what was asked for by name are not. */
 typedef struct expected { mixp_op_id id; char level1, level2; } expected;
 static const expected table[] = {
@@ -142,11 +154,15 @@ static const expected table[] = {
     { MIXP_OP_EXPM1, 'F', 'L' }, { MIXP_OP_ERF, 'K', 'L' }, { MIXP_OP_SOFTPLUS, 'F', 'L' },
     { MIXP_OP_LEAKY_RELU, 'K', 'L' }, { MIXP_OP_ELU, 'K', 'L' }, { MIXP_OP_ADD_SCALAR, 'K', 'L' },
     { MIXP_OP_RSUB, 'K', 'L' }, { MIXP_OP_PERMUTE, 'K', 'L' }, { MIXP_OP_FLIP, 'K', 'L' },
-    { MIXP_OP_EXPAND, 'K', 'L' }, { MIXP_OP_PAD, 'K', 'L' }, { MIXP_OP_STACK, 'K', 'L' }
+    { MIXP_OP_EXPAND, 'K', 'L' }, { MIXP_OP_PAD, 'K', 'L' }, { MIXP_OP_STACK, 'K', 'L' },
+    { MIXP_OP_EQ, 'B', 'B' }, { MIXP_OP_NE, 'B', 'B' }, { MIXP_OP_GT, 'B', 'B' }, { MIXP_OP_GE, 'B', 'B' },
+    { MIXP_OP_LT, 'B', 'B' }, { MIXP_OP_LE, 'B', 'B' }, { MIXP_OP_PROD, 'F', 'L' }, { MIXP_OP_CUMSUM, 'F', 'L' },
+    { MIXP_OP_ONE_HOT, 'I', 'I' }, { MIXP_OP_SCATTER_ADD, 'K', 'L' }, { MIXP_OP_TOPK, 'K', 'L' },
+    { MIXP_OP_SORT, 'K', 'L' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {
-    if (rule == 'I') return MIXP_I32;
+    if (rule == 'I' || rule == 'B') return rule == 'I' ? MIXP_I32 : MIXP_U8;
     return rule == 'L' ? region : rule == 'F' ? MIXP_F32 : in;
 }
 
@@ -183,7 +199,7 @@ static void test_outside_of_regions_nothing_changes(void) {
         mixp_tensor *y = run(table[i].id, MIXP_F16);
         int is_f32 = table[i].id == MIXP_OP_CAST || (y && y->rank == 0);    /* losses are f32 */
         mixp_dtype real = is_f32 ? MIXP_F32 : MIXP_F16;
-        CHECK(y && y->dtype == (table[i].level1 == 'I' ? MIXP_I32 : real));
+        CHECK(y && y->dtype == want(table[i].level1 == 'F' ? 'K' : table[i].level1, real, real));
     }
 }
 

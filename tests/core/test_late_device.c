@@ -310,8 +310,8 @@ static void shapes_that_no_operator_takes(void) {
     CHECK(mixp_rope(ctx, cube, &rope) == NULL);
     told(ctx, MIXP_ERR_ARGUMENT, "base is -1");
     counts = ids;
-    CHECK(mixp_cast(ctx, counts, MIXP_F16) == NULL);
-    told(ctx, MIXP_ERR_DTYPE, "cast: input 0 is i32");
+    CHECK(mixp_cast(ctx, counts, MIXP_I32) == NULL);
+    told(ctx, MIXP_ERR_DTYPE, "cast: the result must be");
     CHECK(mixp_exp(ctx, NULL) == NULL);
     told(ctx, MIXP_ERR_ARGUMENT, "input 0 is NULL");
     close_clean(ctx);

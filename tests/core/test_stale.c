@@ -314,6 +314,12 @@ static mixp_tensor *do_gather(operands *o) {
     o->in[1] = ids_of(2, square);
     return mixp_gather(ctx, o->in[0], 1, o->in[1]);
 }
+static mixp_tensor *do_prod(operands *o) { return mixp_prod(ctx, o->in[0], 1, 0); }
+static mixp_tensor *do_cumsum(operands *o) { return mixp_cumsum(ctx, o->in[0], 1); }
+static mixp_tensor *do_scatter_add(operands *o) {
+    o->in[2] = ids_of(2, square);
+    return mixp_scatter_add(ctx, o->in[0], 1, o->in[2], o->in[1]);
+}
 static mixp_tensor *do_where(operands *o) {
     o->in[2] = ids_of(2, square);
     return mixp_where(ctx, o->in[2], o->in[0], o->in[1]);
@@ -416,6 +422,8 @@ static const row rows[] = {
     { "rsub", do_rsub, 1, { 0, 0, 0 } }, { "permute", do_permute, 1, { 0, 0, 0 } },
     { "flip", do_flip, 1, { 0, 0, 0 } }, { "expand", do_expand, 1, { 0, 0, 0 } },
     { "pad", do_pad, 1, { 0, 0, 0 } }, { "stack", do_stack, 3, { 0, 0, 0 } },
+    { "prod", do_prod, 1, { 0, 0, 0 } }, { "cumsum", do_cumsum, 1, { 0, 0, 0 } },
+    { "scatter_add", do_scatter_add, 2, { 4, 4, 0 } },
     { "sum", do_sum, 1, { 0, 0, 0 } }, { "mean", do_mean, 1, { 0, 0, 0 } },
     { "max", do_max, 1, { 0, 0, 0 } }, { "max", do_max_all, 1, { 1, 0, 0 } },
     { "softmax", do_softmax, 1, { 8, 0, 0 } }, { "log_softmax", do_log_softmax, 1, { 8, 0, 0 } },

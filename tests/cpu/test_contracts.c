@@ -305,6 +305,56 @@ static void turns(void) {
     LACKS_MEMORY(rope, good);
 }
 
+static void comparisons(void) {
+    mixp_compare_args good, k;
+    memset(&good, 0, sizeof good);
+    good.rank = 1;
+    good.shape[0] = 4;
+    good.a_strides[0] = 1;
+    good.a = f32_in();
+    good.b = mixpi_in(ids, MIXP_I32);
+    good.y = (uint8_t *)out;
+    TAKES(compare, good);
+    REFUSES(compare, good, k.a.dtype = MIXP_F64, MIXP_ERR_DTYPE);
+    REFUSES(compare, good, k.b.dtype = MIXP_I64, MIXP_ERR_DTYPE);
+    REFUSES_NULL(compare, good, y);
+    REFUSES_NUMBER(compare, good, k.how = MIXP_COMPARE_COUNT);
+    REFUSES_NUMBER(compare, good, k.rank = -1);
+    REFUSES_NUMBER(compare, good, k.rank = MIXP_MAX_RANK + 1);
+}
+
+static void best_ones(void) {
+    mixp_topk_args good, k;
+    memset(&good, 0, sizeof good);
+    good.rows = 2;
+    good.cols = 4;
+    good.k = 3;
+    good.a = f32_in();
+    good.index = index_out;
+    TAKES(topk, good);
+    REFUSES_DTYPE(topk, good, a);
+    REFUSES_NULL(topk, good, index);
+    REFUSES_NUMBER(topk, good, k.k = 0);
+    REFUSES_NUMBER(topk, good, k.k = 5);
+    REFUSES_NUMBER(topk, good, k.cols = (int64_t)1 << 31);
+}
+
+static void randoms(void) {
+    mixp_random_args good, k;
+    memset(&good, 0, sizeof good);
+    good.kind = MIXP_RANDOM_BERNOULLI;
+    good.n = 4;
+    good.at = 0.5f;
+    good.y = f32_out();
+    TAKES(random, good);
+    REFUSES_DTYPE(random, good, y);
+    REFUSES_NUMBER(random, good, k.y.accumulate = 1);
+    REFUSES_NUMBER(random, good, k.kind = MIXP_RANDOM_COUNT);
+    REFUSES_NUMBER(random, good, k.n = -1);
+    REFUSES_NUMBER(random, good, k.at = 1.25f);
+    REFUSES_NUMBER(random, good, k.at = NAN_F);
+}
+
 /* --- random, scaled, summed -------------------------------------------------------------------- */
 
 static void dropouts(void) {
@@ -708,7 +758,7 @@ static void gradients(void) {
 #define CONTRACTS(WITH)                                                                         \
     WITH(conversions) WITH(fills) WITH(copies) WITH(unaries) WITH(unary_slopes) WITH(binaries)  \
     WITH(choices) WITH(choices_of_one_operand) WITH(largest) WITH(largest_slopes) WITH(gathers) \
-    WITH(turns) WITH(dropouts) WITH(scales) WITH(sums) WITH(softmaxes) WITH(softmax_slopes)     \
+    WITH(turns) WITH(comparisons) WITH(best_ones) WITH(randoms) WITH(dropouts) WITH(scales) WITH(sums) WITH(softmaxes) WITH(softmax_slopes)     \
     WITH(norms) WITH(norm_slopes) WITH(embeddings) WITH(embedding_slopes) WITH(entropies)                   \
     WITH(entropy_slopes) WITH(entropies_with_slopes) WITH(losses) WITH(loss_slopes)             \
     WITH(products) WITH(attentions) WITH(attention_slopes) WITH(gradients)

@@ -708,6 +708,46 @@ static void dropout_body(void) {
 }
 static void test_dropout_and_scale(void) { everywhere(dropout_body); }
 
+/* Random numbers by their definition, with libm's functions. */
+static double random_wanted(const mixp_random_args *k, int64_t i) {
+    const uint64_t at = (uint64_t)i;
+    const double cell = 1.0 / 4294967296.0;
+    double u = (double)mixp_random_u32(5, 6, 7, at), first, second;
+    const double steps = k->y.dtype == MIXP_F32 ? 16777216.0 : k->y.dtype == MIXP_F16 ? 2048.0 : 256.0;
+    if (k->kind == MIXP_RANDOM_BERNOULLI) return u * cell < (double)k->at ? 1.0 : 0.0;
+    if (k->kind == MIXP_RANDOM_UNIFORM) return (double)k->at + (double)k->by * floor(u * cell * steps) / steps;
+    first = ((double)mixp_random_u32(5, 6, 7, 2 * at) + 0.5) * cell;
+    second = ((double)mixp_random_u32(5, 6, 7, 2 * at + 1) + 0.5) * cell;
+    return (double)k->at + (double)k->by * sqrt(-2.0 * log(first)) * cos(2.0 * 3.14159265358979323846 * second);
+}
+
+static void random_body(void) {
+    int c, kind;
+    for (c = 0; c < SIZES + 2; c++)
+        for (kind = 0; kind < 3; kind++) {
+            int64_t n = c < SIZES ? sizes[c] : 40000 + c, i;
+            test_array y = output(random_dtype(), n, 0);
+            double grain = y.dtype == MIXP_F32 ? 1.2e-7 : y.dtype == MIXP_F16 ? 1.0 / 1024 : 1.0 / 128;
+            mixp_random_args k;
+            memset(&k, 0, sizeof k);
+            k.kind = (mixp_random_kind)kind;
+            k.n = n;
+            k.at = kind == 2 ? 0.25f : c % 2 ? -1.5f : 0.0f;
+            k.by = c % 2 ? 3.0f : 1.0f;
+            k.seed = 5;
+            k.step = 6;
+            k.tensor = 7;
+            k.y = mixpi_out_to(y.data, y.dtype, 0);
+            CALL(random(&X, &k));
+            for (i = 0; i < n; i++) {
+                double want = random_wanted(&k, i);
+                CHECK_NEAR(array_get(y, i), want, kind == 2 ? 0.0 : grain * (fabs(want) + fabs((double)k.at)) + 1e-7);
+            }
+            finish(y, n);
+        }
+}
+static void test_random(void) { everywhere(random_body); }
+
 /* --- softmax ----------------------------------------------------------------------------- */
 
 static const int columns[] = { 1, 2, 15, 16, 17, 65, 127, 128, 1024, 1025, 2500 };
@@ -1362,6 +1402,7 @@ int main(void) {
     RUN(test_adding);
     RUN(test_reduce);
     RUN(test_dropout_and_scale);
+    RUN(test_random);
     RUN(test_softmax_slopes);
     RUN(test_softmax);
     RUN(test_softmax_special);

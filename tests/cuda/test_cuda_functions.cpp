@@ -176,6 +176,73 @@ static void gather_body() {
 }
 static void test_gather() { in_all_schedules(gather_body); }
 
+/* --- comparisons, topk, random numbers -------------------------------------------------------- */
+
+static void compare_body() {
+    for (int how = 0; how < MIXP_COMPARE_COUNT; how++) {
+        int64_t rows = 7 + how, cols = how % 2 ? 300 : 1, n = 3 * rows * cols;
+        Pair a = numbers(real_of(how), 3 * rows, 1.0, how % 2), b = numbers(real_of(how / 2), 3 * cols, 1.0, 0);
+        Pair ids = indexes(3 * rows, 5), y = output(MIXP_U8, n, 0);
+        mixp_compare_args k;
+        memset((void *)&k, 0, sizeof k);
+        k.how = (mixp_comparison)how;
+        k.rank = 3;
+        k.shape[0] = 3; k.shape[1] = rows; k.shape[2] = cols;
+        k.a_strides[0] = rows; k.a_strides[1] = 1;
+        k.b_strides[0] = cols; k.b_strides[2] = 1;
+        BOTH(compare(X, (k.a = args_in(ON(a)), k.b = args_in(ON(b)), k.y = AT(uint8_t, y), &k)));
+        same_bits(y);
+        BOTH(compare(X, (k.a = args_in(ON(ids)), k.b = args_in(ON(b)), k.y = AT(uint8_t, y), &k)));
+        same_bits(y);
+        k.how = MIXP_COMPARE_COUNT;
+        GPU_SAYS(compare(X, &k), MIXP_ERR_ARGUMENT);
+        k.how = MIXP_COMPARE_EQ;
+        k.a.dtype = MIXP_F64;
+        GPU_SAYS(compare(X, &k), MIXP_ERR_DTYPE);
+        finish(a); finish(b); finish(ids); finish(y);
+    }
+}
+static void test_compare() { in_all_schedules(compare_body); }
+
+static void topk_body() {
+    static const int64_t cases[][3] = { { 1, 1, 1 }, { 40, 8, 2 }, { 3, 700, 5 }, { 2, 65, 65 } };
+    int turn = 0;
+    for (const int64_t *c : cases)
+        for (int smallest = 0; smallest < 2; smallest++, turn++) {
+            Pair a = numbers(real_of(turn), c[0] * c[1], 1.0, turn % 2), index = output(MIXP_I32, c[0] * c[2], 0);
+            mixp_topk_args k;
+            memset((void *)&k, 0, sizeof k);
+            k.rows = c[0]; k.cols = c[1]; k.k = c[2];
+            k.smallest = smallest;
+            BOTH(topk(X, (k.a = args_in(ON(a)), k.index = AT(int32_t, index), &k)));
+            same_bits(index);
+            k.k = c[1] + 1;
+            GPU_SAYS(topk(X, &k), MIXP_ERR_ARGUMENT);
+            finish(a); finish(index);
+        }
+}
+static void test_topk_kernel() { in_all_schedules(topk_body); }
+
+static void random_body() {
+    for (int turn = 0; turn < 9; turn++) {
+        int64_t n = turn % 2 ? 1 : 5003;
+        Pair y = output(real_of(turn / 3), n, 0);
+        mixp_random_args k;
+        memset((void *)&k, 0, sizeof k);
+        k.kind = (mixp_random_kind)(turn % 3);
+        k.n = n;
+        k.at = 0.25f;
+        k.by = turn % 2 ? 1.0f : 3.7f;
+        k.seed = 1; k.step = 2; k.tensor = 3;
+        BOTH(random(X, (k.y = args_out(ON(y), 0), &k)));
+        same_bits(y);
+        k.kind = MIXP_RANDOM_COUNT;
+        GPU_SAYS(random(X, &k), MIXP_ERR_ARGUMENT);
+        finish(y);
+    }
+}
+static void test_random() { in_all_schedules(random_body); }
+
 /* --- rope ----------------------------------------------------------------------------------------- */
 
 static void rope_body() {
@@ -329,6 +396,9 @@ int main() {
     RUN(test_where);
     RUN(test_max);
     RUN(test_gather);
+    RUN(test_compare);
+    RUN(test_topk_kernel);
+    RUN(test_random);
     RUN(test_rope);
     RUN(test_smooth);
     RUN(test_tape);

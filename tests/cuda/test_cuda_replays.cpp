@@ -155,6 +155,28 @@ static void dropout_body(void) {
 }
 static void dropout(void) { in_all_schedules(dropout_body); }
 
+static void random_body(void) {
+    begin();
+    for (int kind = 0; kind < MIXP_RANDOM_COUNT; kind++) {
+        Pair y = empty(MIXP_F32, 1003, 0);
+        mixp_random_args k;
+        memset((void *)&k, 0, sizeof k);
+        k.kind = (mixp_random_kind)kind;
+        k.n = 1003;
+        k.at = 0.5f; k.by = 1.0f;
+        k.seed = 1; k.tensor = 2;
+        on_gpu = 1;
+        k.y = args_out(ON(y), 0);
+        draws_anew({ &y }, [&](uint64_t step) {
+            k.step = step;
+            GPU_SAYS(random(X, &k), MIXP_OK);
+        });
+        finish(y);
+    }
+    finish(block);
+}
+static void random_tensors(void) { in_all_schedules(random_body); }
+
 /* Stochastic rounding to every dtype that has it, by the wide kernels and one by one. */
 static void rounding_body(void) {
     begin();
@@ -276,6 +298,7 @@ int main(void) {
     RUN(tensor_attention);
     RUN(plain_attention);
     RUN(dropout);
+    RUN(random_tensors);
     RUN(rounding);
     RUN(whole_steps);
     return test_report();

@@ -1,0 +1,282 @@
+#pragma once
+#include "choosing.c"
+#include "shapes.c"
+/* --- comparisons, one_hot, scatter_add, index_add, topk, sort ------------------------------ */
+
+static int mixpi_compared_dtype(mixp_dtype d)
+{ return mixpi_real(d) || d == MIXP_U8 || d == MIXP_I32; }
+
+static mixp_result mixpi_compare_infer(mixp_call *c) {
+    mixp_compare_args *k = (mixp_compare_args *)c->attrs;
+    char quoted[MIXPI_QUOTED];
+    mixp_result r;
+    int i;
+    for (i = 0; i < 2; i++)
+        if (!mixpi_compared_dtype(c->in[i]->dtype))
+            return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                     "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32",
+                                     c->op->name, i, mixpi_quoted(c->in[i], quoted),
+                                     mixp_dtype_name(c->in[i]->dtype));
+    r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
+    return r == MIXP_OK ? mixpi_call_output_fixed(c, MIXP_U8, k->rank, k->shape) : r;
+}
+
+static mixp_result mixpi_compare_forward(mixp_call *c) {
+    mixp_compare_args *k = (mixp_compare_args *)c->attrs;
+    k->a = mixpi_call_x(c, 0);
+    k->b = mixpi_call_x(c, 1);
+    k->y = (uint8_t *)c->out->data;
+    return MIXPI_RUN(c, compare, k);
+}
+
+#define MIXPI_COMPARISON(name, kind)                                                      \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) { \
+        mixp_compare_args k;                                                              \
+        memset(&k, 0, sizeof k);                                                          \
+        k.how = MIXP_COMPARE_##kind;                                                      \
+        return mixpi_apply_op(ctx, MIXP_OP_##kind, 2, a, b, NULL, &k);                    \
+    }
+MIXPI_COMPARISON(eq, EQ)
+MIXPI_COMPARISON(ne, NE)
+MIXPI_COMPARISON(gt, GT)
+MIXPI_COMPARISON(ge, GE)
+MIXPI_COMPARISON(lt, LT)
+MIXPI_COMPARISON(le, LE)
+#undef MIXPI_COMPARISON
+
+typedef struct mixpi_hot {
+    int64_t    classes;
+    mixp_dtype dtype;
+} mixpi_hot;
+
+static mixp_result mixpi_one_hot_infer(mixp_call *c) {
+    const mixpi_hot *p = (const mixpi_hot *)c->attrs;
+    const mixp_tensor *ids = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    if (mixpi_need_indices_after(c, 0) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (!mixpi_compared_dtype(p->dtype))
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "one_hot: the result's dtype is %s; it must be f32, f16, bf16, u8 "
+                                 "or i32", mixp_dtype_name(p->dtype));
+    if (ids->rank >= MIXP_MAX_RANK || p->classes < 1)
+        return mixpi_bad_shapes(c, "its rank must be at most 7, and the classes at least 1");
+    memcpy(shape, ids->shape, sizeof shape);
+    shape[ids->rank] = p->classes;
+    mixpi_call_reads_all(c, 0);
+    return mixpi_call_output_fixed(c, p->dtype, ids->rank + 1, shape);
+}
+
+/* Adds a one to each row of zeros. */
+static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
+    const mixpi_hot *p = (const mixpi_hot *)c->attrs;
+    const mixp_tensor *ids = c->in[0];
+    mixp_tensor *ones = mixp_activation(c->ctx, MIXP_BF16, ids->rank, ids->shape);
+    mixp_gather_args k;
+    mixp_result r;
+    if (!ones) return MIXP_ERR_MEMORY;
+    memset(&k, 0, sizeof k);
+    k.outer = ids->count;
+    k.n = p->classes;
+    k.m = k.inner = 1;
+    k.ids = (const int32_t *)ids->data;
+    k.a = mixpi_tensor_in(ones);
+    k.y = to;
+    k.y.accumulate = 1;
+    r = mixpi_fill_with(c->ctx, mixpi_tensor_out(ones, 0), ones->count, 1.0);
+    if (r == MIXP_OK) r = mixpi_fill_with(c->ctx, to, c->out->count, 0.0);
+    if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, ones->data, mixpi_bytes(ones));
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", p->classes, MIXPI_NO_INDEX) : r;
+}
+
+/* Kernels add to real numbers only: bf16 holds the ones of an integer result. */
+static mixp_result mixpi_one_hot_forward(mixp_call *c) {
+    mixp_tensor *real;
+    mixp_result r;
+    if (mixpi_real(c->out->dtype)) return mixpi_one_hot_ones(c, mixpi_call_y(c));
+    real = mixp_activation(c->ctx, MIXP_BF16, c->out->rank, c->out->shape);
+    if (!real) return MIXP_ERR_MEMORY;
+    r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
+    if (r == MIXP_OK)
+        r = mixpi_convert_to(c->ctx, mixpi_call_y(c), mixpi_tensor_in(real), real->count);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, real->data, mixpi_bytes(real));
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
+                                      mixp_dtype dtype) {
+    mixpi_hot p;
+    memset(&p, 0, sizeof p);
+    p.classes = classes;
+    p.dtype = dtype;
+    return mixpi_apply_one(ctx, MIXP_OP_ONE_HOT, ids, &p);
+}
+
+/* --- scatter_add: inputs x, src, ids --- */
+
+/* Sets the sizes of k: src[outer, m, inner] is added to x[outer, n, inner]. */
+static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args *k) {
+    const mixp_tensor *x = c->in[0], *src = c->in[1];
+    int i;
+    if (axis < 0 || src->rank != x->rank)
+        return mixpi_bad_shapes(c, "x and src need the same rank, and dim must be one of their "
+                                   "dimensions");
+    k->outer = k->inner = 1;
+    for (i = 0; i < x->rank; i++) {
+        if (i == axis) continue;
+        if (x->shape[i] != src->shape[i])
+            return mixpi_bad_shapes(c, "all dimensions of x and src except dim must be equal");
+        if (i < axis) k->outer *= x->shape[i];
+        else k->inner *= x->shape[i];
+    }
+    k->n = x->shape[axis];
+    k->m = src->shape[axis];
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_scatter_infer(mixp_call *c) {
+    mixpi_gathering *p = (mixpi_gathering *)c->attrs;
+    const mixp_tensor *x = c->in[0], *src = c->in[1], *ids = c->in[2];
+    mixp_result r = mixpi_need_indices_after(c, 2);
+    if (r == MIXP_OK) r = mixpi_scatter_sizes(c, mixpi_axis(p->dim, x->rank), &p->k);
+    if (r != MIXP_OK) return r;
+    if (ids->rank != src->rank || memcmp(ids->shape, src->shape, sizeof ids->shape))
+        return mixpi_bad_shapes(c, "ids and src need the same shape");
+    mixpi_call_reads_all(c, 1u << 2);
+    return mixp_call_output(c, mixpi_widest(2, c->in), x->rank, x->shape);
+}
+
+/* Copies x, then adds src in order. */
+static mixp_result mixpi_scatter_into(mixp_call *c, mixp_out to) {
+    mixp_gather_args k = ((const mixpi_gathering *)c->attrs)->k;
+    mixp_result r = mixpi_convert_to(c->ctx, to, mixpi_call_x(c, 0), c->out->count);
+    k.ids = (const int32_t *)c->in[2]->data;
+    k.a = mixpi_call_x(c, 1);
+    k.y = to;
+    k.y.accumulate = 1;
+    if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k.n, MIXPI_NO_INDEX) : r;
+}
+
+/* A low result is summed in f32 and rounded once. */
+static mixp_result mixpi_scatter_forward(mixp_call *c) {
+    mixp_out y = mixpi_call_y(c);
+    int64_t count = c->out->count;
+    mixp_tensor *sums;
+    mixp_result r;
+    if (y.dtype == MIXP_F32) return mixpi_scatter_into(c, y);
+    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!sums) return MIXP_ERR_MEMORY;
+    r = mixpi_scatter_into(c, mixpi_tensor_out(sums, 0));
+    if (r == MIXP_OK) r = mixpi_convert_to(c->ctx, y, mixpi_tensor_in(sums), count);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    return r;
+}
+
+/* The gradient of src: dy at the positions of ids. */
+static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
+    mixp_gather_args k = ((const mixpi_gathering *)c->attrs)->k;
+    int64_t count = c->in[1]->count;
+    mixp_tensor *picked = NULL;
+    mixp_result r;
+    k.ids = (const int32_t *)c->in[2]->data;
+    k.a = mixpi_call_dy(c);
+    k.y = to;
+    if (!to.accumulate) return MIXPI_RUN(c, gather, &k);
+    picked = mixp_activation(c->ctx, c->out->dtype, 1, &count);
+    if (!picked) return MIXP_ERR_MEMORY;
+    k.y = mixpi_tensor_out(picked, 0);
+    r = MIXPI_RUN(c, gather, &k);
+    if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(picked), count);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, picked->data, mixpi_bytes(picked));
+    return r;
+}
+
+static mixp_result mixpi_scatter_backward(mixp_call *c) {
+    mixp_out dx = mixpi_call_dx(c, 0), dsrc;
+    mixp_result r = MIXP_OK;
+    if (dx.data) r = mixpi_add_into(c->ctx, dx, mixpi_call_dy(c), c->out->count);
+    if (r != MIXP_OK) return r;
+    dsrc = mixpi_call_dx(c, 1);
+    return dsrc.data ? mixpi_scatter_gather(c, dsrc) : MIXP_OK;
+}
+
+MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
+                                          mixp_tensor *ids, mixp_tensor *src) {
+    mixpi_gathering p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    return mixpi_apply_op(ctx, MIXP_OP_SCATTER_ADD, 3, x, src, ids, &p);
+}
+
+/* scatter_add of ids that are repeated to the shape of src. */
+MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
+                                        mixp_tensor *ids, mixp_tensor *src) {
+    int64_t line[MIXP_MAX_RANK];
+    mixp_gather_args k;
+    mixpi_outer o;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "index_add", x, src, ids);
+    int i, axis = c ? mixpi_axis(dim, x->rank) : -1;
+    if (!c || mixpi_need_indices_after(c, 2) != MIXP_OK) return NULL;
+    if (mixpi_scatter_sizes(c, axis, &k) != MIXP_OK) return NULL;
+    if (ids->rank != 1 || ids->count != src->shape[axis]) {
+        mixpi_bad_shapes(c, "ids[m] with m the size of src along dim");
+        return NULL;
+    }
+    for (i = 0; i < src->rank; i++) line[i] = i == axis ? ids->count : 1;
+    ids = mixp_expand(ctx, mixp_reshape(ctx, ids, src->rank, line), src->rank, src->shape);
+    return mixp_scatter_add(ctx, x, axis, ids, src);
+}
+
+/* --- topk, sort: the indices; gather then takes the values --- */
+
+/* k 0: all. */
+static mixp_result mixpi_topk_infer(mixp_call *c) {
+    mixp_topk_args *k = (mixp_topk_args *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    k->cols = mixpi_last_dim(x);
+    k->rows = mixpi_rows_of(x);
+    if (!k->k) k->k = k->cols;
+    if (x->rank < 1 || k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF)
+        return mixpi_bad_shapes(c, "x needs a last dimension, of at least k and at most 2^31 - 1 "
+                                   "elements; k is at least 1");
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->rank - 1] = k->k;
+    mixpi_call_reads_all(c, 0);
+    return mixpi_call_output_fixed(c, MIXP_I32, x->rank, shape);
+}
+
+static mixp_result mixpi_topk_forward(mixp_call *c) {
+    mixp_topk_args *k = (mixp_topk_args *)c->attrs;
+    k->a = mixpi_call_x(c, 0);
+    k->index = (int32_t *)c->out->data;
+    return MIXPI_RUN(c, topk, k);
+}
+
+static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+                                     mixp_topk_args *k, mixp_tensor **indices) {
+    mixp_tensor *ids = mixpi_apply_one(ctx, id, x, k);
+    mixp_tensor *y = ids ? mixp_gather(ctx, x, -1, ids) : NULL;
+    if (indices) *indices = y ? ids : NULL;
+    return y;
+}
+
+MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
+                                   mixp_tensor **indices) {
+    mixp_topk_args a;
+    memset(&a, 0, sizeof a);
+    a.k = k ? k : -1;
+    a.smallest = !largest;
+    return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, &a, indices);
+}
+
+MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,
+                                   mixp_tensor **indices) {
+    mixp_topk_args a;
+    memset(&a, 0, sizeof a);
+    a.smallest = !descending;
+    return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, &a, indices);
+}
+
