@@ -129,7 +129,9 @@
  *     random numbers, dropout                same            same             same
  *     + - * / relu sqrt scale, embedding     same            same             same
  *     maximum, minimum, abs, clamp, where,
- *     max, gather, squares of relu           same            same             same
+ *     max, gather, squares of relu,
+ *     comparisons, topk, prod, cumsum,
+ *     scatter_add                            same            same             same
  *     unscale, clip, scaler, Adam, SGD,
  *     RMSprop, Lion                          same            same             same; norm: 2^-22
  *     other elementwise, sums, softmax,
@@ -1164,6 +1166,28 @@ MIXPREC_HD double mixpi_cospi(double x) {
     for (k = 20; k > 0; k -= 2)
         c = mixpi_fma(-t * t / (double)(k * (k - 1)), c, 1.0);
     return x < 0.5 ? c : -c;
+}
+
+/* log(x) of a normal x > 0, to 1e-10: x = m 2^e with m in [sqrt(1/2), sqrt(2)), and log m by the
+ * series of artanh. The same bits on every device, unlike libm's log. */
+MIXPREC_HD double mixpi_log(double x) {
+    const uint64_t bits = mixp_bits_of_f64(x), part = bits & 0xFFFFFFFFFFFFFu;
+    const int up = part >= 0x6A09E667F3BCDu;        /* m would be sqrt(2) or more */
+    const double e = (double)((int)(bits >> 52) - 1023 + up);
+    const double m = mixp_f64_of_bits((uint64_t)(1023 - up) << 52 | part);
+    const double s = (m - 1.0) / (m + 1.0);
+    double sum = 0.0;
+    int k;
+    for (k = 13; k > 0; k -= 2) sum = mixpi_fma(s * s, sum, 1.0 / (double)k);
+    return mixpi_fma(e, 0.69314718055994530942, 2.0 * s * sum);
+}
+
+/* A standard normal number from two uniform ones (Box and Muller, 1958), each the centre of one of
+ * 2^32 cells. */
+MIXPREC_HD float mixpi_normal_of(uint32_t u, uint32_t v) {
+    const double cell = 1.0 / 4294967296.0, turn = ((double)v + 0.5) * 2.0 * cell;
+    const double radius = sqrt(-2.0 * mixpi_log(((double)u + 0.5) * cell));
+    return (float)(radius * mixpi_cospi(turn <= 1.0 ? turn : 2.0 - turn));
 }
 
 /* x^n by products alone: the same bits on every device, unlike libm's pow. */
@@ -2633,6 +2657,90 @@ typedef struct mixp_rope_args {
     mixp_out y;
 } mixp_rope_args;
 
+typedef enum mixp_random_kind {
+    MIXP_RANDOM_UNIFORM,        /* at + by z, z uniform in [0, 1)                          */
+    MIXP_RANDOM_NORMAL,         /* at + by z, z standard normal                            */
+    MIXP_RANDOM_BERNOULLI,      /* 1 with probability at, otherwise 0                      */
+    MIXP_RANDOM_COUNT
+} mixp_random_kind;
+
+/* y = n random numbers; those of element i come from mixp_random_u32(seed, step, tensor, i), for
+ * NORMAL from elements 2i and 2i + 1. z of UNIFORM is a multiple of 2^-24 for f32, 2^-11 for f16
+ * and 2^-8 for bf16, so that rounding gives no 1. MIXP_ERR_ARGUMENT: y accumulates, or an unknown
+ * kind, or a probability outside [0, 1]. */
+typedef struct mixp_random_args {
+    mixp_random_kind kind;
+    int64_t  n;
+    float    at, by;
+    uint64_t seed, step, tensor;
+    mixp_out y;                 /* real                                                    */
+} mixp_random_args;
+
+/* Element i of the result of random, before it is rounded. */
+MIXPREC_HD float mixpi_random_value(const mixp_random_args *k, uint64_t key, int64_t i) {
+    const uint64_t at = (uint64_t)i;
+    int digits = k->y.dtype == MIXP_F32 ? 24 : k->y.dtype == MIXP_F16 ? 11 : 8;
+    if (k->kind == MIXP_RANDOM_BERNOULLI)
+        return (double)mixp_random_at(key, at) < (double)k->at * 4294967296.0 ? 1.0f : 0.0f;
+    if (k->kind == MIXP_RANDOM_NORMAL)
+        return mixpi_fmaf(k->by, mixpi_normal_of(mixp_random_at(key, 2 * at),
+                                                 mixp_random_at(key, 2 * at + 1)), k->at);
+    return mixpi_fmaf(k->by, (float)(mixp_random_at(key, at) >> (32 - digits)) *
+                                 (1.0f / (float)(1 << digits)), k->at);
+}
+
+typedef enum mixp_comparison {
+    MIXP_COMPARE_EQ, MIXP_COMPARE_NE, MIXP_COMPARE_GT, MIXP_COMPARE_GE, MIXP_COMPARE_LT,
+    MIXP_COMPARE_LE, MIXP_COMPARE_COUNT
+} mixp_comparison;
+
+/* y = 1 where a is as `how` says beside b, else 0, over shape (rank 0..8), y dense; a stride of 0
+ * repeats an element. Compares values exactly; a NaN is only NE to everything. a and b: real, u8
+ * or i32 each. */
+typedef struct mixp_compare_args {
+    mixp_comparison how;
+    int      rank;
+    int64_t  shape[MIXP_MAX_RANK];
+    mixp_in  a, b;
+    int64_t  a_strides[MIXP_MAX_RANK], b_strides[MIXP_MAX_RANK];
+    uint8_t *y;
+} mixp_compare_args;
+
+/* Are the bits those of a NaN? Fast-math would not see one. */
+MIXPREC_HD int mixpi_is_nan_f64(double x)
+{ return mixp_bits_of_f64(x) << 1 > 0xFFE0000000000000u; }
+
+MIXPREC_HD int mixpi_holds(mixp_comparison how, double a, double b) {
+    if (mixpi_is_nan_f64(a) || mixpi_is_nan_f64(b)) return how == MIXP_COMPARE_NE;
+    switch (how) {
+    case MIXP_COMPARE_EQ: return a == b;
+    case MIXP_COMPARE_NE: return a != b;
+    case MIXP_COMPARE_GT: return a > b;
+    case MIXP_COMPARE_GE: return a >= b;
+    case MIXP_COMPARE_LT: return a < b;
+    default:              return a <= b;
+    }
+}
+
+/* index[rows, k] = the positions of the k largest (or smallest) elements of each row of
+ * a[rows, cols], sorted: the largest (or smallest) first, equal ones in order of position. NaN is
+ * larger than all. real. MIXP_ERR_ARGUMENT: k outside [1, cols], or cols above 2^31 - 1. */
+typedef struct mixp_topk_args {
+    int64_t  rows, cols, k;
+    int      smallest;
+    mixp_in  a;
+    int32_t *index;
+} mixp_topk_args;
+
+/* The place of x in topk's order: a larger number comes first. */
+MIXPREC_HD uint32_t mixpi_topk_key(float x, int smallest) {
+    uint32_t bits = mixp_bits_of_f32(x), key;
+    if (bits << 1 == 0) bits = 0;                       /* -0 equals 0 */
+    key = bits >> 31 ? ~bits : bits | 0x80000000u;
+    if (bits << 1 > 0xFF000000u) key = 0xFFFFFFFFu;     /* NaN */
+    return smallest ? ~key : key;
+}
+
 typedef struct mixp_kernels {
     mixp_result (*convert)(const mixp_exec *x, const mixp_convert_args *k);
     mixp_result (*fill)(const mixp_exec *x, const mixp_fill_args *k);
@@ -2679,6 +2787,9 @@ typedef struct mixp_kernels {
     mixp_result (*gather)(const mixp_exec *x, const mixp_gather_args *k);
     mixp_result (*gather_backward)(const mixp_exec *x, const mixp_gather_args *k);
     mixp_result (*rope)(const mixp_exec *x, const mixp_rope_args *k);
+    mixp_result (*random)(const mixp_exec *x, const mixp_random_args *k);
+    mixp_result (*compare)(const mixp_exec *x, const mixp_compare_args *k);
+    mixp_result (*topk)(const mixp_exec *x, const mixp_topk_args *k);
 
     /* Optional. NULL: two other kernels do the same work. */
     mixp_result (*add_norm)(const mixp_exec *x, const mixp_norm_args *k);
@@ -3772,6 +3883,7 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     mean                        KEEP     x                    x
  *     max min                     KEEP     x                    x             ties: first, or all
  *     argmax argmin               KEEP     x                    none          i32
+ *     prod cumsum                 F32_OUT  x                    x             summed in f32
  *     var std                     KEEP     x                    x             computed in f32
  *     logsumexp vector_norm       F32      x                    x
  *     softmax log_softmax         F32_OUT  x                    x
@@ -3783,6 +3895,13 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     gather                      KEEP     x, ids               x
  *     where                       PROMOTE  mask, a, b           a, b          broadcasts
  *     masked_fill                 KEEP     x, mask              x             broadcasts
+ *     eq ne gt ge lt le           KEEP     a, b                 none          u8; broadcast
+ *     one_hot                     KEEP     ids                  none          of any dtype
+ *     scatter_add                 PROMOTE  x, ids, src          x, src
+ *     index_add                   PROMOTE  x, ids, src          x, src
+ *     topk sort                   KEEP     x                    x             and i32 indices
+ *     full                        -        none                 none          a constant
+ *     uniform normal bernoulli    -        none                 none          random numbers
  *     rope                        KEEP     x                    x             both kinds of pairs
  *     dropout                     KEEP     x                    x
  *     cross_entropy (_smooth)     F32      logits, targets      logits        f32 scalar
@@ -3790,11 +3909,13 @@ MIXPREC_API mixp_out mixp_call_dx(mixp_call *c, int i);
  *     mse l1 smooth_l1 huber      F32      x, target            both          f32 scalar
  *     bce_with_logits kl_div      F32      x, target            x             f32 scalar
  *     bce                         BANNED   x, target            x             f32 scalar
+ *     nll                         F32      x, targets           x             f32 scalar
+ *     triplet_margin              F32      three tensors        all           f32 scalar
  *     cast reshape transpose      KEEP     x                    x             reshape: no copy
  *     squeeze unsqueeze           KEEP     x                    x             no copy
  *     permute flip expand pad     KEEP     x                    x
  *     concat stack                PROMOTE  any number           all
- *     slice split                 KEEP     x                    x
+ *     slice split (_sizes)        KEEP     x                    x
  */
 
 /* LOW. y[..., out] = x[..., in] w[out, in]' (+ b[out]). */
@@ -3962,6 +4083,12 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
 MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int dim,
                                           int keep);
 
+/* F32_OUT. The product, computed in f32. The gradient of an element is the product of all others:
+ * exact where elements are 0. */
+MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep);
+/* F32_OUT. Element i along dim is the sum of elements 0 to i, computed in f32. */
+MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim);
+
 /* F32_OUT. Over the last dimension. */
 MIXPREC_API mixp_tensor *mixp_softmax(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_log_softmax(mixp_context *ctx, mixp_tensor *x);
@@ -3999,6 +4126,35 @@ MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_t
                                     mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
                                           mixp_tensor *mask, float value);
+/* KEEP. 1 where a == b, a != b, a > b, a >= b, a < b or a <= b, else 0: a mask of u8, with NumPy's
+ * broadcasting. a and b are f32, f16, bf16, u8 or i32, and are compared exactly. A NaN is not equal
+ * to anything, and neither above nor below. To compare with a number: mixp_full. */
+MIXPREC_API mixp_tensor *mixp_eq(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_ne(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_gt(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_ge(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_lt(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+MIXPREC_API mixp_tensor *mixp_le(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b);
+/* KEEP. y[..., classes] is 1 at ids[...] (i32) and 0 elsewhere. dtype: f32, f16, bf16, u8 or i32. A
+ * bad id: as in mixp_embedding. */
+MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
+                                      mixp_dtype dtype);
+/* PROMOTE. scatter_add: x, with src[.., j, ..] added at [.., ids[.., j, ..], ..] along dim. ids
+ * (i32) has the shape of src; its other dimensions are those of x. index_add: the same with ids[m],
+ * one id for each index of src along dim. Additions to one element run in increasing j, in f32, and
+ * are rounded once: the same bits in each run. A bad id: as in mixp_embedding. */
+MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
+                                          mixp_tensor *ids, mixp_tensor *src);
+MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
+                                        mixp_tensor *ids, mixp_tensor *src);
+/* KEEP. Over the last dimension. topk: the k largest (largest 0: smallest) elements, the largest
+ * (smallest) first. sort: all elements, ascending or descending. *indices (unless NULL): their
+ * positions, i32. NaN is larger than all; equal elements keep their order. The gradient goes to
+ * the positions. On a GPU the work grows with the square of the dimension. */
+MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
+                                   mixp_tensor **indices);
+MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,
+                                   mixp_tensor **indices);
 /* KEEP. Rotary position embedding of x[..., t, c], whose last dimension is heads of head_dim
  * (even). Pair i of a head at position first + t is rotated by position * base^(-2i/head_dim).
  * Pairs are (i, i + head_dim/2), as in GPT-NeoX and Llama, or (2i, 2i + 1) if interleaved is 1. */
@@ -4013,6 +4169,22 @@ MIXPREC_API mixp_tensor *mixp_rope(mixp_context *ctx, mixp_tensor *x,
 /* KEEP. p: share of elements dropped, in [0, 1). training 0: returns x. */
 MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p,
                                       int training);
+
+/* Tensors of this step, without a gradient. full: each element is value; any dtype. uniform: in
+ * [low, high), where rounding may give high unless low is 0 and high 1. normal: mean and standard
+ * deviation. bernoulli: 1 with probability p, else 0; dtype u8 makes a mask. All other dtypes are
+ * f32, f16 or bf16. Random numbers come from the context's seed, the step and the position of the
+ * call in the step: the same on every device and in every run, new in each step, replay and rank.
+ *
+ * MIXP_ERR_ARGUMENT: a number is not finite, low > high, std < 0, or p outside [0, 1]. */
+MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                   const int64_t *shape, double value);
+MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                      const int64_t *shape, float low, float high);
+MIXPREC_API mixp_tensor *mixp_normal(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                     const int64_t *shape, float mean, float std);
+MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                        const int64_t *shape, float p);
 
 /* F32. Losses are f32 scalars: means over all elements (over rows for cross_entropy).
  * cross_entropy: logits[..., vocab], targets[...] i32. Targets equal to `ignore` do not count
@@ -4052,11 +4224,23 @@ MIXPREC_API mixp_tensor *mixp_huber(mixp_context *ctx, mixp_tensor *x, mixp_tens
  * infinite. */
 MIXPREC_API mixp_tensor *mixp_kl_div(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target,
                                      int log_target);
+/* -x[..., targets[...]] of log-probabilities x[..., classes] (mixp_log_softmax): the mean over the
+ * targets (i32) that are not `ignore`, as in mixp_cross_entropy. At most 2^24 classes. Several
+ * operators run, in f32. A bad target: as in mixp_embedding. */
+MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
+                                  int32_t ignore);
+/* The mean of max(0, |anchor - positive| - |anchor - negative| + margin), |d| the Euclidean length
+ * of d + 1e-6 over the last dimension (PyTorch's default margin: 1). Three tensors of one shape.
+ * Several operators run, in f32. */
+MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
+                                             mixp_tensor *positive, mixp_tensor *negative,
+                                             float margin);
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 
-/* KEEP. cast: to f32, f16 or bf16. reshape: shares x's memory; one dimension may be -1. transpose:
- * copies with two dimensions swapped; a negative dimension counts from the end. */
+/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32. reshape: shares x's memory; one dimension
+ * may be -1. transpose: copies with two dimensions swapped; a negative dimension counts from the
+ * end. */
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
 MIXPREC_API mixp_tensor *mixp_reshape(mixp_context *ctx, mixp_tensor *x, int rank,
                                       const int64_t *shape);
@@ -4093,6 +4277,9 @@ MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
 /* Fills parts[n] with n slices of equal size, in order. On error, all parts are NULL. */
 MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
                                    mixp_tensor **parts);
+/* The same with sizes[n], whose sum must be the size of the dimension. */
+MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                         const int64_t *sizes, mixp_tensor **parts);
 
 /* Ids of the built-in operators' rows, for mixp_autocast_override and mixp_apply. */
 typedef enum mixp_op_id {
@@ -4112,6 +4299,8 @@ typedef enum mixp_op_id {
     MIXP_OP_SQUARE, MIXP_OP_RECIPROCAL, MIXP_OP_LOG1P, MIXP_OP_EXPM1, MIXP_OP_ERF,
     MIXP_OP_SOFTPLUS, MIXP_OP_LEAKY_RELU, MIXP_OP_ELU, MIXP_OP_ADD_SCALAR, MIXP_OP_RSUB,
     MIXP_OP_PERMUTE, MIXP_OP_FLIP, MIXP_OP_EXPAND, MIXP_OP_PAD, MIXP_OP_STACK,
+    MIXP_OP_EQ, MIXP_OP_NE, MIXP_OP_GT, MIXP_OP_GE, MIXP_OP_LT, MIXP_OP_LE,
+    MIXP_OP_PROD, MIXP_OP_CUMSUM, MIXP_OP_ONE_HOT, MIXP_OP_SCATTER_ADD, MIXP_OP_TOPK, MIXP_OP_SORT,
     MIXP_OP_COUNT
 } mixp_op_id;
 /* Returns the row of a built-in operator, such as MIXP_OP_LINEAR. NULL for an unknown id. */
@@ -5942,6 +6131,100 @@ static void mixpi_rope_run(const void *args, int64_t run) {
     }
 }
 
+/* --- random numbers, comparisons, topk --- */
+
+typedef struct mixpi_random_job {
+    const mixp_random_args *k;
+    uint64_t key;
+} mixpi_random_job;
+
+static int mixpi_comparable(mixp_in a) {
+    return a.data && (mixpi_reads(a) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32);
+}
+
+/* Element i of a comparable array, exactly. */
+static double mixpi_exact(mixp_in a, int64_t i) {
+    if (a.dtype == MIXP_I32) return (double)((const int32_t *)a.data)[i];
+    if (a.dtype == MIXP_U8) return (double)((const uint8_t *)a.data)[i];
+    return (double)mixp_get(a, i);
+}
+
+/* One line: the last axis, from the first elements of a and b. */
+static void mixpi_compare_unit(const void *args, int64_t line) {
+    const mixp_compare_args *k = (const mixp_compare_args *)args;
+    const int last = k->rank - 1;
+    int64_t n = last < 0 ? 1 : k->shape[last], a = 0, b = 0, i, rest = line;
+    int64_t step_a = last < 0 ? 0 : k->a_strides[last], step_b = last < 0 ? 0 : k->b_strides[last];
+    int axis;
+    for (axis = last - 1; axis >= 0; axis--) {
+        int64_t at = rest % k->shape[axis];
+        a += at * k->a_strides[axis];
+        b += at * k->b_strides[axis];
+        rest /= k->shape[axis];
+    }
+    for (i = 0; i < n; i++)
+        k->y[line * n + i] = (uint8_t)mixpi_holds(k->how, mixpi_exact(k->a, a + i * step_a),
+                                                     mixpi_exact(k->b, b + i * step_b));
+}
+
+static mixp_result mixpi_compare(const mixp_exec *x, const mixp_compare_args *k) {
+    int64_t lines = 1;
+    int axis;
+    if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_comparable(k->a) || !mixpi_comparable(k->b)) return MIXP_ERR_DTYPE;
+    for (axis = 0; axis < k->rank - 1; axis++) lines *= k->shape[axis];
+    return mixpi_each_unit(x, lines, 8 * (k->rank ? k->shape[k->rank - 1] : 1),
+                           mixpi_compare_unit, k);
+}
+
+/* Does element i of a row come before element j? */
+static int mixpi_topk_before(const mixp_topk_args *k, int64_t row, int32_t i, int32_t j) {
+    uint32_t a = mixpi_topk_key(mixp_get(k->a, row * k->cols + i), k->smallest);
+    uint32_t b = mixpi_topk_key(mixp_get(k->a, row * k->cols + j), k->smallest);
+    return a != b ? a > b : i < j;
+}
+
+/* Restores the heap of n positions below `at`: each comes behind those under it. */
+static void mixpi_topk_sift(const mixp_topk_args *k, int64_t row, int32_t *heap, int64_t at,
+                            int64_t n) {
+    for (;;) {
+        int64_t last = at, child;
+        int32_t swap = heap[at];
+        for (child = 2 * at + 1; child < 2 * at + 3 && child < n; child++)
+            if (mixpi_topk_before(k, row, heap[last], heap[child])) last = child;
+        if (last == at) return;
+        heap[at] = heap[last];
+        heap[last] = swap;
+        at = last;
+    }
+}
+
+/* One row: a heap of the best k positions, whose top is the last of them; then that heap sorted. */
+static void mixpi_topk_unit(const void *args, int64_t row) {
+    const mixp_topk_args *k = (const mixp_topk_args *)args;
+    int32_t *heap = k->index + row * k->k, swap;
+    int64_t i;
+    for (i = 0; i < k->k; i++) heap[i] = (int32_t)i;
+    for (i = k->k / 2; i-- > 0;) mixpi_topk_sift(k, row, heap, i, k->k);
+    for (i = k->k; i < k->cols; i++) {
+        if (!mixpi_topk_before(k, row, (int32_t)i, heap[0])) continue;
+        heap[0] = (int32_t)i;
+        mixpi_topk_sift(k, row, heap, 0, k->k);
+    }
+    for (i = k->k - 1; i > 0; i--) {
+        swap = heap[0];
+        heap[0] = heap[i];
+        heap[i] = swap;
+        mixpi_topk_sift(k, row, heap, 0, i);
+    }
+}
+
+static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
+    if (!mixpi_reads(k->a)) return MIXP_ERR_DTYPE;
+    if (k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF || !k->index) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, 16 * k->cols, mixpi_topk_unit, k);
+}
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_X86 1
 #  include <immintrin.h>
@@ -8324,6 +8607,28 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args
     mixpi_dropout_plan(&d, k);
     return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_BLOCK,
                            MIXPI_P(dropout_unit), &d);
+}
+
+/* One block. */
+MIXPI_K void MIXPI_P(random_unit)(const void *job, int64_t unit) {
+    const mixpi_random_job *d = (const mixpi_random_job *)job;
+    int64_t i, first = unit * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, d->k->n - first);
+    float out[MIXPI_BLOCK];
+    for (i = 0; i < n; i++) out[i] = mixpi_random_value(d->k, d->key, first + i);
+    MIXPI_P(write)(d->k->y, first, n, out);
+}
+
+MIXPI_K mixp_result MIXPI_P(random)(const mixp_exec *x, const mixp_random_args *k) {
+    mixpi_random_job d;
+    if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
+        return MIXP_ERR_ARGUMENT;
+    if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    d.k = k;
+    d.key = mixp_random_key(k->seed, k->step, k->tensor);
+    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), 8 * MIXPI_BLOCK,
+                           MIXPI_P(random_unit), &d);
 }
 
 /* --- max, argmax and gather --- */
@@ -12342,7 +12647,8 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
     MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
-    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(add_norm),          \
+    MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
+    mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
     MIXPI_P(cross_entropy_both), NULL                                                     \
 }
 static const mixp_kernels MIXPI_P(kernels) =
@@ -17542,9 +17848,9 @@ MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {
     mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
-    if (!mixpi_real(from))
+    if (!mixpi_real(from) && from != MIXP_U8 && from != MIXP_I32)
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "cast: input 0 is %s; it must be f32, f16 or bf16",
+                                 "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32",
                                  mixp_dtype_name(from));
     if (!mixpi_real(to))
         return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
@@ -17845,7 +18151,14 @@ static const char *const mixpi_input_names[][4] = {
     { "kl_div", "x", "target", "" },
     { "gather", "x", "ids", "" },
     { "where", "mask", "a", "b" },
-    { "masked_fill", "x", "mask", "" }
+    { "masked_fill", "x", "mask", "" },
+    { "eq", "a", "b", "" }, { "ne", "a", "b", "" }, { "gt", "a", "b", "" },
+    { "ge", "a", "b", "" }, { "lt", "a", "b", "" }, { "le", "a", "b", "" },
+    { "one_hot", "ids", "", "" },
+    { "scatter_add", "x", "src", "ids" },
+    { "index_add", "x", "src", "ids" },
+    { "nll", "x", "targets", "" },
+    { "triplet_margin", "anchor", "positive", "negative" }
 };
 
 static const char *mixpi_input_name(const mixp_call *c, int i, char number[24]) {
@@ -17888,6 +18201,37 @@ static int mixpi_axis(int dim, int rank) {
 static mixp_result mixpi_same_infer(mixp_call *c) {
     if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
     return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+}
+
+/* --- functions made of other operators ---
+ *
+ * Inside, operators with other names run. So the inputs are checked first, under the name of the
+ * function that the user called.
+ */
+typedef struct mixpi_outer {
+    mixp_op      op;
+    mixp_call    call;
+    mixp_tensor *in[4];
+} mixpi_outer;
+
+/* A call by this name of a, and of b and c unless NULL, for functions that check. NULL: an input
+ * is not usable. */
+static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char *name,
+                                   mixp_tensor *a, mixp_tensor *b, mixp_tensor *c) {
+    int i;
+    if (!ctx) return NULL;
+    memset(o, 0, sizeof *o);
+    o->op.name = name;
+    o->in[0] = a;
+    o->in[1] = b;
+    o->in[2] = c;
+    o->call.ctx = ctx;
+    o->call.op = &o->op;
+    o->call.in = o->in;
+    o->call.n_in = 3;
+    for (i = 0; i < 3; i++)
+        if (mixpi_check_input(ctx, &o->op, i, 1, o->in[i]) != MIXP_OK) return NULL;
+    return &o->call;
 }
 
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */
@@ -19153,21 +19497,30 @@ static int64_t mixpi_broadcast_axis(const mixp_tensor *t, int rank, int i, int64
     return n;
 }
 
-static mixp_result mixpi_binary_infer(mixp_call *c) {
-    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+/* The shape of a result of two operands, and the strides of both in it. */
+static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape,
+                                       int64_t *a_strides, int64_t *b_strides) {
     const mixp_tensor *a = c->in[0], *b = c->in[1];
     int64_t step_a = 1, step_b = 1;
     int i;
-    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
-    k->rank = a->rank > b->rank ? a->rank : b->rank;
-    for (i = k->rank - 1; i >= 0; i--) {
-        int64_t na = mixpi_broadcast_axis(a, k->rank, i, &step_a, &k->a_strides[i]);
-        int64_t nb = mixpi_broadcast_axis(b, k->rank, i, &step_b, &k->b_strides[i]);
+    *rank = a->rank > b->rank ? a->rank : b->rank;
+    for (i = *rank - 1; i >= 0; i--) {
+        int64_t na = mixpi_broadcast_axis(a, *rank, i, &step_a, &a_strides[i]);
+        int64_t nb = mixpi_broadcast_axis(b, *rank, i, &step_b, &b_strides[i]);
         if (na != nb && na != 1 && nb != 1)
             return mixpi_bad_shapes(
                 c, "aligned at the right, dimensions must be equal or 1");
-        k->shape[i] = na > nb ? na : nb;
+        shape[i] = na > nb ? na : nb;
     }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_binary_infer(mixp_call *c) {
+    mixp_binary_args *k = (mixp_binary_args *)c->attrs;
+    mixp_result r;
+    if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
+    r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
+    if (r != MIXP_OK) return r;
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
 
@@ -19782,7 +20135,7 @@ MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
 /* Names the invalid index that made a kernel fail. Possible only if indices are in host memory. */
 static mixp_result mixpi_bad_index(mixp_call *c, const char *what, int64_t limit,
                                    int64_t ignore) {
-    const mixp_tensor *t = c->in[c->in[2] ? 2 : 1];     /* the indices are the last input */
+    const mixp_tensor *t = c->in[c->in[2] ? 2 : c->in[1] ? 1 : 0];  /* the last input */
     const int32_t *ids = (const int32_t *)t->data;
     int64_t i =
         c->ctx->device->download ? -1 : mixpi_bad_id(ids, t->count, limit, ignore);
@@ -20624,8 +20977,8 @@ static mixp_tensor *mixpi_no_dim(mixp_context *ctx, const char *who, const char 
 MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim) {
     int64_t shape[MIXP_MAX_RANK];
     int i, axis, rank = 0;
-    /* If x is no tensor, reshape reports it. */
-    if (!ctx || !mixpi_is_live(x)) return mixp_reshape(ctx, x, 0, NULL);
+    mixpi_outer o;
+    if (!mixpi_outer_call(&o, ctx, "squeeze", x, NULL, NULL)) return NULL;
     axis = mixpi_axis(dim, x->rank);
     if (dim != MIXP_ALL && axis < 0)
         return mixpi_no_dim(ctx, "mixp_squeeze", "dimension of", x, dim);
@@ -20639,7 +20992,8 @@ MIXPREC_API mixp_tensor *mixp_squeeze(mixp_context *ctx, mixp_tensor *x, int dim
 MIXPREC_API mixp_tensor *mixp_unsqueeze(mixp_context *ctx, mixp_tensor *x, int dim) {
     int64_t shape[MIXP_MAX_RANK];
     int i, axis;
-    if (!ctx || !mixpi_is_live(x)) return mixp_reshape(ctx, x, 0, NULL);
+    mixpi_outer o;
+    if (!mixpi_outer_call(&o, ctx, "unsqueeze", x, NULL, NULL)) return NULL;
     axis = mixpi_axis(dim, x->rank + 1);
     if (axis < 0 || x->rank == MIXP_MAX_RANK)
         return mixpi_no_dim(ctx, "mixp_unsqueeze", "place for a new dimension of", x, dim);
@@ -20932,12 +21286,47 @@ MIXPREC_API mixp_tensor *mixp_slice(mixp_context *ctx, mixp_tensor *x, int dim,
     return mixpi_apply_one(ctx, MIXP_OP_SLICE, x, &p);
 }
 
-/* Can x be split into n parts? Reports the reason if not. */
-static mixp_result mixpi_check_split(mixp_context *ctx, const mixp_tensor *x, int dim,
-                                     int n) {
-    int axis = mixpi_axis(dim, x->rank);
+/* Fills parts with slices of these sizes, or of `each`. On an error, all parts are NULL. */
+static mixp_result mixpi_split_by(mixp_context *ctx, mixp_tensor *x, int dim, int n, int64_t each,
+                                  const int64_t *sizes, mixp_tensor **parts) {
+    int64_t first = 0;
+    int i, done = 0;
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    for (; done < n; done++) {
+        int64_t size = sizes ? sizes[done] : each;
+        parts[done] = mixp_slice(ctx, x, dim, first, size);
+        if (!parts[done]) break;
+        first += size;
+    }
+    if (done == n) return MIXP_OK;
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    return mixpi_failed(ctx);
+}
+
+/* Is x a tensor, and are there parts to fill? Sets *axis to dim's index, or to -1. */
+static mixp_result mixpi_split_check(mixp_context *ctx, const char *who, mixp_tensor *x, int dim,
+                                     int n, mixp_tensor **parts, int *axis) {
+    mixpi_outer o;
+    int i;
+    if (!ctx || !parts || n < 1)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_%s: %d parts and %s for them; n must be at least 1, and "
+                                 "parts must not be NULL",
+                                 who, n, parts ? "an array" : "no array");
+    for (i = 0; i < n; i++) parts[i] = NULL;
+    if (!mixpi_outer_call(&o, ctx, who, x, NULL, NULL)) return mixpi_failed(ctx);
+    *axis = mixpi_axis(dim, x->rank);
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                   mixp_tensor **parts) {
+    int axis = -1;
+    mixp_result r = mixpi_split_check(ctx, "split", x, dim, n, parts, &axis);
     char text[336];
-    if (axis >= 0 && x->shape[axis] % n == 0) return MIXP_OK;
+    if (r != MIXP_OK) return r;
+    if (axis >= 0 && x->shape[axis] % n == 0)
+        return mixpi_split_by(ctx, x, axis, n, x->shape[axis] / n, NULL, parts);
     mixpi_input_text(x, "x", text, sizeof text);
     return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_split: %s has no dim %d%s %d",
                              text, dim,
@@ -20945,37 +21334,600 @@ static mixp_result mixpi_check_split(mixp_context *ctx, const mixp_tensor *x, in
                              n);
 }
 
-MIXPREC_API mixp_result mixp_split(mixp_context *ctx, mixp_tensor *x, int dim, int n,
-                                   mixp_tensor **parts) {
-    int64_t size = 1;
-    int i, done = 0, known = mixpi_is_live(x);
-    if (!ctx || !parts || n < 1)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_split: %d parts and %s for them; n must be at least 1, and "
-                                 "parts must not be NULL",
-                                 n, parts ? "an array" : "no array");
-    for (i = 0; i < n; i++) parts[i] = NULL;
-    /* If x is no tensor, the first slice reports it. */
-    if (known && mixpi_check_split(ctx, x, dim, n) != MIXP_OK)
-        return MIXP_ERR_SHAPE;
-    if (known) size = x->shape[mixpi_axis(dim, x->rank)] / n;
-    while (done < n && (parts[done] = mixp_slice(ctx, x, dim, done * size, size)) != NULL)
-        done++;
-    if (done == n) return MIXP_OK;
-    for (i = 0; i < n; i++) parts[i] = NULL;
-    return mixpi_failed(ctx);
+/* Do the sizes fill a dimension of this size, each at least 1? */
+static int mixpi_sizes_fill(int n, const int64_t *sizes, int64_t size) {
+    int i;
+    for (i = 0; i < n; i++) {
+        if (sizes[i] < 1 || sizes[i] > size) return 0;
+        size -= sizes[i];
+    }
+    return size == 0;
 }
 
-/* --- min, argmin, logsumexp, var, std, vector_norm: made of other operators -------------- */
+MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int dim, int n,
+                                         const int64_t *sizes, mixp_tensor **parts) {
+    int axis = -1;
+    mixp_result r = mixpi_split_check(ctx, "split_sizes", x, dim, n, parts, &axis);
+    char text[336];
+    if (r != MIXP_OK) return r;
+    if (axis >= 0 && sizes && mixpi_sizes_fill(n, sizes, x->shape[axis]))
+        return mixpi_split_by(ctx, x, axis, n, 0, sizes, parts);
+    mixpi_input_text(x, "x", text, sizeof text);
+    return mixp_context_fail(ctx, sizes ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,
+                             "mixp_split_sizes: %s and %d sizes for dim %d; the sizes must not be "
+                             "NULL, each must be at least 1, and their sum the size of a dimension",
+                             text, n, dim);
+}
+/* --- tensors of one number, and of random numbers ----------------------------------------- */
 
-MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixp_neg(ctx, mixp_max(ctx, mixp_neg(ctx, x), dim, keep)); }
-MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
-{ return mixp_argmax(ctx, mixp_neg(ctx, x), dim, keep); }
+MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                   const int64_t *shape, double value) {
+    mixp_tensor *t = mixpi_tensor_new(ctx, "mixp_full", dtype, rank, shape, 0, 1);
+    if (!t || mixpi_fill_with(ctx, mixpi_tensor_out(t, 0), t->count, value) != MIXP_OK) return NULL;
+    return t;
+}
+
+/* Tests the bits: neither Inf nor NaN. */
+static int mixpi_is_finite(float x) { return mixp_bits_of_f32(x) << 1 < 0xFF000000u; }
+
+/* A tensor of this step with the numbers of k, whose dtype is k's. Its key is that of a call, so
+ * that the next operator with random numbers gets another one. */
+static mixp_tensor *mixpi_random(mixp_context *ctx, const char *who, mixp_random_args *k,
+                                 int rank, const int64_t *shape) {
+    mixp_tensor *t;
+    if (ctx && !mixpi_real(k->y.dtype)) {
+        mixp_context_fail(ctx, MIXP_ERR_DTYPE, "%s: the dtype is %s; it must be f32, f16 or bf16",
+                          who, mixp_dtype_name(k->y.dtype));
+        return NULL;
+    }
+    t = mixpi_tensor_new(ctx, who, k->y.dtype, rank, shape, 0, 1);
+    if (!t) return NULL;
+    k->n = t->count;
+    k->seed = ctx->seed;
+    k->step = mixpi_random_step(ctx);
+    k->tensor = (uint64_t)ctx->calls_made++;
+    k->y = mixpi_tensor_out(t, 0);
+    ctx->drawn++;
+    return MIXPI_STEP_RUN(t, random, k) == MIXP_OK ? t : NULL;
+}
+
+static mixp_random_args mixpi_random_of(mixp_random_kind kind, mixp_dtype dtype, float at,
+                                        float by) {
+    mixp_random_args k;
+    memset(&k, 0, sizeof k);
+    k.kind = kind;
+    k.at = at;
+    k.by = by;
+    k.y.dtype = dtype;
+    return k;
+}
+
+MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                      const int64_t *shape, float low, float high) {
+    mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
+    if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f)
+        return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                      "mixp_uniform: low is %g and high is %g; both and their difference must be "
+                      "finite, and low must not be above high", (double)low, (double)high);
+    return NULL;
+}
+
+MIXPREC_API mixp_tensor *mixp_normal(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                     const int64_t *shape, float mean, float std) {
+    mixp_random_args k = mixpi_random_of(MIXP_RANDOM_NORMAL, dtype, mean, std);
+    if (mixpi_is_finite(mean) && mixpi_is_finite(std) && std >= 0.0f)
+        return mixpi_random(ctx, "mixp_normal", &k, rank, shape);
+    mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                      "mixp_normal: mean is %g and std is %g; both must be finite, and std at "
+                      "least 0", (double)mean, (double)std);
+    return NULL;
+}
+
+MIXPREC_API mixp_tensor *mixp_bernoulli(mixp_context *ctx, mixp_dtype dtype, int rank,
+                                        const int64_t *shape, float p) {
+    mixp_random_args k = mixpi_random_of(MIXP_RANDOM_BERNOULLI, dtype, p, 0.0f);
+    mixp_tensor *t, *mask;
+    if (!mixpi_is_finite(p) || p < 0.0f || p > 1.0f) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_bernoulli: p is %g; it must be in [0, 1]", (double)p);
+        return NULL;
+    }
+    if (dtype != MIXP_U8) return mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
+    k.y.dtype = MIXP_BF16;
+    t = mixpi_random(ctx, "mixp_bernoulli", &k, rank, shape);
+    mask = t ? mixp_activation(ctx, MIXP_U8, rank, shape) : NULL;
+    if (!mask || mixpi_convert_to(ctx, mixpi_tensor_out(mask, 0), mixpi_tensor_in(t), t->count) !=
+                     MIXP_OK) return NULL;
+    mixpi_arena_give(ctx, &ctx->dev, t->data, mixpi_bytes(t));
+    t->data = NULL;
+    return mask;
+}
+
+/* --- prod, cumsum -------------------------------------------------------------------------- *
+ *
+ * Both work in f32 on columns: x[outer, n, inner] as [n, outer * inner], where all that lies s
+ * places further along n is one array further on. The kernels are those of other operators.
+ */
+typedef struct mixpi_scan {
+    int           dim, keep;
+    mixpi_reduced x;
+} mixpi_scan;
+
+static int64_t mixpi_scan_cols(const mixpi_scan *p) { return p->x.outer * p->x.inner; }
+
+/* Copies x's layout into columns, or back. */
+static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int back) {
+    const mixpi_scan *p = (const mixpi_scan *)c->attrs;
+    mixp_copy_args k;
+    int64_t *columns;
+    memset(&k, 0, sizeof k);
+    k.rank = 3;
+    k.shape[0] = p->x.outer;
+    k.shape[1] = p->x.n;
+    k.shape[2] = p->x.inner;
+    mixpi_dense_strides(3, k.shape, back ? k.dst_strides : k.src_strides);
+    columns = back ? k.src_strides : k.dst_strides;
+    columns[0] = p->x.inner;
+    columns[1] = mixpi_scan_cols(p);
+    columns[2] = 1;
+    k.src = from;
+    k.dst = to;
+    return MIXPI_RUN(c, copy, &k);
+}
+
+/* n numbers of f32 for this call alone. */
+static float *mixpi_scan_room(mixp_call *c, int64_t n) {
+    return (float *)mixpi_arena_take(c->ctx, &c->ctx->dev, (size_t)n * sizeof(float));
+}
+static void mixpi_scan_give(mixp_call *c, float *room, int64_t n) {
+    if (room) mixpi_arena_give(c->ctx, &c->ctx->dev, room, (size_t)n * sizeof(float));
+}
+
+/* Rows of the lowest level of prod's tree: n, and ones up to a power of 2. */
+static int64_t mixpi_prod_rows(const mixpi_scan *p) {
+    int64_t rows = 1;
+    while (rows < p->x.n) rows *= 2;
+    return rows;
+}
+
+static mixp_result mixpi_prod_infer(mixp_call *c) {
+    mixpi_scan *p = (mixpi_scan *)c->attrs;
+    mixp_result r = mixpi_reduce_shape(c, p->dim, p->keep, &p->x);
+    if (r != MIXP_OK) return r;
+    mixpi_call_reads_all(c, 0);     /* forward keeps the tree */
+    return mixp_call_output(c, c->in[0]->dtype, p->x.rank, p->x.shape);
+}
+
+/* y = a * b, n numbers of f32. */
+static mixp_result mixpi_prod_times(mixp_call *c, const float *a, const float *b, float *y,
+                                    int64_t n) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = MIXP_BINARY_MUL;
+    k.rank = 1;
+    k.shape[0] = n;
+    k.a_strides[0] = k.b_strides[0] = 1;
+    k.a = mixpi_in(a, MIXP_F32);
+    k.b = mixpi_in(b, MIXP_F32);
+    k.y = mixpi_out_to(y, MIXP_F32, 0);
+    return MIXPI_RUN(c, binary, &k);
+}
+
+/* Each level multiplies the two halves of the level below. */
+static mixp_result mixpi_prod_forward(mixp_call *c) {
+    const mixpi_scan *p = (const mixpi_scan *)c->attrs;
+    int64_t cols = mixpi_scan_cols(p), m = mixpi_prod_rows(p), used = p->x.n * cols;
+    int64_t count = (2 * m - 1) * cols;
+    mixp_tensor *tree = mixp_call_save(c, 0, MIXP_F32, 1, &count);
+    float *level = tree ? (float *)tree->data : NULL;
+    mixp_result r;
+    if (!tree) return MIXP_ERR_MEMORY;
+    r = mixpi_scan_copy(c, mixpi_call_x(c, 0), mixpi_out_to(level, MIXP_F32, 0), 0);
+    if (r == MIXP_OK && m > p->x.n)
+        r = mixpi_fill_with(c->ctx, mixpi_out_to(level + used, MIXP_F32, 0), m * cols - used, 1.0);
+    for (; m > 1 && r == MIXP_OK; m /= 2) {
+        r = mixpi_prod_times(c, level, level + m / 2 * cols, level + m * cols, m / 2 * cols);
+        level += m * cols;
+    }
+    if (r != MIXP_OK) return r;
+    return mixpi_convert_to(c->ctx, mixpi_call_y(c), mixpi_in(level, MIXP_F32), cols);
+}
+
+/* From the top of the tree down: the gradient of a half is that of the product, times the other
+ * half. Nothing is divided, so zeros do no harm. */
+static mixp_result mixpi_prod_descend(mixp_call *c, float *g, float *next, mixp_out dx) {
+    const mixpi_scan *p = (const mixpi_scan *)c->attrs;
+    int64_t cols = mixpi_scan_cols(p), rows = mixpi_prod_rows(p), m;
+    mixp_result r = mixpi_convert_to(c->ctx, mixpi_out_to(g, MIXP_F32, 0), mixpi_call_dy(c), cols);
+    for (m = 1; m < rows && r == MIXP_OK; m *= 2) {
+        const float *level = mixpi_saved(c, 0) + (2 * rows - 4 * m) * cols;
+        float *swap = g;
+        r = mixpi_prod_times(c, g, level + m * cols, next, m * cols);
+        if (r == MIXP_OK) r = mixpi_prod_times(c, g, level, next + m * cols, m * cols);
+        g = next;
+        next = swap;
+    }
+    return r == MIXP_OK ? mixpi_scan_copy(c, mixpi_in(g, MIXP_F32), dx, 1) : r;
+}
+
+static mixp_result mixpi_prod_backward(mixp_call *c) {
+    const mixpi_scan *p = (const mixpi_scan *)c->attrs;
+    int64_t count = mixpi_prod_rows(p) * mixpi_scan_cols(p);
+    mixp_out dx = mixpi_call_dx(c, 0);
+    float *room = dx.data ? mixpi_scan_room(c, 2 * count) : NULL;
+    mixp_result r;
+    if (!dx.data) return MIXP_OK;
+    if (!room) return MIXP_ERR_MEMORY;
+    r = mixpi_prod_descend(c, room, room + count, dx);
+    mixpi_scan_give(c, room, 2 * count);
+    return r;
+}
+
+static mixp_tensor *mixpi_apply_scan(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int dim,
+                                     int keep) {
+    mixpi_scan p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    p.keep = keep != 0;
+    return mixpi_apply_one(ctx, id, x, &p);
+}
+
+MIXPREC_API mixp_tensor *mixp_prod(mixp_context *ctx, mixp_tensor *x, int dim, int keep)
+{ return mixpi_apply_scan(ctx, MIXP_OP_PROD, x, dim, keep); }
+
+static mixp_result mixpi_cumsum_infer(mixp_call *c) {
+    mixpi_scan *p = (mixpi_scan *)c->attrs;
+    mixp_result r = mixpi_reduce_shape(c, p->dim == MIXP_ALL ? MIXP_MAX_RANK : p->dim, 1, &p->x);
+    if (r != MIXP_OK) return r;
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape);
+}
+
+/* Hillis and Steele, 1986: each pass adds what lies 1, 2, 4 ... places before, or behind for the
+ * gradient. a and b: one array each. The sums are in a or in b; sets *to to that one. */
+static mixp_result mixpi_cumsum_passes(mixp_call *c, float *a, float *b, float **to) {
+    const mixpi_scan *p = (const mixpi_scan *)c->attrs;
+    const int back = c->out->grad != NULL;
+    int64_t cols = mixpi_scan_cols(p), count = p->x.n * cols, s;
+    mixp_result r = MIXP_OK;
+    for (s = 1; s < p->x.n && r == MIXP_OK; s *= 2) {
+        int64_t step = s * cols;
+        float *swap = a;
+        r = mixpi_convert_to(c->ctx, mixpi_out_to(b, MIXP_F32, 0), mixpi_in(a, MIXP_F32), count);
+        if (r == MIXP_OK)
+            r = mixpi_add_into(c->ctx, mixpi_out_to(back ? b : b + step, MIXP_F32, 1),
+                               mixpi_in(back ? a + step : a, MIXP_F32), count - step);
+        a = b;
+        b = swap;
+    }
+    *to = a;
+    return r;
+}
+
+static mixp_result mixpi_cumsum_both(mixp_call *c) {
+    int64_t count = c->out->count;
+    mixp_in from = mixpi_call_from(c);
+    mixp_out to = mixpi_call_to(c);
+    float *room = to.data ? mixpi_scan_room(c, 2 * count) : NULL, *sums = room;
+    mixp_result r;
+    if (!to.data) return MIXP_OK;
+    if (!room) return MIXP_ERR_MEMORY;
+    r = mixpi_scan_copy(c, from, mixpi_out_to(room, MIXP_F32, 0), 0);
+    if (r == MIXP_OK) r = mixpi_cumsum_passes(c, room, room + count, &sums);
+    if (r == MIXP_OK) r = mixpi_scan_copy(c, mixpi_in(sums, MIXP_F32), to, 1);
+    mixpi_scan_give(c, room, 2 * count);
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_cumsum(mixp_context *ctx, mixp_tensor *x, int dim)
+{ return mixpi_apply_scan(ctx, MIXP_OP_CUMSUM, x, dim, 1); }
+
+/* --- comparisons, one_hot, scatter_add, index_add, topk, sort ------------------------------ */
+
+static int mixpi_compared_dtype(mixp_dtype d)
+{ return mixpi_real(d) || d == MIXP_U8 || d == MIXP_I32; }
+
+static mixp_result mixpi_compare_infer(mixp_call *c) {
+    mixp_compare_args *k = (mixp_compare_args *)c->attrs;
+    char quoted[MIXPI_QUOTED];
+    mixp_result r;
+    int i;
+    for (i = 0; i < 2; i++)
+        if (!mixpi_compared_dtype(c->in[i]->dtype))
+            return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                     "%s: input %d%s is %s; it must be f32, f16, bf16, u8 or i32",
+                                     c->op->name, i, mixpi_quoted(c->in[i], quoted),
+                                     mixp_dtype_name(c->in[i]->dtype));
+    r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
+    return r == MIXP_OK ? mixpi_call_output_fixed(c, MIXP_U8, k->rank, k->shape) : r;
+}
+
+static mixp_result mixpi_compare_forward(mixp_call *c) {
+    mixp_compare_args *k = (mixp_compare_args *)c->attrs;
+    k->a = mixpi_call_x(c, 0);
+    k->b = mixpi_call_x(c, 1);
+    k->y = (uint8_t *)c->out->data;
+    return MIXPI_RUN(c, compare, k);
+}
+
+#define MIXPI_COMPARISON(name, kind)                                                      \
+    MIXPREC_API mixp_tensor *mixp_##name(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b) { \
+        mixp_compare_args k;                                                              \
+        memset(&k, 0, sizeof k);                                                          \
+        k.how = MIXP_COMPARE_##kind;                                                      \
+        return mixpi_apply_op(ctx, MIXP_OP_##kind, 2, a, b, NULL, &k);                    \
+    }
+MIXPI_COMPARISON(eq, EQ)
+MIXPI_COMPARISON(ne, NE)
+MIXPI_COMPARISON(gt, GT)
+MIXPI_COMPARISON(ge, GE)
+MIXPI_COMPARISON(lt, LT)
+MIXPI_COMPARISON(le, LE)
+#undef MIXPI_COMPARISON
+
+typedef struct mixpi_hot {
+    int64_t    classes;
+    mixp_dtype dtype;
+} mixpi_hot;
+
+static mixp_result mixpi_one_hot_infer(mixp_call *c) {
+    const mixpi_hot *p = (const mixpi_hot *)c->attrs;
+    const mixp_tensor *ids = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    if (mixpi_need_indices_after(c, 0) != MIXP_OK) return MIXP_ERR_DTYPE;
+    if (!mixpi_compared_dtype(p->dtype))
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "one_hot: the result's dtype is %s; it must be f32, f16, bf16, u8 "
+                                 "or i32", mixp_dtype_name(p->dtype));
+    if (ids->rank >= MIXP_MAX_RANK || p->classes < 1)
+        return mixpi_bad_shapes(c, "its rank must be at most 7, and the classes at least 1");
+    memcpy(shape, ids->shape, sizeof shape);
+    shape[ids->rank] = p->classes;
+    mixpi_call_reads_all(c, 0);
+    return mixpi_call_output_fixed(c, p->dtype, ids->rank + 1, shape);
+}
+
+/* Adds a one to each row of zeros. */
+static mixp_result mixpi_one_hot_ones(mixp_call *c, mixp_out to) {
+    const mixpi_hot *p = (const mixpi_hot *)c->attrs;
+    const mixp_tensor *ids = c->in[0];
+    mixp_tensor *ones = mixp_activation(c->ctx, MIXP_BF16, ids->rank, ids->shape);
+    mixp_gather_args k;
+    mixp_result r;
+    if (!ones) return MIXP_ERR_MEMORY;
+    memset(&k, 0, sizeof k);
+    k.outer = ids->count;
+    k.n = p->classes;
+    k.m = k.inner = 1;
+    k.ids = (const int32_t *)ids->data;
+    k.a = mixpi_tensor_in(ones);
+    k.y = to;
+    k.y.accumulate = 1;
+    r = mixpi_fill_with(c->ctx, mixpi_tensor_out(ones, 0), ones->count, 1.0);
+    if (r == MIXP_OK) r = mixpi_fill_with(c->ctx, to, c->out->count, 0.0);
+    if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, ones->data, mixpi_bytes(ones));
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", p->classes, MIXPI_NO_INDEX) : r;
+}
+
+/* Kernels add to real numbers only: bf16 holds the ones of an integer result. */
+static mixp_result mixpi_one_hot_forward(mixp_call *c) {
+    mixp_tensor *real;
+    mixp_result r;
+    if (mixpi_real(c->out->dtype)) return mixpi_one_hot_ones(c, mixpi_call_y(c));
+    real = mixp_activation(c->ctx, MIXP_BF16, c->out->rank, c->out->shape);
+    if (!real) return MIXP_ERR_MEMORY;
+    r = mixpi_one_hot_ones(c, mixpi_tensor_out(real, 0));
+    if (r == MIXP_OK)
+        r = mixpi_convert_to(c->ctx, mixpi_call_y(c), mixpi_tensor_in(real), real->count);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, real->data, mixpi_bytes(real));
+    return r;
+}
+
+MIXPREC_API mixp_tensor *mixp_one_hot(mixp_context *ctx, mixp_tensor *ids, int64_t classes,
+                                      mixp_dtype dtype) {
+    mixpi_hot p;
+    memset(&p, 0, sizeof p);
+    p.classes = classes;
+    p.dtype = dtype;
+    return mixpi_apply_one(ctx, MIXP_OP_ONE_HOT, ids, &p);
+}
+
+/* --- scatter_add: inputs x, src, ids --- */
+
+/* Sets the sizes of k: src[outer, m, inner] is added to x[outer, n, inner]. */
+static mixp_result mixpi_scatter_sizes(mixp_call *c, int axis, mixp_gather_args *k) {
+    const mixp_tensor *x = c->in[0], *src = c->in[1];
+    int i;
+    if (axis < 0 || src->rank != x->rank)
+        return mixpi_bad_shapes(c, "x and src need the same rank, and dim must be one of their "
+                                   "dimensions");
+    k->outer = k->inner = 1;
+    for (i = 0; i < x->rank; i++) {
+        if (i == axis) continue;
+        if (x->shape[i] != src->shape[i])
+            return mixpi_bad_shapes(c, "all dimensions of x and src except dim must be equal");
+        if (i < axis) k->outer *= x->shape[i];
+        else k->inner *= x->shape[i];
+    }
+    k->n = x->shape[axis];
+    k->m = src->shape[axis];
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_scatter_infer(mixp_call *c) {
+    mixpi_gathering *p = (mixpi_gathering *)c->attrs;
+    const mixp_tensor *x = c->in[0], *src = c->in[1], *ids = c->in[2];
+    mixp_result r = mixpi_need_indices_after(c, 2);
+    if (r == MIXP_OK) r = mixpi_scatter_sizes(c, mixpi_axis(p->dim, x->rank), &p->k);
+    if (r != MIXP_OK) return r;
+    if (ids->rank != src->rank || memcmp(ids->shape, src->shape, sizeof ids->shape))
+        return mixpi_bad_shapes(c, "ids and src need the same shape");
+    mixpi_call_reads_all(c, 1u << 2);
+    return mixp_call_output(c, mixpi_widest(2, c->in), x->rank, x->shape);
+}
+
+/* Copies x, then adds src in order. */
+static mixp_result mixpi_scatter_into(mixp_call *c, mixp_out to) {
+    mixp_gather_args k = ((const mixpi_gathering *)c->attrs)->k;
+    mixp_result r = mixpi_convert_to(c->ctx, to, mixpi_call_x(c, 0), c->out->count);
+    k.ids = (const int32_t *)c->in[2]->data;
+    k.a = mixpi_call_x(c, 1);
+    k.y = to;
+    k.y.accumulate = 1;
+    if (r == MIXP_OK) r = MIXPI_RUN(c, gather_backward, &k);
+    return r == MIXP_ERR_ARGUMENT ? mixpi_bad_index(c, "id", k.n, MIXPI_NO_INDEX) : r;
+}
+
+/* A low result is summed in f32 and rounded once. */
+static mixp_result mixpi_scatter_forward(mixp_call *c) {
+    mixp_out y = mixpi_call_y(c);
+    int64_t count = c->out->count;
+    mixp_tensor *sums;
+    mixp_result r;
+    if (y.dtype == MIXP_F32) return mixpi_scatter_into(c, y);
+    sums = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    if (!sums) return MIXP_ERR_MEMORY;
+    r = mixpi_scatter_into(c, mixpi_tensor_out(sums, 0));
+    if (r == MIXP_OK) r = mixpi_convert_to(c->ctx, y, mixpi_tensor_in(sums), count);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, sums->data, mixpi_bytes(sums));
+    return r;
+}
+
+/* The gradient of src: dy at the positions of ids. */
+static mixp_result mixpi_scatter_gather(mixp_call *c, mixp_out to) {
+    mixp_gather_args k = ((const mixpi_gathering *)c->attrs)->k;
+    int64_t count = c->in[1]->count;
+    mixp_tensor *picked = NULL;
+    mixp_result r;
+    k.ids = (const int32_t *)c->in[2]->data;
+    k.a = mixpi_call_dy(c);
+    k.y = to;
+    if (!to.accumulate) return MIXPI_RUN(c, gather, &k);
+    picked = mixp_activation(c->ctx, c->out->dtype, 1, &count);
+    if (!picked) return MIXP_ERR_MEMORY;
+    k.y = mixpi_tensor_out(picked, 0);
+    r = MIXPI_RUN(c, gather, &k);
+    if (r == MIXP_OK) r = mixpi_add_into(c->ctx, to, mixpi_tensor_in(picked), count);
+    mixpi_arena_give(c->ctx, &c->ctx->dev, picked->data, mixpi_bytes(picked));
+    return r;
+}
+
+static mixp_result mixpi_scatter_backward(mixp_call *c) {
+    mixp_out dx = mixpi_call_dx(c, 0), dsrc;
+    mixp_result r = MIXP_OK;
+    if (dx.data) r = mixpi_add_into(c->ctx, dx, mixpi_call_dy(c), c->out->count);
+    if (r != MIXP_OK) return r;
+    dsrc = mixpi_call_dx(c, 1);
+    return dsrc.data ? mixpi_scatter_gather(c, dsrc) : MIXP_OK;
+}
+
+MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int dim,
+                                          mixp_tensor *ids, mixp_tensor *src) {
+    mixpi_gathering p;
+    memset(&p, 0, sizeof p);
+    p.dim = dim;
+    return mixpi_apply_op(ctx, MIXP_OP_SCATTER_ADD, 3, x, src, ids, &p);
+}
+
+/* scatter_add of ids that are repeated to the shape of src. */
+MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
+                                        mixp_tensor *ids, mixp_tensor *src) {
+    int64_t line[MIXP_MAX_RANK];
+    mixp_gather_args k;
+    mixpi_outer o;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "index_add", x, src, ids);
+    int i, axis = c ? mixpi_axis(dim, x->rank) : -1;
+    if (!c || mixpi_need_indices_after(c, 2) != MIXP_OK) return NULL;
+    if (mixpi_scatter_sizes(c, axis, &k) != MIXP_OK) return NULL;
+    if (ids->rank != 1 || ids->count != src->shape[axis]) {
+        mixpi_bad_shapes(c, "ids[m] with m the size of src along dim");
+        return NULL;
+    }
+    for (i = 0; i < src->rank; i++) line[i] = i == axis ? ids->count : 1;
+    ids = mixp_expand(ctx, mixp_reshape(ctx, ids, src->rank, line), src->rank, src->shape);
+    return mixp_scatter_add(ctx, x, axis, ids, src);
+}
+
+/* --- topk, sort: the indices; gather then takes the values --- */
+
+/* k 0: all. */
+static mixp_result mixpi_topk_infer(mixp_call *c) {
+    mixp_topk_args *k = (mixp_topk_args *)c->attrs;
+    const mixp_tensor *x = c->in[0];
+    int64_t shape[MIXP_MAX_RANK];
+    if (mixpi_need_real(c, 1, 1) != MIXP_OK) return MIXP_ERR_DTYPE;
+    k->cols = mixpi_last_dim(x);
+    k->rows = mixpi_rows_of(x);
+    if (!k->k) k->k = k->cols;
+    if (x->rank < 1 || k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF)
+        return mixpi_bad_shapes(c, "x needs a last dimension, of at least k and at most 2^31 - 1 "
+                                   "elements; k is at least 1");
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->rank - 1] = k->k;
+    mixpi_call_reads_all(c, 0);
+    return mixpi_call_output_fixed(c, MIXP_I32, x->rank, shape);
+}
+
+static mixp_result mixpi_topk_forward(mixp_call *c) {
+    mixp_topk_args *k = (mixp_topk_args *)c->attrs;
+    k->a = mixpi_call_x(c, 0);
+    k->index = (int32_t *)c->out->data;
+    return MIXPI_RUN(c, topk, k);
+}
+
+static mixp_tensor *mixpi_apply_topk(mixp_context *ctx, mixp_op_id id, mixp_tensor *x,
+                                     mixp_topk_args *k, mixp_tensor **indices) {
+    mixp_tensor *ids = mixpi_apply_one(ctx, id, x, k);
+    mixp_tensor *y = ids ? mixp_gather(ctx, x, -1, ids) : NULL;
+    if (indices) *indices = y ? ids : NULL;
+    return y;
+}
+
+MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
+                                   mixp_tensor **indices) {
+    mixp_topk_args a;
+    memset(&a, 0, sizeof a);
+    a.k = k ? k : -1;
+    a.smallest = !largest;
+    return mixpi_apply_topk(ctx, MIXP_OP_TOPK, x, &a, indices);
+}
+
+MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,
+                                   mixp_tensor **indices) {
+    mixp_topk_args a;
+    memset(&a, 0, sizeof a);
+    a.smallest = !descending;
+    return mixpi_apply_topk(ctx, MIXP_OP_SORT, x, &a, indices);
+}
+
+/* --- min, argmin, logsumexp, var, std, vector_norm, nll, triplet_margin: made of others ---- */
+
+/* Can `name` reduce x along dim? */
+static int mixpi_reduces(mixp_context *ctx, const char *name, mixp_tensor *x, int dim) {
+    mixpi_outer o;
+    mixpi_reduced to;
+    mixp_call *c = mixpi_outer_call(&o, ctx, name, x, NULL, NULL);
+    return c && mixpi_reduce_shape(c, dim, 0, &to) == MIXP_OK;
+}
+
+MIXPREC_API mixp_tensor *mixp_min(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    if (!mixpi_reduces(ctx, "min", x, dim)) return NULL;
+    return mixp_neg(ctx, mixp_max(ctx, mixp_neg(ctx, x), dim, keep));
+}
+MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim, int keep) {
+    if (!mixpi_reduces(ctx, "argmin", x, dim)) return NULL;
+    return mixp_argmax(ctx, mixp_neg(ctx, x), dim, keep);
+}
 
 typedef struct mixpi_form {
+    const char *name;           /* of a reduction; other functions have checked x          */
     int dim, keep, correction;  /* correction: of var                                      */
-    int wide;                   /* 1: under autocast the result is f32                     */
+    int wide;                   /* 1: under autocast the result is f32; 2: it always is    */
+    int32_t ignore;             /* of nll                                                  */
+    float margin;               /* of triplet_margin                                       */
+    mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
@@ -20987,8 +21939,7 @@ static mixp_tensor *mixpi_in_dtype(mixp_context *ctx, mixp_tensor *x, mixp_dtype
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     mixp_autocast off, now;
     mixp_tensor *y;
-    /* If x is no tensor, the cast reports it. */
-    if (!ctx || !mixpi_is_live(x)) return mixp_cast(ctx, x, MIXP_F32);
+    if (p->name && !mixpi_reduces(ctx, p->name, x, p->dim)) return NULL;
     now = mixp_autocast_current(ctx);
     memset(&off, 0, sizeof off);
     off.dtype = MIXP_F32;
@@ -20996,6 +21947,7 @@ static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mi
     if (mixp_autocast_push(ctx, &off) != MIXP_OK) return NULL;
     y = p->of(ctx, mixpi_in_dtype(ctx, x, MIXP_F32), p);
     mixp_autocast_pop(ctx);
+    if (p->wide == 2) return y;
     if (!y || now.dtype == MIXP_F32) return mixpi_in_dtype(ctx, y, x->dtype);
     if (now.level < 2) return p->wide ? y : mixpi_in_dtype(ctx, y, x->dtype);
     return y->rank ? mixpi_in_dtype(ctx, y, now.dtype) : y;
@@ -21018,6 +21970,7 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
     p.dim = dim;
     p.keep = keep;
     p.wide = 1;
+    p.name = "logsumexp";
     p.of = mixpi_form_logsumexp;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -21041,6 +21994,7 @@ MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, in
     p.dim = dim;
     p.keep = keep;
     p.correction = correction;
+    p.name = "var";
     p.of = mixpi_form_var;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -21066,6 +22020,7 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
     p.dim = dim;
     p.keep = keep;
     p.correction = correction;
+    p.name = "std";
     p.of = mixpi_form_std;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -21080,8 +22035,101 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
     p.dim = dim;
     p.keep = keep;
     p.wide = 1;
+    p.name = "vector_norm";
     p.of = mixpi_form_norm;
     return mixpi_apply_form(ctx, x, &p);
+}
+
+/* --- losses --- */
+
+/* Rounds to i32: the numbers of x are integers. */
+static mixp_result mixpi_integers_infer(mixp_call *c)
+{ return mixpi_call_output_fixed(c, MIXP_I32, c->in[0]->rank, c->in[0]->shape); }
+
+static mixp_tensor *mixpi_integers(mixp_context *ctx, mixp_tensor *x) {
+    static const mixp_op integers = { "integers", MIXP_CLASS_KEEP, 0, mixpi_integers_infer,
+                                      mixpi_cast_forward, NULL, NULL };
+    return mixp_apply(ctx, &integers, 1, &x, 1, NULL);
+}
+
+/* Rows that do not count read column 0, and their value is replaced by 0. */
+static mixp_tensor *mixpi_form_nll(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    mixp_tensor *targets = p->more[0], *ignore, *counts, *ids, *y;
+    int64_t shape[MIXP_MAX_RANK];
+    ignore = mixp_full(ctx, MIXP_I32, 0, NULL, (double)p->ignore);
+    counts = mixp_cast(ctx, mixp_ne(ctx, targets, ignore), MIXP_F32);
+    ids = mixpi_integers(ctx, mixp_mul(ctx, mixp_cast(ctx, targets, MIXP_F32), counts));
+    memcpy(shape, x->shape, sizeof shape);
+    shape[x->rank - 1] = 1;
+    y = mixp_gather(ctx, x, -1, mixp_reshape(ctx, ids, x->rank, shape));
+    y = mixp_reshape(ctx, y, targets->rank, targets->shape);
+    y = mixp_masked_fill(ctx, y, mixp_eq(ctx, targets, ignore), 0.0f);
+    y = mixp_div(ctx, mixp_sum(ctx, y, MIXP_ALL, 0), mixp_sum(ctx, counts, MIXP_ALL, 0));
+    return mixp_neg(ctx, y);
+}
+
+MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor *targets,
+                                  int32_t ignore) {
+    mixpi_outer o;
+    mixpi_form p;
+    int64_t cols;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "nll", x, targets, NULL);
+    if (!c || mixpi_need_indices(c) != MIXP_OK) return NULL;
+    cols = mixpi_last_dim(x);
+    if (x->rank < 1 || targets->rank != x->rank - 1 || targets->count != mixpi_rows_of(x) ||
+        memcmp(targets->shape, x->shape, (size_t)targets->rank * sizeof *x->shape) != 0 ||
+        cols > 1 << 24) {
+        mixpi_bad_shapes(c, "x[..., classes] and targets[...], at most 2^24 classes");
+        return NULL;
+    }
+    if (!ctx->device->download &&
+        mixpi_bad_id((const int32_t *)targets->data, targets->count, cols, ignore) >= 0) {
+        mixpi_bad_index(c, "target", cols, ignore);
+        return NULL;
+    }
+    memset(&p, 0, sizeof p);
+    p.wide = 2;
+    p.ignore = ignore;
+    p.more[0] = targets;
+    p.of = mixpi_form_nll;
+    return mixpi_apply_form(ctx, x, &p);
+}
+
+/* |x - y + 1e-6| over the last dimension. */
+static mixp_tensor *mixpi_apart(mixp_context *ctx, mixp_tensor *x, mixp_tensor *y) {
+    mixp_tensor *d = mixp_sub(ctx, x, mixpi_in_dtype(ctx, y, MIXP_F32));
+    d = mixp_square(ctx, mixp_add_scalar(ctx, d, 1e-6f));
+    return mixpi_root(ctx, mixp_sum(ctx, d, -1, 0));
+}
+
+static mixp_tensor *mixpi_form_triplet(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
+    mixp_tensor *d = mixp_sub(ctx, mixpi_apart(ctx, x, p->more[0]),
+                              mixpi_apart(ctx, x, p->more[1]));
+    return mixp_mean(ctx, mixp_relu(ctx, mixp_add_scalar(ctx, d, p->margin)), MIXP_ALL, 0);
+}
+
+static int mixpi_alike(const mixp_tensor *a, const mixp_tensor *b)
+{ return a->rank == b->rank && memcmp(a->shape, b->shape, sizeof a->shape) == 0; }
+
+MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anchor,
+                                             mixp_tensor *positive, mixp_tensor *negative,
+                                             float margin) {
+    mixpi_outer o;
+    mixpi_form p;
+    mixp_call *c = mixpi_outer_call(&o, ctx, "triplet_margin", anchor, positive, negative);
+    if (!c || mixpi_need_real(c, 3, 3) != MIXP_OK) return NULL;
+    if (anchor->rank < 1 || !mixpi_alike(anchor, positive) ||
+        !mixpi_alike(anchor, negative)) {
+        mixpi_bad_shapes(c, "the shapes must be equal, of rank at least 1");
+        return NULL;
+    }
+    memset(&p, 0, sizeof p);
+    p.wide = 2;
+    p.margin = margin;
+    p.more[0] = positive;
+    p.more[1] = negative;
+    p.of = mixpi_form_triplet;
+    return mixpi_apply_form(ctx, anchor, &p);
 }
 
 /* --- the table ------------------------------------------------------------------------- */
@@ -21095,6 +22143,9 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
     MIXPI_ROW(name, cls, attrs, infer, family##_both, family##_both)
 #define MIXPI_UNARY(name, cls) MIXPI_OP(name, cls, sizeof(mixp_unary_args), same, unary)
 #define MIXPI_BINARY(name) MIXPI_OP(name, PROMOTE, sizeof(mixp_binary_args), binary, binary)
+#define MIXPI_COMPARISON(name)                                                            \
+    { #name, MIXP_CLASS_KEEP, sizeof(mixp_compare_args), mixpi_compare_infer,             \
+      mixpi_compare_forward, NULL, NULL }
 #define MIXPI_LOSS(name) MIXPI_OP(name, F32, sizeof(mixp_loss_args), loss, loss)
 
 /* One row for each operator, in the order of mixp_op_id; class as in PyTorch on CUDA. */
@@ -21153,13 +22204,25 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_BOTH(flip, KEEP, sizeof(mixpi_reorder), flip, reorder),
         MIXPI_OP(expand, KEEP, sizeof(mixpi_expansion), expand, expand),
         MIXPI_BOTH(pad, KEEP, sizeof(mixpi_padding), pad, pad),
-        MIXPI_BOTH(stack, PROMOTE, sizeof(int), stack, stack)
+        MIXPI_BOTH(stack, PROMOTE, sizeof(int), stack, stack),
+        MIXPI_COMPARISON(eq), MIXPI_COMPARISON(ne), MIXPI_COMPARISON(gt), MIXPI_COMPARISON(ge),
+        MIXPI_COMPARISON(lt), MIXPI_COMPARISON(le),
+        MIXPI_OP(prod, F32_OUT, sizeof(mixpi_scan), prod, prod),
+        MIXPI_BOTH(cumsum, F32_OUT, sizeof(mixpi_scan), cumsum, cumsum),
+        { "one_hot", MIXP_CLASS_KEEP, sizeof(mixpi_hot), mixpi_one_hot_infer,
+          mixpi_one_hot_forward, NULL, NULL },
+        MIXPI_OP(scatter_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter),
+        { "topk", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
+          NULL, NULL },
+        { "sort", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
+          NULL, NULL }
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;
 }
 #undef MIXPI_UNARY
 #undef MIXPI_BINARY
+#undef MIXPI_COMPARISON
 #undef MIXPI_LOSS
 
 /* ==== 9. SCALER (implementation) ====================================================== */

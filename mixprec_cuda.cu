@@ -2401,6 +2401,19 @@ __global__ void __launch_bounds__(map_threads)
     }
 }
 
+struct RandomJob {
+    mixp_random_args k;
+    Draws draws;
+};
+
+__global__ void __launch_bounds__(map_threads)
+random_elements(const __grid_constant__ RandomJob d) {
+    uint64_t key = key_now(d.draws);
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < d.k.n; i += (int64_t)gridDim.x * blockDim.x)
+        put1(d.k.y, i, mixpi_random_value(&d.k, key, i));
+}
+
 typedef void (*MapKernel)(Map m);
 #define MIXPI_UNARY_MAP(op)  map_dense<FN_UNARY + MIXP_UNARY_##op>,
 #define MIXPI_SLOPE_MAP(op)  map_dense<FN_UNARY_D + MIXP_UNARY_##op>,
@@ -2513,6 +2526,23 @@ static mixp_result mixpi_cuda_dropout(const mixp_exec *x, const mixp_dropout_arg
     d.wide = is_wide(k->y) && is_wide(k->a);
     return kernel.launched("dropout", MIXPI_LAUNCH(dropout_dense, map_grid(k->n),
                                                    map_threads, 0, kernel.stream, d));
+}
+
+static mixp_result mixpi_cuda_random(const mixp_exec *x, const mixp_random_args *k) {
+    Kernel on(x);
+    RandomJob job;
+    if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
+        return MIXP_ERR_ARGUMENT;
+    if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    if (!is_real(k->y.dtype)) return MIXP_ERR_DTYPE;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (!k->n) return MIXP_OK;
+    memset((void *)&job, 0, sizeof job);
+    job.k = *k;
+    job.draws = draws_of(on.state, k->seed, k->step, k->tensor);
+    return on.launched("random", MIXPI_LAUNCH(random_elements, grid_for(k->n, map_threads),
+                                              map_threads, 0, on.stream, job));
 }
 
 static mixp_result mixpi_cuda_loss_backward(const mixp_exec *x,
@@ -4186,6 +4216,48 @@ gather_back(const __grid_constant__ GatherJob s) {
     }
 }
 
+/* Array 0 of the axes: y, 1: a, 2: b. */
+struct CompareJob {
+    mixp_comparison how;
+    Axes     axes;
+    int64_t  count;
+    mixp_in  a, b;
+    uint8_t *y;
+};
+
+/* Element i of a real array, of u8 or of i32, exactly. */
+__device__ inline double exact1(const mixp_in &a, int64_t i) {
+    if (a.dtype == MIXP_I32) return (double)((const int32_t *)a.data)[i];
+    if (a.dtype == MIXP_U8) return (double)((const uint8_t *)a.data)[i];
+    return (double)get1(a, i);
+}
+
+/* One thread per element of y. */
+__global__ void __launch_bounds__(team_threads)
+compare_elements(const __grid_constant__ CompareJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.count; i += (int64_t)gridDim.x * team_threads) {
+        int64_t at[4] = { 0, 0, 0, 0 };
+        locate(s.axes, i, at);
+        s.y[i] = (uint8_t)mixpi_holds(s.how, exact1(s.a, at[1]), exact1(s.b, at[2]));
+    }
+}
+
+/* One thread per element of a: the element's place is the number of elements before it. */
+__global__ void __launch_bounds__(team_threads)
+topk_places(const __grid_constant__ mixp_topk_args s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.rows * s.cols; i += (int64_t)gridDim.x * team_threads) {
+        int64_t row = i / s.cols, own = i - row * s.cols, before = 0;
+        uint32_t key = mixpi_topk_key(get1(s.a, i), s.smallest);
+        for (int64_t j = 0; j < s.cols; j++) {
+            uint32_t other = mixpi_topk_key(get1(s.a, row * s.cols + j), s.smallest);
+            before += other > key || (other == key && j < own);
+        }
+        if (before < s.k) s.index[row * s.k + before] = (int32_t)own;
+    }
+}
+
 struct RopeJob : mixp_rope_args { float *cosine, *sine; };
 
 __global__ void __launch_bounds__(team_threads)
@@ -4555,6 +4627,44 @@ static mixp_result mixpi_cuda_gather_backward(const mixp_exec *x, const mixp_gat
     job.fault = fault_flag(on.state);
     return on.launched("gather_backward", MIXPI_LAUNCH(gather_back,
         grid_for(columns, team_threads), team_threads, 0, on.stream, job));
+}
+
+static bool mixpi_cuda_comparable(const mixp_in &a)
+{ return a.data && (is_real(a.dtype) || a.dtype == MIXP_U8 || a.dtype == MIXP_I32); }
+
+static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_args *k) {
+    Kernel on(x);
+    CompareJob job;
+    if ((unsigned)k->how >= MIXP_COMPARE_COUNT || k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->y)
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_cuda_comparable(k->a) || !mixpi_cuda_comparable(k->b)) return MIXP_ERR_DTYPE;
+    if (!on.state) return MIXP_ERR_ORDER;
+    memset((void *)&job, 0, sizeof job);
+    Axes axes = dense_axes(k->rank, k->shape);
+    for (int i = 0; i < k->rank; i++) {
+        axes.s[1][i] = k->a_strides[i];
+        axes.s[2][i] = k->b_strides[i];
+    }
+    job.how = k->how;
+    job.axes = merged(axes);
+    job.count = count_of(axes);
+    job.a = k->a;
+    job.b = k->b;
+    job.y = k->y;
+    if (job.count <= 0) return MIXP_OK;
+    return on.launched("compare", MIXPI_LAUNCH(compare_elements, grid_for(job.count, team_threads),
+                                               team_threads, 0, on.stream, job));
+}
+
+static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) {
+    Kernel on(x);
+    int64_t count = k->rows * k->cols;
+    if (!is_real(k->a.dtype)) return MIXP_ERR_DTYPE;
+    if (k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF || !k->index) return MIXP_ERR_ARGUMENT;
+    if (!on.state) return MIXP_ERR_ORDER;
+    if (count <= 0) return MIXP_OK;
+    return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
+                                            team_threads, 0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {
@@ -7633,6 +7743,9 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_gather,
                                     mixpi_cuda_gather_backward,
                                     mixpi_cuda_rope,
+                                    mixpi_cuda_random,
+                                    mixpi_cuda_compare,
+                                    mixpi_cuda_topk,
                                     mixpi_cuda_add_norm,
                                     mixpi_cuda_cross_entropy_both,
                                     mixpi_cuda_gemm_epilogue };

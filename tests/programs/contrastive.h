@@ -1,5 +1,5 @@
 /* contrastive.h - two encoders meet as in CLIP: unit vectors, a learned temperature, and a cross-entropy
- * over the rows and over the columns.
+ * over the rows and over the columns; a margin to the text of the next pair.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum { PAIR_ROWS = 12, PAIR_IMAGE = 10, PAIR_TEXT = 8, PAIR_WIDTH = 16 };
@@ -44,11 +44,17 @@ static mixp_tensor *contrastive_loss(session *s, int turn, int training) {
     mixp_context *c = s->ctx;
     mixp_tensor *a = floats(s, m->image, PAIR_ROWS, PAIR_IMAGE, 0),
                 *own = ints(s, m->own, PAIR_ROWS, 0);
-    mixp_tensor  *b = floats(s, m->text, PAIR_ROWS, PAIR_TEXT, 0), *logits, *loss;
+    mixp_tensor  *b = floats(s, m->text, PAIR_ROWS, PAIR_TEXT, 0), *logits, *loss, *parts[2], *turned[2];
+    const int64_t sizes[2] = { 1, PAIR_ROWS - 1 };
     (void)turn, (void)training;
     a = contrastive_unit(s, a, m->image1, m->image2);
     b = contrastive_unit(s, b, m->text1, m->text2);
     logits = mixp_mul(c, mixp_matmul(c, a, b, 0, 1), mixp_exp(c, m->heat));
-    loss = mixp_cross_entropy(c, mixp_transpose(c, logits, 0, 1), own, MIXP_IGNORE);
-    return mixp_scale(c, mixp_add(c, mixp_cross_entropy(c, logits, own, MIXP_IGNORE), loss), 0.5f);
+    loss = mixp_nll(c, mixp_log_softmax(c, mixp_transpose(c, logits, 0, 1)), own, MIXP_IGNORE);
+    loss = mixp_add(c, mixp_cross_entropy(c, logits, own, MIXP_IGNORE), loss);
+    mixp_split_sizes(c, b, 0, 2, sizes, parts);
+    turned[0] = parts[1];
+    turned[1] = parts[0];
+    loss = mixp_add(c, loss, mixp_triplet_margin(c, a, b, mixp_concat(c, 2, turned, 0), 0.2f));
+    return mixp_scale(c, loss, 0.5f);
 }

@@ -1,5 +1,5 @@
-/* moe.h - a mixture of four experts: the two that the gate prefers, found on the host as programs
- * without topk find them, and a loss that spreads the load. Hidden gates are -1e9.
+/* moe.h - a mixture of four experts: the two that the gate prefers, found by topk, and a loss that
+ * spreads the load (Fedus et al., 2021). Hidden gates are -1e9.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum { MOE_ROWS = 16, MOE_IN = 8, MOE_HIDDEN = 12, MOE_EXPERTS = 4, MOE_OUT = 4 };
@@ -7,7 +7,6 @@ enum { MOE_ROWS = 16, MOE_IN = 8, MOE_HIDDEN = 12, MOE_EXPERTS = 4, MOE_OUT = 4 
 typedef struct moe {
     mixp_tensor *gate, *up[MOE_EXPERTS], *down[MOE_EXPERTS];
     float        x[MOE_ROWS * MOE_IN], y[MOE_ROWS * MOE_OUT];
-    uint8_t      hidden[MOE_ROWS * MOE_EXPERTS];
 } moe;
 
 static void moe_open(session *s) {
@@ -20,26 +19,11 @@ static void moe_open(session *s) {
 }
 
 static void moe_batch(session *s) {
-    moe  *m = (moe *)s->model;
-    float gate[MOE_EXPERTS * MOE_IN];
+    moe *m = (moe *)s->model;
     for (int i = 0; i < MOE_ROWS * MOE_IN; i++) m->x[i] = normal(s);
     for (int i = 0; i < MOE_ROWS * MOE_OUT; i++) {
         const float *x = m->x + i / MOE_OUT * MOE_IN;
         m->y[i] = x[i % MOE_OUT] * (x[7] > 0 ? 1.0f : 0.3f);
-    }
-    mixp_read(m->gate, gate, MIXP_F32, MOE_EXPERTS * MOE_IN);
-    for (int i = 0; i < MOE_ROWS; i++) {
-        double score[MOE_EXPERTS];
-        for (int e = 0; e < MOE_EXPERTS; e++) {
-            score[e] = 0;
-            for (int j = 0; j < MOE_IN; j++)
-                score[e] += (double)(gate[e * MOE_IN + j] * m->x[i * MOE_IN + j]);
-        }
-        for (int e = 0; e < MOE_EXPERTS; e++) {
-            int better = 0;
-            for (int o = 0; o < MOE_EXPERTS; o++) better += score[o] > score[e];
-            m->hidden[i * MOE_EXPERTS + e] = better >= 2;
-        }
     }
 }
 
@@ -47,16 +31,18 @@ static mixp_tensor *moe_loss(session *s, int turn, int training) {
     moe          *m = (moe *)s->model;
     mixp_context *c = s->ctx;
     mixp_tensor  *x = floats(s, m->x, MOE_ROWS, MOE_IN, 0), *y = NULL, *load;
-    mixp_tensor  *gate = mixp_linear(c, x, m->gate, NULL), *share;
+    mixp_tensor  *gate = mixp_linear(c, x, m->gate, NULL), *share, *best, *chosen;
     (void)turn, (void)training;
-    share = mixp_masked_fill(c, gate, bytes(s, m->hidden, MOE_ROWS, MOE_EXPERTS), -1e9f);
+    best = mixp_topk(c, gate, 2, 1, &chosen);
+    share = mixp_masked_fill(c, gate, mixp_lt(c, gate, mixp_slice(c, best, 1, 1, 1)), -1e9f);
     share = mixp_softmax(c, share);
     for (int e = 0; e < MOE_EXPERTS; e++) {
         mixp_tensor *h = mixp_silu(c, mixp_linear(c, x, m->up[e], NULL));
         h = mixp_mul(c, mixp_linear(c, h, m->down[e], NULL), mixp_slice(c, share, 1, e, 1));
         y = y ? mixp_add(c, y, h) : h;
     }
-    load = mixp_mean(c, mixp_softmax(c, gate), 0, 0);
-    load = mixp_scale(c, mixp_sum(c, mixp_mul(c, load, load), MIXP_ALL, 0), 0.01f * MOE_EXPERTS);
+    chosen = mixp_one_hot(c, mixp_slice(c, chosen, 1, 0, 1), MOE_EXPERTS, MIXP_F32);
+    load = mixp_mul(c, mixp_mean(c, mixp_softmax(c, gate), 0, 0), mixp_mean(c, chosen, 0, 0));
+    load = mixp_scale(c, mixp_sum(c, load, MIXP_ALL, 0), 0.01f * MOE_EXPERTS);
     return mixp_add(c, mixp_mse(c, y, floats(s, m->y, MOE_ROWS, MOE_OUT, 0)), load);
 }
