@@ -27619,11 +27619,11 @@ static void mixpi_save_rename(mixpi_save *s) {
 #  ifdef _WIN32
 #    define mixpi_tell _ftelli64        /* long has 32 bits there */
 #    define mixpi_seek _fseeki64
-typedef __int64 mixpi_place;
+typedef __int64 mixpi_file_place;
 #  else
 #    define mixpi_tell ftell
 #    define mixpi_seek fseek
-typedef long mixpi_place;
+typedef long mixpi_file_place;
 #  endif
 
 /* Size of an open file in bytes. Fails if the size cannot be determined. */
@@ -27653,7 +27653,7 @@ static void mixpi_file_close(mixpi_file *f) {
 static void mixpi_file_read(mixpi_file *f, uint64_t at, char *to, uint64_t n) {
     if (f->report->result != MIXP_OK) return;
     errno = 0;
-    if (mixpi_seek(f->stream, (mixpi_place)at, SEEK_SET) != 0)
+    if (mixpi_seek(f->stream, (mixpi_file_place)at, SEEK_SET) != 0)
         mixpi_report_system(f->report, "cannot read");
     while (f->report->result == MIXP_OK && n > 0) {
         size_t most = n < MIXPI_IO_MOST ? (size_t)n : MIXPI_IO_MOST;
