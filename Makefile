@@ -134,6 +134,9 @@ OWN_TESTS := $(patsubst %,$(BUILD)/%,$(filter test_%,$(OWN)))
 $(OWN_TESTS): private LIB =
 $(OWN_TESTS): $(BUILD)/%: %.c $(HEADER) $(BUILD)/flags ; $(link)
 $(BUILD)/bench/%: tests/bench/%.c $(BUILT) ; $(link) -lpthread
+# Models with a planted overflow and with lost gradients, which tests/programs/test_overflow.sh runs.
+PLANTED  := $(BUILD)/overflow $(BUILD)/underflow
+$(PLANTED): $(BUILD)/%: tests/programs/%.c $(BUILT) ; $(link)
 
 # The header's features for C++ only.
 CPP_TESTS := $(if $(shell command -v $(CXX)),$(BUILD)/test_scopes)
@@ -359,10 +362,9 @@ run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, a minute or 
 	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
 	    --eval-every 300 --out $(BUILD)/run --overwrite --sample 500
 
-# A product above 65504 is planted in the middle of the training.
-report: $(BUILD)/tiny_gpt   ## the same, longer, with an overflow planted; BUILD/report/report.html shows it
-	$(BUILD)/tiny_gpt --dtype fp16 --bias on --data mixprec.h --steps 3000 --log-every 20 \
-	    --eval-every 250 --weight-decay 0 --plant 1200 --out $(BUILD)/report --overwrite
+report: $(BUILD)/tiny_gpt   ## the same, longer; BUILD/report/report.html draws loss, scale, gradients
+	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 3000 --log-every 20 \
+	    --eval-every 250 --out $(BUILD)/report --overwrite
 	@echo "open $(BUILD)/report/report.html"
 
 # SEEDS, BATCH_SEEDS and TEXT: see the script. It compares with PyTorch if PYTHON has PyTorch.
@@ -404,7 +406,7 @@ GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \
 CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
                $(call program,test_cuda*.cpp)) skipped')
 
-test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
+test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
 	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/tools/run.sh -j $(JOBS) $(LONG_SCRIPTS) 'tests/tools/compile_matrix.sh short' \
 	    $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
 	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
@@ -420,7 +422,7 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
 # The order lets parallel tests end at about the same time.
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
 
-test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PTX_FAULTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
+test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PTX_FAULTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/cuda_programs.sh 'ARCHS="75 90" tests/cuda/cuda_static.sh' \
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
 	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' tests/programs/test_overflow.sh 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \

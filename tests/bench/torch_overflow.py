@@ -1,6 +1,6 @@
-"""PyTorch's fp16 autocast and GradScaler on the weights and batches of examples/overflow.c.
+"""PyTorch's fp16 autocast and GradScaler on the weights and batches of tests/programs/overflow.c.
 
-    build/overflow growth --export DIR && python3 tests/bench/torch_overflow.py DIR
+    make build/overflow && build/overflow growth --export DIR && python3 tests/bench/torch_overflow.py DIR
 
 Says that PyTorch is missing, and ends well, where it is. Trains in f32, in fp16 and in bf16 under
 autocast on the CPU, whose rules for these operators are those of CUDA but for layer norm and

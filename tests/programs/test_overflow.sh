@@ -1,7 +1,6 @@
 #!/bin/sh
-# test_overflow.sh - examples/overflow.c, an activation above fp16's range, with and without the
-# guard; and examples/underflow.c, gradients below that range. The quick tests run two of its three
-# cases.
+# test_overflow.sh - overflow.c, an activation above fp16's range, with and without the guard; and
+# underflow.c, gradients below that range. The quick tests run two of the three cases of overflow.c.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
 program=${BUILD:-build}/overflow

@@ -1,24 +1,26 @@
-/* overflow.c - an activation that passes the largest number of fp16, with the guard and without
+/* overflow.c - an activation above the largest number of fp16, with the guard and without.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     cc -O2 examples/overflow.c -o overflow -lm && ./overflow [planted|growth|logits]
+ *     make build/overflow && build/overflow [planted|growth|logits]
  *
- * planted: a small GPT in which the second product of the middle feed-forward block is 66246, as it
- * was met in T5 (see plant.h). In f32 that does no harm. In fp16 it is Inf, in each step and at any
- * loss scale: the rule of PyTorch's GradScaler skips all steps and ends where its scale does. With a
- * guard the site is found at the first sampled step and stores f32 from then on.
- * growth: the first product of that block has an element that is 1035 at first and grows in the middle
- * of training, from step 200 to 340, to twice 66246. A guard sees it come near the end of the range.
- * logits: q of the middle block grows like that, and with it the logits of attention, to 47,000.
+ * The values are planted; test_overflow.sh checks the table. `make show` has models that overflow by
+ * themselves.
+ * planted: a small GPT in which the second product of the middle feed-forward block is 66246, a value
+ * observed in T5 (see plant.h). f32 stores the value. fp16 stores Inf, in each step and at any loss
+ * scale: PyTorch's GradScaler skips all steps until its scale is at the floor. A guard finds the site
+ * at the first sampled step, and the site stores f32 from then on.
+ * growth: one element of that block's first product is 1035 at first and grows to twice 66246 from
+ * step 200 to 340. A guard sees the element approach the end of the range.
+ * logits: q of the middle block grows in the same way, and the logits of attention grow to 47,000.
  *
  *     overflow planted --export DIR   also writes DIR/weights.safetensors, batches.bin, grown.bin and
- *                                     case.txt, for tests/bench/torch_overflow.py: PyTorch on the same
+ *                                     case.txt, from which tests/bench/torch_overflow.py trains PyTorch
  *
- * Exit status: 0 when the guarded runs end within 0.01 of f32's loss and the other does not.
+ * Exit status: 0 if the guarded runs end within 0.01 of f32's loss and the unguarded run does not.
  */
 #define MIXPREC_IMPLEMENTATION
-#include "../mixprec.h"
-#include "plant.h"
+#include "mixprec.h"
+#include "../../examples/plant.h"
 
 #include <stdio.h>
 

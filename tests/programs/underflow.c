@@ -1,15 +1,16 @@
-/* underflow.c - gradients too small for fp16: what the counts say when the loss scaler is forgotten
+/* underflow.c - gradients too small for fp16: what the counts report if the loss scaler is missing.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     cc -O2 examples/underflow.c -o underflow -lm && ./underflow
+ *     make build/underflow && build/underflow
  *
- * A network of six layers whose loss is a mean over half a million positions, as in a batch of
- * GPT-2's, of which a step here holds a few: gradients are about 2^-30. It is trained in f32, in
- * fp16 without a scaler, and in fp16 with a scale that is set from the gradients it meets. Each run
- * tells the share of its gradients that fp16 flushes to zero, and draws where they lie.
+ * A network of six layers. Its loss is a mean over half a million positions, as in GPT-2's batch, but
+ * a step here has 64 of the positions: gradients are about 2^-30. The network is trained in f32, in
+ * fp16 without a scaler, and in fp16 with a scale that is set from the largest gradients. Each run
+ * prints the share of its gradients that fp16 flushes to zero, and draws their exponents.
+ * test_overflow.sh checks the output. `make show` has GPT-2's batch in a GPT.
  */
 #define MIXPREC_IMPLEMENTATION
-#include "../mixprec.h"
+#include "mixprec.h"
 #include <stdio.h>
 
 enum { LAYERS = 6, WIDTH = 24, POINTS = 64, STEPS = 600, LOOK_AT = 200 };
