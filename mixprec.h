@@ -105,6 +105,8 @@
  *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
  *                                                are not declared, and mixp_context_new fails if
  *                                                `ranks` of its description is given
+ *     MIXPREC_NO_WATCH         every file        leaves out the guard: no function of watch, retry
+ *                                                or mixp_compare is declared
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
  *                                                whose functions are not declared
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A
@@ -2908,15 +2910,17 @@ struct mixp_tensor {
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
-        int          site;      /* of an activation: the site that made it, from 1; 0 = data */
-        mixp_tensor *seen;      /* of a cast, reshape or dropout: the input tensor        */
-        mixp_dtype   raised;    /* the low dtype without a guard's fallback; MIXP_F32 = the guard
-                                   changed nothing */
         int          optimizers;/* of a parameter: number of its optimizers                */
         uint64_t     walks;     /* of a gradient: number of writes by backward walks */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
                                        exist                                               */
+        struct mixpi_tensor_of_watch {  /* 0 without a guard                               */
+            mixp_tensor *seen;  /* of a cast, reshape or dropout: the input tensor         */
+            int site;           /* of an activation: the site that made it, from 1; 0 = data */
+            mixp_dtype raised;  /* the low dtype without a guard's fallback; MIXP_F32 = the guard
+                                   changed nothing                                         */
+        } watch;
         struct mixpi_tensor_of_ranks {  /* 0 without ranks                                 */
             int64_t leaf;       /* 1 + place in the arena of gradients; 0 = none           */
             int     divided;    /* of a parameter: 1: its optimizer states are sharded     */
@@ -4800,6 +4804,7 @@ MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
 MIXPREC_API mixp_verdict mixp_optimizer_verdict(const mixp_optimizer *opt);
 MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
 
+#ifndef MIXPREC_NO_WATCH
 /* ==== 12. WATCH =========================================================== >>watch ====
  *
  * A guard watches the values that operators store. An operator whose values overflow their low
@@ -5063,6 +5068,7 @@ typedef struct mixp_compare_desc {
 MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
                                      mixp_difference *rows, int64_t room, int64_t *n);
 
+#endif
 #ifndef MIXPREC_NO_CHECKPOINT
 /* ==== 13. CHECKPOINT ================================================ >>checkpoint ====
  *
@@ -13173,150 +13179,10 @@ typedef struct mixpi_exchange mixpi_exchange;
 typedef struct mixpi_crew mixpi_crew;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
-/* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */
-enum {
-    MIXPI_ROW_BACKWARD,         /* all gradients so far, of activations and of leaves */
-    MIXPI_ROW_WEIGHT,           /* a weight that is under suspicion */
-    MIXPI_ROW_SITES
-};
+typedef struct mixpi_watch mixpi_watch;
+typedef struct mixpi_watcher mixpi_watcher;
 
-typedef struct mixpi_happening mixpi_happening;     /* an event, as WATCH stores it */
-
-enum {                          /* the rows of one site */
-    MIXPI_LOOK_VALUE,           /* the values that the site stored */
-    MIXPI_LOOK_GRAD,            /* the gradient of the site */
-    MIXPI_LOOK_LEAF,            /* the gradients of leaves that the site wrote */
-    MIXPI_LOOK_DATA,            /* the batch: inputs that come from no site and no parameter */
-    MIXPI_LOOK_LOSS,            /* two floats: mean square of the rounding error, and mean square of
-                                   the variation over the batch; see watch/precision.c */
-    MIXPI_LOOKS
-};
-
-enum {
-    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
-    MIXPI_MAX_EVENTS = 1024,
-    MIXPI_OPTIMIZER_BITS = 31,  /* optimizers with their own bit; further ones share bits */
-    MIXPI_SITE_COUNT = 1 << 30  /* limit at which the counts of a site stop, far from an overflow */
-};
-
-/* State of one site under the guard. TAPE finds the site, AUTOCAST reads its dtype, WATCH
- * decides. */
-typedef struct mixpi_site {
-    uint64_t     hash;          /* hash of operator, scope and inputs; 0: slot unused */
-    uint64_t     tensors;       /* hash of the tensors that it read when last applied */
-    uint64_t     pass;          /* watch->pass when last applied */
-    uint64_t     weights;       /* hash of the operator and the trained permanent tensors that it
-                                   reads; 0: it reads none */
-    int          next;          /* number of the next site in the same bucket; 0 = none */
-    int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
-    int          turn;          /* position in its step when last sampled (1 = first) */
-    int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
-    int          scalar;        /* 1: its result has one element */
-    int          casts;         /* 1: autocast casts its inputs */
-    int          carries;       /* 1: it stores f32 if its inputs are f32 */
-    int          changed;       /* samples begun when its state changed; older ones do not count */
-    mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low
-                                   MIXP_F32: f32 in any case) */
-    mixp_dtype   around;        /* the region's low dtype, for the look */
-    int32_t      fallen;        /* 1: it stores f32; 2: it also reads f32 */
-    int32_t      falls, clean;
-    int32_t      for_grad;      /* 1: it fell back because its gradient was too large */
-    int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
-    int          pin_told;      /* 1: an event has reported the pin */
-    int          inspected;     /* newest sample that measured its precision */
-    int32_t      imprecise;     /* 1: it fell back because rounding lost too much */
-    double       lost;          /* share of the variation that rounding lost in the newest sample,
-                                   on the rank that lost most; 0: not measured */
-    int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
-    int64_t      samples;
-    mixp_tensor *read[2];       /* permanent tensors that it reads */
-    mixp_look    value, grad;
-    const char  *op;
-    char         name[MIXPI_SITE_NAME];
-} mixpi_site;
-
-typedef struct mixpi_pin {
-    char       pattern[MIXPI_SITE_NAME];
-    mixp_dtype dtype;
-    int        fits;            /* 1: a site with a fitting name exists */
-} mixpi_pin;
-
-/* State of the guard in one context, from mixp_guard_start on. Sites are numbered from 1. A window
- * is the steps between two updates. A probe is a sampled step that stores f32 everywhere. */
-typedef struct mixpi_watch {
-    int         on;             /* 0: stopped */
-    int         sampled;        /* 1: the current step is sampled */
-    int         begun;          /* samples so far */
-    int         fresh;          /* number of the unread sample in rows; 0 = none */
-    int         posted;         /* number of the sample on its way to the host; 0 = none */
-    int         looked;         /* 1: a sample that walked back was settled since the update */
-    int         whole;          /* 1: all walks of the newest update were sampled */
-    int         settled;        /* 1: at least one sample was settled */
-    int32_t     acted;          /* 1: a site fell back since the last skip */
-    int32_t     falls;          /* number of fallbacks so far */
-    int32_t     drawn;          /* sampled updates so far: key of the distance to the next one */
-    void       *comparing;      /* state of a running mixp_compare, which stops sampling */
-    int         turns;          /* sites to which this sample has stored */
-    int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
-                                   sampled until their next update */
-    int32_t     deep;           /* bits of optimizers whose newest skip had a loss that was not
-                                   finite */
-    int32_t     probe;          /* bits of optimizers whose last two skips had a loss that was not
-                                   finite: their sampled steps are probes until their next update */
-    int         repeat;         /* 1: the next step stores f32 everywhere: an evaluation repeats */
-    int         repeated;       /* 1: the newest evaluation was a repetition */
-    int         probing;        /* 1: the current step stores f32 everywhere */
-    int         probed;         /* 1: a step since the update stored f32 everywhere and walked
-                                   back */
-    int         fresh_probe, posted_probe;  /* 1: the sample in rows is a probe; the sample on its
-                                               way to the host is a probe */
-    int         settling_probe; /* 1: the sample being settled is a probe */
-    int         settling_bad;   /* 1: the loss of the sample being settled is not finite */
-    int32_t     since;          /* updates since the newest sampled update, inclusive */
-    int32_t     idle;           /* steps begun since the newest update or sampled step */
-    int         in_turn;        /* 1: the next update is due to be sampled */
-    int32_t     taken;          /* 1: a step since the update was sampled */
-    int32_t     missed;         /* 1: a walk of an update that was due was not sampled */
-    int32_t     window;         /* steps begun since the update */
-    int         walked;         /* 1: a step of the window walked back */
-    int         unseen;         /* 1: a step of the window walked back unsampled */
-    int32_t     forced;         /* consecutive updates with `force` set */
-    int32_t     met;            /* bits of optimizers that have updated under the guard */
-    int32_t     barren[MIXPI_OPTIMIZER_BITS];   /* for each optimizer: consecutive skips that began
-                                                   in the forward pass and that no fallback cured */
-    int         every, clean, patience, capacity, n_sites, n_buckets;
-    int         most_sites;     /* max_sites */
-    int         filled;         /* sites whose rows a sample may have written */
-    float       high, low_again, flushed, imprecise;
-    int32_t     inspect_all;    /* 1: the next sample measures the precision of all sites */
-    uint64_t    rows_step;      /* step whose sample is in rows */
-    uint64_t    posted_step, event_step, updated_step;
-    size_t      posted_bytes;   /* size of the sample on its way to the host */
-    mixp_look  *rows, *seen;    /* looks in device memory; the host's copy */
-    mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
-    int64_t    *bins;           /* device memory: exponent histogram of each site; or NULL */
-    int         counting;       /* 1: sampled steps fill bins */
-    mixpi_site *sites;
-    int        *buckets;
-    uint64_t    pass;           /* incremented by each step and each walk back */
-    mixpi_pin  *pins;
-    int         n_pins;
-    int         full, full_told;/* 1: a site found no room; 1: an event has reported it */
-    int origin, found;  /* mixp_origin of the newest skip; mixp_origin found since the update */
-    int         origin_site, found_site;
-    const void *posted_scaler;  /* scaler whose state is on its way to the host */
-    int32_t     posted_bits;    /* bits of the optimizers of the posted update */
-    int64_t    *hashes;         /* for checkpoints: hashes of the sites, and their states */
-    int32_t    *states;
-    mixpi_happening *events;
-    int64_t     n_events;
-    int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
-    mixp_result (*settle)(mixp_context *ctx);   /* set by WATCH; called when a step begins */
-    mixp_result (*updating)(mixp_context *ctx);     /* called before a scaler's update */
-    mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* called after an update; scaler
-                                                                   NULL: a step without a scaler */
-    void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
-} mixpi_watch;
+enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
 
 /* Unscaled f16 gradients of the newest walk that met any; see tape/walk.c. */
 typedef struct mixpi_unscaled {
@@ -13351,7 +13217,8 @@ struct mixp_context {
     mixpi_arena  host, dev, records;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_casting *casting;     /* state of AUTOCAST, made at its first use                 */
-    mixpi_watch   *watch;       /* NULL: no guard was ever started */
+    const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
+    mixpi_watch   *watch;       /* state of the guard; NULL: no guard was ever started     */
     struct mixpi_pool *pool;    /* threads, started by the first parallel loop             */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */
@@ -13585,6 +13452,12 @@ static void mixpi_written(mixp_tensor *t, const char *who) {
 static mixp_tensor *mixpi_origin(mixp_tensor *t) {
     if (t->own.origin) t = t->own.origin;
     return t->own.master ? t->own.master : t;
+}
+
+/* The permanent tensor behind t, or behind the low copy t; NULL if t belongs to this step. */
+static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
+    if (t && t->own.master) t = t->own.master;
+    return t && !t->own.generation ? t : NULL;
 }
 
 /* --- functions of the program: operators' and hooks' ---------------------------------------- *
@@ -14343,6 +14216,67 @@ static mixp_result mixpi_tensor_whole(const mixp_tensor *t, const char *who) {
     return crew ? crew->lack(t, who) : MIXP_OK;
 }
 
+/* --- the door of the guard --------------------------------------------------------------- *
+ *
+ * The rooms of the loop call the guard through this table only, and only after a guard was started
+ * or a tensor was looked at. watch/door.c fills the table. Without a guard in the build, the table
+ * is never there, and the compiler drops the calls.
+ */
+struct mixpi_state;
+
+/* What mixpi_watched answers. */
+enum {
+    MIXPI_WATCHED = 1,          /* a guard is on                                           */
+    MIXPI_SAMPLED = 2,          /* the current step is sampled                             */
+    MIXPI_COMPARING = 4         /* mixp_compare is running                                 */
+};
+
+struct mixpi_watcher {
+    int         (*watched)(const mixp_context *ctx);
+    void        (*replayed)(mixp_context *ctx);
+    /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
+    int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
+    void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
+    int         (*stays_uncast)(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
+                                mixp_result *r);
+    void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
+    int         (*is_wide)(const mixp_call *c);
+    int         (*is_pinned)(const mixp_call *c);
+    mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
+    /* tape: walking back */
+    mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
+    mixp_result (*gradient)(mixp_context *ctx, int site, const mixp_tensor *g);
+    mixp_result (*leaves)(const mixp_call *c, int site);        /* after its backward */
+    void        (*walked)(const mixp_context *ctx);
+    /* step */
+    uint64_t    (*mark)(const mixp_context *ctx);   /* what all ranks must have alike */
+    void        (*words)(const mixp_context *ctx, double *row);     /* the same, in full */
+    void        (*origin)(const mixp_context *ctx, mixp_verdict *v);
+    mixp_result (*updating)(mixp_context *ctx, mixp_advance_args *k);
+    mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* NULL: a step without one */
+    void        (*lose)(mixp_context *ctx, const void *scaler); /* it is about to be freed */
+    /* checkpoints */
+    mixp_result (*pack)(mixp_context *ctx);
+    int         (*items)(struct mixpi_state *s);    /* 1: there are some */
+    void        (*unpack)(mixp_context *ctx);
+};
+
+/* The door; NULL: no guard was ever started. */
+static const mixpi_watcher *mixpi_watcher_of(const mixp_context *ctx) {
+#ifdef MIXPREC_NO_WATCH
+    (void)ctx;
+    return NULL;
+#else
+    return ctx && ctx->watch ? ctx->watcher : NULL;
+#endif
+}
+
+/* A set of MIXPI_WATCHED, MIXPI_SAMPLED and MIXPI_COMPARING. */
+static int mixpi_watched(const mixp_context *ctx) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
+    return watcher ? watcher->watched(ctx) : 0;
+}
+
 /* --- context --------------------------------------------------------------------------- */
 
 /* Returns what is wrong with a description; NULL if nothing is. */
@@ -14509,6 +14443,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
@@ -14526,7 +14461,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     ctx->replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
-    if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
+    if (watcher) watcher->replayed(ctx);
     r = mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
@@ -14590,73 +14525,6 @@ MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
-
-static size_t mixpi_rows_bytes(int sites)
-{ return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
-static size_t mixpi_bins_bytes(int sites)
-{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
-
-/* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
-static int mixpi_rows_filled(const mixpi_watch *w)
-{ return w->n_sites > w->filled ? w->n_sites : w->filled; }
-
-static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
-
-/* Distance in updates to the next sample: about `every`. The distance varies because a constant
- * even distance would always hit the same one of two networks that are trained in turn. */
-static int mixpi_watch_distance(const mixpi_watch *w) {
-    const uint64_t h = ((uint64_t)(uint32_t)w->drawn + 1u) * 0x9E3779B97F4A7C15u;
-    const int part = w->every / 4;
-    if (w->every == 1) return 1;
-    if (!part) return w->every + (int)(h >> 63);
-    return w->every - part + (int)((h >> 33) % (2u * (unsigned)part + 1u));
-}
-
-/* Must the guard sample the next update? All ranks agree. */
-static int mixpi_update_due(const mixpi_watch *w)
-{ return w->force || w->since >= mixpi_watch_distance(w); }
-
-/* Must the next step be sampled? Every step of an update that is due is sampled. Steps without an
- * update, as in an evaluation, are sampled about once in `every` steps, as often as updates are. Of
- * many steps that walk nothing back only one is sampled, unless the walk after them was missed
- * before. Ranks count updates only, because one rank may evaluate on its own. */
-static int mixpi_watch_due(const mixp_context *ctx) {
-    const mixpi_watch *w = ctx->watch;
-    const int blank = w->taken && !w->walked && !w->missed && !w->force;
-    if (mixpi_world(ctx) > 1) return mixpi_update_due(w);
-    if (w->idle >= w->every - 1) return 1;
-    return mixpi_update_due(w) && !blank && w->window < 64;
-}
-
-/* A hash, of 53 bits, of the guard's settings and of whether the guard has looked since the update.
- * Ranks combine their looks only if the hash is the same on all ranks. 0: the guard is off. */
-static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
-    const mixpi_watch *w = ctx->watch;
-    uint64_t words[6], h = 1469598103934665603u;
-    int i;
-    if (!mixpi_guard_on(ctx)) return 0;
-    words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
-    words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
-    words[2] = (uint64_t)mixp_bits_of_f32(w->high) << 32 | mixp_bits_of_f32(w->low_again);
-    words[3] = (uint64_t)mixp_bits_of_f32(w->imprecise) << 32 | mixp_bits_of_f32(w->flushed);
-    words[4] = w->fresh != 0;
-    words[5] = w->probing != 0;
-    for (i = 0; i < 6; i++) {
-        h = (h ^ words[i]) * 1099511628211u;
-        h ^= h >> 29;
-    }
-    return (h >> 11) | 1u;
-}
-
-/* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
-static int mixpi_context_sampled(const mixp_context *ctx)
-{ return ctx->watch && ctx->watch->sampled; }
-
-/* The look at all gradients of this sampled step so far, of activations and of parameters, still
- * multiplied by the loss scale. Device memory, cleared when a sampled step begins. NULL: the step
- * is not sampled. Kernels of the scaler may read `largest` and `nonfinite`. */
-static const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
-{ return mixpi_context_sampled(ctx) ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL; }
 
 /* --- tensors --------------------------------------------------------------------------- */
 
@@ -15996,7 +15864,7 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
 
 /* The dtype that t would have without a guard. */
 static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
-{ return t->own.raised != MIXP_F32 ? t->own.raised : t->dtype; }
+{ return t->own.watch.raised != MIXP_F32 ? t->own.watch.raised : t->dtype; }
 
 /* The widest dtype of the inputs, as they would be without a guard. f16 with bf16 gives f32,
  * because neither holds the other's values. mixpi_guarded_dtype then decides for the guard. */
@@ -16013,60 +15881,6 @@ static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
 
 static int mixpi_is_low(mixp_dtype dtype)
 { return dtype == MIXP_F16 || dtype == MIXP_BF16; }
-
-static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
-    const char *end = strstr(name, ": ");
-    if (mixpi_pattern_fits(pin->pattern, name, strlen(name))) return 1;
-    return end && mixpi_pattern_fits(pin->pattern, name, (size_t)(end - name));
-}
-
-/* Pins a site according to the newest pattern that fits. */
-static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
-    int i, was = site->pinned;
-    site->pinned = 0;
-    for (i = 0; i < w->n_pins; i++) {
-        mixp_dtype to = w->pins[i].dtype;
-        if (!mixpi_pin_fits(&w->pins[i], site->name)) continue;
-        w->pins[i].fits = 1;
-        site->pinned = to == MIXP_F32 ? 1 : to == MIXP_DTYPE_COUNT ? 0 : 2;
-    }
-    if (site->pinned != was) site->pin_told = 0;
-}
-
-/* Does the site's own state make it store f32? */
-static int mixpi_site_fell(const mixpi_site *site) {
-    if (!site || site->pinned == 2) return 0;
-    return site->pinned == 1 || site->fallen;
-}
-
-/* Must the site store f32 in this step? */
-static int mixpi_site_holds_f32(const mixp_context *ctx, const mixpi_site *site) {
-    if (site && site->pinned != 2 && ctx->watch->probing) return 1;
-    return mixpi_site_fell(site);
-}
-
-/* Does a result of this class become f32 if an input was raised to f32? Yes for classes that only
- * pass values on or add them. */
-static int mixpi_class_carries(mixp_op_class cls)
-{ return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE; }
-
-/* Does this result become f32 because an input was raised? */
-static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
-                              mixp_tensor *const *in) {
-    int i, raised = 0;
-    for (i = 0; i < n; i++) raised |= in[i] && in[i]->own.raised != MIXP_F32;
-    if (site && site->pinned == 2) return 0;
-    return raised && mixpi_class_carries(cls);
-}
-
-/* The dtype in which a result is stored under a guard. plain: autocast's choice. */
-static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site *site,
-                                      mixp_op_class cls, int n, mixp_tensor *const *in,
-                                      mixp_dtype plain) {
-    if (!mixpi_is_low(plain)) return plain;
-    if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
-    return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;
-}
 
 /* --- counts ---------------------------------------------------------------------------- */
 
@@ -16285,396 +16099,8 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
 /* Applies the tape's own cast operator, defined below. */
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
 static int mixpi_is_cast(const mixp_op *op);
-static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit);
 
-/* --- sites ----------------------------------------------------------------------------- *
- *
- * A site is identified by a hash of its operator, its scope and its inputs: a parameter by its id,
- * an activation by the hash of the site that made it, data by 0. Several sites on the same tensors
- * (three slices of one qkv) are distinguished by their order. The same operator on other tensors is
- * another pass through the same site. Casts, reshapes and dropout are ignored: a fallback adds and
- * removes casts, and an evaluation, which has no dropout, must have the sites of training.
- */
-static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
-    h = (h ^ x) * 0x9E3779B97F4A7C15u;
-    return h ^ (h >> 29);
-}
-
-static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
-    size_t i;
-    for (i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u;     /* FNV-1a */
-    return h;
-}
-
-static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
-{ return number ? &ctx->watch->sites[number - 1] : NULL; }
-
-/* The permanent tensor behind t, or behind the low copy t; NULL if t belongs to this step. */
-static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
-    if (t && t->own.master) t = t->own.master;
-    return t && !t->own.generation ? t : NULL;
-}
-
-/* The tensor of which t is a cast, a reshape or a dropout; otherwise t itself. */
-static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
-{ return t && t->own.seen ? t->own.seen : t; }
-
-static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
-    const mixp_tensor *lasting;
-    if (!t) return 1;
-    t = mixpi_seen_as(t);
-    lasting = mixpi_lasting(t);
-    if (lasting) return mixpi_mix(2, (uint64_t)lasting->own.id);
-    return t->own.site ? mixpi_site_at(ctx, t->own.site)->hash : 0;
-}
-
-/* One application of an operator: the parts that identify its site. */
-typedef struct mixpi_visit {
-    const mixp_op *op;
-    int            n_in;
-    mixp_tensor  **in;
-    uint64_t       hash, tensors;   /* hash of the kind of site; hash of the tensors */
-    uint64_t       weights;     /* hash of the operator and its trained parameters; 0: none */
-    int            lasting;     /* 1: all inputs are permanent: addresses distinguish nothing */
-} mixpi_visit;
-
-static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
-                                  mixp_tensor **in) {
-    mixpi_visit v = { op, n_in, in, 0, 0, 0, 1 };
-    uint64_t weights;
-    int i, length;
-    const char *scope = mixpi_scope_now(ctx, &length);
-    v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
-    weights = v.hash;
-    v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
-    for (i = 0; i < n_in; i++) {
-        const mixp_tensor *lasting = mixpi_lasting(in[i]);
-        v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
-        v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)mixpi_seen_as(in[i]));
-        if (in[i] && !lasting) v.lasting = 0;
-        if (!lasting || !lasting->requires_grad) continue;
-        weights = mixpi_mix(weights, (uint64_t)lasting->own.id);
-        v.weights = weights | 1u;
-    }
-    return v;
-}
-
-static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
-    int n = w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
-    while (n && w->sites[n - 1].hash != hash) n = w->sites[n - 1].next;
-    return n;
-}
-
-/* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
-static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
-    uint64_t sibling;
-    int n;
-    for (sibling = 0;; sibling++) {
-        const mixpi_site *site;
-        *hash = mixpi_mix(v->hash, sibling) | 1u;
-        n = mixpi_site_find(w, *hash);
-        if (!n) return 0;
-        site = &w->sites[n - 1];
-        if (site->pass != w->pass) return n;
-        if (site->tensors != v->tensors && !v->lasting) return n;
-    }
-}
-
-/* The name of a site's parameter: of the first parameter that has a name. */
-static const char *mixpi_visit_param(const mixpi_visit *v) {
-    int i;
-    for (i = 0; i < v->n_in; i++) {
-        const mixp_tensor *t = mixpi_lasting(v->in[i]);
-        if (t && t->requires_grad && *t->name) return t->name;
-    }
-    return "";
-}
-
-/* Writes the part of the name before the colon, "h.3.w", to text[MIXPI_SITE_NAME]. */
-static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
-                            char *text) {
-    int length;
-    const char *scope = mixpi_scope_now(ctx, &length), *param = mixpi_visit_param(v);
-    const char *producer = from ? mixpi_site_at(ctx, from)->name : "", *colon;
-    int room = length > 40 ? 40 : length;
-    *text = '\0';
-    if (*param && length && strncmp(param, scope, (size_t)length) != 0)
-        snprintf(text, MIXPI_SITE_NAME, "%.*s.%.40s", room, scope, param);
-    else if (*param) snprintf(text, MIXPI_SITE_NAME, "%.60s", param);
-    else if (length) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
-    else if ((colon = strstr(producer, ": ")) != NULL)
-        snprintf(text, MIXPI_SITE_NAME, "%.*s", (int)(colon - producer), producer);
-}
-
-/* Gives a new site a unique name. */
-static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
-    mixpi_site *site = mixpi_site_at(ctx, number);
-    char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
-    int i, same = 0;
-    size_t n;
-    mixpi_site_stem(ctx, v, site->from[0], stem);
-    snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
-    n = strlen(name);
-    for (i = 1; i <= ctx->watch->n_sites; i++) {
-        const char *other = mixpi_site_at(ctx, i)->name;
-        same += strncmp(other, name, n) == 0 && (!other[n] || other[n] == ' ');
-    }
-    snprintf(site->name, sizeof site->name, same ? "%.86s #%d" : "%.86s", name, same + 1);
-}
-
-/* Sets the inputs of a site: the sites behind its inputs, and its weights. */
-static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
-    int i, from = 0, read = 0;
-    for (i = 0; i < v->n_in; i++) {
-        mixp_tensor *t = v->in[i], *lasting = mixpi_lasting(t);
-        if (lasting && read < 2) site->read[read++] = lasting;
-        if (t && t->own.site && from < MIXPI_SITE_FROM) site->from[from++] = t->own.site;
-    }
-}
-
-/* Enters a new site in the table. Returns its number; 0 if the table is full. */
-static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
-    mixpi_watch *w = ctx->watch;
-    int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
-    mixpi_site *site;
-    if (w->n_sites >= w->capacity) {
-        w->full = 1;
-        return 0;
-    }
-    site = &w->sites[w->n_sites++];
-    site->hash = hash;
-    site->next = *bucket;
-    *bucket = w->n_sites;
-    return w->n_sites;
-}
-
-/* The site of a visit; a new site is entered in the table with its name and its pin. */
-static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
-    mixpi_site *site;
-    uint64_t hash;
-    int number = mixpi_site_visited(ctx->watch, v, &hash);
-    if (!number) number = mixpi_site_new(ctx, hash);
-    if (!number) return 0;
-    site = mixpi_site_at(ctx, number);
-    if (site->op) return number;
-    site->op = v->op->name;         /* first visit, or the first since a checkpoint was loaded */
-    site->weights = v->weights;
-    mixpi_site_reads(site, v);
-    mixpi_site_name(ctx, v, number);
-    mixpi_site_pin(ctx->watch, site);
-    return number;
-}
-
-/* The site of an application, marked as visited in this pass; 0 without a guard. */
-static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
-                            mixp_tensor **in) {
-    mixpi_visit v;
-    mixpi_site *site;
-    int number;
-    if (!mixpi_guard_on(ctx)) return 0;
-    v = mixpi_visit_of(ctx, op, n_in, in);
-    number = mixpi_site_of(ctx, &v);
-    if (!number) return 0;
-    site = mixpi_site_at(ctx, number);
-    site->tensors = v.tensors;
-    site->pass = ctx->watch->pass;
-    return number;
-}
-
-/* --- precision --------------------------------------------------------------------------- *
- *
- * A feature of 2023.37 is in the range of f16, but is rounded to 2023. The loss by rounding is
- * measured relative to the information in the values: their variation over the batch. In a sampled
- * step a few sites, in turn, are computed a second time with an f32 result. From this result, and
- * from its difference to the stored result, the mean over the batch is subtracted column by column.
- * The root of the ratio of the two mean squares is the share of the variation that rounding lost.
- */
-
-enum { MIXPI_BATCH = 8 };       /* fewest rows whose variation is trusted */
-
-/* y = a op b, rows by cols. repeats: b is one row for all rows. */
-static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b,
-                              int64_t rows, int64_t cols, int repeats, float *y) {
-    mixp_binary_args k;
-    memset(&k, 0, sizeof k);
-    k.op = op;
-    k.rank = 2;
-    k.shape[0] = rows;
-    k.shape[1] = cols;
-    k.a = a;
-    k.b = b;
-    k.a_strides[0] = cols;
-    k.b_strides[0] = repeats ? 0 : cols;
-    k.a_strides[1] = k.b_strides[1] = 1;
-    k.y = mixpi_out_to(y, MIXP_F32, 0);
-    return ctx->device->kernels->binary(&ctx->exec, &k);
-}
-
-/* y[cols] = the column means of x[n, cols]. */
-static mixp_result mixpi_means(mixp_context *ctx, mixp_in x, int64_t n, int64_t cols, float *y) {
-    mixp_reduce_args k;
-    memset(&k, 0, sizeof k);
-    k.outer = 1;
-    k.n = n;
-    k.inner = cols;
-    k.factor = (float)(1.0 / (double)n);
-    k.a = x;
-    k.y = mixpi_out_to(y, MIXP_F32, 0);
-    return ctx->device->kernels->reduce(&ctx->exec, &k);
-}
-
-/* to = the mean square of x[rows, cols] after subtracting the column means. work: as large as x,
- * may be x; means: cols elements. */
-static mixp_result mixpi_variation(mixp_context *ctx, mixp_in x, int64_t rows, int64_t cols,
-                                   float *work, float *means, float *to) {
-    const mixp_in mean = mixpi_in(means, MIXP_F32), rest = mixpi_in(work, MIXP_F32);
-    mixp_result r = mixpi_means(ctx, x, rows, cols, means);
-    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, x, mean, rows, cols, 1, work);
-    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_MUL, rest, rest, rows, cols, 0, work);
-    return r == MIXP_OK ? mixpi_means(ctx, rest, rows * cols, 1, to) : r;
-}
-
-/* Writes the loss of rounding full (f32) to low into a site's row: the mean squares of the rounding
- * error and of the variation. */
-static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, mixp_in full, mixp_in low,
-                                      int64_t rows, int64_t cols) {
-    const size_t all = (size_t)(rows * cols) * sizeof(float), one = (size_t)cols * sizeof(float);
-    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS +
-                                       MIXPI_LOOK_LOSS];
-    float *to = &row->largest, *work = (float *)mixpi_arena_take(ctx, &ctx->dev, all);
-    float *means = (float *)mixpi_arena_take(ctx, &ctx->dev, one);
-    mixp_result r = MIXP_ERR_MEMORY;
-    if (work && means) r = mixpi_variation(ctx, full, rows, cols, work, means, to + 1);
-    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, full, low, rows, cols, 0, work);
-    if (r == MIXP_OK)
-        r = mixpi_variation(ctx, mixpi_in(work, MIXP_F32), rows, cols, work, means, to);
-    if (work) mixpi_arena_give(ctx, &ctx->dev, work, all);
-    if (means) mixpi_arena_give(ctx, &ctx->dev, means, one);
-    return r;
-}
-
-/* Like mixpi_inspect_pair, for an f32 result without a low copy: rounds a copy first. */
-static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixp_in full, int64_t rows,
-                                      int64_t cols) {
-    const mixp_dtype low = mixpi_site_at(ctx, number)->low;
-    const size_t bytes = (size_t)(rows * cols) * mixp_dtype_size(low);
-    void *rounded = mixpi_arena_take(ctx, &ctx->dev, bytes);
-    mixp_result r = MIXP_ERR_MEMORY;
-    if (rounded) r = mixpi_convert_to(ctx, mixpi_out_to(rounded, low, 0), full, rows * cols);
-    if (r == MIXP_OK)
-        r = mixpi_inspect_pair(ctx, number, full, mixpi_in(rounded, low), rows, cols);
-    if (rounded) mixpi_arena_give(ctx, &ctx->dev, rounded, bytes);
-    return r;
-}
-
-/* Is it the site's turn in this step? Only once in a sample: the first micro-batch counts. */
-static int mixpi_inspects(const mixp_context *ctx, int number, const mixp_tensor *t) {
-    static const char *const ops[] = { "linear", "matmul", "cast", "add", "sub", "mul", "scale" };
-    const mixpi_watch *w = ctx->watch;
-    const mixpi_site *site = mixpi_site_at(ctx, number);
-    const uint32_t every = (uint32_t)w->n_sites / 4u + 1u;
-    size_t i = 0;
-    if (!w->sampled || !(w->imprecise > 0.0f) || !mixpi_is_low(site->low)) return 0;
-    if (site->inspected == w->fresh || t->rank < 1 || mixpi_no_grad_now(ctx)) return 0;
-    if (!w->inspect_all && ((uint32_t)number + (uint32_t)w->drawn) % every) return 0;
-    while (i < sizeof ops / sizeof ops[0] && strcmp(site->op, ops[i]) != 0) i++;
-    return i < sizeof ops / sizeof ops[0];
-}
-
-/* Columns of t; a vector is one column. */
-static int64_t mixpi_inspect_cols(const mixp_tensor *t)
-{ return t->rank > 1 ? t->shape[t->rank - 1] : 1; }
-
-/* Measures what rounding `full` (f32) costs, or would cost, site `number`. stored: the rounded
- * result, or NULL. */
-static mixp_result mixpi_inspect(mixp_context *ctx, int number, const mixp_tensor *full,
-                                 const mixp_tensor *stored) {
-    const int64_t cols = mixpi_inspect_cols(full), rows = full->count / cols;
-    if (full->dtype != MIXP_F32 || rows < MIXPI_BATCH) return MIXP_OK;
-    mixpi_site_at(ctx, number)->inspected = ctx->watch->fresh;
-    if (stored && mixpi_is_low(stored->dtype))
-        return mixpi_inspect_pair(ctx, number, mixpi_tensor_in(full), mixpi_tensor_in(stored), rows,
-                                  cols);
-    return mixpi_inspect_full(ctx, number, mixpi_tensor_in(full), rows, cols);
-}
-
-/* Computes a call a second time with an f32 result, then restores the call. */
-static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_result (*run)(mixp_call *,
-                                       mixp_result (*)(mixp_call *))) {
-    mixp_call *c = &e->call;
-    mixp_context *ctx = c->ctx;
-    mixp_tensor *const out = c->out;
-    unsigned char attrs[2048];
-    const size_t size = c->op->attrs_size;
-    mixp_result r;
-    if (size > sizeof attrs || out->count / mixpi_inspect_cols(out) < MIXPI_BATCH) return MIXP_OK;
-    if (size) memcpy(attrs, c->attrs, size);
-    c->out = mixp_activation(ctx, MIXP_F32, out->rank, out->shape);
-    r = c->out ? run(c, c->op->forward) : MIXP_ERR_MEMORY;
-    if (r == MIXP_OK) r = mixpi_inspect(ctx, e->site, c->out, out);
-    if (c->out) mixpi_arena_give(ctx, &ctx->dev, c->out->data, mixpi_bytes(c->out));
-    c->out = out;
-    if (size) memcpy(c->attrs, attrs, size);
-    return r;
-}
-/* --- looks ----------------------------------------------------------------------------- */
-
-/* Row `which` of a site, in device memory. */
-static mixp_look *mixpi_look_row(const mixpi_watch *w, int number, int which)
-{ return &w->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
-
-/* The dtype whose range judges a site: its low dtype, or the region's if it stores f32 in any
- * case. */
-static mixp_dtype mixpi_look_low(const mixpi_site *site) {
-    if (site->low != MIXP_F32) return site->low;
-    return mixpi_is_low(site->around) ? site->around : MIXP_F16;
-}
-
-/* Looks at t for a row of a site, and for the row `total` unless it is NULL. */
-static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t,
-                              mixp_look *total) {
-    mixp_look_args k;
-    memset(&k, 0, sizeof k);
-    k.n = t->count;
-    k.x = mixpi_tensor_in(t);
-    k.low = mixpi_look_low(mixpi_site_at(ctx, number));
-    k.row = mixpi_look_row(ctx->watch, number, which);
-    k.total = total;
-    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
-        k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
-    return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
-}
-
-/* Must the operator compute its intermediate values in f32? Yes if its f32 result still overflowed,
- * in a probe, and if a pattern pins it to f32. */
-static int mixpi_call_is_wide(mixp_call *c) {
-    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
-    if (!site || site->pinned == 2) return 0;
-    return site->fallen == 2 || site->pinned == 1 || c->ctx->watch->probing;
-}
-
-/* Is t the batch, that is, neither a parameter nor the result of a site? */
-static int mixpi_is_data(const mixp_tensor *t) {
-    if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
-    return t->own.generation ? !t->own.site && !t->own.from_tape : !t->own.is_param;
-}
-
-/* After an operator: records which dtype its site stored, and in a sampled step looks at the
- * values. t: the result, or the input of a cast that was left out. */
-static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
-                                     mixp_dtype low) {
-    mixpi_site *site = mixpi_site_at(ctx, number);
-    mixpi_watch *w = ctx->watch;
-    site->stores = 1;
-    site->scalar = t->count == 1;
-    site->dtype = t->dtype;
-    site->low = low;
-    site->around = mixp_autocast_current(ctx).dtype;
-    if (w->tap) w->tap(ctx, number, t, 0);
-    if (!w->sampled) return MIXP_OK;
-    site->turn = ++w->turns;
-    return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t, NULL);
-}
+/* --- running one operator --------------------------------------------------------------------- */
 
 /* Runs one of the operator's own functions. A function that begins a step loses its call and
  * fails. */
@@ -16692,74 +16118,16 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     return r;
 }
 
-/* Measures what a call loses by storing low. A cast still has its unrounded input; other calls are
- * computed a second time. */
-static mixp_result mixpi_inspect_call(mixpi_tape_entry *e, mixp_tensor *const *given) {
-    mixp_tensor *out = e->call.out;
-    if (mixpi_is_cast(e->call.op)) return mixpi_inspect(e->call.ctx, e->site, given[0], out);
-    if (out->dtype == MIXP_F32) return mixpi_inspect(e->call.ctx, e->site, out, NULL);
-    return mixpi_inspect_again(e, mixpi_run_inside);
+/* Must the operator compute its intermediate values in f32? Only a guard says so. */
+static int mixpi_call_is_wide(const mixp_call *c) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
+    return watcher && watcher->is_wide(c);
 }
 
-/* Does the result count as its input when sites are identified? True for casts, which a fallback
- * adds and removes, for reshapes of the same memory, and for dropout, which evaluations leave
- * out. */
-static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
-    return e->alias || mixpi_is_cast(e->call.op) ||
-           strcmp(e->call.op->name, "dropout") == 0;
-}
-
-/* After the forward pass of a call. */
-static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
-    mixp_context *ctx = e->call.ctx;
-    mixp_tensor *out = e->call.out;
-    mixp_result r = MIXP_OK;
-    int i, through = mixpi_is_seen_through(e);
-    out->own.site = through ? given[0]->own.site : e->site;
-    out->own.seen = through ? mixpi_seen_as(given[0]) : NULL;
-    if (mixpi_is_cast(e->call.op) && !out->own.site) out->own.site = e->site;
-    if (e->alias) out->own.raised = given[0]->own.raised;
-    if (e->alias) e->site = 0;          /* its memory has been looked at already */
-    if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
-    r = mixpi_site_stored(ctx, e->site, out,
-                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out)
-                                                               : MIXP_F32);
-    if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
-    for (i = 0; i < e->call.n_in && r == MIXP_OK && mixpi_context_sampled(ctx); i++)
-        if (mixpi_is_data(given[i]))
-            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i], NULL);
-    return r;
-}
-
-/* Before an operator is walked back: looks at the gradient of its result. */
-static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
-    mixpi_watch *w = ctx->watch;
-    if (!number || !w->on) return MIXP_OK;
-    if (w->tap) w->tap(ctx, number, g, 1);
-    if (!w->sampled) return MIXP_OK;
-    return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g, &w->rows[MIXPI_ROW_BACKWARD]);
-}
-
-/* Does a product read t without a cast? Yes if the guard raised t to f32, since a cast would
- * overflow again; if the cast itself overflowed; and if the product still overflowed with an f32
- * result. Casts are numbered within a step (see mixp_dropout): casts that are left out count as
- * well. */
-static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
-                              mixp_result *r) {
-    mixp_context *ctx = c->ctx;
-    const mixpi_site *reader = mixpi_site_at(ctx, mixpi_entry(c)->site);
-    int n;
-    if (!reader) return 0;
-    if (t->own.raised != MIXP_F32) return 1;
-    if (cached) return reader->fallen == 2;
-    n = mixpi_cast_site(ctx, t, 0);
-    if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
-    n = mixpi_cast_site(ctx, t, 1);
-    ctx->calls_made++;
-    if (!n) return 1;
-    *r = mixpi_site_stored(ctx, n, t, low);
-    if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, NULL);
-    return 1;
+/* Has the user pinned the operator's site? */
+static int mixpi_call_is_pinned(const mixp_call *c) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
+    return watcher && watcher->is_pinned(c);
 }
 
 /* At level 3 the parameters themselves are low: an f32 parameter would silently make it level 2. */
@@ -16773,16 +16141,17 @@ static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *para
 
 /* Casts the inputs of a LOW operator to the region's dtype. */
 static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
+    const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;
     mixp_result r = MIXP_OK;
     int i, cached;
-    if (mixpi_entry(c)->site) mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1;
+    if (watcher) watcher->casts(c);
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = c->in[i];
         if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
         if (cached) r = mixpi_check_level(c, t);
         if (r != MIXP_OK) return r;
-        if (mixpi_stays_uncast(c, t, cached, low, &r)) continue;
+        if (watcher && watcher->stays_uncast(c, t, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
@@ -16807,17 +16176,12 @@ static mixp_result mixpi_cast_to_f32(mixp_call *c) {
 static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
     mixp_tensor *out = c->out;
     const mixp_tensor *first = c->in[0];
-    mixp_dtype natural = out->dtype, plain;
-    mixpi_site *site;
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
+    mixp_dtype natural = out->dtype;
     if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
     else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
-    plain = mixpi_result_dtype(region, cls, natural, out->rank);
-    out->dtype = plain;
-    if (!mixpi_guard_on(c->ctx)) return;
-    site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
-    if (site) site->carries = mixpi_class_carries(cls);
-    out->dtype = mixpi_guarded_dtype(c->ctx, site, cls, c->n_in, c->in, plain);
-    if (out->dtype != plain) out->own.raised = plain;
+    out->dtype = mixpi_result_dtype(region, cls, natural, out->rank);
+    if (watcher) watcher->choose(c, cls);
 }
 
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
@@ -16912,6 +16276,7 @@ static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
 
 static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
                                 mixp_tensor *const *in, int required, const void *attrs) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     mixpi_tape_entry *e;
     uint64_t told = ctx ? ctx->told : 0;
     mixp_result r;
@@ -16921,10 +16286,10 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     e = mixpi_entry_new(ctx, op, n_in, in, attrs);
     if (!e) return NULL;
     ctx->calls_made++;
-    e->site = mixpi_site_enter(ctx, op, n_in, e->call.in);
+    if (watcher) e->site = watcher->enter(ctx, op, n_in, e->call.in);
     r = mixpi_run_inside(&e->call, mixpi_run_forward);
     if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
-    if (e->site) r = mixpi_look_forward(e, in);
+    if (watcher && e->site) r = watcher->stored(e, in);
     if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     for (i = 0; i < n_in; i++) {
         e->inputs[i] = mixp_call_wants(&e->call, i) ? 0 : MIXPI_INPUT_CONSTANT;
@@ -17248,21 +16613,6 @@ static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     return MIXP_OK;
 }
 
-/* Looks at the gradients of parameters and views that c wrote, after its backward. */
-static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
-    mixp_context *ctx = c->ctx;
-    mixp_result r = MIXP_OK;
-    int i;
-    if (!number || !mixpi_context_sampled(ctx)) return MIXP_OK;
-    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
-        mixp_tensor *t = mixpi_grad_owner(c, i);
-        if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
-        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
-                       &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
-    }
-    return r;
-}
-
 /* Drops a loan that g no longer needs. Returns 0 if g owns its memory. */
 static int mixpi_forget_loan(mixp_tensor *g) {
     int borrowed = g && g->own.borrowed;
@@ -17373,13 +16723,12 @@ enum { MIXPI_UNSCALED_WALKS = 64 };
 /* Decides whether the walk that begins counts. A guard deals with flushed gradients itself. */
 static void mixpi_unscaled_begin(mixp_context *ctx) {
     mixpi_unscaled *u = &ctx->unscaled;
-    const mixpi_watch *w = ctx->watch;
     const int number = u->walks + 1;
     u->met = 0;
     u->values = u->flushed = 0.0;
     u->counts = number <= MIXPI_UNSCALED_WALKS && (number & (number - 1)) == 0 &&
                 !*ctx->warning && !ctx->capturing && ctx->device->kernels->look &&
-                !(w && (w->on || w->comparing));
+                !(mixpi_watched(ctx) & MIXPI_WATCHED);
 }
 
 /* Looks at g at once. On a device that the host cannot read, waits for it. */
@@ -17436,17 +16785,18 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
+    const mixpi_watcher *watcher = site ? mixpi_watcher_of(ctx) : NULL;
     const uint64_t told = ctx->told, generation = ctx->generation;
     mixp_result r = mixpi_check_unwritten(c);
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
     out->grad = g; out->own.pending = 0;
-    if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
+    if (r == MIXP_OK && watcher) r = watcher->gradient(ctx, site, g);
     if (r == MIXP_OK) r = mixpi_unscaled_count(ctx, g);
     if (r == MIXP_OK) r = mixpi_run_inside(c, c->op->backward);
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_check_given(c);
-    if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
+    if (r == MIXP_OK && watcher) r = watcher->leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK && ctx->told == told)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
@@ -17632,7 +16982,7 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
                                     mixp_tensor *x) {
     mixpi_tape_entry *before = ctx->tape;
     const uint64_t generation = ctx->generation;
-    const int plain = ctx->in_block || (ctx->watch && ctx->watch->comparing);
+    const int plain = ctx->in_block || (mixpi_watched(ctx) & MIXPI_COMPARING);
     mixpi_rerun *b;
     mixp_tensor *y;
     int64_t i;
@@ -17692,17 +17042,6 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     return MIXP_OK;
 }
 
-/* Tells the guard of a walk. The walk of a comparison or of a capture belongs to no update. */
-static void mixpi_watch_walked(const mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    if (!w) return;
-    w->pass++;
-    if (ctx->capturing || w->comparing) return;
-    w->walked = 1;
-    w->probed |= w->probing;
-    w->unseen |= !w->sampled;
-}
-
 /* Ends a walk with result r. */
 static void mixpi_walked(mixp_context *ctx, mixp_result r) {
     ctx->walking = 0;
@@ -17713,6 +17052,7 @@ static void mixpi_walked(mixp_context *ctx, mixp_result r) {
 
 static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixpi_tape_entry *e;
     mixp_tensor *g;
@@ -17740,7 +17080,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (r == MIXP_OK && crew) r = crew->walk_end(ctx);
     if (r == MIXP_OK) mixpi_unscaled_end(ctx);
     mixpi_walked(ctx, r);
-    mixpi_watch_walked(ctx);
+    if (watcher) watcher->walked(ctx);
     return mixpi_crew_stop(ctx, r);
 }
 
@@ -17750,51 +17090,6 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss) {
 }
 
 /* --- a step begins ------------------------------------------------------------------------ */
-
-/* Is the step that begins a sampled one? Counts the step for the guard. */
-static int mixpi_watch_samples(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    const int due = mixpi_watch_due(ctx);
-    w->in_turn |= mixpi_update_due(w);
-    w->taken |= due;
-    if (w->window < INT32_MAX) w->window++;
-    if (w->idle < INT32_MAX) w->idle++;
-    if (due) w->idle = 0;
-    return due;
-}
-
-/* Does the step belong to the update of an earlier walk, as a micro-batch does? No sample is
- * settled between micro-batches: one rank then decides like many ranks that each walk one
- * micro-batch. */
-static int mixpi_window_open(const mixpi_watch *w) { return w->walked && w->window < 64; }
-
-/* Settles the samples of earlier steps and decides whether the new step is sampled. With several
- * ranks, samples are settled at updates; until then all steps share the same rows. */
-static mixp_result mixpi_watch_begin(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    mixp_result r = MIXP_OK;
-    if (!w) return MIXP_OK;
-    w->sampled = w->probing = 0;
-    w->pass++;
-    if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
-    if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = w->settle(ctx);
-    if (r != MIXP_OK || (ctx->evaluates && !w->repeat)) return r;
-    w->sampled = mixpi_watch_samples(ctx);
-    if (w->repeat) w->sampled = mixpi_world(ctx) == 1;
-    w->probing = w->repeat || (w->sampled && w->probe);
-    w->repeat = 0;
-    if (!w->sampled) return MIXP_OK;
-    w->fresh_probe |= w->probing;
-    if (w->fresh) return MIXP_OK;
-    w->turns = 0;
-    w->fresh = ++w->begun;
-    w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
-    w->filled = mixpi_rows_filled(w);
-    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
-    if (r == MIXP_OK && w->counting)
-        r = mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->filled));
-    return r;
-}
 
 /* An exception has left an operator or a hook: the walk that was running has failed. */
 static void mixpi_put_in_order(mixp_context *ctx) {
@@ -17807,7 +17102,9 @@ static void mixpi_put_in_order(mixp_context *ctx) {
 
 static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixp_result r = mixpi_regions_check(ctx);
-    mixp_result watched = mixpi_crew_stop_alone(ctx, mixpi_watch_begin(ctx));
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
+    const mixp_result watched =
+        mixpi_crew_stop_alone(ctx, watcher ? watcher->begin(ctx) : MIXP_OK);
     if (r == MIXP_OK) r = watched;
     mixpi_arena_reset(&ctx->host);
     mixpi_arena_reset(&ctx->dev);
@@ -17882,13 +17179,6 @@ static const mixp_op mixpi_cast_op = {
 };
 
 static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
-
-/* The site that a cast of x would have. visit 1: counts it as visited although the cast is left
- * out. */
-static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
-    mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
-    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
-}
 
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
 { return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
@@ -18423,9 +17713,7 @@ static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
 
 /* Does the guard, or a pin, leave this linear out? */
 static int mixpi_recipe_guarded(const mixp_call *c) {
-    const int number = mixpi_entry_of(c)->site;
-    if (c->out->dtype != MIXP_BF16) return 1;
-    return number && mixpi_site_at(c->ctx, number)->pinned;
+    return c->out->dtype != MIXP_BF16 || mixpi_call_is_pinned(c);
 }
 
 static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
@@ -18438,12 +17726,11 @@ static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
 
 /* Takes the recipe r for a linear. */
 static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
-    const mixpi_watch *w = c->ctx->watch;
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
         out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r);
         if (!out->scaled) return MIXP_ERR_MEMORY;
     }
-    out->enters = !mixpi_no_grad_now(c->ctx) && !(w && w->comparing);
+    out->enters = !mixpi_no_grad_now(c->ctx) && !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
     out->recipe = *r;
     out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, mixpi_random_step(c->ctx),
                                (uint64_t)c->ctx->calls_made);
@@ -19117,11 +18404,9 @@ static int mixpi_layer_fits(const mixp_tensor *w, const mixp_tensor *b, int64_t 
 /* Can the three operators be joined? If an input does not fit, the separate operator reports it. */
 static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
-    const mixpi_watch *w;
     if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
     if (mixp_autocast_current(ctx).recipe) return 0;
-    w = ctx->watch;
-    if (!ctx->device->kernels->gemm_epilogue || (w && (w->on || w->tap))) return 0;
+    if (!ctx->device->kernels->gemm_epilogue || (mixpi_watched(ctx) & MIXPI_WATCHED)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
     if (!mixpi_is_live(x)) return 0;
@@ -20045,8 +19330,9 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
  */
 static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
                            mixp_op_id norm) {
-    const mixpi_watch *w = ctx->watch;
-    if (!ctx->device->kernels->add_norm || (w && (w->sampled || w->tap))) return 0;
+    const int watched = mixpi_watched(ctx);
+    if (!ctx->device->kernels->add_norm) return 0;
+    if (watched & (MIXPI_SAMPLED | MIXPI_COMPARING)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
     if (!mixpi_is_live(a) || !mixpi_is_live(b)) return 0;
@@ -22711,11 +21997,10 @@ static void mixpi_scale_lose(const mixp_scaler *scaler) {
 static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     const mixp_context *ctx = scaler->ctx;
     const mixp_op *plain = mixp_op_builtin(MIXP_OP_CROSS_ENTROPY);
-    const mixpi_watch *w = ctx->watch;
     mixp_call reader;
     if (mixpi_class_of(ctx, plain) != plain->cls) return 0;     /* the user overrode its class */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
-    if (!logits || logits->ctx != ctx || (w && (w->on || w->tap))) return 0;
+    if (!logits || logits->ctx != ctx || (mixpi_watched(ctx) & MIXPI_WATCHED)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
         !logits->own.from_tape || mixpi_no_grad_now(ctx)) return 0;
     memset(&reader, 0, sizeof reader);
@@ -23807,6 +23092,7 @@ static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
  * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
  * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(opt->ctx);
     const int brought = opt->ctx->capturing || opt->ctx->graphs;
     uint64_t graded = 1469598103934665603u;
     int64_t i, active = 0;
@@ -23841,7 +23127,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
                        "before mixp_backward"
                      : "call mixp_backward first, on a loss that depends on a parameter");
     opt->plan.graded = graded >> 11;
-    opt->plan.guard = mixpi_guard_mark(opt->ctx);
+    opt->plan.guard = watcher ? watcher->mark(opt->ctx) : 0;
     if (!opt->rows_changed) return MIXP_OK;
     r = mixpi_rows_send(opt);
     if (r == MIXP_OK) opt->rows_changed = brought;
@@ -24133,11 +23419,12 @@ static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
 /* Counts the gradients of a step that is sampled or for which the user asked. Called before the
  * step's first look at its gradients. */
 static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
-    const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
+    const int watched = mixpi_watched(opt->ctx);
+    const int due = opt->tally_due || (watched & MIXPI_SAMPLED);
     mixp_result r = MIXP_OK;
     int64_t i;
     /* Parameters may have been added since the request. */
-    if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
+    if (due || (watched & MIXPI_WATCHED)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
     opt->tally_count = opt->count;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));
@@ -24708,15 +23995,17 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     static const mixpi_scaling as_they_are = { 1, 0 };
+    const mixpi_watcher *watcher;
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
+    watcher = mixpi_watcher_of(opt->ctx);
     r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
     if (r == MIXP_OK) r = mixpi_scaled_update(opt->ctx);
-    if (r != MIXP_OK || !mixpi_guard_on(opt->ctx) || opt->ctx->capturing) return r;
-    return mixpi_crew_stop_alone(opt->ctx, opt->ctx->watch->updated(opt->ctx, NULL));
+    if (r != MIXP_OK || !watcher) return r;
+    return mixpi_crew_stop_alone(opt->ctx, watcher->updated(opt->ctx, NULL));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
@@ -24865,12 +24154,10 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
 
 /* Adds the guard's knowledge of where the newest skip began. */
 static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
-    const mixpi_watch *w = ctx->watch;
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     if (v->outcome != MIXP_STEP_SKIPPED) return;
-    if ((!w || !w->on) && v->loss_bad) v->origin = MIXP_ORIGIN_NO_GUARD;
-    if (!w || !w->on) return;
-    v->origin = (mixp_origin)w->origin;
-    if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
+    if (watcher && (mixpi_watched(ctx) & MIXPI_WATCHED)) watcher->origin(ctx, v);
+    else if (v->loss_bad) v->origin = MIXP_ORIGIN_NO_GUARD;
 }
 
 static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
@@ -24953,18 +24240,11 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
         on_rank);
 }
 
-/* If the result of a look arrives up to four updates late, forgives as many more skips. */
-static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k) {
-    k->forgives = ctx->device->post ? 5 : 1;
-    k->falls = ctx->watch->falls;
-}
-
 static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
-    const mixp_look *met;
+    const mixpi_watcher *watcher;
     mixp_advance_args k;
     mixp_context *ctx;
     mixp_result r, watched;
-    int guarded;
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) {
         scaler->epoch++;
@@ -24980,12 +24260,8 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    guarded = mixpi_guard_on(ctx) && !ctx->capturing;
-    watched = guarded ? ctx->watch->updating(ctx) : MIXP_OK;
-    if (mixpi_guard_on(ctx)) mixpi_update_forgives(ctx, &k);
-    /* With several ranks, a rank's own look would change only its own scale. */
-    met = mixpi_world(ctx) > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
-    k.largest = met ? &met->largest : NULL;
+    watcher = mixpi_watcher_of(ctx);
+    watched = watcher ? watcher->updating(ctx, &k) : MIXP_OK;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     scaler->first = scaler->began;
@@ -24995,7 +24271,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
     r = mixpi_scaled_update(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
-    if (guarded && watched == MIXP_OK) watched = ctx->watch->updated(ctx, scaler);
+    if (watcher && watched == MIXP_OK) watched = watcher->updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
@@ -25031,6 +24307,7 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
     mixp_scaler *before = ctx ? (mixp_scaler *)ctx->scalers : NULL;
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     if (!ctx || r != MIXP_OK) return r;
     if (before == scaler) ctx->scalers = scaler->next;
     while (before != scaler && before->next != scaler) before = before->next;
@@ -25038,7 +24315,7 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixpi_context_lose(ctx, scaler);
     mixpi_scale_lose(scaler);
     mixpi_optimizers_lose(scaler);
-    if (ctx->watch && ctx->watch->posted_scaler == scaler) ctx->watch->posted_scaler = NULL;
+    if (watcher) watcher->lose(ctx, scaler);
     mixpi_owned_free(ctx, scaler);
     return MIXP_OK;
 }
@@ -25090,1865 +24367,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     return v;
 }
 
-/* --- what all ranks saw ------------------------------------------------------------------ *
- *
- * A look on any rank counts on all ranks, so that their sites stay the same. Ranks need not have
- * met the same sites: rank 0 may evaluate on its own, and a rank may leave an operator out. The
- * ranks therefore first share the number of their sites and a hash of them. If these differ, the
- * ranks share all hashes, and each rank enters the sites that it lacks. Finally all ranks add the
- * rows of the same sites, in the order of their hashes. Waits for the device, in a sampled update
- * with several ranks.
- */
-
-/* The head, the first words that a rank shares. */
-enum {
-    MIXPI_HEAD_SITES, MIXPI_HEAD_HASH,
-    MIXPI_HEAD_ORIGIN,                      /* where its skip began: a mixp_origin */
-    MIXPI_HEAD_AT_HIGH, MIXPI_HEAD_AT_LOW,  /* hash of that site, in halves */
-    MIXPI_HEAD_WORDS
-};
-
-/* Converts a look to numbers that ranks can add, and back. */
-enum { MIXPI_LOOK_WORDS = 8 };
-static void mixpi_look_to_words(const mixp_look *look, double *words) {
-    words[0] = (double)look->largest;
-    words[1] = (double)look->count;
-    words[2] = (double)look->nonfinite;
-    words[3] = (double)look->zeros;
-    words[4] = (double)look->flushed;
-    words[5] = (double)look->least;
-    words[6] = (double)look->subnormal;
-    words[7] = (double)look->saturated;
-}
-static void mixpi_look_join_words(mixp_look *look, const double *words) {
-    if ((float)words[0] > look->largest) look->largest = (float)words[0];
-    look->count += (int64_t)words[1];
-    look->nonfinite += (int64_t)words[2];
-    look->zeros += (int64_t)words[3];
-    look->flushed += (int64_t)words[4];
-    look->least += (int64_t)words[5];
-    look->subnormal += (int64_t)words[6];
-    look->saturated += (int64_t)words[7];
-}
-
-/* Bits that a sample sets in the verdict of a site. */
-enum {
-    MIXPI_SAW_OVERFLOW = 1,     /* it made non-finite values from finite ones */
-    MIXPI_SAW_NO_VALUE = 2,     /* all values it stores were flushed to zero */
-    MIXPI_SAW_NO_GRAD = 4,      /* all of its gradient was flushed to zero */
-    MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
-    MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
-    MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
-    MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
-};
-
-/* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0
- * (unknown) or 1 + low + 32 dtype. */
-enum {
-    MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
-    MIXPI_SITE_LOST,
-    MIXPI_SITE_STORES,
-    MIXPI_SITE_WORDS
-};
-
-static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
-    const mixpi_site *site = &w->sites[number - 1];
-    const mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
-    int i;
-    for (i = 0; i < MIXPI_LOOKS; i++)
-        mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
-    words[MIXPI_SITE_VERDICT] = (double)site->verdict;
-    words[MIXPI_SITE_LOST] = site->lost;
-    if (!site->op) return;
-    words[MIXPI_SITE_STORES] = 1.0 + (double)site->low + 32.0 * (double)site->dtype;
-}
-
-static void mixpi_site_join_words(mixpi_watch *w, int number, const double *words) {
-    mixpi_site *site = &w->sites[number - 1];
-    mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
-    const int stores = (int)words[MIXPI_SITE_STORES] - 1;
-    int i;
-    for (i = 0; i < MIXPI_LOOKS; i++)
-        mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
-    site->verdict |= (int)words[MIXPI_SITE_VERDICT];
-    if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
-    if (site->op || stores < 0) return;
-    site->low = (mixp_dtype)(stores % 32);
-    site->dtype = (mixp_dtype)(stores / 32);
-}
-
-/* Allocates a zeroed table for all ranks. Returns NULL with the error set. */
-static double *mixpi_table_take(mixp_context *ctx, int64_t words) {
-    const size_t bytes = (size_t)(mixpi_world(ctx) * (uint64_t)words) * sizeof(double);
-    double *table = (double *)mixpi_host_take(ctx, bytes);
-    if (table) memset(table, 0, bytes);
-    else mixpi_out_of_memory(ctx, bytes);
-    return table;
-}
-
-static uint64_t mixpi_hash_of_words(const double *halves)
-{ return (uint64_t)halves[0] << 32 | (uint64_t)halves[1]; }
-static void mixpi_hash_to_words(uint64_t hash, double *halves) {
-    halves[0] = (double)(hash >> 32);
-    halves[1] = (double)(hash & 0xFFFFFFFFu);
-}
-
-/* --- the heads --- */
-
-typedef struct mixpi_told {
-    int         alike;          /* 1: all ranks have the same sites */
-    int64_t     most;           /* sites of the rank that has most */
-    mixp_origin origin;         /* an origin in a forward pass wins, then the lowest rank's */
-    uint64_t    at;             /* hash of the origin's site, or 0 */
-} mixpi_told;
-
-static void mixpi_head_fill(const mixpi_watch *w, mixp_origin origin, int at, double *head) {
-    uint64_t hash = 0;
-    int n;
-    for (n = 0; n < w->n_sites; n++) hash += mixpi_mix(w->sites[n].hash, 5);
-    head[MIXPI_HEAD_SITES] = (double)w->n_sites;
-    head[MIXPI_HEAD_HASH] = (double)(hash >> 11);
-    head[MIXPI_HEAD_ORIGIN] = (double)origin;
-    if (at) mixpi_hash_to_words(w->sites[at - 1].hash, head + MIXPI_HEAD_AT_HIGH);
-}
-
-static int mixpi_began_forward(mixp_origin origin) {
-    return origin != MIXP_ORIGIN_UNKNOWN && origin != MIXP_ORIGIN_BACKWARD &&
-           origin != MIXP_ORIGIN_UNSCALE;
-}
-
-static mixpi_told mixpi_heads_read(const double *table, int size) {
-    mixpi_told h = { 1, 0, MIXP_ORIGIN_UNKNOWN, 0 };
-    int r;
-    for (r = 0; r < size; r++) {
-        const double *head = table + r * MIXPI_HEAD_WORDS;
-        const mixp_origin origin = (mixp_origin)(int)head[MIXPI_HEAD_ORIGIN];
-        int better = origin != MIXP_ORIGIN_UNKNOWN && h.origin == MIXP_ORIGIN_UNKNOWN;
-        better |= mixpi_began_forward(origin) && !mixpi_began_forward(h.origin);
-        if (memcmp(head, table, 2 * sizeof *head)) h.alike = 0;
-        if ((int64_t)head[MIXPI_HEAD_SITES] > h.most) h.most = (int64_t)head[MIXPI_HEAD_SITES];
-        if (better) h.origin = origin;
-        if (better) h.at = mixpi_hash_of_words(head + MIXPI_HEAD_AT_HIGH);
-    }
-    return h;
-}
-
-static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at,
-                                     mixpi_told *h) {
-    double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
-    mixp_result r;
-    if (!table) return MIXP_ERR_MEMORY;
-    mixpi_head_fill(ctx->watch, origin, at, table + mixpi_place(ctx) * MIXPI_HEAD_WORDS);
-    r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
-    if (r == MIXP_OK) *h = mixpi_heads_read(table, (int)mixpi_world(ctx));
-    mixpi_host_put(ctx, table);
-    return r;
-}
-
-/* --- the sites --- */
-
-static int mixpi_hash_order(const void *a, const void *b) {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* Sorts the list and removes duplicates and zeros. Returns the number of hashes left. */
-static int64_t mixpi_hashes_sort(uint64_t *list, int64_t n) {
-    int64_t i, kept = 0;
-    qsort(list, (size_t)n, sizeof *list, mixpi_hash_order);
-    for (i = 0; i < n; i++)
-        if (list[i] && (!kept || list[i] != list[kept - 1])) list[kept++] = list[i];
-    return kept;
-}
-
-/* Collects the hashes of all ranks in list, which has room for `most` hashes of each rank. */
-static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t *list) {
-    const mixpi_watch *w = ctx->watch;
-    const int64_t all = (int64_t)mixpi_world(ctx) * most;
-    double *table = mixpi_table_take(ctx, 2 * most), *own;
-    mixp_result r;
-    int64_t i;
-    if (!table) return MIXP_ERR_MEMORY;
-    own = table + mixpi_place(ctx) * 2 * most;
-    for (i = 0; i < w->n_sites; i++) mixpi_hash_to_words(w->sites[i].hash, own + 2 * i);
-    r = mixpi_crew_share(ctx, table, 2 * most);
-    for (i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
-    mixpi_host_put(ctx, table);
-    return r;
-}
-
-/* Enters the sites that other ranks have met. Their names are set when this rank meets them. */
-static void mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, int64_t n) {
-    mixpi_watch *w = ctx->watch;
-    int64_t i;
-    for (i = 0; i < n; i++) {
-        const int number = mixpi_site_find(w, list[i]) ? 0 : mixpi_site_new(ctx, list[i]);
-        if (number)
-            memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
-                   MIXPI_LOOKS * sizeof *w->seen);
-    }
-}
-
-/* Lists the sites of all ranks, in the same order on each rank. The caller releases *list. */
-static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uint64_t **list,
-                                     int64_t *n) {
-    const mixpi_watch *w = ctx->watch;
-    const int64_t room = h->alike ? h->most : (int64_t)mixpi_world(ctx) * h->most;
-    const size_t bytes = (size_t)(room + 1) * sizeof **list;
-    mixp_result r = MIXP_OK;
-    *list = (uint64_t *)mixpi_host_take(ctx, bytes);
-    if (!*list) return mixpi_out_of_memory(ctx, bytes);
-    for (*n = 0; h->alike && *n < room; ++*n) (*list)[*n] = w->sites[*n].hash;
-    if (!h->alike) r = mixpi_share_hashes(ctx, h->most, *list);
-    if (r != MIXP_OK) return r;
-    *n = mixpi_hashes_sort(*list, room);
-    if (!h->alike) mixpi_sites_enter(ctx, *list, *n);
-    return MIXP_OK;
-}
-
-/* --- the rows --- */
-
-/* Adds the rows of all ranks for the sites that this rank has. */
-static void mixpi_rows_read(mixp_context *ctx, const uint64_t *list, int64_t n,
-                            const double *table) {
-    mixpi_watch *w = ctx->watch;
-    const int64_t words = MIXPI_LOOK_WORDS + n * MIXPI_SITE_WORDS;
-    int64_t i, r;
-    memset(w->seen, 0, mixpi_rows_bytes(w->n_sites));
-    for (r = 0; r < (int64_t)mixpi_world(ctx); r++) {
-        const double *row = table + r * words;
-        mixpi_look_join_words(&w->seen[MIXPI_ROW_BACKWARD], row);
-        for (i = 0; i < n; i++) {
-            const int number = mixpi_site_find(w, list[i]);
-            if (number)
-                mixpi_site_join_words(w, number, row + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
-        }
-    }
-}
-
-static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int64_t n) {
-    const mixpi_watch *w = ctx->watch;
-    const int64_t words = MIXPI_LOOK_WORDS + n * MIXPI_SITE_WORDS;
-    double *table = mixpi_table_take(ctx, words), *own;
-    mixp_result r;
-    int64_t i;
-    if (!table) return MIXP_ERR_MEMORY;
-    own = table + mixpi_place(ctx) * words;
-    mixpi_look_to_words(&w->seen[MIXPI_ROW_BACKWARD], own);
-    for (i = 0; i < n; i++) {
-        const int number = mixpi_site_find(w, list[i]);
-        if (number)
-            mixpi_site_to_words(w, number, own + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
-    }
-    r = mixpi_crew_share(ctx, table, words);
-    if (r == MIXP_OK) mixpi_rows_read(ctx, list, n, table);
-    mixpi_host_put(ctx, table);
-    return r;
-}
-
-/* Combines the looks of all ranks in w->seen and in the verdicts of the sites. origin, at: in,
- * where this rank found the start of a skip; out, where all ranks agree. */
-static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int *at) {
-    uint64_t *list = NULL;
-    mixpi_told h;
-    int64_t n = 0;
-    mixp_result r;
-    if (mixpi_world(ctx) == 1) return MIXP_OK;
-    r = mixpi_share_heads(ctx, *origin, *at, &h);
-    if (r == MIXP_OK) r = mixpi_share_sites(ctx, &h, &list, &n);
-    if (r == MIXP_OK) r = mixpi_share_rows(ctx, list, n);
-    if (list) mixpi_host_put(ctx, list);
-    if (r != MIXP_OK) return r;
-    *origin = h.origin;
-    *at = h.at ? mixpi_site_find(ctx->watch, h.at) : 0;
-    return MIXP_OK;
-}
-/* ==== 12. WATCH (implementation) ====================================================== */
-
-/* An event as the watch stores it. site: its number. */
-struct mixpi_happening {
-    int64_t         step;
-    mixp_event_kind kind;
-    int             site;
-    mixp_dtype      dtype;
-    mixp_look       look;
-    double          flushed, lost;
-    mixp_origin     origin;
-    int             of_grad, also;
-};
-
-static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
-
-/* --- shares ------------------------------------------------------------------------------ */
-
-MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
-    double seen, lost;
-    if (!look) return 0.0;
-    seen = (double)(look->count - look->zeros - look->nonfinite);
-    lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
-    if (stored_low) seen += lost;       /* flushed values were counted as zeros */
-    return seen > 0.0 ? lost / seen : 0.0;
-}
-
-MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
-    int64_t seen = look ? look->count - look->zeros - look->nonfinite : 0;
-    return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
-}
-
-/* The largest number, and the smallest normal number, of a low dtype. */
-static double mixpi_low_largest(mixp_dtype low)
-{ return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX; }
-static double mixpi_low_normal(mixp_dtype low)
-{ return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN; }
-
-/* Do flushed values matter in this array? If the array has a number of at least 16 times the
- * smallest normal number, the flushed values are smaller than the rounding error of f32 on that
- * number: a long tail of tiny values does no harm. */
-static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
-{ return (double)look->largest < 16.0 * mixpi_low_normal(low); }
-
-/* --- events ------------------------------------------------------------------------------ */
-
-static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
-                                        const mixp_look *look, mixp_origin origin) {
-    mixpi_watch *w = ctx->watch;
-    const mixpi_site *site = mixpi_site_at(ctx, number);
-    mixpi_happening *e = &w->events[w->n_events++ % MIXPI_MAX_EVENTS];
-    e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
-    e->kind = kind;
-    e->site = number;
-    e->origin = origin;
-    e->look = *look;
-    e->dtype = site ? (mixpi_site_fell(site) ? MIXP_F32 : site->low) : MIXP_F32;
-    e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
-    e->lost = site ? site->lost : 0.0;
-    e->of_grad = e->also = 0;
-    return e;
-}
-
-static const char *mixpi_event_what(const mixp_event *e) {
-    static const char *const texts[] = {
-        "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
-        "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
-        "pinned: a pattern holds it", "made what a step was skipped for",
-        "no room for more sites: they are not watched",
-        "lost too much by rounding: stores f32 now"
-    };
-    MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
-    if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
-        return "a step was skipped that was not sampled; the next one is";
-    return texts[e->kind];
-}
-
-/* What the user should do about a skip. */
-static const char *mixpi_skip_advice(const mixp_event *e) {
-    if (e->also) return "No action needed: a site stores f32 from now on";
-    switch (e->origin) {
-    case MIXP_ORIGIN_UNKNOWN:
-        return "A gradient was not finite. The step was not sampled; the next one is, and says "
-               "where it begins";
-    case MIXP_ORIGIN_BACKWARD:
-        return "No action needed";
-    case MIXP_ORIGIN_FORWARD:
-        return "No site can fall back for it: if skips go on, the run ends";
-    default:
-        return "No loss scale cures it";
-    }
-}
-
-/* What the user should do about an event. */
-static const char *mixpi_event_advice(const mixp_event *e) {
-    switch (e->kind) {
-    case MIXP_EVENT_OVERFLOW:
-    case MIXP_EVENT_HIGH:
-    case MIXP_EVENT_FLUSHED:
-    case MIXP_EVENT_IMPRECISE:
-        return "No action needed: the site returns to its low dtype once its values stay in range";
-    case MIXP_EVENT_BACK:
-        return "No action needed: after another fall it takes twice as long to return";
-    case MIXP_EVENT_PINNED:
-        return "You asked for it; MIXP_DTYPE_COUNT in place of a dtype frees it";
-    case MIXP_EVENT_FULL:
-        return "Start the guard of a new context with more max_sites";
-    default:
-        return mixpi_skip_advice(e);
-    }
-}
-
-/* The number that an event reports, in brackets; "" if it reports none. */
-static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
-    *text = 0;
-    if (e->kind == MIXP_EVENT_FLUSHED)
-        snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
-    if (e->kind == MIXP_EVENT_IMPRECISE)
-        snprintf(text, space, " (%.3g%% of its variation over the batch)", 100.0 * e->imprecise);
-    if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK ||
-        (e->kind == MIXP_EVENT_OVERFLOW && !e->nonfinite))
-        snprintf(text, space, " (largest %g)", (double)e->largest);
-    else if (e->kind == MIXP_EVENT_OVERFLOW)
-        snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
-}
-
-/* How many other sites fell back with it; "" if none did. */
-static void mixpi_event_others(const mixp_event *e, char *text, size_t space) {
-    *text = 0;
-    if (e->also > 0 && e->kind != MIXP_EVENT_SKIP)
-        snprintf(text, space, ", and %d more of that operator and parameter", e->also);
-}
-
-/* The text of a skip. */
-static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
-    if (e->origin == MIXP_ORIGIN_UNKNOWN)
-        snprintf(text, space, "step %.0f: skipped. %s.", (double)e->step, mixpi_event_advice(e));
-    else
-        snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)e->step,
-                 *e->site ? "It began at " : "", e->site, *e->site ? ": " : "",
-                 mixp_origin_text(e->origin), mixpi_event_advice(e));
-}
-
-MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
-    char number[64], others[64];
-    if (!text || !space) return NULL;
-    *text = 0;
-    if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
-    if (event->kind == MIXP_EVENT_SKIP) {
-        mixpi_skip_text(event, text, space);
-        return text;
-    }
-    mixpi_event_number(event, number, sizeof number);
-    mixpi_event_others(event, others, sizeof others);
-    snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step,
-             event->of_gradient ? "the gradient of " : "", event->site, *event->site ? " " : "",
-             mixpi_event_what(event), number, others, mixpi_event_advice(event));
-    return text;
-}
-
-MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
-    const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    int64_t kept = w ? mixpi_min(w->n_events - w->first_event, MIXPI_MAX_EVENTS) : 0, number;
-    const mixpi_happening *e;
-    if (!out || i < 0 || i >= kept) return 0;
-    number = w->n_events - kept + i;
-    e = &w->events[number % MIXPI_MAX_EVENTS];
-    memset(out, 0, sizeof *out);
-    out->number = number;
-    out->step = e->step;
-    out->kind = e->kind;
-    out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
-    out->dtype = e->dtype;
-    out->largest = e->look.largest;
-    out->flushed = e->flushed;
-    out->imprecise = e->lost;
-    out->nonfinite = e->look.nonfinite;
-    out->origin = e->origin;
-    out->of_gradient = e->of_grad;
-    out->also = e->also;
-    out->what = mixpi_event_what(out);
-    return 1;
-}
-
-/* Clean samples needed for a return: K, doubled with each relapse. */
-static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) {
-    int relapses = site->falls > 1 ? site->falls - 1 : 0;
-    return (int64_t)w->clean << (relapses < 20 ? relapses : 20);
-}
-
-/* The internal number of the site that users call i; 0 if there is no such site. */
-static int mixpi_site_listed(const mixpi_watch *w, int i) {
-    int n, at = -1;
-    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
-    return i < 0 || at < i ? 0 : n;
-}
-
-MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
-    const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const int number = mixpi_site_listed(w, i);
-    const mixpi_site *site;
-    if (!number || !out) return 0;
-    site = mixpi_site_at(ctx, number);
-    memset(out, 0, sizeof *out);
-    out->name = site->name;
-    out->op = site->op;
-    out->dtype = site->dtype;
-    out->fallen = site->fallen != 0;
-    out->pinned = site->pinned != 0;
-    out->falls = site->falls;
-    out->clean = site->clean;
-    out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
-    out->samples = site->samples;
-    out->value = site->value;
-    out->grad = site->grad;
-    return 1;
-}
-
-/* Adds the exponent histogram of one site to counts. */
-static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
-    int64_t found[MIXP_EXPONENTS];
-    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
-    mixp_result r = mixpi_download(ctx, found, from, sizeof found);
-    int e;
-    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
-    return r;
-}
-
-MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
-    const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const int number = mixpi_site_listed(w, i);
-    mixp_result r = MIXP_OK;
-    int n;
-    if (!counts || !w || !w->counting || (!number && i != -1)) return 0;
-    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
-    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
-    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
-        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
-    return r == MIXP_OK;
-}
-
-/* --- deciding ------------------------------------------------------------------------------ */
-
-static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
-{ return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
-
-/* Can the site still store, or read, a wider dtype? */
-static int mixpi_site_can_fall(const mixpi_site *site) {
-    if (site->pinned) return 0;
-    return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
-}
-
-static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
-    const int reads = site->fallen || site->low == MIXP_F32;
-    site->fallen = reads ? 2 : 1;
-    if (site->falls < MIXPI_SITE_COUNT) site->falls++;
-    site->clean = 0;
-    site->changed = ctx->watch->begun;
-}
-
-/* Lets the other sites with the same operator and the same parameters, as in an unrolled loop, fall
- * back as well: they would otherwise follow with one skip each. Returns how many fell back. */
-static int mixpi_siblings_fall(mixp_context *ctx, int number) {
-    const mixpi_site *first = mixpi_site_at(ctx, number);
-    int n, fell = 0;
-    for (n = 1; first->weights && n <= ctx->watch->n_sites; n++) {
-        mixpi_site *site = mixpi_site_at(ctx, n);
-        if (n == number || site->weights != first->weights || site->low != first->low) continue;
-        if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
-        mixpi_site_sink(ctx, site);
-        fell++;
-    }
-    return fell;
-}
-
-static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
-                                        const mixp_look *look, int of_grad) {
-    mixpi_watch *w = ctx->watch;
-    mixpi_happening *e;
-    mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
-    w->acted = 1;
-    w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
-    ctx->sites_moved++;
-    e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
-    e->of_grad = of_grad;
-    e->also = mixpi_siblings_fall(ctx, number);
-    return e;
-}
-
-/* Is too large a share of the non-zero values flushed, in an array of small numbers? */
-static int mixpi_flushes(const mixpi_watch *w, const mixpi_site *site, const mixp_look *look) {
-    int stored_low = site->dtype == site->low;
-    return look->largest > 0.0f && mixpi_is_small(look, site->low) &&
-           mixp_look_flushed(look, stored_low) > (double)w->flushed;
-}
-
-/* Is the array all zeros while its neighbour has tiny numbers? Then all values were flushed. */
-static int mixpi_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
-    if (!mixpi_is_low(low)) return 0;
-    return look->count && look->zeros == look->count && neighbour->largest > 0.0f &&
-           mixpi_is_small(neighbour, low);
-}
-
-/* Does the site store its low dtype, and may this sample make it fall back? */
-static int mixpi_site_is_low(const mixpi_site *site, int sample) {
-    return site->low != MIXP_F32 && site->dtype == site->low && !site->fallen && !site->pinned &&
-           site->changed < sample;
-}
-
-/* Is the site's operator one of these? */
-static int mixpi_site_is_of(const mixpi_site *site, const char *const *ops, size_t n) {
-    size_t i;
-    for (i = 0; site->op && i < n; i++)
-        if (strcmp(site->op, ops[i]) == 0) return 1;
-    return 0;
-}
-static int mixpi_site_is(const mixpi_site *site, const char *op)
-{ return mixpi_site_is_of(site, &op, 1); }
-static int mixpi_site_is_cast(const mixpi_site *site) { return mixpi_site_is(site, "cast"); }
-
-/* Looks at t at once, through a row of device memory. Waits for the device. */
-static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
-                                  mixp_look *found) {
-    mixp_context *ctx = t->ctx;
-    mixp_look_args k;
-    mixp_result r;
-    memset(&k, 0, sizeof k);
-    k.n = t->count;
-    k.x = mixpi_tensor_in(t);
-    k.low = low;
-    k.row = row;
-    r = mixpi_device_zero(ctx, row, sizeof *row);
-    if (r == MIXP_OK)
-        r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
-    return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
-}
-
-/* Is a weight that the site reads all zeros? Its result is then zero for that reason. */
-static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
-    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    int i;
-    for (i = 0; i < 2 && site->read[i]; i++) {
-        if (!mixpi_real(site->read[i]->dtype)) continue;
-        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 1;
-        if (found.zeros == found.count) return 1;
-    }
-    return 0;
-}
-
-/* Does the operator turn numbers into zeros regardless of their size? */
-static int mixpi_site_cuts(const mixpi_site *site) {
-    static const char *const cutting[] = { "relu", "relu_squared", "masked_fill", "where", "clamp",
-                                           "maximum", "minimum", "max", "dropout", "sub" };
-    return mixpi_site_is_of(site, cutting, sizeof cutting / sizeof cutting[0]);
-}
-
-/* Did values vanish between an input and the site, or gradients between the site and an input? */
-static void mixpi_judge_vanished(mixp_context *ctx, int number) {
-    mixpi_watch *w = ctx->watch;
-    mixpi_site *site = mixpi_site_at(ctx, number);
-    int i;
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
-        mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
-        const int value = mixpi_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
-                                         mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
-        const int grad = mixpi_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
-                                        mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
-        if (!value && !grad) continue;
-        if (mixpi_site_cuts(site) || mixpi_site_zero_weight(ctx, site)) return;
-        if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
-        if (grad) from->verdict |= MIXPI_SAW_NO_GRAD;
-    }
-}
-
-static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
-    const mixpi_site *site = mixpi_site_at(ctx, number);
-    const int value = site->verdict & MIXPI_SAW_NO_VALUE;
-    if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
-    if (!mixpi_site_is_low(site, sample)) return;
-    mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
-                    mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
-                    !value)->flushed = 1.0;     /* all values: zeros are in no count */
-}
-
-/* Why a site that stores its low dtype must fall back. COUNT: it need not. */
-static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site *site) {
-    const mixp_look *value = &site->value, *grad = &site->grad;
-    double high = (double)w->high * mixpi_low_largest(site->low);
-    /* The Inf came from another site's overflow: see mixpi_settle_rows. */
-    if (value->nonfinite && w->settling_bad) return MIXP_EVENT_COUNT;
-    if ((double)value->largest > high) return MIXP_EVENT_HIGH;
-    /* If the loss is not finite, gradients carry no information. */
-    if (mixpi_flushes(w, site, value) || (!w->settling_bad && mixpi_flushes(w, site, grad)))
-        return MIXP_EVENT_FLUSHED;
-    if (site->verdict & MIXPI_SAW_IMPRECISE && !w->settling_bad) return MIXP_EVENT_IMPRECISE;
-    return MIXP_EVENT_COUNT;
-}
-
-/* Would a site that has fallen back stay in range in its low dtype? */
-static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
-    double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
-    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
-    if (site->imprecise) return 0;
-    /* Values that are not finite in f32 are no reason to stay in f32. */
-    return (double)site->value.largest < low &&
-           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
-}
-
-/* Will the site store f32 because of its inputs? The sites before it must be settled. */
-static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
-    int i;
-    for (i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
-        const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
-        if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
-    }
-    return 0;
-}
-
-/* A probe stored f32, and so shows which sites would leave the range of their low dtype. Such
- * a site falls back unless another site makes it store f32. */
-static void mixpi_settle_probed(mixp_context *ctx, int number) {
-    const mixpi_watch *w = ctx->watch;
-    mixpi_site *site = mixpi_site_at(ctx, number);
-    const double most = mixpi_low_largest(site->low);
-    const double largest = (double)site->value.largest;
-    if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
-    if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
-    if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
-    mixpi_site_fall(ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH,
-                    &site->value, 0);
-}
-
-/* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
-static void mixpi_site_roughens(mixp_context *ctx, mixpi_site *site) {
-    mixpi_watch *w = ctx->watch;
-    site->imprecise = 1;
-    w->inspect_all = 1;
-    w->since = 2 * w->every;
-}
-
-static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
-    mixpi_watch *w = ctx->watch;
-    mixpi_site *site = mixpi_site_at(ctx, number);
-    mixp_event_kind trouble;
-    int of_grad;
-    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
-    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
-    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
-    /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
-    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
-        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
-    site->samples++;
-    if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
-    if (mixpi_site_is_low(site, sample)) {
-        trouble = mixpi_site_trouble(w, site);
-        of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
-        if (trouble != MIXP_EVENT_COUNT)
-            mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
-        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_site_roughens(ctx, site);
-        return;
-    }
-    if (w->settling_probe) mixpi_settle_probed(ctx, number);
-    if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
-        site->imprecise = 0;
-    if (!site->fallen || site->dtype == site->low) return;
-    if (!mixpi_site_is_clean(w, site)) site->clean = 0;
-    else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
-    if (site->clean < mixpi_clean_needed(w, site)) return;
-    site->fallen = site->for_grad = site->imprecise = 0;
-    site->changed = w->begun;
-    ctx->sites_moved++;
-    mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
-}
-
-/* Is a weight that the site reads not finite? Looks at the weight at once: only after a failure. */
-static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
-    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
-    int i;
-    for (i = 0; i < 2 && site->read[i]; i++) {
-        if (!mixpi_real(site->read[i]->dtype)) continue;
-        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 0;
-        if (found.nonfinite) return 1;
-    }
-    return 0;
-}
-
-/* A cast or dropout between site `from` and its reader `number` with a non-finite result; 0 if
- * there is none. Names and identities of sites ignore casts and dropout. */
-static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
-    const mixpi_watch *w = ctx->watch;
-    const mixpi_site *reader = mixpi_site_at(ctx, number);
-    int n;
-    if (mixpi_site_is_cast(reader) || mixpi_site_is(reader, "dropout")) return 0;
-    for (n = 1; n <= w->n_sites; n++) {
-        const mixpi_site *site = mixpi_site_at(ctx, n);
-        if (site->from[0] != from || !mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
-        if (mixpi_site_is_cast(site) || mixpi_site_is(site, "dropout")) return n;
-    }
-    return 0;
-}
-
-/* A site with a non-finite result that `number` reads; 0 if there is none. */
-static int mixpi_bad_input(const mixp_context *ctx, int number) {
-    const mixpi_site *site = mixpi_site_at(ctx, number);
-    int i, bad = 0;
-    if (!number) return 0;
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
-        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite)
-            bad = site->from[i];
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
-        bad = mixpi_bad_between(ctx, site->from[i], number);
-    return bad;
-}
-
-/* The site of a non-finite loss: the input of the first non-finite product with the loss scale,
- * otherwise the last non-finite scalar; 0 if all losses are finite. */
-static int mixpi_bad_loss(const mixp_context *ctx) {
-    const mixpi_watch *w = ctx->watch;
-    int n, scalar = 0;
-    for (n = 1; n <= w->n_sites; n++) {
-        const mixpi_site *site = mixpi_site_at(ctx, n);
-        const int bad = mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite != 0;
-        if (mixpi_site_is(site, "scaler_scale") && mixpi_seen(w, n, MIXPI_LOOK_VALUE)->count) {
-            const int loss = bad ? mixpi_bad_input(ctx, n) : 0;
-            if (loss) return loss;
-            scalar = -1;
-        }
-        if (bad && site->scalar && scalar >= 0 &&
-            (!scalar || site->turn > mixpi_site_at(ctx, scalar)->turn)) scalar = n;
-    }
-    return scalar > 0 ? scalar : 0;
-}
-
-/* Finds where a non-finite loss began: follows non-finite results back from the loss, to a site
- * whose inputs are finite. A mask of -Inf that softmax made finite again is not on this path. */
-static int mixpi_trace(const mixp_context *ctx, int loss) {
-    int left = ctx->watch->n_sites, at = loss, before = loss;
-    while (before && left--) {
-        at = before;
-        before = mixpi_bad_input(ctx, at);
-    }
-    return at;
-}
-
-/* Does the operator make small numbers of large ones? A non-finite result of such an operator is
- * not finite in f32 either. */
-static int mixpi_site_shrinks(const mixpi_site *site)
-{ return mixpi_site_is(site, "log") || mixpi_site_is(site, "sqrt"); }
-
-/* Is it normal for the operator to make Inf from finite numbers? f32 would not help then. */
-static int mixpi_site_may_mean(const mixpi_site *site) {
-    static const char *const meaning[] = { "masked_fill", "where", "div", "pow" };
-    return mixpi_site_is_of(site, meaning, sizeof meaning / sizeof meaning[0]);
-}
-
-/* Did the site itself make non-finite values from finite ones? began: as in mixpi_judge_origin. */
-static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
-    const mixpi_watch *w = ctx->watch;
-    const mixpi_site *site = mixpi_site_at(ctx, number);
-    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
-    if (mixpi_site_shrinks(site)) return 0;
-    if (mixpi_site_may_mean(site) && number != began) return 0;
-    if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
-    return !mixpi_bad_input(ctx, number) && !mixpi_site_bad_weight(ctx, site);
-}
-
-/* The last site, in the order of the step, with a non-finite value in row `which`, or 0. */
-static int mixpi_last_bad(const mixp_context *ctx, int which) {
-    const mixpi_watch *w = ctx->watch;
-    int n, best = 0;
-    for (n = 1; n <= w->n_sites; n++) {
-        if (!mixpi_seen(w, n, which)->nonfinite) continue;
-        if (!best || mixpi_site_at(ctx, n)->turn > mixpi_site_at(ctx, best)->turn)
-            best = n;
-    }
-    return best;
-}
-
-static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
-    const mixpi_site *site = mixpi_site_at(ctx, number);
-    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
-        return MIXP_ORIGIN_INPUT;
-    if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
-    return site->scalar ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
-}
-
-/* Where the first non-finite value of this sample arose, as seen by this rank. began: the site
- * where a non-finite loss began, or 0. */
-static mixp_origin mixpi_judge_origin(mixp_context *ctx, int began, int *site) {
-    const int grad = mixpi_last_bad(ctx, MIXPI_LOOK_GRAD);
-    const int leaf = mixpi_last_bad(ctx, MIXPI_LOOK_LEAF);
-    *site = began;
-    if (began) return mixpi_forward_origin(ctx, began);
-    *site = grad;
-    if (leaf && (!grad || mixpi_site_at(ctx, leaf)->turn > mixpi_site_at(ctx, grad)->turn))
-        *site = leaf;
-    return *site ? MIXP_ORIGIN_BACKWARD : MIXP_ORIGIN_UNKNOWN;
-}
-
-/* Computes the share of a site's variation that rounding lost. A variation below a millionth of the
- * largest value does not count. */
-static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int number) {
-    const mixp_look *row = mixpi_seen(w, number, MIXPI_LOOK_LOSS);
-    const double size = 1e-6 * (double)mixpi_seen(w, number, MIXPI_LOOK_VALUE)->largest;
-    const double lost = (double)row->largest;
-    float varied;
-    double all;
-    site->lost = 0.0;
-    memcpy(&varied, &row->unused, sizeof varied);
-    all = (double)varied;
-    if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
-    site->lost = sqrt(lost / all);
-    site->verdict |= MIXPI_SAW_INSPECTED;
-    if (site->lost > 0.5 * (double)w->imprecise) site->verdict |= MIXPI_SAW_ROUGH;
-    if (site->lost > (double)w->imprecise) site->verdict |= MIXPI_SAW_IMPRECISE;
-}
-
-/* Judges the sample on this rank only: other ranks do not know how the sites are connected here. */
-static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
-    const int loss = mixpi_bad_loss(ctx);
-    const int began = loss ? mixpi_trace(ctx, loss) : 0;
-    const int known = ctx->watch->n_sites;
-    int n;
-    *origin = mixpi_judge_origin(ctx, began, at);
-    for (n = 1; n <= known; n++) mixpi_site_at(ctx, n)->verdict = 0;
-    for (n = 1; n <= known; n++) {
-        if (mixpi_site_can_fall(mixpi_site_at(ctx, n)) && mixpi_site_overflowed(ctx, n, began))
-            mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_OVERFLOW;
-        mixpi_judge_vanished(ctx, n);
-        mixpi_judge_precision(ctx->watch, mixpi_site_at(ctx, n), n);
-    }
-}
-
-/* Decides, once w->seen holds the rows. origin, at: where the skip began, as all ranks agreed. */
-static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin, int at) {
-    mixpi_watch *w = ctx->watch;
-    int n, known = w->n_sites;
-    w->settled = 1;
-    w->settling_bad = mixpi_began_forward(origin);
-    w->inspect_all |= w->settling_bad;
-    /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
-    if (w->seen[MIXPI_ROW_BACKWARD].count > 0) {
-        w->looked = 1;
-        if (!w->found) {
-            w->found = (int)origin;
-            w->found_site = at;
-        }
-    }
-    for (n = 1; n <= known; n++) {
-        const mixpi_site *site = mixpi_site_at(ctx, n);
-        if (site->changed >= sample || !(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
-        if (mixpi_site_can_fall(site))
-            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_seen(w, n, MIXPI_LOOK_VALUE), 0);
-    }
-    for (n = 1; n <= known && !w->settling_bad; n++) mixpi_settle_vanished(ctx, n, sample);
-    for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
-}
-
-/* Adds the events that are reported once: pins that took effect, sites without room. */
-static void mixpi_settle_events(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    int n;
-    for (n = 1; n <= w->n_sites; n++) {
-        mixpi_site *site = mixpi_site_at(ctx, n);
-        if (!site->pinned || site->pin_told) continue;
-        site->pin_told = 1;
-        mixpi_event_add(ctx, MIXP_EVENT_PINNED, n, &site->value, MIXP_ORIGIN_UNKNOWN);
-    }
-    if (w->full && !w->full_told)
-        mixpi_event_add(ctx, MIXP_EVENT_FULL, 0, &mixpi_no_look, MIXP_ORIGIN_UNKNOWN);
-    w->full_told = w->full;
-}
-
-/* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
- * of steps, and a pattern may fit a site of either kind. */
-static int mixpi_all_updated(const mixp_context *ctx) {
-    const mixp_optimizer *opt = (const mixp_optimizer *)ctx->optimizers;
-    for (; opt; opt = opt->next)
-        if (!(ctx->watch->met >> opt->bit & 1)) return 0;
-    return 1;
-}
-
-/* Reports, once, each pattern that fits no site after complete steps of all optimizers. */
-static mixp_result mixpi_settle_pins(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    int i;
-    if (!w->settled || !mixpi_all_updated(ctx)) return MIXP_OK;
-    for (i = 0; i < w->n_pins; i++) {
-        if (w->pins[i].fits) continue;
-        w->pins[i].fits = 1;
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_guard_pin '%.80s': no site has such a name after a whole "
-                                 "step; mixp_site lists them, '%.90s' is the first",
-                                 w->pins[i].pattern, w->n_sites ? w->sites[0].name : "");
-    }
-    return MIXP_OK;
-}
-
-static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step, int probe) {
-    mixp_origin origin;
-    int at;
-    mixp_result r;
-    ctx->watch->settling_probe = probe;
-    mixpi_judge(ctx, &origin, &at);
-    r = mixpi_seen_share(ctx, &origin, &at);
-    if (r != MIXP_OK) return r;
-    ctx->watch->event_step = step;
-    mixpi_settle_rows(ctx, sample, origin, at);
-    mixpi_settle_events(ctx);
-    return MIXP_OK;
-}
-
-/* Bytes of the rows in use. */
-static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w->n_sites); }
-
-/* Settles a sample. If the device can post, the sample is sent first and settled when the step
- * after the next begins, or, with several ranks, at the next update. This delay is constant, so
- * every run makes the same decisions. */
-static mixp_result mixpi_guard_settle(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    const mixp_device *d = ctx->device;
-    const int posted = w->posted, fresh = w->fresh, probe = w->fresh_probe;
-    mixp_result r = MIXP_OK;
-    w->posted = w->fresh = w->fresh_probe = 0;
-    if (posted) {
-        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
-        if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
-    }
-    if (r != MIXP_OK || !fresh) return r;
-    w->posted_bytes = mixpi_rows_used(w);
-    w->posted_step = w->rows_step;
-    w->posted_probe = probe;
-    if (d->post) {
-        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
-        w->posted = r == MIXP_OK ? fresh : 0;
-        return r;
-    }
-    r = mixpi_download(ctx, w->seen, w->rows, w->posted_bytes);
-    return r == MIXP_OK ? mixpi_settle_now(ctx, fresh, w->rows_step, probe) : r;
-}
-
-/* Reports a divergence: step after step is skipped, and no fallback can help. */
-static mixp_result mixpi_guard_diverged(mixp_context *ctx, int32_t skips) {
-    const mixpi_watch *w = ctx->watch;
-    const mixp_origin origin = (mixp_origin)w->origin;
-    return mixp_context_fail(
-        ctx, MIXP_ERR_DIVERGED,
-        "%d steps in a row were skipped for what their forward pass made, and nothing is left to "
-        "fall back: no loss scale cures this. It began at '%.90s': %s",
-        (int)skips, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
-        mixp_origin_text(origin));
-}
-
-/* Lets the site of an overflowing gradient fall back if the scale cannot usefully go lower. */
-static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
-    const mixpi_watch *w = ctx->watch;
-    mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
-    if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
-    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
-        return;
-    site->for_grad = 1;
-    mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
-}
-
-/* Bits of the optimizers that a scaler's newest update covered. */
-static int32_t mixpi_update_bits(const mixp_scaler *s) {
-    const mixp_optimizer *opt = s->checked;
-    int32_t bits = 0;
-    for (; mixpi_is_checked(s, opt); opt = opt->next_checked) bits |= (int32_t)1 << opt->bit;
-    return bits;
-}
-
-/* Counts, for each optimizer of the update, the consecutive skips that began in the forward pass
- * and that no fallback cured. Returns the largest count. */
-static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int cured) {
-    int32_t most = 0;
-    int i;
-    for (i = 0; i < MIXPI_OPTIMIZER_BITS; i++) {
-        if (!(bits >> i & 1)) continue;
-        if (cured) w->barren[i] = 0;
-        else if (forward && w->barren[i] < INT32_MAX) w->barren[i]++;
-        if (w->barren[i] > most) most = w->barren[i];
-    }
-    return most;
-}
-
-/* The scale of the newest update's gradients. */
-static float mixpi_scale_used(const mixp_scaler_state *state)
-{ return state->past[0] > 0.0f ? state->past[0] : state->scale; }
-
-/* Notes where the skip of an update began, and forces samples of the optimizers' next steps; these
- * samples are probes if an ordinary sample did not suffice. 1: it began in the forward pass. */
-static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, int32_t bits) {
-    int forward, bad;
-    if (w->looked && w->whole && !w->origin && mixpi_scale_used(state) < 1.0f)
-        w->origin = MIXP_ORIGIN_UNSCALE;
-    forward = mixpi_began_forward((mixp_origin)w->origin);
-    bad = forward || state->forgiven > 0;
-    w->force |= bits;
-    w->forced = 0;
-    w->probe &= ~bits;
-    if (bad && !w->probed) w->probe |= w->deep & bits;
-    w->deep = bad ? w->deep | bits : w->deep & ~bits;
-    return forward;
-}
-
-/* After a scaler's update: records where a skip began and whether a site fell back for it. */
-static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state,
-                                     int32_t bits) {
-    mixpi_watch *w = ctx->watch;
-    const int acted = w->acted;
-    int32_t barren;
-    int forward = 0;
-    w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
-    w->origin_site = state->skipped ? w->found_site : 0;
-    if (state->skipped) forward = mixpi_guard_skipped(w, state, bits);
-    w->found = w->found_site = w->looked = w->acted = w->probed = 0;
-    barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
-    if (!state->skipped) {
-        w->force &= ~bits;
-        w->deep &= ~bits;
-        w->probe &= ~bits;
-        return MIXP_OK;
-    }
-    w->event_step = w->updated_step;
-    mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
-                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value
-                                   : &mixpi_no_look,
-                    (mixp_origin)w->origin)->also = acted;
-    mixpi_guard_at_floor(ctx, state->scale);
-    if (w->patience < 0 || !forward) return MIXP_OK;
-    return barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
-         ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
-}
-
-/* An update closes the window of steps that belong to it. */
-static void mixpi_guard_turn(mixpi_watch *w) {
-    const int seen = w->in_turn && !w->unseen;
-    w->missed |= w->in_turn && w->unseen;
-    if (!seen && w->since < INT32_MAX) w->since++;
-    if (seen) {
-        w->since = 1;
-        w->drawn = (int32_t)(((uint32_t)w->drawn + 1u) & 0x7FFFFFFFu);
-    }
-    w->in_turn = w->idle = w->window = w->walked = w->taken = 0;
-    if (seen) w->inspect_all = 0;
-    w->whole = !w->unseen;
-    w->unseen = 0;
-    if (!w->force) w->forced = 0;
-    else if (w->forced <= 64) w->forced++;
-    if (w->forced <= 64) return;
-    /* The skipped optimizer makes no more updates. */
-    w->force = w->deep = w->probe = w->forced = 0;
-}
-
-/* Hook before an update: settles available samples first, so that the scaler forgives skips of the
- * sites that fall back now. With several ranks, samples are always settled here, because ranks make
- * the same updates but not the same steps. */
-static mixp_result mixpi_guard_updating(mixp_context *ctx) {
-    mixpi_guard_turn(ctx->watch);
-    if (ctx->device->post && mixpi_world(ctx) == 1) return MIXP_OK;
-    return mixpi_guard_settle(ctx);
-}
-
-/* After a scaler's update. If the device can post, a step's result arrives one step later. */
-static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
-    mixpi_watch *w = ctx->watch;
-    const mixp_device *d = ctx->device;
-    mixp_scaler_state state;
-    mixp_result r = mixpi_settle_pins(ctx);
-    w->updated_step = ctx->step;
-    if (!d->post) {
-        if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
-        return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
-    }
-    if (w->posted_scaler) {
-        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
-        if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
-    }
-    w->posted_scaler = NULL;
-    w->posted_bits = mixpi_update_bits(s);
-    if (r == MIXP_OK)
-        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
-    if (r == MIXP_OK) w->posted_scaler = s;
-    return r;
-}
-
-/* Hook after an update. scaler NULL: a step without a scaler. */
-static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
-    const mixp_scaler *s = (const mixp_scaler *)scaler;
-    mixp_result r = MIXP_OK;
-    ctx->watch->met |= s ? mixpi_update_bits(s) : INT32_MAX;
-    if (s) return mixpi_guard_scaled(ctx, s);
-    r = mixpi_guard_updating(ctx);
-    return r == MIXP_OK ? mixpi_settle_pins(ctx) : r;
-}
-
-/* Settles everything at once, without the usual delay. Waits for the device. */
-static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    const mixp_scaler *s;
-    mixp_scaler_state state;
-    mixp_result r;
-    if (!mixpi_guard_on(ctx)) return MIXP_OK;
-    /* One rank may save on its own, so it must not ask the others. */
-    if (mixpi_world(ctx) > 1) return MIXP_OK;
-    r = mixpi_guard_settle(ctx);
-    if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
-    s = (const mixp_scaler *)w->posted_scaler;
-    w->posted_scaler = NULL;
-    if (r != MIXP_OK || !s) return r;
-    r = mixpi_scaler_get(s, &state);
-    return r == MIXP_OK ? mixpi_guard_after(ctx, &state, w->posted_bits) : r;
-}
-
-/* --- on and off ---------------------------------------------------------------------------- */
-
-/* The context's watch, made at the first call without memory for sites. */
-static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    if (w) return w;
-    w = (mixpi_watch *)mixpi_host_alloc(ctx, sizeof *w);
-    if (!w) return NULL;
-    w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
-    if (!w->pins) return NULL;
-    w->settle = mixpi_guard_settle;
-    w->updating = mixpi_guard_updating;
-    w->updated = mixpi_guard_updated;
-    return ctx->watch = w;
-}
-
-/* Returns what is wrong with a look, or NULL. */
-static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
-    mixp_format f;
-    if (!out) return "there is nowhere to write what it finds";
-    if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
-    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is none of mixp_dtype";
-    f = mixp_format_of(low);
-    if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
-        return "low must be a floating-point dtype of 8 bits to 32";
-    return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
-}
-
-MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
-    const char *wrong;
-    mixpi_watch *w;
-    mixp_result r = mixpi_tensor_whole(t, "mixp_look_at");
-    if (r != MIXP_OK) return r;
-    wrong = mixpi_look_wrong(t, low, out);
-    if (wrong)
-        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
-    w = mixpi_watch_of(t->ctx);
-    if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
-    if (!w || !w->row) return MIXP_ERR_MEMORY;
-    return mixpi_look_now(t, low, w->row, out);
-}
-
-/* Allocates the tables for n sites, at the first call only. */
-static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
-    mixpi_watch *w = ctx->watch;
-    size_t count = (size_t)n, bytes = mixpi_rows_bytes(n);
-    if (w->capacity) return MIXP_OK;
-    for (w->n_buckets = 64; w->n_buckets < 2 * n;) w->n_buckets *= 2;
-    w->sites = (mixpi_site *)mixpi_host_alloc(ctx, count * sizeof *w->sites);
-    w->buckets = (int *)mixpi_host_alloc(ctx, (size_t)w->n_buckets * sizeof *w->buckets);
-    w->events = (mixpi_happening *)mixpi_host_alloc(
-        ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
-    w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
-    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
-    w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
-    w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
-    if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
-        !w->rows)
-        return MIXP_ERR_MEMORY;
-    w->capacity = n;
-    return MIXP_OK;
-}
-
-/* Returns the description with all defaults filled in. */
-static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
-    mixp_guard_desc d;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    if (!d.every) d.every = 16;
-    if (!d.clean) d.clean = 4;
-    if (!mixp_bits_of_f32(d.high)) d.high = 0.25f;
-    if (!mixp_bits_of_f32(d.low_again)) d.low_again = d.high * 0.25f;
-    if (!mixp_bits_of_f32(d.flushed)) d.flushed = 0.02f;
-    if (!mixp_bits_of_f32(d.imprecise)) d.imprecise = 0.1f;
-    if (!d.patience) d.patience = 20;
-    if (!d.max_sites) d.max_sites = 4096;
-    return d;
-}
-
-/* Returns what is wrong with the description, or NULL. Comparisons are negated so that NaNs
- * fail. */
-static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
-                                     int asked) {
-    const int most = 1 << 20, now = ctx->watch ? ctx->watch->capacity : 0;
-    if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
-    if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
-    if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
-    if (!(d->low_again > 0.0f && d->low_again < d->high))
-        return "low_again must lie between 0 and high";
-    if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
-        return "flushed must be above 0 and at most 1";
-    if (!(d->imprecise <= 1.0f)) return "imprecise must be at most 1";
-    if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
-    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
-    if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: room for them was taken when the guard was started, or "
-               "4096 by a mixp_compare before it";
-    return NULL;
-}
-
-static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
-    if (!mixpi_regions_open(ctx)) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "%s: a region or a scope is open; change the guard between steps, "
-                             "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
-                             who);
-}
-
-MIXPI_SELDOM
-static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
-    mixp_guard_desc d = mixpi_guard_resolved(desc);
-    const char *wrong;
-    mixpi_watch *w;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
-    wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
-    if (wrong)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
-    if (!ctx->device->kernels->look)
-        return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
-                                 "mixp_guard_start: the device '%s' has no kernel `look`",
-                                 ctx->device->name);
-    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
-        return MIXP_ERR_MEMORY;
-    w = ctx->watch;
-    if (d.exponents && !w->bins)
-        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
-    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
-    w->counting = d.exponents;
-    w->every = d.every;
-    w->clean = d.clean;
-    w->high = d.high;
-    w->low_again = d.low_again;
-    w->flushed = d.flushed;
-    w->imprecise = d.imprecise;
-    if (!w->on) w->inspect_all = 1;
-    w->patience = d.patience;
-    w->most_sites = d.max_sites;
-    if (!w->on) w->since = 2 * w->every;    /* sample the first step */
-    if (!w->on) ctx->sites_moved++;
-    w->on = 1;
-    return MIXP_OK;
-}
-
-MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_do_guard_start(ctx, desc));
-}
-
-/* Starts the guard unless it was started before. */
-static void mixpi_guarded_begin(mixp_context *ctx) {
-    const int known = ctx && ctx->watch && ctx->watch->most_sites;
-    if (ctx && !known) mixp_guard_start(ctx, NULL);
-}
-
-MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype) {
-    mixpi_guarded_begin(ctx);
-    return mixp_autocast_enter(ctx, dtype);
-}
-
-MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype) {
-    mixpi_guarded_begin(ctx);
-    return mixp_autocast_open(ctx, dtype);
-}
-
-MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
-    mixpi_watch *w = ctx ? ctx->watch : NULL;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_guard_between(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
-    if (!w || !w->on) return MIXP_OK;
-    w->on = w->sampled = w->probing = w->fresh = w->posted = 0;
-    w->force = w->deep = w->probe = 0;
-    w->repeat = w->repeated = 0;
-    w->posted_scaler = NULL;
-    ctx->sites_moved++;
-    return MIXP_OK;
-}
-
-MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
-    const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    return w && w->on && mixpi_watch_due(ctx);
-}
-
-/* Does a newer pattern replace this pin? The same pattern does, and so does "*". first: a pin that
- * only frees sites is also void if it is the first pin, because no older pin holds a site. */
-static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
-    if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
-    return first && pin->dtype == MIXP_DTYPE_COUNT;
-}
-
-/* Returns how many pins stay beside a newer pattern. forget 1: removes the others. */
-static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
-    int i, n = 0;
-    for (i = 0; i < w->n_pins; i++) {
-        if (mixpi_pin_is_void(&w->pins[i], newer, !n)) continue;
-        if (forget && n < i) w->pins[n] = w->pins[i];
-        n++;
-    }
-    if (forget) w->n_pins = n;
-    return n;
-}
-
-/* Returns what is wrong with a pattern, or NULL. */
-static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
-                                   mixp_dtype dtype) {
-    mixpi_watch *w = ctx->watch;
-    mixpi_pin pin;
-    int n = 0;
-    if (!pattern || !*pattern) return "the pattern is empty";
-    if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
-    if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
-        return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
-    if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
-        return "there are 64 patterns already; one of them given again is replaced, and '*' with "
-               "MIXP_DTYPE_COUNT frees all";
-    if (!w || !w->settled) return NULL;
-    memcpy(pin.pattern, pattern, strlen(pattern) + 1);
-    while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
-    return n < w->n_sites ? NULL : "no site has such a name; mixp_site lists them";
-}
-
-MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
-                                       mixp_dtype dtype) {
-    const char *wrong;
-    mixpi_watch *w;
-    mixpi_pin *pin;
-    int n;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (mixpi_guard_between(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
-    wrong = mixpi_pin_wrong(ctx, pattern, dtype);
-    if (wrong)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
-                                 pattern ? pattern : "NULL", wrong);
-    w = mixpi_watch_of(ctx);
-    if (!w) return MIXP_ERR_MEMORY;
-    mixpi_pins_beside(w, pattern, 1);
-    pin = &w->pins[w->n_pins++];
-    memcpy(pin->pattern, pattern, strlen(pattern) + 1);
-    pin->dtype = dtype;
-    pin->fits = 0;
-    for (n = 0; n < w->n_sites; n++) mixpi_site_pin(w, &w->sites[n]);
-    if (w->settled) mixpi_settle_events(ctx);
-    ctx->sites_moved++;
-    return MIXP_OK;
-}
-
-/* --- retry --------------------------------------------------------------------------------- */
-
-/* Sets the random step back to the start of the skipped step. */
-static void mixpi_retry_rewind(const mixp_scaler *s) {
-    mixp_context *ctx = s->ctx;
-    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step -= mixpi_world(ctx);
-    else if (s->first) ctx->step = s->first - mixpi_world(ctx);
-}
-
-/* Was the newest update skipped, and could another attempt succeed? */
-static int mixpi_retry_pays(mixp_scaler *s) {
-    mixp_context *ctx = s->ctx;
-    const mixpi_watch *w = ctx->watch;
-    mixp_scaler_state state;
-    if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
-    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
-    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks retry, or none */
-    return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
-}
-
-MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
-    int updated;
-    if (!scaler) return 0;
-    if (times < 1) {
-        mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_retry: %d times; say at least 1", times);
-        return 0;
-    }
-    updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
-    scaler->retried = scaler->epoch + scaler->ctx->replays;
-    if (!updated || scaler->desc.disabled || scaler->tries >= times ||
-        !mixpi_retry_pays(scaler)) {
-        scaler->tries = 0;
-        return 0;
-    }
-    scaler->tries++;
-    mixpi_retry_rewind(scaler);
-    return 1;
-}
-
-/* Repeats an evaluation once. Without a guard a repetition would change nothing. */
-MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
-    mixpi_watch *w = ctx ? ctx->watch : NULL;
-    double value = 0.0;
-    int again;
-    if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
-    again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
-            mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK &&
-            !mixpi_f64_is_finite(value);
-    w->repeated = w->repeat = again;
-    return again;
-}
-
-/* --- comparing runs ------------------------------------------------------------------------ */
-
-/* Data of a site that the first run keeps for the second: host memory, f32. */
-typedef struct mixpi_kept {
-    int64_t    count;
-    float     *value, *grad;
-    mixp_dtype dtype;
-    int        done;            /* 1: the second run compared the value; 2: its gradient as well */
-    mixp_difference row;
-} mixpi_kept;
-
-typedef struct mixpi_comparison {
-    const mixp_compare_desc *desc;
-    mixpi_kept *kept;           /* indexed by the site's number - 1 */
-    int         capacity, second;
-    mixp_result result;
-} mixpi_comparison;
-
-/* Reads t into newly allocated host memory. Returns NULL with the error set. */
-static float *mixpi_compare_read(mixp_context *ctx, const mixp_tensor *t) {
-    size_t bytes = (size_t)t->count * sizeof(float);
-    float *values = (float *)mixpi_host_take(ctx, bytes);
-    if (!values) {
-        mixpi_out_of_memory(ctx, bytes);
-        return NULL;
-    }
-    if (mixp_read(t, values, MIXP_F32, t->count) == MIXP_OK) return values;
-    mixpi_host_put(ctx, values);
-    return NULL;
-}
-
-typedef struct mixpi_distance { double relative, largest, cosine; } mixpi_distance;
-
-static mixpi_distance mixpi_distance_of(const float *a, const float *b, int64_t n) {
-    double aa = 0.0, bb = 0.0, ab = 0.0, dd = 0.0;
-    mixpi_distance d = { 0.0, 0.0, 1.0 };
-    int64_t i;
-    for (i = 0; i < n; i++) {
-        double x = (double)a[i], y = (double)b[i], off = fabs(x - y);
-        aa += x * x;
-        bb += y * y;
-        ab += x * y;
-        dd += off * off;
-        if (off > d.largest) d.largest = off;
-    }
-    if (!mixpi_finite(aa) || !mixpi_finite(bb) || (dd > 0.0 && !(bb > 0.0)))
-        d.relative = (double)mixp_f32_of_bits(0x7F800000u);
-    else if (dd > 0.0) d.relative = sqrt(dd / bb);
-    if (aa > 0.0 && bb > 0.0) d.cosine = ab / sqrt(aa) / sqrt(bb);
-    else if (aa > 0.0 || bb > 0.0) d.cosine = 0.0;
-    return d;
-}
-
-/* The share of b's variation over the batch by which a differs, with the means of the columns
- * subtracted, as in precision.c: a year that is rounded has a small relative error, but its
- * fraction is lost. otherwise: the result for few rows, and for rows that are all alike. */
-static double mixpi_difference_varied(const float *a, const float *b, int64_t rows, int64_t cols,
-                                      double otherwise) {
-    double all = 0.0, off = 0.0, size = 0.0;
-    int64_t i, k;
-    if (rows < MIXPI_BATCH) return otherwise;
-    for (k = 0; k < cols; k++) {
-        double mean = 0.0, shift = 0.0;
-        for (i = k; i < rows * cols; i += cols) {
-            mean += (double)b[i] / (double)rows;
-            shift += ((double)a[i] - (double)b[i]) / (double)rows;
-        }
-        for (i = k; i < rows * cols; i += cols) {
-            const double x = (double)b[i] - mean, d = (double)a[i] - (double)b[i] - shift;
-            all += x * x;
-            off += d * d;
-            size += (double)b[i] * (double)b[i];
-        }
-    }
-    if (!mixpi_finite(all) || !mixpi_finite(off) || !(all > 1e-12 * size)) return otherwise;
-    return sqrt(off / all);
-}
-
-/* The first run keeps, the second compares. Only the first pass through a site counts. */
-static void mixpi_compare_value(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
-                                const mixp_tensor *t) {
-    const int64_t cols = mixpi_inspect_cols(t);
-    mixpi_distance d;
-    float *values;
-    if (m->second ? kept->done || kept->count != t->count : kept->value != NULL) return;
-    values = mixpi_compare_read(ctx, t);
-    if (!values) {
-        m->result = MIXP_ERR_MEMORY;
-        return;
-    }
-    if (!m->second) {
-        kept->value = values;
-        kept->count = t->count;
-        kept->dtype = t->dtype;
-        return;
-    }
-    d = mixpi_distance_of(kept->value, values, t->count);
-    kept->row.varied =
-        mixpi_difference_varied(kept->value, values, t->count / cols, cols, d.relative);
-    mixpi_host_put(ctx, values);
-    kept->done = 1;
-    kept->row.dtype_a = kept->dtype;
-    kept->row.dtype_b = t->dtype;
-    kept->row.relative = d.relative;
-    kept->row.largest = d.largest;
-    kept->row.cosine = d.cosine;
-}
-
-static void mixpi_compare_grad(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
-                               const mixp_tensor *g) {
-    double scale = m->desc->scale > 0.0f ? (double)m->desc->scale : 1.0;
-    mixpi_distance d;
-    float *values;
-    if (m->second ? kept->done != 1 || !kept->grad : kept->grad != NULL) return;
-    if (g->count != kept->count) return;
-    values = mixpi_compare_read(ctx, g);
-    if (!values) {
-        m->result = MIXP_ERR_MEMORY;
-        return;
-    }
-    if (!m->second) {
-        kept->grad = values;
-        return;
-    }
-    d = mixpi_distance_of(kept->grad, values, g->count);
-    mixpi_host_put(ctx, values);
-    kept->done = 2;
-    kept->row.has_grad = 1;
-    kept->row.grad_relative = d.relative;
-    kept->row.grad_largest = d.largest / scale;
-    kept->row.grad_cosine = d.cosine;
-}
-
-/* The tape's hook while two runs are compared. */
-static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *t,
-                              int backward) {
-    mixpi_comparison *m = (mixpi_comparison *)ctx->watch->comparing;
-    if (number > m->capacity || m->result != MIXP_OK) return;
-    if (backward) mixpi_compare_grad(m, ctx, &m->kept[number - 1], t);
-    else mixpi_compare_value(m, ctx, &m->kept[number - 1], t);
-}
-
-/* Drops all gradients of parameters: runs must not add to them. */
-static void mixpi_forget_grads(mixp_context *ctx) {
-    mixp_tensor *t;
-    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
-    mixpi_crew_forget(ctx);
-}
-
-/* Closes the region of a run, and any region that fn left open. */
-static mixp_result mixpi_compare_close(mixp_context *ctx) {
-    const int open = mixpi_regions_open(ctx);
-    mixp_autocast_close(ctx, 0);
-    if (open == 1) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_compare: fn has %s a region or a scope; it is to leave them "
-                             "as they are",
-                             open ? "opened" : "closed");
-}
-
-/* One run: forward, then backward. */
-static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
-                                     const mixp_autocast *region) {
-    const mixp_compare_desc *d = m->desc;
-    const uint64_t step = ctx->step;
-    int64_t drawn, regions;
-    mixp_tensor *loss;
-    mixp_result r = mixp_step_begin(ctx);
-    mixpi_forget_grads(ctx);
-    if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
-    if (r != MIXP_OK) ctx->step = step;
-    if (r != MIXP_OK) return r;
-    drawn = ctx->drawn;
-    regions = ctx->regions_low;
-    loss = d->fn(ctx, d->user);
-    drawn = ctx->drawn - drawn;
-    regions = ctx->regions_low - regions;
-    r = mixpi_compare_close(ctx);
-    if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
-    if (r == MIXP_OK && !drawn && !regions) r = mixp_backward(ctx, loss);
-    mixpi_forget_grads(ctx);
-    ctx->step = step;
-    if (r == MIXP_OK) r = m->result;
-    if (drawn)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_compare: fn drops out, and the runs would draw other "
-                                 "numbers; pass training 0 to mixp_dropout, and attention no "
-                                 "dropout");
-    if (regions)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_compare: fn opens a region of its own, in which both runs "
-                                 "are the same: leave that to the description (a region of "
-                                 "MIXP_F32 may stay)");
-    return r;
-}
-
-static int mixpi_difference_order(const void *a, const void *b) {
-    const mixp_difference *x = (const mixp_difference *)a, *y = (const mixp_difference *)b;
-    if (x->added < y->added) return 1;
-    if (x->added > y->added) return -1;
-    return x->relative < y->relative ? 1 : x->relative > y->relative ? -1 : 0;
-}
-
-/* How much more a site differs than each site that it reads. */
-static double mixpi_difference_added(const mixp_context *ctx, const mixpi_comparison *m,
-                                     int number) {
-    const mixpi_site *site = mixpi_site_at(ctx, number);
-    const double own = m->kept[number - 1].row.varied;
-    double most = 0.0;
-    int i;
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
-        const mixpi_kept *from = &m->kept[site->from[i] - 1];
-        if (from->done && from->row.varied > most) most = from->row.varied;
-    }
-    return own > most ? own - most : 0.0;
-}
-
-/* Sorts and returns the rows of the sites that both runs met, and releases the memory. */
-static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
-                                 mixp_difference *rows, int64_t room) {
-    mixp_difference *all = (mixp_difference *)(void *)m->kept;
-    int64_t i, n = 0;
-    for (i = 0; i < m->capacity; i++)
-        if (m->kept[i].done)
-            m->kept[i].row.added = mixpi_difference_added(ctx, m, (int)i + 1);
-    for (i = 0; i < m->capacity; i++) {
-        mixpi_kept kept = m->kept[i];
-        if (kept.value) mixpi_host_put(ctx, kept.value);
-        if (kept.grad) mixpi_host_put(ctx, kept.grad);
-        if (!kept.done) continue;
-        kept.row.site = mixpi_site_at(ctx, (int)i + 1)->name;
-        all[n++] = kept.row;    /* safe in place: a row is smaller than the record it came from */
-    }
-    qsort(all, (size_t)n, sizeof *all, mixpi_difference_order);
-    for (i = 0; i < n && i < room; i++) rows[i] = all[i];
-    mixpi_host_put(ctx, m->kept);
-    return n;
-}
-
-/* Returns what is wrong with the call, or NULL. */
-static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
-                                       int64_t room, const int64_t *n) {
-    if (!d || !d->fn) return "no description, or no function";
-    if (!rows || room < 1 || !n) return "rows, room and n must be given";
-    if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
-        return "a dtype must be f16, bf16 or f32 (off)";
-    if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)
-        return "a level must be 0 to 3";
-    if (!(d->scale >= 0.0f) || !mixpi_finite((double)d->scale))
-        return "the scale must be finite and at least 0";
-    return NULL;
-}
-
-/* Makes two runs with the tape's hook installed, then restores the guard. */
-static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
-    mixpi_watch *w = ctx->watch;
-    const int on = w->on;
-    mixp_result r;
-    w->comparing = m;
-    w->tap = mixpi_compare_tap;
-    w->on = 1;
-    w->sampled = 0;
-    r = mixpi_compare_run(ctx, m, &m->desc->a);
-    m->second = 1;
-    if (r == MIXP_OK) r = mixpi_compare_run(ctx, m, &m->desc->b);
-    w->on = on;
-    w->tap = NULL;
-    w->comparing = NULL;
-    return r;
-}
-
-MIXPI_SELDOM
-static mixp_result mixpi_do_compare(mixp_context *ctx, const mixp_compare_desc *desc,
-                                    mixp_difference *rows, int64_t room, int64_t *n) {
-    const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
-    mixpi_comparison m;
-    size_t bytes;
-    mixp_result r;
-    if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_compare: %s", wrong);
-    if (mixpi_guard_between(ctx, "mixp_compare") != MIXP_OK) return MIXP_ERR_ORDER;
-    *n = 0;
-    r = mixpi_guard_catch_up(ctx);
-    if (r != MIXP_OK) return r;
-    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, 4096) != MIXP_OK)
-        return MIXP_ERR_MEMORY;
-    memset(&m, 0, sizeof m);
-    m.desc = desc;
-    m.capacity = ctx->watch->capacity;
-    bytes = (size_t)m.capacity * sizeof *m.kept;
-    m.kept = (mixpi_kept *)mixpi_host_take(ctx, bytes);
-    if (!m.kept) return mixpi_out_of_memory(ctx, bytes);
-    memset(m.kept, 0, bytes);
-    r = mixpi_compare_runs(ctx, &m);
-    *n = mixpi_compare_end(ctx, &m, rows, room);
-    return r;
-}
-
-MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
-                                     mixp_difference *rows, int64_t room, int64_t *n) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_do_compare(ctx, desc, rows, room, n));
-}
-
 #ifndef MIXPREC_NO_CHECKPOINT
-/* --- checkpoints of the guard ----------------------------------------------------------------- */
-
-/* Before saving: settles everything, and packs the sites into the rows of the file. */
-static mixp_result mixpi_guard_pack(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    mixp_result r = mixpi_guard_catch_up(ctx);
-    int n;
-    for (n = 0; w && n < w->n_sites; n++) {
-        const mixpi_site *site = &w->sites[n];
-        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
-        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
-        state[0] = site->fallen;
-        state[1] = site->falls;
-        state[2] = site->clean;
-        state[3] = site->for_grad | site->imprecise << 1;
-    }
-    return r;
-}
-
-/* Could mixpi_guard_pack have written this row of a file? */
-static int mixpi_site_state_is_good(const int32_t *state) {
-    int i;
-    for (i = 0; i < MIXPI_SITE_STATES; i++)
-        if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
-    return state[0] <= 2 && state[3] <= 3;
-}
-
-/* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
- * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
- * sites; their numbers go on. */
-static void mixpi_watch_forget(mixpi_watch *w) {
-    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
-    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
-    memset(w->seen, 0, mixpi_rows_used(w));
-    w->filled = mixpi_rows_filled(w);
-    w->n_sites = w->full = w->full_told = w->turns = 0;
-    w->sampled = w->probing = w->repeat = w->repeated = 0;
-    w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
-    w->looked = w->whole = w->settled = w->probed = 0;
-    w->walked = w->unseen = 0;
-    w->found = w->found_site = w->origin = w->origin_site = 0;
-    w->met = 0;
-    w->event_step = w->updated_step = 0;
-    w->first_event = w->n_events;
-    w->posted_scaler = NULL;
-}
-
-/* After loading: rebuilds the table from the file. The next step fills in the names. */
-static void mixpi_guard_unpack(mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    int n, number;
-    if (!w || !w->capacity) return;
-    mixpi_watch_forget(w);
-    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
-        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
-        uint64_t hash;
-        memcpy(&hash, &w->hashes[n], sizeof hash);
-        number = mixpi_site_new(ctx, hash);
-        w->sites[number - 1].fallen = state[0];
-        w->sites[number - 1].falls = state[1];
-        w->sites[number - 1].clean = state[2];
-        w->sites[number - 1].for_grad = state[3] & 1;
-        w->sites[number - 1].imprecise = state[3] >> 1;
-    }
-    ctx->sites_moved++;
-}
-
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
 
 #define MIXPI_ST_MAX_HEADER 100000000u      /* the format's own limit, in bytes            */
@@ -28209,7 +25628,6 @@ typedef enum mixpi_must {
     MIXPI_COUNTER,              /* at least 0. 64 bits: small enough that counting on cannot
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
-    MIXPI_SITE_ROWS,            /* states of the guard's sites                             */
     MIXPI_AMAX,                 /* at least 0, or Inf                                      */
     MIXPI_ABOVE_0               /* and finite                                              */
 } mixpi_must;
@@ -28255,26 +25673,11 @@ typedef struct mixpi_field {
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
       MIXPI_COUNTER, offsetof(mixp_step_state, of) }
-#define MIXPI_FIELD_WATCH(member, must) \
-    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must, 0 }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
       dtype, must, 0 }
 
 static const mixpi_field mixpi_fields[] = {
-    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(window, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(idle, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(taken, MIXPI_FLAG),
-    MIXPI_FIELD_WATCH(missed, MIXPI_FLAG),
-    MIXPI_FIELD_WATCH(drawn, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(inspect_all, MIXPI_FLAG),
-    MIXPI_FIELD_WATCH(falls, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(force, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(forced, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(deep, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(probe, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(acted, MIXPI_FLAG),
     MIXPI_FIELD_FORGIVEN(forgiven),
     MIXPI_FIELD_FORGIVEN(forgiven_at),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
@@ -28320,6 +25723,7 @@ typedef struct mixpi_state_item {
     int           optional;     /* 1: a file may lack it                                */
     int           absent;       /* 1: the file lacks it; it starts with zeros           */
     mixpi_must    must;
+    int         (*is_good)(const struct mixpi_state_item *item);    /* instead of must, or NULL */
     const void   *limit;        /* address of the count that limits it, or NULL            */
     mixp_tensor  *weight;       /* the tensor, if it is a weight; otherwise NULL           */
     const mixp_optimizer *lent; /* of a state in borrowed memory: its optimizer; otherwise NULL */
@@ -28395,15 +25799,16 @@ static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *n
     s->n_items++;
 }
 
+static void mixpi_state_add_field(mixpi_state *s, const mixpi_field *field, void *base,
+                                  int optimizer, int group)
+{ mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group); }
+
 static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base,
                                    int optimizer, int group) {
     size_t i;
-    for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++) {
-        const mixpi_field *field = &mixpi_fields[i];
-        if (field->owner == owner)
-            mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer,
-                            group);
-    }
+    for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
+        if (mixpi_fields[i].owner == owner)
+            mixpi_state_add_field(s, &mixpi_fields[i], base, optimizer, group);
 }
 
 /* The scales of a moment that is stored in blocks. */
@@ -28506,33 +25911,6 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     mixpi_state_add_spike(s, opt, number);
 }
 
-/* The guard's state of its sites, one row for each site. */
-static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
-    item.optional = 1;
-    item.e.dtype = MIXP_I64;
-    item.e.rank = 1;
-    item.e.shape[0] = w->capacity;
-    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
-    item.memory = w->hashes;
-    mixpi_state_add(s, item, "mixprec.guard.sites");
-    item.e.dtype = MIXP_I32;
-    item.e.rank = 2;
-    item.e.shape[1] = MIXPI_SITE_STATES;
-    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
-    item.memory = w->states;
-    item.must = MIXPI_SITE_ROWS;
-    mixpi_state_add(s, item, "mixprec.guard.states");
-    item.e.rank = 1;
-    item.e.shape[0] = MIXPI_OPTIMIZER_BITS;
-    item.e.bytes = sizeof w->barren;
-    item.memory = w->barren;
-    item.must = MIXPI_COUNTER;
-    mixpi_state_add(s, item, "mixprec.guard.skips");
-    mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
-}
-
 /* The state of delayed scaling: two tensors for each weight. */
 static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
     mixpi_state_item item;
@@ -28579,9 +25957,10 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 
 /* Adds all items: the same list for saving, checking and loading. what NULL: weights only. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
     mixp_tensor *t;
-    int i;
+    int i, guarded;
     s->n_items = s->names_used = 0;
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
@@ -28593,7 +25972,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
-    if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
+    guarded = watcher && watcher->items(s);
     for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
@@ -28602,7 +25981,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
     if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
-    if (what->scaler && s->ctx->watch && s->ctx->watch->capacity && !what->scaler->desc.disabled)
+    if (what->scaler && guarded && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_FORGIVEN, what->scaler->state, 0, 0);
     for (i = 0; i < what->n_optimizers; i++)
         mixpi_state_add_optimizer(s, what->optimizers[i], i);
@@ -28719,7 +26098,8 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 
 /* Recomputes masters from weights that the program wrote since the last step. */
 static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
-    mixp_result r = mixpi_guard_pack(what->ctx);
+    const mixpi_watcher *watcher = mixpi_watcher_of(what->ctx);
+    mixp_result r = watcher ? watcher->pack(what->ctx) : MIXP_OK;
     int64_t k;
     int i;
     for (i = 0; i < what->n_optimizers; i++) {
@@ -28924,22 +26304,14 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     }
 }
 
-static int mixpi_sites_are_good(const mixpi_state_item *item) {
-    const int32_t *state = (const int32_t *)item->e.data;
-    int64_t n;
-    for (n = 0; n < item->e.shape[0]; n++)
-        if (!mixpi_site_state_is_good(&state[n * MIXPI_SITE_STATES])) return 0;
-    return 1;
-}
-
 /* Is every number of the item valid? */
 static int mixpi_item_is_good(const mixpi_state_item *item) {
     const size_t size = mixp_dtype_size(item->e.dtype);
     const char *data = (const char *)item->e.data;
     double x = 0.0;
     size_t at;
+    if (item->is_good) return item->is_good(item);
     if (item->must == MIXPI_ANY) return 1;
-    if (item->must == MIXPI_SITE_ROWS) return mixpi_sites_are_good(item);
     for (at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
         if (!mixpi_number_is_good(item->must, x)) return 0;
@@ -29094,6 +26466,7 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
 /* Changes the state. From here on only the device can fail. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
@@ -29121,7 +26494,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
     mixpi_scaled_loaded(ctx);
-    mixpi_guard_unpack(ctx);
+    if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the state is partly overwritten; load the checkpoint "
@@ -29434,6 +26807,2820 @@ MIXPREC_API mixp_result mixp_checkpoint_save_weights_of(const char *path, mixp_c
 
 MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_context *ctx)
 { return mixp_checkpoint_save_weights_of(path, ctx, NULL); }
+#endif
+#ifndef MIXPREC_NO_WATCH
+/* --- the state of the guard ------------------------------------------------------------------ */
+
+/* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */
+enum {
+    MIXPI_ROW_BACKWARD,         /* all gradients so far, of activations and of leaves */
+    MIXPI_ROW_WEIGHT,           /* a weight that is under suspicion */
+    MIXPI_ROW_SITES
+};
+
+typedef struct mixpi_happening mixpi_happening;     /* an event, as WATCH stores it */
+
+enum {                          /* the rows of one site */
+    MIXPI_LOOK_VALUE,           /* the values that the site stored */
+    MIXPI_LOOK_GRAD,            /* the gradient of the site */
+    MIXPI_LOOK_LEAF,            /* the gradients of leaves that the site wrote */
+    MIXPI_LOOK_DATA,            /* the batch: inputs that come from no site and no parameter */
+    MIXPI_LOOK_LOSS,            /* two floats: mean square of the rounding error, and mean square of
+                                   the variation over the batch; see watch/precision.c */
+    MIXPI_LOOKS
+};
+
+enum {
+    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
+    MIXPI_MAX_EVENTS = 1024,
+    MIXPI_SITE_COUNT = 1 << 30  /* limit at which the counts of a site stop, far from an overflow */
+};
+
+/* State of one site under the guard. TAPE finds the site, AUTOCAST reads its dtype, WATCH
+ * decides. */
+typedef struct mixpi_site {
+    uint64_t     hash;          /* hash of operator, scope and inputs; 0: slot unused */
+    uint64_t     tensors;       /* hash of the tensors that it read when last applied */
+    uint64_t     pass;          /* watch->pass when last applied */
+    uint64_t     weights;       /* hash of the operator and the trained permanent tensors that it
+                                   reads; 0: it reads none */
+    int          next;          /* number of the next site in the same bucket; 0 = none */
+    int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
+    int          turn;          /* position in its step when last sampled (1 = first) */
+    int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
+    int          scalar;        /* 1: its result has one element */
+    int          casts;         /* 1: autocast casts its inputs */
+    int          carries;       /* 1: it stores f32 if its inputs are f32 */
+    int          changed;       /* samples begun when its state changed; older ones do not count */
+    mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low
+                                   MIXP_F32: f32 in any case) */
+    mixp_dtype   around;        /* the region's low dtype, for the look */
+    int32_t      fallen;        /* 1: it stores f32; 2: it also reads f32 */
+    int32_t      falls, clean;
+    int32_t      for_grad;      /* 1: it fell back because its gradient was too large */
+    int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
+    int          pin_told;      /* 1: an event has reported the pin */
+    int          inspected;     /* newest sample that measured its precision */
+    int32_t      imprecise;     /* 1: it fell back because rounding lost too much */
+    double       lost;          /* share of the variation that rounding lost in the newest sample,
+                                   on the rank that lost most; 0: not measured */
+    int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
+    int64_t      samples;
+    mixp_tensor *read[2];       /* permanent tensors that it reads */
+    mixp_look    value, grad;
+    const char  *op;
+    char         name[MIXPI_SITE_NAME];
+} mixpi_site;
+
+typedef struct mixpi_pin {
+    char       pattern[MIXPI_SITE_NAME];
+    mixp_dtype dtype;
+    int        fits;            /* 1: a site with a fitting name exists */
+} mixpi_pin;
+
+/* State of the guard in one context, from mixp_guard_start on. Sites are numbered from 1. A window
+ * is the steps between two updates. A probe is a sampled step that stores f32 everywhere. */
+struct mixpi_watch {
+    int         on;             /* 0: stopped */
+    int         sampled;        /* 1: the current step is sampled */
+    int         begun;          /* samples so far */
+    int         fresh;          /* number of the unread sample in rows; 0 = none */
+    int         posted;         /* number of the sample on its way to the host; 0 = none */
+    int         looked;         /* 1: a sample that walked back was settled since the update */
+    int         whole;          /* 1: all walks of the newest update were sampled */
+    int         settled;        /* 1: at least one sample was settled */
+    int32_t     acted;          /* 1: a site fell back since the last skip */
+    int32_t     falls;          /* number of fallbacks so far */
+    int32_t     drawn;          /* sampled updates so far: key of the distance to the next one */
+    void       *comparing;      /* state of a running mixp_compare, which stops sampling */
+    int         turns;          /* sites to which this sample has stored */
+    int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
+                                   sampled until their next update */
+    int32_t     deep;           /* bits of optimizers whose newest skip had a loss that was not
+                                   finite */
+    int32_t     probe;          /* bits of optimizers whose last two skips had a loss that was not
+                                   finite: their sampled steps are probes until their next update */
+    int         repeat;         /* 1: the next step stores f32 everywhere: an evaluation repeats */
+    int         repeated;       /* 1: the newest evaluation was a repetition */
+    int         probing;        /* 1: the current step stores f32 everywhere */
+    int         probed;         /* 1: a step since the update stored f32 everywhere and walked
+                                   back */
+    int         fresh_probe, posted_probe;  /* 1: the sample in rows is a probe; the sample on its
+                                               way to the host is a probe */
+    int         settling_probe; /* 1: the sample being settled is a probe */
+    int         settling_bad;   /* 1: the loss of the sample being settled is not finite */
+    int32_t     since;          /* updates since the newest sampled update, inclusive */
+    int32_t     idle;           /* steps begun since the newest update or sampled step */
+    int         in_turn;        /* 1: the next update is due to be sampled */
+    int32_t     taken;          /* 1: a step since the update was sampled */
+    int32_t     missed;         /* 1: a walk of an update that was due was not sampled */
+    int32_t     window;         /* steps begun since the update */
+    int         walked;         /* 1: a step of the window walked back */
+    int         unseen;         /* 1: a step of the window walked back unsampled */
+    int32_t     forced;         /* consecutive updates with `force` set */
+    int32_t     met;            /* bits of optimizers that have updated under the guard */
+    int32_t     barren[MIXPI_OPTIMIZER_BITS];   /* for each optimizer: consecutive skips that began
+                                                   in the forward pass and that no fallback cured */
+    int         every, clean, patience, capacity, n_sites, n_buckets;
+    int         most_sites;     /* max_sites */
+    int         filled;         /* sites whose rows a sample may have written */
+    float       high, low_again, flushed, imprecise;
+    int32_t     inspect_all;    /* 1: the next sample measures the precision of all sites */
+    uint64_t    rows_step;      /* step whose sample is in rows */
+    uint64_t    posted_step, event_step, updated_step;
+    size_t      posted_bytes;   /* size of the sample on its way to the host */
+    mixp_look  *rows, *seen;    /* looks in device memory; the host's copy */
+    mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
+    int64_t    *bins;           /* device memory: exponent histogram of each site; or NULL */
+    int         counting;       /* 1: sampled steps fill bins */
+    mixpi_site *sites;
+    int        *buckets;
+    uint64_t    pass;           /* incremented by each step and each walk back */
+    mixpi_pin  *pins;
+    int         n_pins;
+    int         full, full_told;/* 1: a site found no room; 1: an event has reported it */
+    int origin, found;  /* mixp_origin of the newest skip; mixp_origin found since the update */
+    int         origin_site, found_site;
+    const void *posted_scaler;  /* scaler whose state is on its way to the host */
+    int32_t     posted_bits;    /* bits of the optimizers of the posted update */
+    int64_t    *hashes;         /* for checkpoints: hashes of the sites, and their states */
+    int32_t    *states;
+    mixpi_happening *events;
+    int64_t     n_events;
+    int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
+    void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
+};
+
+static size_t mixpi_rows_bytes(int sites)
+{ return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
+static size_t mixpi_bins_bytes(int sites)
+{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
+
+/* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
+static int mixpi_rows_filled(const mixpi_watch *w)
+{ return w->n_sites > w->filled ? w->n_sites : w->filled; }
+
+static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
+
+/* Distance in updates to the next sample: about `every`. The distance varies because a constant
+ * even distance would always hit the same one of two networks that are trained in turn. */
+static int mixpi_watch_distance(const mixpi_watch *w) {
+    const uint64_t h = ((uint64_t)(uint32_t)w->drawn + 1u) * 0x9E3779B97F4A7C15u;
+    const int part = w->every / 4;
+    if (w->every == 1) return 1;
+    if (!part) return w->every + (int)(h >> 63);
+    return w->every - part + (int)((h >> 33) % (2u * (unsigned)part + 1u));
+}
+
+/* Must the guard sample the next update? All ranks agree. */
+static int mixpi_update_due(const mixpi_watch *w)
+{ return w->force || w->since >= mixpi_watch_distance(w); }
+
+/* Must the next step be sampled? Every step of an update that is due is sampled. Steps without an
+ * update, as in an evaluation, are sampled about once in `every` steps, as often as updates are. Of
+ * many steps that walk nothing back only one is sampled, unless the walk after them was missed
+ * before. Ranks count updates only, because one rank may evaluate on its own. */
+static int mixpi_watch_due(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    const int blank = w->taken && !w->walked && !w->missed && !w->force;
+    if (mixpi_world(ctx) > 1) return mixpi_update_due(w);
+    if (w->idle >= w->every - 1) return 1;
+    return mixpi_update_due(w) && !blank && w->window < 64;
+}
+
+/* A hash, of 53 bits, of the guard's settings and of whether the guard has looked since the update.
+ * Ranks combine their looks only if the hash is the same on all ranks. 0: the guard is off. */
+static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    uint64_t words[6], h = 1469598103934665603u;
+    int i;
+    if (!mixpi_guard_on(ctx)) return 0;
+    words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
+    words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
+    words[2] = (uint64_t)mixp_bits_of_f32(w->high) << 32 | mixp_bits_of_f32(w->low_again);
+    words[3] = (uint64_t)mixp_bits_of_f32(w->imprecise) << 32 | mixp_bits_of_f32(w->flushed);
+    words[4] = w->fresh != 0;
+    words[5] = w->probing != 0;
+    for (i = 0; i < 6; i++) {
+        h = (h ^ words[i]) * 1099511628211u;
+        h ^= h >> 29;
+    }
+    return (h >> 11) | 1u;
+}
+
+/* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
+static int mixpi_context_sampled(const mixp_context *ctx)
+{ return ctx->watch && ctx->watch->sampled; }
+
+/* The look at all gradients of this sampled step so far, of activations and of parameters, still
+ * multiplied by the loss scale. Device memory, cleared when a sampled step begins. NULL: the step
+ * is not sampled. Kernels of the scaler may read `largest` and `nonfinite`. */
+static const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
+{ return mixpi_context_sampled(ctx) ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL; }
+
+static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
+    const char *end = strstr(name, ": ");
+    if (mixpi_pattern_fits(pin->pattern, name, strlen(name))) return 1;
+    return end && mixpi_pattern_fits(pin->pattern, name, (size_t)(end - name));
+}
+
+/* Pins a site according to the newest pattern that fits. */
+static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
+    int i, was = site->pinned;
+    site->pinned = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        mixp_dtype to = w->pins[i].dtype;
+        if (!mixpi_pin_fits(&w->pins[i], site->name)) continue;
+        w->pins[i].fits = 1;
+        site->pinned = to == MIXP_F32 ? 1 : to == MIXP_DTYPE_COUNT ? 0 : 2;
+    }
+    if (site->pinned != was) site->pin_told = 0;
+}
+
+/* Does the site's own state make it store f32? */
+static int mixpi_site_fell(const mixpi_site *site) {
+    if (!site || site->pinned == 2) return 0;
+    return site->pinned == 1 || site->fallen;
+}
+
+/* Must the site store f32 in this step? */
+static int mixpi_site_holds_f32(const mixp_context *ctx, const mixpi_site *site) {
+    if (site && site->pinned != 2 && ctx->watch->probing) return 1;
+    return mixpi_site_fell(site);
+}
+
+/* Does a result of this class become f32 if an input was raised to f32? Yes for classes that only
+ * pass values on or add them. */
+static int mixpi_class_carries(mixp_op_class cls)
+{ return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE; }
+
+/* Does this result become f32 because an input was raised? */
+static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
+                              mixp_tensor *const *in) {
+    int i, raised = 0;
+    for (i = 0; i < n; i++) raised |= in[i] && in[i]->own.watch.raised != MIXP_F32;
+    if (site && site->pinned == 2) return 0;
+    return raised && mixpi_class_carries(cls);
+}
+
+/* The dtype in which a result is stored under a guard. plain: autocast's choice. */
+static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site *site,
+                                      mixp_op_class cls, int n, mixp_tensor *const *in,
+                                      mixp_dtype plain) {
+    if (!mixpi_is_low(plain)) return plain;
+    if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
+    return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;
+}
+
+/* --- sites ----------------------------------------------------------------------------- *
+ *
+ * A site is identified by a hash of its operator, its scope and its inputs: a parameter by its id,
+ * an activation by the hash of the site that made it, data by 0. Several sites on the same tensors
+ * (three slices of one qkv) are distinguished by their order. The same operator on other tensors is
+ * another pass through the same site. Casts, reshapes and dropout are ignored: a fallback adds and
+ * removes casts, and an evaluation, which has no dropout, must have the sites of training.
+ */
+static uint64_t mixpi_mix(uint64_t h, uint64_t x) {
+    h = (h ^ x) * 0x9E3779B97F4A7C15u;
+    return h ^ (h >> 29);
+}
+
+static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
+    size_t i;
+    for (i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001B3u;     /* FNV-1a */
+    return h;
+}
+
+static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
+{ return number ? &ctx->watch->sites[number - 1] : NULL; }
+
+/* The tensor of which t is a cast, a reshape or a dropout; otherwise t itself. */
+static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
+{ return t && t->own.watch.seen ? t->own.watch.seen : t; }
+
+static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
+    const mixp_tensor *lasting;
+    if (!t) return 1;
+    t = mixpi_seen_as(t);
+    lasting = mixpi_lasting(t);
+    if (lasting) return mixpi_mix(2, (uint64_t)lasting->own.id);
+    return t->own.watch.site ? mixpi_site_at(ctx, t->own.watch.site)->hash : 0;
+}
+
+/* One application of an operator: the parts that identify its site. */
+typedef struct mixpi_visit {
+    const mixp_op *op;
+    int            n_in;
+    mixp_tensor  **in;
+    uint64_t       hash, tensors;   /* hash of the kind of site; hash of the tensors */
+    uint64_t       weights;     /* hash of the operator and its trained parameters; 0: none */
+    int            lasting;     /* 1: all inputs are permanent: addresses distinguish nothing */
+} mixpi_visit;
+
+static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
+                                  mixp_tensor **in) {
+    mixpi_visit v = { op, n_in, in, 0, 0, 0, 1 };
+    uint64_t weights;
+    int i, length;
+    const char *scope = mixpi_scope_now(ctx, &length);
+    v.hash = mixpi_mix_text(0xCBF29CE484222325u, op->name, strlen(op->name));
+    weights = v.hash;
+    v.hash = mixpi_mix_text(mixpi_mix(v.hash, 3), scope, (size_t)length);
+    for (i = 0; i < n_in; i++) {
+        const mixp_tensor *lasting = mixpi_lasting(in[i]);
+        v.hash = mixpi_mix(v.hash, mixpi_identity(ctx, in[i]));
+        v.tensors = mixpi_mix(v.tensors, (uint64_t)(uintptr_t)mixpi_seen_as(in[i]));
+        if (in[i] && !lasting) v.lasting = 0;
+        if (!lasting || !lasting->requires_grad) continue;
+        weights = mixpi_mix(weights, (uint64_t)lasting->own.id);
+        v.weights = weights | 1u;
+    }
+    return v;
+}
+
+static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
+    int n = w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    while (n && w->sites[n - 1].hash != hash) n = w->sites[n - 1].next;
+    return n;
+}
+
+/* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
+static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64_t *hash) {
+    uint64_t sibling;
+    int n;
+    for (sibling = 0;; sibling++) {
+        const mixpi_site *site;
+        *hash = mixpi_mix(v->hash, sibling) | 1u;
+        n = mixpi_site_find(w, *hash);
+        if (!n) return 0;
+        site = &w->sites[n - 1];
+        if (site->pass != w->pass) return n;
+        if (site->tensors != v->tensors && !v->lasting) return n;
+    }
+}
+
+/* The name of a site's parameter: of the first parameter that has a name. */
+static const char *mixpi_visit_param(const mixpi_visit *v) {
+    int i;
+    for (i = 0; i < v->n_in; i++) {
+        const mixp_tensor *t = mixpi_lasting(v->in[i]);
+        if (t && t->requires_grad && *t->name) return t->name;
+    }
+    return "";
+}
+
+/* Writes the part of the name before the colon, "h.3.w", to text[MIXPI_SITE_NAME]. */
+static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
+                            char *text) {
+    int length;
+    const char *scope = mixpi_scope_now(ctx, &length), *param = mixpi_visit_param(v);
+    const char *producer = from ? mixpi_site_at(ctx, from)->name : "", *colon;
+    int room = length > 40 ? 40 : length;
+    *text = '\0';
+    if (*param && length && strncmp(param, scope, (size_t)length) != 0)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s.%.40s", room, scope, param);
+    else if (*param) snprintf(text, MIXPI_SITE_NAME, "%.60s", param);
+    else if (length) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
+    else if ((colon = strstr(producer, ": ")) != NULL)
+        snprintf(text, MIXPI_SITE_NAME, "%.*s", (int)(colon - producer), producer);
+}
+
+/* Gives a new site a unique name. */
+static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
+    int i, same = 0;
+    size_t n;
+    mixpi_site_stem(ctx, v, site->from[0], stem);
+    snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
+    n = strlen(name);
+    for (i = 1; i <= ctx->watch->n_sites; i++) {
+        const char *other = mixpi_site_at(ctx, i)->name;
+        same += strncmp(other, name, n) == 0 && (!other[n] || other[n] == ' ');
+    }
+    snprintf(site->name, sizeof site->name, same ? "%.86s #%d" : "%.86s", name, same + 1);
+}
+
+/* Sets the inputs of a site: the sites behind its inputs, and its weights. */
+static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
+    int i, from = 0, read = 0;
+    for (i = 0; i < v->n_in; i++) {
+        mixp_tensor *t = v->in[i], *lasting = mixpi_lasting(t);
+        if (lasting && read < 2) site->read[read++] = lasting;
+        if (!t || !t->own.watch.site || from == MIXPI_SITE_FROM) continue;
+        site->from[from++] = t->own.watch.site;
+    }
+}
+
+/* Enters a new site in the table. Returns its number; 0 if the table is full. */
+static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
+    mixpi_watch *w = ctx->watch;
+    int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
+    mixpi_site *site;
+    if (w->n_sites >= w->capacity) {
+        w->full = 1;
+        return 0;
+    }
+    site = &w->sites[w->n_sites++];
+    site->hash = hash;
+    site->next = *bucket;
+    *bucket = w->n_sites;
+    return w->n_sites;
+}
+
+/* The site of a visit; a new site is entered in the table with its name and its pin. */
+static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
+    mixpi_site *site;
+    uint64_t hash;
+    int number = mixpi_site_visited(ctx->watch, v, &hash);
+    if (!number) number = mixpi_site_new(ctx, hash);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    if (site->op) return number;
+    site->op = v->op->name;         /* first visit, or the first since a checkpoint was loaded */
+    site->weights = v->weights;
+    mixpi_site_reads(site, v);
+    mixpi_site_name(ctx, v, number);
+    mixpi_site_pin(ctx->watch, site);
+    return number;
+}
+
+/* The site of an application, marked as visited in this pass; 0 without a guard. */
+static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
+                            mixp_tensor **in) {
+    mixpi_visit v;
+    mixpi_site *site;
+    int number;
+    if (!mixpi_guard_on(ctx)) return 0;
+    v = mixpi_visit_of(ctx, op, n_in, in);
+    number = mixpi_site_of(ctx, &v);
+    if (!number) return 0;
+    site = mixpi_site_at(ctx, number);
+    site->tensors = v.tensors;
+    site->pass = ctx->watch->pass;
+    return number;
+}
+
+/* The site that a cast of x would have. visit 1: counts it as visited although the cast is left
+ * out. */
+static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
+    mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
+}
+
+/* --- precision --------------------------------------------------------------------------- *
+ *
+ * A feature of 2023.37 is in the range of f16, but is rounded to 2023. The loss by rounding is
+ * measured relative to the information in the values: their variation over the batch. In a sampled
+ * step a few sites, in turn, are computed a second time with an f32 result. From this result, and
+ * from its difference to the stored result, the mean over the batch is subtracted column by column.
+ * The root of the ratio of the two mean squares is the share of the variation that rounding lost.
+ */
+
+enum { MIXPI_BATCH = 8 };       /* fewest rows whose variation is trusted */
+
+/* y = a op b, rows by cols. repeats: b is one row for all rows. */
+static mixp_result mixpi_pair(mixp_context *ctx, mixp_binary op, mixp_in a, mixp_in b,
+                              int64_t rows, int64_t cols, int repeats, float *y) {
+    mixp_binary_args k;
+    memset(&k, 0, sizeof k);
+    k.op = op;
+    k.rank = 2;
+    k.shape[0] = rows;
+    k.shape[1] = cols;
+    k.a = a;
+    k.b = b;
+    k.a_strides[0] = cols;
+    k.b_strides[0] = repeats ? 0 : cols;
+    k.a_strides[1] = k.b_strides[1] = 1;
+    k.y = mixpi_out_to(y, MIXP_F32, 0);
+    return ctx->device->kernels->binary(&ctx->exec, &k);
+}
+
+/* y[cols] = the column means of x[n, cols]. */
+static mixp_result mixpi_means(mixp_context *ctx, mixp_in x, int64_t n, int64_t cols, float *y) {
+    mixp_reduce_args k;
+    memset(&k, 0, sizeof k);
+    k.outer = 1;
+    k.n = n;
+    k.inner = cols;
+    k.factor = (float)(1.0 / (double)n);
+    k.a = x;
+    k.y = mixpi_out_to(y, MIXP_F32, 0);
+    return ctx->device->kernels->reduce(&ctx->exec, &k);
+}
+
+/* to = the mean square of x[rows, cols] after subtracting the column means. work: as large as x,
+ * may be x; means: cols elements. */
+static mixp_result mixpi_variation(mixp_context *ctx, mixp_in x, int64_t rows, int64_t cols,
+                                   float *work, float *means, float *to) {
+    const mixp_in mean = mixpi_in(means, MIXP_F32), rest = mixpi_in(work, MIXP_F32);
+    mixp_result r = mixpi_means(ctx, x, rows, cols, means);
+    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, x, mean, rows, cols, 1, work);
+    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_MUL, rest, rest, rows, cols, 0, work);
+    return r == MIXP_OK ? mixpi_means(ctx, rest, rows * cols, 1, to) : r;
+}
+
+/* Writes the loss of rounding full (f32) to low into a site's row: the mean squares of the rounding
+ * error and of the variation. */
+static mixp_result mixpi_inspect_pair(mixp_context *ctx, int number, mixp_in full, mixp_in low,
+                                      int64_t rows, int64_t cols) {
+    const size_t all = (size_t)(rows * cols) * sizeof(float), one = (size_t)cols * sizeof(float);
+    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS +
+                                       MIXPI_LOOK_LOSS];
+    float *to = &row->largest, *work = (float *)mixpi_arena_take(ctx, &ctx->dev, all);
+    float *means = (float *)mixpi_arena_take(ctx, &ctx->dev, one);
+    mixp_result r = MIXP_ERR_MEMORY;
+    if (work && means) r = mixpi_variation(ctx, full, rows, cols, work, means, to + 1);
+    if (r == MIXP_OK) r = mixpi_pair(ctx, MIXP_BINARY_SUB, full, low, rows, cols, 0, work);
+    if (r == MIXP_OK)
+        r = mixpi_variation(ctx, mixpi_in(work, MIXP_F32), rows, cols, work, means, to);
+    if (work) mixpi_arena_give(ctx, &ctx->dev, work, all);
+    if (means) mixpi_arena_give(ctx, &ctx->dev, means, one);
+    return r;
+}
+
+/* Like mixpi_inspect_pair, for an f32 result without a low copy: rounds a copy first. */
+static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixp_in full, int64_t rows,
+                                      int64_t cols) {
+    const mixp_dtype low = mixpi_site_at(ctx, number)->low;
+    const size_t bytes = (size_t)(rows * cols) * mixp_dtype_size(low);
+    void *rounded = mixpi_arena_take(ctx, &ctx->dev, bytes);
+    mixp_result r = MIXP_ERR_MEMORY;
+    if (rounded) r = mixpi_convert_to(ctx, mixpi_out_to(rounded, low, 0), full, rows * cols);
+    if (r == MIXP_OK)
+        r = mixpi_inspect_pair(ctx, number, full, mixpi_in(rounded, low), rows, cols);
+    if (rounded) mixpi_arena_give(ctx, &ctx->dev, rounded, bytes);
+    return r;
+}
+
+/* Is it the site's turn in this step? Only once in a sample: the first micro-batch counts. */
+static int mixpi_inspects(const mixp_context *ctx, int number, const mixp_tensor *t) {
+    static const char *const ops[] = { "linear", "matmul", "cast", "add", "sub", "mul", "scale" };
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const uint32_t every = (uint32_t)w->n_sites / 4u + 1u;
+    size_t i = 0;
+    if (!w->sampled || !(w->imprecise > 0.0f) || !mixpi_is_low(site->low)) return 0;
+    if (site->inspected == w->fresh || t->rank < 1 || mixpi_no_grad_now(ctx)) return 0;
+    if (!w->inspect_all && ((uint32_t)number + (uint32_t)w->drawn) % every) return 0;
+    while (i < sizeof ops / sizeof ops[0] && strcmp(site->op, ops[i]) != 0) i++;
+    return i < sizeof ops / sizeof ops[0];
+}
+
+/* Columns of t; a vector is one column. */
+static int64_t mixpi_inspect_cols(const mixp_tensor *t)
+{ return t->rank > 1 ? t->shape[t->rank - 1] : 1; }
+
+/* Measures what rounding `full` (f32) costs, or would cost, site `number`. stored: the rounded
+ * result, or NULL. */
+static mixp_result mixpi_inspect(mixp_context *ctx, int number, const mixp_tensor *full,
+                                 const mixp_tensor *stored) {
+    const int64_t cols = mixpi_inspect_cols(full), rows = full->count / cols;
+    if (full->dtype != MIXP_F32 || rows < MIXPI_BATCH) return MIXP_OK;
+    mixpi_site_at(ctx, number)->inspected = ctx->watch->fresh;
+    if (stored && mixpi_is_low(stored->dtype))
+        return mixpi_inspect_pair(ctx, number, mixpi_tensor_in(full), mixpi_tensor_in(stored), rows,
+                                  cols);
+    return mixpi_inspect_full(ctx, number, mixpi_tensor_in(full), rows, cols);
+}
+
+/* Computes a call a second time with an f32 result, then restores the call. */
+static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_result (*run)(mixp_call *,
+                                       mixp_result (*)(mixp_call *))) {
+    mixp_call *c = &e->call;
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *const out = c->out;
+    unsigned char attrs[2048];
+    const size_t size = c->op->attrs_size;
+    mixp_result r;
+    if (size > sizeof attrs || out->count / mixpi_inspect_cols(out) < MIXPI_BATCH) return MIXP_OK;
+    if (size) memcpy(attrs, c->attrs, size);
+    c->out = mixp_activation(ctx, MIXP_F32, out->rank, out->shape);
+    r = c->out ? run(c, c->op->forward) : MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = mixpi_inspect(ctx, e->site, c->out, out);
+    if (c->out) mixpi_arena_give(ctx, &ctx->dev, c->out->data, mixpi_bytes(c->out));
+    c->out = out;
+    if (size) memcpy(c->attrs, attrs, size);
+    return r;
+}
+
+/* --- looks ----------------------------------------------------------------------------- */
+
+/* Row `which` of a site, in device memory. */
+static mixp_look *mixpi_look_row(const mixpi_watch *w, int number, int which)
+{ return &w->rows[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+
+/* The dtype whose range judges a site: its low dtype, or the region's if it stores f32 in any
+ * case. */
+static mixp_dtype mixpi_look_low(const mixpi_site *site) {
+    if (site->low != MIXP_F32) return site->low;
+    return mixpi_is_low(site->around) ? site->around : MIXP_F16;
+}
+
+/* Looks at t for a row of a site, and for the row `total` unless it is NULL. */
+static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t,
+                              mixp_look *total) {
+    mixp_look_args k;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = mixpi_look_low(mixpi_site_at(ctx, number));
+    k.row = mixpi_look_row(ctx->watch, number, which);
+    k.total = total;
+    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
+        k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
+    return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+}
+
+/* Is t the batch, that is, neither a parameter nor the result of a site? */
+static int mixpi_is_data(const mixp_tensor *t) {
+    if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
+    return t->own.generation ? !t->own.watch.site && !t->own.from_tape : !t->own.is_param;
+}
+
+/* After an operator: records which dtype its site stored, and in a sampled step looks at the
+ * values. t: the result, or the input of a cast that was left out. */
+static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
+                                     mixp_dtype low) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_watch *w = ctx->watch;
+    site->stores = 1;
+    site->scalar = t->count == 1;
+    site->dtype = t->dtype;
+    site->low = low;
+    site->around = mixp_autocast_current(ctx).dtype;
+    if (w->tap) w->tap(ctx, number, t, 0);
+    if (!w->sampled) return MIXP_OK;
+    site->turn = ++w->turns;
+    return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t, NULL);
+}
+
+/* Measures what a call loses by storing low. A cast still has its unrounded input; other calls are
+ * computed a second time. */
+static mixp_result mixpi_inspect_call(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixp_tensor *out = e->call.out;
+    if (mixpi_is_cast(e->call.op)) return mixpi_inspect(e->call.ctx, e->site, given[0], out);
+    if (out->dtype == MIXP_F32) return mixpi_inspect(e->call.ctx, e->site, out, NULL);
+    return mixpi_inspect_again(e, mixpi_run_inside);
+}
+
+/* Does the result count as its input when sites are identified? True for casts, which a fallback
+ * adds and removes, for reshapes of the same memory, and for dropout, which evaluations leave
+ * out. */
+static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
+    return e->alias || mixpi_is_cast(e->call.op) ||
+           strcmp(e->call.op->name, "dropout") == 0;
+}
+
+/* After the forward pass of a call. */
+static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixp_context *ctx = e->call.ctx;
+    mixp_tensor *out = e->call.out;
+    mixp_result r = MIXP_OK;
+    int i, through = mixpi_is_seen_through(e);
+    out->own.watch.site = through ? given[0]->own.watch.site : e->site;
+    out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
+    if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
+    if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
+    if (e->alias) e->site = 0;          /* its memory has been looked at already */
+    if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
+    r = mixpi_site_stored(ctx, e->site, out,
+                          mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out)
+                                                               : MIXP_F32);
+    if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
+    for (i = 0; i < e->call.n_in && r == MIXP_OK && mixpi_context_sampled(ctx); i++)
+        if (mixpi_is_data(given[i]))
+            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i], NULL);
+    return r;
+}
+
+/* Before an operator is walked back: looks at the gradient of its result. */
+static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
+    mixpi_watch *w = ctx->watch;
+    if (!w->on) return MIXP_OK;
+    if (w->tap) w->tap(ctx, number, g, 1);
+    if (!w->sampled) return MIXP_OK;
+    return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g, &w->rows[MIXPI_ROW_BACKWARD]);
+}
+
+/* Does a product read t without a cast? Yes if the guard raised t to f32, since a cast would
+ * overflow again; if the cast itself overflowed; and if the product still overflowed with an f32
+ * result. Casts are numbered within a step (see mixp_dropout): casts that are left out count as
+ * well. */
+static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
+                              mixp_result *r) {
+    mixp_context *ctx = c->ctx;
+    const mixpi_site *reader = mixpi_site_at(ctx, mixpi_entry(c)->site);
+    int n;
+    if (!reader) return 0;
+    if (t->own.watch.raised != MIXP_F32) return 1;
+    if (cached) return reader->fallen == 2;
+    n = mixpi_cast_site(ctx, t, 0);
+    if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
+    n = mixpi_cast_site(ctx, t, 1);
+    ctx->calls_made++;
+    if (!n) return 1;
+    *r = mixpi_site_stored(ctx, n, t, low);
+    if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, NULL);
+    return 1;
+}
+
+/* Must the operator compute its intermediate values in f32? Yes if its f32 result still overflowed,
+ * in a probe, and if a pattern pins it to f32. */
+static int mixpi_site_is_wide(const mixp_call *c) {
+    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    if (!site || site->pinned == 2) return 0;
+    return site->fallen == 2 || site->pinned == 1 || c->ctx->watch->probing;
+}
+
+/* Looks at the gradients of parameters and views that c wrote, after its backward. */
+static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
+    mixp_context *ctx = c->ctx;
+    mixp_result r = MIXP_OK;
+    int i;
+    if (!mixpi_context_sampled(ctx)) return MIXP_OK;
+    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
+        mixp_tensor *t = mixpi_grad_owner(c, i);
+        if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
+        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
+                       &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
+    }
+    return r;
+}
+
+/* Sets the dtype of a result for which autocast has chosen a dtype. */
+static void mixpi_site_choose(mixp_call *c, mixp_op_class cls) {
+    mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
+    mixp_tensor *out = c->out;
+    const mixp_dtype plain = out->dtype;
+    if (!mixpi_guard_on(c->ctx)) return;
+    if (site) site->carries = mixpi_class_carries(cls);
+    out->dtype = mixpi_guarded_dtype(c->ctx, site, cls, c->n_in, c->in, plain);
+    if (out->dtype != plain) out->own.watch.raised = plain;
+}
+
+static void mixpi_site_casts(mixp_call *c)
+{ mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1; }
+
+static int mixpi_site_is_pinned(const mixp_call *c) {
+    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    return site && site->pinned;
+}
+
+/* --- what all ranks saw ------------------------------------------------------------------ *
+ *
+ * A look on any rank counts on all ranks, so that their sites stay the same. Ranks need not have
+ * met the same sites: rank 0 may evaluate on its own, and a rank may leave an operator out. The
+ * ranks therefore first share the number of their sites and a hash of them. If these differ, the
+ * ranks share all hashes, and each rank enters the sites that it lacks. Finally all ranks add the
+ * rows of the same sites, in the order of their hashes. Waits for the device, in a sampled update
+ * with several ranks.
+ */
+
+/* The head, the first words that a rank shares. */
+enum {
+    MIXPI_HEAD_SITES, MIXPI_HEAD_HASH,
+    MIXPI_HEAD_ORIGIN,                      /* where its skip began: a mixp_origin */
+    MIXPI_HEAD_AT_HIGH, MIXPI_HEAD_AT_LOW,  /* hash of that site, in halves */
+    MIXPI_HEAD_WORDS
+};
+
+/* Converts a look to numbers that ranks can add, and back. */
+enum { MIXPI_LOOK_WORDS = 8 };
+static void mixpi_look_to_words(const mixp_look *look, double *words) {
+    words[0] = (double)look->largest;
+    words[1] = (double)look->count;
+    words[2] = (double)look->nonfinite;
+    words[3] = (double)look->zeros;
+    words[4] = (double)look->flushed;
+    words[5] = (double)look->least;
+    words[6] = (double)look->subnormal;
+    words[7] = (double)look->saturated;
+}
+static void mixpi_look_join_words(mixp_look *look, const double *words) {
+    if ((float)words[0] > look->largest) look->largest = (float)words[0];
+    look->count += (int64_t)words[1];
+    look->nonfinite += (int64_t)words[2];
+    look->zeros += (int64_t)words[3];
+    look->flushed += (int64_t)words[4];
+    look->least += (int64_t)words[5];
+    look->subnormal += (int64_t)words[6];
+    look->saturated += (int64_t)words[7];
+}
+
+/* Bits that a sample sets in the verdict of a site. */
+enum {
+    MIXPI_SAW_OVERFLOW = 1,     /* it made non-finite values from finite ones */
+    MIXPI_SAW_NO_VALUE = 2,     /* all values it stores were flushed to zero */
+    MIXPI_SAW_NO_GRAD = 4,      /* all of its gradient was flushed to zero */
+    MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
+    MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
+    MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
+    MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
+};
+
+/* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0
+ * (unknown) or 1 + low + 32 dtype. */
+enum {
+    MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
+    MIXPI_SITE_LOST,
+    MIXPI_SITE_STORES,
+    MIXPI_SITE_WORDS
+};
+
+static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
+    const mixpi_site *site = &w->sites[number - 1];
+    const mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
+    int i;
+    for (i = 0; i < MIXPI_LOOKS; i++)
+        mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
+    words[MIXPI_SITE_VERDICT] = (double)site->verdict;
+    words[MIXPI_SITE_LOST] = site->lost;
+    if (!site->op) return;
+    words[MIXPI_SITE_STORES] = 1.0 + (double)site->low + 32.0 * (double)site->dtype;
+}
+
+static void mixpi_site_join_words(mixpi_watch *w, int number, const double *words) {
+    mixpi_site *site = &w->sites[number - 1];
+    mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
+    const int stores = (int)words[MIXPI_SITE_STORES] - 1;
+    int i;
+    for (i = 0; i < MIXPI_LOOKS; i++)
+        mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
+    site->verdict |= (int)words[MIXPI_SITE_VERDICT];
+    if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
+    if (site->op || stores < 0) return;
+    site->low = (mixp_dtype)(stores % 32);
+    site->dtype = (mixp_dtype)(stores / 32);
+}
+
+/* Allocates a zeroed table for all ranks. Returns NULL with the error set. */
+static double *mixpi_table_take(mixp_context *ctx, int64_t words) {
+    const size_t bytes = (size_t)(mixpi_world(ctx) * (uint64_t)words) * sizeof(double);
+    double *table = (double *)mixpi_host_take(ctx, bytes);
+    if (table) memset(table, 0, bytes);
+    else mixpi_out_of_memory(ctx, bytes);
+    return table;
+}
+
+static uint64_t mixpi_hash_of_words(const double *halves)
+{ return (uint64_t)halves[0] << 32 | (uint64_t)halves[1]; }
+static void mixpi_hash_to_words(uint64_t hash, double *halves) {
+    halves[0] = (double)(hash >> 32);
+    halves[1] = (double)(hash & 0xFFFFFFFFu);
+}
+
+/* --- the heads --- */
+
+typedef struct mixpi_told {
+    int         alike;          /* 1: all ranks have the same sites */
+    int64_t     most;           /* sites of the rank that has most */
+    mixp_origin origin;         /* an origin in a forward pass wins, then the lowest rank's */
+    uint64_t    at;             /* hash of the origin's site, or 0 */
+} mixpi_told;
+
+static void mixpi_head_fill(const mixpi_watch *w, mixp_origin origin, int at, double *head) {
+    uint64_t hash = 0;
+    int n;
+    for (n = 0; n < w->n_sites; n++) hash += mixpi_mix(w->sites[n].hash, 5);
+    head[MIXPI_HEAD_SITES] = (double)w->n_sites;
+    head[MIXPI_HEAD_HASH] = (double)(hash >> 11);
+    head[MIXPI_HEAD_ORIGIN] = (double)origin;
+    if (at) mixpi_hash_to_words(w->sites[at - 1].hash, head + MIXPI_HEAD_AT_HIGH);
+}
+
+static int mixpi_began_forward(mixp_origin origin) {
+    return origin != MIXP_ORIGIN_UNKNOWN && origin != MIXP_ORIGIN_BACKWARD &&
+           origin != MIXP_ORIGIN_UNSCALE;
+}
+
+static mixpi_told mixpi_heads_read(const double *table, int size) {
+    mixpi_told h = { 1, 0, MIXP_ORIGIN_UNKNOWN, 0 };
+    int r;
+    for (r = 0; r < size; r++) {
+        const double *head = table + r * MIXPI_HEAD_WORDS;
+        const mixp_origin origin = (mixp_origin)(int)head[MIXPI_HEAD_ORIGIN];
+        int better = origin != MIXP_ORIGIN_UNKNOWN && h.origin == MIXP_ORIGIN_UNKNOWN;
+        better |= mixpi_began_forward(origin) && !mixpi_began_forward(h.origin);
+        if (memcmp(head, table, 2 * sizeof *head)) h.alike = 0;
+        if ((int64_t)head[MIXPI_HEAD_SITES] > h.most) h.most = (int64_t)head[MIXPI_HEAD_SITES];
+        if (better) h.origin = origin;
+        if (better) h.at = mixpi_hash_of_words(head + MIXPI_HEAD_AT_HIGH);
+    }
+    return h;
+}
+
+static mixp_result mixpi_share_heads(mixp_context *ctx, mixp_origin origin, int at,
+                                     mixpi_told *h) {
+    double *table = mixpi_table_take(ctx, MIXPI_HEAD_WORDS);
+    mixp_result r;
+    if (!table) return MIXP_ERR_MEMORY;
+    mixpi_head_fill(ctx->watch, origin, at, table + mixpi_place(ctx) * MIXPI_HEAD_WORDS);
+    r = mixpi_crew_share(ctx, table, MIXPI_HEAD_WORDS);
+    if (r == MIXP_OK) *h = mixpi_heads_read(table, (int)mixpi_world(ctx));
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* --- the sites --- */
+
+static int mixpi_hash_order(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Sorts the list and removes duplicates and zeros. Returns the number of hashes left. */
+static int64_t mixpi_hashes_sort(uint64_t *list, int64_t n) {
+    int64_t i, kept = 0;
+    qsort(list, (size_t)n, sizeof *list, mixpi_hash_order);
+    for (i = 0; i < n; i++)
+        if (list[i] && (!kept || list[i] != list[kept - 1])) list[kept++] = list[i];
+    return kept;
+}
+
+/* Collects the hashes of all ranks in list, which has room for `most` hashes of each rank. */
+static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t *list) {
+    const mixpi_watch *w = ctx->watch;
+    const int64_t all = (int64_t)mixpi_world(ctx) * most;
+    double *table = mixpi_table_take(ctx, 2 * most), *own;
+    mixp_result r;
+    int64_t i;
+    if (!table) return MIXP_ERR_MEMORY;
+    own = table + mixpi_place(ctx) * 2 * most;
+    for (i = 0; i < w->n_sites; i++) mixpi_hash_to_words(w->sites[i].hash, own + 2 * i);
+    r = mixpi_crew_share(ctx, table, 2 * most);
+    for (i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* Enters the sites that other ranks have met. Their names are set when this rank meets them. */
+static void mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, int64_t n) {
+    mixpi_watch *w = ctx->watch;
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        const int number = mixpi_site_find(w, list[i]) ? 0 : mixpi_site_new(ctx, list[i]);
+        if (number)
+            memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
+                   MIXPI_LOOKS * sizeof *w->seen);
+    }
+}
+
+/* Lists the sites of all ranks, in the same order on each rank. The caller releases *list. */
+static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uint64_t **list,
+                                     int64_t *n) {
+    const mixpi_watch *w = ctx->watch;
+    const int64_t room = h->alike ? h->most : (int64_t)mixpi_world(ctx) * h->most;
+    const size_t bytes = (size_t)(room + 1) * sizeof **list;
+    mixp_result r = MIXP_OK;
+    *list = (uint64_t *)mixpi_host_take(ctx, bytes);
+    if (!*list) return mixpi_out_of_memory(ctx, bytes);
+    for (*n = 0; h->alike && *n < room; ++*n) (*list)[*n] = w->sites[*n].hash;
+    if (!h->alike) r = mixpi_share_hashes(ctx, h->most, *list);
+    if (r != MIXP_OK) return r;
+    *n = mixpi_hashes_sort(*list, room);
+    if (!h->alike) mixpi_sites_enter(ctx, *list, *n);
+    return MIXP_OK;
+}
+
+/* --- the rows --- */
+
+/* Adds the rows of all ranks for the sites that this rank has. */
+static void mixpi_rows_read(mixp_context *ctx, const uint64_t *list, int64_t n,
+                            const double *table) {
+    mixpi_watch *w = ctx->watch;
+    const int64_t words = MIXPI_LOOK_WORDS + n * MIXPI_SITE_WORDS;
+    int64_t i, r;
+    memset(w->seen, 0, mixpi_rows_bytes(w->n_sites));
+    for (r = 0; r < (int64_t)mixpi_world(ctx); r++) {
+        const double *row = table + r * words;
+        mixpi_look_join_words(&w->seen[MIXPI_ROW_BACKWARD], row);
+        for (i = 0; i < n; i++) {
+            const int number = mixpi_site_find(w, list[i]);
+            if (number)
+                mixpi_site_join_words(w, number, row + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
+        }
+    }
+}
+
+static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int64_t n) {
+    const mixpi_watch *w = ctx->watch;
+    const int64_t words = MIXPI_LOOK_WORDS + n * MIXPI_SITE_WORDS;
+    double *table = mixpi_table_take(ctx, words), *own;
+    mixp_result r;
+    int64_t i;
+    if (!table) return MIXP_ERR_MEMORY;
+    own = table + mixpi_place(ctx) * words;
+    mixpi_look_to_words(&w->seen[MIXPI_ROW_BACKWARD], own);
+    for (i = 0; i < n; i++) {
+        const int number = mixpi_site_find(w, list[i]);
+        if (number)
+            mixpi_site_to_words(w, number, own + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
+    }
+    r = mixpi_crew_share(ctx, table, words);
+    if (r == MIXP_OK) mixpi_rows_read(ctx, list, n, table);
+    mixpi_host_put(ctx, table);
+    return r;
+}
+
+/* Combines the looks of all ranks in w->seen and in the verdicts of the sites. origin, at: in,
+ * where this rank found the start of a skip; out, where all ranks agree. */
+static mixp_result mixpi_seen_share(mixp_context *ctx, mixp_origin *origin, int *at) {
+    uint64_t *list = NULL;
+    mixpi_told h;
+    int64_t n = 0;
+    mixp_result r;
+    if (mixpi_world(ctx) == 1) return MIXP_OK;
+    r = mixpi_share_heads(ctx, *origin, *at, &h);
+    if (r == MIXP_OK) r = mixpi_share_sites(ctx, &h, &list, &n);
+    if (r == MIXP_OK) r = mixpi_share_rows(ctx, list, n);
+    if (list) mixpi_host_put(ctx, list);
+    if (r != MIXP_OK) return r;
+    *origin = h.origin;
+    *at = h.at ? mixpi_site_find(ctx->watch, h.at) : 0;
+    return MIXP_OK;
+}
+/* ==== 12. WATCH (implementation) ====================================================== */
+
+/* An event as the watch stores it. site: its number. */
+struct mixpi_happening {
+    int64_t         step;
+    mixp_event_kind kind;
+    int             site;
+    mixp_dtype      dtype;
+    mixp_look       look;
+    double          flushed, lost;
+    mixp_origin     origin;
+    int             of_grad, also;
+};
+
+static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
+
+/* --- shares ------------------------------------------------------------------------------ */
+
+MIXPREC_API double mixp_look_flushed(const mixp_look *look, int stored_low) {
+    double seen, lost;
+    if (!look) return 0.0;
+    seen = (double)(look->count - look->zeros - look->nonfinite);
+    lost = stored_low ? 0.5 * (double)look->least : (double)look->flushed;
+    if (stored_low) seen += lost;       /* flushed values were counted as zeros */
+    return seen > 0.0 ? lost / seen : 0.0;
+}
+
+MIXPREC_API double mixp_look_subnormal(const mixp_look *look) {
+    int64_t seen = look ? look->count - look->zeros - look->nonfinite : 0;
+    return seen > 0 ? (double)look->subnormal / (double)seen : 0.0;
+}
+
+/* The largest number, and the smallest normal number, of a low dtype. */
+static double mixpi_low_largest(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MAX : (double)MIXP_F16_MAX; }
+static double mixpi_low_normal(mixp_dtype low)
+{ return low == MIXP_BF16 ? (double)MIXP_BF16_MIN : (double)MIXP_F16_MIN; }
+
+/* Do flushed values matter in this array? If the array has a number of at least 16 times the
+ * smallest normal number, the flushed values are smaller than the rounding error of f32 on that
+ * number: a long tail of tiny values does no harm. */
+static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
+{ return (double)look->largest < 16.0 * mixpi_low_normal(low); }
+
+/* --- events ------------------------------------------------------------------------------ */
+
+static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
+                                        const mixp_look *look, mixp_origin origin) {
+    mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_happening *e = &w->events[w->n_events++ % MIXPI_MAX_EVENTS];
+    e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
+    e->kind = kind;
+    e->site = number;
+    e->origin = origin;
+    e->look = *look;
+    e->dtype = site ? (mixpi_site_fell(site) ? MIXP_F32 : site->low) : MIXP_F32;
+    e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
+    e->lost = site ? site->lost : 0.0;
+    e->of_grad = e->also = 0;
+    return e;
+}
+
+static const char *mixpi_event_what(const mixp_event *e) {
+    static const char *const texts[] = {
+        "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
+        "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
+        "pinned: a pattern holds it", "made what a step was skipped for",
+        "no room for more sites: they are not watched",
+        "lost too much by rounding: stores f32 now"
+    };
+    MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
+    if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
+        return "a step was skipped that was not sampled; the next one is";
+    return texts[e->kind];
+}
+
+/* What the user should do about a skip. */
+static const char *mixpi_skip_advice(const mixp_event *e) {
+    if (e->also) return "No action needed: a site stores f32 from now on";
+    switch (e->origin) {
+    case MIXP_ORIGIN_UNKNOWN:
+        return "A gradient was not finite. The step was not sampled; the next one is, and says "
+               "where it begins";
+    case MIXP_ORIGIN_BACKWARD:
+        return "No action needed";
+    case MIXP_ORIGIN_FORWARD:
+        return "No site can fall back for it: if skips go on, the run ends";
+    default:
+        return "No loss scale cures it";
+    }
+}
+
+/* What the user should do about an event. */
+static const char *mixpi_event_advice(const mixp_event *e) {
+    switch (e->kind) {
+    case MIXP_EVENT_OVERFLOW:
+    case MIXP_EVENT_HIGH:
+    case MIXP_EVENT_FLUSHED:
+    case MIXP_EVENT_IMPRECISE:
+        return "No action needed: the site returns to its low dtype once its values stay in range";
+    case MIXP_EVENT_BACK:
+        return "No action needed: after another fall it takes twice as long to return";
+    case MIXP_EVENT_PINNED:
+        return "You asked for it; MIXP_DTYPE_COUNT in place of a dtype frees it";
+    case MIXP_EVENT_FULL:
+        return "Start the guard of a new context with more max_sites";
+    default:
+        return mixpi_skip_advice(e);
+    }
+}
+
+/* The number that an event reports, in brackets; "" if it reports none. */
+static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
+    *text = 0;
+    if (e->kind == MIXP_EVENT_FLUSHED)
+        snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
+    if (e->kind == MIXP_EVENT_IMPRECISE)
+        snprintf(text, space, " (%.3g%% of its variation over the batch)", 100.0 * e->imprecise);
+    if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK ||
+        (e->kind == MIXP_EVENT_OVERFLOW && !e->nonfinite))
+        snprintf(text, space, " (largest %g)", (double)e->largest);
+    else if (e->kind == MIXP_EVENT_OVERFLOW)
+        snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
+}
+
+/* How many other sites fell back with it; "" if none did. */
+static void mixpi_event_others(const mixp_event *e, char *text, size_t space) {
+    *text = 0;
+    if (e->also > 0 && e->kind != MIXP_EVENT_SKIP)
+        snprintf(text, space, ", and %d more of that operator and parameter", e->also);
+}
+
+/* The text of a skip. */
+static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
+    if (e->origin == MIXP_ORIGIN_UNKNOWN)
+        snprintf(text, space, "step %.0f: skipped. %s.", (double)e->step, mixpi_event_advice(e));
+    else
+        snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)e->step,
+                 *e->site ? "It began at " : "", e->site, *e->site ? ": " : "",
+                 mixp_origin_text(e->origin), mixpi_event_advice(e));
+}
+
+MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
+    char number[64], others[64];
+    if (!text || !space) return NULL;
+    *text = 0;
+    if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
+    if (event->kind == MIXP_EVENT_SKIP) {
+        mixpi_skip_text(event, text, space);
+        return text;
+    }
+    mixpi_event_number(event, number, sizeof number);
+    mixpi_event_others(event, others, sizeof others);
+    snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step,
+             event->of_gradient ? "the gradient of " : "", event->site, *event->site ? " " : "",
+             mixpi_event_what(event), number, others, mixpi_event_advice(event));
+    return text;
+}
+
+MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    int64_t kept = w ? mixpi_min(w->n_events - w->first_event, MIXPI_MAX_EVENTS) : 0, number;
+    const mixpi_happening *e;
+    if (!out || i < 0 || i >= kept) return 0;
+    number = w->n_events - kept + i;
+    e = &w->events[number % MIXPI_MAX_EVENTS];
+    memset(out, 0, sizeof *out);
+    out->number = number;
+    out->step = e->step;
+    out->kind = e->kind;
+    out->site = e->site ? mixpi_site_at(ctx, e->site)->name : "";
+    out->dtype = e->dtype;
+    out->largest = e->look.largest;
+    out->flushed = e->flushed;
+    out->imprecise = e->lost;
+    out->nonfinite = e->look.nonfinite;
+    out->origin = e->origin;
+    out->of_gradient = e->of_grad;
+    out->also = e->also;
+    out->what = mixpi_event_what(out);
+    return 1;
+}
+
+/* Clean samples needed for a return: K, doubled with each relapse. */
+static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) {
+    int relapses = site->falls > 1 ? site->falls - 1 : 0;
+    return (int64_t)w->clean << (relapses < 20 ? relapses : 20);
+}
+
+/* The internal number of the site that users call i; 0 if there is no such site. */
+static int mixpi_site_listed(const mixpi_watch *w, int i) {
+    int n, at = -1;
+    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
+    return i < 0 || at < i ? 0 : n;
+}
+
+MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const int number = mixpi_site_listed(w, i);
+    const mixpi_site *site;
+    if (!number || !out) return 0;
+    site = mixpi_site_at(ctx, number);
+    memset(out, 0, sizeof *out);
+    out->name = site->name;
+    out->op = site->op;
+    out->dtype = site->dtype;
+    out->fallen = site->fallen != 0;
+    out->pinned = site->pinned != 0;
+    out->falls = site->falls;
+    out->clean = site->clean;
+    out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
+    out->samples = site->samples;
+    out->value = site->value;
+    out->grad = site->grad;
+    return 1;
+}
+
+/* Adds the exponent histogram of one site to counts. */
+static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
+    int64_t found[MIXP_EXPONENTS];
+    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
+    mixp_result r = mixpi_download(ctx, found, from, sizeof found);
+    int e;
+    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
+    return r;
+}
+
+MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    const int number = mixpi_site_listed(w, i);
+    mixp_result r = MIXP_OK;
+    int n;
+    if (!counts || !w || !w->counting || (!number && i != -1)) return 0;
+    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
+    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
+    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
+        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
+    return r == MIXP_OK;
+}
+
+/* --- deciding ------------------------------------------------------------------------------ */
+
+static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
+{ return &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + which]; }
+
+/* Can the site still store, or read, a wider dtype? */
+static int mixpi_site_can_fall(const mixpi_site *site) {
+    if (site->pinned) return 0;
+    return (site->low != MIXP_F32 && !site->fallen) || (site->casts && site->fallen < 2);
+}
+
+static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
+    const int reads = site->fallen || site->low == MIXP_F32;
+    site->fallen = reads ? 2 : 1;
+    if (site->falls < MIXPI_SITE_COUNT) site->falls++;
+    site->clean = 0;
+    site->changed = ctx->watch->begun;
+}
+
+/* Lets the other sites with the same operator and the same parameters, as in an unrolled loop, fall
+ * back as well: they would otherwise follow with one skip each. Returns how many fell back. */
+static int mixpi_siblings_fall(mixp_context *ctx, int number) {
+    const mixpi_site *first = mixpi_site_at(ctx, number);
+    int n, fell = 0;
+    for (n = 1; first->weights && n <= ctx->watch->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (n == number || site->weights != first->weights || site->low != first->low) continue;
+        if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
+        mixpi_site_sink(ctx, site);
+        fell++;
+    }
+    return fell;
+}
+
+static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_event_kind kind,
+                                        const mixp_look *look, int of_grad) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_happening *e;
+    mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
+    w->acted = 1;
+    w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
+    ctx->sites_moved++;
+    e = mixpi_event_add(ctx, kind, number, look, MIXP_ORIGIN_UNKNOWN);
+    e->of_grad = of_grad;
+    e->also = mixpi_siblings_fall(ctx, number);
+    return e;
+}
+
+/* Is too large a share of the non-zero values flushed, in an array of small numbers? */
+static int mixpi_flushes(const mixpi_watch *w, const mixpi_site *site, const mixp_look *look) {
+    int stored_low = site->dtype == site->low;
+    return look->largest > 0.0f && mixpi_is_small(look, site->low) &&
+           mixp_look_flushed(look, stored_low) > (double)w->flushed;
+}
+
+/* Is the array all zeros while its neighbour has tiny numbers? Then all values were flushed. */
+static int mixpi_vanished(const mixp_look *look, const mixp_look *neighbour, mixp_dtype low) {
+    if (!mixpi_is_low(low)) return 0;
+    return look->count && look->zeros == look->count && neighbour->largest > 0.0f &&
+           mixpi_is_small(neighbour, low);
+}
+
+/* Does the site store its low dtype, and may this sample make it fall back? */
+static int mixpi_site_is_low(const mixpi_site *site, int sample) {
+    return site->low != MIXP_F32 && site->dtype == site->low && !site->fallen && !site->pinned &&
+           site->changed < sample;
+}
+
+/* Is the site's operator one of these? */
+static int mixpi_site_is_of(const mixpi_site *site, const char *const *ops, size_t n) {
+    size_t i;
+    for (i = 0; site->op && i < n; i++)
+        if (strcmp(site->op, ops[i]) == 0) return 1;
+    return 0;
+}
+static int mixpi_site_is(const mixpi_site *site, const char *op)
+{ return mixpi_site_is_of(site, &op, 1); }
+static int mixpi_site_is_cast(const mixpi_site *site) { return mixpi_site_is(site, "cast"); }
+
+/* Looks at t at once, through a row of device memory. Waits for the device. */
+static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
+                                  mixp_look *found) {
+    mixp_context *ctx = t->ctx;
+    mixp_look_args k;
+    mixp_result r;
+    memset(&k, 0, sizeof k);
+    k.n = t->count;
+    k.x = mixpi_tensor_in(t);
+    k.low = low;
+    k.row = row;
+    r = mixpi_device_zero(ctx, row, sizeof *row);
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
+    return r == MIXP_OK ? mixpi_download(ctx, found, row, sizeof *found) : r;
+}
+
+/* Is a weight that the site reads all zeros? Its result is then zero for that reason. */
+static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
+    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
+    int i;
+    for (i = 0; i < 2 && site->read[i]; i++) {
+        if (!mixpi_real(site->read[i]->dtype)) continue;
+        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 1;
+        if (found.zeros == found.count) return 1;
+    }
+    return 0;
+}
+
+/* Does the operator turn numbers into zeros regardless of their size? */
+static int mixpi_site_cuts(const mixpi_site *site) {
+    static const char *const cutting[] = { "relu", "relu_squared", "masked_fill", "where", "clamp",
+                                           "maximum", "minimum", "max", "dropout", "sub" };
+    return mixpi_site_is_of(site, cutting, sizeof cutting / sizeof cutting[0]);
+}
+
+/* Did values vanish between an input and the site, or gradients between the site and an input? */
+static void mixpi_judge_vanished(mixp_context *ctx, int number) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
+        const int value = mixpi_vanished(mixpi_seen(w, number, MIXPI_LOOK_VALUE),
+                                         mixpi_seen(w, site->from[i], MIXPI_LOOK_VALUE), site->low);
+        const int grad = mixpi_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
+                                        mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
+        if (!value && !grad) continue;
+        if (mixpi_site_cuts(site) || mixpi_site_zero_weight(ctx, site)) return;
+        if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
+        if (grad) from->verdict |= MIXPI_SAW_NO_GRAD;
+    }
+}
+
+static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const int value = site->verdict & MIXPI_SAW_NO_VALUE;
+    if (!(site->verdict & (MIXPI_SAW_NO_VALUE | MIXPI_SAW_NO_GRAD))) return;
+    if (!mixpi_site_is_low(site, sample)) return;
+    mixpi_site_fall(ctx, number, MIXP_EVENT_FLUSHED,
+                    mixpi_seen(ctx->watch, number, value ? MIXPI_LOOK_VALUE : MIXPI_LOOK_GRAD),
+                    !value)->flushed = 1.0;     /* all values: zeros are in no count */
+}
+
+/* Why a site that stores its low dtype must fall back. COUNT: it need not. */
+static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site *site) {
+    const mixp_look *value = &site->value, *grad = &site->grad;
+    double high = (double)w->high * mixpi_low_largest(site->low);
+    /* The Inf came from another site's overflow: see mixpi_settle_rows. */
+    if (value->nonfinite && w->settling_bad) return MIXP_EVENT_COUNT;
+    if ((double)value->largest > high) return MIXP_EVENT_HIGH;
+    /* If the loss is not finite, gradients carry no information. */
+    if (mixpi_flushes(w, site, value) || (!w->settling_bad && mixpi_flushes(w, site, grad)))
+        return MIXP_EVENT_FLUSHED;
+    if (site->verdict & MIXPI_SAW_IMPRECISE && !w->settling_bad) return MIXP_EVENT_IMPRECISE;
+    return MIXP_EVENT_COUNT;
+}
+
+/* Would a site that has fallen back stay in range in its low dtype? */
+static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
+    double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
+    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
+    if (site->imprecise) return 0;
+    /* Values that are not finite in f32 are no reason to stay in f32. */
+    return (double)site->value.largest < low &&
+           !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
+}
+
+/* Will the site store f32 because of its inputs? The sites before it must be settled. */
+static int mixpi_site_follows(const mixp_context *ctx, const mixpi_site *site) {
+    int i;
+    for (i = 0; site->carries && i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        const mixpi_site *from = mixpi_site_at(ctx, site->from[i]);
+        if (mixpi_site_fell(from) || (from->verdict & MIXPI_SAW_RAISED)) return 1;
+    }
+    return 0;
+}
+
+/* A probe stored f32, and so shows which sites would leave the range of their low dtype. Such
+ * a site falls back unless another site makes it store f32. */
+static void mixpi_settle_probed(mixp_context *ctx, int number) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    const double most = mixpi_low_largest(site->low);
+    const double largest = (double)site->value.largest;
+    if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
+    if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
+    if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
+    mixpi_site_fall(ctx, number, largest > most ? MIXP_EVENT_OVERFLOW : MIXP_EVENT_HIGH,
+                    &site->value, 0);
+}
+
+/* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
+static void mixpi_site_roughens(mixp_context *ctx, mixpi_site *site) {
+    mixpi_watch *w = ctx->watch;
+    site->imprecise = 1;
+    w->inspect_all = 1;
+    w->since = 2 * w->every;
+}
+
+static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixp_event_kind trouble;
+    int of_grad;
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->count) return;
+    site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
+    site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
+    /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
+        site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
+    site->samples++;
+    if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
+    if (mixpi_site_is_low(site, sample)) {
+        trouble = mixpi_site_trouble(w, site);
+        of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
+        if (trouble != MIXP_EVENT_COUNT)
+            mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
+        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_site_roughens(ctx, site);
+        return;
+    }
+    if (w->settling_probe) mixpi_settle_probed(ctx, number);
+    if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
+        site->imprecise = 0;
+    if (!site->fallen || site->dtype == site->low) return;
+    if (!mixpi_site_is_clean(w, site)) site->clean = 0;
+    else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
+    if (site->clean < mixpi_clean_needed(w, site)) return;
+    site->fallen = site->for_grad = site->imprecise = 0;
+    site->changed = w->begun;
+    ctx->sites_moved++;
+    mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
+}
+
+/* Is a weight that the site reads not finite? Looks at the weight at once: only after a failure. */
+static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
+    mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
+    int i;
+    for (i = 0; i < 2 && site->read[i]; i++) {
+        if (!mixpi_real(site->read[i]->dtype)) continue;
+        if (mixpi_look_now(site->read[i], MIXP_F16, row, &found) != MIXP_OK) return 0;
+        if (found.nonfinite) return 1;
+    }
+    return 0;
+}
+
+/* A cast or dropout between site `from` and its reader `number` with a non-finite result; 0 if
+ * there is none. Names and identities of sites ignore casts and dropout. */
+static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *reader = mixpi_site_at(ctx, number);
+    int n;
+    if (mixpi_site_is_cast(reader) || mixpi_site_is(reader, "dropout")) return 0;
+    for (n = 1; n <= w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->from[0] != from || !mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
+        if (mixpi_site_is_cast(site) || mixpi_site_is(site, "dropout")) return n;
+    }
+    return 0;
+}
+
+/* A site with a non-finite result that `number` reads; 0 if there is none. */
+static int mixpi_bad_input(const mixp_context *ctx, int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    int i, bad = 0;
+    if (!number) return 0;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
+        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nonfinite)
+            bad = site->from[i];
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !bad; i++)
+        bad = mixpi_bad_between(ctx, site->from[i], number);
+    return bad;
+}
+
+/* The site of a non-finite loss: the input of the first non-finite product with the loss scale,
+ * otherwise the last non-finite scalar; 0 if all losses are finite. */
+static int mixpi_bad_loss(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    int n, scalar = 0;
+    for (n = 1; n <= w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        const int bad = mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite != 0;
+        if (mixpi_site_is(site, "scaler_scale") && mixpi_seen(w, n, MIXPI_LOOK_VALUE)->count) {
+            const int loss = bad ? mixpi_bad_input(ctx, n) : 0;
+            if (loss) return loss;
+            scalar = -1;
+        }
+        if (bad && site->scalar && scalar >= 0 &&
+            (!scalar || site->turn > mixpi_site_at(ctx, scalar)->turn)) scalar = n;
+    }
+    return scalar > 0 ? scalar : 0;
+}
+
+/* Finds where a non-finite loss began: follows non-finite results back from the loss, to a site
+ * whose inputs are finite. A mask of -Inf that softmax made finite again is not on this path. */
+static int mixpi_trace(const mixp_context *ctx, int loss) {
+    int left = ctx->watch->n_sites, at = loss, before = loss;
+    while (before && left--) {
+        at = before;
+        before = mixpi_bad_input(ctx, at);
+    }
+    return at;
+}
+
+/* Does the operator make small numbers of large ones? A non-finite result of such an operator is
+ * not finite in f32 either. */
+static int mixpi_site_shrinks(const mixpi_site *site)
+{ return mixpi_site_is(site, "log") || mixpi_site_is(site, "sqrt"); }
+
+/* Is it normal for the operator to make Inf from finite numbers? f32 would not help then. */
+static int mixpi_site_may_mean(const mixpi_site *site) {
+    static const char *const meaning[] = { "masked_fill", "where", "div", "pow" };
+    return mixpi_site_is_of(site, meaning, sizeof meaning / sizeof meaning[0]);
+}
+
+/* Did the site itself make non-finite values from finite ones? began: as in mixpi_judge_origin. */
+static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
+    if (mixpi_site_shrinks(site)) return 0;
+    if (mixpi_site_may_mean(site) && number != began) return 0;
+    if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    return !mixpi_bad_input(ctx, number) && !mixpi_site_bad_weight(ctx, site);
+}
+
+/* The last site, in the order of the step, with a non-finite value in row `which`, or 0. */
+static int mixpi_last_bad(const mixp_context *ctx, int which) {
+    const mixpi_watch *w = ctx->watch;
+    int n, best = 0;
+    for (n = 1; n <= w->n_sites; n++) {
+        if (!mixpi_seen(w, n, which)->nonfinite) continue;
+        if (!best || mixpi_site_at(ctx, n)->turn > mixpi_site_at(ctx, best)->turn)
+            best = n;
+    }
+    return best;
+}
+
+static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
+        return MIXP_ORIGIN_INPUT;
+    if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
+    return site->scalar ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+}
+
+/* Where the first non-finite value of this sample arose, as seen by this rank. began: the site
+ * where a non-finite loss began, or 0. */
+static mixp_origin mixpi_judge_origin(mixp_context *ctx, int began, int *site) {
+    const int grad = mixpi_last_bad(ctx, MIXPI_LOOK_GRAD);
+    const int leaf = mixpi_last_bad(ctx, MIXPI_LOOK_LEAF);
+    *site = began;
+    if (began) return mixpi_forward_origin(ctx, began);
+    *site = grad;
+    if (leaf && (!grad || mixpi_site_at(ctx, leaf)->turn > mixpi_site_at(ctx, grad)->turn))
+        *site = leaf;
+    return *site ? MIXP_ORIGIN_BACKWARD : MIXP_ORIGIN_UNKNOWN;
+}
+
+/* Computes the share of a site's variation that rounding lost. A variation below a millionth of the
+ * largest value does not count. */
+static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int number) {
+    const mixp_look *row = mixpi_seen(w, number, MIXPI_LOOK_LOSS);
+    const double size = 1e-6 * (double)mixpi_seen(w, number, MIXPI_LOOK_VALUE)->largest;
+    const double lost = (double)row->largest;
+    float varied;
+    double all;
+    site->lost = 0.0;
+    memcpy(&varied, &row->unused, sizeof varied);
+    all = (double)varied;
+    if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
+    site->lost = sqrt(lost / all);
+    site->verdict |= MIXPI_SAW_INSPECTED;
+    if (site->lost > 0.5 * (double)w->imprecise) site->verdict |= MIXPI_SAW_ROUGH;
+    if (site->lost > (double)w->imprecise) site->verdict |= MIXPI_SAW_IMPRECISE;
+}
+
+/* Judges the sample on this rank only: other ranks do not know how the sites are connected here. */
+static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
+    const int loss = mixpi_bad_loss(ctx);
+    const int began = loss ? mixpi_trace(ctx, loss) : 0;
+    const int known = ctx->watch->n_sites;
+    int n;
+    *origin = mixpi_judge_origin(ctx, began, at);
+    for (n = 1; n <= known; n++) mixpi_site_at(ctx, n)->verdict = 0;
+    for (n = 1; n <= known; n++) {
+        if (mixpi_site_can_fall(mixpi_site_at(ctx, n)) && mixpi_site_overflowed(ctx, n, began))
+            mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_OVERFLOW;
+        mixpi_judge_vanished(ctx, n);
+        mixpi_judge_precision(ctx->watch, mixpi_site_at(ctx, n), n);
+    }
+}
+
+/* Decides, once w->seen holds the rows. origin, at: where the skip began, as all ranks agreed. */
+static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin, int at) {
+    mixpi_watch *w = ctx->watch;
+    int n, known = w->n_sites;
+    w->settled = 1;
+    w->settling_bad = mixpi_began_forward(origin);
+    w->inspect_all |= w->settling_bad;
+    /* A step that walked nothing back, such as an evaluation, cannot be the skipped one. */
+    if (w->seen[MIXPI_ROW_BACKWARD].count > 0) {
+        w->looked = 1;
+        if (!w->found) {
+            w->found = (int)origin;
+            w->found_site = at;
+        }
+    }
+    for (n = 1; n <= known; n++) {
+        const mixpi_site *site = mixpi_site_at(ctx, n);
+        if (site->changed >= sample || !(site->verdict & MIXPI_SAW_OVERFLOW)) continue;
+        if (mixpi_site_can_fall(site))
+            mixpi_site_fall(ctx, n, MIXP_EVENT_OVERFLOW, mixpi_seen(w, n, MIXPI_LOOK_VALUE), 0);
+    }
+    for (n = 1; n <= known && !w->settling_bad; n++) mixpi_settle_vanished(ctx, n, sample);
+    for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
+}
+
+/* Adds the events that are reported once: pins that took effect, sites without room. */
+static void mixpi_settle_events(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n;
+    for (n = 1; n <= w->n_sites; n++) {
+        mixpi_site *site = mixpi_site_at(ctx, n);
+        if (!site->pinned || site->pin_told) continue;
+        site->pin_told = 1;
+        mixpi_event_add(ctx, MIXP_EVENT_PINNED, n, &site->value, MIXP_ORIGIN_UNKNOWN);
+    }
+    if (w->full && !w->full_told)
+        mixpi_event_add(ctx, MIXP_EVENT_FULL, 0, &mixpi_no_look, MIXP_ORIGIN_UNKNOWN);
+    w->full_told = w->full;
+}
+
+/* Has every optimizer made an update under the guard? Two networks trained in turn have two kinds
+ * of steps, and a pattern may fit a site of either kind. */
+static int mixpi_all_updated(const mixp_context *ctx) {
+    const mixp_optimizer *opt = (const mixp_optimizer *)ctx->optimizers;
+    for (; opt; opt = opt->next)
+        if (!(ctx->watch->met >> opt->bit & 1)) return 0;
+    return 1;
+}
+
+/* Reports, once, each pattern that fits no site after complete steps of all optimizers. */
+static mixp_result mixpi_settle_pins(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int i;
+    if (!w->settled || !mixpi_all_updated(ctx)) return MIXP_OK;
+    for (i = 0; i < w->n_pins; i++) {
+        if (w->pins[i].fits) continue;
+        w->pins[i].fits = 1;
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_guard_pin '%.80s': no site has such a name after a whole "
+                                 "step; mixp_site lists them, '%.90s' is the first",
+                                 w->pins[i].pattern, w->n_sites ? w->sites[0].name : "");
+    }
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_settle_now(mixp_context *ctx, int sample, uint64_t step, int probe) {
+    mixp_origin origin;
+    int at;
+    mixp_result r;
+    ctx->watch->settling_probe = probe;
+    mixpi_judge(ctx, &origin, &at);
+    r = mixpi_seen_share(ctx, &origin, &at);
+    if (r != MIXP_OK) return r;
+    ctx->watch->event_step = step;
+    mixpi_settle_rows(ctx, sample, origin, at);
+    mixpi_settle_events(ctx);
+    return MIXP_OK;
+}
+
+/* Bytes of the rows in use. */
+static size_t mixpi_rows_used(const mixpi_watch *w) { return mixpi_rows_bytes(w->n_sites); }
+
+/* Settles a sample. If the device can post, the sample is sent first and settled when the step
+ * after the next begins, or, with several ranks, at the next update. This delay is constant, so
+ * every run makes the same decisions. */
+static mixp_result mixpi_guard_settle(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    const int posted = w->posted, fresh = w->fresh, probe = w->fresh_probe;
+    mixp_result r = MIXP_OK;
+    w->posted = w->fresh = w->fresh_probe = 0;
+    if (posted) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
+        if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
+    }
+    if (r != MIXP_OK || !fresh) return r;
+    w->posted_bytes = mixpi_rows_used(w);
+    w->posted_step = w->rows_step;
+    w->posted_probe = probe;
+    if (d->post) {
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 0, w->rows, w->posted_bytes));
+        w->posted = r == MIXP_OK ? fresh : 0;
+        return r;
+    }
+    r = mixpi_download(ctx, w->seen, w->rows, w->posted_bytes);
+    return r == MIXP_OK ? mixpi_settle_now(ctx, fresh, w->rows_step, probe) : r;
+}
+
+/* Reports a divergence: step after step is skipped, and no fallback can help. */
+static mixp_result mixpi_guard_diverged(mixp_context *ctx, int32_t skips) {
+    const mixpi_watch *w = ctx->watch;
+    const mixp_origin origin = (mixp_origin)w->origin;
+    return mixp_context_fail(
+        ctx, MIXP_ERR_DIVERGED,
+        "%d steps in a row were skipped for what their forward pass made, and nothing is left to "
+        "fall back: no loss scale cures this. It began at '%.90s': %s",
+        (int)skips, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
+        mixp_origin_text(origin));
+}
+
+/* Lets the site of an overflowing gradient fall back if the scale cannot usefully go lower. */
+static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
+    const mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
+    if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
+    if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
+        return;
+    site->for_grad = 1;
+    mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
+}
+
+/* Bits of the optimizers that a scaler's newest update covered. */
+static int32_t mixpi_update_bits(const mixp_scaler *s) {
+    const mixp_optimizer *opt = s->checked;
+    int32_t bits = 0;
+    for (; mixpi_is_checked(s, opt); opt = opt->next_checked) bits |= (int32_t)1 << opt->bit;
+    return bits;
+}
+
+/* Counts, for each optimizer of the update, the consecutive skips that began in the forward pass
+ * and that no fallback cured. Returns the largest count. */
+static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int cured) {
+    int32_t most = 0;
+    int i;
+    for (i = 0; i < MIXPI_OPTIMIZER_BITS; i++) {
+        if (!(bits >> i & 1)) continue;
+        if (cured) w->barren[i] = 0;
+        else if (forward && w->barren[i] < INT32_MAX) w->barren[i]++;
+        if (w->barren[i] > most) most = w->barren[i];
+    }
+    return most;
+}
+
+/* The scale of the newest update's gradients. */
+static float mixpi_scale_used(const mixp_scaler_state *state)
+{ return state->past[0] > 0.0f ? state->past[0] : state->scale; }
+
+/* Notes where the skip of an update began, and forces samples of the optimizers' next steps; these
+ * samples are probes if an ordinary sample did not suffice. 1: it began in the forward pass. */
+static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, int32_t bits) {
+    int forward, bad;
+    if (w->looked && w->whole && !w->origin && mixpi_scale_used(state) < 1.0f)
+        w->origin = MIXP_ORIGIN_UNSCALE;
+    forward = mixpi_began_forward((mixp_origin)w->origin);
+    bad = forward || state->forgiven > 0;
+    w->force |= bits;
+    w->forced = 0;
+    w->probe &= ~bits;
+    if (bad && !w->probed) w->probe |= w->deep & bits;
+    w->deep = bad ? w->deep | bits : w->deep & ~bits;
+    return forward;
+}
+
+/* After a scaler's update: records where a skip began and whether a site fell back for it. */
+static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state,
+                                     int32_t bits) {
+    mixpi_watch *w = ctx->watch;
+    const int acted = w->acted;
+    int32_t barren;
+    int forward = 0;
+    w->origin = state->skipped ? w->found : MIXP_ORIGIN_UNKNOWN;
+    w->origin_site = state->skipped ? w->found_site : 0;
+    if (state->skipped) forward = mixpi_guard_skipped(w, state, bits);
+    w->found = w->found_site = w->looked = w->acted = w->probed = 0;
+    barren = mixpi_guard_count(w, bits, forward, !state->skipped || (forward && acted));
+    if (!state->skipped) {
+        w->force &= ~bits;
+        w->deep &= ~bits;
+        w->probe &= ~bits;
+        return MIXP_OK;
+    }
+    w->event_step = w->updated_step;
+    mixpi_event_add(ctx, MIXP_EVENT_SKIP, w->origin_site,
+                    w->origin_site ? &mixpi_site_at(ctx, w->origin_site)->value
+                                   : &mixpi_no_look,
+                    (mixp_origin)w->origin)->also = acted;
+    mixpi_guard_at_floor(ctx, state->scale);
+    if (w->patience < 0 || !forward) return MIXP_OK;
+    return barren >= w->patience || w->origin == MIXP_ORIGIN_WEIGHT
+         ? mixpi_guard_diverged(ctx, barren) : MIXP_OK;
+}
+
+/* An update closes the window of steps that belong to it. */
+static void mixpi_guard_turn(mixpi_watch *w) {
+    const int seen = w->in_turn && !w->unseen;
+    w->missed |= w->in_turn && w->unseen;
+    if (!seen && w->since < INT32_MAX) w->since++;
+    if (seen) {
+        w->since = 1;
+        w->drawn = (int32_t)(((uint32_t)w->drawn + 1u) & 0x7FFFFFFFu);
+    }
+    w->in_turn = w->idle = w->window = w->walked = w->taken = 0;
+    if (seen) w->inspect_all = 0;
+    w->whole = !w->unseen;
+    w->unseen = 0;
+    if (!w->force) w->forced = 0;
+    else if (w->forced <= 64) w->forced++;
+    if (w->forced <= 64) return;
+    /* The skipped optimizer makes no more updates. */
+    w->force = w->deep = w->probe = w->forced = 0;
+}
+
+/* Hook before an update: settles available samples first, so that the scaler forgives skips of the
+ * sites that fall back now. With several ranks, samples are always settled here, because ranks make
+ * the same updates but not the same steps. */
+static mixp_result mixpi_guard_updating(mixp_context *ctx) {
+    mixpi_guard_turn(ctx->watch);
+    if (ctx->device->post && mixpi_world(ctx) == 1) return MIXP_OK;
+    return mixpi_guard_settle(ctx);
+}
+
+/* After a scaler's update. If the device can post, a step's result arrives one step later. */
+static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_device *d = ctx->device;
+    mixp_scaler_state state;
+    mixp_result r = mixpi_settle_pins(ctx);
+    w->updated_step = ctx->step;
+    if (!d->post) {
+        if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
+        return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
+    }
+    if (w->posted_scaler) {
+        r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
+        if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
+    }
+    w->posted_scaler = NULL;
+    w->posted_bits = mixpi_update_bits(s);
+    if (r == MIXP_OK)
+        r = mixpi_noted(ctx, "guard", d->post(&ctx->exec, 1, s->state, sizeof state));
+    if (r == MIXP_OK) w->posted_scaler = s;
+    return r;
+}
+
+/* Hook after an update. scaler NULL: a step without a scaler. */
+static mixp_result mixpi_guard_updated(mixp_context *ctx, void *scaler) {
+    const mixp_scaler *s = (const mixp_scaler *)scaler;
+    mixp_result r = MIXP_OK;
+    ctx->watch->met |= s ? mixpi_update_bits(s) : INT32_MAX;
+    if (s) return mixpi_guard_scaled(ctx, s);
+    r = mixpi_guard_updating(ctx);
+    return r == MIXP_OK ? mixpi_settle_pins(ctx) : r;
+}
+
+/* Settles everything at once, without the usual delay. Waits for the device. */
+static mixp_result mixpi_guard_catch_up(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const mixp_scaler *s;
+    mixp_scaler_state state;
+    mixp_result r;
+    if (!mixpi_guard_on(ctx)) return MIXP_OK;
+    /* One rank may save on its own, so it must not ask the others. */
+    if (mixpi_world(ctx) > 1) return MIXP_OK;
+    r = mixpi_guard_settle(ctx);
+    if (r == MIXP_OK && w->posted) r = mixpi_guard_settle(ctx);
+    s = (const mixp_scaler *)w->posted_scaler;
+    w->posted_scaler = NULL;
+    if (r != MIXP_OK || !s) return r;
+    r = mixpi_scaler_get(s, &state);
+    return r == MIXP_OK ? mixpi_guard_after(ctx, &state, w->posted_bits) : r;
+}
+
+/* --- on and off ---------------------------------------------------------------------------- */
+
+/* The context's watch, made at the first call without memory for sites. */
+static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    if (w) return w;
+    w = (mixpi_watch *)mixpi_host_alloc(ctx, sizeof *w);
+    if (!w) return NULL;
+    w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
+    if (!w->pins) return NULL;
+    return ctx->watch = w;
+}
+
+/* Returns what is wrong with a look, or NULL. */
+static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
+    mixp_format f;
+    if (!out) return "there is nowhere to write what it finds";
+    if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
+    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is none of mixp_dtype";
+    f = mixp_format_of(low);
+    if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
+        return "low must be a floating-point dtype of 8 bits to 32";
+    return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
+}
+
+MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
+    const char *wrong;
+    mixpi_watch *w;
+    mixp_result r = mixpi_tensor_whole(t, "mixp_look_at");
+    if (r != MIXP_OK) return r;
+    wrong = mixpi_look_wrong(t, low, out);
+    if (wrong)
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT, "mixp_look_at: %s", wrong);
+    w = mixpi_watch_of(t->ctx);
+    if (w && !w->row) w->row = (mixp_look *)mixpi_device_alloc(t->ctx, sizeof *w->row);
+    if (!w || !w->row) return MIXP_ERR_MEMORY;
+    return mixpi_look_now(t, low, w->row, out);
+}
+
+/* Allocates the tables for n sites, at the first call only. */
+static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    size_t count = (size_t)n, bytes = mixpi_rows_bytes(n);
+    if (w->capacity) return MIXP_OK;
+    for (w->n_buckets = 64; w->n_buckets < 2 * n;) w->n_buckets *= 2;
+    w->sites = (mixpi_site *)mixpi_host_alloc(ctx, count * sizeof *w->sites);
+    w->buckets = (int *)mixpi_host_alloc(ctx, (size_t)w->n_buckets * sizeof *w->buckets);
+    w->events = (mixpi_happening *)mixpi_host_alloc(
+        ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
+    w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
+    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
+    w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
+    w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
+    if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
+        !w->rows)
+        return MIXP_ERR_MEMORY;
+    w->capacity = n;
+    return MIXP_OK;
+}
+
+/* Returns the description with all defaults filled in. */
+static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
+    mixp_guard_desc d;
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    if (!d.every) d.every = 16;
+    if (!d.clean) d.clean = 4;
+    if (!mixp_bits_of_f32(d.high)) d.high = 0.25f;
+    if (!mixp_bits_of_f32(d.low_again)) d.low_again = d.high * 0.25f;
+    if (!mixp_bits_of_f32(d.flushed)) d.flushed = 0.02f;
+    if (!mixp_bits_of_f32(d.imprecise)) d.imprecise = 0.1f;
+    if (!d.patience) d.patience = 20;
+    if (!d.max_sites) d.max_sites = 4096;
+    return d;
+}
+
+/* Returns what is wrong with the description, or NULL. Comparisons are negated so that NaNs
+ * fail. */
+static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
+                                     int asked) {
+    const int most = 1 << 20, now = ctx->watch ? ctx->watch->capacity : 0;
+    if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
+    if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
+    if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
+    if (!(d->low_again > 0.0f && d->low_again < d->high))
+        return "low_again must lie between 0 and high";
+    if (!(d->flushed > 0.0f && d->flushed <= 1.0f))
+        return "flushed must be above 0 and at most 1";
+    if (!(d->imprecise <= 1.0f)) return "imprecise must be at most 1";
+    if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
+    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
+    if (now && asked && d->max_sites != now)
+        return "max_sites cannot change: room for them was taken when the guard was started, or "
+               "4096 by a mixp_compare before it";
+    return NULL;
+}
+
+static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
+    if (!mixpi_regions_open(ctx)) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: a region or a scope is open; change the guard between steps, "
+                             "outside of MIXP_AUTOCAST, MIXP_NO_GRAD and MIXP_SCOPE",
+                             who);
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
+    mixp_guard_desc d = mixpi_guard_resolved(desc);
+    const char *wrong;
+    mixpi_watch *w;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_start") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_guard_wrong(ctx, &d, desc && desc->max_sites);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_start: %s", wrong);
+    if (!ctx->device->kernels->look)
+        return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
+                                 "mixp_guard_start: the device '%s' has no kernel `look`",
+                                 ctx->device->name);
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    w = ctx->watch;
+    if (d.exponents && !w->bins)
+        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
+    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
+    w->counting = d.exponents;
+    w->every = d.every;
+    w->clean = d.clean;
+    w->high = d.high;
+    w->low_again = d.low_again;
+    w->flushed = d.flushed;
+    w->imprecise = d.imprecise;
+    if (!w->on) w->inspect_all = 1;
+    w->patience = d.patience;
+    w->most_sites = d.max_sites;
+    if (!w->on) w->since = 2 * w->every;    /* sample the first step */
+    if (!w->on) ctx->sites_moved++;
+    w->on = 1;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc) {
+    const int before = mixpi_enter(ctx);
+    return mixpi_leave(ctx, before, mixpi_do_guard_start(ctx, desc));
+}
+
+/* Starts the guard unless it was started before. */
+static void mixpi_guarded_begin(mixp_context *ctx) {
+    const int known = ctx && ctx->watch && ctx->watch->most_sites;
+    if (ctx && !known) mixp_guard_start(ctx, NULL);
+}
+
+MIXPREC_API int mixp_guarded_enter(mixp_context *ctx, mixp_dtype dtype) {
+    mixpi_guarded_begin(ctx);
+    return mixp_autocast_enter(ctx, dtype);
+}
+
+MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype) {
+    mixpi_guarded_begin(ctx);
+    return mixp_autocast_open(ctx, dtype);
+}
+
+MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
+    mixpi_watch *w = ctx ? ctx->watch : NULL;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_stop") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (!w || !w->on) return MIXP_OK;
+    w->on = w->sampled = w->probing = w->fresh = w->posted = 0;
+    w->force = w->deep = w->probe = 0;
+    w->repeat = w->repeated = 0;
+    w->posted_scaler = NULL;
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+MIXPREC_API int mixp_guard_due(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx ? ctx->watch : NULL;
+    return w && w->on && mixpi_watch_due(ctx);
+}
+
+/* Does a newer pattern replace this pin? The same pattern does, and so does "*". first: a pin that
+ * only frees sites is also void if it is the first pin, because no older pin holds a site. */
+static int mixpi_pin_is_void(const mixpi_pin *pin, const char *newer, int first) {
+    if (strcmp(newer, "*") == 0 || strcmp(pin->pattern, newer) == 0) return 1;
+    return first && pin->dtype == MIXP_DTYPE_COUNT;
+}
+
+/* Returns how many pins stay beside a newer pattern. forget 1: removes the others. */
+static int mixpi_pins_beside(mixpi_watch *w, const char *newer, int forget) {
+    int i, n = 0;
+    for (i = 0; i < w->n_pins; i++) {
+        if (mixpi_pin_is_void(&w->pins[i], newer, !n)) continue;
+        if (forget && n < i) w->pins[n] = w->pins[i];
+        n++;
+    }
+    if (forget) w->n_pins = n;
+    return n;
+}
+
+/* Returns what is wrong with a pattern, or NULL. */
+static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
+                                   mixp_dtype dtype) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_pin pin;
+    int n = 0;
+    if (!pattern || !*pattern) return "the pattern is empty";
+    if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
+    if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
+        return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
+    if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
+        return "there are 64 patterns already; one of them given again is replaced, and '*' with "
+               "MIXP_DTYPE_COUNT frees all";
+    if (!w || !w->settled) return NULL;
+    memcpy(pin.pattern, pattern, strlen(pattern) + 1);
+    while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
+    return n < w->n_sites ? NULL : "no site has such a name; mixp_site lists them";
+}
+
+MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
+                                       mixp_dtype dtype) {
+    const char *wrong;
+    mixpi_watch *w;
+    mixpi_pin *pin;
+    int n;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (mixpi_guard_between(ctx, "mixp_guard_pin") != MIXP_OK) return MIXP_ERR_ORDER;
+    wrong = mixpi_pin_wrong(ctx, pattern, dtype);
+    if (wrong)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
+                                 pattern ? pattern : "NULL", wrong);
+    w = mixpi_watch_of(ctx);
+    if (!w) return MIXP_ERR_MEMORY;
+    mixpi_pins_beside(w, pattern, 1);
+    pin = &w->pins[w->n_pins++];
+    memcpy(pin->pattern, pattern, strlen(pattern) + 1);
+    pin->dtype = dtype;
+    pin->fits = 0;
+    for (n = 0; n < w->n_sites; n++) mixpi_site_pin(w, &w->sites[n]);
+    if (w->settled) mixpi_settle_events(ctx);
+    ctx->sites_moved++;
+    return MIXP_OK;
+}
+
+/* --- retry --------------------------------------------------------------------------------- */
+
+/* Sets the random step back to the start of the skipped step. */
+static void mixpi_retry_rewind(const mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    if (ctx->replayed && ctx->step == ctx->replayed) ctx->step -= mixpi_world(ctx);
+    else if (s->first) ctx->step = s->first - mixpi_world(ctx);
+}
+
+/* Was the newest update skipped, and could another attempt succeed? */
+static int mixpi_retry_pays(mixp_scaler *s) {
+    mixp_context *ctx = s->ctx;
+    const mixpi_watch *w = ctx->watch;
+    mixp_scaler_state state;
+    if (mixpi_scaler_get(s, &state) != MIXP_OK || !state.skipped) return 0;
+    if (mixpi_guard_catch_up(ctx) != MIXP_OK || ctx->error != MIXP_OK) return 0;
+    if (!mixpi_guard_on(ctx) || mixpi_world(ctx) > 1) return 1;     /* all ranks retry, or none */
+    return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
+}
+
+MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
+    int updated;
+    if (!scaler) return 0;
+    if (times < 1) {
+        mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_retry: %d times; say at least 1", times);
+        return 0;
+    }
+    updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
+    scaler->retried = scaler->epoch + scaler->ctx->replays;
+    if (!updated || scaler->desc.disabled || scaler->tries >= times ||
+        !mixpi_retry_pays(scaler)) {
+        scaler->tries = 0;
+        return 0;
+    }
+    scaler->tries++;
+    mixpi_retry_rewind(scaler);
+    return 1;
+}
+
+/* Repeats an evaluation once. Without a guard a repetition would change nothing. */
+MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
+    mixpi_watch *w = ctx ? ctx->watch : NULL;
+    double value = 0.0;
+    int again;
+    if (!loss || !w || !w->on || loss->ctx != ctx || loss->count != 1) return 0;
+    again = !w->repeated && mixpi_tensor_whole(loss, "mixp_retry_loss") == MIXP_OK &&
+            mixp_read(loss, &value, MIXP_F64, 1) == MIXP_OK &&
+            !mixpi_f64_is_finite(value);
+    w->repeated = w->repeat = again;
+    return again;
+}
+
+/* --- comparing runs ------------------------------------------------------------------------ */
+
+/* Data of a site that the first run keeps for the second: host memory, f32. */
+typedef struct mixpi_kept {
+    int64_t    count;
+    float     *value, *grad;
+    mixp_dtype dtype;
+    int        done;            /* 1: the second run compared the value; 2: its gradient as well */
+    mixp_difference row;
+} mixpi_kept;
+
+typedef struct mixpi_comparison {
+    const mixp_compare_desc *desc;
+    mixpi_kept *kept;           /* indexed by the site's number - 1 */
+    int         capacity, second;
+    mixp_result result;
+} mixpi_comparison;
+
+/* Reads t into newly allocated host memory. Returns NULL with the error set. */
+static float *mixpi_compare_read(mixp_context *ctx, const mixp_tensor *t) {
+    size_t bytes = (size_t)t->count * sizeof(float);
+    float *values = (float *)mixpi_host_take(ctx, bytes);
+    if (!values) {
+        mixpi_out_of_memory(ctx, bytes);
+        return NULL;
+    }
+    if (mixp_read(t, values, MIXP_F32, t->count) == MIXP_OK) return values;
+    mixpi_host_put(ctx, values);
+    return NULL;
+}
+
+typedef struct mixpi_distance { double relative, largest, cosine; } mixpi_distance;
+
+static mixpi_distance mixpi_distance_of(const float *a, const float *b, int64_t n) {
+    double aa = 0.0, bb = 0.0, ab = 0.0, dd = 0.0;
+    mixpi_distance d = { 0.0, 0.0, 1.0 };
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        double x = (double)a[i], y = (double)b[i], off = fabs(x - y);
+        aa += x * x;
+        bb += y * y;
+        ab += x * y;
+        dd += off * off;
+        if (off > d.largest) d.largest = off;
+    }
+    if (!mixpi_finite(aa) || !mixpi_finite(bb) || (dd > 0.0 && !(bb > 0.0)))
+        d.relative = (double)mixp_f32_of_bits(0x7F800000u);
+    else if (dd > 0.0) d.relative = sqrt(dd / bb);
+    if (aa > 0.0 && bb > 0.0) d.cosine = ab / sqrt(aa) / sqrt(bb);
+    else if (aa > 0.0 || bb > 0.0) d.cosine = 0.0;
+    return d;
+}
+
+/* The share of b's variation over the batch by which a differs, with the means of the columns
+ * subtracted, as in precision.c: a year that is rounded has a small relative error, but its
+ * fraction is lost. otherwise: the result for few rows, and for rows that are all alike. */
+static double mixpi_difference_varied(const float *a, const float *b, int64_t rows, int64_t cols,
+                                      double otherwise) {
+    double all = 0.0, off = 0.0, size = 0.0;
+    int64_t i, k;
+    if (rows < MIXPI_BATCH) return otherwise;
+    for (k = 0; k < cols; k++) {
+        double mean = 0.0, shift = 0.0;
+        for (i = k; i < rows * cols; i += cols) {
+            mean += (double)b[i] / (double)rows;
+            shift += ((double)a[i] - (double)b[i]) / (double)rows;
+        }
+        for (i = k; i < rows * cols; i += cols) {
+            const double x = (double)b[i] - mean, d = (double)a[i] - (double)b[i] - shift;
+            all += x * x;
+            off += d * d;
+            size += (double)b[i] * (double)b[i];
+        }
+    }
+    if (!mixpi_finite(all) || !mixpi_finite(off) || !(all > 1e-12 * size)) return otherwise;
+    return sqrt(off / all);
+}
+
+/* The first run keeps, the second compares. Only the first pass through a site counts. */
+static void mixpi_compare_value(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                                const mixp_tensor *t) {
+    const int64_t cols = mixpi_inspect_cols(t);
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done || kept->count != t->count : kept->value != NULL) return;
+    values = mixpi_compare_read(ctx, t);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->value = values;
+        kept->count = t->count;
+        kept->dtype = t->dtype;
+        return;
+    }
+    d = mixpi_distance_of(kept->value, values, t->count);
+    kept->row.varied =
+        mixpi_difference_varied(kept->value, values, t->count / cols, cols, d.relative);
+    mixpi_host_put(ctx, values);
+    kept->done = 1;
+    kept->row.dtype_a = kept->dtype;
+    kept->row.dtype_b = t->dtype;
+    kept->row.relative = d.relative;
+    kept->row.largest = d.largest;
+    kept->row.cosine = d.cosine;
+}
+
+static void mixpi_compare_grad(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
+                               const mixp_tensor *g) {
+    double scale = m->desc->scale > 0.0f ? (double)m->desc->scale : 1.0;
+    mixpi_distance d;
+    float *values;
+    if (m->second ? kept->done != 1 || !kept->grad : kept->grad != NULL) return;
+    if (g->count != kept->count) return;
+    values = mixpi_compare_read(ctx, g);
+    if (!values) {
+        m->result = MIXP_ERR_MEMORY;
+        return;
+    }
+    if (!m->second) {
+        kept->grad = values;
+        return;
+    }
+    d = mixpi_distance_of(kept->grad, values, g->count);
+    mixpi_host_put(ctx, values);
+    kept->done = 2;
+    kept->row.has_grad = 1;
+    kept->row.grad_relative = d.relative;
+    kept->row.grad_largest = d.largest / scale;
+    kept->row.grad_cosine = d.cosine;
+}
+
+/* The tape's hook while two runs are compared. */
+static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *t,
+                              int backward) {
+    mixpi_comparison *m = (mixpi_comparison *)ctx->watch->comparing;
+    if (number > m->capacity || m->result != MIXP_OK) return;
+    if (backward) mixpi_compare_grad(m, ctx, &m->kept[number - 1], t);
+    else mixpi_compare_value(m, ctx, &m->kept[number - 1], t);
+}
+
+/* Drops all gradients of parameters: runs must not add to them. */
+static void mixpi_forget_grads(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+    mixpi_crew_forget(ctx);
+}
+
+/* Closes the region of a run, and any region that fn left open. */
+static mixp_result mixpi_compare_close(mixp_context *ctx) {
+    const int open = mixpi_regions_open(ctx);
+    mixp_autocast_close(ctx, 0);
+    if (open == 1) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_compare: fn has %s a region or a scope; it is to leave them "
+                             "as they are",
+                             open ? "opened" : "closed");
+}
+
+/* One run: forward, then backward. */
+static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
+                                     const mixp_autocast *region) {
+    const mixp_compare_desc *d = m->desc;
+    const uint64_t step = ctx->step;
+    int64_t drawn, regions;
+    mixp_tensor *loss;
+    mixp_result r = mixp_step_begin(ctx);
+    mixpi_forget_grads(ctx);
+    if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
+    if (r != MIXP_OK) ctx->step = step;
+    if (r != MIXP_OK) return r;
+    drawn = ctx->drawn;
+    regions = ctx->regions_low;
+    loss = d->fn(ctx, d->user);
+    drawn = ctx->drawn - drawn;
+    regions = ctx->regions_low - regions;
+    r = mixpi_compare_close(ctx);
+    if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
+    if (r == MIXP_OK && !drawn && !regions) r = mixp_backward(ctx, loss);
+    mixpi_forget_grads(ctx);
+    ctx->step = step;
+    if (r == MIXP_OK) r = m->result;
+    if (drawn)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_compare: fn drops out, and the runs would draw other "
+                                 "numbers; pass training 0 to mixp_dropout, and attention no "
+                                 "dropout");
+    if (regions)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_compare: fn opens a region of its own, in which both runs "
+                                 "are the same: leave that to the description (a region of "
+                                 "MIXP_F32 may stay)");
+    return r;
+}
+
+static int mixpi_difference_order(const void *a, const void *b) {
+    const mixp_difference *x = (const mixp_difference *)a, *y = (const mixp_difference *)b;
+    if (x->added < y->added) return 1;
+    if (x->added > y->added) return -1;
+    return x->relative < y->relative ? 1 : x->relative > y->relative ? -1 : 0;
+}
+
+/* How much more a site differs than each site that it reads. */
+static double mixpi_difference_added(const mixp_context *ctx, const mixpi_comparison *m,
+                                     int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    const double own = m->kept[number - 1].row.varied;
+    double most = 0.0;
+    int i;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
+        const mixpi_kept *from = &m->kept[site->from[i] - 1];
+        if (from->done && from->row.varied > most) most = from->row.varied;
+    }
+    return own > most ? own - most : 0.0;
+}
+
+/* Sorts and returns the rows of the sites that both runs met, and releases the memory. */
+static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
+                                 mixp_difference *rows, int64_t room) {
+    mixp_difference *all = (mixp_difference *)(void *)m->kept;
+    int64_t i, n = 0;
+    for (i = 0; i < m->capacity; i++)
+        if (m->kept[i].done)
+            m->kept[i].row.added = mixpi_difference_added(ctx, m, (int)i + 1);
+    for (i = 0; i < m->capacity; i++) {
+        mixpi_kept kept = m->kept[i];
+        if (kept.value) mixpi_host_put(ctx, kept.value);
+        if (kept.grad) mixpi_host_put(ctx, kept.grad);
+        if (!kept.done) continue;
+        kept.row.site = mixpi_site_at(ctx, (int)i + 1)->name;
+        all[n++] = kept.row;    /* safe in place: a row is smaller than the record it came from */
+    }
+    qsort(all, (size_t)n, sizeof *all, mixpi_difference_order);
+    for (i = 0; i < n && i < room; i++) rows[i] = all[i];
+    mixpi_host_put(ctx, m->kept);
+    return n;
+}
+
+/* Returns what is wrong with the call, or NULL. */
+static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
+                                       int64_t room, const int64_t *n) {
+    if (!d || !d->fn) return "no description, or no function";
+    if (!rows || room < 1 || !n) return "rows, room and n must be given";
+    if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
+        return "a dtype must be f16, bf16 or f32 (off)";
+    if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)
+        return "a level must be 0 to 3";
+    if (!(d->scale >= 0.0f) || !mixpi_finite((double)d->scale))
+        return "the scale must be finite and at least 0";
+    return NULL;
+}
+
+/* Makes two runs with the tape's hook installed, then restores the guard. */
+static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
+    mixpi_watch *w = ctx->watch;
+    const int on = w->on;
+    mixp_result r;
+    w->comparing = m;
+    w->tap = mixpi_compare_tap;
+    w->on = 1;
+    w->sampled = 0;
+    r = mixpi_compare_run(ctx, m, &m->desc->a);
+    m->second = 1;
+    if (r == MIXP_OK) r = mixpi_compare_run(ctx, m, &m->desc->b);
+    w->on = on;
+    w->tap = NULL;
+    w->comparing = NULL;
+    return r;
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_do_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                    mixp_difference *rows, int64_t room, int64_t *n) {
+    const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
+    mixpi_comparison m;
+    size_t bytes;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_compare: %s", wrong);
+    if (mixpi_guard_between(ctx, "mixp_compare") != MIXP_OK) return MIXP_ERR_ORDER;
+    *n = 0;
+    r = mixpi_guard_catch_up(ctx);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, 4096) != MIXP_OK)
+        return MIXP_ERR_MEMORY;
+    memset(&m, 0, sizeof m);
+    m.desc = desc;
+    m.capacity = ctx->watch->capacity;
+    bytes = (size_t)m.capacity * sizeof *m.kept;
+    m.kept = (mixpi_kept *)mixpi_host_take(ctx, bytes);
+    if (!m.kept) return mixpi_out_of_memory(ctx, bytes);
+    memset(m.kept, 0, bytes);
+    r = mixpi_compare_runs(ctx, &m);
+    *n = mixpi_compare_end(ctx, &m, rows, room);
+    return r;
+}
+
+MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
+                                     mixp_difference *rows, int64_t room, int64_t *n) {
+    const int before = mixpi_enter(ctx);
+    return mixpi_leave(ctx, before, mixpi_do_compare(ctx, desc, rows, room, n));
+}
+
+#ifndef MIXPREC_NO_CHECKPOINT
+/* --- checkpoints of the guard ----------------------------------------------------------------- */
+
+/* Before saving: settles everything, and packs the sites into the rows of the file. */
+static mixp_result mixpi_guard_pack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = mixpi_guard_catch_up(ctx);
+    int n;
+    for (n = 0; w && n < w->n_sites; n++) {
+        const mixpi_site *site = &w->sites[n];
+        int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
+        state[0] = site->fallen;
+        state[1] = site->falls;
+        state[2] = site->clean;
+        state[3] = site->for_grad | site->imprecise << 1;
+    }
+    return r;
+}
+
+/* Could mixpi_guard_pack have written this row of a file? */
+static int mixpi_site_state_is_good(const int32_t *state) {
+    int i;
+    for (i = 0; i < MIXPI_SITE_STATES; i++)
+        if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
+    return state[0] <= 2 && state[3] <= 3;
+}
+
+/* Are all rows of a loaded item valid? */
+static int mixpi_guard_rows_are_good(const mixpi_state_item *item) {
+    const int32_t *state = (const int32_t *)item->e.data;
+    int64_t n;
+    for (n = 0; n < item->e.shape[0]; n++)
+        if (!mixpi_site_state_is_good(&state[n * MIXPI_SITE_STATES])) return 0;
+    return 1;
+}
+
+/* The guard's numbers in a checkpoint. */
+#define MIXPI_FIELD_WATCH(member, must) \
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must, 0 }
+static const mixpi_field mixpi_guard_fields[] = {
+    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(window, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(idle, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(taken, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(missed, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(drawn, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(inspect_all, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(falls, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(force, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(forced, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(deep, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(probe, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(acted, MIXPI_FLAG)
+};
+#undef MIXPI_FIELD_WATCH
+
+/* Adds the guard's numbers, and the state of its sites, one row for each. Returns 0 if none was
+ * ever started. */
+static int mixpi_guard_items(mixpi_state *s) {
+    mixpi_watch *w = s->ctx->watch;
+    mixpi_state_item item;
+    size_t i;
+    if (!w->capacity) return 0;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_I64;
+    item.e.rank = 1;
+    item.e.shape[0] = w->capacity;
+    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.memory = w->hashes;
+    mixpi_state_add(s, item, "mixprec.guard.sites");
+    item.e.dtype = MIXP_I32;
+    item.e.rank = 2;
+    item.e.shape[1] = MIXPI_SITE_STATES;
+    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.memory = w->states;
+    item.is_good = mixpi_guard_rows_are_good;
+    mixpi_state_add(s, item, "mixprec.guard.states");
+    item.e.rank = 1;
+    item.e.shape[0] = MIXPI_OPTIMIZER_BITS;
+    item.e.bytes = sizeof w->barren;
+    item.memory = w->barren;
+    item.is_good = NULL;
+    item.must = MIXPI_COUNTER;
+    mixpi_state_add(s, item, "mixprec.guard.skips");
+    for (i = 0; i < MIXPI_LENGTH(mixpi_guard_fields); i++)
+        mixpi_state_add_field(s, &mixpi_guard_fields[i], w, 0, 0);
+    return 1;
+}
+
+/* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
+ * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
+ * sites; their numbers go on. */
+static void mixpi_watch_forget(mixpi_watch *w) {
+    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
+    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
+    memset(w->seen, 0, mixpi_rows_used(w));
+    w->filled = mixpi_rows_filled(w);
+    w->n_sites = w->full = w->full_told = w->turns = 0;
+    w->sampled = w->probing = w->repeat = w->repeated = 0;
+    w->fresh = w->posted = w->fresh_probe = w->posted_probe = 0;
+    w->looked = w->whole = w->settled = w->probed = 0;
+    w->walked = w->unseen = 0;
+    w->found = w->found_site = w->origin = w->origin_site = 0;
+    w->met = 0;
+    w->event_step = w->updated_step = 0;
+    w->first_event = w->n_events;
+    w->posted_scaler = NULL;
+}
+
+/* After loading: rebuilds the table from the file. The next step fills in the names. */
+static void mixpi_guard_unpack(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    int n, number;
+    if (!w || !w->capacity) return;
+    mixpi_watch_forget(w);
+    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+        const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        uint64_t hash;
+        memcpy(&hash, &w->hashes[n], sizeof hash);
+        number = mixpi_site_new(ctx, hash);
+        w->sites[number - 1].fallen = state[0];
+        w->sites[number - 1].falls = state[1];
+        w->sites[number - 1].clean = state[2];
+        w->sites[number - 1].for_grad = state[3] & 1;
+        w->sites[number - 1].imprecise = state[3] >> 1;
+    }
+    ctx->sites_moved++;
+}
+
+#endif
+/* --- what the guard's door opens to ---------------------------------------------------------- */
+
+static int mixpi_watch_flags(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    return (w->on ? MIXPI_WATCHED : 0) | (w->sampled ? MIXPI_SAMPLED : 0) |
+           (w->comparing ? MIXPI_COMPARING : 0);
+}
+
+static void mixpi_watch_replayed(mixp_context *ctx) {
+    if (ctx->watch->since < INT32_MAX) ctx->watch->since++;
+}
+
+/* Is the step that begins a sampled one? Counts the step for the guard. */
+static int mixpi_watch_samples(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const int due = mixpi_watch_due(ctx);
+    w->in_turn |= mixpi_update_due(w);
+    w->taken |= due;
+    if (w->window < INT32_MAX) w->window++;
+    if (w->idle < INT32_MAX) w->idle++;
+    if (due) w->idle = 0;
+    return due;
+}
+
+/* Does the step belong to the update of an earlier walk, as a micro-batch does? No sample is
+ * settled between micro-batches: one rank then decides like many ranks that each walk one
+ * micro-batch. */
+static int mixpi_window_open(const mixpi_watch *w) { return w->walked && w->window < 64; }
+
+/* Settles the samples of earlier steps and decides whether the new step is sampled. With several
+ * ranks, samples are settled at updates; until then all steps share the same rows. */
+static mixp_result mixpi_watch_begin(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = MIXP_OK;
+    w->sampled = w->probing = 0;
+    w->pass++;
+    if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
+    if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
+    if (r != MIXP_OK || (ctx->evaluates && !w->repeat)) return r;
+    w->sampled = mixpi_watch_samples(ctx);
+    if (w->repeat) w->sampled = mixpi_world(ctx) == 1;
+    w->probing = w->repeat || (w->sampled && w->probe);
+    w->repeat = 0;
+    if (!w->sampled) return MIXP_OK;
+    w->fresh_probe |= w->probing;
+    if (w->fresh) return MIXP_OK;
+    w->turns = 0;
+    w->fresh = ++w->begun;
+    w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
+    w->filled = mixpi_rows_filled(w);
+    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
+    if (r == MIXP_OK && w->counting)
+        r = mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->filled));
+    return r;
+}
+
+/* Tells the guard of a walk. The walk of a comparison or of a capture belongs to no update. */
+static void mixpi_watch_walked(const mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    w->pass++;
+    if (ctx->capturing || w->comparing) return;
+    w->walked = 1;
+    w->probed |= w->probing;
+    w->unseen |= !w->sampled;
+}
+
+/* The words of the guard that ranks compare; all 0 without a guard. */
+static void mixpi_watch_words(const mixp_context *ctx, double *row) {
+    const mixpi_watch *w = ctx->watch;
+    if (!w->on) return;
+    row[0] = 1.0;
+    row[1] = (double)w->every;
+    row[2] = (double)w->clean;
+    row[3] = (double)w->patience;
+    row[4] = (double)w->most_sites;
+    row[5] = (double)w->high;
+    row[6] = (double)w->low_again;
+    row[7] = (double)w->flushed;
+    row[8] = (double)w->imprecise;
+    row[9] = (double)(ctx->device->post != NULL);
+}
+
+/* If the result of a look arrives up to four updates late, forgives as many more skips. */
+static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k) {
+    k->forgives = ctx->device->post ? 5 : 1;
+    k->falls = ctx->watch->falls;
+}
+
+/* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
+static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
+    const int on = mixpi_guard_on(ctx);
+    const mixp_result r = on && !ctx->capturing ? mixpi_guard_updating(ctx) : MIXP_OK;
+    /* With several ranks, a rank's own look would change only its own scale. */
+    const mixp_look *met = mixpi_world(ctx) > 1 ? NULL : mixpi_context_gradients(ctx);
+    if (on) mixpi_update_forgives(ctx, k);
+    k->largest = met ? &met->largest : NULL;
+    return r;
+}
+
+static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
+    if (!mixpi_guard_on(ctx) || ctx->capturing) return MIXP_OK;
+    return mixpi_guard_updated(ctx, scaler);
+}
+
+/* Where the newest skip began. */
+static void mixpi_watch_origin(const mixp_context *ctx, mixp_verdict *v) {
+    const mixpi_watch *w = ctx->watch;
+    v->origin = (mixp_origin)w->origin;
+    if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
+}
+
+static void mixpi_watch_lose(mixp_context *ctx, const void *scaler) {
+    if (ctx->watch->posted_scaler == scaler) ctx->watch->posted_scaler = NULL;
+}
+
+static const mixpi_watcher mixpi_watch_door = {
+    mixpi_watch_flags, mixpi_watch_replayed,
+    /* tape: applying an operator */
+    mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
+    mixpi_site_is_pinned, mixpi_look_forward,
+    /* tape: walking back */
+    mixpi_watch_begin, mixpi_look_backward, mixpi_look_leaves, mixpi_watch_walked,
+    /* step */
+    mixpi_guard_mark, mixpi_watch_words, mixpi_watch_origin, mixpi_watch_updating,
+    mixpi_watch_updated, mixpi_watch_lose,
+    /* checkpoints */
+#ifndef MIXPREC_NO_CHECKPOINT
+    mixpi_guard_pack, mixpi_guard_items, mixpi_guard_unpack
+#else
+    NULL, NULL, NULL
+#endif
+};
+
 #endif
 #ifndef MIXPREC_NO_RANKS
 /* --- ranks ----------------------------------------------------------------------------- */
@@ -29906,22 +30093,6 @@ enum {
     MIXPI_START_WORDS
 };
 
-/* The words of the guard; all 0 without a guard. */
-static void mixpi_start_guard(const mixp_context *ctx, double *row) {
-    const mixpi_watch *w = ctx->watch;
-    if (!w || !w->on) return;
-    row[0] = 1.0;
-    row[1] = (double)w->every;
-    row[2] = (double)w->clean;
-    row[3] = (double)w->patience;
-    row[4] = (double)w->most_sites;
-    row[5] = (double)w->high;
-    row[6] = (double)w->low_again;
-    row[7] = (double)w->flushed;
-    row[8] = (double)w->imprecise;
-    row[9] = (double)(ctx->device->post != NULL);
-}
-
 /* Hash, of 53 bits, of the tensors in the list and their order. */
 static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
@@ -29935,6 +30106,7 @@ static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
                              double *row) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixp_ranks_desc *k = &ctx->ranks;
     row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
              MIXPREC_VERSION_PATCH;
@@ -29953,7 +30125,7 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
     row[13] = (double)k->check_every;
     row[14] = (double)d->n_leaves;
     row[15] = (double)k->unused;
-    mixpi_start_guard(ctx, row + MIXPI_START_GUARD);
+    if (watcher) watcher->words(ctx, row + MIXPI_START_GUARD);
     row[MIXPI_START_LEAVES] = (double)mixpi_leaves_hash(d);
     row[MIXPI_START_FAR] = (double)(ctx->device->upload != NULL);
 }
@@ -31446,12 +31618,14 @@ static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 
 /* Opens the doors of a new context. */
 static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
+#ifndef MIXPREC_NO_WATCH
+    ctx->watcher = &mixpi_watch_door;
+#endif
 #ifndef MIXPREC_NO_RANKS
     mixpi_ranks_enter(ctx, d->ranks);
-#else
+#endif
     (void)ctx;
     (void)d;
-#endif
 }
 
 MIXPI_SELDOM

@@ -465,7 +465,7 @@ static mixp_dtype mixpi_result_dtype(mixp_autocast region, mixp_op_class cls,
 
 /* The dtype that t would have without a guard. */
 static mixp_dtype mixpi_plain_dtype(const mixp_tensor *t)
-{ return t->own.raised != MIXP_F32 ? t->own.raised : t->dtype; }
+{ return t->own.watch.raised != MIXP_F32 ? t->own.watch.raised : t->dtype; }
 
 /* The widest dtype of the inputs, as they would be without a guard. f16 with bf16 gives f32,
  * because neither holds the other's values. mixpi_guarded_dtype then decides for the guard. */
@@ -482,60 +482,6 @@ static mixp_dtype mixpi_widest(int n, mixp_tensor *const *t) {
 
 static int mixpi_is_low(mixp_dtype dtype)
 { return dtype == MIXP_F16 || dtype == MIXP_BF16; }
-
-static int mixpi_pin_fits(const mixpi_pin *pin, const char *name) {
-    const char *end = strstr(name, ": ");
-    if (mixpi_pattern_fits(pin->pattern, name, strlen(name))) return 1;
-    return end && mixpi_pattern_fits(pin->pattern, name, (size_t)(end - name));
-}
-
-/* Pins a site according to the newest pattern that fits. */
-static void mixpi_site_pin(mixpi_watch *w, mixpi_site *site) {
-    int i, was = site->pinned;
-    site->pinned = 0;
-    for (i = 0; i < w->n_pins; i++) {
-        mixp_dtype to = w->pins[i].dtype;
-        if (!mixpi_pin_fits(&w->pins[i], site->name)) continue;
-        w->pins[i].fits = 1;
-        site->pinned = to == MIXP_F32 ? 1 : to == MIXP_DTYPE_COUNT ? 0 : 2;
-    }
-    if (site->pinned != was) site->pin_told = 0;
-}
-
-/* Does the site's own state make it store f32? */
-static int mixpi_site_fell(const mixpi_site *site) {
-    if (!site || site->pinned == 2) return 0;
-    return site->pinned == 1 || site->fallen;
-}
-
-/* Must the site store f32 in this step? */
-static int mixpi_site_holds_f32(const mixp_context *ctx, const mixpi_site *site) {
-    if (site && site->pinned != 2 && ctx->watch->probing) return 1;
-    return mixpi_site_fell(site);
-}
-
-/* Does a result of this class become f32 if an input was raised to f32? Yes for classes that only
- * pass values on or add them. */
-static int mixpi_class_carries(mixp_op_class cls)
-{ return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE; }
-
-/* Does this result become f32 because an input was raised? */
-static int mixpi_site_carries(const mixpi_site *site, mixp_op_class cls, int n,
-                              mixp_tensor *const *in) {
-    int i, raised = 0;
-    for (i = 0; i < n; i++) raised |= in[i] && in[i]->own.raised != MIXP_F32;
-    if (site && site->pinned == 2) return 0;
-    return raised && mixpi_class_carries(cls);
-}
-
-/* The dtype in which a result is stored under a guard. plain: autocast's choice. */
-static mixp_dtype mixpi_guarded_dtype(const mixp_context *ctx, const mixpi_site *site,
-                                      mixp_op_class cls, int n, mixp_tensor *const *in,
-                                      mixp_dtype plain) {
-    if (!mixpi_is_low(plain)) return plain;
-    if (mixpi_site_holds_f32(ctx, site)) return MIXP_F32;
-    return mixpi_site_carries(site, cls, n, in) ? MIXP_F32 : plain;
-}
 
 /* --- counts ---------------------------------------------------------------------------- */
 

@@ -1,5 +1,6 @@
 #pragma once
 #include "tensors/context.c"
+#include "watch/door.c"
 #include "ranks/door.c"
 /* --- making a context ------------------------------------------------------------------------ *
  *
@@ -16,12 +17,14 @@ static const char *mixpi_guests_wrong(const mixp_context_desc *d) {
 
 /* Opens the doors of a new context. */
 static void mixpi_guests_enter(mixp_context *ctx, const mixp_context_desc *d) {
+#ifndef MIXPREC_NO_WATCH
+    ctx->watcher = &mixpi_watch_door;
+#endif
 #ifndef MIXPREC_NO_RANKS
     mixpi_ranks_enter(ctx, d->ranks);
-#else
+#endif
     (void)ctx;
     (void)d;
-#endif
 }
 
 MIXPI_SELDOM

@@ -105,6 +105,8 @@
  *     MIXPREC_NO_RANKS         every file        leaves out many ranks: mixp_ranks_... functions
  *                                                are not declared, and mixp_context_new fails if
  *                                                `ranks` of its description is given
+ *     MIXPREC_NO_WATCH         every file        leaves out the guard: no function of watch, retry
+ *                                                or mixp_compare is declared
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
  *                                                whose functions are not declared
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A

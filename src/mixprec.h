@@ -20,7 +20,9 @@ extern "C" {
 #include "scaler.h"
 #include "optimizers.h"
 #include "step.h"
+#ifndef MIXPREC_NO_WATCH
 #include "watch.h"
+#endif
 #ifndef MIXPREC_NO_CHECKPOINT
 #include "checkpoint.h"
 #endif
@@ -88,14 +90,13 @@ extern "C" {
 #include "tensors/memory.c"
 #include "tensors/threads.c"
 #include "tensors/crew.c"
+#include "tensors/watcher.c"
 #include "tensors/context.c"
 #include "tensors/tensors.c"
 #include "recipe.c"
 #include "autocast.c"
 #include "tape/apply.c"
-#include "watch/sites.c"
-#include "watch/precision.c"
-#include "watch/looks.c"
+#include "tape/run.c"
 #include "tape/walk.c"
 #include "tape/blocks.c"
 #include "tape/backward.c"
@@ -125,11 +126,7 @@ extern "C" {
 #include "step/gradients.c"
 #include "step/average.c"
 #include "step/step.c"
-#include "watch/share.c"
-#include "watch/watch.c"
-#include "watch/compare.c"
 #ifndef MIXPREC_NO_CHECKPOINT
-#include "watch/saved.c"
 #include "files/safetensors.c"
 #include "files/disk.c"
 #include "files/reader.c"
@@ -137,6 +134,19 @@ extern "C" {
 #include "files/list.c"
 #include "files/checkpoint.c"
 #include "files/weights.c"
+#endif
+#ifndef MIXPREC_NO_WATCH
+#include "watch/state.c"
+#include "watch/sites.c"
+#include "watch/precision.c"
+#include "watch/looks.c"
+#include "watch/share.c"
+#include "watch/watch.c"
+#include "watch/compare.c"
+#ifndef MIXPREC_NO_CHECKPOINT
+#include "watch/saved.c"
+#endif
+#include "watch/door.c"
 #endif
 #ifndef MIXPREC_NO_RANKS
 #include "ranks/hooks.c"

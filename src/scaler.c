@@ -487,11 +487,10 @@ static void mixpi_scale_lose(const mixp_scaler *scaler) {
 static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     const mixp_context *ctx = scaler->ctx;
     const mixp_op *plain = mixp_op_builtin(MIXP_OP_CROSS_ENTROPY);
-    const mixpi_watch *w = ctx->watch;
     mixp_call reader;
     if (mixpi_class_of(ctx, plain) != plain->cls) return 0;     /* the user overrode its class */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
-    if (!logits || logits->ctx != ctx || (w && (w->on || w->tap))) return 0;
+    if (!logits || logits->ctx != ctx || (mixpi_watched(ctx) & MIXPI_WATCHED)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
         !logits->own.from_tape || mixpi_no_grad_now(ctx)) return 0;
     memset(&reader, 0, sizeof reader);

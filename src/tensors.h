@@ -61,15 +61,17 @@ struct mixp_tensor {
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
-        int          site;      /* of an activation: the site that made it, from 1; 0 = data */
-        mixp_tensor *seen;      /* of a cast, reshape or dropout: the input tensor        */
-        mixp_dtype   raised;    /* the low dtype without a guard's fallback; MIXP_F32 = the guard
-                                   changed nothing */
         int          optimizers;/* of a parameter: number of its optimizers                */
         uint64_t     walks;     /* of a gradient: number of writes by backward walks */
         uint64_t     walks_then;/* `walks` at the last update, if no optimizer had the parameter */
         uint64_t     others_then;   /* 1 + other writes at the last update; 0 = the gradient did not
                                        exist                                               */
+        struct mixpi_tensor_of_watch {  /* 0 without a guard                               */
+            mixp_tensor *seen;  /* of a cast, reshape or dropout: the input tensor         */
+            int site;           /* of an activation: the site that made it, from 1; 0 = data */
+            mixp_dtype raised;  /* the low dtype without a guard's fallback; MIXP_F32 = the guard
+                                   changed nothing                                         */
+        } watch;
         struct mixpi_tensor_of_ranks {  /* 0 without ranks                                 */
             int64_t leaf;       /* 1 + place in the arena of gradients; 0 = none           */
             int     divided;    /* of a parameter: 1: its optimizer states are sharded     */

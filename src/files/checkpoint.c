@@ -1,5 +1,4 @@
 #pragma once
-#include "../watch/saved.c"
 #include "reader.c"
 #include "writer.c"
 #include "list.c"
@@ -80,7 +79,8 @@ static mixp_result mixpi_checkpoint_check(const char *path, const mixp_checkpoin
 
 /* Recomputes masters from weights that the program wrote since the last step. */
 static mixp_result mixpi_checkpoint_sync(const mixp_checkpoint *what) {
-    mixp_result r = mixpi_guard_pack(what->ctx);
+    const mixpi_watcher *watcher = mixpi_watcher_of(what->ctx);
+    mixp_result r = watcher ? watcher->pack(what->ctx) : MIXP_OK;
     int64_t k;
     int i;
     for (i = 0; i < what->n_optimizers; i++) {
@@ -285,22 +285,14 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     }
 }
 
-static int mixpi_sites_are_good(const mixpi_state_item *item) {
-    const int32_t *state = (const int32_t *)item->e.data;
-    int64_t n;
-    for (n = 0; n < item->e.shape[0]; n++)
-        if (!mixpi_site_state_is_good(&state[n * MIXPI_SITE_STATES])) return 0;
-    return 1;
-}
-
 /* Is every number of the item valid? */
 static int mixpi_item_is_good(const mixpi_state_item *item) {
     const size_t size = mixp_dtype_size(item->e.dtype);
     const char *data = (const char *)item->e.data;
     double x = 0.0;
     size_t at;
+    if (item->is_good) return item->is_good(item);
     if (item->must == MIXPI_ANY) return 1;
-    if (item->must == MIXPI_SITE_ROWS) return mixpi_sites_are_good(item);
     for (at = 0; at < item->e.bytes; at += size) {
         mixp_convert(&x, MIXP_F64, data + at, item->e.dtype, 1);
         if (!mixpi_number_is_good(item->must, x)) return 0;
@@ -455,6 +447,7 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
 /* Changes the state. From here on only the device can fail. */
 static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     mixp_context *ctx = s->ctx;
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     int64_t made = ctx->tensors_made, k;
     mixp_result r = MIXP_OK;
     mixp_tensor *t;
@@ -482,7 +475,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
     mixpi_scaled_loaded(ctx);
-    mixpi_guard_unpack(ctx);
+    if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,
                           "the device failed; the state is partly overwritten; load the checkpoint "

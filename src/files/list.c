@@ -14,7 +14,6 @@ typedef enum mixpi_must {
     MIXPI_COUNTER,              /* at least 0. 64 bits: small enough that counting on cannot
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
-    MIXPI_SITE_ROWS,            /* states of the guard's sites                             */
     MIXPI_AMAX,                 /* at least 0, or Inf                                      */
     MIXPI_ABOVE_0               /* and finite                                              */
 } mixpi_must;
@@ -60,26 +59,11 @@ typedef struct mixpi_field {
     { MIXPI_OF_SPIKE, "optimizer.%d.spike." name, \
       offsetof(mixp_step_state, spike) + offsetof(mixp_spike_state, member), dtype, \
       MIXPI_COUNTER, offsetof(mixp_step_state, of) }
-#define MIXPI_FIELD_WATCH(member, must) \
-    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must, 0 }
 #define MIXPI_FIELD_GROUP(member, dtype, must) \
     { MIXPI_OF_GROUP, "optimizer.%d.group.%d." #member, offsetof(mixp_param_group, member), \
       dtype, must, 0 }
 
 static const mixpi_field mixpi_fields[] = {
-    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(window, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(idle, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(taken, MIXPI_FLAG),
-    MIXPI_FIELD_WATCH(missed, MIXPI_FLAG),
-    MIXPI_FIELD_WATCH(drawn, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(inspect_all, MIXPI_FLAG),
-    MIXPI_FIELD_WATCH(falls, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(force, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(forced, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(deep, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(probe, MIXPI_COUNTER),
-    MIXPI_FIELD_WATCH(acted, MIXPI_FLAG),
     MIXPI_FIELD_FORGIVEN(forgiven),
     MIXPI_FIELD_FORGIVEN(forgiven_at),
     MIXPI_FIELD_CONTEXT(step, MIXP_I64, MIXPI_COUNTER),
@@ -125,6 +109,7 @@ typedef struct mixpi_state_item {
     int           optional;     /* 1: a file may lack it                                */
     int           absent;       /* 1: the file lacks it; it starts with zeros           */
     mixpi_must    must;
+    int         (*is_good)(const struct mixpi_state_item *item);    /* instead of must, or NULL */
     const void   *limit;        /* address of the count that limits it, or NULL            */
     mixp_tensor  *weight;       /* the tensor, if it is a weight; otherwise NULL           */
     const mixp_optimizer *lent; /* of a state in borrowed memory: its optimizer; otherwise NULL */
@@ -200,15 +185,16 @@ static void mixpi_state_add(mixpi_state *s, mixpi_state_item item, const char *n
     s->n_items++;
 }
 
+static void mixpi_state_add_field(mixpi_state *s, const mixpi_field *field, void *base,
+                                  int optimizer, int group)
+{ mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer, group); }
+
 static void mixpi_state_add_fields(mixpi_state *s, mixpi_owner owner, void *base,
                                    int optimizer, int group) {
     size_t i;
-    for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++) {
-        const mixpi_field *field = &mixpi_fields[i];
-        if (field->owner == owner)
-            mixpi_state_add(s, mixpi_state_number(field, base), field->name, optimizer,
-                            group);
-    }
+    for (i = 0; i < MIXPI_LENGTH(mixpi_fields); i++)
+        if (mixpi_fields[i].owner == owner)
+            mixpi_state_add_field(s, &mixpi_fields[i], base, optimizer, group);
 }
 
 /* The scales of a moment that is stored in blocks. */
@@ -311,33 +297,6 @@ static void mixpi_state_add_optimizer(mixpi_state *s, mixp_optimizer *opt, int n
     mixpi_state_add_spike(s, opt, number);
 }
 
-/* The guard's state of its sites, one row for each site. */
-static void mixpi_state_add_watch(mixpi_state *s, mixpi_watch *w) {
-    mixpi_state_item item;
-    memset(&item, 0, sizeof item);
-    item.optional = 1;
-    item.e.dtype = MIXP_I64;
-    item.e.rank = 1;
-    item.e.shape[0] = w->capacity;
-    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
-    item.memory = w->hashes;
-    mixpi_state_add(s, item, "mixprec.guard.sites");
-    item.e.dtype = MIXP_I32;
-    item.e.rank = 2;
-    item.e.shape[1] = MIXPI_SITE_STATES;
-    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
-    item.memory = w->states;
-    item.must = MIXPI_SITE_ROWS;
-    mixpi_state_add(s, item, "mixprec.guard.states");
-    item.e.rank = 1;
-    item.e.shape[0] = MIXPI_OPTIMIZER_BITS;
-    item.e.bytes = sizeof w->barren;
-    item.memory = w->barren;
-    item.must = MIXPI_COUNTER;
-    mixpi_state_add(s, item, "mixprec.guard.skips");
-    mixpi_state_add_fields(s, MIXPI_OF_WATCH, w, 0, 0);
-}
-
 /* The state of delayed scaling: two tensors for each weight. */
 static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
     mixpi_state_item item;
@@ -384,9 +343,10 @@ static int mixpi_is_chosen(const mixp_weights_desc *some, const char *name) {
 
 /* Adds all items: the same list for saving, checking and loading. what NULL: weights only. */
 static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_scaled *scaled = s->ctx->casting ? s->ctx->casting->scaled : NULL;
     mixp_tensor *t;
-    int i;
+    int i, guarded;
     s->n_items = s->names_used = 0;
     for (t = s->ctx->tensors; t; t = t->own.next) {
         mixpi_state_item item;
@@ -398,7 +358,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (!what) return;
     mixpi_state_add_fields(s, MIXPI_OF_CONTEXT, s->ctx, 0, 0);
-    if (s->ctx->watch && s->ctx->watch->capacity) mixpi_state_add_watch(s, s->ctx->watch);
+    guarded = watcher && watcher->items(s);
     for (; scaled; scaled = scaled->next) mixpi_state_add_scaled(s, scaled);
     for (i = 0; i < what->n_values; i++)
         mixpi_state_add(s, mixpi_state_value(&what->values[i]), "value.%s",
@@ -407,7 +367,7 @@ static void mixpi_state_add_all(mixpi_state *s, const mixp_checkpoint *what) {
         mixpi_state_add_fields(s, MIXPI_OF_SCALER, what->scaler->state, 0, 0);
     if (what->scaler && what->scaler->rule.predicts && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_PREDICTION, what->scaler->state, 0, 0);
-    if (what->scaler && s->ctx->watch && s->ctx->watch->capacity && !what->scaler->desc.disabled)
+    if (what->scaler && guarded && !what->scaler->desc.disabled)
         mixpi_state_add_fields(s, MIXPI_OF_FORGIVEN, what->scaler->state, 0, 0);
     for (i = 0; i < what->n_optimizers; i++)
         mixpi_state_add_optimizer(s, what->optimizers[i], i);

@@ -159,8 +159,9 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
  */
 static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
                            mixp_op_id norm) {
-    const mixpi_watch *w = ctx->watch;
-    if (!ctx->device->kernels->add_norm || (w && (w->sampled || w->tap))) return 0;
+    const int watched = mixpi_watched(ctx);
+    if (!ctx->device->kernels->add_norm) return 0;
+    if (watched & (MIXPI_SAMPLED | MIXPI_COMPARING)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
     if (!mixpi_is_live(a) || !mixpi_is_live(b)) return 0;

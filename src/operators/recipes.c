@@ -35,9 +35,7 @@ static mixp_tensor *mixpi_recipe_weight(const mixp_call *c) {
 
 /* Does the guard, or a pin, leave this linear out? */
 static int mixpi_recipe_guarded(const mixp_call *c) {
-    const int number = mixpi_entry_of(c)->site;
-    if (c->out->dtype != MIXP_BF16) return 1;
-    return number && mixpi_site_at(c->ctx, number)->pinned;
+    return c->out->dtype != MIXP_BF16 || mixpi_call_is_pinned(c);
 }
 
 static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
@@ -50,12 +48,11 @@ static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
 
 /* Takes the recipe r for a linear. */
 static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
-    const mixpi_watch *w = c->ctx->watch;
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
         out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r);
         if (!out->scaled) return MIXP_ERR_MEMORY;
     }
-    out->enters = !mixpi_no_grad_now(c->ctx) && !(w && w->comparing);
+    out->enters = !mixpi_no_grad_now(c->ctx) && !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
     out->recipe = *r;
     out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, mixpi_random_step(c->ctx),
                                (uint64_t)c->ctx->calls_made);

@@ -365,22 +365,6 @@ enum {
     MIXPI_START_WORDS
 };
 
-/* The words of the guard; all 0 without a guard. */
-static void mixpi_start_guard(const mixp_context *ctx, double *row) {
-    const mixpi_watch *w = ctx->watch;
-    if (!w || !w->on) return;
-    row[0] = 1.0;
-    row[1] = (double)w->every;
-    row[2] = (double)w->clean;
-    row[3] = (double)w->patience;
-    row[4] = (double)w->most_sites;
-    row[5] = (double)w->high;
-    row[6] = (double)w->low_again;
-    row[7] = (double)w->flushed;
-    row[8] = (double)w->imprecise;
-    row[9] = (double)(ctx->device->post != NULL);
-}
-
 /* Hash, of 53 bits, of the tensors in the list and their order. */
 static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
     uint64_t h = 1469598103934665603u;
@@ -394,6 +378,7 @@ static uint64_t mixpi_leaves_hash(const mixpi_exchange *d) {
 
 static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
                              double *row) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixp_ranks_desc *k = &ctx->ranks;
     row[0] = MIXPREC_VERSION_MAJOR * 1e6 + MIXPREC_VERSION_MINOR * 1e3 +
              MIXPREC_VERSION_PATCH;
@@ -412,7 +397,7 @@ static void mixpi_start_fill(const mixp_context *ctx, const mixpi_exchange *d,
     row[13] = (double)k->check_every;
     row[14] = (double)d->n_leaves;
     row[15] = (double)k->unused;
-    mixpi_start_guard(ctx, row + MIXPI_START_GUARD);
+    if (watcher) watcher->words(ctx, row + MIXPI_START_GUARD);
     row[MIXPI_START_LEAVES] = (double)mixpi_leaves_hash(d);
     row[MIXPI_START_FAR] = (double)(ctx->device->upload != NULL);
 }

@@ -58,11 +58,12 @@ static mixp_result mixpi_tally_row(mixp_optimizer *opt, int64_t i) {
 /* Counts the gradients of a step that is sampled or for which the user asked. Called before the
  * step's first look at its gradients. */
 static mixp_result mixpi_tally_step(mixp_optimizer *opt) {
-    const int due = opt->tally_due || mixpi_context_sampled(opt->ctx);
+    const int watched = mixpi_watched(opt->ctx);
+    const int due = opt->tally_due || (watched & MIXPI_SAMPLED);
     mixp_result r = MIXP_OK;
     int64_t i;
     /* Parameters may have been added since the request. */
-    if (due || (opt->ctx->watch && opt->ctx->watch->on)) r = mixpi_tally_memory(opt);
+    if (due || (watched & MIXPI_WATCHED)) r = mixpi_tally_memory(opt);
     if (r != MIXP_OK || !due || opt->tallied) return r;
     opt->tally_count = opt->count;
     r = mixpi_device_zero(opt->ctx, opt->lost, mixpi_tally_bytes(opt));

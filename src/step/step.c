@@ -160,15 +160,17 @@ MIXPREC_API mixp_result mixp_clip_grad_norm(mixp_optimizer *opt, double max_norm
 
 static mixp_result mixpi_do_optimizer_step(mixp_optimizer *opt) {
     static const mixpi_scaling as_they_are = { 1, 0 };
+    const mixpi_watcher *watcher;
     mixp_result r;
     if (!opt) return MIXP_ERR_ARGUMENT;
+    watcher = mixpi_watcher_of(opt->ctx);
     r = mixpi_need_true(opt, "mixp_optimizer_step", "mixp_scaler_step instead");
     if (r == MIXP_OK) r = mixpi_need_all(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_refresh(opt, "mixp_optimizer_step");
     if (r == MIXP_OK) r = mixpi_step(opt, NULL, &as_they_are);
     if (r == MIXP_OK) r = mixpi_scaled_update(opt->ctx);
-    if (r != MIXP_OK || !mixpi_guard_on(opt->ctx) || opt->ctx->capturing) return r;
-    return mixpi_crew_stop_alone(opt->ctx, opt->ctx->watch->updated(opt->ctx, NULL));
+    if (r != MIXP_OK || !watcher) return r;
+    return mixpi_crew_stop_alone(opt->ctx, watcher->updated(opt->ctx, NULL));
 }
 
 MIXPREC_API mixp_result mixp_optimizer_step(mixp_optimizer *opt) {
@@ -317,12 +319,10 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
 
 /* Adds the guard's knowledge of where the newest skip began. */
 static void mixpi_verdict_origin(const mixp_context *ctx, mixp_verdict *v) {
-    const mixpi_watch *w = ctx->watch;
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     if (v->outcome != MIXP_STEP_SKIPPED) return;
-    if ((!w || !w->on) && v->loss_bad) v->origin = MIXP_ORIGIN_NO_GUARD;
-    if (!w || !w->on) return;
-    v->origin = (mixp_origin)w->origin;
-    if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
+    if (watcher && (mixpi_watched(ctx) & MIXPI_WATCHED)) watcher->origin(ctx, v);
+    else if (v->loss_bad) v->origin = MIXP_ORIGIN_NO_GUARD;
 }
 
 static mixp_skip_reason mixpi_skip_reason(const mixp_step_state *s) {
@@ -405,18 +405,11 @@ static mixp_result mixpi_scaler_diverged(const mixp_scaler *scaler) {
         on_rank);
 }
 
-/* If the result of a look arrives up to four updates late, forgives as many more skips. */
-static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k) {
-    k->forgives = ctx->device->post ? 5 : 1;
-    k->falls = ctx->watch->falls;
-}
-
 static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
-    const mixp_look *met;
+    const mixpi_watcher *watcher;
     mixp_advance_args k;
     mixp_context *ctx;
     mixp_result r, watched;
-    int guarded;
     if (!scaler) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) {
         scaler->epoch++;
@@ -432,12 +425,8 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     memset(&k, 0, sizeof k);
     k.rule = &scaler->rule;
     k.scaler = scaler->state;
-    guarded = mixpi_guard_on(ctx) && !ctx->capturing;
-    watched = guarded ? ctx->watch->updating(ctx) : MIXP_OK;
-    if (mixpi_guard_on(ctx)) mixpi_update_forgives(ctx, &k);
-    /* With several ranks, a rank's own look would change only its own scale. */
-    met = mixpi_world(ctx) > 1 ? NULL : mixpi_context_gradients(scaler->ctx);
-    k.largest = met ? &met->largest : NULL;
+    watcher = mixpi_watcher_of(ctx);
+    watched = watcher ? watcher->updating(ctx, &k) : MIXP_OK;
     r = MIXPI_STEP_RUN(scaler, advance, &k);
     if (r != MIXP_OK) return mixpi_crew_stop(ctx, r);
     scaler->first = scaler->began;
@@ -447,7 +436,7 @@ static mixp_result mixpi_do_scaler_update(mixp_scaler *scaler) {
     if (!scaler->rule.fixed) ctx->scale_moved = 1;
     r = mixpi_scaled_update(ctx);
     if (r == MIXP_OK) r = mixpi_scaler_diverged(scaler);
-    if (guarded && watched == MIXP_OK) watched = ctx->watch->updated(ctx, scaler);
+    if (watcher && watched == MIXP_OK) watched = watcher->updated(ctx, scaler);
     return mixpi_crew_stop_alone(ctx, r == MIXP_OK ? watched : r);
 }
 
@@ -483,6 +472,7 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixp_context *ctx = scaler ? scaler->ctx : NULL;
     mixp_result r = ctx ? mixpi_free_check(ctx, "mixp_scaler_free") : MIXP_OK;
     mixp_scaler *before = ctx ? (mixp_scaler *)ctx->scalers : NULL;
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     if (!ctx || r != MIXP_OK) return r;
     if (before == scaler) ctx->scalers = scaler->next;
     while (before != scaler && before->next != scaler) before = before->next;
@@ -490,7 +480,7 @@ MIXPREC_API mixp_result mixp_scaler_free(mixp_scaler *scaler) {
     mixpi_context_lose(ctx, scaler);
     mixpi_scale_lose(scaler);
     mixpi_optimizers_lose(scaler);
-    if (ctx->watch && ctx->watch->posted_scaler == scaler) ctx->watch->posted_scaler = NULL;
+    if (watcher) watcher->lose(ctx, scaler);
     mixpi_owned_free(ctx, scaler);
     return MIXP_OK;
 }

@@ -86,6 +86,7 @@ static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
  * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
  * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
 static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(opt->ctx);
     const int brought = opt->ctx->capturing || opt->ctx->graphs;
     uint64_t graded = 1469598103934665603u;
     int64_t i, active = 0;
@@ -120,7 +121,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
                        "before mixp_backward"
                      : "call mixp_backward first, on a loss that depends on a parameter");
     opt->plan.graded = graded >> 11;
-    opt->plan.guard = mixpi_guard_mark(opt->ctx);
+    opt->plan.guard = watcher ? watcher->mark(opt->ctx) : 0;
     if (!opt->rows_changed) return MIXP_OK;
     r = mixpi_rows_send(opt);
     if (r == MIXP_OK) opt->rows_changed = brought;

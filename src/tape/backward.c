@@ -35,17 +35,6 @@ static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) 
     return MIXP_OK;
 }
 
-/* Tells the guard of a walk. The walk of a comparison or of a capture belongs to no update. */
-static void mixpi_watch_walked(const mixp_context *ctx) {
-    mixpi_watch *w = ctx->watch;
-    if (!w) return;
-    w->pass++;
-    if (ctx->capturing || w->comparing) return;
-    w->walked = 1;
-    w->probed |= w->probing;
-    w->unseen |= !w->sampled;
-}
-
 /* Ends a walk with result r. */
 static void mixpi_walked(mixp_context *ctx, mixp_result r) {
     ctx->walking = 0;
@@ -56,6 +45,7 @@ static void mixpi_walked(mixp_context *ctx, mixp_result r) {
 
 static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     static const mixpi_mark as_it_is = { NULL, 0, 0, MIXPI_MARK_TRUE };
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixpi_tape_entry *e;
     mixp_tensor *g;
@@ -83,7 +73,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     if (r == MIXP_OK && crew) r = crew->walk_end(ctx);
     if (r == MIXP_OK) mixpi_unscaled_end(ctx);
     mixpi_walked(ctx, r);
-    mixpi_watch_walked(ctx);
+    if (watcher) watcher->walked(ctx);
     return mixpi_crew_stop(ctx, r);
 }
 

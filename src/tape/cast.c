@@ -39,13 +39,6 @@ static const mixp_op mixpi_cast_op = {
 
 static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
 
-/* The site that a cast of x would have. visit 1: counts it as visited although the cast is left
- * out. */
-static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
-    mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
-    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
-}
-
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
 { return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
 

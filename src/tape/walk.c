@@ -1,5 +1,5 @@
 #pragma once
-#include "../watch/looks.c"
+#include "run.c"
 /* --- marks of gradients ---------------------------------------------------------------- *
  *
  * A mark says by which factor a gradient is multiplied. A walk begins with a true gradient, a
@@ -256,21 +256,6 @@ static mixp_result mixpi_keep_grad(mixp_tensor *t) {
     return MIXP_OK;
 }
 
-/* Looks at the gradients of parameters and views that c wrote, after its backward. */
-static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
-    mixp_context *ctx = c->ctx;
-    mixp_result r = MIXP_OK;
-    int i;
-    if (!number || !mixpi_context_sampled(ctx)) return MIXP_OK;
-    for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
-        mixp_tensor *t = mixpi_grad_owner(c, i);
-        if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
-        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
-                       &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
-    }
-    return r;
-}
-
 /* Drops a loan that g no longer needs. Returns 0 if g owns its memory. */
 static int mixpi_forget_loan(mixp_tensor *g) {
     int borrowed = g && g->own.borrowed;
@@ -381,13 +366,12 @@ enum { MIXPI_UNSCALED_WALKS = 64 };
 /* Decides whether the walk that begins counts. A guard deals with flushed gradients itself. */
 static void mixpi_unscaled_begin(mixp_context *ctx) {
     mixpi_unscaled *u = &ctx->unscaled;
-    const mixpi_watch *w = ctx->watch;
     const int number = u->walks + 1;
     u->met = 0;
     u->values = u->flushed = 0.0;
     u->counts = number <= MIXPI_UNSCALED_WALKS && (number & (number - 1)) == 0 &&
                 !*ctx->warning && !ctx->capturing && ctx->device->kernels->look &&
-                !(w && (w->on || w->comparing));
+                !(mixpi_watched(ctx) & MIXPI_WATCHED);
 }
 
 /* Looks at g at once. On a device that the host cannot read, waits for it. */
@@ -444,17 +428,18 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
     const int site = mixpi_entry(c)->site;
+    const mixpi_watcher *watcher = site ? mixpi_watcher_of(ctx) : NULL;
     const uint64_t told = ctx->told, generation = ctx->generation;
     mixp_result r = mixpi_check_unwritten(c);
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
     out->grad = g; out->own.pending = 0;
-    if (r == MIXP_OK) r = mixpi_look_backward(ctx, site, g);
+    if (r == MIXP_OK && watcher) r = watcher->gradient(ctx, site, g);
     if (r == MIXP_OK) r = mixpi_unscaled_count(ctx, g);
     if (r == MIXP_OK) r = mixpi_run_inside(c, c->op->backward);
     if (ctx->generation != generation) return r;
     if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
     if (r == MIXP_OK) r = mixpi_check_given(c);
-    if (r == MIXP_OK) r = mixpi_look_leaves(c, site);
+    if (r == MIXP_OK && watcher) r = watcher->leaves(c, site);
     out->grad = NULL;
     if (r != MIXP_OK && ctx->told == told)
         mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));

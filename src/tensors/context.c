@@ -1,6 +1,7 @@
 #pragma once
 #include "block.c"
 #include "crew.c"
+#include "watcher.c"
 /* --- context --------------------------------------------------------------------------- */
 
 /* Returns what is wrong with a description; NULL if nothing is. */
@@ -167,6 +168,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
 
 MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
@@ -184,7 +186,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     ctx->replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
-    if (ctx->watch && ctx->watch->since < INT32_MAX) ctx->watch->since++;
+    if (watcher) watcher->replayed(ctx);
     r = mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
@@ -248,71 +250,4 @@ MIXPREC_API const mixp_exec *mixp_context_exec(mixp_context *ctx) {
 MIXPREC_API const mixp_device *mixp_context_device(const mixp_context *ctx) {
     return ctx ? ctx->device : NULL;
 }
-
-static size_t mixpi_rows_bytes(int sites)
-{ return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
-static size_t mixpi_bins_bytes(int sites)
-{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
-
-/* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
-static int mixpi_rows_filled(const mixpi_watch *w)
-{ return w->n_sites > w->filled ? w->n_sites : w->filled; }
-
-static int mixpi_guard_on(const mixp_context *ctx) { return ctx->watch && ctx->watch->on; }
-
-/* Distance in updates to the next sample: about `every`. The distance varies because a constant
- * even distance would always hit the same one of two networks that are trained in turn. */
-static int mixpi_watch_distance(const mixpi_watch *w) {
-    const uint64_t h = ((uint64_t)(uint32_t)w->drawn + 1u) * 0x9E3779B97F4A7C15u;
-    const int part = w->every / 4;
-    if (w->every == 1) return 1;
-    if (!part) return w->every + (int)(h >> 63);
-    return w->every - part + (int)((h >> 33) % (2u * (unsigned)part + 1u));
-}
-
-/* Must the guard sample the next update? All ranks agree. */
-static int mixpi_update_due(const mixpi_watch *w)
-{ return w->force || w->since >= mixpi_watch_distance(w); }
-
-/* Must the next step be sampled? Every step of an update that is due is sampled. Steps without an
- * update, as in an evaluation, are sampled about once in `every` steps, as often as updates are. Of
- * many steps that walk nothing back only one is sampled, unless the walk after them was missed
- * before. Ranks count updates only, because one rank may evaluate on its own. */
-static int mixpi_watch_due(const mixp_context *ctx) {
-    const mixpi_watch *w = ctx->watch;
-    const int blank = w->taken && !w->walked && !w->missed && !w->force;
-    if (mixpi_world(ctx) > 1) return mixpi_update_due(w);
-    if (w->idle >= w->every - 1) return 1;
-    return mixpi_update_due(w) && !blank && w->window < 64;
-}
-
-/* A hash, of 53 bits, of the guard's settings and of whether the guard has looked since the update.
- * Ranks combine their looks only if the hash is the same on all ranks. 0: the guard is off. */
-static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
-    const mixpi_watch *w = ctx->watch;
-    uint64_t words[6], h = 1469598103934665603u;
-    int i;
-    if (!mixpi_guard_on(ctx)) return 0;
-    words[0] = (uint64_t)w->every << 32 | (uint32_t)w->clean;
-    words[1] = (uint64_t)(uint32_t)w->patience << 32 | (uint32_t)w->most_sites;
-    words[2] = (uint64_t)mixp_bits_of_f32(w->high) << 32 | mixp_bits_of_f32(w->low_again);
-    words[3] = (uint64_t)mixp_bits_of_f32(w->imprecise) << 32 | mixp_bits_of_f32(w->flushed);
-    words[4] = w->fresh != 0;
-    words[5] = w->probing != 0;
-    for (i = 0; i < 6; i++) {
-        h = (h ^ words[i]) * 1099511628211u;
-        h ^= h >> 29;
-    }
-    return (h >> 11) | 1u;
-}
-
-/* Is the current step sampled? mixp_step_begin decides; without a guard the answer is 0. */
-static int mixpi_context_sampled(const mixp_context *ctx)
-{ return ctx->watch && ctx->watch->sampled; }
-
-/* The look at all gradients of this sampled step so far, of activations and of parameters, still
- * multiplied by the loss scale. Device memory, cleared when a sampled step begins. NULL: the step
- * is not sampled. Kernels of the scaler may read `largest` and `nonfinite`. */
-static const mixp_look *mixpi_context_gradients(const mixp_context *ctx)
-{ return mixpi_context_sampled(ctx) ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL; }
 

@@ -117,6 +117,12 @@ static mixp_tensor *mixpi_origin(mixp_tensor *t) {
     return t->own.master ? t->own.master : t;
 }
 
+/* The permanent tensor behind t, or behind the low copy t; NULL if t belongs to this step. */
+static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
+    if (t && t->own.master) t = t->own.master;
+    return t && !t->own.generation ? t : NULL;
+}
+
 /* --- functions of the program: operators' and hooks' ---------------------------------------- *
  *
  * Operators and hooks of the program must not begin a step. A C++ exception may leave one of them,

@@ -44,150 +44,10 @@ typedef struct mixpi_exchange mixpi_exchange;
 typedef struct mixpi_crew mixpi_crew;
 typedef mixp_tensor *(*mixpi_tensor_fn)(mixp_context *ctx, void *user);
 
-/* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */
-enum {
-    MIXPI_ROW_BACKWARD,         /* all gradients so far, of activations and of leaves */
-    MIXPI_ROW_WEIGHT,           /* a weight that is under suspicion */
-    MIXPI_ROW_SITES
-};
+typedef struct mixpi_watch mixpi_watch;
+typedef struct mixpi_watcher mixpi_watcher;
 
-typedef struct mixpi_happening mixpi_happening;     /* an event, as WATCH stores it */
-
-enum {                          /* the rows of one site */
-    MIXPI_LOOK_VALUE,           /* the values that the site stored */
-    MIXPI_LOOK_GRAD,            /* the gradient of the site */
-    MIXPI_LOOK_LEAF,            /* the gradients of leaves that the site wrote */
-    MIXPI_LOOK_DATA,            /* the batch: inputs that come from no site and no parameter */
-    MIXPI_LOOK_LOSS,            /* two floats: mean square of the rounding error, and mean square of
-                                   the variation over the batch; see watch/precision.c */
-    MIXPI_LOOKS
-};
-
-enum {
-    MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
-    MIXPI_MAX_EVENTS = 1024,
-    MIXPI_OPTIMIZER_BITS = 31,  /* optimizers with their own bit; further ones share bits */
-    MIXPI_SITE_COUNT = 1 << 30  /* limit at which the counts of a site stop, far from an overflow */
-};
-
-/* State of one site under the guard. TAPE finds the site, AUTOCAST reads its dtype, WATCH
- * decides. */
-typedef struct mixpi_site {
-    uint64_t     hash;          /* hash of operator, scope and inputs; 0: slot unused */
-    uint64_t     tensors;       /* hash of the tensors that it read when last applied */
-    uint64_t     pass;          /* watch->pass when last applied */
-    uint64_t     weights;       /* hash of the operator and the trained permanent tensors that it
-                                   reads; 0: it reads none */
-    int          next;          /* number of the next site in the same bucket; 0 = none */
-    int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
-    int          turn;          /* position in its step when last sampled (1 = first) */
-    int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
-    int          scalar;        /* 1: its result has one element */
-    int          casts;         /* 1: autocast casts its inputs */
-    int          carries;       /* 1: it stores f32 if its inputs are f32 */
-    int          changed;       /* samples begun when its state changed; older ones do not count */
-    mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low
-                                   MIXP_F32: f32 in any case) */
-    mixp_dtype   around;        /* the region's low dtype, for the look */
-    int32_t      fallen;        /* 1: it stores f32; 2: it also reads f32 */
-    int32_t      falls, clean;
-    int32_t      for_grad;      /* 1: it fell back because its gradient was too large */
-    int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
-    int          pin_told;      /* 1: an event has reported the pin */
-    int          inspected;     /* newest sample that measured its precision */
-    int32_t      imprecise;     /* 1: it fell back because rounding lost too much */
-    double       lost;          /* share of the variation that rounding lost in the newest sample,
-                                   on the rank that lost most; 0: not measured */
-    int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
-    int64_t      samples;
-    mixp_tensor *read[2];       /* permanent tensors that it reads */
-    mixp_look    value, grad;
-    const char  *op;
-    char         name[MIXPI_SITE_NAME];
-} mixpi_site;
-
-typedef struct mixpi_pin {
-    char       pattern[MIXPI_SITE_NAME];
-    mixp_dtype dtype;
-    int        fits;            /* 1: a site with a fitting name exists */
-} mixpi_pin;
-
-/* State of the guard in one context, from mixp_guard_start on. Sites are numbered from 1. A window
- * is the steps between two updates. A probe is a sampled step that stores f32 everywhere. */
-typedef struct mixpi_watch {
-    int         on;             /* 0: stopped */
-    int         sampled;        /* 1: the current step is sampled */
-    int         begun;          /* samples so far */
-    int         fresh;          /* number of the unread sample in rows; 0 = none */
-    int         posted;         /* number of the sample on its way to the host; 0 = none */
-    int         looked;         /* 1: a sample that walked back was settled since the update */
-    int         whole;          /* 1: all walks of the newest update were sampled */
-    int         settled;        /* 1: at least one sample was settled */
-    int32_t     acted;          /* 1: a site fell back since the last skip */
-    int32_t     falls;          /* number of fallbacks so far */
-    int32_t     drawn;          /* sampled updates so far: key of the distance to the next one */
-    void       *comparing;      /* state of a running mixp_compare, which stops sampling */
-    int         turns;          /* sites to which this sample has stored */
-    int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
-                                   sampled until their next update */
-    int32_t     deep;           /* bits of optimizers whose newest skip had a loss that was not
-                                   finite */
-    int32_t     probe;          /* bits of optimizers whose last two skips had a loss that was not
-                                   finite: their sampled steps are probes until their next update */
-    int         repeat;         /* 1: the next step stores f32 everywhere: an evaluation repeats */
-    int         repeated;       /* 1: the newest evaluation was a repetition */
-    int         probing;        /* 1: the current step stores f32 everywhere */
-    int         probed;         /* 1: a step since the update stored f32 everywhere and walked
-                                   back */
-    int         fresh_probe, posted_probe;  /* 1: the sample in rows is a probe; the sample on its
-                                               way to the host is a probe */
-    int         settling_probe; /* 1: the sample being settled is a probe */
-    int         settling_bad;   /* 1: the loss of the sample being settled is not finite */
-    int32_t     since;          /* updates since the newest sampled update, inclusive */
-    int32_t     idle;           /* steps begun since the newest update or sampled step */
-    int         in_turn;        /* 1: the next update is due to be sampled */
-    int32_t     taken;          /* 1: a step since the update was sampled */
-    int32_t     missed;         /* 1: a walk of an update that was due was not sampled */
-    int32_t     window;         /* steps begun since the update */
-    int         walked;         /* 1: a step of the window walked back */
-    int         unseen;         /* 1: a step of the window walked back unsampled */
-    int32_t     forced;         /* consecutive updates with `force` set */
-    int32_t     met;            /* bits of optimizers that have updated under the guard */
-    int32_t     barren[MIXPI_OPTIMIZER_BITS];   /* for each optimizer: consecutive skips that began
-                                                   in the forward pass and that no fallback cured */
-    int         every, clean, patience, capacity, n_sites, n_buckets;
-    int         most_sites;     /* max_sites */
-    int         filled;         /* sites whose rows a sample may have written */
-    float       high, low_again, flushed, imprecise;
-    int32_t     inspect_all;    /* 1: the next sample measures the precision of all sites */
-    uint64_t    rows_step;      /* step whose sample is in rows */
-    uint64_t    posted_step, event_step, updated_step;
-    size_t      posted_bytes;   /* size of the sample on its way to the host */
-    mixp_look  *rows, *seen;    /* looks in device memory; the host's copy */
-    mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
-    int64_t    *bins;           /* device memory: exponent histogram of each site; or NULL */
-    int         counting;       /* 1: sampled steps fill bins */
-    mixpi_site *sites;
-    int        *buckets;
-    uint64_t    pass;           /* incremented by each step and each walk back */
-    mixpi_pin  *pins;
-    int         n_pins;
-    int         full, full_told;/* 1: a site found no room; 1: an event has reported it */
-    int origin, found;  /* mixp_origin of the newest skip; mixp_origin found since the update */
-    int         origin_site, found_site;
-    const void *posted_scaler;  /* scaler whose state is on its way to the host */
-    int32_t     posted_bits;    /* bits of the optimizers of the posted update */
-    int64_t    *hashes;         /* for checkpoints: hashes of the sites, and their states */
-    int32_t    *states;
-    mixpi_happening *events;
-    int64_t     n_events;
-    int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
-    mixp_result (*settle)(mixp_context *ctx);   /* set by WATCH; called when a step begins */
-    mixp_result (*updating)(mixp_context *ctx);     /* called before a scaler's update */
-    mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* called after an update; scaler
-                                                                   NULL: a step without a scaler */
-    void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
-} mixpi_watch;
+enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
 
 /* Unscaled f16 gradients of the newest walk that met any; see tape/walk.c. */
 typedef struct mixpi_unscaled {
@@ -222,7 +82,8 @@ struct mixp_context {
     mixpi_arena  host, dev, records;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
     mixpi_casting *casting;     /* state of AUTOCAST, made at its first use                 */
-    mixpi_watch   *watch;       /* NULL: no guard was ever started */
+    const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
+    mixpi_watch   *watch;       /* state of the guard; NULL: no guard was ever started     */
     struct mixpi_pool *pool;    /* threads, started by the first parallel loop             */
     /* tape */
     mixpi_tape_entry *tape;     /* newest first                                            */

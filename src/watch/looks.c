@@ -1,5 +1,4 @@
 #pragma once
-#include "../tape/apply.c"
 #include "sites.c"
 #include "precision.c"
 /* --- looks ----------------------------------------------------------------------------- */
@@ -30,18 +29,10 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
-/* Must the operator compute its intermediate values in f32? Yes if its f32 result still overflowed,
- * in a probe, and if a pattern pins it to f32. */
-static int mixpi_call_is_wide(mixp_call *c) {
-    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
-    if (!site || site->pinned == 2) return 0;
-    return site->fallen == 2 || site->pinned == 1 || c->ctx->watch->probing;
-}
-
 /* Is t the batch, that is, neither a parameter nor the result of a site? */
 static int mixpi_is_data(const mixp_tensor *t) {
     if (!t || !mixpi_real(t->dtype) || t->requires_grad || t->own.master) return 0;
-    return t->own.generation ? !t->own.site && !t->own.from_tape : !t->own.is_param;
+    return t->own.generation ? !t->own.watch.site && !t->own.from_tape : !t->own.is_param;
 }
 
 /* After an operator: records which dtype its site stored, and in a sampled step looks at the
@@ -59,22 +50,6 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     if (!w->sampled) return MIXP_OK;
     site->turn = ++w->turns;
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t, NULL);
-}
-
-/* Runs one of the operator's own functions. A function that begins a step loses its call and
- * fails. */
-static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)(mixp_call *)) {
-    mixp_context *ctx = c->ctx;
-    const char *name = c->op->name;
-    const uint64_t generation = ctx->generation;
-    volatile char here = 0;
-    const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
-    mixp_result r = run(c);
-    if (ctx->generation != generation)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: its own functions have begun a step",
-                                 name);
-    mixpi_inside_end(ctx, before);
-    return r;
 }
 
 /* Measures what a call loses by storing low. A cast still has its unrounded input; other calls are
@@ -100,10 +75,10 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     mixp_tensor *out = e->call.out;
     mixp_result r = MIXP_OK;
     int i, through = mixpi_is_seen_through(e);
-    out->own.site = through ? given[0]->own.site : e->site;
-    out->own.seen = through ? mixpi_seen_as(given[0]) : NULL;
-    if (mixpi_is_cast(e->call.op) && !out->own.site) out->own.site = e->site;
-    if (e->alias) out->own.raised = given[0]->own.raised;
+    out->own.watch.site = through ? given[0]->own.watch.site : e->site;
+    out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
+    if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
+    if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
     if (e->alias) e->site = 0;          /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
     r = mixpi_site_stored(ctx, e->site, out,
@@ -119,7 +94,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
 /* Before an operator is walked back: looks at the gradient of its result. */
 static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
     mixpi_watch *w = ctx->watch;
-    if (!number || !w->on) return MIXP_OK;
+    if (!w->on) return MIXP_OK;
     if (w->tap) w->tap(ctx, number, g, 1);
     if (!w->sampled) return MIXP_OK;
     return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g, &w->rows[MIXPI_ROW_BACKWARD]);
@@ -135,7 +110,7 @@ static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dty
     const mixpi_site *reader = mixpi_site_at(ctx, mixpi_entry(c)->site);
     int n;
     if (!reader) return 0;
-    if (t->own.raised != MIXP_F32) return 1;
+    if (t->own.watch.raised != MIXP_F32) return 1;
     if (cached) return reader->fallen == 2;
     n = mixpi_cast_site(ctx, t, 0);
     if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
@@ -147,233 +122,45 @@ static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dty
     return 1;
 }
 
-/* At level 3 the parameters themselves are low: an f32 parameter would silently make it level 2. */
-static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *param) {
-    if (mixp_autocast_current(c->ctx).level < 3) return MIXP_OK;
-    return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: level 3 is for parameters that are low themselves, and '%s' is "
-                             "f32: make it f16 or bf16, or choose level 2, which keeps f32 weights",
-                             c->op->name, param->name);
+/* Must the operator compute its intermediate values in f32? Yes if its f32 result still overflowed,
+ * in a probe, and if a pattern pins it to f32. */
+static int mixpi_site_is_wide(const mixp_call *c) {
+    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    if (!site || site->pinned == 2) return 0;
+    return site->fallen == 2 || site->pinned == 1 || c->ctx->watch->probing;
 }
 
-/* Casts the inputs of a LOW operator to the region's dtype. */
-static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
+/* Looks at the gradients of parameters and views that c wrote, after its backward. */
+static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
+    mixp_context *ctx = c->ctx;
     mixp_result r = MIXP_OK;
-    int i, cached;
-    if (mixpi_entry(c)->site) mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1;
+    int i;
+    if (!mixpi_context_sampled(ctx)) return MIXP_OK;
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
-        mixp_tensor *t = c->in[i];
-        if (!t || !mixpi_real(t->dtype) || t->dtype == low) continue;
-        cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
-        if (cached) r = mixpi_check_level(c, t);
-        if (r != MIXP_OK) return r;
-        if (mixpi_stays_uncast(c, t, cached, low, &r)) continue;
-        c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
-        if (!cached) mixpi_count_activation_cast(c->ctx);
-        if (!c->in[i]) return MIXP_ERR_MEMORY;
+        mixp_tensor *t = mixpi_grad_owner(c, i);
+        if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
+        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
+                       &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
     }
     return r;
 }
 
-/* Casts the inputs of an ALL_F32 operator to f32, inside and outside of regions. */
-static mixp_result mixpi_cast_to_f32(mixp_call *c) {
-    int i;
-    for (i = 0; i < c->n_in; i++) {
-        mixp_tensor *t = c->in[i];
-        if (!t || !mixpi_is_low(t->dtype)) continue;
-        c->in[i] = mixpi_cast(c->ctx, t, MIXP_F32);
-        mixpi_count_activation_cast(c->ctx);
-        if (!c->in[i]) return mixpi_failed(c->ctx);
-    }
-    return MIXP_OK;
-}
-
-/* Sets the dtype of a result that autocast and the guard may choose. */
-static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast region) {
+/* Sets the dtype of a result for which autocast has chosen a dtype. */
+static void mixpi_site_choose(mixp_call *c, mixp_op_class cls) {
+    mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
     mixp_tensor *out = c->out;
-    const mixp_tensor *first = c->in[0];
-    mixp_dtype natural = out->dtype, plain;
-    mixpi_site *site;
-    if (cls == MIXP_CLASS_PROMOTE) natural = mixpi_widest(c->n_in, c->in);
-    else if (first && first->dtype == natural) natural = mixpi_plain_dtype(first);
-    plain = mixpi_result_dtype(region, cls, natural, out->rank);
-    out->dtype = plain;
+    const mixp_dtype plain = out->dtype;
     if (!mixpi_guard_on(c->ctx)) return;
-    site = mixpi_site_at(c->ctx, mixpi_entry(c)->site);
     if (site) site->carries = mixpi_class_carries(cls);
     out->dtype = mixpi_guarded_dtype(c->ctx, site, cls, c->n_in, c->in, plain);
-    if (out->dtype != plain) out->own.raised = plain;
+    if (out->dtype != plain) out->own.watch.raised = plain;
 }
 
-static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
-                                         mixp_autocast region) {
-    mixpi_tape_entry *e = mixpi_entry(c);
-    mixp_tensor *out = c->out;
-    if (!out)
-        return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
-                                 "%s: infer declared no result", c->op->name);
-    if (e->alias) {
-        out->data = c->in[0]->data;
-        out->own.origin = mixpi_origin(c->in[0]);
-        return MIXP_OK;
-    }
-    if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
-    out->data = mixpi_data_alloc(out);
-    return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
-}
+static void mixpi_site_casts(mixp_call *c)
+{ mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1; }
 
-static mixp_result mixpi_run_forward(mixp_call *c) {
-    mixp_autocast region = mixp_autocast_current(c->ctx);
-    mixp_op_class cls = mixpi_class_of(c->ctx, c->op);
-    mixp_result r = MIXP_OK;
-    if (region.level && cls == MIXP_CLASS_BANNED)
-        return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
-                                 "%s is unsafe in low precision: use %s, or run "
-                                 "it in a region of MIXP_F32",
-                                 c->op->name,
-                                 c->op->instead ? c->op->instead : "another operator");
-    if (cls == MIXP_CLASS_ALL_F32) {
-        mixpi_entry(c)->fixed_dtype = 1;
-        r = mixpi_cast_to_f32(c);
-    }
-    /* A cast converts its own input, whatever class the user gave it. */
-    if (region.level && cls == MIXP_CLASS_LOW && !mixpi_is_cast(c->op))
-        r = mixpi_cast_inputs(c, region.dtype);
-    if (r == MIXP_OK) r = c->op->infer(c);
-    if (r == MIXP_OK) r = mixpi_allocate_output(c, cls, region);
-    if (r == MIXP_OK) r = c->op->forward(c);
-    if (r == MIXP_OK && mixpi_real(c->out->dtype))
-        mixpi_count_call(c->ctx, c->op, c->out->dtype);
-    return r;
-}
-
-/* Makes an entry. Its memory: the entry; an even number of versions; the inputs, padded to a
- * multiple of four so that operators may read inputs that were left out; the attributes, which have
- * the entry's alignment; then one byte of flags for each input. */
-static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, int n_in,
-                                         mixp_tensor *const *in, const void *attrs) {
-    size_t slots = ((size_t)n_in + 3) / 4 * 4, versions = ((size_t)n_in + 2) / 2 * 2;
-    mixpi_tape_entry *e = (mixpi_tape_entry *)mixpi_step_alloc(
-        ctx, sizeof *e + versions * sizeof *e->versions + slots * sizeof *in + op->attrs_size +
-                 (size_t)n_in);
-    if (!e) return NULL;
-    memset(e->reads, 0xFF, sizeof e->reads);
-    e->call.ctx = ctx;
-    e->call.op = op;
-    e->call.n_in = n_in;
-    e->versions = (uint64_t *)(void *)(e + 1);
-    e->call.in = (mixp_tensor **)(void *)(e->versions + versions);
-    memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
-    if (op->attrs_size) e->call.attrs = memcpy(e->call.in + slots, attrs, op->attrs_size);
-    e->inputs = (unsigned char *)(e->call.in + slots) + op->attrs_size;
-    return e;
-}
-
-/* Input i of a call; for i = n_in the result. */
-static mixp_tensor *mixpi_call_tensor(const mixp_call *c, int i)
-{ return i < c->n_in ? c->in[i] : c->out; }
-
-/* Puts a call on the tape, with the versions of the tensors that it read. */
-static void mixpi_record_call(mixpi_tape_entry *e) {
-    mixp_context *ctx = e->call.ctx;
-    int i;
-    for (i = 0; i <= e->call.n_in; i++) {
-        mixp_tensor *t = mixpi_call_tensor(&e->call, i);
-        e->versions[i] = t ? mixpi_origin(t)->version : 0;
-    }
-    e->call.out->own.from_tape = 1;
-    e->older = ctx->tape;
-    ctx->tape = e;
-}
-
-/* Notes the name of the operator that stops gradients to a result. */
-static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
-    const mixp_call *c = &e->call;
-    int i;
-    if (grad && !c->op->backward) c->out->own.cut = c->op->name;
-    for (i = 0; i < c->n_in && !c->out->own.cut; i++)
-        if (c->in[i]) c->out->own.cut = c->in[i]->own.cut;
-}
-
-static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                mixp_tensor *const *in, int required, const void *attrs) {
-    mixpi_tape_entry *e;
-    uint64_t told = ctx ? ctx->told : 0;
-    mixp_result r;
-    int i, grad = 0;
-    if (!ctx || mixpi_check_apply(ctx, op, n_in, in, required, attrs) != MIXP_OK)
-        return NULL;
-    e = mixpi_entry_new(ctx, op, n_in, in, attrs);
-    if (!e) return NULL;
-    ctx->calls_made++;
-    e->site = mixpi_site_enter(ctx, op, n_in, e->call.in);
-    r = mixpi_run_inside(&e->call, mixpi_run_forward);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
-    if (e->site) r = mixpi_look_forward(e, in);
-    if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
-    for (i = 0; i < n_in; i++) {
-        e->inputs[i] = mixp_call_wants(&e->call, i) ? 0 : MIXPI_INPUT_CONSTANT;
-        grad |= !e->inputs[i];
-    }
-    if (grad && op->backward && !mixpi_no_grad_now(ctx) && mixpi_real(e->call.out->dtype))
-        mixpi_record_call(e);
-    else {
-        if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
-        mixpi_note_cut(e, grad);
-    }
-    return e->call.out;
-}
-
-MIXPREC_API mixp_tensor *mixp_apply(mixp_context *ctx, const mixp_op *op, int n_in,
-                                    mixp_tensor *const *in, int required,
-                                    const void *attrs) {
-    const int before = mixpi_enter(ctx);
-    mixp_tensor *y = mixpi_apply(ctx, op, n_in, in, required, attrs);
-    mixpi_leave(ctx, before, MIXP_OK);
-    return y;
-}
-
-MIXPREC_API mixp_result mixp_call_output(mixp_call *c, mixp_dtype dtype, int rank,
-                                         const int64_t *shape) {
-    c->out = mixpi_tensor_new(c->ctx, "", dtype, rank, shape, 0, 0);
-    return c->out ? MIXP_OK : mixpi_failed(c->ctx);
-}
-
-/* Like mixp_call_output, for a dtype that autocast must not change. */
-static mixp_result mixpi_call_output_fixed(mixp_call *c, mixp_dtype dtype, int rank,
-                                           const int64_t *shape) {
-    mixpi_entry(c)->fixed_dtype = 1;
-    return mixp_call_output(c, dtype, rank, shape);
-}
-
-MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *shape) {
-    mixp_result r = mixpi_call_output_fixed(c, c->in[0]->dtype, rank, shape);
-    mixpi_entry(c)->alias = 1;
-    if (r == MIXP_OK && c->out->count != c->in[0]->count)
-        return mixp_context_fail(
-            c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements cannot have a shape of %.0f",
-            c->op->name, (double)c->in[0]->count, (double)c->out->count);
-    return r;
-}
-
-MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what)
-{ if (i >= 0) mixpi_entry(c)->reads[mixpi_min(i, MIXPI_READS - 1)] = what; }
-
-/* Sets what the gradients of all inputs are made from. */
-static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
-    int i;
-    for (i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
-}
-
-MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype,
-                                        int rank, const int64_t *shape) {
-    const mixp_tensor *kept = slot >= 0 && slot < MIXP_MAX_SAVED ? c->saved[slot] : NULL;
-    if (kept && kept->data && kept->dtype == dtype && kept->rank == rank && /* computed again */
-        (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape))) return c->saved[slot];
-    if (slot >= 0 && slot < MIXP_MAX_SAVED)
-        return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
-    mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name,
-                      slot, MIXP_MAX_SAVED);
-    return NULL;
+static int mixpi_site_is_pinned(const mixp_call *c) {
+    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    return site && site->pinned;
 }
 

@@ -1,5 +1,4 @@
 #pragma once
-#include "../tape/apply.c"
 #include "sites.c"
 /* --- precision --------------------------------------------------------------------------- *
  *
@@ -137,3 +136,4 @@ static mixp_result mixpi_inspect_again(mixpi_tape_entry *e, mixp_result (*run)(m
     if (size) memcpy(c->attrs, attrs, size);
     return r;
 }
+

@@ -1,5 +1,6 @@
 #pragma once
 #include "watch.c"
+#include "../files/list.c"
 /* --- checkpoints of the guard ----------------------------------------------------------------- */
 
 /* Before saving: settles everything, and packs the sites into the rows of the file. */
@@ -25,6 +26,69 @@ static int mixpi_site_state_is_good(const int32_t *state) {
     for (i = 0; i < MIXPI_SITE_STATES; i++)
         if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
     return state[0] <= 2 && state[3] <= 3;
+}
+
+/* Are all rows of a loaded item valid? */
+static int mixpi_guard_rows_are_good(const mixpi_state_item *item) {
+    const int32_t *state = (const int32_t *)item->e.data;
+    int64_t n;
+    for (n = 0; n < item->e.shape[0]; n++)
+        if (!mixpi_site_state_is_good(&state[n * MIXPI_SITE_STATES])) return 0;
+    return 1;
+}
+
+/* The guard's numbers in a checkpoint. */
+#define MIXPI_FIELD_WATCH(member, must) \
+    { MIXPI_OF_WATCH, "mixprec.guard." #member, offsetof(mixpi_watch, member), MIXP_I32, must, 0 }
+static const mixpi_field mixpi_guard_fields[] = {
+    MIXPI_FIELD_WATCH(since, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(window, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(idle, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(taken, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(missed, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(drawn, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(inspect_all, MIXPI_FLAG),
+    MIXPI_FIELD_WATCH(falls, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(force, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(forced, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(deep, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(probe, MIXPI_COUNTER),
+    MIXPI_FIELD_WATCH(acted, MIXPI_FLAG)
+};
+#undef MIXPI_FIELD_WATCH
+
+/* Adds the guard's numbers, and the state of its sites, one row for each. Returns 0 if none was
+ * ever started. */
+static int mixpi_guard_items(mixpi_state *s) {
+    mixpi_watch *w = s->ctx->watch;
+    mixpi_state_item item;
+    size_t i;
+    if (!w->capacity) return 0;
+    memset(&item, 0, sizeof item);
+    item.optional = 1;
+    item.e.dtype = MIXP_I64;
+    item.e.rank = 1;
+    item.e.shape[0] = w->capacity;
+    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.memory = w->hashes;
+    mixpi_state_add(s, item, "mixprec.guard.sites");
+    item.e.dtype = MIXP_I32;
+    item.e.rank = 2;
+    item.e.shape[1] = MIXPI_SITE_STATES;
+    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.memory = w->states;
+    item.is_good = mixpi_guard_rows_are_good;
+    mixpi_state_add(s, item, "mixprec.guard.states");
+    item.e.rank = 1;
+    item.e.shape[0] = MIXPI_OPTIMIZER_BITS;
+    item.e.bytes = sizeof w->barren;
+    item.memory = w->barren;
+    item.is_good = NULL;
+    item.must = MIXPI_COUNTER;
+    mixpi_state_add(s, item, "mixprec.guard.skips");
+    for (i = 0; i < MIXPI_LENGTH(mixpi_guard_fields); i++)
+        mixpi_state_add_field(s, &mixpi_guard_fields[i], w, 0, 0);
+    return 1;
 }
 
 /* Forgets all sites, and what the guard saw of steps that the loaded state does not know.

@@ -1,6 +1,5 @@
 #pragma once
-#include "../tensors/context.c"
-#include "../autocast.c"
+#include "state.c"
 /* --- sites ----------------------------------------------------------------------------- *
  *
  * A site is identified by a hash of its operator, its scope and its inputs: a parameter by its id,
@@ -23,15 +22,9 @@ static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
 static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
 { return number ? &ctx->watch->sites[number - 1] : NULL; }
 
-/* The permanent tensor behind t, or behind the low copy t; NULL if t belongs to this step. */
-static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
-    if (t && t->own.master) t = t->own.master;
-    return t && !t->own.generation ? t : NULL;
-}
-
 /* The tensor of which t is a cast, a reshape or a dropout; otherwise t itself. */
 static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
-{ return t && t->own.seen ? t->own.seen : t; }
+{ return t && t->own.watch.seen ? t->own.watch.seen : t; }
 
 static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
     const mixp_tensor *lasting;
@@ -39,7 +32,7 @@ static uint64_t mixpi_identity(const mixp_context *ctx, mixp_tensor *t) {
     t = mixpi_seen_as(t);
     lasting = mixpi_lasting(t);
     if (lasting) return mixpi_mix(2, (uint64_t)lasting->own.id);
-    return t->own.site ? mixpi_site_at(ctx, t->own.site)->hash : 0;
+    return t->own.watch.site ? mixpi_site_at(ctx, t->own.watch.site)->hash : 0;
 }
 
 /* One application of an operator: the parts that identify its site. */
@@ -142,7 +135,8 @@ static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
     for (i = 0; i < v->n_in; i++) {
         mixp_tensor *t = v->in[i], *lasting = mixpi_lasting(t);
         if (lasting && read < 2) site->read[read++] = lasting;
-        if (t && t->own.site && from < MIXPI_SITE_FROM) site->from[from++] = t->own.site;
+        if (!t || !t->own.watch.site || from == MIXPI_SITE_FROM) continue;
+        site->from[from++] = t->own.watch.site;
     }
 }
 
@@ -193,5 +187,12 @@ static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
     return number;
+}
+
+/* The site that a cast of x would have. visit 1: counts it as visited although the cast is left
+ * out. */
+static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
+    mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
+    return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
 }
 

@@ -928,9 +928,6 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
     if (!w) return NULL;
     w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
     if (!w->pins) return NULL;
-    w->settle = mixpi_guard_settle;
-    w->updating = mixpi_guard_updating;
-    w->updated = mixpi_guard_updated;
     return ctx->watch = w;
 }
 

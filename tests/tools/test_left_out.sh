@@ -78,7 +78,15 @@ for call in 'mixp_ranks_sum(0)' 'mixp_ranks_max(0)' 'mixp_ranks_check(0)' 'mixp_
 done
 check '  no code of src/ranks is there'                     gone MIXPREC_NO_RANKS ranks
 
-echo 'int main(void) { return !trained(); }' >"$tmp/MIXPREC_NO_CHECKPOINT.main"
+echo 'int main(void) { return !trained(); }' | tee "$tmp/MIXPREC_NO_WATCH.main" >"$tmp/MIXPREC_NO_CHECKPOINT.main"
+check 'MIXPREC_NO_WATCH compiles'                           build MIXPREC_NO_WATCH
+check '  a step is as ever'                                 "$tmp/MIXPREC_NO_WATCH"
+for call in 'mixp_guard_start(0, 0)' 'mixp_guard_stop(0)' 'mixp_retry(0, 0)' 'mixp_look_at(0, MIXP_F16, 0)' \
+            'mixp_compare(0, 0, 0, 0, 0)'; do
+    check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_WATCH "$call"
+done
+check '  no code of src/watch is there'                     gone MIXPREC_NO_WATCH watch
+
 check 'MIXPREC_NO_CHECKPOINT compiles'                      build MIXPREC_NO_CHECKPOINT
 check '  a step is as ever'                                 "$tmp/MIXPREC_NO_CHECKPOINT"
 for call in 'mixp_checkpoint_save(0, 0)' 'mixp_checkpoint_load(0, 0)' 'mixp_checkpoint_load_weights(0, 0, 0)' \

@@ -8,7 +8,7 @@
 #   sanitizers threads clang                    other builds of everything
 #   O0 O3 lto trapv char m32 gnu ofast finite   gcc's flags; the last three: only promises that hold
 #   gcc-VERSION clang-VERSION musl tcc mingw    other compilers and libraries
-#   no_ranks no_checkpoint                      a room left out, as MIXPREC_NO_RANKS does
+#   no_ranks no_watch no_checkpoint             a room left out, as MIXPREC_NO_RANKS does
 #   aarch64 armhf riscv64 ppc64le s390x         other processors, in an emulator
 #   arm amx                                     instructions that few processors have, emulated
 
@@ -95,6 +95,9 @@ m32)        # the kernel's headers are where those of 64 bits are, unless gcc-mu
 no_ranks)
     tests CC="$CC" CPPFLAGS=-DMIXPREC_NO_RANKS CFLAGS=-O1 LIGHT=-O0 TESTS="$(set_of \
         mlp scaler step optimizers muon tensors autocast checkpoint operators mistakes warnings)" ;;
+no_watch)
+    tests CC="$CC" CPPFLAGS=-DMIXPREC_NO_WATCH CFLAGS=-O1 LIGHT=-O0 TESTS="$(set_of \
+        scaler step optimizers muon ema tensors autocast checkpoint operators)" ;;
 no_checkpoint)
     tests CC="$CC" CPPFLAGS=-DMIXPREC_NO_CHECKPOINT CFLAGS=-O1 LIGHT=-O0 TESTS="$(set_of \
         mlp scaler step optimizers tensors autocast operators warnings)" ;;

@@ -1,0 +1,65 @@
+#pragma once
+#include "parts.c"
+#include "../tape.h"
+#include "../step.h"
+/* --- the door of the guard --------------------------------------------------------------- *
+ *
+ * The rooms of the loop call the guard through this table only, and only after a guard was started
+ * or a tensor was looked at. watch/door.c fills the table. Without a guard in the build, the table
+ * is never there, and the compiler drops the calls.
+ */
+struct mixpi_state;
+
+/* What mixpi_watched answers. */
+enum {
+    MIXPI_WATCHED = 1,          /* a guard is on                                           */
+    MIXPI_SAMPLED = 2,          /* the current step is sampled                             */
+    MIXPI_COMPARING = 4         /* mixp_compare is running                                 */
+};
+
+struct mixpi_watcher {
+    int         (*watched)(const mixp_context *ctx);
+    void        (*replayed)(mixp_context *ctx);
+    /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
+    int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
+    void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
+    int         (*stays_uncast)(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
+                                mixp_result *r);
+    void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
+    int         (*is_wide)(const mixp_call *c);
+    int         (*is_pinned)(const mixp_call *c);
+    mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
+    /* tape: walking back */
+    mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
+    mixp_result (*gradient)(mixp_context *ctx, int site, const mixp_tensor *g);
+    mixp_result (*leaves)(const mixp_call *c, int site);        /* after its backward */
+    void        (*walked)(const mixp_context *ctx);
+    /* step */
+    uint64_t    (*mark)(const mixp_context *ctx);   /* what all ranks must have alike */
+    void        (*words)(const mixp_context *ctx, double *row);     /* the same, in full */
+    void        (*origin)(const mixp_context *ctx, mixp_verdict *v);
+    mixp_result (*updating)(mixp_context *ctx, mixp_advance_args *k);
+    mixp_result (*updated)(mixp_context *ctx, void *scaler);    /* NULL: a step without one */
+    void        (*lose)(mixp_context *ctx, const void *scaler); /* it is about to be freed */
+    /* checkpoints */
+    mixp_result (*pack)(mixp_context *ctx);
+    int         (*items)(struct mixpi_state *s);    /* 1: there are some */
+    void        (*unpack)(mixp_context *ctx);
+};
+
+/* The door; NULL: no guard was ever started. */
+static const mixpi_watcher *mixpi_watcher_of(const mixp_context *ctx) {
+#ifdef MIXPREC_NO_WATCH
+    (void)ctx;
+    return NULL;
+#else
+    return ctx && ctx->watch ? ctx->watcher : NULL;
+#endif
+}
+
+/* A set of MIXPI_WATCHED, MIXPI_SAMPLED and MIXPI_COMPARING. */
+static int mixpi_watched(const mixp_context *ctx) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
+    return watcher ? watcher->watched(ctx) : 0;
+}
+

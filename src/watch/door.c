@@ -1,0 +1,137 @@
+#pragma once
+#include "../tensors/watcher.c"
+#include "watch.c"
+#include "saved.c"
+/* --- what the guard's door opens to ---------------------------------------------------------- */
+
+static int mixpi_watch_flags(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
+    return (w->on ? MIXPI_WATCHED : 0) | (w->sampled ? MIXPI_SAMPLED : 0) |
+           (w->comparing ? MIXPI_COMPARING : 0);
+}
+
+static void mixpi_watch_replayed(mixp_context *ctx) {
+    if (ctx->watch->since < INT32_MAX) ctx->watch->since++;
+}
+
+/* Is the step that begins a sampled one? Counts the step for the guard. */
+static int mixpi_watch_samples(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const int due = mixpi_watch_due(ctx);
+    w->in_turn |= mixpi_update_due(w);
+    w->taken |= due;
+    if (w->window < INT32_MAX) w->window++;
+    if (w->idle < INT32_MAX) w->idle++;
+    if (due) w->idle = 0;
+    return due;
+}
+
+/* Does the step belong to the update of an earlier walk, as a micro-batch does? No sample is
+ * settled between micro-batches: one rank then decides like many ranks that each walk one
+ * micro-batch. */
+static int mixpi_window_open(const mixpi_watch *w) { return w->walked && w->window < 64; }
+
+/* Settles the samples of earlier steps and decides whether the new step is sampled. With several
+ * ranks, samples are settled at updates; until then all steps share the same rows. */
+static mixp_result mixpi_watch_begin(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    mixp_result r = MIXP_OK;
+    w->sampled = w->probing = 0;
+    w->pass++;
+    if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
+    if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
+    if (r != MIXP_OK || (ctx->evaluates && !w->repeat)) return r;
+    w->sampled = mixpi_watch_samples(ctx);
+    if (w->repeat) w->sampled = mixpi_world(ctx) == 1;
+    w->probing = w->repeat || (w->sampled && w->probe);
+    w->repeat = 0;
+    if (!w->sampled) return MIXP_OK;
+    w->fresh_probe |= w->probing;
+    if (w->fresh) return MIXP_OK;
+    w->turns = 0;
+    w->fresh = ++w->begun;
+    w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
+    w->filled = mixpi_rows_filled(w);
+    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
+    if (r == MIXP_OK && w->counting)
+        r = mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->filled));
+    return r;
+}
+
+/* Tells the guard of a walk. The walk of a comparison or of a capture belongs to no update. */
+static void mixpi_watch_walked(const mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    w->pass++;
+    if (ctx->capturing || w->comparing) return;
+    w->walked = 1;
+    w->probed |= w->probing;
+    w->unseen |= !w->sampled;
+}
+
+/* The words of the guard that ranks compare; all 0 without a guard. */
+static void mixpi_watch_words(const mixp_context *ctx, double *row) {
+    const mixpi_watch *w = ctx->watch;
+    if (!w->on) return;
+    row[0] = 1.0;
+    row[1] = (double)w->every;
+    row[2] = (double)w->clean;
+    row[3] = (double)w->patience;
+    row[4] = (double)w->most_sites;
+    row[5] = (double)w->high;
+    row[6] = (double)w->low_again;
+    row[7] = (double)w->flushed;
+    row[8] = (double)w->imprecise;
+    row[9] = (double)(ctx->device->post != NULL);
+}
+
+/* If the result of a look arrives up to four updates late, forgives as many more skips. */
+static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k) {
+    k->forgives = ctx->device->post ? 5 : 1;
+    k->falls = ctx->watch->falls;
+}
+
+/* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
+static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
+    const int on = mixpi_guard_on(ctx);
+    const mixp_result r = on && !ctx->capturing ? mixpi_guard_updating(ctx) : MIXP_OK;
+    /* With several ranks, a rank's own look would change only its own scale. */
+    const mixp_look *met = mixpi_world(ctx) > 1 ? NULL : mixpi_context_gradients(ctx);
+    if (on) mixpi_update_forgives(ctx, k);
+    k->largest = met ? &met->largest : NULL;
+    return r;
+}
+
+static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
+    if (!mixpi_guard_on(ctx) || ctx->capturing) return MIXP_OK;
+    return mixpi_guard_updated(ctx, scaler);
+}
+
+/* Where the newest skip began. */
+static void mixpi_watch_origin(const mixp_context *ctx, mixp_verdict *v) {
+    const mixpi_watch *w = ctx->watch;
+    v->origin = (mixp_origin)w->origin;
+    if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
+}
+
+static void mixpi_watch_lose(mixp_context *ctx, const void *scaler) {
+    if (ctx->watch->posted_scaler == scaler) ctx->watch->posted_scaler = NULL;
+}
+
+static const mixpi_watcher mixpi_watch_door = {
+    mixpi_watch_flags, mixpi_watch_replayed,
+    /* tape: applying an operator */
+    mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
+    mixpi_site_is_pinned, mixpi_look_forward,
+    /* tape: walking back */
+    mixpi_watch_begin, mixpi_look_backward, mixpi_look_leaves, mixpi_watch_walked,
+    /* step */
+    mixpi_guard_mark, mixpi_watch_words, mixpi_watch_origin, mixpi_watch_updating,
+    mixpi_watch_updated, mixpi_watch_lose,
+    /* checkpoints */
+#ifndef MIXPREC_NO_CHECKPOINT
+    mixpi_guard_pack, mixpi_guard_items, mixpi_guard_unpack
+#else
+    NULL, NULL, NULL
+#endif
+};
+
