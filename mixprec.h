@@ -1857,6 +1857,102 @@ MIXPREC_HD float mixp_master_from_8(uint32_t weight, uint32_t rest) {
     return mixp_f32_of_bits(((weight << 8) + rest - carried) << 8);
 }
 
+/* --- numbers below 16 bits: see mixp_quantise_args --- */
+
+/* The grid of an element: magnitudes as f32 bits. */
+typedef struct mixpi_grid {
+    int      shift;             /* mantissa bits of f32 that the element lacks             */
+    uint32_t max, normal;       /* largest value; smallest normal number                   */
+    uint32_t magic;             /* f32 number whose unit in the last place is the element's step
+                                   below its normal numbers                                */
+    float    step, largest;
+} mixpi_grid;
+
+MIXPREC_HD mixpi_grid mixpi_grid_of(mixp_dtype element) {
+    const mixpi_grid e4m3 = { 20, 0x43E00000u, 0x3C800000u, 0x46800000u, MIXP_E4M3_TINY,
+                              MIXP_E4M3_MAX };
+    const mixpi_grid e5m2 = { 21, 0x47600000u, 0x38800000u, 0x43000000u, MIXP_E5M2_TINY,
+                              MIXP_E5M2_MAX };
+    const mixpi_grid e2m1 = { 22, 0x40C00000u, 0x3F800000u, 0x4A800000u, 0.5f, 6.0f };
+    return element == MIXP_F8_E4M3 ? e4m3 : element == MIXP_F8_E5M2 ? e5m2 : e2m1;
+}
+
+/* All ones if a < b, both below 2^31; else 0. Without branches, so that compilers use vectors. */
+MIXPREC_HD uint32_t mixpi_q_below(uint32_t a, uint32_t b) { return 0u - ((a - b) >> 31); }
+MIXPREC_HD uint32_t mixpi_q_choose(uint32_t mask, uint32_t a, uint32_t b)
+{ return (a & mask) | (b & ~mask); }
+
+/* The bits of a magnitude rounded to the grid, and at most its largest value; a NaN stays. */
+MIXPREC_HD uint32_t mixpi_grid_round(const mixpi_grid *g, uint32_t a) {
+    const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
+    const uint32_t half = (1u << (g->shift - 1)) - 1u, odd = capped >> g->shift & 1u;
+    const uint32_t normal = (capped + half + odd) >> g->shift << g->shift;
+    const uint32_t few = mixp_bits_of_f32(mixp_f32_of_bits(capped) + mixp_f32_of_bits(g->magic));
+    const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)(few - g->magic) * g->step);
+    const uint32_t number = mixpi_q_choose(mixpi_q_below(capped, g->normal), tiny, normal);
+    return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
+}
+
+/* The same for e2m1, rounded up when the upper 22 bits of `random` lie below the part cut off. */
+MIXPREC_HD uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t random) {
+    const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
+    const uint32_t up = 0x3FFFFFu - (random >> 10), small = mixpi_q_below(capped, g->normal);
+    const float cut = mixp_f32_of_bits(capped & small) * 8388608.0f;
+    const uint32_t steps = ((uint32_t)(int32_t)cut + up) >> 22;
+    const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)steps * g->step);
+    const uint32_t number = mixpi_q_choose(small, tiny, (capped + up) >> 22 << 22);
+    return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
+}
+
+/* One block's scales: x is multiplied by `in`, the rounded value by `out`. */
+typedef struct mixpi_scales { float in, out; } mixpi_scales;
+
+MIXPREC_HD int mixpi_amax_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
+
+/* limit / amax, at most the largest f32; 1 where that says nothing. */
+MIXPREC_HD float mixpi_scale_to(float limit, uint32_t amax) {
+    float s;
+    if (!mixpi_amax_usable(amax)) return 1.0f;
+    s = limit / mixp_f32_of_bits(amax);
+    return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
+}
+
+/* The power of two with the biased exponent e, 0 to 254. */
+MIXPREC_HD float mixpi_q_power(int e)
+{ return mixp_f32_of_bits(e ? (uint32_t)e << 23 : 0x400000u); }
+
+MIXPREC_HD mixpi_scales mixpi_scales_power(float limit, uint32_t amax) {
+    const int e = (int)(mixp_bits_of_f32(mixpi_scale_to(limit, amax)) >> 23);
+    mixpi_scales s;
+    s.in = mixpi_q_power(e);
+    s.out = mixpi_q_power(254 - e);
+    return s;
+}
+
+MIXPREC_HD mixpi_scales mixpi_scales_e8m0(float limit, uint32_t amax) {
+    const uint32_t t = mixp_bits_of_f32(mixp_f32_of_bits(amax) * (1.0f / limit));
+    int e = (int)(t >> 23);
+    mixpi_scales s;
+    if (amax > 0x7F800000u) {
+        s.in = s.out = mixp_f32_of_bits(amax);
+        return s;
+    }
+    e += (t & 0x7FFFFFu) != 0 && (e > 0 || t > 0x400000u);
+    if (e > 254) e = 254;
+    s.in = mixpi_q_power(254 - e);
+    s.out = mixpi_q_power(e);
+    return s;
+}
+
+/* tensor: the scale of the whole array. */
+MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
+    const float wanted = mixp_f32_of_bits(amax) * (tensor * (1.0f / 6.0f));
+    mixpi_scales s;
+    s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
+    s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;
+    if (mixp_bits_of_f32(s.in) == 0x7F800000u) s.in = mixp_f32_of_bits(0x7F7FFFFFu);
+    return s;
+}
 /* ==== 4. KERNELS ======================================================= >>kernels ====
  *
  * A device is a table of kernels and memory functions: the CPU's tables are here, a GPU's is in
@@ -2227,7 +2323,8 @@ typedef struct mixp_loss_backward_args {
  * op(a) is m x k: stored k x m when trans_a. op(b) is k x n: stored n x k when trans_b.
  * ld* count elements between rows as stored. bias: n values added to each row, or absent.
  * batch matrices lie stride_* elements apart. stride_a or stride_b 0: all products share a or b.
- * a, b, c, bias: real. k may be 0. */
+ * a, b, c, bias: real. k may be 0. alpha_at: device memory; *alpha_at replaces alpha. NULL: alpha
+ * counts. */
 typedef struct mixp_gemm_args {
     int64_t  m, n, k, batch;
     int      trans_a, trans_b;
@@ -2236,7 +2333,12 @@ typedef struct mixp_gemm_args {
     mixp_out c;
     int64_t  lda, ldb, ldc;
     int64_t  stride_a, stride_b, stride_c;
+    const float *alpha_at;
 } mixp_gemm_args;
+
+/* alpha, where *alpha_at can be read. */
+MIXPREC_HD float mixpi_gemm_alpha(const mixp_gemm_args *g)
+{ return g->alpha_at ? *g->alpha_at : g->alpha; }
 
 /* A product fused with a second operation, where the vendor's library can fuse the two. Where it
  * cannot, two kernels run one after the other.
@@ -2303,6 +2405,113 @@ typedef struct mixp_attention_backward_args {
     mixp_in  dy;                        /* laid out as y                                   */
     mixp_out dq, dk, dv;                /* laid out as q, k and v; each may be absent      */
 } mixp_attention_backward_args;
+
+/* --- numbers below 16 bits --------------------------------------------------------------- */
+
+/* Scales of a quantised array. amax: the largest magnitude of a block, or of the array. max: the
+ * largest value of the element. */
+typedef enum mixp_block_scale {
+    MIXP_SCALE_TENSOR,          /* s = max / amax for the whole array; y = element(x s)    */
+    MIXP_SCALE_POWER,           /* s = max / amax rounded down to a power of two, for each block;
+                                   y = element(x s) / s                                    */
+    MIXP_SCALE_E8M0,            /* d = amax / max rounded up to a power of two, for each block;
+                                   y = element(x / d) d                                    */
+    MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
+                                   e4m3(amax s / 6) and y = element(x s / d) d             */
+    MIXP_SCALE_COUNT
+} mixp_block_scale;
+
+/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
+ * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
+ * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
+ *
+ * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
+ * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
+ * POWER: a block with amax 0, Inf or NaN has s = 1. E4M3: an array with such an amax has s = 1. A
+ * block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
+ * above.
+ *
+ * The same inputs give the same bits on every instruction set and at any number of threads. */
+typedef struct mixp_quantise_args {
+    int64_t          rows, cols;
+    mixp_in          x;
+    mixp_bf16       *y;
+    mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
+    mixp_block_scale scale;
+    int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
+                                                   n x n, n a multiple of 16; 0 x 0 for TENSOR */
+    int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
+                                       cut off, to within 2^-22                            */
+    uint64_t         seed, step, tensor;    /* of mixp_random_u32; the element is the index in x;
+                                               ignored unless stochastic                   */
+    float            given;     /* TENSOR: s; 0 = from the amax of x                       */
+    float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
+    float           *decode;    /* of the kernel, in device memory: becomes the factor by which a
+                                   product with y must be multiplied: 1 / s for TENSOR and E4M3,
+                                   otherwise 1. May be NULL                                */
+    const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
+} mixp_quantise_args;
+
+/* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
+ * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols] f32, rows a multiple of 16; sums of
+ * 16 in f32, as a tree. The transform is orthogonal, so transforming both factors does not change
+ * their product. The signs are TransformerEngine's. */
+typedef struct mixp_hadamard_args {
+    int64_t rows, cols;
+    mixp_in a;
+    float  *y;
+} mixp_hadamard_args;
+
+/* The sign of row i of 16. */
+MIXPREC_HD float mixpi_hadamard_sign(int i) { return 0xD7E8u >> i & 1u ? -1.0f : 1.0f; }
+
+/* What is wrong with a call of `quantise`; MIXP_OK: nothing. */
+MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
+    const int64_t r = k->block_rows, c = k->block_cols;
+    const int element = k->element == MIXP_F8_E4M3 || k->element == MIXP_F8_E5M2 ||
+                        k->element == MIXP_F4_E2M1;
+    if (!k->x.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
+    if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
+    if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
+    if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
+    if (k->scale == MIXP_SCALE_TENSOR) return r == 0 && c == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
+    if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
+    if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
+    return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
+}
+
+/* What is wrong with a call of `hadamard`; MIXP_OK: nothing. */
+MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
+    if (!k->a.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
+    if (k->a.dtype != MIXP_F32 && k->a.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
+    return k->rows % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
+}
+
+/* The scale of a whole array with this amax; 1 where only blocks have scales. */
+MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
+    if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(2688.0f, amax);
+    if (k->scale != MIXP_SCALE_TENSOR) return 1.0f;
+    return k->given > 0.0f ? k->given : mixpi_scale_to(mixpi_grid_of(k->element).largest, amax);
+}
+
+/* Does an array have such a scale? */
+MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
+{ return kind == MIXP_SCALE_TENSOR || kind == MIXP_SCALE_E4M3; }
+
+/* The scales of a block. tensor: the array's. */
+MIXPREC_HD mixpi_scales mixpi_scales_of(mixp_block_scale kind, float largest, float tensor,
+                                        uint32_t amax) {
+    mixpi_scales s = { 1.0f, 1.0f };
+    switch (kind) {
+    case MIXP_SCALE_POWER: return mixpi_scales_power(largest, amax);
+    case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(largest, amax);
+    case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(tensor, amax);
+    case MIXP_SCALE_TENSOR:
+    case MIXP_SCALE_COUNT:
+    default: s.in = tensor; return s;
+    }
+}
 
 /* --- what kernels are given --------------------------------------------------------------- */
 
@@ -2798,6 +3007,11 @@ typedef struct mixp_kernels {
     mixp_result (*cross_entropy_both)(const mixp_exec *x,
                                       const mixp_cross_entropy_both_args *k);
     mixp_result (*gemm_epilogue)(const mixp_exec *x, const mixp_gemm_epilogue_args *k);
+
+    /* Recipes. NULL where memory is the host's: mixp_quantise and mixp_hadamard do the work. NULL
+     * on another device: the device has no recipes. */
+    mixp_result (*quantise)(const mixp_exec *x, const mixp_quantise_args *k);
+    mixp_result (*hadamard)(const mixp_exec *x, const mixp_hadamard_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */
@@ -3431,63 +3645,21 @@ typedef struct mixp_recipe {
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
  * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
- * no state, it starts from its beginning. All ranks must set the same recipe. */
+ * no state, it starts from its beginning. All ranks must set the same recipe. A device with memory
+ * of its own has no delayed scaling: MIXP_ERR_DEVICE. */
 
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
 
-/* Scales of a quantised array. amax: the largest magnitude of a block, or of the array. max: the
- * largest value of the element. */
-typedef enum mixp_block_scale {
-    MIXP_SCALE_TENSOR,          /* s = max / amax for the whole array; y = element(x s)    */
-    MIXP_SCALE_POWER,           /* s = max / amax rounded down to a power of two, for each block;
-                                   y = element(x s) / s                                    */
-    MIXP_SCALE_E8M0,            /* d = amax / max rounded up to a power of two, for each block;
-                                   y = element(x / d) d                                    */
-    MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
-                                   e4m3(amax s / 6) and y = element(x s / d) d             */
-    MIXP_SCALE_COUNT
-} mixp_block_scale;
-
-/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
- * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
- * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
- *
- * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
- * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
- * POWER: a block with amax 0, Inf or NaN has s = 1. E4M3: an array with such an amax has s = 1. A
- * block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
- * above.
- *
- * The same inputs give the same bits on every instruction set and at any number of threads. */
-typedef struct mixp_quantise_args {
-    int64_t          rows, cols;
-    mixp_in          x;
-    mixp_bf16       *y;
-    mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
-    mixp_block_scale scale;
-    int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
-                                                   n x n, n a multiple of 16; 0 x 0 for TENSOR */
-    int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
-                                       cut off, to within 2^-22                            */
-    uint64_t         key;       /* of mixp_random_key; the element is the index in x       */
-    float            given;     /* TENSOR: s; 0 = from the amax of x                       */
-    float           *amax;      /* TENSOR: becomes the amax of x; NULL = not wanted        */
-} mixp_quantise_args;
-
-/* Runs on the CPU, in the threads of x (mixp_context_exec). *decode: the
- * factor by which a product with y must be multiplied: 1 / s for TENSOR and E4M3, otherwise 1.
- * MIXP_ERR_ARGUMENT: NULL, an unknown scale or element, or `given` is negative or not finite.
- * MIXP_ERR_SHAPE: blocks that do not fit. MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y,
- * *decode and *amax are unchanged. */
+/* The kernel `quantise` on the CPU, in the threads of x (mixp_context_exec); k->decode and k->times
+ * are ignored. *decode: the factor by which a product with y must be multiplied: 1 / s for TENSOR
+ * and E4M3, otherwise 1. MIXP_ERR_ARGUMENT: NULL, an unknown scale or element, or k->given is
+ * negative or not finite. MIXP_ERR_SHAPE: blocks that do not fit. MIXP_ERR_DTYPE: x is neither f32
+ * nor bf16. On an error y, *decode and *k->amax are unchanged. */
 MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
                                       float *decode);
 
-/* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
- * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols] f32, rows a multiple of 16; sums of
- * 16 in f32, as a tree. The transform is orthogonal, so transforming both factors does not change
- * their product. The signs are TransformerEngine's. Errors as
- * mixp_quantise's. */
+/* The kernel `hadamard` on the CPU; see mixp_hadamard_args. Errors as mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       float *y);
 
@@ -9427,7 +9599,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
         if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
         cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
                     g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n,
-                    (int)g->k, g->alpha, a, (int)g->lda, b, (int)g->ldb,
+                    (int)g->k, mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
                     g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
@@ -10494,7 +10666,7 @@ MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
     mixpi_tile t;
     t.depth = s->steps;
     t.pairs = s->job->pairs;
-    t.alpha = s->job->g->alpha;
+    t.alpha = mixpi_gemm_alpha(s->job->g);
     for (i = 0; i < panels; i += at_once) {
         int64_t end = mixpi_min(i + at_once, panels), first = MIXPI_P(panel_row)(m, i, panels);
         int64_t next = MIXPI_P(panel_row)(m, end, panels);
@@ -12655,7 +12827,7 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
-    MIXPI_P(cross_entropy_both), NULL                                                     \
+    MIXPI_P(cross_entropy_both), NULL, NULL, NULL                                         \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -14810,7 +14982,7 @@ static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
     if (!k) return "the arguments are NULL";
     if (k->m < 0 || k->n < 0 || k->k < 0 || k->batch < 0) return "a size is negative";
     if (k->batch == 0) return "batch is 0; set it to 1 for one product";
-    if (k->alpha == 0.0f) return "alpha is 0; set it to 1 for the plain product";
+    if (k->alpha == 0.0f && !k->alpha_at) return "alpha is 0; set it to 1 for the plain product";
     if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
     if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
         return "a, b or c has no data";
@@ -15052,106 +15224,13 @@ MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }
 
-/* The grid of an element: magnitudes as f32 bits. */
-typedef struct mixpi_grid {
-    int      shift;             /* mantissa bits of f32 that the element lacks             */
-    uint32_t max, normal;       /* largest value; smallest normal number                   */
-    uint32_t magic;             /* f32 number whose unit in the last place is the element's step
-                                   below its normal numbers                                */
-    float    step, largest;
-} mixpi_grid;
-
-static mixpi_grid mixpi_grid_of(mixp_dtype element) {
-    const mixpi_grid e4m3 = { 20, 0x43E00000u, 0x3C800000u, 0x46800000u, MIXP_E4M3_TINY,
-                              MIXP_E4M3_MAX };
-    const mixpi_grid e5m2 = { 21, 0x47600000u, 0x38800000u, 0x43000000u, MIXP_E5M2_TINY,
-                              MIXP_E5M2_MAX };
-    const mixpi_grid e2m1 = { 22, 0x40C00000u, 0x3F800000u, 0x4A800000u, 0.5f, 6.0f };
-    return element == MIXP_F8_E4M3 ? e4m3 : element == MIXP_F8_E5M2 ? e5m2 : e2m1;
-}
-
-/* All ones if a < b, both below 2^31; else 0. Without branches, so that compilers use vectors. */
-static uint32_t mixpi_q_below(uint32_t a, uint32_t b) { return 0u - ((a - b) >> 31); }
-static uint32_t mixpi_q_choose(uint32_t mask, uint32_t a, uint32_t b)
-{ return (a & mask) | (b & ~mask); }
-
-/* The bits of a magnitude rounded to the grid, and at most its largest value; a NaN stays. */
-static uint32_t mixpi_grid_round(const mixpi_grid *g, uint32_t a) {
-    const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
-    const uint32_t half = (1u << (g->shift - 1)) - 1u, odd = capped >> g->shift & 1u;
-    const uint32_t normal = (capped + half + odd) >> g->shift << g->shift;
-    const uint32_t few = mixp_bits_of_f32(mixp_f32_of_bits(capped) + mixp_f32_of_bits(g->magic));
-    const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)(few - g->magic) * g->step);
-    const uint32_t number = mixpi_q_choose(mixpi_q_below(capped, g->normal), tiny, normal);
-    return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
-}
-
-/* The same for e2m1, rounded up when the upper 22 bits of `random` lie below the part cut off. */
-static uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t random) {
-    const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
-    const uint32_t up = 0x3FFFFFu - (random >> 10), small = mixpi_q_below(capped, g->normal);
-    const float cut = mixp_f32_of_bits(capped & small) * 8388608.0f;
-    const uint32_t steps = ((uint32_t)(int32_t)cut + up) >> 22;
-    const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)steps * g->step);
-    const uint32_t number = mixpi_q_choose(small, tiny, (capped + up) >> 22 << 22);
-    return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
-}
-
-/* One block's scales: x is multiplied by `in`, the rounded value by `out`. */
-typedef struct mixpi_scales { float in, out; } mixpi_scales;
-
-static int mixpi_amax_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
-
-/* limit / amax, at most the largest f32; 1 where that says nothing. */
-static float mixpi_scale_to(float limit, uint32_t amax) {
-    float s;
-    if (!mixpi_amax_usable(amax)) return 1.0f;
-    s = limit / mixp_f32_of_bits(amax);
-    return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
-}
-
-/* The power of two with the biased exponent e, 0 to 254. */
-static float mixpi_q_power(int e) { return mixp_f32_of_bits(e ? (uint32_t)e << 23 : 0x400000u); }
-
-static mixpi_scales mixpi_scales_power(float limit, uint32_t amax) {
-    const int e = (int)(mixp_bits_of_f32(mixpi_scale_to(limit, amax)) >> 23);
-    mixpi_scales s;
-    s.in = mixpi_q_power(e);
-    s.out = mixpi_q_power(254 - e);
-    return s;
-}
-
-static mixpi_scales mixpi_scales_e8m0(float limit, uint32_t amax) {
-    const uint32_t t = mixp_bits_of_f32(mixp_f32_of_bits(amax) * (1.0f / limit));
-    int e = (int)(t >> 23);
-    mixpi_scales s;
-    if (amax > 0x7F800000u) {
-        s.in = s.out = mixp_f32_of_bits(amax);
-        return s;
-    }
-    e += (t & 0x7FFFFFu) != 0 && (e > 0 || t > 0x400000u);
-    if (e > 254) e = 254;
-    s.in = mixpi_q_power(254 - e);
-    s.out = mixpi_q_power(e);
-    return s;
-}
-
-/* tensor: the scale of the whole array. */
-static mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
-    const float wanted = mixp_f32_of_bits(amax) * (tensor * (1.0f / 6.0f));
-    mixpi_scales s;
-    s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
-    s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;
-    if (mixp_bits_of_f32(s.in) == 0x7F800000u) s.in = mixp_f32_of_bits(0x7F7FFFFFu);
-    return s;
-}
-
 typedef struct mixpi_quantising {
     mixp_quantise_args k;
     mixpi_grid         grid;
     float              tensor;  /* scale of the whole array                                */
     int64_t            tile_cols;   /* columns that share scales, or 16 columns with their own */
     int                by_lane; /* 1: each column of a tile has its own scale              */
+    uint64_t           key;     /* of its random numbers                                   */
     uint32_t          *amax;    /* of each row of the array: for the array's               */
 } mixpi_quantising;
 
@@ -15201,7 +15280,7 @@ static void mixpi_q_write(const mixpi_quantising *q, int64_t at, int64_t n,
     if (q->k.stochastic) {
         for (i = 0; i < MIXPI_Q_LANES; i++) {
             const uint32_t v = mixp_bits_of_f32(mixp_f32_of_bits(u[i]) * in[i]);
-            const uint32_t random = mixp_random_at(q->k.key, (uint64_t)(at + i));
+            const uint32_t random = mixp_random_at(q->key, (uint64_t)(at + i));
             const uint32_t r = mixpi_grid_random(&grid, v & 0x7FFFFFFFu, random);
             const float value = mixp_f32_of_bits(r | (v & 0x80000000u));
             y[i] = mixp_bf16_from_f32(value * out[i]).bits;
@@ -15216,17 +15295,8 @@ static void mixpi_q_write(const mixpi_quantising *q, int64_t at, int64_t n,
     memcpy(q->k.y + at, y, (size_t)n * sizeof *y);
 }
 
-static mixpi_scales mixpi_q_scales(const mixpi_quantising *q, uint32_t amax) {
-    mixpi_scales s = { 1.0f, 1.0f };
-    switch (q->k.scale) {
-    case MIXP_SCALE_POWER: return mixpi_scales_power(q->grid.largest, amax);
-    case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(q->grid.largest, amax);
-    case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(q->tensor, amax);
-    case MIXP_SCALE_TENSOR:
-    case MIXP_SCALE_COUNT:
-    default: s.in = q->tensor; return s;
-    }
-}
+static mixpi_scales mixpi_q_scales(const mixpi_quantising *q, uint32_t amax)
+{ return mixpi_scales_of(q->k.scale, q->grid.largest, q->tensor, amax); }
 
 /* The scales of a tile: one for all its columns, or one for each. */
 static void mixpi_q_tile_scales(const mixpi_quantising *q, const int32_t amax[MIXPI_Q_LANES],
@@ -15294,45 +15364,23 @@ static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, uint32_
     return MIXP_OK;
 }
 
-static int mixpi_q_blocks_fit(const mixp_quantise_args *k) {
-    const int64_t r = k->block_rows, c = k->block_cols;
-    if (k->scale == MIXP_SCALE_TENSOR) return r == 0 && c == 0;
-    if (r < 1 || c < 1 || k->rows % r || k->cols % c) return 0;
-    if (r == 1) return c % MIXPI_Q_LANES == 0;
-    return r % MIXPI_Q_LANES == 0 && (c == 1 || c == r);
-}
-
-static mixp_result mixpi_q_check(const mixp_quantise_args *k) {
-    const int element = k->element == MIXP_F8_E4M3 || k->element == MIXP_F8_E5M2 ||
-                        k->element == MIXP_F4_E2M1;
-    if (!k->x.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
-    if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
-    if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
-    if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
-    if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
-    return mixpi_q_blocks_fit(k) ? MIXP_OK : MIXP_ERR_SHAPE;
-}
-
 MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
                                       float *decode) {
     mixpi_quantising q;
     uint32_t amax = 0;
-    mixp_result r = k && x && decode ? mixpi_q_check(k) : MIXP_ERR_ARGUMENT;
+    mixp_result r = k && x && decode ? mixpi_quantise_wrong(k) : MIXP_ERR_ARGUMENT;
     if (r != MIXP_OK) return r;
     memset(&q, 0, sizeof q);
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
+    q.key = mixp_random_key(k->seed, k->step, k->tensor);
     q.by_lane = k->block_cols == 1;
     q.tile_cols = q.by_lane ? MIXPI_Q_LANES : k->block_cols;
     if (k->scale == MIXP_SCALE_TENSOR) q.tile_cols = k->cols;
     if (k->scale == MIXP_SCALE_TENSOR) q.k.block_rows = 1;
-    q.tensor = 1.0f;
-    if (k->scale == MIXP_SCALE_TENSOR || k->scale == MIXP_SCALE_E4M3) {
-        r = mixpi_q_amax(x, &q, &amax);
-        q.tensor = mixpi_scale_to(k->scale == MIXP_SCALE_E4M3 ? 2688.0f : q.grid.largest, amax);
-    }
+    if (mixpi_has_scale_of_array(k->scale)) r = mixpi_q_amax(x, &q, &amax);
     if (r != MIXP_OK) return r;
-    if (k->scale == MIXP_SCALE_TENSOR && k->given > 0.0f) q.tensor = k->given;
+    q.tensor = mixpi_scale_of_array(k, amax);
     if (k->scale == MIXP_SCALE_TENSOR && k->amax) *k->amax = mixp_f32_of_bits(amax);
     mixpi_q_run(x, &q, mixpi_q_strip, k->rows / q.k.block_rows, q.k.block_rows * k->cols);
     *decode = 1.0f / q.tensor;
@@ -15341,17 +15389,15 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 
 /* --- the random Hadamard transform ----------------------------------------------------------- */
 
-typedef struct mixpi_turning { mixp_in a; float *y; int64_t cols; } mixpi_turning;
-
 /* Row i of a tile of 16 columns from element `at` on, n of them there, times its sign. */
-static void mixpi_hadamard_load(const mixpi_turning *t, int64_t at, int n, int i, float v[16]) {
-    static const float signs[16] = { 1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1 };
+static void mixpi_hadamard_load(const mixp_hadamard_args *t, int64_t at, int n, int i,
+                                float v[16]) {
     const uint16_t *low = (const uint16_t *)t->a.data + at;
     int c;
     for (c = 0; c < 16; c++) v[c] = 0.0f;
     if (t->a.dtype == MIXP_F32) memcpy(v, (const float *)t->a.data + at, (size_t)n * sizeof *v);
     else for (c = 0; c < n; c++) v[c] = mixp_f32_of_bits((uint32_t)low[c] << 16);
-    for (c = 0; c < 16; c++) v[c] *= signs[i];
+    for (c = 0; c < 16; c++) v[c] *= mixpi_hadamard_sign(i);
 }
 
 /* a, b = a + b, a - b in each of 16 columns. */
@@ -15364,7 +15410,7 @@ static void mixpi_hadamard_pair(float a[16], float b[16]) {
     }
 }
 
-static void mixpi_hadamard_tile(const mixpi_turning *t, int64_t at, int n) {
+static void mixpi_hadamard_tile(const mixp_hadamard_args *t, int64_t at, int n) {
     float v[16][16];
     int i, c, step;
     for (i = 0; i < 16; i++) mixpi_hadamard_load(t, at + i * t->cols, n, i, v[i]);
@@ -15378,7 +15424,7 @@ static void mixpi_hadamard_tile(const mixpi_turning *t, int64_t at, int n) {
 }
 
 static void mixpi_hadamard_strip(const void *job, int64_t strip) {
-    const mixpi_turning *t = (const mixpi_turning *)job;
+    const mixp_hadamard_args *t = (const mixp_hadamard_args *)job;
     int64_t c;
     for (c = 0; c < t->cols; c += 16)
         mixpi_hadamard_tile(t, strip * 16 * t->cols + c, (int)mixpi_min(t->cols - c, 16));
@@ -15386,14 +15432,15 @@ static void mixpi_hadamard_strip(const void *job, int64_t strip) {
 
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       float *y) {
-    mixpi_turning t;
+    mixp_hadamard_args t;
     mixpi_units u;
-    if (!x || !a.data || !y || rows < 1 || cols < 1) return MIXP_ERR_ARGUMENT;
-    if (a.dtype != MIXP_F32 && a.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
-    if (rows % 16) return MIXP_ERR_SHAPE;
+    mixp_result r;
+    t.rows = rows;
+    t.cols = cols;
     t.a = a;
     t.y = y;
-    t.cols = cols;
+    r = x ? mixpi_hadamard_wrong(&t) : MIXP_ERR_ARGUMENT;
+    if (r != MIXP_OK) return r;
     u.unit = mixpi_hadamard_strip;
     u.job = &t;
     u.count = rows / 16;
@@ -15557,8 +15604,12 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
         return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
                "too small a range; use MIXP_BF16";
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
-    return *code == MIXP_OK ? NULL
-                            : "this device cannot quantise for a recipe; use a context on the CPU";
+    if (ctx->device->download && !ctx->device->kernels->quantise)
+        return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
+    if (ctx->device->download && r->kind == MIXP_RECIPE_FP8_DELAYED)
+        return "delayed scaling runs on the CPU only; use fp8_current";
+    *code = MIXP_OK;
+    return NULL;
 }
 
 /* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
@@ -17681,17 +17732,21 @@ static mixp_result mixpi_scaled_update(mixp_context *ctx) {
 /* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
 
 /* A linear layer's recipe, decided by its first forward; mixp_recompute runs forward again. kind
- * NONE: bf16 products. key: of its random numbers. */
+ * NONE: bf16 products. step, call: the key of its random numbers. */
 typedef struct mixpi_recipe_call {
     mixp_recipe recipe;
-    uint64_t    key;
+    uint64_t    step, call;
     int         decided;
     int         enters;         /* 1: the amax of operands enters the history              */
     mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
-/* A quantised operand in the arena, and the factor for its product. */
-typedef struct mixpi_quantised { mixp_tensor *y; float decode; } mixpi_quantised;
+/* A quantised operand in the arena, and the factor for its product. factor: the device's kernel
+ * wrote the factor there, times that of the product's other operand, if quantised before. */
+typedef struct mixpi_quantised { mixp_tensor *y, *factor; float decode; } mixpi_quantised;
+
+static const float *mixpi_recipe_factor(const mixpi_quantised *q)
+{ return q->factor ? (const float *)q->factor->data : NULL; }
 
 /* The number of which each size of a linear must be a multiple. */
 static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
@@ -17732,8 +17787,8 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     }
     out->enters = !mixpi_no_grad_now(c->ctx) && !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
     out->recipe = *r;
-    out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, mixpi_random_step(c->ctx),
-                               (uint64_t)c->ctx->calls_made);
+    out->step = mixpi_random_step(c->ctx);
+    out->call = (uint64_t)c->ctx->calls_made;
     c->ctx->casting->recipes.quantised++;
     return MIXP_OK;
 }
@@ -17794,12 +17849,30 @@ static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
 /* Transforms k->x in place of itself, into an array of the arena. */
 static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
     const int64_t count = k->rows * k->cols;
-    mixp_result r;
+    mixp_hadamard_args h;
     *turned = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!*turned) return MIXP_ERR_MEMORY;
-    r = mixp_hadamard(&c->ctx->exec, k->rows, k->cols, k->x, (float *)(*turned)->data);
+    h.rows = k->rows;
+    h.cols = k->cols;
+    h.a = k->x;
+    h.y = (float *)(*turned)->data;
     k->x = mixpi_tensor_in(*turned);
-    return r;
+    if (c->ctx->device->kernels->hadamard) return MIXPI_RUN(c, hadamard, &h);
+    return mixp_hadamard(&c->ctx->exec, h.rows, h.cols, h.a, h.y);
+}
+
+/* Quantises k->x into q->y. */
+static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k,
+                                         mixpi_quantised *q) {
+    const int64_t one = 1;
+    k->y = (mixp_bf16 *)q->y->data;
+    if (!c->ctx->device->kernels->quantise) return mixp_quantise(&c->ctx->exec, k, &q->decode);
+    if (mixpi_has_scale_of_array(k->scale)) {
+        q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &one);
+        if (!q->factor) return MIXP_ERR_MEMORY;
+        k->decode = (float *)q->factor->data;
+    }
+    return MIXPI_RUN(c, quantise, k);
 }
 
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
@@ -17812,14 +17885,15 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     mixp_result r = MIXP_OK;
     float amax = 0.0f;
     mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
-    k->key = rc->key + (uint64_t)over_rows;
+    k->seed = c->ctx->seed ^ 0x7265636970657321u;
+    k->step = rc->step;
+    k->tensor = 2u * rc->call + (uint64_t)over_rows;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
-    k->y = (mixp_bf16 *)q->y->data;
     if (rc->scaled) k->given = rc->scaled->scales[role];
     if (rc->scaled) k->amax = &amax;
     if (turns && !rc->recipe.no_hadamard) r = mixpi_recipe_turn(c, k, &turned);
-    if (r == MIXP_OK) r = mixp_quantise(&c->ctx->exec, k, &q->decode);
+    if (r == MIXP_OK) r = mixpi_recipe_quantise(c, k, q);
     mixpi_recipe_give(c->ctx, turned);
     if (rc->scaled && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
@@ -17835,16 +17909,20 @@ static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols)
     return k;
 }
 
-/* Runs g with the two quantised operands already in place, and gives the operands back. */
+/* Runs g with the two quantised operands already in place, a quantised before b, and gives the
+ * operands back. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
                                     const mixpi_quantised *a, const mixpi_quantised *b) {
     if (r == MIXP_OK) {
         g->alpha = a->decode * b->decode;
+        g->alpha_at = mixpi_recipe_factor(b);
         r = MIXPI_RUN(c, gemm, g);
     }
     if (r == MIXP_OK) c->ctx->casting->recipes.products++;
     mixpi_recipe_give(c->ctx, a->y);
     mixpi_recipe_give(c->ctx, b->y);
+    mixpi_recipe_give(c->ctx, a->factor);
+    mixpi_recipe_give(c->ctx, b->factor);
     return r;
 }
 /* --- linear and matmul: one product ----------------------------------------------------- */
@@ -18021,8 +18099,9 @@ static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64
 /* c = x w' of quantised operands. g: the forward product. */
 static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, mixp_gemm_args g) {
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qx = { NULL, 1.0f }, qw = { NULL, 1.0f };
+    mixpi_quantised qx = { NULL, NULL, 1.0f }, qw = { NULL, NULL, 1.0f };
     mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
+    w.times = mixpi_recipe_factor(&qx);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 0, &w, &qw);
     if (r == MIXP_OK) g.a = mixpi_tensor_in(qx.y);
     if (r == MIXP_OK) g.b = mixpi_tensor_in(qw.y);
@@ -18200,11 +18279,12 @@ static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qdy = { NULL, 1.0f }, qw = { NULL, 1.0f };
+    mixpi_quantised qdy = { NULL, NULL, 1.0f }, qw = { NULL, NULL, 1.0f };
     mixp_out to = mixpi_call_dx(c, 0);
     mixp_result r = MIXP_OK;
     if (!to.data) return MIXP_OK;
     r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 0, &dy, &qdy);
+    w.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 1, &w, &qw);
     if (r == MIXP_OK) {
         g.b = mixpi_tensor_in(qw.y);
@@ -18219,11 +18299,12 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
-    mixpi_quantised qdy = { NULL, 1.0f }, qx = { NULL, 1.0f };
+    mixpi_quantised qdy = { NULL, NULL, 1.0f }, qx = { NULL, NULL, 1.0f };
     mixp_out to = mixpi_call_dx(c, 1);
     mixp_result r = MIXP_OK;
     if (!to.data) return MIXP_OK;
     r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 1, &dy, &qdy);
+    x.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
     if (r == MIXP_OK) {
         g.a = mixpi_tensor_in(qx.y);

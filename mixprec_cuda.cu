@@ -16,7 +16,8 @@
  *
  *      1. seams        >>seams         what a simulation replaces; numbers in registers
  *      2. runtime      >>runtime       errors, memory, streams, peeks, captures
- *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses
+ *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses,
+ *                                      the quantiser of recipes
  *      4. rows         >>rows          softmax, norms, embedding, cross entropy
  *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance, agree
  *      6. gemm         >>gemm          products, on cuBLASLt
@@ -26,8 +27,9 @@
  * Determinism: no float atomics. The shapes decide how a sum is split, never the GPU, with two
  * exceptions. In products, cuBLASLt chooses by GPU and version. Attention on capability 7.5 uses
  * the f32 kernels for bf16, the kernels for bent scores where 64 KB hold no larger tile, and tensor
- * core products in two halves. Casts, stochastic rounding, unscale, the statistics' flags and
- * optimizer steps give the CPU's bits, except a NaN's payload: GPU arithmetic gives a single NaN.
+ * core products in two halves. Casts, quantisers, stochastic rounding, unscale, the statistics'
+ * flags and optimizer steps give the CPU's bits, except a NaN's payload: GPU arithmetic gives a
+ * single NaN.
  */
 #include "mixprec.h"
 #include <stdarg.h>
@@ -533,6 +535,7 @@ struct Private {
     uint64_t later;             /* steps from the captured step to the replayed step         */
     uint32_t arrived[16];       /* counters of last-block patterns; 0 between kernels        */
     int32_t  stop;              /* 1: no step is applied until a fault has been reported     */
+    float    betas[2];          /* 0 and 1: cuBLASLt reads beta where it reads alpha         */
     uint64_t turns[mirror_count];       /* the sequence of each mirror                       */
 };
 
@@ -785,6 +788,7 @@ __device__ inline uint64_t key_now(const Draws &d) {
 }
 
 __global__ void set_later(uint64_t *to, uint64_t later) { *to = later; }
+__global__ void set_betas(float *betas) { betas[0] = 0.0f; betas[1] = 1.0f; }
 
 /* --- peeks ----------------------------------------------------------------------------- */
 
@@ -3079,6 +3083,310 @@ static mixp_result mixpi_cuda_loss(const mixp_exec *x, const mixp_loss_args *k) 
     return run_strided(x, "loss", FN_LOSS + k->kind, axes, &m, true);
 }
 
+namespace {
+
+/* --- recipes: the quantiser ------------------------------------------------------------- *
+ *
+ * The CPU's numbers: magnitudes are compared as bits, and each element is computed by the functions
+ * that the CPU uses. First comes the array's amax, if its scale needs one: each thread block writes
+ * the largest magnitude of its part, and each block of the next kernel reads them all.
+ */
+const int quantise_threads = 256, most_parts = 256, column_tile = 8 * warp_size;
+
+struct Quantising {
+    mixp_quantise_args k;
+    mixpi_grid grid;
+    Draws      draws;
+    uint32_t  *parts;           /* the largest magnitude of each part of the array; or NULL  */
+    int        part_count;
+    int        team;            /* threads that share a block: 2 to 32, or a thread block    */
+    bool       wide;
+};
+
+/* The largest over teams of 2 to 32 threads of a warp. */
+__device__ inline uint32_t team_most(uint32_t v, int team) {
+    for (int k = team / 2; k; k /= 2) {
+        uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+/* Over all threads of a block of whole warps; every thread gets the largest. */
+__device__ inline uint32_t block_most(uint32_t v) {
+    MIXPI_SHARED(uint32_t, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    v = team_most(v, warp_size);
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    v = team_most(lane < (int)blockDim.x / warp_size ? part[lane] : 0u, warp_size);
+    __syncthreads();
+    return v;
+}
+
+/* The largest magnitude of n elements from element i on, as bits; at least `most`. */
+__device__ inline uint32_t look8(const Quantising &q, int64_t i, int n, uint32_t most) {
+    float v[8];
+    get8_any(q.k.x, i, n, q.wide, v);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        uint32_t a = mixp_bits_of_f32(v[k]) & 0x7FFFFFFFu;
+        most = a > most ? a : most;
+    }
+    return most;
+}
+
+/* Element i, which is x, on the grid and back. */
+__device__ inline float on_grid(const Quantising &q, uint64_t key, int64_t i, float x,
+                                mixpi_scales s) {
+    uint32_t v = mixp_bits_of_f32(__fmul_rn(x, s.in)), a = v & 0x7FFFFFFFu;
+    uint32_t r = q.k.stochastic
+               ? mixpi_grid_random(&q.grid, a, mixp_random_at(key, (uint64_t)i))
+               : mixpi_grid_round(&q.grid, a);
+    return __fmul_rn(mixp_f32_of_bits(r | (v & 0x80000000u)), s.out);
+}
+
+/* Quantises n elements from element i on, with one pair of scales. */
+__device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, int n,
+                                 mixpi_scales s) {
+    float v[8];
+    get8_any(q.k.x, i, n, q.wide, v);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] = on_grid(q, key, i + k, v[k], s);
+    put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
+}
+
+__device__ inline uint64_t quantise_key(const Quantising &q)
+{ return q.k.stochastic ? key_now(q.draws) : 0; }
+
+/* The scale of the array. All threads call it; one writes the product's factor, and
+ * the amax if wanted. */
+__device__ inline float array_scale(const Quantising &q) {
+    float scale = 1.0f;
+    uint32_t most = 0;
+    if (q.parts) {
+        for (int i = (int)threadIdx.x; i < q.part_count; i += (int)blockDim.x)
+            most = q.parts[i] > most ? q.parts[i] : most;
+        most = block_most(most);
+        scale = mixpi_scale_of_array(&q.k, most);
+    }
+    if (blockIdx.x || threadIdx.x) return scale;
+    if (q.k.scale == MIXP_SCALE_TENSOR && q.k.amax) *q.k.amax = mixp_f32_of_bits(most);
+    if (q.k.decode)
+        *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
+    return scale;
+}
+
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_amax(const __grid_constant__ Quantising q) {
+    int64_t n = q.k.rows * q.k.cols;
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    uint32_t most = 0;
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x * 8)
+        most = look8(q, i, (int)least(8, n - i), most);
+    most = block_most(most);
+    if (threadIdx.x == 0) q.parts[blockIdx.x] = most;
+}
+
+/* One scale for the whole array. */
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_whole(const __grid_constant__ Quantising q) {
+    uint64_t key = quantise_key(q);
+    int64_t n = q.k.rows * q.k.cols;
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    mixpi_scales s = mixpi_scales_of(q.k.scale, q.grid.largest, array_scale(q), 0);
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x * 8)
+        quantise8(q, key, i, (int)least(8, n - i), s);
+}
+
+/* The first element of block b; blocks of one row lie one behind the other. */
+__device__ inline int64_t block_start(const mixp_quantise_args &k, int64_t b) {
+    int64_t wide = k.cols / k.block_cols;
+    if (k.block_rows == 1) return b * k.block_cols;
+    return b / wide * k.block_rows * k.cols + b % wide * k.block_cols;
+}
+/* Where the e-th 8 elements of a block begin, from its first element on. */
+__device__ inline int64_t eight_at(const mixp_quantise_args &k, int64_t e) {
+    int64_t across = k.block_cols / 8;
+    return k.block_rows == 1 ? e * 8 : e / across * k.cols + e % across * 8;
+}
+
+/* Blocks whose rows are multiples of 16 elements; a team of threads shares a block. */
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_blocks(const __grid_constant__ Quantising q) {
+    int64_t eights = q.k.block_rows * q.k.block_cols / 8;
+    int64_t count = q.k.rows * q.k.cols / 8 / eights;
+    int teams = quantise_threads / q.team, own = (int)threadIdx.x / q.team;
+    int rank = (int)threadIdx.x % q.team;
+    float tensor = array_scale(q);
+    for (int64_t b = (int64_t)blockIdx.x * teams; b < count; b += (int64_t)gridDim.x * teams) {
+        int64_t at = block_start(q.k, b + own), end = b + own < count ? eights : 0;
+        uint32_t most = 0;
+        for (int64_t e = rank; e < end; e += q.team)
+            most = look8(q, at + eight_at(q.k, e), 8, most);
+        most = q.team > warp_size ? block_most(most) : team_most(most, q.team);
+        mixpi_scales s = mixpi_scales_of(q.k.scale, q.grid.largest, tensor, most);
+        uint64_t key = quantise_key(q);
+        for (int64_t e = rank; e < end; e += q.team)
+            quantise8(q, key, at + eight_at(q.k, e), 8, s);
+    }
+}
+
+/* The largest magnitudes of 8 columns, over every eighth row of a block from `row` on. */
+__device__ inline void look_down(const Quantising &q, int64_t at, int n, int row, uint32_t *most) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) most[k] = 0;
+    for (int64_t r = row; n > 0 && r < q.k.block_rows; r += quantise_threads / warp_size) {
+        float v[8];
+        get8_any(q.k.x, at + r * q.k.cols, n, q.wide, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            uint32_t a = mixp_bits_of_f32(v[k]) & 0x7FFFFFFFu;
+            most[k] = a > most[k] ? a : most[k];
+        }
+    }
+}
+
+/* Quantises the same elements. in, out: the scales of the 8 columns, in shared memory. */
+__device__ inline void quantise_down(const Quantising &q, int64_t at, int n, int row,
+                                     const float *in, const float *out) {
+    uint64_t key = quantise_key(q);
+    for (int64_t r = row; n > 0 && r < q.k.block_rows; r += quantise_threads / warp_size) {
+        int64_t i = at + r * q.k.cols;
+        float v[8];
+        get8_any(q.k.x, i, n, q.wide, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            mixpi_scales s = { in[k], out[k] };
+            v[k] = on_grid(q, key, i + k, v[k], s);
+        }
+        put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
+    }
+}
+
+/* Blocks of one column. A thread block takes 256 columns of a row of blocks: a warp every eighth
+ * row, a thread 8 columns; then each thread computes the scales of one column. */
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_columns(const __grid_constant__ Quantising q) {
+    MIXPI_SHARED(uint32_t, found, quantise_threads / warp_size * column_tile);
+    MIXPI_SHARED(float, in, column_tile);
+    MIXPI_SHARED(float, out, column_tile);
+    unsigned across = (unsigned)ceil_div(q.k.cols, column_tile);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    int64_t col = (int64_t)(blockIdx.x % across) * column_tile + lane * 8;
+    int64_t at = blockIdx.x / across * q.k.block_rows * q.k.cols + col;
+    int n = col < q.k.cols ? (int)least(8, q.k.cols - col) : 0;
+    uint32_t most[8], all = 0;
+    float tensor = array_scale(q);
+    look_down(q, at, n, warp, most);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) found[warp * column_tile + lane * 8 + k] = most[k];
+    __syncthreads();
+    for (int w = 0; w < quantise_threads / warp_size; w++) {
+        uint32_t a = found[w * column_tile + (int)threadIdx.x];
+        all = a > all ? a : all;
+    }
+    mixpi_scales s = mixpi_scales_of(q.k.scale, q.grid.largest, tensor, all);
+    in[threadIdx.x] = s.in;
+    out[threadIdx.x] = s.out;
+    __syncthreads();
+    quantise_down(q, at, n, warp, in + lane * 8, out + lane * 8);
+}
+
+/* Threads for each block: a power of two, at most one for 8 elements. */
+inline int quantise_team(int64_t elements) {
+    int team = 2;
+    if (elements > 64 * warp_size) return quantise_threads;
+    while (team < warp_size && team * 16 <= elements) team *= 2;
+    return team;
+}
+
+typedef void (*QuantiseKernel)(Quantising q);
+
+/* The kernel for these blocks; sets q->team and *grid. */
+inline QuantiseKernel quantise_kernel(Quantising *q, unsigned *grid) {
+    const mixp_quantise_args &k = q->k;
+    int64_t elements = k.block_rows * k.block_cols;
+    if (k.scale == MIXP_SCALE_TENSOR) {
+        *grid = grid_for(ceil_div(k.rows * k.cols, 8), quantise_threads);
+        return quantise_whole;
+    }
+    if (k.block_cols == 1) {
+        *grid = (unsigned)(k.rows / k.block_rows * ceil_div(k.cols, column_tile));
+        return quantise_columns;
+    }
+    q->team = quantise_team(elements);
+    *grid = grid_for(k.rows * k.cols / elements * q->team, quantise_threads);
+    return quantise_blocks;
+}
+
+/* The largest magnitudes of parts of the array, in scratch memory. */
+inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) {
+    int64_t threads = ceil_div(q->k.rows * q->k.cols, 8);
+    if (!mixpi_has_scale_of_array(q->k.scale)) return MIXP_OK;
+    q->part_count = (int)least(most_parts, ceil_div(threads, quantise_threads));
+    q->parts = (uint32_t *)scratch_of(x, (size_t)q->part_count * sizeof *q->parts);
+    if (!q->parts) return MIXP_ERR_MEMORY;
+    return on->launched("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
+                                                 quantise_threads, 0, on->stream, *q));
+}
+
+/* The transform of one column of 16 rows in each thread. */
+__global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
+    int64_t n = k.rows / 16 * k.cols;
+    int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
+        int64_t at = t / k.cols * 16 * k.cols + t % k.cols;
+        float v[16];
+        MIXPI_UNROLL
+        for (int i = 0; i < 16; i++)
+            v[i] = __fmul_rn(get1(k.a, at + i * k.cols), mixpi_hadamard_sign(i));
+        MIXPI_UNROLL
+        for (int step = 1; step < 16; step *= 2) {
+            MIXPI_UNROLL
+            for (int i = 0; i < 16; i++) {
+                if (i & step) continue;
+                float a = v[i], b = v[i | step];
+                v[i] = a + b;
+                v[i | step] = a - b;
+            }
+        }
+        MIXPI_UNROLL
+        for (int i = 0; i < 16; i++) k.y[at + i * k.cols] = v[i] * 0.25f;
+    }
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_args *k) {
+    Kernel on(x);
+    Quantising q;
+    QuantiseKernel kernel;
+    unsigned grid;
+    mixp_result r = mixpi_quantise_wrong(k);
+    if (r != MIXP_OK) return r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    memset((void *)&q, 0, sizeof q);
+    q.k = *k;
+    q.grid = mixpi_grid_of(k->element);
+    q.draws = draws_of(on.state, k->seed, k->step, k->tensor);
+    q.wide = is_wide(k->x) && is_wide(k->y) &&
+             (k->scale == MIXP_SCALE_TENSOR || k->cols % 8 == 0);
+    kernel = quantise_kernel(&q, &grid);
+    r = quantise_look(x, &on, &q);
+    if (r != MIXP_OK) return r;
+    return on.launched("quantise",
+                       MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
+}
+
+static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_args *k) {
+    Kernel on(x);
+    mixp_result r = mixpi_hadamard_wrong(k);
+    if (r != MIXP_OK) return r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    return on.launched("hadamard",
+                       MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256,
+                                    0, on.stream, *k));
+}
 /* ==== 4. ROWS ============================================================== >>rows ====
  *
  * A team computes a row: a warp for short rows, otherwise a block. Rows are read again rather than
@@ -5538,6 +5846,7 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
 
 __device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
                                   int64_t j, const float (*sums)[4]) {
+    float alpha = mixpi_gemm_alpha(&g);
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
         MIXPI_UNROLL
@@ -5545,7 +5854,7 @@ __device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
             int64_t at = z * g.stride_c + (i + r) * g.ldc + j + s;
             float y;
             if (i + r >= g.m || j + s >= g.n) continue;
-            y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
+            y = fmaf(alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
             put1(g.c, at, g.c.accumulate ? y + get1(as_in(g.c), at) : y);
         }
     }
@@ -5712,10 +6021,12 @@ const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
 /* Matrices that cuBLASLt takes in one call. */
 const int64_t most_batch = 65535;
 
-/* The properties that choose an algorithm. No padding, because keys are compared as bytes. */
+/* The properties that choose an algorithm. flags: which of a, b and c are unaligned, and whether
+ * alpha is in device memory. No padding, because keys are compared as bytes. */
+const int32_t unaligned_a = 1, unaligned_b = 2, unaligned_c = 4, alpha_on_device = 8;
 struct PlanKey {
     int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
-    int32_t trans_a, trans_b, dtype, dtype_c, epilogue, unaligned;
+    int32_t trans_a, trans_b, dtype, dtype_c, epilogue, flags;
 };
 
 struct Plan {
@@ -5776,9 +6087,10 @@ inline PlanKey plan_key(const Product &p) {
     key.stride_c = many ? g.stride_c : 0;
     key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
     key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.epilogue = p.epilogue;
-    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |
-                    (!p.pack_b && !starts_aligned(matrix_b(g))) << 1 |
-                    (!p.finish && !starts_aligned(matrix_c(g))) << 2;
+    if (!p.pack_a && !starts_aligned(matrix_a(g))) key.flags |= unaligned_a;
+    if (!p.pack_b && !starts_aligned(matrix_b(g))) key.flags |= unaligned_b;
+    if (!p.finish && !starts_aligned(matrix_c(g))) key.flags |= unaligned_c;
+    if (g.alpha_at) key.flags |= alpha_on_device;
     return key;
 }
 
@@ -5838,6 +6150,12 @@ inline bool plan_set_epilogue(Plan *p, const void *at) {
              plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &at, sizeof at)));
 }
 
+inline bool plan_set_alpha(Plan *p) {
+    int32_t mode = CUBLASLT_POINTER_MODE_DEVICE;
+    return !(p->key.flags & alpha_on_device) ||
+           plan_set(p, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
+}
+
 inline bool plan_describe(Plan *p, const void *at) {
     const PlanKey &k = p->key;
     cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -5851,7 +6169,7 @@ inline bool plan_describe(Plan *p, const void *at) {
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
-           plan_set_epilogue(p, at);
+           plan_set_alpha(p) && plan_set_epilogue(p, at);
 }
 
 /* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
@@ -5867,20 +6185,20 @@ inline bool prefer_aligned(cublasLtMatmulPreference_t p,
 inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
     /* Partial sums of a split k in c's dtype are excluded. */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    int off = key.unaligned;
+    int off = key.flags;
     return cublasLtMatmulPreferenceSetAttribute(
                p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
                sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
            cublasLtMatmulPreferenceSetAttribute(
                p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
                sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & 2),
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b),
                           key.dtype) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & 1),
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a),
                           key.dtype) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & 4),
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & unaligned_c),
                           key.dtype_c) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & 4),
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & unaligned_c),
                           key.dtype_c);
 }
 
@@ -5979,6 +6297,10 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     mixp_result r;
     /* cuBLASLt 13.3 has no heuristics during a capture, and a recorded step has run before. */
     if (s->capture) return in_capture(s, "a product of a shape that no step had before");
+    if (key.flags & alpha_on_device) {
+        r = checked(s, MIXPI_LAUNCH(set_betas, 1, 1, 0, s->stream, s->block->betas), "gemm");
+        if (r != MIXP_OK) return r;
+    }
     if (s->plans->count >= most_plans) plans_clear(s);
     p = (Plan *)host_new(s->host, sizeof *p);
     if (!p) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
@@ -6051,9 +6373,11 @@ inline bool product_point(const Product &p, Plan *plan) {
 inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int which) {
     State *s = k->state;
     const mixp_gemm_args &g = p.g;
-    float beta = g.c.accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data, plan->a,
-                          &beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
+    float one = g.c.accumulate ? 1.0f : 0.0f;
+    const float *alpha = g.alpha_at ? g.alpha_at : &g.alpha;
+    const float *beta = g.alpha_at ? &s->block->betas[g.c.accumulate != 0] : &one;
+    return cublasLtMatmul(s->lt, plan->product, alpha, g.b.data, plan->b, g.a.data, plan->a,
+                          beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
                           s->workspace, workspace_bytes, k->stream);
 }
 
@@ -6226,7 +6550,7 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
         (g->k > 0 && (!is_real(g->a.dtype) || !is_real(g->b.dtype))))
         return MIXP_ERR_DTYPE;
     /* With alpha 0 cuBLASLt does not read the operands, and their NaNs would be lost. */
-    if (g->k <= 0 || g->alpha == 0.0f) return product_by_tiles(&k, *g);
+    if (g->k <= 0 || (g->alpha == 0.0f && !g->alpha_at)) return product_by_tiles(&k, *g);
     r = open_products(k.state);
     for (int64_t z = 0; z < g->batch && r == MIXP_OK; z += most_batch)
         r = product_any(x, &k, batch_slice(*g, z, least(most_batch, g->batch - z)));
@@ -6378,7 +6702,7 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x,
     if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) ||
         !is_real(g.a.dtype) || !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
         return MIXP_ERR_DTYPE;
-    if (g.k > 0 && g.alpha != 0.0f) r = epilogue_try(x, &on, *k, &done);
+    if (g.k > 0 && (g.alpha != 0.0f || g.alpha_at)) r = epilogue_try(x, &on, *k, &done);
     return r == MIXP_OK && !done ? epilogue_apart(x, *k) : r;
 }
 
@@ -7748,7 +8072,9 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_topk,
                                     mixpi_cuda_add_norm,
                                     mixpi_cuda_cross_entropy_both,
-                                    mixpi_cuda_gemm_epilogue };
+                                    mixpi_cuda_gemm_epilogue,
+                                    mixpi_cuda_quantise,
+                                    mixpi_cuda_hadamard };
 
 const int most_devices = 16;
 

@@ -47,6 +47,10 @@ typedef enum profile_group {
       (const mixp_exec *x, const mixp_binary_args *k), (x, k))                                    \
     X(ELEMENTWISE, binary_backward, "add backward",                                               \
       (const mixp_exec *x, const mixp_binary_args *k), (x, k))                                    \
+    X(ELEMENTWISE, quantise, "quantisers of recipes",                                             \
+      (const mixp_exec *x, const mixp_quantise_args *k), (x, k))                                  \
+    X(ELEMENTWISE, hadamard, "hadamard",                                                          \
+      (const mixp_exec *x, const mixp_hadamard_args *k), (x, k))                                  \
     X(ELEMENTWISE, dropout, "dropout, both ways",                                                 \
       (const mixp_exec *x, const mixp_dropout_args *k), (x, k))                                   \
     X(ELEMENTWISE, softmax, "softmax",                                                            \

@@ -1127,3 +1127,99 @@ MIXPREC_HD float mixp_master_from_8(uint32_t weight, uint32_t rest) {
     return mixp_f32_of_bits(((weight << 8) + rest - carried) << 8);
 }
 
+/* --- numbers below 16 bits: see mixp_quantise_args --- */
+
+/* The grid of an element: magnitudes as f32 bits. */
+typedef struct mixpi_grid {
+    int      shift;             /* mantissa bits of f32 that the element lacks             */
+    uint32_t max, normal;       /* largest value; smallest normal number                   */
+    uint32_t magic;             /* f32 number whose unit in the last place is the element's step
+                                   below its normal numbers                                */
+    float    step, largest;
+} mixpi_grid;
+
+MIXPREC_HD mixpi_grid mixpi_grid_of(mixp_dtype element) {
+    const mixpi_grid e4m3 = { 20, 0x43E00000u, 0x3C800000u, 0x46800000u, MIXP_E4M3_TINY,
+                              MIXP_E4M3_MAX };
+    const mixpi_grid e5m2 = { 21, 0x47600000u, 0x38800000u, 0x43000000u, MIXP_E5M2_TINY,
+                              MIXP_E5M2_MAX };
+    const mixpi_grid e2m1 = { 22, 0x40C00000u, 0x3F800000u, 0x4A800000u, 0.5f, 6.0f };
+    return element == MIXP_F8_E4M3 ? e4m3 : element == MIXP_F8_E5M2 ? e5m2 : e2m1;
+}
+
+/* All ones if a < b, both below 2^31; else 0. Without branches, so that compilers use vectors. */
+MIXPREC_HD uint32_t mixpi_q_below(uint32_t a, uint32_t b) { return 0u - ((a - b) >> 31); }
+MIXPREC_HD uint32_t mixpi_q_choose(uint32_t mask, uint32_t a, uint32_t b)
+{ return (a & mask) | (b & ~mask); }
+
+/* The bits of a magnitude rounded to the grid, and at most its largest value; a NaN stays. */
+MIXPREC_HD uint32_t mixpi_grid_round(const mixpi_grid *g, uint32_t a) {
+    const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
+    const uint32_t half = (1u << (g->shift - 1)) - 1u, odd = capped >> g->shift & 1u;
+    const uint32_t normal = (capped + half + odd) >> g->shift << g->shift;
+    const uint32_t few = mixp_bits_of_f32(mixp_f32_of_bits(capped) + mixp_f32_of_bits(g->magic));
+    const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)(few - g->magic) * g->step);
+    const uint32_t number = mixpi_q_choose(mixpi_q_below(capped, g->normal), tiny, normal);
+    return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
+}
+
+/* The same for e2m1, rounded up when the upper 22 bits of `random` lie below the part cut off. */
+MIXPREC_HD uint32_t mixpi_grid_random(const mixpi_grid *g, uint32_t a, uint32_t random) {
+    const uint32_t capped = mixpi_q_choose(mixpi_q_below(a, g->max), a, g->max);
+    const uint32_t up = 0x3FFFFFu - (random >> 10), small = mixpi_q_below(capped, g->normal);
+    const float cut = mixp_f32_of_bits(capped & small) * 8388608.0f;
+    const uint32_t steps = ((uint32_t)(int32_t)cut + up) >> 22;
+    const uint32_t tiny = mixp_bits_of_f32((float)(int32_t)steps * g->step);
+    const uint32_t number = mixpi_q_choose(small, tiny, (capped + up) >> 22 << 22);
+    return mixpi_q_choose(mixpi_q_below(0x7F800000u, a), a, number);
+}
+
+/* One block's scales: x is multiplied by `in`, the rounded value by `out`. */
+typedef struct mixpi_scales { float in, out; } mixpi_scales;
+
+MIXPREC_HD int mixpi_amax_usable(uint32_t amax) { return amax && amax < 0x7F800000u; }
+
+/* limit / amax, at most the largest f32; 1 where that says nothing. */
+MIXPREC_HD float mixpi_scale_to(float limit, uint32_t amax) {
+    float s;
+    if (!mixpi_amax_usable(amax)) return 1.0f;
+    s = limit / mixp_f32_of_bits(amax);
+    return mixp_bits_of_f32(s) == 0x7F800000u ? mixp_f32_of_bits(0x7F7FFFFFu) : s;
+}
+
+/* The power of two with the biased exponent e, 0 to 254. */
+MIXPREC_HD float mixpi_q_power(int e)
+{ return mixp_f32_of_bits(e ? (uint32_t)e << 23 : 0x400000u); }
+
+MIXPREC_HD mixpi_scales mixpi_scales_power(float limit, uint32_t amax) {
+    const int e = (int)(mixp_bits_of_f32(mixpi_scale_to(limit, amax)) >> 23);
+    mixpi_scales s;
+    s.in = mixpi_q_power(e);
+    s.out = mixpi_q_power(254 - e);
+    return s;
+}
+
+MIXPREC_HD mixpi_scales mixpi_scales_e8m0(float limit, uint32_t amax) {
+    const uint32_t t = mixp_bits_of_f32(mixp_f32_of_bits(amax) * (1.0f / limit));
+    int e = (int)(t >> 23);
+    mixpi_scales s;
+    if (amax > 0x7F800000u) {
+        s.in = s.out = mixp_f32_of_bits(amax);
+        return s;
+    }
+    e += (t & 0x7FFFFFu) != 0 && (e > 0 || t > 0x400000u);
+    if (e > 254) e = 254;
+    s.in = mixpi_q_power(254 - e);
+    s.out = mixpi_q_power(e);
+    return s;
+}
+
+/* tensor: the scale of the whole array. */
+MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
+    const float wanted = mixp_f32_of_bits(amax) * (tensor * (1.0f / 6.0f));
+    mixpi_scales s;
+    s.out = mixp_f32_from_e4m3(mixp_e4m3_from_f32_sat(wanted));
+    s.in = amax ? 1.0f / (s.out * (1.0f / tensor)) : 0.0f;
+    if (mixp_bits_of_f32(s.in) == 0x7F800000u) s.in = mixp_f32_of_bits(0x7F7FFFFFu);
+    return s;
+}

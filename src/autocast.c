@@ -158,8 +158,12 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
         return "a recipe needs a bf16 region: bf16 holds every decoded value exactly, and f16 has "
                "too small a range; use MIXP_BF16";
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
-    return *code == MIXP_OK ? NULL
-                            : "this device cannot quantise for a recipe; use a context on the CPU";
+    if (ctx->device->download && !ctx->device->kernels->quantise)
+        return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
+    if (ctx->device->download && r->kind == MIXP_RECIPE_FP8_DELAYED)
+        return "delayed scaling runs on the CPU only; use fp8_current";
+    *code = MIXP_OK;
+    return NULL;
 }
 
 /* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with

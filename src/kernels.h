@@ -371,7 +371,8 @@ typedef struct mixp_loss_backward_args {
  * op(a) is m x k: stored k x m when trans_a. op(b) is k x n: stored n x k when trans_b.
  * ld* count elements between rows as stored. bias: n values added to each row, or absent.
  * batch matrices lie stride_* elements apart. stride_a or stride_b 0: all products share a or b.
- * a, b, c, bias: real. k may be 0. */
+ * a, b, c, bias: real. k may be 0. alpha_at: device memory; *alpha_at replaces alpha. NULL: alpha
+ * counts. */
 typedef struct mixp_gemm_args {
     int64_t  m, n, k, batch;
     int      trans_a, trans_b;
@@ -380,7 +381,12 @@ typedef struct mixp_gemm_args {
     mixp_out c;
     int64_t  lda, ldb, ldc;
     int64_t  stride_a, stride_b, stride_c;
+    const float *alpha_at;
 } mixp_gemm_args;
+
+/* alpha, where *alpha_at can be read. */
+MIXPREC_HD float mixpi_gemm_alpha(const mixp_gemm_args *g)
+{ return g->alpha_at ? *g->alpha_at : g->alpha; }
 
 /* A product fused with a second operation, where the vendor's library can fuse the two. Where it
  * cannot, two kernels run one after the other.
@@ -447,6 +453,113 @@ typedef struct mixp_attention_backward_args {
     mixp_in  dy;                        /* laid out as y                                   */
     mixp_out dq, dk, dv;                /* laid out as q, k and v; each may be absent      */
 } mixp_attention_backward_args;
+
+/* --- numbers below 16 bits --------------------------------------------------------------- */
+
+/* Scales of a quantised array. amax: the largest magnitude of a block, or of the array. max: the
+ * largest value of the element. */
+typedef enum mixp_block_scale {
+    MIXP_SCALE_TENSOR,          /* s = max / amax for the whole array; y = element(x s)    */
+    MIXP_SCALE_POWER,           /* s = max / amax rounded down to a power of two, for each block;
+                                   y = element(x s) / s                                    */
+    MIXP_SCALE_E8M0,            /* d = amax / max rounded up to a power of two, for each block;
+                                   y = element(x / d) d                                    */
+    MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
+                                   e4m3(amax s / 6) and y = element(x s / d) d             */
+    MIXP_SCALE_COUNT
+} mixp_block_scale;
+
+/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
+ * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
+ * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
+ *
+ * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
+ * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
+ * POWER: a block with amax 0, Inf or NaN has s = 1. E4M3: an array with such an amax has s = 1. A
+ * block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
+ * above.
+ *
+ * The same inputs give the same bits on every instruction set and at any number of threads. */
+typedef struct mixp_quantise_args {
+    int64_t          rows, cols;
+    mixp_in          x;
+    mixp_bf16       *y;
+    mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
+    mixp_block_scale scale;
+    int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
+                                                   n x n, n a multiple of 16; 0 x 0 for TENSOR */
+    int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
+                                       cut off, to within 2^-22                            */
+    uint64_t         seed, step, tensor;    /* of mixp_random_u32; the element is the index in x;
+                                               ignored unless stochastic                   */
+    float            given;     /* TENSOR: s; 0 = from the amax of x                       */
+    float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
+    float           *decode;    /* of the kernel, in device memory: becomes the factor by which a
+                                   product with y must be multiplied: 1 / s for TENSOR and E4M3,
+                                   otherwise 1. May be NULL                                */
+    const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
+} mixp_quantise_args;
+
+/* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
+ * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols] f32, rows a multiple of 16; sums of
+ * 16 in f32, as a tree. The transform is orthogonal, so transforming both factors does not change
+ * their product. The signs are TransformerEngine's. */
+typedef struct mixp_hadamard_args {
+    int64_t rows, cols;
+    mixp_in a;
+    float  *y;
+} mixp_hadamard_args;
+
+/* The sign of row i of 16. */
+MIXPREC_HD float mixpi_hadamard_sign(int i) { return 0xD7E8u >> i & 1u ? -1.0f : 1.0f; }
+
+/* What is wrong with a call of `quantise`; MIXP_OK: nothing. */
+MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
+    const int64_t r = k->block_rows, c = k->block_cols;
+    const int element = k->element == MIXP_F8_E4M3 || k->element == MIXP_F8_E5M2 ||
+                        k->element == MIXP_F4_E2M1;
+    if (!k->x.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
+    if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
+    if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
+    if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
+    if (k->scale == MIXP_SCALE_TENSOR) return r == 0 && c == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
+    if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
+    if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
+    return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
+}
+
+/* What is wrong with a call of `hadamard`; MIXP_OK: nothing. */
+MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
+    if (!k->a.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
+    if (k->a.dtype != MIXP_F32 && k->a.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
+    return k->rows % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
+}
+
+/* The scale of a whole array with this amax; 1 where only blocks have scales. */
+MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
+    if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(2688.0f, amax);
+    if (k->scale != MIXP_SCALE_TENSOR) return 1.0f;
+    return k->given > 0.0f ? k->given : mixpi_scale_to(mixpi_grid_of(k->element).largest, amax);
+}
+
+/* Does an array have such a scale? */
+MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
+{ return kind == MIXP_SCALE_TENSOR || kind == MIXP_SCALE_E4M3; }
+
+/* The scales of a block. tensor: the array's. */
+MIXPREC_HD mixpi_scales mixpi_scales_of(mixp_block_scale kind, float largest, float tensor,
+                                        uint32_t amax) {
+    mixpi_scales s = { 1.0f, 1.0f };
+    switch (kind) {
+    case MIXP_SCALE_POWER: return mixpi_scales_power(largest, amax);
+    case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(largest, amax);
+    case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(tensor, amax);
+    case MIXP_SCALE_TENSOR:
+    case MIXP_SCALE_COUNT:
+    default: s.in = tensor; return s;
+    }
+}
 
 /* --- what kernels are given --------------------------------------------------------------- */
 
@@ -942,6 +1055,11 @@ typedef struct mixp_kernels {
     mixp_result (*cross_entropy_both)(const mixp_exec *x,
                                       const mixp_cross_entropy_both_args *k);
     mixp_result (*gemm_epilogue)(const mixp_exec *x, const mixp_gemm_epilogue_args *k);
+
+    /* Recipes. NULL where memory is the host's: mixp_quantise and mixp_hadamard do the work. NULL
+     * on another device: the device has no recipes. */
+    mixp_result (*quantise)(const mixp_exec *x, const mixp_quantise_args *k);
+    mixp_result (*hadamard)(const mixp_exec *x, const mixp_hadamard_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */

@@ -6,6 +6,7 @@
 #include "cuda/copy.cu"
 #include "cuda/functions.cu"
 #include "cuda/sums.cu"
+#include "cuda/recipes.cu"
 #include "cuda/rows.cu"
 #include "cuda/rows_calls.cu"
 #include "cuda/optimizers.cu"

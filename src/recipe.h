@@ -80,63 +80,21 @@ typedef struct mixp_recipe {
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
  * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
- * no state, it starts from its beginning. All ranks must set the same recipe. */
+ * no state, it starts from its beginning. All ranks must set the same recipe. A device with memory
+ * of its own has no delayed scaling: MIXP_ERR_DEVICE. */
 
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
 
-/* Scales of a quantised array. amax: the largest magnitude of a block, or of the array. max: the
- * largest value of the element. */
-typedef enum mixp_block_scale {
-    MIXP_SCALE_TENSOR,          /* s = max / amax for the whole array; y = element(x s)    */
-    MIXP_SCALE_POWER,           /* s = max / amax rounded down to a power of two, for each block;
-                                   y = element(x s) / s                                    */
-    MIXP_SCALE_E8M0,            /* d = amax / max rounded up to a power of two, for each block;
-                                   y = element(x / d) d                                    */
-    MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
-                                   e4m3(amax s / 6) and y = element(x s / d) d             */
-    MIXP_SCALE_COUNT
-} mixp_block_scale;
-
-/* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
- * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
- * the largest. Blocks of block_rows x block_cols each have a scale; TENSOR has one block.
- *
- * NaN stays NaN; for E8M0 and E4M3 the whole block becomes NaN. An Inf becomes the largest value of
- * its element, as in the sources; for E8M0, that times the block's scale is Inf again. TENSOR,
- * POWER: a block with amax 0, Inf or NaN has s = 1. E4M3: an array with such an amax has s = 1. A
- * block of zeros gives zeros. bf16 holds each y exactly unless |y| is below 2^-126, or 2^128 and
- * above.
- *
- * The same inputs give the same bits on every instruction set and at any number of threads. */
-typedef struct mixp_quantise_args {
-    int64_t          rows, cols;
-    mixp_in          x;
-    mixp_bf16       *y;
-    mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
-    mixp_block_scale scale;
-    int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
-                                                   n x n, n a multiple of 16; 0 x 0 for TENSOR */
-    int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
-                                       cut off, to within 2^-22                            */
-    uint64_t         key;       /* of mixp_random_key; the element is the index in x       */
-    float            given;     /* TENSOR: s; 0 = from the amax of x                       */
-    float           *amax;      /* TENSOR: becomes the amax of x; NULL = not wanted        */
-} mixp_quantise_args;
-
-/* Runs on the CPU, in the threads of x (mixp_context_exec). *decode: the
- * factor by which a product with y must be multiplied: 1 / s for TENSOR and E4M3, otherwise 1.
- * MIXP_ERR_ARGUMENT: NULL, an unknown scale or element, or `given` is negative or not finite.
- * MIXP_ERR_SHAPE: blocks that do not fit. MIXP_ERR_DTYPE: x is neither f32 nor bf16. On an error y,
- * *decode and *amax are unchanged. */
+/* The kernel `quantise` on the CPU, in the threads of x (mixp_context_exec); k->decode and k->times
+ * are ignored. *decode: the factor by which a product with y must be multiplied: 1 / s for TENSOR
+ * and E4M3, otherwise 1. MIXP_ERR_ARGUMENT: NULL, an unknown scale or element, or k->given is
+ * negative or not finite. MIXP_ERR_SHAPE: blocks that do not fit. MIXP_ERR_DTYPE: x is neither f32
+ * nor bf16. On an error y, *decode and *k->amax are unchanged. */
 MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
                                       float *decode);
 
-/* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
- * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols] f32, rows a multiple of 16; sums of
- * 16 in f32, as a tree. The transform is orthogonal, so transforming both factors does not change
- * their product. The signs are TransformerEngine's. Errors as
- * mixp_quantise's. */
+/* The kernel `hadamard` on the CPU; see mixp_hadamard_args. Errors as mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       float *y);
 

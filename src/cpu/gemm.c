@@ -43,7 +43,7 @@ static int mixpi_gemm_cblas(const mixp_gemm_args *g) {
         if (g->bias.data) mixpi_gemm_cblas_bias(g, c);
         cblas_sgemm(CblasRowMajor, g->trans_a ? CblasTrans : CblasNoTrans,
                     g->trans_b ? CblasTrans : CblasNoTrans, (int)g->m, (int)g->n,
-                    (int)g->k, g->alpha, a, (int)g->lda, b, (int)g->ldb,
+                    (int)g->k, mixpi_gemm_alpha(g), a, (int)g->lda, b, (int)g->ldb,
                     g->bias.data || g->c.accumulate ? 1.0f : 0.0f, c, (int)g->ldc);
     }
     return 1;
@@ -1110,7 +1110,7 @@ MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
     mixpi_tile t;
     t.depth = s->steps;
     t.pairs = s->job->pairs;
-    t.alpha = s->job->g->alpha;
+    t.alpha = mixpi_gemm_alpha(s->job->g);
     for (i = 0; i < panels; i += at_once) {
         int64_t end = mixpi_min(i + at_once, panels), first = MIXPI_P(panel_row)(m, i, panels);
         int64_t next = MIXPI_P(panel_row)(m, end, panels);

@@ -58,6 +58,7 @@ __device__ inline void tile_multiply(float (*sums)[4], const float *a, const flo
 
 __device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
                                   int64_t j, const float (*sums)[4]) {
+    float alpha = mixpi_gemm_alpha(&g);
     MIXPI_UNROLL
     for (int r = 0; r < 4; r++) {
         MIXPI_UNROLL
@@ -65,7 +66,7 @@ __device__ inline void tile_store(const mixp_gemm_args &g, int64_t z, int64_t i,
             int64_t at = z * g.stride_c + (i + r) * g.ldc + j + s;
             float y;
             if (i + r >= g.m || j + s >= g.n) continue;
-            y = fmaf(g.alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
+            y = fmaf(alpha, sums[r][s], g.bias.data ? get1(g.bias, j + s) : 0.0f);
             put1(g.c, at, g.c.accumulate ? y + get1(as_in(g.c), at) : y);
         }
     }
@@ -232,10 +233,12 @@ const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
 /* Matrices that cuBLASLt takes in one call. */
 const int64_t most_batch = 65535;
 
-/* The properties that choose an algorithm. No padding, because keys are compared as bytes. */
+/* The properties that choose an algorithm. flags: which of a, b and c are unaligned, and whether
+ * alpha is in device memory. No padding, because keys are compared as bytes. */
+const int32_t unaligned_a = 1, unaligned_b = 2, unaligned_c = 4, alpha_on_device = 8;
 struct PlanKey {
     int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
-    int32_t trans_a, trans_b, dtype, dtype_c, epilogue, unaligned;
+    int32_t trans_a, trans_b, dtype, dtype_c, epilogue, flags;
 };
 
 struct Plan {
@@ -296,9 +299,10 @@ inline PlanKey plan_key(const Product &p) {
     key.stride_c = many ? g.stride_c : 0;
     key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
     key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.epilogue = p.epilogue;
-    key.unaligned = (!p.pack_a && !starts_aligned(matrix_a(g))) |
-                    (!p.pack_b && !starts_aligned(matrix_b(g))) << 1 |
-                    (!p.finish && !starts_aligned(matrix_c(g))) << 2;
+    if (!p.pack_a && !starts_aligned(matrix_a(g))) key.flags |= unaligned_a;
+    if (!p.pack_b && !starts_aligned(matrix_b(g))) key.flags |= unaligned_b;
+    if (!p.finish && !starts_aligned(matrix_c(g))) key.flags |= unaligned_c;
+    if (g.alpha_at) key.flags |= alpha_on_device;
     return key;
 }
 
@@ -358,6 +362,12 @@ inline bool plan_set_epilogue(Plan *p, const void *at) {
              plan_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &at, sizeof at)));
 }
 
+inline bool plan_set_alpha(Plan *p) {
+    int32_t mode = CUBLASLT_POINTER_MODE_DEVICE;
+    return !(p->key.flags & alpha_on_device) ||
+           plan_set(p, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
+}
+
 inline bool plan_describe(Plan *p, const void *at) {
     const PlanKey &k = p->key;
     cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -371,7 +381,7 @@ inline bool plan_describe(Plan *p, const void *at) {
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
-           plan_set_epilogue(p, at);
+           plan_set_alpha(p) && plan_set_epilogue(p, at);
 }
 
 /* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
@@ -387,20 +397,20 @@ inline bool prefer_aligned(cublasLtMatmulPreference_t p,
 inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
     /* Partial sums of a split k in c's dtype are excluded. */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    int off = key.unaligned;
+    int off = key.flags;
     return cublasLtMatmulPreferenceSetAttribute(
                p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
                sizeof workspace_bytes) == CUBLAS_STATUS_SUCCESS &&
            cublasLtMatmulPreferenceSetAttribute(
                p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
                sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & 2),
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b),
                           key.dtype) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & 1),
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a),
                           key.dtype) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & 4),
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & unaligned_c),
                           key.dtype_c) &&
-           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & 4),
+           prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & unaligned_c),
                           key.dtype_c);
 }
 
@@ -499,6 +509,10 @@ inline mixp_result plan_new(State *s, const PlanKey &key, Plan **made) {
     mixp_result r;
     /* cuBLASLt 13.3 has no heuristics during a capture, and a recorded step has run before. */
     if (s->capture) return in_capture(s, "a product of a shape that no step had before");
+    if (key.flags & alpha_on_device) {
+        r = checked(s, MIXPI_LAUNCH(set_betas, 1, 1, 0, s->stream, s->block->betas), "gemm");
+        if (r != MIXP_OK) return r;
+    }
     if (s->plans->count >= most_plans) plans_clear(s);
     p = (Plan *)host_new(s->host, sizeof *p);
     if (!p) return say(s, MIXP_ERR_MEMORY, "gemm", "out of memory");
@@ -571,9 +585,11 @@ inline bool product_point(const Product &p, Plan *plan) {
 inline cublasStatus_t product_call(Kernel *k, const Product &p, Plan *plan, int which) {
     State *s = k->state;
     const mixp_gemm_args &g = p.g;
-    float beta = g.c.accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(s->lt, plan->product, &g.alpha, g.b.data, plan->b, g.a.data, plan->a,
-                          &beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
+    float one = g.c.accumulate ? 1.0f : 0.0f;
+    const float *alpha = g.alpha_at ? g.alpha_at : &g.alpha;
+    const float *beta = g.alpha_at ? &s->block->betas[g.c.accumulate != 0] : &one;
+    return cublasLtMatmul(s->lt, plan->product, alpha, g.b.data, plan->b, g.a.data, plan->a,
+                          beta, g.c.data, plan->c, g.c.data, plan->c, &plan->algorithms[which],
                           s->workspace, workspace_bytes, k->stream);
 }
 
@@ -746,7 +762,7 @@ static mixp_result mixpi_cuda_gemm(const mixp_exec *x, const mixp_gemm_args *g) 
         (g->k > 0 && (!is_real(g->a.dtype) || !is_real(g->b.dtype))))
         return MIXP_ERR_DTYPE;
     /* With alpha 0 cuBLASLt does not read the operands, and their NaNs would be lost. */
-    if (g->k <= 0 || g->alpha == 0.0f) return product_by_tiles(&k, *g);
+    if (g->k <= 0 || (g->alpha == 0.0f && !g->alpha_at)) return product_by_tiles(&k, *g);
     r = open_products(k.state);
     for (int64_t z = 0; z < g->batch && r == MIXP_OK; z += most_batch)
         r = product_any(x, &k, batch_slice(*g, z, least(most_batch, g->batch - z)));
@@ -898,7 +914,7 @@ static mixp_result mixpi_cuda_gemm_epilogue(const mixp_exec *x,
     if (!is_real(g.c.dtype) || (g.bias.data && !is_real(g.bias.dtype)) ||
         !is_real(g.a.dtype) || !is_real(g.b.dtype) || (k->sums.data && !is_real(k->sums.dtype)))
         return MIXP_ERR_DTYPE;
-    if (g.k > 0 && g.alpha != 0.0f) r = epilogue_try(x, &on, *k, &done);
+    if (g.k > 0 && (g.alpha != 0.0f || g.alpha_at)) r = epilogue_try(x, &on, *k, &done);
     return r == MIXP_OK && !done ? epilogue_apart(x, *k) : r;
 }
 

@@ -16,7 +16,8 @@
  *
  *      1. seams        >>seams         what a simulation replaces; numbers in registers
  *      2. runtime      >>runtime       errors, memory, streams, peeks, captures
- *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses
+ *      3. elementwise  >>elementwise   convert, copy, unary, binary, sums, dropout, losses,
+ *                                      the quantiser of recipes
  *      4. rows         >>rows          softmax, norms, embedding, cross entropy
  *      5. optimizers   >>optimizers    statistics, clip, prepare, update, advance, agree
  *      6. gemm         >>gemm          products, on cuBLASLt
@@ -26,6 +27,7 @@
  * Determinism: no float atomics. The shapes decide how a sum is split, never the GPU, with two
  * exceptions. In products, cuBLASLt chooses by GPU and version. Attention on capability 7.5 uses
  * the f32 kernels for bf16, the kernels for bent scores where 64 KB hold no larger tile, and tensor
- * core products in two halves. Casts, stochastic rounding, unscale, the statistics' flags and
- * optimizer steps give the CPU's bits, except a NaN's payload: GPU arithmetic gives a single NaN.
+ * core products in two halves. Casts, quantisers, stochastic rounding, unscale, the statistics'
+ * flags and optimizer steps give the CPU's bits, except a NaN's payload: GPU arithmetic gives a
+ * single NaN.
  */

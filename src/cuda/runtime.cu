@@ -43,6 +43,7 @@ struct Private {
     uint64_t later;             /* steps from the captured step to the replayed step         */
     uint32_t arrived[16];       /* counters of last-block patterns; 0 between kernels        */
     int32_t  stop;              /* 1: no step is applied until a fault has been reported     */
+    float    betas[2];          /* 0 and 1: cuBLASLt reads beta where it reads alpha         */
     uint64_t turns[mirror_count];       /* the sequence of each mirror                       */
 };
 
@@ -295,6 +296,7 @@ __device__ inline uint64_t key_now(const Draws &d) {
 }
 
 __global__ void set_later(uint64_t *to, uint64_t later) { *to = later; }
+__global__ void set_betas(float *betas) { betas[0] = 0.0f; betas[1] = 1.0f; }
 
 /* --- peeks ----------------------------------------------------------------------------- */
 

@@ -1,4 +1,5 @@
 #pragma once
+#include "recipes.cu"
 #include "optimizers.cu"
 #include "gemm.cu"
 #include "attention.cu"
@@ -49,7 +50,9 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_topk,
                                     mixpi_cuda_add_norm,
                                     mixpi_cuda_cross_entropy_both,
-                                    mixpi_cuda_gemm_epilogue };
+                                    mixpi_cuda_gemm_epilogue,
+                                    mixpi_cuda_quantise,
+                                    mixpi_cuda_hadamard };
 
 const int most_devices = 16;
 

@@ -175,8 +175,9 @@ static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64
 /* c = x w' of quantised operands. g: the forward product. */
 static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, mixp_gemm_args g) {
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qx = { NULL, 1.0f }, qw = { NULL, 1.0f };
+    mixpi_quantised qx = { NULL, NULL, 1.0f }, qw = { NULL, NULL, 1.0f };
     mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
+    w.times = mixpi_recipe_factor(&qx);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 0, &w, &qw);
     if (r == MIXP_OK) g.a = mixpi_tensor_in(qx.y);
     if (r == MIXP_OK) g.b = mixpi_tensor_in(qw.y);
@@ -354,11 +355,12 @@ static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qdy = { NULL, 1.0f }, qw = { NULL, 1.0f };
+    mixpi_quantised qdy = { NULL, NULL, 1.0f }, qw = { NULL, NULL, 1.0f };
     mixp_out to = mixpi_call_dx(c, 0);
     mixp_result r = MIXP_OK;
     if (!to.data) return MIXP_OK;
     r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 0, &dy, &qdy);
+    w.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 1, &w, &qw);
     if (r == MIXP_OK) {
         g.b = mixpi_tensor_in(qw.y);
@@ -373,11 +375,12 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
-    mixpi_quantised qdy = { NULL, 1.0f }, qx = { NULL, 1.0f };
+    mixpi_quantised qdy = { NULL, NULL, 1.0f }, qx = { NULL, NULL, 1.0f };
     mixp_out to = mixpi_call_dx(c, 1);
     mixp_result r = MIXP_OK;
     if (!to.data) return MIXP_OK;
     r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 1, &dy, &qdy);
+    x.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
     if (r == MIXP_OK) {
         g.a = mixpi_tensor_in(qx.y);

@@ -3,17 +3,21 @@
 /* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
 
 /* A linear layer's recipe, decided by its first forward; mixp_recompute runs forward again. kind
- * NONE: bf16 products. key: of its random numbers. */
+ * NONE: bf16 products. step, call: the key of its random numbers. */
 typedef struct mixpi_recipe_call {
     mixp_recipe recipe;
-    uint64_t    key;
+    uint64_t    step, call;
     int         decided;
     int         enters;         /* 1: the amax of operands enters the history              */
     mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
-/* A quantised operand in the arena, and the factor for its product. */
-typedef struct mixpi_quantised { mixp_tensor *y; float decode; } mixpi_quantised;
+/* A quantised operand in the arena, and the factor for its product. factor: the device's kernel
+ * wrote the factor there, times that of the product's other operand, if quantised before. */
+typedef struct mixpi_quantised { mixp_tensor *y, *factor; float decode; } mixpi_quantised;
+
+static const float *mixpi_recipe_factor(const mixpi_quantised *q)
+{ return q->factor ? (const float *)q->factor->data : NULL; }
 
 /* The number of which each size of a linear must be a multiple. */
 static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
@@ -54,8 +58,8 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     }
     out->enters = !mixpi_no_grad_now(c->ctx) && !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
     out->recipe = *r;
-    out->key = mixp_random_key(c->ctx->seed ^ 0x7265636970657321u, mixpi_random_step(c->ctx),
-                               (uint64_t)c->ctx->calls_made);
+    out->step = mixpi_random_step(c->ctx);
+    out->call = (uint64_t)c->ctx->calls_made;
     c->ctx->casting->recipes.quantised++;
     return MIXP_OK;
 }
@@ -116,12 +120,30 @@ static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
 /* Transforms k->x in place of itself, into an array of the arena. */
 static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
     const int64_t count = k->rows * k->cols;
-    mixp_result r;
+    mixp_hadamard_args h;
     *turned = mixp_activation(c->ctx, MIXP_F32, 1, &count);
     if (!*turned) return MIXP_ERR_MEMORY;
-    r = mixp_hadamard(&c->ctx->exec, k->rows, k->cols, k->x, (float *)(*turned)->data);
+    h.rows = k->rows;
+    h.cols = k->cols;
+    h.a = k->x;
+    h.y = (float *)(*turned)->data;
     k->x = mixpi_tensor_in(*turned);
-    return r;
+    if (c->ctx->device->kernels->hadamard) return MIXPI_RUN(c, hadamard, &h);
+    return mixp_hadamard(&c->ctx->exec, h.rows, h.cols, h.a, h.y);
+}
+
+/* Quantises k->x into q->y. */
+static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k,
+                                         mixpi_quantised *q) {
+    const int64_t one = 1;
+    k->y = (mixp_bf16 *)q->y->data;
+    if (!c->ctx->device->kernels->quantise) return mixp_quantise(&c->ctx->exec, k, &q->decode);
+    if (mixpi_has_scale_of_array(k->scale)) {
+        q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &one);
+        if (!q->factor) return MIXP_ERR_MEMORY;
+        k->decode = (float *)q->factor->data;
+    }
+    return MIXPI_RUN(c, quantise, k);
 }
 
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
@@ -134,14 +156,15 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     mixp_result r = MIXP_OK;
     float amax = 0.0f;
     mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
-    k->key = rc->key + (uint64_t)over_rows;
+    k->seed = c->ctx->seed ^ 0x7265636970657321u;
+    k->step = rc->step;
+    k->tensor = 2u * rc->call + (uint64_t)over_rows;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
-    k->y = (mixp_bf16 *)q->y->data;
     if (rc->scaled) k->given = rc->scaled->scales[role];
     if (rc->scaled) k->amax = &amax;
     if (turns && !rc->recipe.no_hadamard) r = mixpi_recipe_turn(c, k, &turned);
-    if (r == MIXP_OK) r = mixp_quantise(&c->ctx->exec, k, &q->decode);
+    if (r == MIXP_OK) r = mixpi_recipe_quantise(c, k, q);
     mixpi_recipe_give(c->ctx, turned);
     if (rc->scaled && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
@@ -157,15 +180,19 @@ static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols)
     return k;
 }
 
-/* Runs g with the two quantised operands already in place, and gives the operands back. */
+/* Runs g with the two quantised operands already in place, a quantised before b, and gives the
+ * operands back. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
                                     const mixpi_quantised *a, const mixpi_quantised *b) {
     if (r == MIXP_OK) {
         g->alpha = a->decode * b->decode;
+        g->alpha_at = mixpi_recipe_factor(b);
         r = MIXPI_RUN(c, gemm, g);
     }
     if (r == MIXP_OK) c->ctx->casting->recipes.products++;
     mixpi_recipe_give(c->ctx, a->y);
     mixpi_recipe_give(c->ctx, b->y);
+    mixpi_recipe_give(c->ctx, a->factor);
+    mixpi_recipe_give(c->ctx, b->factor);
     return r;
 }

@@ -284,7 +284,7 @@ static const char *mixpi_gemm_wrong(const mixp_gemm_args *k) {
     if (!k) return "the arguments are NULL";
     if (k->m < 0 || k->n < 0 || k->k < 0 || k->batch < 0) return "a size is negative";
     if (k->batch == 0) return "batch is 0; set it to 1 for one product";
-    if (k->alpha == 0.0f) return "alpha is 0; set it to 1 for the plain product";
+    if (k->alpha == 0.0f && !k->alpha_at) return "alpha is 0; set it to 1 for the plain product";
     if (k->stride_a < 0 || k->stride_b < 0 || k->stride_c < 0) return "a stride is negative";
     if (!k->c.data || (k->k > 0 && (!k->a.data || !k->b.data)))
         return "a, b or c has no data";

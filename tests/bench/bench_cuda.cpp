@@ -420,6 +420,35 @@ static void maps(int64_t rows) {
     give_back(mark);
 }
 
+/* The quantisers of recipes: the blocks of each, along rows and down columns. */
+static void quantisers(int64_t all_rows) {
+    struct Form { const char *name; mixp_dtype element; mixp_block_scale scale; int64_t n, passes; };
+    const Form forms[] = { { "fp8 current", MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 2 },
+                           { "mxfp8", MIXP_F8_E4M3, MIXP_SCALE_E8M0, 32, 1 },
+                           { "nvfp4", MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 2 } };
+    int64_t rows = (all_rows + 31) / 32 * 32, n = rows * width;
+    size_t mark = taken.size();
+    test_array a = numbers(MIXP_BF16, n), turned = numbers(MIXP_F32, n);
+    mixp_bf16 *y = (mixp_bf16 *)take((size_t)n * sizeof *y);
+    std::string s = shape_text(rows, width);
+    mixp_hadamard_args h = { rows, width, args_in(a), (float *)turned.data };
+    mixp_quantise_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows; k.cols = width; k.x = args_in(a); k.y = y;
+    for (const Form &f : forms)
+        for (int down = 0; down < (f.n ? 2 : 1); down++) {
+            k.element = f.element; k.scale = f.scale;
+            k.block_rows = down ? f.n : f.n != 0; k.block_cols = down ? 1 : f.n;
+            k.stochastic = f.element == MIXP_F4_E2M1;
+            by_bytes(std::string("quantise ") + f.name + (down ? ", down" : ""), s.c_str(),
+                     (double)(2 * f.passes + 2) * (double)n,
+                     [=] { return table->quantise(&x, &k); });
+        }
+    by_bytes("hadamard bf16", s.c_str(), 6.0 * (double)n,
+             [=] { return table->hadamard(&x, &h); });
+    give_back(mark);
+}
+
 static void losses(int64_t rows) {
     int64_t n = rows * width;
     size_t mark = taken.size();
@@ -1073,6 +1102,7 @@ static void read_options(int argc, char **argv) {
 static void kernels(int64_t rows) {
     converts(rows);
     picks(rows);
+    quantisers(rows);
     maps(rows);
     losses(rows);
     norms(rows);

@@ -96,6 +96,31 @@ static void empty_matrices_are_left_alone(void) {
         }
 }
 
+/* alpha in memory gives the bits of alpha as an argument. */
+static void alpha_in_memory(void) {
+    int isa, i;
+    for (i = 0; i < 20; i++) {
+        problem p = problem_new(1 + random_to(40), 1 + random_to(70), random_to(600), 2, 0);
+        size_t bytes = (size_t)p.c_size * mixp_dtype_size(p.g.c.dtype);
+        char *first = (char *)malloc(bytes + 1);
+        float alpha = p.g.alpha;
+        for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+            const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
+            if (!d) continue;
+            run(d, &p, 2);
+            memcpy(first, p.c.data, bytes);
+            p.g.alpha = -77.0f;
+            p.g.alpha_at = &alpha;
+            run(d, &p, 2);
+            CHECK(memcmp(first, p.c.data, bytes) == 0);
+            p.g.alpha = alpha;
+            p.g.alpha_at = NULL;
+        }
+        free(first);
+        problem_free(&p);
+    }
+}
+
 /* Inf and NaN in an input reach exactly the elements that depend on it. */
 static void non_finite_inputs_spread_as_they_should(void) {
     static const float bad[2] = { INFINITY, NAN };
@@ -221,6 +246,7 @@ int main(void) {
     RUN(larger);
     RUN(batches);
     RUN(rounds_once);
+    RUN(alpha_in_memory);
     RUN(no_k_gives_bias);
     RUN(empty_matrices_are_left_alone);
     RUN(non_finite_inputs_spread_as_they_should);

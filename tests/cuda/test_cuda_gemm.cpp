@@ -13,7 +13,8 @@ struct Case {
     int        off_a, off_b, off_c, off_bias, more_a, more_b, more_c, share_a, share_b;
 };
 
-struct Operands { Pair a, b, c, bias; mixp_gemm_args g; };
+/* alpha: with alpha_at, where each side reads it. */
+struct Operands { Pair a, b, c, bias, alpha; mixp_gemm_args g; bool alpha_at; };
 
 static Operands operands_of(const Case &t) {
     Operands o;
@@ -32,10 +33,16 @@ static Operands operands_of(const Case &t) {
     o.b = numbers(t.b, rows_b * g.ldb * (t.share_b ? 1 : t.batch), 1.0, t.off_b);
     o.c = numbers(t.c, t.m * g.ldc * t.batch, 1.0, t.off_c);
     o.bias = numbers(t.bias_dtype, t.n, 1.0, t.off_bias);
+    o.alpha = empty(MIXP_F32, 1, 0);
+    set_value(o.alpha, 0, t.alpha);
+    o.alpha_at = (t.m + t.n + t.k) % 2 != 0;
     return o;
 }
 
-static void finish_operands(Operands &o) { finish(o.a); finish(o.b); finish(o.c); finish(o.bias); }
+static void finish_operands(Operands &o) {
+    Pair *all[] = { &o.a, &o.b, &o.c, &o.bias, &o.alpha };
+    for (Pair *p : all) finish(*p);
+}
 
 static const mixp_gemm_args *on_side(Operands &o, int bias) {
     o.g.a = args_in(ON(o.a));
@@ -43,7 +50,13 @@ static const mixp_gemm_args *on_side(Operands &o, int bias) {
     o.g.c = args_out(ON(o.c), o.g.c.accumulate);
     o.g.bias = args_in(ON(o.bias));
     if (!bias) o.g.bias.data = NULL;
-    return &o.g;
+    static mixp_gemm_args call;
+    call = o.g;
+    if (o.alpha_at) {
+        call.alpha = -77.0f;
+        call.alpha_at = AT(float, o.alpha);
+    }
+    return &call;
 }
 
 /* Element (i, j) of matrix z in double, and the sum of its terms' sizes. */

@@ -199,6 +199,31 @@ static void rounding_body(void) {
 }
 static void rounding(void) { in_all_schedules(rounding_body); }
 
+/* The stochastic rounding of recipes, along rows and columns. */
+static void quantiser_body(void) {
+    begin();
+    for (int down = 0; down < 2; down++) {
+        Pair a = numbers(MIXP_BF16, 48 * 80, 1.0, 0), y = empty(MIXP_BF16, 48 * 80, 0);
+        mixp_quantise_args k;
+        memset((void *)&k, 0, sizeof k);
+        on_gpu = 1;
+        k.rows = 48; k.cols = 80;
+        k.x = args_in(ON(a)); k.y = AT(mixp_bf16, y);
+        k.element = MIXP_F4_E2M1; k.scale = MIXP_SCALE_E4M3;
+        k.block_rows = down ? 16 : 1; k.block_cols = down ? 1 : 16;
+        k.stochastic = 1;
+        k.seed = 5; k.tensor = 6;
+        draws_anew({ &y }, [&](uint64_t step) {
+            k.step = step;
+            CHECK_INT(gpu_kernels->quantise(X, &k), MIXP_OK);
+        });
+        finish(a);
+        finish(y);
+    }
+    finish(block);
+}
+static void quantiser(void) { in_all_schedules(quantiser_body); }
+
 /* --- whole steps ------------------------------------------------------------------------------ */
 
 enum { TIME = 16, WIDTH = 64, HEADS = 2 };
@@ -300,6 +325,7 @@ int main(void) {
     RUN(dropout);
     RUN(random_tensors);
     RUN(rounding);
+    RUN(quantiser);
     RUN(whole_steps);
     return test_report();
 }

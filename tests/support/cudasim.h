@@ -1494,7 +1494,8 @@ struct Product {        /* one matmul, its descriptors copied */
     const void *a, *b, *c;
     void *bias, *aux, *out;             /* bias: or sums. aux: what is before GELU       */
     int64_t aux_ld;
-    float alpha, beta;
+    const float *alpha, *beta;          /* in device memory; NULL: here[0] and here[1]   */
+    float here[2];
     bool ta, tb;
     int epilogue;
     uint64_t m, n, k;
@@ -1603,6 +1604,7 @@ inline void column_sums(const Product &p) {
 }
 
 inline void multiply(const Product &p) {
+    float alpha = p.alpha ? *p.alpha : p.here[0], beta = p.beta ? *p.beta : p.here[1];
     for (int64_t z = 0; z < batch_of(p.D); z++)
         for (uint64_t j = 0; j < p.n; j++)
             for (uint64_t i = 0; i < p.m; i++) {
@@ -1618,11 +1620,26 @@ inline void multiply(const Product &p) {
                 }
                 int64_t o = (int64_t)(i + j * (uint64_t)p.D.ld) + z * stride_of(p.D);
                 int64_t c = (int64_t)(i + j * (uint64_t)p.C.ld) + z * stride_of(p.C);
-                if (p.beta != 0.0f) old = get(p.c, p.C.type, c) * (double)p.beta;
-                sum = sum * (double)p.alpha + old;
+                if (beta != 0.0f) old = get(p.c, p.C.type, c) * (double)beta;
+                sum = sum * (double)alpha + old;
                 put(p.out, p.D.type, o, finished(p, i, j, sum));
             }
     if (p.epilogue == CUBLASLT_EPILOGUE_BGRADB) column_sums(p);
+}
+
+/* Takes alpha and beta, which are host memory and are read now, or device memory and are read when
+ * the product runs. */
+inline bool take_factors(Product &p, const void *alpha, const void *beta) {
+    int mode = attribute<int32_t>(p.d, CUBLASLT_MATMUL_DESC_POINTER_MODE,
+                                  CUBLASLT_POINTER_MODE_HOST);
+    if (mode == CUBLASLT_POINTER_MODE_HOST) {
+        std::memcpy(&p.here[0], alpha, 4);
+        std::memcpy(&p.here[1], beta, 4);
+        return !on_device(alpha, 4) && !on_device(beta, 4);
+    }
+    p.alpha = (const float *)alpha;
+    p.beta = (const float *)beta;
+    return mode == CUBLASLT_POINTER_MODE_DEVICE && on_device(alpha, 4) && on_device(beta, 4);
 }
 
 /* Of the three algorithms: what each needs of the workspace. */
@@ -1645,7 +1662,8 @@ inline size_t attribute_bytes(const Desc *, int key) {
            key == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ||
            key == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD ? 8
          : key == CUBLASLT_MATMUL_DESC_TRANSA || key == CUBLASLT_MATMUL_DESC_TRANSB ||
-           key == CUBLASLT_MATMUL_DESC_EPILOGUE || key == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE
+           key == CUBLASLT_MATMUL_DESC_EPILOGUE || key == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE ||
+           key == CUBLASLT_MATMUL_DESC_POINTER_MODE
          ? 4 : 0;
 }
 inline size_t attribute_bytes(const Layout *, int key) {
@@ -1804,8 +1822,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t d
     if (!cudasim::is_known(algo)) return CUBLAS_STATUS_INVALID_VALUE;
     size_t need = cudasim::needs[algo->data[0] - 0x51];
     p.a = A; p.b = B; p.c = C; p.out = D;
-    std::memcpy(&p.alpha, alpha, 4);
-    std::memcpy(&p.beta, beta, 4);
+    if (!cudasim::take_factors(p, alpha, beta)) return CUBLAS_STATUS_INVALID_VALUE;
     if (lt && *(int *)lt != cudasim::machine().device)      /* it is made for one GPU         */
         return CUBLAS_STATUS_ARCH_MISMATCH;
     if (need > room || (need && (!cudasim::on_device(workspace, need) ||

@@ -581,6 +581,18 @@ LEDGER_KERNEL(rope) {
     (void)x;
     return ledger_moves("rope", 1, ledger_in(k->a, n), ledger_out(k->y, n), 0.7);
 }
+/* A second launch, which reads once more, where the array has a scale. */
+LEDGER_KERNEL(quantise) {
+    double n = (double)k->rows * (double)k->cols;
+    int passes = k->scale == MIXP_SCALE_TENSOR || k->scale == MIXP_SCALE_E4M3 ? 2 : 1;
+    (void)x;
+    return ledger_moves("quantise", passes, passes * ledger_in(k->x, n), 2 * n, 0.7);
+}
+LEDGER_KERNEL(hadamard) {
+    double n = (double)k->rows * (double)k->cols;
+    (void)x;
+    return ledger_moves("hadamard", 1, ledger_in(k->a, n), 4 * n, 0.7);
+}
 LEDGER_KERNEL(look) {
     (void)x;
     return ledger_moves("look", 1, ledger_in(k->x, (double)k->n), 0, 0.8);
@@ -635,6 +647,8 @@ static const mixp_device *ledger_device(void) {
     kernels.gather = ledger_gather;
     kernels.gather_backward = ledger_gather_backward;
     kernels.rope = ledger_rope;
+    kernels.quantise = ledger_quantise;
+    kernels.hadamard = ledger_hadamard;
     kernels.look = ledger_look;
     kernels.agree = ledger_agree;
     device.name = "ledger";

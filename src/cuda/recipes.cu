@@ -1,0 +1,306 @@
+#pragma once
+#include "sums.cu"
+namespace {
+
+/* --- recipes: the quantiser ------------------------------------------------------------- *
+ *
+ * The CPU's numbers: magnitudes are compared as bits, and each element is computed by the functions
+ * that the CPU uses. First comes the array's amax, if its scale needs one: each thread block writes
+ * the largest magnitude of its part, and each block of the next kernel reads them all.
+ */
+const int quantise_threads = 256, most_parts = 256, column_tile = 8 * warp_size;
+
+struct Quantising {
+    mixp_quantise_args k;
+    mixpi_grid grid;
+    Draws      draws;
+    uint32_t  *parts;           /* the largest magnitude of each part of the array; or NULL  */
+    int        part_count;
+    int        team;            /* threads that share a block: 2 to 32, or a thread block    */
+    bool       wide;
+};
+
+/* The largest over teams of 2 to 32 threads of a warp. */
+__device__ inline uint32_t team_most(uint32_t v, int team) {
+    for (int k = team / 2; k; k /= 2) {
+        uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, v, k);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+/* Over all threads of a block of whole warps; every thread gets the largest. */
+__device__ inline uint32_t block_most(uint32_t v) {
+    MIXPI_SHARED(uint32_t, part, 32);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    v = team_most(v, warp_size);
+    if (lane == 0) part[warp] = v;
+    __syncthreads();
+    v = team_most(lane < (int)blockDim.x / warp_size ? part[lane] : 0u, warp_size);
+    __syncthreads();
+    return v;
+}
+
+/* The largest magnitude of n elements from element i on, as bits; at least `most`. */
+__device__ inline uint32_t look8(const Quantising &q, int64_t i, int n, uint32_t most) {
+    float v[8];
+    get8_any(q.k.x, i, n, q.wide, v);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) {
+        uint32_t a = mixp_bits_of_f32(v[k]) & 0x7FFFFFFFu;
+        most = a > most ? a : most;
+    }
+    return most;
+}
+
+/* Element i, which is x, on the grid and back. */
+__device__ inline float on_grid(const Quantising &q, uint64_t key, int64_t i, float x,
+                                mixpi_scales s) {
+    uint32_t v = mixp_bits_of_f32(__fmul_rn(x, s.in)), a = v & 0x7FFFFFFFu;
+    uint32_t r = q.k.stochastic
+               ? mixpi_grid_random(&q.grid, a, mixp_random_at(key, (uint64_t)i))
+               : mixpi_grid_round(&q.grid, a);
+    return __fmul_rn(mixp_f32_of_bits(r | (v & 0x80000000u)), s.out);
+}
+
+/* Quantises n elements from element i on, with one pair of scales. */
+__device__ inline void quantise8(const Quantising &q, uint64_t key, int64_t i, int n,
+                                 mixpi_scales s) {
+    float v[8];
+    get8_any(q.k.x, i, n, q.wide, v);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) v[k] = on_grid(q, key, i + k, v[k], s);
+    put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
+}
+
+__device__ inline uint64_t quantise_key(const Quantising &q)
+{ return q.k.stochastic ? key_now(q.draws) : 0; }
+
+/* The scale of the array. All threads call it; one writes the product's factor, and
+ * the amax if wanted. */
+__device__ inline float array_scale(const Quantising &q) {
+    float scale = 1.0f;
+    uint32_t most = 0;
+    if (q.parts) {
+        for (int i = (int)threadIdx.x; i < q.part_count; i += (int)blockDim.x)
+            most = q.parts[i] > most ? q.parts[i] : most;
+        most = block_most(most);
+        scale = mixpi_scale_of_array(&q.k, most);
+    }
+    if (blockIdx.x || threadIdx.x) return scale;
+    if (q.k.scale == MIXP_SCALE_TENSOR && q.k.amax) *q.k.amax = mixp_f32_of_bits(most);
+    if (q.k.decode)
+        *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
+    return scale;
+}
+
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_amax(const __grid_constant__ Quantising q) {
+    int64_t n = q.k.rows * q.k.cols;
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    uint32_t most = 0;
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x * 8)
+        most = look8(q, i, (int)least(8, n - i), most);
+    most = block_most(most);
+    if (threadIdx.x == 0) q.parts[blockIdx.x] = most;
+}
+
+/* One scale for the whole array. */
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_whole(const __grid_constant__ Quantising q) {
+    uint64_t key = quantise_key(q);
+    int64_t n = q.k.rows * q.k.cols;
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    mixpi_scales s = mixpi_scales_of(q.k.scale, q.grid.largest, array_scale(q), 0);
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x * 8)
+        quantise8(q, key, i, (int)least(8, n - i), s);
+}
+
+/* The first element of block b; blocks of one row lie one behind the other. */
+__device__ inline int64_t block_start(const mixp_quantise_args &k, int64_t b) {
+    int64_t wide = k.cols / k.block_cols;
+    if (k.block_rows == 1) return b * k.block_cols;
+    return b / wide * k.block_rows * k.cols + b % wide * k.block_cols;
+}
+/* Where the e-th 8 elements of a block begin, from its first element on. */
+__device__ inline int64_t eight_at(const mixp_quantise_args &k, int64_t e) {
+    int64_t across = k.block_cols / 8;
+    return k.block_rows == 1 ? e * 8 : e / across * k.cols + e % across * 8;
+}
+
+/* Blocks whose rows are multiples of 16 elements; a team of threads shares a block. */
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_blocks(const __grid_constant__ Quantising q) {
+    int64_t eights = q.k.block_rows * q.k.block_cols / 8;
+    int64_t count = q.k.rows * q.k.cols / 8 / eights;
+    int teams = quantise_threads / q.team, own = (int)threadIdx.x / q.team;
+    int rank = (int)threadIdx.x % q.team;
+    float tensor = array_scale(q);
+    for (int64_t b = (int64_t)blockIdx.x * teams; b < count; b += (int64_t)gridDim.x * teams) {
+        int64_t at = block_start(q.k, b + own), end = b + own < count ? eights : 0;
+        uint32_t most = 0;
+        for (int64_t e = rank; e < end; e += q.team)
+            most = look8(q, at + eight_at(q.k, e), 8, most);
+        most = q.team > warp_size ? block_most(most) : team_most(most, q.team);
+        mixpi_scales s = mixpi_scales_of(q.k.scale, q.grid.largest, tensor, most);
+        uint64_t key = quantise_key(q);
+        for (int64_t e = rank; e < end; e += q.team)
+            quantise8(q, key, at + eight_at(q.k, e), 8, s);
+    }
+}
+
+/* The largest magnitudes of 8 columns, over every eighth row of a block from `row` on. */
+__device__ inline void look_down(const Quantising &q, int64_t at, int n, int row, uint32_t *most) {
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) most[k] = 0;
+    for (int64_t r = row; n > 0 && r < q.k.block_rows; r += quantise_threads / warp_size) {
+        float v[8];
+        get8_any(q.k.x, at + r * q.k.cols, n, q.wide, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            uint32_t a = mixp_bits_of_f32(v[k]) & 0x7FFFFFFFu;
+            most[k] = a > most[k] ? a : most[k];
+        }
+    }
+}
+
+/* Quantises the same elements. in, out: the scales of the 8 columns, in shared memory. */
+__device__ inline void quantise_down(const Quantising &q, int64_t at, int n, int row,
+                                     const float *in, const float *out) {
+    uint64_t key = quantise_key(q);
+    for (int64_t r = row; n > 0 && r < q.k.block_rows; r += quantise_threads / warp_size) {
+        int64_t i = at + r * q.k.cols;
+        float v[8];
+        get8_any(q.k.x, i, n, q.wide, v);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++) {
+            mixpi_scales s = { in[k], out[k] };
+            v[k] = on_grid(q, key, i + k, v[k], s);
+        }
+        put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, n, q.wide, v);
+    }
+}
+
+/* Blocks of one column. A thread block takes 256 columns of a row of blocks: a warp every eighth
+ * row, a thread 8 columns; then each thread computes the scales of one column. */
+__global__ void __launch_bounds__(quantise_threads)
+    quantise_columns(const __grid_constant__ Quantising q) {
+    MIXPI_SHARED(uint32_t, found, quantise_threads / warp_size * column_tile);
+    MIXPI_SHARED(float, in, column_tile);
+    MIXPI_SHARED(float, out, column_tile);
+    unsigned across = (unsigned)ceil_div(q.k.cols, column_tile);
+    int lane = (int)threadIdx.x % warp_size, warp = (int)threadIdx.x / warp_size;
+    int64_t col = (int64_t)(blockIdx.x % across) * column_tile + lane * 8;
+    int64_t at = blockIdx.x / across * q.k.block_rows * q.k.cols + col;
+    int n = col < q.k.cols ? (int)least(8, q.k.cols - col) : 0;
+    uint32_t most[8], all = 0;
+    float tensor = array_scale(q);
+    look_down(q, at, n, warp, most);
+    MIXPI_UNROLL
+    for (int k = 0; k < 8; k++) found[warp * column_tile + lane * 8 + k] = most[k];
+    __syncthreads();
+    for (int w = 0; w < quantise_threads / warp_size; w++) {
+        uint32_t a = found[w * column_tile + (int)threadIdx.x];
+        all = a > all ? a : all;
+    }
+    mixpi_scales s = mixpi_scales_of(q.k.scale, q.grid.largest, tensor, all);
+    in[threadIdx.x] = s.in;
+    out[threadIdx.x] = s.out;
+    __syncthreads();
+    quantise_down(q, at, n, warp, in + lane * 8, out + lane * 8);
+}
+
+/* Threads for each block: a power of two, at most one for 8 elements. */
+inline int quantise_team(int64_t elements) {
+    int team = 2;
+    if (elements > 64 * warp_size) return quantise_threads;
+    while (team < warp_size && team * 16 <= elements) team *= 2;
+    return team;
+}
+
+typedef void (*QuantiseKernel)(Quantising q);
+
+/* The kernel for these blocks; sets q->team and *grid. */
+inline QuantiseKernel quantise_kernel(Quantising *q, unsigned *grid) {
+    const mixp_quantise_args &k = q->k;
+    int64_t elements = k.block_rows * k.block_cols;
+    if (k.scale == MIXP_SCALE_TENSOR) {
+        *grid = grid_for(ceil_div(k.rows * k.cols, 8), quantise_threads);
+        return quantise_whole;
+    }
+    if (k.block_cols == 1) {
+        *grid = (unsigned)(k.rows / k.block_rows * ceil_div(k.cols, column_tile));
+        return quantise_columns;
+    }
+    q->team = quantise_team(elements);
+    *grid = grid_for(k.rows * k.cols / elements * q->team, quantise_threads);
+    return quantise_blocks;
+}
+
+/* The largest magnitudes of parts of the array, in scratch memory. */
+inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) {
+    int64_t threads = ceil_div(q->k.rows * q->k.cols, 8);
+    if (!mixpi_has_scale_of_array(q->k.scale)) return MIXP_OK;
+    q->part_count = (int)least(most_parts, ceil_div(threads, quantise_threads));
+    q->parts = (uint32_t *)scratch_of(x, (size_t)q->part_count * sizeof *q->parts);
+    if (!q->parts) return MIXP_ERR_MEMORY;
+    return on->launched("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
+                                                 quantise_threads, 0, on->stream, *q));
+}
+
+/* The transform of one column of 16 rows in each thread. */
+__global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
+    int64_t n = k.rows / 16 * k.cols;
+    int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
+        int64_t at = t / k.cols * 16 * k.cols + t % k.cols;
+        float v[16];
+        MIXPI_UNROLL
+        for (int i = 0; i < 16; i++)
+            v[i] = __fmul_rn(get1(k.a, at + i * k.cols), mixpi_hadamard_sign(i));
+        MIXPI_UNROLL
+        for (int step = 1; step < 16; step *= 2) {
+            MIXPI_UNROLL
+            for (int i = 0; i < 16; i++) {
+                if (i & step) continue;
+                float a = v[i], b = v[i | step];
+                v[i] = a + b;
+                v[i | step] = a - b;
+            }
+        }
+        MIXPI_UNROLL
+        for (int i = 0; i < 16; i++) k.y[at + i * k.cols] = v[i] * 0.25f;
+    }
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_args *k) {
+    Kernel on(x);
+    Quantising q;
+    QuantiseKernel kernel;
+    unsigned grid;
+    mixp_result r = mixpi_quantise_wrong(k);
+    if (r != MIXP_OK) return r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    memset((void *)&q, 0, sizeof q);
+    q.k = *k;
+    q.grid = mixpi_grid_of(k->element);
+    q.draws = draws_of(on.state, k->seed, k->step, k->tensor);
+    q.wide = is_wide(k->x) && is_wide(k->y) &&
+             (k->scale == MIXP_SCALE_TENSOR || k->cols % 8 == 0);
+    kernel = quantise_kernel(&q, &grid);
+    r = quantise_look(x, &on, &q);
+    if (r != MIXP_OK) return r;
+    return on.launched("quantise",
+                       MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
+}
+
+static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_args *k) {
+    Kernel on(x);
+    mixp_result r = mixpi_hadamard_wrong(k);
+    if (r != MIXP_OK) return r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    return on.launched("hadamard",
+                       MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256,
+                                    0, on.stream, *k));
+}
