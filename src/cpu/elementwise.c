@@ -926,7 +926,7 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args
 }
 
 /* One block. */
-MIXPI_K void MIXPI_P(random_unit)(const void *job, int64_t unit) {
+MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
     const mixpi_random_job *d = (const mixpi_random_job *)job;
     int64_t i, first = unit * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, d->k->n - first);
     float out[MIXPI_BLOCK];

@@ -27,6 +27,13 @@
 #else
 #  define MIXPI_V static inline
 #endif
+/* MIXPI_FLAT: a task that inlines all it calls, so that functions for host and device alike use the
+ * set's instructions. */
+#if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
+#  define MIXPI_FLAT static MIXPI_TARGET __attribute__((__flatten__))
+#else
+#  define MIXPI_FLAT MIXPI_K
+#endif
 /* MIXPI_RARE: a large function that seldom takes most of a step. It is compiled once per set and
  * called; inlining it would add seconds of compile time. MIXPI_F: MIXPI_RARE in plain C, inlined in
  * the other sets. */

@@ -52,6 +52,7 @@ static const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_FOLD
 #undef MIXPI_R
 #undef MIXPI_K
+#undef MIXPI_FLAT
 #undef MIXPI_SPEED
 #undef MIXPI_V
 #undef MIXPI_F
