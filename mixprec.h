@@ -1177,19 +1177,37 @@ MIXPREC_HD double mixpi_log(double x) {
     const int up = part >= 0x6A09E667F3BCDu;        /* m would be sqrt(2) or more */
     const double e = (double)((int)(bits >> 52) - 1023 + up);
     const double m = mixp_f64_of_bits((uint64_t)(1023 - up) << 52 | part);
-    const double s = (m - 1.0) / (m + 1.0);
-    double sum = 0.0;
-    int k;
-    for (k = 13; k > 0; k -= 2) sum = mixpi_fma(s * s, sum, 1.0 / (double)k);
+    const double s = (m - 1.0) / (m + 1.0), t = s * s;
+    double sum = mixpi_fma(t, 1.0 / 13.0, 1.0 / 11.0);
+    sum = mixpi_fma(t, sum, 1.0 / 9.0);
+    sum = mixpi_fma(t, sum, 1.0 / 7.0);
+    sum = mixpi_fma(t, sum, 1.0 / 5.0);
+    sum = mixpi_fma(t, sum, 1.0 / 3.0);
+    sum = mixpi_fma(t, sum, 1.0);
     return mixpi_fma(e, 0.69314718055994530942, 2.0 * s * sum);
+}
+
+/* cos(pi x) for x in [0, 1/2], to 1e-10. */
+MIXPREC_HD double mixpi_cospi_near(double x) {
+    const double t = 9.86960440108935861883 * x * x;
+    double sum = mixpi_fma(t, 1.0 / 20922789888000.0, -1.0 / 87178291200.0);
+    sum = mixpi_fma(t, sum, 1.0 / 479001600.0);
+    sum = mixpi_fma(t, sum, -1.0 / 3628800.0);
+    sum = mixpi_fma(t, sum, 1.0 / 40320.0);
+    sum = mixpi_fma(t, sum, -1.0 / 720.0);
+    sum = mixpi_fma(t, sum, 1.0 / 24.0);
+    sum = mixpi_fma(t, sum, -0.5);
+    return mixpi_fma(t, sum, 1.0);
 }
 
 /* A standard normal number from two uniform ones (Box and Muller, 1958), each the centre of one of
  * 2^32 cells. */
 MIXPREC_HD float mixpi_normal_of(uint32_t u, uint32_t v) {
     const double cell = 1.0 / 4294967296.0, turn = ((double)v + 0.5) * 2.0 * cell;
+    const double half = turn <= 1.0 ? turn : 2.0 - turn;
     const double radius = sqrt(-2.0 * mixpi_log(((double)u + 0.5) * cell));
-    return (float)(radius * mixpi_cospi(turn <= 1.0 ? turn : 2.0 - turn));
+    const double cosine = mixpi_cospi_near(half <= 0.5 ? half : 1.0 - half);
+    return (float)(half <= 0.5 ? radius * cosine : -radius * cosine);
 }
 
 /* x^n by products alone: the same bits on every device, unlike libm's pow. */
@@ -6548,6 +6566,13 @@ static int mixpi_amx_machine(int f16) {
 #else
 #  define MIXPI_V static inline
 #endif
+/* MIXPI_FLAT: a task that inlines all it calls, so that functions for host and device alike use the
+ * set's instructions. */
+#if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
+#  define MIXPI_FLAT static MIXPI_TARGET __attribute__((__flatten__))
+#else
+#  define MIXPI_FLAT MIXPI_K
+#endif
 /* MIXPI_RARE: a large function that seldom takes most of a step. It is compiled once per set and
  * called; inlining it would add seconds of compile time. MIXPI_F: MIXPI_RARE in plain C, inlined in
  * the other sets. */
@@ -8788,7 +8813,7 @@ MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args
 }
 
 /* One block. */
-MIXPI_K void MIXPI_P(random_unit)(const void *job, int64_t unit) {
+MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
     const mixpi_random_job *d = (const mixpi_random_job *)job;
     int64_t i, first = unit * MIXPI_BLOCK, n = mixpi_min(MIXPI_BLOCK, d->k->n - first);
     float out[MIXPI_BLOCK];
@@ -12861,6 +12886,7 @@ static const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_FOLD
 #undef MIXPI_R
 #undef MIXPI_K
+#undef MIXPI_FLAT
 #undef MIXPI_SPEED
 #undef MIXPI_V
 #undef MIXPI_F

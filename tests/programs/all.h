@@ -48,7 +48,7 @@ static const program programs[] = {
     { "t5_fused", sizeof(t5), t5_fused_open, t5_batch, t5_loss, NULL, 5e-3, 100, 0, 0, 0, 0, 0, 0, 0, 0 },
     { "t5_wide", sizeof(t5), t5_wide_open, t5_batch, t5_loss, NULL, 5e-3, 100, 0, 0, 0, 0, 0, 0, 0, 0 },
     { "vae", sizeof(vae), vae_open, vae_batch, vae_loss, NULL, 1e-2, 0, 0, 0, 0, 1, 0, 0, 0, 0 },
-    { "gan", sizeof(gan), gan_open, gan_batch, gan_loss, NULL, 3e-3, 0, 2, 2, 0, 0, 0, 0, 0.5, 0 },
+    { "gan", sizeof(gan), gan_open, gan_batch, gan_loss, NULL, 3e-3, 0, 2, 2, 0, 1, 0, 0, 0.5, 0 },
     { "actor_critic", sizeof(actor_critic), actor_critic_open, actor_critic_batch, actor_critic_loss, NULL,
       1e-2, 0, 2, 1, 0, 0, 0, 0, 0, 0 },
     { "dqn", sizeof(dqn), dqn_open, dqn_batch, dqn_loss, dqn_after, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },

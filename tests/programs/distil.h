@@ -1,5 +1,6 @@
-/* distil.h - a small network learns from a large frozen one: temperature, KL divergence of
- * log-probabilities, a clamped feature loss, and a penalty on the size of its weights.
+/* distil.h - a small network learns from a large frozen one: temperature, the teacher's likely classes
+ * (nucleus, by sort and cumsum), KL divergence of log-probabilities, a clamped feature loss, a reward for
+ * the use of all classes, and a penalty on the size of its weights.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum { DISTIL_ROWS = 16, DISTIL_IN = 8, DISTIL_WIDTH = 16, DISTIL_CLASSES = 5 };
@@ -24,6 +25,16 @@ static void distil_batch(session *s) {
     for (int i = 0; i < DISTIL_ROWS * DISTIL_IN; i++) m->x[i] = normal(s);
 }
 
+/* Logits of which the classes behind the likeliest 95 % are hidden. */
+static mixp_tensor *distil_nucleus(session *s, mixp_tensor *x) {
+    mixp_context *c = s->ctx;
+    mixp_tensor  *order, *p = mixp_sort(c, mixp_softmax(c, x), 1, &order), *before, *hidden;
+    before = mixp_sub(c, mixp_cumsum(c, p, -1), p);
+    hidden = mixp_cast(c, mixp_ge(c, before, mixp_full(c, MIXP_F32, 0, NULL, 0.95)), MIXP_F32);
+    hidden = mixp_scatter_add(c, mixp_scale(c, hidden, 0.0f), -1, order, hidden);
+    return mixp_masked_fill(c, x, mixp_ne(c, hidden, mixp_full(c, MIXP_F32, 0, NULL, 0.0)), -20.0f);
+}
+
 static mixp_tensor *distil_loss(session *s, int turn, int training) {
     distil       *m = (distil *)s->model;
     mixp_context *c = s->ctx;
@@ -35,11 +46,13 @@ static mixp_tensor *distil_loss(session *s, int turn, int training) {
                                 floats(s, m->x, 1, 1, 0));
         features = mixp_maximum(c, features, mixp_neg(c, mixp_abs(c, features)));
         teacher = mixp_linear(c, mixp_relu(c, mixp_linear(c, x, m->teach1, NULL)), m->teach2, NULL);
-        teacher = mixp_log_softmax(c, mixp_scale(c, teacher, 0.5f));
+        teacher = mixp_log_softmax(c, distil_nucleus(s, mixp_scale(c, teacher, 0.5f)));
     }
     h = mixp_relu(c, mixp_linear(c, x, m->w1, NULL));
     loss = mixp_l1(c, mixp_clamp(c, h, -1, 3), features);
     h = mixp_log_softmax(c, mixp_scale(c, mixp_linear(c, h, m->w2, NULL), 0.5f));
     loss = mixp_add(c, mixp_scale(c, loss, 0.01f), mixp_kl_div(c, h, teacher, 1));
+    h = mixp_scale(c, mixp_mean(c, mixp_exp(c, h), 0, 0), (float)DISTIL_CLASSES);
+    loss = mixp_sub(c, loss, mixp_scale(c, mixp_prod(c, h, 0, 0), 0.01f));
     return mixp_add(c, loss, mixp_scale(c, mixp_mean(c, mixp_pow(c, m->w2, 2), MIXP_ALL, 0), 0.01f));
 }

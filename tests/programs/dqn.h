@@ -1,5 +1,5 @@
 /* dqn.h - Q-learning with a target network, copied through the host every 8 updates. Nothing in it
- * leaves fp16's range.
+ * leaves fp16's range. A reward of 1 and more ends its episode.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum { DQN_ROWS = 16, DQN_IN = 5, DQN_HIDDEN = 24, DQN_ACTIONS = 3, DQN_NETS = 2 };
@@ -49,10 +49,11 @@ static mixp_tensor *dqn_values(session *s, int net, float *state) {
 static mixp_tensor *dqn_loss(session *s, int turn, int training) {
     dqn          *m = (dqn *)s->model;
     mixp_context *c = s->ctx;
-    mixp_tensor  *q, *want = NULL;
+    mixp_tensor  *q, *want = NULL, *reward = floats(s, m->reward, DQN_ROWS, 1, 0);
     (void)turn, (void)training;
     MIXP_NO_GRAD(c) want = mixp_scale(c, mixp_max(c, dqn_values(s, 1, m->next), 1, 1), 0.5f);
-    want = mixp_add(c, want, floats(s, m->reward, DQN_ROWS, 1, 0));
+    want = mixp_where(c, mixp_lt(c, reward, mixp_full(c, MIXP_F32, 0, NULL, 1.0)), mixp_add(c, want, reward),
+                      reward);
     q = mixp_gather(c, dqn_values(s, 0, m->state), 1, ints(s, m->action, DQN_ROWS, 1));
     return mixp_smooth_l1(c, q, want, 1.0f);
 }

@@ -31,13 +31,17 @@ static void gan_batch(session *s) {
         m->real[2 * i] = (float)(2.0 + cos(angle));
         m->real[2 * i + 1] = (float)sin(angle);
     }
-    for (int i = 0; i < GAN_ROWS * GAN_Z; i++) m->z[i] = normal(s);
+    for (int i = 0; i < GAN_ROWS * GAN_Z; i++) m->z[i] = 3.4f * uniform(s) - 1.7f;
 }
 
-static mixp_tensor *gan_make(session *s) {
+/* The device draws in training. An evaluation has the host's numbers. */
+static mixp_tensor *gan_make(session *s, int training) {
     gan          *m = (gan *)s->model;
     mixp_context *c = s->ctx;
-    mixp_tensor  *h = mixp_linear(c, floats(s, m->z, GAN_ROWS, GAN_Z, 0), m->g1, NULL);
+    const int64_t shape[2] = { GAN_ROWS, GAN_Z };
+    mixp_tensor  *z = training ? mixp_uniform(c, MIXP_F32, 2, shape, -1.7f, 1.7f)
+                               : floats(s, m->z, GAN_ROWS, GAN_Z, 0);
+    mixp_tensor  *h = mixp_linear(c, z, m->g1, NULL);
     h = mixp_linear(c, mixp_relu(c, h), m->g2, m->gb);
     h = mixp_tanh(c, mixp_layer_norm(c, h, NULL, NULL, 1e-5f));
     return mixp_linear(c, h, m->g3, NULL);
@@ -56,8 +60,8 @@ static mixp_tensor *gan_loss(session *s, int turn, int training) {
     mixp_context *c = s->ctx;
     mixp_tensor  *real = floats(s, m->real, GAN_ROWS, 2, 0), *fake = NULL;
     if (!training)
-        return mixp_mse(c, mixp_mean(c, gan_make(s), 0, 0), mixp_mean(c, real, 0, 0));
-    if (turn == 1) return gan_judge(s, gan_make(s), m->ones);
-    MIXP_NO_GRAD(c) fake = gan_make(s);
+        return mixp_mse(c, mixp_mean(c, gan_make(s, 0), 0, 0), mixp_mean(c, real, 0, 0));
+    if (turn == 1) return gan_judge(s, gan_make(s, 1), m->ones);
+    MIXP_NO_GRAD(c) fake = gan_make(s, 1);
     return mixp_add(c, gan_judge(s, real, m->ones), gan_judge(s, fake, m->zeros));
 }
