@@ -106,12 +106,12 @@ endef
 
 # The programs that compile all of mixprec.h need no speed.
 $(OWN:%=$(BUILD)/%): private light = -O0
-$(BUILD)/test_threads $(BUILD)/test_ranks_refused: private LDLIBS += -pthread
+$(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads: private LDLIBS += -pthread
 
 # Tests that look inside the library compile only the functions that they call (tests/support/internals.h).
 $(BUILD)/test_optimizers $(BUILD)/test_pairs: private light = -O1 -fno-inline
 
-EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c,$(wildcard examples/*.c examples/amp/*.c)))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c %_threads.c,$(wildcard examples/*.c examples/amp/*.c)))
 # A test is found in every folder of tests/ and in tests/ itself; build/test_x is built from the test_x.c of
 # any folder, so two folders cannot have a test of the same name.
 tests_like = $(wildcard tests/$1 tests/*/$1)

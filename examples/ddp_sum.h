@@ -1,4 +1,5 @@
-/* ddp_sum.h - sums in the order of ranks: a part of ddp_fork.c, ddp_mpi.c and ddp_tcp.c
+/* ddp_sum.h - sums in the order of ranks: a part of ddp_fork.c, ddp_mpi.c, ddp_tcp.c and
+ * ddp_threads.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * f16 and bf16 are added in f32 and rounded once, for any number of ranks. So only 16 bits per

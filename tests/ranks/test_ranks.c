@@ -374,7 +374,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     if (p->scatter == 2) scatter_later(&given);
     if (p->patience > 0 && ranks->rank == 0) given.sum = impatient_sum;
     if (p->cut_at) cut_cable(&given, ranks->rank == 1 ? p->cut_at : -1);
-    cut_kills = p->cut_kills;
+    if (p->cut_kills) cut_kills = 1;
     if (odd == ODD_SIZE) given.size++;
     model_open(&m, p, &given, odd);
     model_add(&m);
@@ -400,7 +400,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
         model_zero_grad(&m);
         if (odd == ODD_LEAVES_EARLY && step == 2) break;
         if (odd == ODD_KILLED && step == 2) raise(SIGKILL);
-        if (step == 2) patience = p->patience;
+        if (step == 2 && p->patience > 0) patience = p->patience;
         if (odd == ODD_SLEEPS && step == 2) come_late(p, out);
         if (odd == ODD_RATE && step == 2 && mixp_optimizer_group(m.opt, 0, &group) == MIXP_OK) {
             group.lr = 0.02;
@@ -1837,15 +1837,15 @@ static int numbers_differ(const double *got, int size, int first, int n, mixp_dt
 }
 
 static int sums_by_hand(const mixp_ranks_desc *ranks, mixp_dtype dtype) {
-    static double data[DDP_RANKS / 16 * LONG], got[DDP_RANKS / 16 * LONG];
     const int size = ranks->size, all = size * LONG;
-    const size_t bytes = mixp_dtype_size(dtype);
+    const size_t bytes = mixp_dtype_size(dtype), room = (size_t)all * sizeof(double);
+    double *data = (double *)malloc(room), *got = (double *)malloc(room);
     int i, way, bad = 0;
     for (way = DDP_SUM; way <= DDP_SCATTER; way++) {
         const int n = way < DDP_GATHER ? LONG : all, mine = ranks->rank * LONG;
         char *own = (char *)data + (way == DDP_GATHER ? (size_t)mine * bytes : 0);
         const char *why;
-        memset(data, 0, sizeof data);
+        memset(data, 0, room);
         for (i = 0; i < (way == DDP_GATHER ? LONG : n); i++) {
             const double x = number_of(ranks->rank, i, dtype);
             mixp_convert(own + (size_t)i * bytes, dtype, &x, MIXP_F64, 1);
@@ -1861,6 +1861,8 @@ static int sums_by_hand(const mixp_ranks_desc *ranks, mixp_dtype dtype) {
             bad += got[i] < want || got[i] > want;
         }
     }
+    free(data);
+    free(got);
     return bad;
 }
 
