@@ -5048,6 +5048,11 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * Several ranks merge what they saw at the updates that are sampled. Their sites then stay alike,
  * and a non-finite loss of any rank counts for all. Start the guards of all ranks with the same
  * settings. Rank 0 may evaluate on its own, and ranks may apply different operators.
+ *
+ * Memory: about 1.1 KB for each site, of which 0.3 to 0.6 KB on the device, and 2.1 KB for each
+ * parameter of an optimizer, on the host and on the device. It is allocated when new sites appear,
+ * usually in the first step, and never in a captured step. mixp_checkpoint_save takes 24 bytes more
+ * for each site.
  */
 
 /* Zero in any field = the default. */
@@ -5065,9 +5070,9 @@ typedef struct mixp_guard_desc {
                                    that arose in the forward pass, when no site is left to fall
                                    back; 0 = 20, negative = never */
     int     max_sites;          /* 0 = 4096; further sites are not watched, and an event reports
-                                   it                                                   */
+                                   it. Memory is taken for the sites in use only        */
     int     exponents;          /* 1: also counts stored values by exponent, see
-                                   mixp_site_exponents; takes 2 KiB for each of max_sites */
+                                   mixp_site_exponents; takes 2 to 4 KiB for each site */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
@@ -5320,7 +5325,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
  * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
- * no memory was allocated for its tensors. MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
+ * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: the file has more sites of a guard
+ * than this guard's max_sites. MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 
@@ -14431,6 +14437,7 @@ enum {
 
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);
+    void        (*captured)(mixp_context *ctx);     /* a capture has begun */
     void        (*replayed)(mixp_context *ctx);
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
     int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
@@ -14455,7 +14462,9 @@ struct mixpi_watcher {
     void        (*lose)(mixp_context *ctx, const void *scaler); /* it is about to be freed */
     /* checkpoints */
     mixp_result (*pack)(mixp_context *ctx);
+    void        (*meet)(struct mixpi_state *s, int64_t rows);   /* the file has as many */
     int         (*items)(struct mixpi_state *s);    /* 1: there are some */
+    void        (*make_room)(const struct mixpi_state *s);      /* for the sites of its data */
     void        (*unpack)(mixp_context *ctx);
 };
 
@@ -14584,6 +14593,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
@@ -14599,6 +14609,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;
+    if (ctx->capturing && watcher) watcher->captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
     if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     return r;
@@ -16364,6 +16375,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     if (!e) return NULL;
     ctx->calls_made++;
     if (watcher) e->site = watcher->enter(ctx, op, n_in, e->call.in);
+    if (ctx->told != told) return NULL;     /* no memory for the site */
     r = mixpi_run_inside(&e->call, mixpi_run_forward);
     if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     if (watcher && e->site) r = watcher->stored(e, in);
@@ -23476,9 +23488,10 @@ static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
            (size_t)opt->tally_count * sizeof *opt->tally;
 }
 
-/* Allocates the counters for all parameters added so far. */
+/* Allocates the counters for all parameters added so far; at a later addition also for those to
+ * come. */
 static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
-    const size_t n = (size_t)opt->capacity;
+    const size_t n = (size_t)(opt->tallies ? opt->capacity : opt->count);
     const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
     if (opt->tallies >= opt->count) return MIXP_OK;
     opt->tallies = 0;
@@ -23488,7 +23501,7 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
     opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
-    opt->tallies = opt->capacity;
+    opt->tallies = (int64_t)n;
     return MIXP_OK;
 }
 
@@ -26395,6 +26408,18 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff_tell(&diff, s->report);
 }
 
+/* Tells the guard how many sites the file has. */
+static void mixpi_state_meet_sites(mixpi_state *s, const mixp_safetensors *file) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
+    int64_t rows = 0;
+    size_t i;
+    for (i = 0; i < file->n_items; i++) {
+        const mixp_st_entry *e = &file->items[i].e;
+        if (e->rank == 1 && strcmp(e->name, "mixprec.guard.sites") == 0) rows = e->shape[0];
+    }
+    if (watcher) watcher->meet(s, rows);
+}
+
 /* Can a save have written the number x? */
 static int mixpi_number_is_good(mixpi_must must, double x) {
     const double most = 4611686018427387904.0;  /* 2^62 */
@@ -26622,15 +26647,18 @@ static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *fil
  * fits, and changes the state only if all of it was read and is in range. */
 static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
                                   const mixp_checkpoint *what) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_report *r = s->report;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
     mixpi_checkpoint_schema(r, file);
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result == MIXP_OK) mixpi_state_meet_sites(s, file);
     if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
     if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
-    if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
+    if (mixpi_state_take(s, file, what) == MIXP_OK && watcher) watcher->make_room(s);
+    if (r->result == MIXP_OK) mixpi_state_apply(s, what);
 }
 
 MIXPI_SELDOM
@@ -26940,6 +26968,8 @@ enum {                          /* the rows of one site */
 enum {
     MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
     MIXPI_MAX_EVENTS = 1024,
+    MIXPI_FIRST_EVENTS = 16,    /* events for which there is memory at first; it doubles */
+    MIXPI_SITE_CHUNK = 16,      /* sites of one allocation; their addresses never change */
     MIXPI_SITE_COUNT = 1 << 30  /* limit at which the counts of a site stop, far from an overflow */
 };
 
@@ -26951,6 +26981,8 @@ typedef struct mixpi_site {
     uint64_t     pass;          /* watch->pass when last applied */
     uint64_t     weights;       /* hash of the operator and the trained permanent tensors that it
                                    reads; 0: it reads none */
+    int          first;         /* number of the first site in the bucket of this record's place;
+                                   0 = none: the records hold the hash table as well */
     int          next;          /* number of the next site in the same bucket; 0 = none */
     int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
     int          turn;          /* position in its step when last sampled (1 = first) */
@@ -27028,8 +27060,14 @@ struct mixpi_watch {
     int32_t     met;            /* bits of optimizers that have updated under the guard */
     int32_t     barren[MIXPI_OPTIMIZER_BITS];   /* for each optimizer: consecutive skips that began
                                                    in the forward pass and that no fallback cured */
-    int         every, clean, patience, capacity, n_sites, n_buckets;
+    int         every, clean, patience, n_sites;
+    int         capacity;       /* most sites that may be entered; 0: no memory was taken yet */
     int         most_sites;     /* max_sites */
+    int         room;           /* sites for which there is memory: whole chunks */
+    int         n_buckets;      /* largest power of two up to room */
+    int         rows_room;      /* sites for which rows, seen and bins have memory */
+    int         events_room;    /* events for which there is memory */
+    int         packed, packed_room;    /* rows of hashes and states; those with memory */
     int         filled;         /* sites whose rows a sample may have written */
     float       high, low_again, flushed, imprecise;
     int32_t     inspect_all;    /* 1: the next sample measures the precision of all sites */
@@ -27040,8 +27078,7 @@ struct mixpi_watch {
     mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
     int64_t    *bins;           /* device memory: exponent histogram of each site; or NULL */
     int         counting;       /* 1: sampled steps fill bins */
-    mixpi_site *sites;
-    int        *buckets;
+    mixpi_site **sites;         /* chunks */
     uint64_t    pass;           /* incremented by each step and each walk back */
     mixpi_pin  *pins;
     int         n_pins;
@@ -27050,7 +27087,8 @@ struct mixpi_watch {
     int         origin_site, found_site;
     const void *posted_scaler;  /* scaler whose state is on its way to the host */
     int32_t     posted_bits;    /* bits of the optimizers of the posted update */
-    int64_t    *hashes;         /* for checkpoints: hashes of the sites, and their states */
+    int64_t    *hashes;         /* for checkpoints, made at the first: hashes of the sites, and
+                                   their states */
     int32_t    *states;
     mixpi_happening *events;
     int64_t     n_events;
@@ -27198,8 +27236,12 @@ static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
     return h;
 }
 
+/* Site `number`, 1 to the sites that have memory. */
+static mixpi_site *mixpi_site_number(const mixpi_watch *w, int number)
+{ return &w->sites[(number - 1) / MIXPI_SITE_CHUNK][(number - 1) % MIXPI_SITE_CHUNK]; }
+
 static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
-{ return number ? &ctx->watch->sites[number - 1] : NULL; }
+{ return number ? mixpi_site_number(ctx->watch, number) : NULL; }
 
 /* The tensor of which t is a cast, a reshape or a dropout; otherwise t itself. */
 static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
@@ -27245,10 +27287,46 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
     return v;
 }
 
+/* The number of the first site in the bucket of a hash. The lowest bit of a hash is always 1. */
+static int *mixpi_site_bucket(const mixpi_watch *w, uint64_t hash)
+{ return &mixpi_site_number(w, 1 + (int)(hash >> 1 & (uint64_t)(w->n_buckets - 1)))->first; }
+
 static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
-    int n = w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
-    while (n && w->sites[n - 1].hash != hash) n = w->sites[n - 1].next;
+    int n = w->room ? *mixpi_site_bucket(w, hash) : 0;
+    while (n && mixpi_site_number(w, n)->hash != hash) n = mixpi_site_number(w, n)->next;
     return n;
+}
+
+/* Puts site `number` in its bucket. */
+static void mixpi_site_link(mixpi_watch *w, int number) {
+    mixpi_site *site = mixpi_site_number(w, number);
+    int *bucket = mixpi_site_bucket(w, site->hash);
+    site->next = *bucket;
+    *bucket = number;
+}
+
+/* Doubles the buckets as often as there are records for them. */
+static void mixpi_sites_link(mixpi_watch *w) {
+    int buckets = MIXPI_SITE_CHUNK, n;
+    while (buckets <= w->room / 2) buckets *= 2;
+    if (buckets == w->n_buckets) return;
+    w->n_buckets = buckets;
+    for (n = 1; n <= w->room; n++) mixpi_site_number(w, n)->first = 0;
+    for (n = 1; n <= w->n_sites; n++) mixpi_site_link(w, n);
+}
+
+/* Makes room for n sites. Sites that exist keep their addresses. */
+static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *chunk;
+    while (w->room < n) {
+        chunk = (mixpi_site *)mixpi_host_alloc(ctx, MIXPI_SITE_CHUNK * sizeof *chunk);
+        if (!chunk) return MIXP_ERR_MEMORY;
+        w->sites[w->room / MIXPI_SITE_CHUNK] = chunk;
+        w->room += MIXPI_SITE_CHUNK;
+        mixpi_sites_link(w);
+    }
+    return MIXP_OK;
 }
 
 /* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
@@ -27260,7 +27338,7 @@ static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64
         *hash = mixpi_mix(v->hash, sibling) | 1u;
         n = mixpi_site_find(w, *hash);
         if (!n) return 0;
-        site = &w->sites[n - 1];
+        site = mixpi_site_number(w, n);
         if (site->pass != w->pass) return n;
         if (site->tensors != v->tensors && !v->lasting) return n;
     }
@@ -27319,19 +27397,17 @@ static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
     }
 }
 
-/* Enters a new site in the table. Returns its number; 0 if the table is full. */
+/* Enters a new site in the table. Returns its number; 0 if the table is full, or, with the error
+ * set, if memory is. */
 static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     mixpi_watch *w = ctx->watch;
-    int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
-    mixpi_site *site;
     if (w->n_sites >= w->capacity) {
         w->full = 1;
         return 0;
     }
-    site = &w->sites[w->n_sites++];
-    site->hash = hash;
-    site->next = *bucket;
-    *bucket = w->n_sites;
+    if (mixpi_sites_reach(ctx, w->n_sites + 1) != MIXP_OK) return 0;
+    mixpi_site_number(w, ++w->n_sites)->hash = hash;
+    mixpi_site_link(w, w->n_sites);
     return w->n_sites;
 }
 
@@ -27373,6 +27449,74 @@ static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
 static int mixpi_cast_site(mixp_context *ctx, mixp_tensor *x, int visit) {
     mixpi_visit v = mixpi_visit_of(ctx, &mixpi_cast_op, 1, &x);
     return visit ? mixpi_site_enter(ctx, &mixpi_cast_op, 1, &x) : mixpi_site_of(ctx, &v);
+}
+
+/* --- rows ------------------------------------------------------------------------------- *
+ *
+ * The looks of all sites lie one behind the other in device memory, because the device sends them
+ * to the host in one copy. Their memory grows with the number of sites: between steps, or at the
+ * first look at a new site in a sampled step. No captured step is sampled, so no graph knows the
+ * addresses of rows.
+ */
+
+/* Moves `used` bytes of device memory to new memory of `bytes` bytes, which is its own owner. The
+ * rest is zero. Waits for the device. Returns NULL with the error set. */
+static void *mixpi_device_longer(mixp_context *ctx, void *old, size_t used, size_t bytes) {
+    void *p = mixpi_device_alloc(ctx, bytes), *host;
+    mixp_result r = MIXP_OK;
+    if (!p) return NULL;
+    ctx->pieces->owner = p;
+    if (!old) return p;
+    host = mixpi_host_take(ctx, used);
+    if (!host) mixpi_out_of_memory(ctx, used);
+    else r = mixpi_download(ctx, host, old, used);
+    if (host && r == MIXP_OK) r = mixpi_upload(ctx, p, host, used);
+    if (host) mixpi_host_put(ctx, host);
+    if (host && r == MIXP_OK) return p;
+    mixpi_owned_free(ctx, p);
+    return NULL;
+}
+
+/* Moves the host's copy of the rows to new memory. */
+static mixp_look *mixpi_seen_longer(mixp_context *ctx, int room) {
+    const mixpi_watch *w = ctx->watch;
+    mixp_look *p = (mixp_look *)mixpi_owner_new(ctx, mixpi_rows_bytes(room));
+    if (p && w->seen) memcpy(p, w->seen, mixpi_rows_bytes(w->rows_room));
+    return p;
+}
+
+/* Replaces memory of the rows by longer memory. */
+static mixp_result mixpi_rows_grow(mixp_context *ctx, int room) {
+    mixpi_watch *w = ctx->watch;
+    const size_t bytes = mixpi_rows_bytes(room), used = mixpi_rows_bytes(w->rows_room);
+    mixp_look *seen = mixpi_seen_longer(ctx, room);
+    mixp_look *rows = (mixp_look *)mixpi_device_longer(ctx, w->rows, used, bytes);
+    int64_t *bins = NULL;
+    int good = seen && rows;
+    if (good && w->bins)
+        bins = (int64_t *)mixpi_device_longer(ctx, w->bins, mixpi_bins_bytes(w->rows_room),
+                                              mixpi_bins_bytes(room));
+    good &= bins || !w->bins;
+    if (!good && seen) mixpi_owned_free(ctx, seen);
+    if (!good && rows) mixpi_owned_free(ctx, rows);
+    if (!good) return MIXP_ERR_MEMORY;
+    if (w->rows) mixpi_owned_free(ctx, w->seen);
+    if (w->rows) mixpi_owned_free(ctx, w->rows);
+    if (bins) mixpi_owned_free(ctx, w->bins);
+    w->seen = seen;
+    w->rows = rows;
+    if (bins) w->bins = bins;
+    w->rows_room = room;
+    return MIXP_OK;
+}
+
+/* Makes room for the rows of n sites. */
+static mixp_result mixpi_rows_reach(mixp_context *ctx, int n) {
+    const mixpi_watch *w = ctx->watch;
+    int room = w->rows_room ? w->rows_room : MIXPI_SITE_CHUNK;
+    if (n <= w->rows_room) return MIXP_OK;
+    while (room < n) room *= 2;
+    return mixpi_rows_grow(ctx, room < w->capacity ? room : w->capacity);
 }
 
 /* --- precision --------------------------------------------------------------------------- *
@@ -27525,16 +27669,17 @@ static mixp_dtype mixpi_look_low(const mixpi_site *site) {
     return mixpi_is_low(site->around) ? site->around : MIXP_F16;
 }
 
-/* Looks at t for a row of a site, and for the row `total` unless it is NULL. */
-static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t,
-                              mixp_look *total) {
+/* Looks at t for a row of a site; at a gradient also for the row of all gradients. */
+static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t) {
+    const int is_grad = which == MIXPI_LOOK_GRAD || which == MIXPI_LOOK_LEAF;
     mixp_look_args k;
+    if (mixpi_rows_reach(ctx, number) != MIXP_OK) return MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
     k.n = t->count;
     k.x = mixpi_tensor_in(t);
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
-    k.total = total;
+    k.total = is_grad ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL;
     if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
         k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
@@ -27560,7 +27705,7 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     if (w->tap) w->tap(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
     site->turn = ++w->turns;
-    return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t, NULL);
+    return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
 /* Measures what a call loses by storing low. A cast still has its unrounded input; other calls are
@@ -27598,7 +27743,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
     for (i = 0; i < e->call.n_in && r == MIXP_OK && mixpi_context_sampled(ctx); i++)
         if (mixpi_is_data(given[i]))
-            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i], NULL);
+            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i]);
     return r;
 }
 
@@ -27608,7 +27753,7 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
     if (!w->on) return MIXP_OK;
     if (w->tap) w->tap(ctx, number, g, 1);
     if (!w->sampled) return MIXP_OK;
-    return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g, &w->rows[MIXPI_ROW_BACKWARD]);
+    return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g);
 }
 
 /* Does a product read t without a cast? Yes if the guard raised t to f32, since a cast would
@@ -27650,8 +27795,7 @@ static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
         if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
-        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
-                       &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
+        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad);
     }
     return r;
 }
@@ -27737,7 +27881,7 @@ enum {
 };
 
 static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
-    const mixpi_site *site = &w->sites[number - 1];
+    const mixpi_site *site = mixpi_site_number(w, number);
     const mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
     int i;
     for (i = 0; i < MIXPI_LOOKS; i++)
@@ -27749,7 +27893,7 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
 }
 
 static void mixpi_site_join_words(mixpi_watch *w, int number, const double *words) {
-    mixpi_site *site = &w->sites[number - 1];
+    mixpi_site *site = mixpi_site_number(w, number);
     mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
     const int stores = (int)words[MIXPI_SITE_STORES] - 1;
     int i;
@@ -27790,11 +27934,11 @@ typedef struct mixpi_told {
 static void mixpi_head_fill(const mixpi_watch *w, mixp_origin origin, int at, double *head) {
     uint64_t hash = 0;
     int n;
-    for (n = 0; n < w->n_sites; n++) hash += mixpi_mix(w->sites[n].hash, 5);
+    for (n = 1; n <= w->n_sites; n++) hash += mixpi_mix(mixpi_site_number(w, n)->hash, 5);
     head[MIXPI_HEAD_SITES] = (double)w->n_sites;
     head[MIXPI_HEAD_HASH] = (double)(hash >> 11);
     head[MIXPI_HEAD_ORIGIN] = (double)origin;
-    if (at) mixpi_hash_to_words(w->sites[at - 1].hash, head + MIXPI_HEAD_AT_HIGH);
+    if (at) mixpi_hash_to_words(mixpi_site_number(w, at)->hash, head + MIXPI_HEAD_AT_HIGH);
 }
 
 static int mixpi_began_forward(mixp_origin origin) {
@@ -27855,7 +27999,8 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
     int64_t i;
     if (!table) return MIXP_ERR_MEMORY;
     own = table + mixpi_place(ctx) * 2 * most;
-    for (i = 0; i < w->n_sites; i++) mixpi_hash_to_words(w->sites[i].hash, own + 2 * i);
+    for (i = 0; i < w->n_sites; i++)
+        mixpi_hash_to_words(mixpi_site_number(w, (int)i + 1)->hash, own + 2 * i);
     r = mixpi_crew_share(ctx, table, 2 * most);
     for (i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
     mixpi_host_put(ctx, table);
@@ -27863,15 +28008,19 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
 }
 
 /* Enters the sites that other ranks have met. Their names are set when this rank meets them. */
-static void mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, int64_t n) {
+static mixp_result mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, int64_t n) {
     mixpi_watch *w = ctx->watch;
+    mixp_result r = MIXP_OK;
     int64_t i;
-    for (i = 0; i < n; i++) {
+    for (i = 0; i < n && r == MIXP_OK; i++) {
         const int number = mixpi_site_find(w, list[i]) ? 0 : mixpi_site_new(ctx, list[i]);
-        if (number)
+        if (!number) continue;
+        r = mixpi_rows_reach(ctx, number);
+        if (r == MIXP_OK)
             memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
                    MIXPI_LOOKS * sizeof *w->seen);
     }
+    return r;
 }
 
 /* Lists the sites of all ranks, in the same order on each rank. The caller releases *list. */
@@ -27883,12 +28032,12 @@ static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uin
     mixp_result r = MIXP_OK;
     *list = (uint64_t *)mixpi_host_take(ctx, bytes);
     if (!*list) return mixpi_out_of_memory(ctx, bytes);
-    for (*n = 0; h->alike && *n < room; ++*n) (*list)[*n] = w->sites[*n].hash;
+    for (*n = 0; h->alike && *n < room; ++*n)
+        (*list)[*n] = mixpi_site_number(w, (int)*n + 1)->hash;
     if (!h->alike) r = mixpi_share_hashes(ctx, h->most, *list);
     if (r != MIXP_OK) return r;
     *n = mixpi_hashes_sort(*list, room);
-    if (!h->alike) mixpi_sites_enter(ctx, *list, *n);
-    return MIXP_OK;
+    return h->alike ? MIXP_OK : mixpi_sites_enter(ctx, *list, *n);
 }
 
 /* --- the rows --- */
@@ -27994,11 +28143,27 @@ static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
 
 /* --- events ------------------------------------------------------------------------------ */
 
+/* Doubles the memory of events up to the limit. Without memory, the oldest event is overwritten. */
+static void mixpi_events_grow(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const size_t used = (size_t)w->events_room * sizeof *w->events;
+    mixpi_happening *events;
+    if (w->n_events != w->events_room || w->events_room == MIXPI_MAX_EVENTS) return;
+    events = (mixpi_happening *)mixpi_owner_new(ctx, 2 * used);
+    if (!events) return;
+    memcpy(events, w->events, used);
+    mixpi_owned_free(ctx, w->events);
+    w->events = events;
+    w->events_room *= 2;
+}
+
 static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
                                         const mixp_look *look, mixp_origin origin) {
     mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    mixpi_happening *e = &w->events[w->n_events++ % MIXPI_MAX_EVENTS];
+    mixpi_happening *e;
+    mixpi_events_grow(ctx);
+    e = &w->events[w->n_events++ % w->events_room];
     e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
     e->kind = kind;
     e->site = number;
@@ -28110,11 +28275,11 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    int64_t kept = w ? mixpi_min(w->n_events - w->first_event, MIXPI_MAX_EVENTS) : 0, number;
+    int64_t kept = w ? mixpi_min(w->n_events - w->first_event, w->events_room) : 0, number;
     const mixpi_happening *e;
     if (!out || i < 0 || i >= kept) return 0;
     number = w->n_events - kept + i;
-    e = &w->events[number % MIXPI_MAX_EVENTS];
+    e = &w->events[number % w->events_room];
     memset(out, 0, sizeof *out);
     out->number = number;
     out->step = e->step;
@@ -28141,7 +28306,7 @@ static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) 
 /* The internal number of the site that users call i; 0 if there is no such site. */
 static int mixpi_site_listed(const mixpi_watch *w, int i) {
     int n, at = -1;
-    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
+    for (n = 0; w && n < w->n_sites && at < i; n++) at += mixpi_site_number(w, n + 1)->stores;
     return i < 0 || at < i ? 0 : n;
 }
 
@@ -28185,7 +28350,7 @@ MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
     memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
     if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
     for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
-        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
+        if (mixpi_site_number(w, n)->stores) r = mixpi_bins_add(ctx, n, counts);
     return r == MIXP_OK;
 }
 
@@ -28641,7 +28806,8 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_guard_pin '%.80s': no site has such a name after a whole "
                                  "step; mixp_site lists them, '%.90s' is the first",
-                                 w->pins[i].pattern, w->n_sites ? w->sites[0].name : "");
+                                 w->pins[i].pattern,
+                                 w->n_sites ? mixpi_site_number(w, 1)->name : "");
     }
     return MIXP_OK;
 }
@@ -28672,7 +28838,8 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     const int posted = w->posted, fresh = w->fresh, probe = w->fresh_probe;
     mixp_result r = MIXP_OK;
     w->posted = w->fresh = w->fresh_probe = 0;
-    if (posted) {
+    if (posted || fresh) r = mixpi_rows_reach(ctx, w->n_sites);
+    if (posted && r == MIXP_OK) {
         r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
         if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
     }
@@ -28871,8 +29038,6 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
     if (w) return w;
     w = (mixpi_watch *)mixpi_host_alloc(ctx, sizeof *w);
     if (!w) return NULL;
-    w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
-    if (!w->pins) return NULL;
     return ctx->watch = w;
 }
 
@@ -28902,25 +29067,21 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
     return mixpi_look_now(t, low, w->row, out);
 }
 
-/* Allocates the tables for n sites, at the first call only. */
+/* Allocates the tables for up to n sites, at the first call only. They grow with the sites. */
 static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
-    size_t count = (size_t)n, bytes = mixpi_rows_bytes(n);
+    const size_t chunks = ((size_t)n + MIXPI_SITE_CHUNK - 1) / MIXPI_SITE_CHUNK;
+    mixp_result r;
     if (w->capacity) return MIXP_OK;
-    for (w->n_buckets = 64; w->n_buckets < 2 * n;) w->n_buckets *= 2;
-    w->sites = (mixpi_site *)mixpi_host_alloc(ctx, count * sizeof *w->sites);
-    w->buckets = (int *)mixpi_host_alloc(ctx, (size_t)w->n_buckets * sizeof *w->buckets);
-    w->events = (mixpi_happening *)mixpi_host_alloc(
-        ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
-    w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
-    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
-    w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
-    w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
-    if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
-        !w->rows)
-        return MIXP_ERR_MEMORY;
+    w->sites = (mixpi_site **)mixpi_host_alloc(ctx, chunks * sizeof *w->sites);
+    w->events =
+        (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
+    if (!w->sites || !w->events) return MIXP_ERR_MEMORY;
+    w->events_room = MIXPI_FIRST_EVENTS;
     w->capacity = n;
-    return MIXP_OK;
+    r = mixpi_rows_reach(ctx, 1);
+    if (r != MIXP_OK) w->capacity = 0;
+    return r;
 }
 
 /* Returns the description with all defaults filled in. */
@@ -28955,8 +29116,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: room for them was taken when the guard was started, or "
-               "4096 by a mixp_compare before it";
+        return "max_sites cannot change: it was set when the guard was started, or to 4096 by a "
+               "mixp_compare before it";
     return NULL;
 }
 
@@ -28986,7 +29147,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
         return MIXP_ERR_MEMORY;
     w = ctx->watch;
     if (d.exponents && !w->bins)
-        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
+        w->bins = (int64_t *)mixpi_device_longer(ctx, NULL, 0, mixpi_bins_bytes(w->rows_room));
     if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
     w->counting = d.exponents;
     w->every = d.every;
@@ -29077,7 +29238,7 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
                "MIXP_DTYPE_COUNT frees all";
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
-    while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
+    while (n < w->n_sites && !mixpi_pin_fits(&pin, mixpi_site_number(w, n + 1)->name)) n++;
     return n < w->n_sites ? NULL : "no site has such a name; mixp_site lists them";
 }
 
@@ -29094,13 +29255,15 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
                                  pattern ? pattern : "NULL", wrong);
     w = mixpi_watch_of(ctx);
-    if (!w) return MIXP_ERR_MEMORY;
+    if (w && !w->pins)
+        w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
+    if (!w || !w->pins) return MIXP_ERR_MEMORY;
     mixpi_pins_beside(w, pattern, 1);
     pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
     pin->fits = 0;
-    for (n = 0; n < w->n_sites; n++) mixpi_site_pin(w, &w->sites[n]);
+    for (n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
     if (w->settled) mixpi_settle_events(ctx);
     ctx->sites_moved++;
     return MIXP_OK;
@@ -29466,13 +29629,34 @@ MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc 
 #ifndef MIXPREC_NO_CHECKPOINT
 /* --- checkpoints of the guard ----------------------------------------------------------------- */
 
+/* Makes the rows of a file for n sites, at least one row, and clears them. */
+static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    const size_t room = ((size_t)n / MIXPI_SITE_CHUNK + 1) * MIXPI_SITE_CHUNK;
+    const size_t wide = MIXPI_SITE_STATES * sizeof *w->states;
+    w->packed = n > 0 ? n : 1;
+    if (w->packed > w->packed_room) {
+        if (w->packed_room) mixpi_owned_free(ctx, w->hashes);
+        w->packed_room = 0;
+        w->hashes = (int64_t *)mixpi_owner_new(ctx, room * (sizeof *w->hashes + wide));
+        if (!w->hashes) return MIXP_ERR_MEMORY;
+        w->states = (int32_t *)(void *)(w->hashes + room);
+        w->packed_room = (int)room;
+    }
+    memset(w->hashes, 0, (size_t)w->packed * sizeof *w->hashes);
+    memset(w->states, 0, (size_t)w->packed * wide);
+    return MIXP_OK;
+}
+
 /* Before saving: settles everything, and packs the sites into the rows of the file. */
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
     int n;
-    for (n = 0; w && n < w->n_sites; n++) {
-        const mixpi_site *site = &w->sites[n];
+    if (!w || !w->capacity) return r;
+    if (mixpi_packed_reach(ctx, w->n_sites) != MIXP_OK) return MIXP_ERR_MEMORY;
+    for (n = 0; n < w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_number(w, n + 1);
         int32_t *state = &w->states[n * MIXPI_SITE_STATES];
         memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
         state[0] = site->fallen;
@@ -29531,14 +29715,14 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.optional = 1;
     item.e.dtype = MIXP_I64;
     item.e.rank = 1;
-    item.e.shape[0] = w->capacity;
-    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.e.shape[0] = w->packed;
+    item.e.bytes = (size_t)w->packed * sizeof *w->hashes;
     item.memory = w->hashes;
     mixpi_state_add(s, item, "mixprec.guard.sites");
     item.e.dtype = MIXP_I32;
     item.e.rank = 2;
     item.e.shape[1] = MIXPI_SITE_STATES;
-    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.e.bytes = (size_t)w->packed * MIXPI_SITE_STATES * sizeof *w->states;
     item.memory = w->states;
     item.is_good = mixpi_guard_rows_are_good;
     mixpi_state_add(s, item, "mixprec.guard.states");
@@ -29554,13 +29738,43 @@ static int mixpi_guard_items(mixpi_state *s) {
     return 1;
 }
 
+/* Gives the guard's arrays the length that the file has. */
+static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
+    const mixpi_watch *w = s->ctx->watch;
+    if (!w->capacity) return;
+    if (rows > w->capacity)
+        mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
+                          "the file has %.0f sites of a guard, and this guard's max_sites is %d: "
+                          "start the guard of a new context with more max_sites",
+                          (double)rows, w->capacity);
+    else if (mixpi_packed_reach(s->ctx, (int)rows) != MIXP_OK)
+        mixpi_report_fail(s->report, MIXP_ERR_MEMORY, "no memory for %.0f sites of a guard",
+                          (double)rows);
+}
+
+/* Makes room for the sites that the file's data has, before anything changes. */
+static void mixpi_guard_make_room(const mixpi_state *s) {
+    const mixpi_watch *w = s->ctx->watch;
+    int64_t hash = 1;
+    size_t i;
+    int n = 0;
+    for (i = 0; w->packed_room && i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        if (item->absent || item->memory != (const void *)w->hashes) continue;
+        for (n = 0; n < w->packed && hash; n += hash != 0)
+            memcpy(&hash, (const char *)item->e.data + (size_t)n * sizeof hash, sizeof hash);
+        if (mixpi_sites_reach(s->ctx, n) != MIXP_OK)
+            mixpi_report_fail(s->report, MIXP_ERR_MEMORY, "no memory for %d sites of a guard", n);
+    }
+}
+
 /* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
  * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
  * sites; their numbers go on. */
 static void mixpi_watch_forget(mixpi_watch *w) {
-    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
-    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
-    memset(w->seen, 0, mixpi_rows_used(w));
+    int n;
+    for (n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
+    memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));
     w->filled = mixpi_rows_filled(w);
     w->n_sites = w->full = w->full_told = w->turns = 0;
     w->sampled = w->probing = w->repeat = w->repeated = 0;
@@ -29577,19 +29791,20 @@ static void mixpi_watch_forget(mixpi_watch *w) {
 /* After loading: rebuilds the table from the file. The next step fills in the names. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int n, number;
+    int n;
     if (!w || !w->capacity) return;
     mixpi_watch_forget(w);
-    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+    for (n = 0; n < w->packed && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        mixpi_site *site;
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
-        number = mixpi_site_new(ctx, hash);
-        w->sites[number - 1].fallen = state[0];
-        w->sites[number - 1].falls = state[1];
-        w->sites[number - 1].clean = state[2];
-        w->sites[number - 1].for_grad = state[3] & 1;
-        w->sites[number - 1].imprecise = state[3] >> 1;
+        site = mixpi_site_number(w, mixpi_site_new(ctx, hash));     /* there is room for it */
+        site->fallen = state[0];
+        site->falls = state[1];
+        site->clean = state[2];
+        site->for_grad = state[3] & 1;
+        site->imprecise = state[3] >> 1;
     }
     ctx->sites_moved++;
 }
@@ -29606,6 +29821,10 @@ static int mixpi_watch_flags(const mixp_context *ctx) {
 static void mixpi_watch_replayed(mixp_context *ctx) {
     if (ctx->watch->since < INT32_MAX) ctx->watch->since++;
 }
+
+/* A captured step is not sampled, also if the capture begins within a sampled step. */
+static void mixpi_watch_captured(mixp_context *ctx)
+{ ctx->watch->sampled = ctx->watch->probing = 0; }
 
 /* Is the step that begins a sampled one? Counts the step for the guard. */
 static int mixpi_watch_samples(mixp_context *ctx) {
@@ -29645,7 +29864,8 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_filled(w);
-    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
+    r = mixpi_rows_reach(ctx, w->filled);
+    if (r == MIXP_OK) r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
     if (r == MIXP_OK && w->counting)
         r = mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->filled));
     return r;
@@ -29711,7 +29931,7 @@ static void mixpi_watch_lose(mixp_context *ctx, const void *scaler) {
 }
 
 static const mixpi_watcher mixpi_watch_door = {
-    mixpi_watch_flags, mixpi_watch_replayed,
+    mixpi_watch_flags, mixpi_watch_captured, mixpi_watch_replayed,
     /* tape: applying an operator */
     mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
     mixpi_site_is_pinned, mixpi_look_forward,
@@ -29722,9 +29942,9 @@ static const mixpi_watcher mixpi_watch_door = {
     mixpi_watch_updated, mixpi_watch_lose,
     /* checkpoints */
 #ifndef MIXPREC_NO_CHECKPOINT
-    mixpi_guard_pack, mixpi_guard_items, mixpi_guard_unpack
+    mixpi_guard_pack, mixpi_guard_meet, mixpi_guard_items, mixpi_guard_make_room, mixpi_guard_unpack
 #else
-    NULL, NULL, NULL
+    NULL, NULL, NULL, NULL, NULL
 #endif
 };
 

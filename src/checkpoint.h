@@ -60,7 +60,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
  * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
- * no memory was allocated for its tensors. MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
+ * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: the file has more sites of a guard
+ * than this guard's max_sites. MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);
 

@@ -138,6 +138,7 @@ extern "C" {
 #ifndef MIXPREC_NO_WATCH
 #include "watch/state.c"
 #include "watch/sites.c"
+#include "watch/rows.c"
 #include "watch/precision.c"
 #include "watch/looks.c"
 #include "watch/share.c"

@@ -269,6 +269,18 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
     mixpi_diff_tell(&diff, s->report);
 }
 
+/* Tells the guard how many sites the file has. */
+static void mixpi_state_meet_sites(mixpi_state *s, const mixp_safetensors *file) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
+    int64_t rows = 0;
+    size_t i;
+    for (i = 0; i < file->n_items; i++) {
+        const mixp_st_entry *e = &file->items[i].e;
+        if (e->rank == 1 && strcmp(e->name, "mixprec.guard.sites") == 0) rows = e->shape[0];
+    }
+    if (watcher) watcher->meet(s, rows);
+}
+
 /* Can a save have written the number x? */
 static int mixpi_number_is_good(mixpi_must must, double x) {
     const double most = 4611686018427387904.0;  /* 2^62 */
@@ -496,15 +508,18 @@ static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *fil
  * fits, and changes the state only if all of it was read and is in range. */
 static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
                                   const mixp_checkpoint *what) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(s->ctx);
     mixpi_report *r = s->report;
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
     mixpi_checkpoint_schema(r, file);
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result == MIXP_OK) mixpi_state_meet_sites(s, file);
     if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);
     if (r->result == MIXP_OK) mixpi_state_compare(s, file);
     if (r->result == MIXP_OK) mixpi_st_read_data(file, f);
-    if (mixpi_state_take(s, file, what) == MIXP_OK) mixpi_state_apply(s, what);
+    if (mixpi_state_take(s, file, what) == MIXP_OK && watcher) watcher->make_room(s);
+    if (r->result == MIXP_OK) mixpi_state_apply(s, what);
 }
 
 MIXPI_SELDOM

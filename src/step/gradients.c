@@ -8,9 +8,10 @@ static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
            (size_t)opt->tally_count * sizeof *opt->tally;
 }
 
-/* Allocates the counters for all parameters added so far. */
+/* Allocates the counters for all parameters added so far; at a later addition also for those to
+ * come. */
 static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
-    const size_t n = (size_t)opt->capacity;
+    const size_t n = (size_t)(opt->tallies ? opt->capacity : opt->count);
     const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
     if (opt->tallies >= opt->count) return MIXP_OK;
     opt->tallies = 0;
@@ -20,7 +21,7 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
     opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
-    opt->tallies = opt->capacity;
+    opt->tallies = (int64_t)n;
     return MIXP_OK;
 }
 

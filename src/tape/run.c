@@ -187,6 +187,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     if (!e) return NULL;
     ctx->calls_made++;
     if (watcher) e->site = watcher->enter(ctx, op, n_in, e->call.in);
+    if (ctx->told != told) return NULL;     /* no memory for the site */
     r = mixpi_run_inside(&e->call, mixpi_run_forward);
     if (mixpi_noted_since(ctx, told, op->name, r) != MIXP_OK) return NULL;
     if (watcher && e->site) r = watcher->stored(e, in);

@@ -111,6 +111,7 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->device->capture_begin)
@@ -126,6 +127,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;
+    if (ctx->capturing && watcher) watcher->captured(ctx);
     /* Sharded steps write no copies, so each replay renews them. */
     if (ctx->capturing && mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
     return r;

@@ -19,6 +19,7 @@ enum {
 
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);
+    void        (*captured)(mixp_context *ctx);     /* a capture has begun */
     void        (*replayed)(mixp_context *ctx);
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
     int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
@@ -43,7 +44,9 @@ struct mixpi_watcher {
     void        (*lose)(mixp_context *ctx, const void *scaler); /* it is about to be freed */
     /* checkpoints */
     mixp_result (*pack)(mixp_context *ctx);
+    void        (*meet)(struct mixpi_state *s, int64_t rows);   /* the file has as many */
     int         (*items)(struct mixpi_state *s);    /* 1: there are some */
+    void        (*make_room)(const struct mixpi_state *s);      /* for the sites of its data */
     void        (*unpack)(mixp_context *ctx);
 };
 

@@ -14,6 +14,10 @@ static void mixpi_watch_replayed(mixp_context *ctx) {
     if (ctx->watch->since < INT32_MAX) ctx->watch->since++;
 }
 
+/* A captured step is not sampled, also if the capture begins within a sampled step. */
+static void mixpi_watch_captured(mixp_context *ctx)
+{ ctx->watch->sampled = ctx->watch->probing = 0; }
+
 /* Is the step that begins a sampled one? Counts the step for the guard. */
 static int mixpi_watch_samples(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
@@ -52,7 +56,8 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->fresh = ++w->begun;
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_filled(w);
-    r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
+    r = mixpi_rows_reach(ctx, w->filled);
+    if (r == MIXP_OK) r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
     if (r == MIXP_OK && w->counting)
         r = mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->filled));
     return r;
@@ -118,7 +123,7 @@ static void mixpi_watch_lose(mixp_context *ctx, const void *scaler) {
 }
 
 static const mixpi_watcher mixpi_watch_door = {
-    mixpi_watch_flags, mixpi_watch_replayed,
+    mixpi_watch_flags, mixpi_watch_captured, mixpi_watch_replayed,
     /* tape: applying an operator */
     mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
     mixpi_site_is_pinned, mixpi_look_forward,
@@ -129,9 +134,9 @@ static const mixpi_watcher mixpi_watch_door = {
     mixpi_watch_updated, mixpi_watch_lose,
     /* checkpoints */
 #ifndef MIXPREC_NO_CHECKPOINT
-    mixpi_guard_pack, mixpi_guard_items, mixpi_guard_unpack
+    mixpi_guard_pack, mixpi_guard_meet, mixpi_guard_items, mixpi_guard_make_room, mixpi_guard_unpack
 #else
-    NULL, NULL, NULL
+    NULL, NULL, NULL, NULL, NULL
 #endif
 };
 

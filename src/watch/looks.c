@@ -1,5 +1,5 @@
 #pragma once
-#include "sites.c"
+#include "rows.c"
 #include "precision.c"
 /* --- looks ----------------------------------------------------------------------------- */
 
@@ -14,16 +14,17 @@ static mixp_dtype mixpi_look_low(const mixpi_site *site) {
     return mixpi_is_low(site->around) ? site->around : MIXP_F16;
 }
 
-/* Looks at t for a row of a site, and for the row `total` unless it is NULL. */
-static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t,
-                              mixp_look *total) {
+/* Looks at t for a row of a site; at a gradient also for the row of all gradients. */
+static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mixp_tensor *t) {
+    const int is_grad = which == MIXPI_LOOK_GRAD || which == MIXPI_LOOK_LEAF;
     mixp_look_args k;
+    if (mixpi_rows_reach(ctx, number) != MIXP_OK) return MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
     k.n = t->count;
     k.x = mixpi_tensor_in(t);
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
-    k.total = total;
+    k.total = is_grad ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL;
     if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
         k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
@@ -49,7 +50,7 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     if (w->tap) w->tap(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
     site->turn = ++w->turns;
-    return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t, NULL);
+    return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
 /* Measures what a call loses by storing low. A cast still has its unrounded input; other calls are
@@ -87,7 +88,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
     for (i = 0; i < e->call.n_in && r == MIXP_OK && mixpi_context_sampled(ctx); i++)
         if (mixpi_is_data(given[i]))
-            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i], NULL);
+            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i]);
     return r;
 }
 
@@ -97,7 +98,7 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
     if (!w->on) return MIXP_OK;
     if (w->tap) w->tap(ctx, number, g, 1);
     if (!w->sampled) return MIXP_OK;
-    return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g, &w->rows[MIXPI_ROW_BACKWARD]);
+    return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g);
 }
 
 /* Does a product read t without a cast? Yes if the guard raised t to f32, since a cast would
@@ -139,8 +140,7 @@ static mixp_result mixpi_look_leaves(const mixp_call *c, int number) {
     for (i = 0; i < c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_grad_owner(c, i);
         if (!t || t->own.from_tape || !t->grad || !mixp_call_wants(c, i)) continue;
-        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad,
-                       &ctx->watch->rows[MIXPI_ROW_BACKWARD]);
+        r = mixpi_look(ctx, number, MIXPI_LOOK_LEAF, t->grad);
     }
     return r;
 }

@@ -3,13 +3,34 @@
 #include "../files/list.c"
 /* --- checkpoints of the guard ----------------------------------------------------------------- */
 
+/* Makes the rows of a file for n sites, at least one row, and clears them. */
+static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    const size_t room = ((size_t)n / MIXPI_SITE_CHUNK + 1) * MIXPI_SITE_CHUNK;
+    const size_t wide = MIXPI_SITE_STATES * sizeof *w->states;
+    w->packed = n > 0 ? n : 1;
+    if (w->packed > w->packed_room) {
+        if (w->packed_room) mixpi_owned_free(ctx, w->hashes);
+        w->packed_room = 0;
+        w->hashes = (int64_t *)mixpi_owner_new(ctx, room * (sizeof *w->hashes + wide));
+        if (!w->hashes) return MIXP_ERR_MEMORY;
+        w->states = (int32_t *)(void *)(w->hashes + room);
+        w->packed_room = (int)room;
+    }
+    memset(w->hashes, 0, (size_t)w->packed * sizeof *w->hashes);
+    memset(w->states, 0, (size_t)w->packed * wide);
+    return MIXP_OK;
+}
+
 /* Before saving: settles everything, and packs the sites into the rows of the file. */
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
     int n;
-    for (n = 0; w && n < w->n_sites; n++) {
-        const mixpi_site *site = &w->sites[n];
+    if (!w || !w->capacity) return r;
+    if (mixpi_packed_reach(ctx, w->n_sites) != MIXP_OK) return MIXP_ERR_MEMORY;
+    for (n = 0; n < w->n_sites; n++) {
+        const mixpi_site *site = mixpi_site_number(w, n + 1);
         int32_t *state = &w->states[n * MIXPI_SITE_STATES];
         memcpy(&w->hashes[n], &site->hash, sizeof site->hash);
         state[0] = site->fallen;
@@ -68,14 +89,14 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.optional = 1;
     item.e.dtype = MIXP_I64;
     item.e.rank = 1;
-    item.e.shape[0] = w->capacity;
-    item.e.bytes = (size_t)w->capacity * sizeof *w->hashes;
+    item.e.shape[0] = w->packed;
+    item.e.bytes = (size_t)w->packed * sizeof *w->hashes;
     item.memory = w->hashes;
     mixpi_state_add(s, item, "mixprec.guard.sites");
     item.e.dtype = MIXP_I32;
     item.e.rank = 2;
     item.e.shape[1] = MIXPI_SITE_STATES;
-    item.e.bytes = (size_t)w->capacity * MIXPI_SITE_STATES * sizeof *w->states;
+    item.e.bytes = (size_t)w->packed * MIXPI_SITE_STATES * sizeof *w->states;
     item.memory = w->states;
     item.is_good = mixpi_guard_rows_are_good;
     mixpi_state_add(s, item, "mixprec.guard.states");
@@ -91,13 +112,43 @@ static int mixpi_guard_items(mixpi_state *s) {
     return 1;
 }
 
+/* Gives the guard's arrays the length that the file has. */
+static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
+    const mixpi_watch *w = s->ctx->watch;
+    if (!w->capacity) return;
+    if (rows > w->capacity)
+        mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
+                          "the file has %.0f sites of a guard, and this guard's max_sites is %d: "
+                          "start the guard of a new context with more max_sites",
+                          (double)rows, w->capacity);
+    else if (mixpi_packed_reach(s->ctx, (int)rows) != MIXP_OK)
+        mixpi_report_fail(s->report, MIXP_ERR_MEMORY, "no memory for %.0f sites of a guard",
+                          (double)rows);
+}
+
+/* Makes room for the sites that the file's data has, before anything changes. */
+static void mixpi_guard_make_room(const mixpi_state *s) {
+    const mixpi_watch *w = s->ctx->watch;
+    int64_t hash = 1;
+    size_t i;
+    int n = 0;
+    for (i = 0; w->packed_room && i < s->n_items; i++) {
+        const mixpi_state_item *item = &s->items[i];
+        if (item->absent || item->memory != (const void *)w->hashes) continue;
+        for (n = 0; n < w->packed && hash; n += hash != 0)
+            memcpy(&hash, (const char *)item->e.data + (size_t)n * sizeof hash, sizeof hash);
+        if (mixpi_sites_reach(s->ctx, n) != MIXP_OK)
+            mixpi_report_fail(s->report, MIXP_ERR_MEMORY, "no memory for %d sites of a guard", n);
+    }
+}
+
 /* Forgets all sites, and what the guard saw of steps that the loaded state does not know.
  * Settings, pins and the fields of the file stay. Events are dropped, because they name forgotten
  * sites; their numbers go on. */
 static void mixpi_watch_forget(mixpi_watch *w) {
-    memset(w->sites, 0, (size_t)w->capacity * sizeof *w->sites);
-    memset(w->buckets, 0, (size_t)w->n_buckets * sizeof *w->buckets);
-    memset(w->seen, 0, mixpi_rows_used(w));
+    int n;
+    for (n = 1; n <= w->room; n++) memset(mixpi_site_number(w, n), 0, sizeof **w->sites);
+    memset(w->seen, 0, mixpi_rows_bytes(w->rows_room));
     w->filled = mixpi_rows_filled(w);
     w->n_sites = w->full = w->full_told = w->turns = 0;
     w->sampled = w->probing = w->repeat = w->repeated = 0;
@@ -114,19 +165,20 @@ static void mixpi_watch_forget(mixpi_watch *w) {
 /* After loading: rebuilds the table from the file. The next step fills in the names. */
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int n, number;
+    int n;
     if (!w || !w->capacity) return;
     mixpi_watch_forget(w);
-    for (n = 0; n < w->capacity && w->hashes[n]; n++) {
+    for (n = 0; n < w->packed && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];
+        mixpi_site *site;
         uint64_t hash;
         memcpy(&hash, &w->hashes[n], sizeof hash);
-        number = mixpi_site_new(ctx, hash);
-        w->sites[number - 1].fallen = state[0];
-        w->sites[number - 1].falls = state[1];
-        w->sites[number - 1].clean = state[2];
-        w->sites[number - 1].for_grad = state[3] & 1;
-        w->sites[number - 1].imprecise = state[3] >> 1;
+        site = mixpi_site_number(w, mixpi_site_new(ctx, hash));     /* there is room for it */
+        site->fallen = state[0];
+        site->falls = state[1];
+        site->clean = state[2];
+        site->for_grad = state[3] & 1;
+        site->imprecise = state[3] >> 1;
     }
     ctx->sites_moved++;
 }

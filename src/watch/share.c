@@ -64,7 +64,7 @@ enum {
 };
 
 static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
-    const mixpi_site *site = &w->sites[number - 1];
+    const mixpi_site *site = mixpi_site_number(w, number);
     const mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
     int i;
     for (i = 0; i < MIXPI_LOOKS; i++)
@@ -76,7 +76,7 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
 }
 
 static void mixpi_site_join_words(mixpi_watch *w, int number, const double *words) {
-    mixpi_site *site = &w->sites[number - 1];
+    mixpi_site *site = mixpi_site_number(w, number);
     mixp_look *looks = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS];
     const int stores = (int)words[MIXPI_SITE_STORES] - 1;
     int i;
@@ -117,11 +117,11 @@ typedef struct mixpi_told {
 static void mixpi_head_fill(const mixpi_watch *w, mixp_origin origin, int at, double *head) {
     uint64_t hash = 0;
     int n;
-    for (n = 0; n < w->n_sites; n++) hash += mixpi_mix(w->sites[n].hash, 5);
+    for (n = 1; n <= w->n_sites; n++) hash += mixpi_mix(mixpi_site_number(w, n)->hash, 5);
     head[MIXPI_HEAD_SITES] = (double)w->n_sites;
     head[MIXPI_HEAD_HASH] = (double)(hash >> 11);
     head[MIXPI_HEAD_ORIGIN] = (double)origin;
-    if (at) mixpi_hash_to_words(w->sites[at - 1].hash, head + MIXPI_HEAD_AT_HIGH);
+    if (at) mixpi_hash_to_words(mixpi_site_number(w, at)->hash, head + MIXPI_HEAD_AT_HIGH);
 }
 
 static int mixpi_began_forward(mixp_origin origin) {
@@ -182,7 +182,8 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
     int64_t i;
     if (!table) return MIXP_ERR_MEMORY;
     own = table + mixpi_place(ctx) * 2 * most;
-    for (i = 0; i < w->n_sites; i++) mixpi_hash_to_words(w->sites[i].hash, own + 2 * i);
+    for (i = 0; i < w->n_sites; i++)
+        mixpi_hash_to_words(mixpi_site_number(w, (int)i + 1)->hash, own + 2 * i);
     r = mixpi_crew_share(ctx, table, 2 * most);
     for (i = 0; i < all; i++) list[i] = mixpi_hash_of_words(table + 2 * i);
     mixpi_host_put(ctx, table);
@@ -190,15 +191,19 @@ static mixp_result mixpi_share_hashes(mixp_context *ctx, int64_t most, uint64_t 
 }
 
 /* Enters the sites that other ranks have met. Their names are set when this rank meets them. */
-static void mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, int64_t n) {
+static mixp_result mixpi_sites_enter(mixp_context *ctx, const uint64_t *list, int64_t n) {
     mixpi_watch *w = ctx->watch;
+    mixp_result r = MIXP_OK;
     int64_t i;
-    for (i = 0; i < n; i++) {
+    for (i = 0; i < n && r == MIXP_OK; i++) {
         const int number = mixpi_site_find(w, list[i]) ? 0 : mixpi_site_new(ctx, list[i]);
-        if (number)
+        if (!number) continue;
+        r = mixpi_rows_reach(ctx, number);
+        if (r == MIXP_OK)
             memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
                    MIXPI_LOOKS * sizeof *w->seen);
     }
+    return r;
 }
 
 /* Lists the sites of all ranks, in the same order on each rank. The caller releases *list. */
@@ -210,12 +215,12 @@ static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uin
     mixp_result r = MIXP_OK;
     *list = (uint64_t *)mixpi_host_take(ctx, bytes);
     if (!*list) return mixpi_out_of_memory(ctx, bytes);
-    for (*n = 0; h->alike && *n < room; ++*n) (*list)[*n] = w->sites[*n].hash;
+    for (*n = 0; h->alike && *n < room; ++*n)
+        (*list)[*n] = mixpi_site_number(w, (int)*n + 1)->hash;
     if (!h->alike) r = mixpi_share_hashes(ctx, h->most, *list);
     if (r != MIXP_OK) return r;
     *n = mixpi_hashes_sort(*list, room);
-    if (!h->alike) mixpi_sites_enter(ctx, *list, *n);
-    return MIXP_OK;
+    return h->alike ? MIXP_OK : mixpi_sites_enter(ctx, *list, *n);
 }
 
 /* --- the rows --- */

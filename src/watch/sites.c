@@ -19,8 +19,12 @@ static uint64_t mixpi_mix_text(uint64_t h, const char *text, size_t n) {
     return h;
 }
 
+/* Site `number`, 1 to the sites that have memory. */
+static mixpi_site *mixpi_site_number(const mixpi_watch *w, int number)
+{ return &w->sites[(number - 1) / MIXPI_SITE_CHUNK][(number - 1) % MIXPI_SITE_CHUNK]; }
+
 static mixpi_site *mixpi_site_at(const mixp_context *ctx, int number)
-{ return number ? &ctx->watch->sites[number - 1] : NULL; }
+{ return number ? mixpi_site_number(ctx->watch, number) : NULL; }
 
 /* The tensor of which t is a cast, a reshape or a dropout; otherwise t itself. */
 static mixp_tensor *mixpi_seen_as(mixp_tensor *t)
@@ -66,10 +70,46 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
     return v;
 }
 
+/* The number of the first site in the bucket of a hash. The lowest bit of a hash is always 1. */
+static int *mixpi_site_bucket(const mixpi_watch *w, uint64_t hash)
+{ return &mixpi_site_number(w, 1 + (int)(hash >> 1 & (uint64_t)(w->n_buckets - 1)))->first; }
+
 static int mixpi_site_find(const mixpi_watch *w, uint64_t hash) {
-    int n = w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
-    while (n && w->sites[n - 1].hash != hash) n = w->sites[n - 1].next;
+    int n = w->room ? *mixpi_site_bucket(w, hash) : 0;
+    while (n && mixpi_site_number(w, n)->hash != hash) n = mixpi_site_number(w, n)->next;
     return n;
+}
+
+/* Puts site `number` in its bucket. */
+static void mixpi_site_link(mixpi_watch *w, int number) {
+    mixpi_site *site = mixpi_site_number(w, number);
+    int *bucket = mixpi_site_bucket(w, site->hash);
+    site->next = *bucket;
+    *bucket = number;
+}
+
+/* Doubles the buckets as often as there are records for them. */
+static void mixpi_sites_link(mixpi_watch *w) {
+    int buckets = MIXPI_SITE_CHUNK, n;
+    while (buckets <= w->room / 2) buckets *= 2;
+    if (buckets == w->n_buckets) return;
+    w->n_buckets = buckets;
+    for (n = 1; n <= w->room; n++) mixpi_site_number(w, n)->first = 0;
+    for (n = 1; n <= w->n_sites; n++) mixpi_site_link(w, n);
+}
+
+/* Makes room for n sites. Sites that exist keep their addresses. */
+static mixp_result mixpi_sites_reach(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *chunk;
+    while (w->room < n) {
+        chunk = (mixpi_site *)mixpi_host_alloc(ctx, MIXPI_SITE_CHUNK * sizeof *chunk);
+        if (!chunk) return MIXP_ERR_MEMORY;
+        w->sites[w->room / MIXPI_SITE_CHUNK] = chunk;
+        w->room += MIXPI_SITE_CHUNK;
+        mixpi_sites_link(w);
+    }
+    return MIXP_OK;
 }
 
 /* Returns the number of the visited site, or 0 for a new site. *hash: the site's hash. */
@@ -81,7 +121,7 @@ static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64
         *hash = mixpi_mix(v->hash, sibling) | 1u;
         n = mixpi_site_find(w, *hash);
         if (!n) return 0;
-        site = &w->sites[n - 1];
+        site = mixpi_site_number(w, n);
         if (site->pass != w->pass) return n;
         if (site->tensors != v->tensors && !v->lasting) return n;
     }
@@ -140,19 +180,17 @@ static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
     }
 }
 
-/* Enters a new site in the table. Returns its number; 0 if the table is full. */
+/* Enters a new site in the table. Returns its number; 0 if the table is full, or, with the error
+ * set, if memory is. */
 static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     mixpi_watch *w = ctx->watch;
-    int *bucket = &w->buckets[hash & (uint64_t)(w->n_buckets - 1)];
-    mixpi_site *site;
     if (w->n_sites >= w->capacity) {
         w->full = 1;
         return 0;
     }
-    site = &w->sites[w->n_sites++];
-    site->hash = hash;
-    site->next = *bucket;
-    *bucket = w->n_sites;
+    if (mixpi_sites_reach(ctx, w->n_sites + 1) != MIXP_OK) return 0;
+    mixpi_site_number(w, ++w->n_sites)->hash = hash;
+    mixpi_site_link(w, w->n_sites);
     return w->n_sites;
 }
 

@@ -24,6 +24,8 @@ enum {                          /* the rows of one site */
 enum {
     MIXPI_SITE_NAME = 96, MIXPI_SITE_FROM = 4, MIXPI_SITE_STATES = 4, MIXPI_MAX_PINS = 64,
     MIXPI_MAX_EVENTS = 1024,
+    MIXPI_FIRST_EVENTS = 16,    /* events for which there is memory at first; it doubles */
+    MIXPI_SITE_CHUNK = 16,      /* sites of one allocation; their addresses never change */
     MIXPI_SITE_COUNT = 1 << 30  /* limit at which the counts of a site stop, far from an overflow */
 };
 
@@ -35,6 +37,8 @@ typedef struct mixpi_site {
     uint64_t     pass;          /* watch->pass when last applied */
     uint64_t     weights;       /* hash of the operator and the trained permanent tensors that it
                                    reads; 0: it reads none */
+    int          first;         /* number of the first site in the bucket of this record's place;
+                                   0 = none: the records hold the hash table as well */
     int          next;          /* number of the next site in the same bucket; 0 = none */
     int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
     int          turn;          /* position in its step when last sampled (1 = first) */
@@ -112,8 +116,14 @@ struct mixpi_watch {
     int32_t     met;            /* bits of optimizers that have updated under the guard */
     int32_t     barren[MIXPI_OPTIMIZER_BITS];   /* for each optimizer: consecutive skips that began
                                                    in the forward pass and that no fallback cured */
-    int         every, clean, patience, capacity, n_sites, n_buckets;
+    int         every, clean, patience, n_sites;
+    int         capacity;       /* most sites that may be entered; 0: no memory was taken yet */
     int         most_sites;     /* max_sites */
+    int         room;           /* sites for which there is memory: whole chunks */
+    int         n_buckets;      /* largest power of two up to room */
+    int         rows_room;      /* sites for which rows, seen and bins have memory */
+    int         events_room;    /* events for which there is memory */
+    int         packed, packed_room;    /* rows of hashes and states; those with memory */
     int         filled;         /* sites whose rows a sample may have written */
     float       high, low_again, flushed, imprecise;
     int32_t     inspect_all;    /* 1: the next sample measures the precision of all sites */
@@ -124,8 +134,7 @@ struct mixpi_watch {
     mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
     int64_t    *bins;           /* device memory: exponent histogram of each site; or NULL */
     int         counting;       /* 1: sampled steps fill bins */
-    mixpi_site *sites;
-    int        *buckets;
+    mixpi_site **sites;         /* chunks */
     uint64_t    pass;           /* incremented by each step and each walk back */
     mixpi_pin  *pins;
     int         n_pins;
@@ -134,7 +143,8 @@ struct mixpi_watch {
     int         origin_site, found_site;
     const void *posted_scaler;  /* scaler whose state is on its way to the host */
     int32_t     posted_bits;    /* bits of the optimizers of the posted update */
-    int64_t    *hashes;         /* for checkpoints: hashes of the sites, and their states */
+    int64_t    *hashes;         /* for checkpoints, made at the first: hashes of the sites, and
+                                   their states */
     int32_t    *states;
     mixpi_happening *events;
     int64_t     n_events;

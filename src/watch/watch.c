@@ -49,11 +49,27 @@ static int mixpi_is_small(const mixp_look *look, mixp_dtype low)
 
 /* --- events ------------------------------------------------------------------------------ */
 
+/* Doubles the memory of events up to the limit. Without memory, the oldest event is overwritten. */
+static void mixpi_events_grow(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    const size_t used = (size_t)w->events_room * sizeof *w->events;
+    mixpi_happening *events;
+    if (w->n_events != w->events_room || w->events_room == MIXPI_MAX_EVENTS) return;
+    events = (mixpi_happening *)mixpi_owner_new(ctx, 2 * used);
+    if (!events) return;
+    memcpy(events, w->events, used);
+    mixpi_owned_free(ctx, w->events);
+    w->events = events;
+    w->events_room *= 2;
+}
+
 static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind, int number,
                                         const mixp_look *look, mixp_origin origin) {
     mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
-    mixpi_happening *e = &w->events[w->n_events++ % MIXPI_MAX_EVENTS];
+    mixpi_happening *e;
+    mixpi_events_grow(ctx);
+    e = &w->events[w->n_events++ % w->events_room];
     e->step = (int64_t)(w->event_step ? w->event_step : ctx->step);
     e->kind = kind;
     e->site = number;
@@ -165,11 +181,11 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    int64_t kept = w ? mixpi_min(w->n_events - w->first_event, MIXPI_MAX_EVENTS) : 0, number;
+    int64_t kept = w ? mixpi_min(w->n_events - w->first_event, w->events_room) : 0, number;
     const mixpi_happening *e;
     if (!out || i < 0 || i >= kept) return 0;
     number = w->n_events - kept + i;
-    e = &w->events[number % MIXPI_MAX_EVENTS];
+    e = &w->events[number % w->events_room];
     memset(out, 0, sizeof *out);
     out->number = number;
     out->step = e->step;
@@ -196,7 +212,7 @@ static int64_t mixpi_clean_needed(const mixpi_watch *w, const mixpi_site *site) 
 /* The internal number of the site that users call i; 0 if there is no such site. */
 static int mixpi_site_listed(const mixpi_watch *w, int i) {
     int n, at = -1;
-    for (n = 0; w && n < w->n_sites && at < i; n++) at += w->sites[n].stores;
+    for (n = 0; w && n < w->n_sites && at < i; n++) at += mixpi_site_number(w, n + 1)->stores;
     return i < 0 || at < i ? 0 : n;
 }
 
@@ -240,7 +256,7 @@ MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
     memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
     if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
     for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
-        if (w->sites[n - 1].stores) r = mixpi_bins_add(ctx, n, counts);
+        if (mixpi_site_number(w, n)->stores) r = mixpi_bins_add(ctx, n, counts);
     return r == MIXP_OK;
 }
 
@@ -696,7 +712,8 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                                  "mixp_guard_pin '%.80s': no site has such a name after a whole "
                                  "step; mixp_site lists them, '%.90s' is the first",
-                                 w->pins[i].pattern, w->n_sites ? w->sites[0].name : "");
+                                 w->pins[i].pattern,
+                                 w->n_sites ? mixpi_site_number(w, 1)->name : "");
     }
     return MIXP_OK;
 }
@@ -727,7 +744,8 @@ static mixp_result mixpi_guard_settle(mixp_context *ctx) {
     const int posted = w->posted, fresh = w->fresh, probe = w->fresh_probe;
     mixp_result r = MIXP_OK;
     w->posted = w->fresh = w->fresh_probe = 0;
-    if (posted) {
+    if (posted || fresh) r = mixpi_rows_reach(ctx, w->n_sites);
+    if (posted && r == MIXP_OK) {
         r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 0, w->seen, w->posted_bytes));
         if (r == MIXP_OK) r = mixpi_settle_now(ctx, posted, w->posted_step, w->posted_probe);
     }
@@ -926,8 +944,6 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
     if (w) return w;
     w = (mixpi_watch *)mixpi_host_alloc(ctx, sizeof *w);
     if (!w) return NULL;
-    w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
-    if (!w->pins) return NULL;
     return ctx->watch = w;
 }
 
@@ -957,25 +973,21 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
     return mixpi_look_now(t, low, w->row, out);
 }
 
-/* Allocates the tables for n sites, at the first call only. */
+/* Allocates the tables for up to n sites, at the first call only. They grow with the sites. */
 static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
-    size_t count = (size_t)n, bytes = mixpi_rows_bytes(n);
+    const size_t chunks = ((size_t)n + MIXPI_SITE_CHUNK - 1) / MIXPI_SITE_CHUNK;
+    mixp_result r;
     if (w->capacity) return MIXP_OK;
-    for (w->n_buckets = 64; w->n_buckets < 2 * n;) w->n_buckets *= 2;
-    w->sites = (mixpi_site *)mixpi_host_alloc(ctx, count * sizeof *w->sites);
-    w->buckets = (int *)mixpi_host_alloc(ctx, (size_t)w->n_buckets * sizeof *w->buckets);
-    w->events = (mixpi_happening *)mixpi_host_alloc(
-        ctx, MIXPI_MAX_EVENTS * sizeof *w->events);
-    w->hashes = (int64_t *)mixpi_host_alloc(ctx, count * sizeof *w->hashes);
-    w->states = (int32_t *)mixpi_host_alloc(ctx, count * MIXPI_SITE_STATES * sizeof *w->states);
-    w->seen = (mixp_look *)mixpi_host_alloc(ctx, bytes);
-    w->rows = (mixp_look *)mixpi_device_alloc(ctx, bytes);
-    if (!w->sites || !w->buckets || !w->events || !w->hashes || !w->states || !w->seen ||
-        !w->rows)
-        return MIXP_ERR_MEMORY;
+    w->sites = (mixpi_site **)mixpi_host_alloc(ctx, chunks * sizeof *w->sites);
+    w->events =
+        (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
+    if (!w->sites || !w->events) return MIXP_ERR_MEMORY;
+    w->events_room = MIXPI_FIRST_EVENTS;
     w->capacity = n;
-    return MIXP_OK;
+    r = mixpi_rows_reach(ctx, 1);
+    if (r != MIXP_OK) w->capacity = 0;
+    return r;
 }
 
 /* Returns the description with all defaults filled in. */
@@ -1010,8 +1022,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: room for them was taken when the guard was started, or "
-               "4096 by a mixp_compare before it";
+        return "max_sites cannot change: it was set when the guard was started, or to 4096 by a "
+               "mixp_compare before it";
     return NULL;
 }
 
@@ -1041,7 +1053,7 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
         return MIXP_ERR_MEMORY;
     w = ctx->watch;
     if (d.exponents && !w->bins)
-        w->bins = (int64_t *)mixpi_device_alloc(ctx, mixpi_bins_bytes(w->capacity));
+        w->bins = (int64_t *)mixpi_device_longer(ctx, NULL, 0, mixpi_bins_bytes(w->rows_room));
     if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
     w->counting = d.exponents;
     w->every = d.every;
@@ -1132,7 +1144,7 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
                "MIXP_DTYPE_COUNT frees all";
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
-    while (n < w->n_sites && !mixpi_pin_fits(&pin, w->sites[n].name)) n++;
+    while (n < w->n_sites && !mixpi_pin_fits(&pin, mixpi_site_number(w, n + 1)->name)) n++;
     return n < w->n_sites ? NULL : "no site has such a name; mixp_site lists them";
 }
 
@@ -1149,13 +1161,15 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_guard_pin '%.80s': %s",
                                  pattern ? pattern : "NULL", wrong);
     w = mixpi_watch_of(ctx);
-    if (!w) return MIXP_ERR_MEMORY;
+    if (w && !w->pins)
+        w->pins = (mixpi_pin *)mixpi_host_alloc(ctx, MIXPI_MAX_PINS * sizeof *w->pins);
+    if (!w || !w->pins) return MIXP_ERR_MEMORY;
     mixpi_pins_beside(w, pattern, 1);
     pin = &w->pins[w->n_pins++];
     memcpy(pin->pattern, pattern, strlen(pattern) + 1);
     pin->dtype = dtype;
     pin->fits = 0;
-    for (n = 0; n < w->n_sites; n++) mixpi_site_pin(w, &w->sites[n]);
+    for (n = 1; n <= w->n_sites; n++) mixpi_site_pin(w, mixpi_site_number(w, n));
     if (w->settled) mixpi_settle_events(ctx);
     ctx->sites_moved++;
     return MIXP_OK;

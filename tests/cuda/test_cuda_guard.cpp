@@ -329,6 +329,49 @@ static void a_capture_spoils_no_sample(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
+/* Rows grow at the first look at a new site, while kernels that write the old rows are on their way, and
+ * never in a captured step, whose sites get rows at the next sample. */
+static double factor(int i) { return i % 10 < 5 ? 2.0 : 0.5; }
+static void chain_step(Net &n, int links) {
+    mixp_tensor *y = n.ln;
+    mixp_step_begin(n.ctx);
+    mixp_zero_grad(n.opt);
+    for (int i = 0; i < links; i++) y = mixp_scale(n.ctx, y, (float)factor(i));
+    mixp_backward(n.ctx, mixp_sum(n.ctx, y, MIXP_ALL, 0));
+}
+static void rows_grow(void) {
+    Net n = net_open(gpu());
+    mixp_guard_desc d;
+    mixp_graph *graph;
+    mixp_site_info s;
+    double before = 1.0, after = 1.0;
+    int link = 0;
+    memset((void *)&d, 0, sizeof d);
+    d.every = 1;
+    d.exponents = 1;
+    CHECK_INT(mixp_guard_start(n.ctx, &d), MIXP_OK);
+    chain_step(n, 5);
+    chain_step(n, 40);
+    CHECK_INT(mixp_capture_begin(n.ctx), MIXP_OK);
+    chain_step(n, 100);
+    graph = mixp_capture_end(n.ctx);
+    CHECK(graph != NULL);
+    if (graph) CHECK_INT(mixp_replay(graph), MIXP_OK);
+    for (int i = 0; i < 70; i++) chain_step(n, 200);       /* a window of 64 steps without an update ends */
+    for (int i = 0; i < 200; i++) after *= factor(i);
+    for (int i = 0; link < 200 && mixp_site(n.ctx, i, &s); i++) {
+        if (strcmp(s.op, "scale") != 0) continue;
+        before *= factor(link);
+        after /= factor(link++);
+        CHECK_NEAR(s.value.largest, before, 0);
+        CHECK_INT(s.value.count % WIDTH, 0);
+        CHECK_NEAR(s.grad.largest, after, 0);
+    }
+    CHECK_INT(link, 200);
+    net_close(n);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 int main(void) {
     cudasim::processors = 2;
     RUN(look);
@@ -337,5 +380,6 @@ int main(void) {
     RUN(what_was_found_arrives_late);
     RUN(graphs);
     RUN(a_capture_spoils_no_sample);
+    RUN(rows_grow);
     return test_report();
 }
