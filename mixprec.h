@@ -6380,45 +6380,46 @@ static mixp_result mixpi_compare(const mixp_exec *x, const mixp_compare_args *k)
                            mixpi_compare_unit, k);
 }
 
-/* Does element i of a row come before element j? */
-static int mixpi_topk_before(const mixp_topk_args *k, int64_t row, int32_t i, int32_t j) {
-    uint32_t a = mixpi_topk_key(mixp_get(k->a, row * k->cols + i), k->smallest);
-    uint32_t b = mixpi_topk_key(mixp_get(k->a, row * k->cols + j), k->smallest);
-    return a != b ? a > b : i < j;
+/* The rank of element i of a row: one that comes earlier has a larger rank. */
+static uint64_t mixpi_topk_rank(const mixp_topk_args *k, int64_t row, int32_t i) {
+    uint32_t key = mixpi_topk_key(mixp_get(k->a, row * k->cols + i), k->smallest);
+    return (uint64_t)key << 32 | (uint32_t)~i;
 }
 
-/* Restores the heap of n positions below `at`: each comes behind those under it. */
+/* Lets `moved` sink from `at` in a heap of n positions, in which each comes behind those under
+ * it. */
 static void mixpi_topk_sift(const mixp_topk_args *k, int64_t row, int32_t *heap, int64_t at,
-                            int64_t n) {
-    for (;;) {
-        int64_t last = at, child;
-        int32_t swap = heap[at];
-        for (child = 2 * at + 1; child < 2 * at + 3 && child < n; child++)
-            if (mixpi_topk_before(k, row, heap[last], heap[child])) last = child;
-        if (last == at) return;
-        heap[at] = heap[last];
-        heap[last] = swap;
-        at = last;
+                            int64_t n, int32_t moved) {
+    const uint64_t own = mixpi_topk_rank(k, row, moved);
+    int64_t child;
+    for (child = 2 * at + 1; child < n; child = 2 * at + 1) {
+        uint64_t last = mixpi_topk_rank(k, row, heap[child]), other;
+        other = child + 1 < n ? mixpi_topk_rank(k, row, heap[child + 1]) : last;
+        if (other < last) {
+            last = other;
+            child++;
+        }
+        if (own <= last) break;
+        heap[at] = heap[child];
+        at = child;
     }
+    heap[at] = moved;
 }
 
 /* One row: a heap of the best k positions, whose top is the last of them; then that heap sorted. */
 static void mixpi_topk_unit(const void *args, int64_t row) {
     const mixp_topk_args *k = (const mixp_topk_args *)args;
-    int32_t *heap = k->index + row * k->k, swap;
+    int32_t *heap = k->index + row * k->k;
     int64_t i;
     for (i = 0; i < k->k; i++) heap[i] = (int32_t)i;
-    for (i = k->k / 2; i-- > 0;) mixpi_topk_sift(k, row, heap, i, k->k);
-    for (i = k->k; i < k->cols; i++) {
-        if (!mixpi_topk_before(k, row, (int32_t)i, heap[0])) continue;
-        heap[0] = (int32_t)i;
-        mixpi_topk_sift(k, row, heap, 0, k->k);
-    }
+    for (i = k->k / 2; i-- > 0;) mixpi_topk_sift(k, row, heap, i, k->k, heap[i]);
+    for (i = k->k; i < k->cols; i++)
+        if (mixpi_topk_rank(k, row, (int32_t)i) > mixpi_topk_rank(k, row, heap[0]))
+            mixpi_topk_sift(k, row, heap, 0, k->k, (int32_t)i);
     for (i = k->k - 1; i > 0; i--) {
-        swap = heap[0];
-        heap[0] = heap[i];
-        heap[i] = swap;
-        mixpi_topk_sift(k, row, heap, 0, i);
+        int32_t moved = heap[i];
+        heap[i] = heap[0];
+        mixpi_topk_sift(k, row, heap, 0, i, moved);
     }
 }
 
