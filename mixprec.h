@@ -28043,40 +28043,86 @@ static mixp_result mixpi_share_sites(mixp_context *ctx, const mixpi_told *h, uin
 
 /* --- the rows --- */
 
-/* Adds the rows of all ranks for the sites that this rank has. */
-static void mixpi_rows_read(mixp_context *ctx, const uint64_t *list, int64_t n,
-                            const double *table) {
-    mixpi_watch *w = ctx->watch;
-    const int64_t words = MIXPI_LOOK_WORDS + n * MIXPI_SITE_WORDS;
-    int64_t i, r;
-    memset(w->seen, 0, mixpi_rows_bytes(w->n_sites));
-    for (r = 0; r < (int64_t)mixpi_world(ctx); r++) {
-        const double *row = table + r * words;
-        mixpi_look_join_words(&w->seen[MIXPI_ROW_BACKWARD], row);
-        for (i = 0; i < n; i++) {
-            const int number = mixpi_site_find(w, list[i]);
-            if (number)
-                mixpi_site_join_words(w, number, row + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
-        }
+/* Words of a table that is shared at once, so that its memory does not grow with the ranks. A table
+ * has at least one site of each rank. */
+enum { MIXPI_SHARED_WORDS = 1 << 16 };
+
+/* The sites [first, end) of a list, and for first 0 the look at the losses before them. */
+typedef struct mixpi_share {
+    const uint64_t *list;
+    int64_t first, end;
+} mixpi_share;
+
+static int64_t mixpi_share_words(const mixpi_share *s)
+{ return (s->first ? 0 : MIXPI_LOOK_WORDS) + (s->end - s->first) * MIXPI_SITE_WORDS; }
+
+/* Sites that one table takes: all of them if there are few ranks. */
+static int64_t mixpi_share_most(const mixp_context *ctx) {
+    const int64_t row = MIXPI_SHARED_WORDS / (int64_t)mixpi_world(ctx) - MIXPI_LOOK_WORDS;
+    return row < MIXPI_SITE_WORDS ? 1 : row / MIXPI_SITE_WORDS;
+}
+
+/* Fills this rank's row with what it has seen. */
+static void mixpi_share_fill(const mixpi_watch *w, const mixpi_share *s, double *row) {
+    int64_t i;
+    if (!s->first) mixpi_look_to_words(&w->seen[MIXPI_ROW_BACKWARD], row);
+    row += s->first ? 0 : MIXPI_LOOK_WORDS;
+    for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
+        const int number = mixpi_site_find(w, s->list[i]);
+        if (number) mixpi_site_to_words(w, number, row);
     }
 }
 
-static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int64_t n) {
-    const mixpi_watch *w = ctx->watch;
-    const int64_t words = MIXPI_LOOK_WORDS + n * MIXPI_SITE_WORDS;
-    double *table = mixpi_table_take(ctx, words), *own;
-    mixp_result r;
+/* Adds one rank's row for the sites that this rank has. */
+static void mixpi_share_join(mixpi_watch *w, const mixpi_share *s, const double *row) {
     int64_t i;
-    if (!table) return MIXP_ERR_MEMORY;
-    own = table + mixpi_place(ctx) * words;
-    mixpi_look_to_words(&w->seen[MIXPI_ROW_BACKWARD], own);
-    for (i = 0; i < n; i++) {
-        const int number = mixpi_site_find(w, list[i]);
-        if (number)
-            mixpi_site_to_words(w, number, own + MIXPI_LOOK_WORDS + i * MIXPI_SITE_WORDS);
+    if (!s->first) mixpi_look_join_words(&w->seen[MIXPI_ROW_BACKWARD], row);
+    row += s->first ? 0 : MIXPI_LOOK_WORDS;
+    for (i = s->first; i < s->end; i++, row += MIXPI_SITE_WORDS) {
+        const int number = mixpi_site_find(w, s->list[i]);
+        if (number) mixpi_site_join_words(w, number, row);
     }
-    r = mixpi_crew_share(ctx, table, words);
-    if (r == MIXP_OK) mixpi_rows_read(ctx, list, n, table);
+}
+
+/* Forgets what this rank has seen of the sites: all rows are about to be added. */
+static void mixpi_share_clear(mixpi_watch *w, const mixpi_share *s) {
+    int64_t i;
+    if (!s->first) memset(w->seen, 0, MIXPI_ROW_SITES * sizeof *w->seen);
+    for (i = s->first; i < s->end; i++) {
+        const int number = mixpi_site_find(w, s->list[i]);
+        if (number)
+            memset(&w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS], 0,
+                   MIXPI_LOOKS * sizeof *w->seen);
+    }
+}
+
+/* Shares some sites by `table`, which has a row for each rank. */
+static mixp_result mixpi_share_some(mixp_context *ctx, const mixpi_share *s, double *table) {
+    const int64_t words = mixpi_share_words(s), world = (int64_t)mixpi_world(ctx);
+    mixp_result result;
+    int64_t r;
+    memset(table, 0, (size_t)(world * words) * sizeof *table);
+    mixpi_share_fill(ctx->watch, s, table + mixpi_place(ctx) * words);
+    result = mixpi_crew_share(ctx, table, words);
+    if (result != MIXP_OK) return result;
+    mixpi_share_clear(ctx->watch, s);
+    for (r = 0; r < world; r++) mixpi_share_join(ctx->watch, s, table + r * words);
+    return MIXP_OK;
+}
+
+/* Shares what all ranks have seen of the sites in the list. */
+static mixp_result mixpi_share_rows(mixp_context *ctx, const uint64_t *list, int64_t n) {
+    const int64_t most = mixpi_share_most(ctx);
+    mixpi_share s = { list, 0, n < most ? n : most };
+    double *table = mixpi_table_take(ctx, mixpi_share_words(&s));
+    mixp_result r;
+    if (!table) return MIXP_ERR_MEMORY;
+    r = mixpi_share_some(ctx, &s, table);
+    while (r == MIXP_OK && s.end < n) {
+        s.first = s.end;
+        s.end = n - s.first < most ? n : s.first + most;
+        r = mixpi_share_some(ctx, &s, table);
+    }
     mixpi_host_put(ctx, table);
     return r;
 }

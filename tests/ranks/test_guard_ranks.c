@@ -232,6 +232,102 @@ static void guards_started_later(void) {
     }
 }
 
+/* --- as many ranks as a large machine has -------------------------------------------------------- */
+
+/* A world in which all ranks are as rank 0: the other rows of a table are rank 0's. */
+static int64_t many, largest_piece;
+static const char *sum_alike(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double seconds) {
+    double *table = (double *)data;
+    const int64_t words = count / many;
+    int64_t i;
+    (void)user, (void)stream, (void)seconds;
+    for (i = words; dtype == MIXP_F64 && i < count; i++) table[i] = table[i % words];
+    return NULL;
+}
+static void *note_piece(size_t bytes, void *user) {
+    (void)user;
+    if ((int64_t)bytes > largest_piece) largest_piece = (int64_t)bytes;
+    return malloc(bytes);
+}
+static void free_piece(void *p, void *user) {
+    (void)user;
+    free(p);
+}
+
+enum { DEEP = 40, WIDE = 8 };
+/* The sites that a guard has seen in three steps of a deep network with `size` ranks. */
+static int seen_by(int size, mixp_site_info *sites) {
+    static const int64_t shape[2] = { WIDE, WIDE };
+    mixp_ranks_desc ranks;
+    mixp_context_desc d;
+    mixp_guard_desc guard;
+    mixp_context *ctx;
+    mixp_optimizer *opt;
+    mixp_scaler *scaler;
+    mixp_tensor *w[DEEP], *h = NULL;
+    float x[WIDE * WIDE];
+    char name[16];
+    int i, step, n = 0;
+    memset(&ranks, 0, sizeof ranks);
+    memset(&d, 0, sizeof d);
+    memset(&guard, 0, sizeof guard);
+    many = ranks.size = size;
+    ranks.sum = sum_alike;
+    ranks.mean = MIXP_MEAN_NONE;
+    ranks.check_every = -1;
+    d.ranks = &ranks;
+    d.threads = 1;
+    d.allocate = note_piece;
+    d.release = free_piece;
+    guard.every = 1;
+    largest_piece = 0;
+    ctx = mixp_context_new(&d);
+    opt = mixp_optimizer_new(ctx, NULL);
+    scaler = mixp_scaler_new(ctx, NULL);
+    for (i = 0; i < DEEP; i++) {
+        sprintf(name, "w%d", i);
+        w[i] = mixp_param(ctx, name, MIXP_F32, 2, shape);
+        mixp_init_normal(w[i], 0, 0.3);
+        mixp_optimizer_add(opt, w[i], NULL);
+    }
+    mixp_guard_start(ctx, &guard);
+    for (i = 0; i < WIDE * WIDE; i++) x[i] = (float)(i % 5) - 2;
+    for (step = 0; step < 3; step++) {
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        MIXP_AUTOCAST(ctx, MIXP_F16) {
+            h = mixp_input(ctx, MIXP_F32, 2, shape, x);
+            for (i = 0; i < DEEP; i++) h = mixp_add(ctx, h, mixp_tanh(ctx, mixp_linear(ctx, h, w[i], NULL)));
+            h = mixp_mean(ctx, h, MIXP_ALL, 0);
+        }
+        mixp_backward(ctx, mixp_scaler_scale(scaler, h));
+        mixp_scaler_step(scaler, opt);
+        mixp_scaler_update(scaler);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    while (n < 4 * DEEP && mixp_site(ctx, n, &sites[n])) n++;
+    mixp_context_free(ctx);
+    return n;
+}
+
+/* What 1,024 ranks have seen goes in tables of half a MiB, not in one that grows with the ranks; and it
+ * is all there. */
+static void many_ranks(void) {
+    static mixp_site_info few[4 * DEEP], all[4 * DEEP];
+    const int n = seen_by(2, few);
+    int i;
+    CHECK(n >= DEEP);
+    CHECK_INT(seen_by(1024, all), n);
+    CHECK(largest_piece <= 2 << 20);
+    for (i = 0; i < n; i++) {
+        CHECK_NEAR(all[i].value.largest, few[i].value.largest, 0);
+        CHECK_INT(all[i].value.count, 512 * few[i].value.count);
+        CHECK_INT(all[i].grad.count, 512 * few[i].grad.count);
+        CHECK_INT(all[i].samples, few[i].samples);
+        CHECK(few[i].value.count > 0);
+    }
+}
+
 int main(void) {
     tell = (told *)mmap(NULL, RANKS * sizeof *tell, PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -239,5 +335,6 @@ int main(void) {
     RUN(a_loss_on_one_rank);
     RUN(guards_must_be_alike);
     RUN(guards_started_later);
+    RUN(many_ranks);
     return test_report();
 }
