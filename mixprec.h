@@ -4998,7 +4998,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
 /* ==== 12. WATCH =========================================================== >>watch ====
  *
  * A guard watches the values that operators store. An operator whose values overflow their low
- * dtype, or are flushed to zero too often, falls back to f32, because no loss scale cures that.
+ * dtype, or are flushed to zero too often, falls back to f32, because no loss scale prevents that.
  * Every change is an event.
  *
  * A site is one application of an operator that recurs in every step: the same operator on the same
@@ -5128,7 +5128,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
 
 typedef enum mixp_event_kind {
     MIXP_EVENT_OVERFLOW,        /* the site stored a non-finite value: it falls back to f32 */
-    MIXP_EVENT_HIGH,            /* its largest value came near the end of the range: it falls back
+    MIXP_EVENT_HIGH,            /* its largest value approached the end of the range: it falls back
                                    to f32                                               */
     MIXP_EVENT_FLUSHED,         /* too large a share was flushed to zero: it falls back to f32 */
     MIXP_EVENT_BACK,            /* clean for long enough: it returns to its low dtype */
@@ -5155,8 +5155,8 @@ typedef struct mixp_event {
     mixp_origin     origin;     /* of a skip: where the bad value arose */
     int             of_gradient;    /* 1: seen in the site's gradient, 0: in its value */
     int             also;       /* number of other sites of the same operator on the same parameters
-                                   that fell back with it. Of a skip: 1 if a site fell back for
-                                   it */
+                                   that fell back with it. Of a skip: 1 if a site fell back
+                                   because of it */
 } mixp_event;
 
 /* Reads event i of those still kept (the newest 1024), oldest first. Returns 1, or 0 past the last.
@@ -16201,7 +16201,9 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
     mixp_result r = run(c);
     if (ctx->generation != generation)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: its own functions have begun a step",
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: a function of this operator called mixp_step_begin; call "
+                                 "mixp_step_begin between steps only",
                                  name);
     mixpi_inside_end(ctx, before);
     return r;
@@ -16223,8 +16225,8 @@ static int mixpi_call_is_pinned(const mixp_call *c) {
 static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *param) {
     if (mixp_autocast_current(c->ctx).level < 3) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: level 3 is for parameters that are low themselves, and '%s' is "
-                             "f32: make it f16 or bf16, or choose level 2, which keeps f32 weights",
+                             "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: create it "
+                             "as f16 or bf16, or choose level 2, which keeps f32 weights",
                              c->op->name, param->name);
 }
 
@@ -16421,7 +16423,7 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
     mixpi_entry(c)->alias = 1;
     if (r == MIXP_OK && c->out->count != c->in[0]->count)
         return mixp_context_fail(
-            c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements cannot have a shape of %.0f",
+            c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements do not fit a shape of %.0f elements",
             c->op->name, (double)c->in[0]->count, (double)c->out->count);
     return r;
 }
@@ -16429,7 +16431,7 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
 MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what)
 { if (i >= 0) mixpi_entry(c)->reads[mixpi_min(i, MIXPI_READS - 1)] = what; }
 
-/* Sets what the gradients of all inputs are made from. */
+/* Sets, for the gradients of all inputs, the tensors that backward reads. */
 static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
     int i;
     for (i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
@@ -16442,8 +16444,9 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
         (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape))) return c->saved[slot];
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
-    mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name,
-                      slot, MIXP_MAX_SAVED);
+    mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                      "%s: mixp_call_save: slot is %d; the last slot is %d",
+                      c->op->name, slot, MIXP_MAX_SAVED - 1);
     return NULL;
 }
 
@@ -28225,15 +28228,15 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
 
 static const char *mixpi_event_what(const mixp_event *e) {
     static const char *const texts[] = {
-        "overflowed: stores f32 now", "came near the end of its range: stores f32 now",
-        "flushed too much to zero: stores f32 now", "clean again: stores its low dtype",
-        "pinned: a pattern holds it", "made what a step was skipped for",
-        "no room for more sites: they are not watched",
+        "overflowed: stores f32 now", "approached the end of its range: stores f32 now",
+        "flushed too much to zero: stores f32 now", "in range again: stores its low dtype",
+        "pinned by a pattern", "caused a skipped step",
+        "max_sites is reached: new sites are not watched",
         "lost too much by rounding: stores f32 now"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
     if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
-        return "a step was skipped that was not sampled; the next one is";
+        return "a step that was not sampled was skipped; the next step is sampled";
     return texts[e->kind];
 }
 
@@ -28242,14 +28245,14 @@ static const char *mixpi_skip_advice(const mixp_event *e) {
     if (e->also) return "No action needed: a site stores f32 from now on";
     switch (e->origin) {
     case MIXP_ORIGIN_UNKNOWN:
-        return "A gradient was not finite. The step was not sampled; the next one is, and says "
-               "where it begins";
+        return "A gradient was not finite. The step was not sampled; the next step is sampled and "
+               "names the first site";
     case MIXP_ORIGIN_BACKWARD:
         return "No action needed";
     case MIXP_ORIGIN_FORWARD:
-        return "No site can fall back for it: if skips go on, the run ends";
+        return "No site can fall back: if skips continue, the run ends with MIXP_ERR_DIVERGED";
     default:
-        return "No loss scale cures it";
+        return "No loss scale prevents this";
     }
 }
 
@@ -28262,17 +28265,18 @@ static const char *mixpi_event_advice(const mixp_event *e) {
     case MIXP_EVENT_IMPRECISE:
         return "No action needed: the site returns to its low dtype once its values stay in range";
     case MIXP_EVENT_BACK:
-        return "No action needed: after another fall it takes twice as long to return";
+        return "No action needed: after another fallback the site needs twice as many clean "
+               "samples";
     case MIXP_EVENT_PINNED:
-        return "You asked for it; MIXP_DTYPE_COUNT in place of a dtype frees it";
+        return "To free the site, call mixp_guard_pin with MIXP_DTYPE_COUNT";
     case MIXP_EVENT_FULL:
-        return "Start the guard of a new context with more max_sites";
+        return "Set a larger max_sites when you start the guard of a new context";
     default:
         return mixpi_skip_advice(e);
     }
 }
 
-/* The number that an event reports, in brackets; "" if it reports none. */
+/* Writes the number that an event reports, in brackets; "" if the event reports none. */
 static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
     *text = 0;
     if (e->kind == MIXP_EVENT_FLUSHED)
@@ -28286,11 +28290,11 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
 }
 
-/* How many other sites fell back with it; "" if none did. */
+/* Writes the number of other sites that fell back in the same event; "" if there are none. */
 static void mixpi_event_others(const mixp_event *e, char *text, size_t space) {
     *text = 0;
     if (e->also > 0 && e->kind != MIXP_EVENT_SKIP)
-        snprintf(text, space, ", and %d more of that operator and parameter", e->also);
+        snprintf(text, space, ", and %d more sites with this operator and parameter", e->also);
 }
 
 /* The text of a skip. */
@@ -28299,8 +28303,8 @@ static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, "step %.0f: skipped. %s.", (double)e->step, mixpi_event_advice(e));
     else
         snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)e->step,
-                 *e->site ? "It began at " : "", e->site, *e->site ? ": " : "",
-                 mixp_origin_text(e->origin), mixpi_event_advice(e));
+                 *e->site ? "The first non-finite value came from " : "", e->site,
+                 *e->site ? ": " : "", mixp_origin_text(e->origin), mixpi_event_advice(e));
 }
 
 MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
@@ -28851,8 +28855,8 @@ static mixp_result mixpi_settle_pins(mixp_context *ctx) {
         if (w->pins[i].fits) continue;
         w->pins[i].fits = 1;
         return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_guard_pin '%.80s': no site has such a name after a whole "
-                                 "step; mixp_site lists them, '%.90s' is the first",
+                                 "mixp_guard_pin '%.80s': no site has this name after a complete "
+                                 "step; mixp_site lists the names; the first is '%.90s'",
                                  w->pins[i].pattern,
                                  w->n_sites ? mixpi_site_number(w, 1)->name : "");
     }
@@ -28909,8 +28913,8 @@ static mixp_result mixpi_guard_diverged(mixp_context *ctx, int32_t skips) {
     const mixp_origin origin = (mixp_origin)w->origin;
     return mixp_context_fail(
         ctx, MIXP_ERR_DIVERGED,
-        "%d steps in a row were skipped for what their forward pass made, and nothing is left to "
-        "fall back: no loss scale cures this. It began at '%.90s': %s",
+        "%d steps in a row were skipped because of their forward pass, and no site is left to "
+        "fall back. No loss scale prevents this. The first site was '%.90s': %s",
         (int)skips, w->origin_site ? mixpi_site_at(ctx, w->origin_site)->name : "?",
         mixp_origin_text(origin));
 }
@@ -28935,7 +28939,7 @@ static int32_t mixpi_update_bits(const mixp_scaler *s) {
 }
 
 /* Counts, for each optimizer of the update, the consecutive skips that began in the forward pass
- * and that no fallback cured. Returns the largest count. */
+ * and that no fallback ended. Returns the largest count. */
 static int32_t mixpi_guard_count(mixpi_watch *w, int32_t bits, int forward, int cured) {
     int32_t most = 0;
     int i;
@@ -28953,7 +28957,8 @@ static float mixpi_scale_used(const mixp_scaler_state *state)
 { return state->past[0] > 0.0f ? state->past[0] : state->scale; }
 
 /* Notes where the skip of an update began, and forces samples of the optimizers' next steps; these
- * samples are probes if an ordinary sample did not suffice. 1: it began in the forward pass. */
+ * samples are probes if an ordinary sample did not suffice. Returns 1 if the skip began in the
+ * forward pass. */
 static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, int32_t bits) {
     int forward, bad;
     if (w->looked && w->whole && !w->origin && mixpi_scale_used(state) < 1.0f)
@@ -28968,7 +28973,7 @@ static int mixpi_guard_skipped(mixpi_watch *w, const mixp_scaler_state *state, i
     return forward;
 }
 
-/* After a scaler's update: records where a skip began and whether a site fell back for it. */
+/* After a scaler's update: records where a skip began, and whether a site fell back for that. */
 static mixp_result mixpi_guard_after(mixp_context *ctx, const mixp_scaler_state *state,
                                      int32_t bits) {
     mixpi_watch *w = ctx->watch;
@@ -29091,9 +29096,9 @@ static mixpi_watch *mixpi_watch_of(mixp_context *ctx) {
 /* Returns what is wrong with a look, or NULL. */
 static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const mixp_look *out) {
     mixp_format f;
-    if (!out) return "there is nowhere to write what it finds";
+    if (!out) return "out is NULL: pass a mixp_look";
     if (!mixpi_real(t->dtype)) return "the tensor must be f32, f16 or bf16";
-    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is none of mixp_dtype";
+    if ((unsigned)low >= MIXP_DTYPE_COUNT) return "low is not a mixp_dtype";
     f = mixp_format_of(low);
     if (f.special > MIXP_SPECIAL_FNUZ || low == MIXP_F64)
         return "low must be a floating-point dtype of 8 bits to 32";
@@ -29163,8 +29168,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
     if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: it was set when the guard was started, or to 4096 by a "
-               "mixp_compare before it";
+        return "max_sites cannot change: it was set when the guard was first started, or to 4096 "
+               "by an earlier mixp_compare";
     return NULL;
 }
 
@@ -29279,14 +29284,14 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
     if (!pattern || !*pattern) return "the pattern is empty";
     if (strlen(pattern) >= sizeof pin.pattern) return "the pattern has more than 95 characters";
     if (!mixpi_real(dtype) && dtype != MIXP_DTYPE_COUNT)
-        return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT for free";
+        return "the dtype must be f32, f16, bf16, or MIXP_DTYPE_COUNT to free the sites";
     if (w && mixpi_pins_beside(w, pattern, 0) == MIXPI_MAX_PINS)
-        return "there are 64 patterns already; one of them given again is replaced, and '*' with "
-               "MIXP_DTYPE_COUNT frees all";
+        return "64 patterns exist, which is the limit: pass one of them again to replace it, or "
+               "'*' with MIXP_DTYPE_COUNT to remove all";
     if (!w || !w->settled) return NULL;
     memcpy(pin.pattern, pattern, strlen(pattern) + 1);
     while (n < w->n_sites && !mixpi_pin_fits(&pin, mixpi_site_number(w, n + 1)->name)) n++;
-    return n < w->n_sites ? NULL : "no site has such a name; mixp_site lists them";
+    return n < w->n_sites ? NULL : "no site has this name; mixp_site lists the names";
 }
 
 MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
@@ -29341,7 +29346,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     if (!scaler) return 0;
     if (times < 1) {
         mixp_context_fail(scaler->ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_retry: %d times; say at least 1", times);
+                          "mixp_retry: times is %d; pass at least 1", times);
         return 0;
     }
     updated = scaler->epoch + scaler->ctx->replays != scaler->retried;
@@ -29524,8 +29529,8 @@ static mixp_result mixpi_compare_close(mixp_context *ctx) {
     mixp_autocast_close(ctx, 0);
     if (open == 1) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_compare: fn has %s a region or a scope; it is to leave them "
-                             "as they are",
+                             "mixp_compare: fn has %s a region or a scope; fn must return with the "
+                             "same regions and scopes open",
                              open ? "opened" : "closed");
 }
 
@@ -29554,14 +29559,14 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     if (r == MIXP_OK) r = m->result;
     if (drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_compare: fn drops out, and the runs would draw other "
-                                 "numbers; pass training 0 to mixp_dropout, and attention no "
-                                 "dropout");
+                                 "mixp_compare: fn uses dropout, and the runs would draw different "
+                                 "numbers; pass training 0 to mixp_dropout, and dropout 0 to "
+                                 "mixp_attention");
     if (regions)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_compare: fn opens a region of its own, in which both runs "
-                                 "are the same: leave that to the description (a region of "
-                                 "MIXP_F32 may stay)");
+                                 "mixp_compare: fn opens an autocast region, in which both runs "
+                                 "would be the same; set the dtypes in the description instead "
+                                 "(a region of MIXP_F32 is allowed)");
     return r;
 }
 
@@ -29611,8 +29616,8 @@ static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
 /* Returns what is wrong with the call, or NULL. */
 static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
                                        int64_t room, const int64_t *n) {
-    if (!d || !d->fn) return "no description, or no function";
-    if (!rows || room < 1 || !n) return "rows, room and n must be given";
+    if (!d || !d->fn) return "the description or its fn is NULL";
+    if (!rows || room < 1 || !n) return "rows and n must not be NULL, and room must be at least 1";
     if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
         return "a dtype must be f16, bf16 or f32 (off)";
     if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)

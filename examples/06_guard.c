@@ -1,5 +1,5 @@
-/* 06_guard.c - an activation passes 65504, the end of fp16, which no loss scale cures. A guard finds
- * the operator, lets it store f32, and says so.
+/* 06_guard.c - an activation exceeds 65504, the largest number of fp16. No loss scale prevents that. A
+ * guard finds the operator, lets it store f32, and reports it.
  * SPDX-License-Identifier: MIT OR Unlicense
  *   cc -O2 examples/06_guard.c -I. -lm && ./a.out */
 #define MIXPREC_IMPLEMENTATION
@@ -53,6 +53,6 @@ int main(void) {
 }
 /* prints:
 step 1: body: linear overflowed: stores f32 now (16 values not finite). No action needed: the site returns to its low dtype once its values stay in range.
-step 1: skipped. It began at body: linear: an operator's result overflowed its dtype: not a scaling problem; with a guard, the site falls back to f32. No action needed: a site stores f32 from now on.
+step 1: skipped. The first non-finite value came from body: linear: an operator's result overflowed its dtype: not a scaling problem; with a guard, the site falls back to f32. No action needed: a site stores f32 from now on.
 3 steps applied, 1 skipped, scale still 1024
 */

@@ -4,7 +4,7 @@
 /* ==== 12. WATCH =========================================================== >>watch ====
  *
  * A guard watches the values that operators store. An operator whose values overflow their low
- * dtype, or are flushed to zero too often, falls back to f32, because no loss scale cures that.
+ * dtype, or are flushed to zero too often, falls back to f32, because no loss scale prevents that.
  * Every change is an event.
  *
  * A site is one application of an operator that recurs in every step: the same operator on the same
@@ -134,7 +134,7 @@ MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
 
 typedef enum mixp_event_kind {
     MIXP_EVENT_OVERFLOW,        /* the site stored a non-finite value: it falls back to f32 */
-    MIXP_EVENT_HIGH,            /* its largest value came near the end of the range: it falls back
+    MIXP_EVENT_HIGH,            /* its largest value approached the end of the range: it falls back
                                    to f32                                               */
     MIXP_EVENT_FLUSHED,         /* too large a share was flushed to zero: it falls back to f32 */
     MIXP_EVENT_BACK,            /* clean for long enough: it returns to its low dtype */
@@ -161,8 +161,8 @@ typedef struct mixp_event {
     mixp_origin     origin;     /* of a skip: where the bad value arose */
     int             of_gradient;    /* 1: seen in the site's gradient, 0: in its value */
     int             also;       /* number of other sites of the same operator on the same parameters
-                                   that fell back with it. Of a skip: 1 if a site fell back for
-                                   it */
+                                   that fell back with it. Of a skip: 1 if a site fell back
+                                   because of it */
 } mixp_event;
 
 /* Reads event i of those still kept (the newest 1024), oldest first. Returns 1, or 0 past the last.

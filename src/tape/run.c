@@ -12,7 +12,9 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
     mixp_result r = run(c);
     if (ctx->generation != generation)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: its own functions have begun a step",
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "%s: a function of this operator called mixp_step_begin; call "
+                                 "mixp_step_begin between steps only",
                                  name);
     mixpi_inside_end(ctx, before);
     return r;
@@ -34,8 +36,8 @@ static int mixpi_call_is_pinned(const mixp_call *c) {
 static mixp_result mixpi_check_level(const mixp_call *c, const mixp_tensor *param) {
     if (mixp_autocast_current(c->ctx).level < 3) return MIXP_OK;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: level 3 is for parameters that are low themselves, and '%s' is "
-                             "f32: make it f16 or bf16, or choose level 2, which keeps f32 weights",
+                             "%s: level 3 needs f16 or bf16 parameters, and '%s' is f32: create it "
+                             "as f16 or bf16, or choose level 2, which keeps f32 weights",
                              c->op->name, param->name);
 }
 
@@ -232,7 +234,7 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
     mixpi_entry(c)->alias = 1;
     if (r == MIXP_OK && c->out->count != c->in[0]->count)
         return mixp_context_fail(
-            c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements cannot have a shape of %.0f",
+            c->ctx, MIXP_ERR_SHAPE, "%s: %.0f elements do not fit a shape of %.0f elements",
             c->op->name, (double)c->in[0]->count, (double)c->out->count);
     return r;
 }
@@ -240,7 +242,7 @@ MIXPREC_API mixp_result mixp_call_alias(mixp_call *c, int rank, const int64_t *s
 MIXPREC_API void mixp_call_reads(mixp_call *c, int i, uint32_t what)
 { if (i >= 0) mixpi_entry(c)->reads[mixpi_min(i, MIXPI_READS - 1)] = what; }
 
-/* Sets what the gradients of all inputs are made from. */
+/* Sets, for the gradients of all inputs, the tensors that backward reads. */
 static void mixpi_call_reads_all(mixp_call *c, uint32_t what) {
     int i;
     for (i = 0; i < MIXPI_READS; i++) mixp_call_reads(c, i, what);
@@ -253,8 +255,9 @@ MIXPREC_API mixp_tensor *mixp_call_save(mixp_call *c, int slot, mixp_dtype dtype
         (!rank || !memcmp(kept->shape, shape, (size_t)rank * sizeof *shape))) return c->saved[slot];
     if (slot >= 0 && slot < MIXP_MAX_SAVED)
         return c->saved[slot] = mixp_activation(c->ctx, dtype, rank, shape);
-    mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT, "%s: slot %d; there are %d", c->op->name,
-                      slot, MIXP_MAX_SAVED);
+    mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                      "%s: mixp_call_save: slot is %d; the last slot is %d",
+                      c->op->name, slot, MIXP_MAX_SAVED - 1);
     return NULL;
 }
 

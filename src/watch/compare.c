@@ -155,8 +155,8 @@ static mixp_result mixpi_compare_close(mixp_context *ctx) {
     mixp_autocast_close(ctx, 0);
     if (open == 1) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_compare: fn has %s a region or a scope; it is to leave them "
-                             "as they are",
+                             "mixp_compare: fn has %s a region or a scope; fn must return with the "
+                             "same regions and scopes open",
                              open ? "opened" : "closed");
 }
 
@@ -185,14 +185,14 @@ static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
     if (r == MIXP_OK) r = m->result;
     if (drawn)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_compare: fn drops out, and the runs would draw other "
-                                 "numbers; pass training 0 to mixp_dropout, and attention no "
-                                 "dropout");
+                                 "mixp_compare: fn uses dropout, and the runs would draw different "
+                                 "numbers; pass training 0 to mixp_dropout, and dropout 0 to "
+                                 "mixp_attention");
     if (regions)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_compare: fn opens a region of its own, in which both runs "
-                                 "are the same: leave that to the description (a region of "
-                                 "MIXP_F32 may stay)");
+                                 "mixp_compare: fn opens an autocast region, in which both runs "
+                                 "would be the same; set the dtypes in the description instead "
+                                 "(a region of MIXP_F32 is allowed)");
     return r;
 }
 
@@ -242,8 +242,8 @@ static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
 /* Returns what is wrong with the call, or NULL. */
 static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
                                        int64_t room, const int64_t *n) {
-    if (!d || !d->fn) return "no description, or no function";
-    if (!rows || room < 1 || !n) return "rows, room and n must be given";
+    if (!d || !d->fn) return "the description or its fn is NULL";
+    if (!rows || room < 1 || !n) return "rows and n must not be NULL, and room must be at least 1";
     if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
         return "a dtype must be f16, bf16 or f32 (off)";
     if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)

@@ -779,10 +779,10 @@ static void comparisons(void) {
     COMPARED(d.b.level = 4, "");
     COMPARED(d.scale = -1, "");
     COMPARED(d.scale = (float)inf64(), "");
-    REFUSED(ctx, mixp_compare(ctx, NULL, rows, 4, &n), MIXP_ERR_ARGUMENT, "no description");
-    REFUSED(ctx, mixp_compare(ctx, &good, NULL, 4, &n), MIXP_ERR_ARGUMENT, "must be given");
-    REFUSED(ctx, mixp_compare(ctx, &good, rows, 0, &n), MIXP_ERR_ARGUMENT, "must be given");
-    REFUSED(ctx, mixp_compare(ctx, &good, rows, 4, NULL), MIXP_ERR_ARGUMENT, "must be given");
+    REFUSED(ctx, mixp_compare(ctx, NULL, rows, 4, &n), MIXP_ERR_ARGUMENT, "fn is NULL");
+    REFUSED(ctx, mixp_compare(ctx, &good, NULL, 4, &n), MIXP_ERR_ARGUMENT, "must not be NULL, and room");
+    REFUSED(ctx, mixp_compare(ctx, &good, rows, 0, &n), MIXP_ERR_ARGUMENT, "must not be NULL, and room");
+    REFUSED(ctx, mixp_compare(ctx, &good, rows, 4, NULL), MIXP_ERR_ARGUMENT, "must not be NULL, and room");
     mixp_context_free(ctx);
 }
 

@@ -311,7 +311,7 @@ static void compared_with_dropout(void) {
     d.fn = dropping_loss;
     d.user = matrix(ctx, "qkv", 4, 12);
     CHECK_INT(mixp_compare(ctx, &d, rows, 4, &n), MIXP_ERR_ORDER);
-    told(ctx, MIXP_ERR_ORDER, "drops out");
+    told(ctx, MIXP_ERR_ORDER, "uses dropout");
     close_clean(ctx);
 }
 

@@ -596,7 +596,7 @@ static const mistake mistakes[] = {
     MISTAKE(weights_of_a_c_file, FORMAT, "not a safetensors file"),
     MISTAKE(weights_that_are_not_there, IO, "no/such/file"),
     MISTAKE(checkpoint_without_a_name, ARGUMENT, "name"),
-    MISTAKE(compared_within_a_region, ORDER, "fn opens a region of its own"),
+    MISTAKE(compared_within_a_region, ORDER, "fn opens an autocast region"),
     MISTAKE(checked_with_dropout, ORDER, "pass training 0 to mixp_dropout"),
     MISTAKE(checked_under_fp16, ORDER, "check it in f32"),
     MISTAKE(scaled_loss_for_spikes, ARGUMENT, "pass the loss from before mixp_scaler_scale"),

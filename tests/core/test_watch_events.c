@@ -79,8 +79,8 @@ static void test_sentences(void) {
         { MIXP_EVENT_HIGH, "(largest 40960)", "No action needed" },
         { MIXP_EVENT_FLUSHED, "(12.5% of its values)", "No action needed" },
         { MIXP_EVENT_BACK, "(largest 40960)", "No action needed" },
-        { MIXP_EVENT_PINNED, "a pattern holds it", "frees it" },
-        { MIXP_EVENT_FULL, "no room for more sites", "max_sites" } };
+        { MIXP_EVENT_PINNED, "pinned by a pattern", "MIXP_DTYPE_COUNT" },
+        { MIXP_EVENT_FULL, "max_sites is reached", "Set a larger max_sites" } };
     char text[400];
     size_t i;
     for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -92,17 +92,17 @@ static void test_sentences(void) {
     }
 }
 
-/* A skip says where it began, or who will tell; what no loss scale cures is called so. */
+/* A skip names the site where it began, or the step that will name the site. */
 static void test_sentences_of_skips(void) {
     static const char *const says[MIXP_ORIGIN_COUNT][2] = {
-        { "was not sampled", "the next one is" },
-        { "It began at h.3: linear: an operator", "No site can fall back for it" },
-        { "It began at h.3: linear: a gradient", "No action needed." },
+        { "was not sampled", "the next step is sampled" },
+        { "The first non-finite value came from h.3: linear: an operator", "No site can fall back: " },
+        { "The first non-finite value came from h.3: linear: a gradient", "No action needed." },
         { "unscaled", "look at" },
-        { "the loss is not finite", "No loss scale cures it" },
-        { "a weight is not finite", "No loss scale cures it" },
-        { "the batch holds Inf or NaN", "No loss scale cures it" },
-        { "the loss is not finite", "No loss scale cures it" } };
+        { "the loss is not finite", "No loss scale prevents this" },
+        { "a weight is not finite", "No loss scale prevents this" },
+        { "the batch holds Inf or NaN", "No loss scale prevents this" },
+        { "the loss is not finite", "No loss scale prevents this" } };
     char text[400];
     int i;
     for (i = 0; i < MIXP_ORIGIN_COUNT; i++) {
@@ -114,7 +114,7 @@ static void test_sentences_of_skips(void) {
         CHECK(!strstr(text, ": ."));
         e.site = "";
         mixp_event_text(&e, text, sizeof text);
-        CHECK(!strstr(text, "began at") && !strstr(text, ": :") && !strstr(text, "  "));
+        CHECK(!strstr(text, "came from") && !strstr(text, ": :") && !strstr(text, "  "));
     }
 }
 
@@ -127,7 +127,7 @@ static void test_sentences_of_others(void) {
     e.also = 47;
     mixp_event_text(&e, text, sizeof text);
     CHECK_TEXT(text, "the gradient of h.3: linear flushed too much to zero: stores f32 now (12.5%");
-    CHECK_TEXT(text, ", and 47 more of that operator and parameter.");
+    CHECK_TEXT(text, ", and 47 more sites with this operator and parameter.");
     e = event_of(MIXP_EVENT_OVERFLOW, "h.3: linear", MIXP_ORIGIN_UNKNOWN);
     e.nonfinite = 0;            /* seen in f32 */
     CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "(largest 40960)");
@@ -175,8 +175,8 @@ static void test_a_skip_nobody_saw(void) {
     CHECK_INT(mixp_guard_event(m.ctx, 1, &e), 1);
     CHECK_INT(e.step, 5);
     CHECK_INT(e.origin, MIXP_ORIGIN_BACKWARD);
-    CHECK_TEXT(e.what, "made what a step was skipped for");
-    CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "step 5: skipped. It began at ");
+    CHECK_TEXT(e.what, "caused a skipped step");
+    CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "step 5: skipped. The first non-finite value came from ");
     net_close(&m);
 }
 
@@ -207,7 +207,7 @@ static void test_patterns_given_again(void) {
     CHECK_INT(mixp_guard_pin(m.ctx, "one more", MIXP_F32), MIXP_ERR_ARGUMENT);
     mixp_context_error(m.ctx, &why);
     CHECK_TEXT(why, "64 patterns");
-    CHECK_TEXT(why, "'*' with MIXP_DTYPE_COUNT frees all");
+    CHECK_TEXT(why, "'*' with MIXP_DTYPE_COUNT to remove all");
     mixp_context_clear_error(m.ctx);
     for (i = 0; i < 200; i++)
         CHECK_INT(mixp_guard_pin(m.ctx, "w: linear", i % 2 ? MIXP_F32 : MIXP_F16), MIXP_OK);

@@ -1165,7 +1165,7 @@ static void guarded_to_the_end(void) {
     got = run(&p, 4);
     for (r = 0; r < 4; r++) {
         CHECK_INT(got[r].code, MIXP_ERR_DIVERGED);
-        CHECK_TEXT(got[r].text, "2 steps in a row were skipped for what their forward pass made");
+        CHECK_TEXT(got[r].text, "2 steps in a row were skipped because of their forward pass");
         CHECK_INT(got[r].verdict.skipped, 2);
         CHECK_NEAR(got[r].scale, 512, 0);
     }
