@@ -780,6 +780,8 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     const mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, w->origin_site);
     if (w->origin != MIXP_ORIGIN_BACKWARD || scale > 1.0f || !site) return;
+    /* A gradient of a low parameter overflowed: it stays low whatever the site stores. */
+    if (!site->grad.nonfinite) return;
     if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
         return;
     site->for_grad = 1;

@@ -129,10 +129,66 @@ static void pinned_stays(void) {
     mixp_context_free(m.ctx);
 }
 
+/* At level 3 the gradient of a weight is f16 itself: 64 rows with a slope of 4000 each sum up to 128,000.
+ * No site stored that, so none falls back; the scale leaves 1, as without a guard. */
+enum { ROWS = 64 };
+static void a_low_weight_needs_a_lower_scale(void) {
+    static const int64_t shape[2] = { 1, 2 }, rows[2] = { ROWS, 2 };
+    static float x[2 * ROWS];
+    int guarded, i;
+    for (i = 0; i < 2 * ROWS; i++) x[i] = 0.5f;
+    for (guarded = 0; guarded < 2; guarded++) {
+        mixp_optimizer_desc sgd = mixp_sgd_defaults();
+        mixp_context *ctx = mixp_context_new(NULL);
+        mixp_scaler_desc scale;
+        mixp_guard_desc guard;
+        mixp_verdict verdict;
+        mixp_site_info site;
+        model m;
+        float w[2];
+        memset(&scale, 0, sizeof scale);
+        memset(&guard, 0, sizeof guard);
+        scale.init_scale = 1;
+        guard.every = guard.clean = 1;
+        sgd.lr = 1e-6;
+        m.ctx = ctx;
+        m.w = mixp_param(ctx, "w", MIXP_F16, 2, shape);
+        m.opt = mixp_optimizer_new(ctx, &sgd);
+        m.scaler = mixp_scaler_new(ctx, &scale);
+        mixp_fill(m.w, 1);
+        mixp_optimizer_add(m.opt, m.w, NULL);
+        mixp_autocast_set_level(ctx, 3);
+        if (guarded) CHECK_INT(mixp_guard_start(ctx, &guard), MIXP_OK);
+        for (i = 0; i < 2; i++) {
+            mixp_tensor *y = NULL;
+            mixp_step_begin(ctx);
+            mixp_zero_grad(m.opt);
+            MIXP_AUTOCAST(ctx, MIXP_F16) {
+                y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, rows, x), m.w, NULL);
+            }
+            y = mixp_sum(ctx, mixp_scale(ctx, mixp_cast(ctx, y, MIXP_F32), 4000), MIXP_ALL, 0);
+            mixp_backward(ctx, mixp_scaler_scale(m.scaler, y));
+            mixp_scaler_step(m.scaler, m.opt);
+            CHECK_INT(mixp_scaler_update(m.scaler), MIXP_OK);
+            verdict = mixp_scaler_verdict(m.scaler);
+            CHECK_INT(verdict.outcome, i ? MIXP_STEP_APPLIED : MIXP_STEP_SKIPPED);
+            CHECK_NEAR(mixp_scaler_loss_scale(m.scaler), 0.5, 0);
+        }
+        CHECK_INT(mixp_read(m.w, w, MIXP_F32, 2), MIXP_OK);
+        CHECK_NEAR(w[0], 1 - 1e-6 * 4000 * ROWS * 0.5, 1e-3);
+        for (i = 0; mixp_site(ctx, i, &site); i++) CHECK_INT(site.fallen, 0);
+        CHECK(!guarded || i >= 3);
+        CHECK_INT(events(&m, MIXP_EVENT_OVERFLOW), 0);
+        CHECK_INT(events(&m, MIXP_EVENT_SKIP), guarded);
+        mixp_context_free(ctx);
+    }
+}
+
 int main(void) {
     RUN(falls_at_the_floor);
     RUN(comes_back_with_its_gradient);
     RUN(stays_low_below_it);
     RUN(pinned_stays);
+    RUN(a_low_weight_needs_a_lower_scale);
     return test_report();
 }
