@@ -770,7 +770,7 @@ static void comparisons(void) {
 #define COMPARED(change, part)                                                                  \
     do { d = good; change;                                                                      \
          REFUSED(ctx, mixp_compare(ctx, &d, rows, 4, &n), MIXP_ERR_ARGUMENT, part); } while (0)
-    COMPARED(d.fn = NULL, "no function");
+    COMPARED(d.fn = NULL, "fn is NULL");
     COMPARED(d.a.dtype = MIXP_I32, "");
     COMPARED(d.b.dtype = MIXP_F64, "");
     COMPARED(d.a.level = -1, "");
