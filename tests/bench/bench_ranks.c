@@ -3,7 +3,7 @@
  *
  *   bench_ranks [width, 384] [layers, 8] [rounds, 5]     all of it
  *   bench_ranks none|one [STEPS]                         steps of one side of 4, for callgrind
- *   bench_ranks losses|predictions                       1 or 3, which depend on no machine
+ *   bench_ranks losses|predictions|counted               1, 3 or 6, which depend on no machine
  *   bench_ranks additions                                5
  *
  * 1. Loss: the mean of 2, 4 and 8 ranks' gradients by each setting, against double.
@@ -13,6 +13,7 @@
  * 3. Prediction: the same line of events for GPT-2 on machines that are not here.
  * 4. One rank: steps without ranks, and with a world of one whose hooks are not there, in turns.
  * 5. Additions: what one core takes for the sum of two ranks' elements (examples/ddp_sum.h).
+ * 6. Counted: bytes, messages and memory of rank 0 of 8 and of 1,024, for each way to sum.
  */
 #define _POSIX_C_SOURCE 199309L
 #include "mixprec.h"
@@ -353,6 +354,154 @@ static void additions(void) {
     free(b);
 }
 
+/* --- 6. counted ------------------------------------------------------------------------------ */
+
+/* What the hooks of rank 0 of a world were asked for: all other ranks are as rank 0. */
+typedef struct counts {
+    int    ranks, calls;
+    double gradients, weights, tables;  /* bytes that a ring sends */
+    double messages;                    /* of a ring */
+    double held, most;                  /* bytes of memory: now, and at most */
+} counts;
+
+static void count_ring(counts *c, double *of, double bytes, double turns) {
+    const double hops = turns * (c->ranks - 1);
+    *of += hops / c->ranks * bytes;
+    c->messages += hops;
+    c->calls++;
+}
+static const char *count_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double seconds) {
+    counts *c = user;
+    double *table = data;
+    const int64_t words = count / c->ranks;
+    (void)stream, (void)seconds;
+    for (int64_t i = words; dtype == MIXP_F64 && i < count; i++) table[i] = table[i % words];
+    count_ring(c, dtype == MIXP_F64 ? &c->tables : &c->gradients, (double)count * (double)mixp_dtype_size(dtype), 2);
+    return NULL;
+}
+static const char *count_scatter(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                                 double seconds) {
+    counts *c = user;
+    (void)data, (void)stream, (void)seconds;
+    count_ring(c, &c->gradients, (double)count * c->ranks * (double)mixp_dtype_size(dtype), 1);
+    return NULL;
+}
+static const char *count_gather(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
+                                double seconds) {
+    counts *c = user;
+    (void)data, (void)stream, (void)seconds;
+    count_ring(c, &c->weights, (double)count * c->ranks * (double)mixp_dtype_size(dtype), 1);
+    return NULL;
+}
+
+enum { HEAD = 64 };     /* bytes before each piece of memory, which hold its size */
+static void *count_allocate(size_t bytes, void *user) {
+    counts *c = user;
+    char *p = malloc(bytes + HEAD);
+    if (!p) return NULL;
+    memcpy(p, &bytes, sizeof bytes);
+    c->held += (double)bytes;
+    if (c->held > c->most) c->most = c->held;
+    return p + HEAD;
+}
+static void count_release(void *p, void *user) {
+    counts *c = user;
+    size_t bytes;
+    if (!p) return;
+    memcpy(&bytes, (char *)p - HEAD, sizeof bytes);
+    c->held -= (double)bytes;
+    free((char *)p - HEAD);
+}
+
+typedef struct counted_way {
+    const char *name;
+    mixp_dtype  dtype, wire;            /* of parameters, and of gradients in transit */
+    int         low_sums, shard, scatter, guard;
+} counted_way;
+
+enum { COUNTED_LAYERS = 8, COUNTED_WIDTH = 1024, COUNTED_STEPS = 4 };
+
+static void counted_steps(const counted_way *w, mixp_context *ctx, counts *c, counts *start) {
+    const int64_t shape[2] = {COUNTED_WIDTH, COUNTED_WIDTH}, batch[2] = {1, COUNTED_WIDTH};
+    mixp_tensor *weight[COUNTED_LAYERS];
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_guard_desc guard;
+    static float x[COUNTED_WIDTH];
+    memset(&guard, 0, sizeof guard);
+    guard.every = 1;
+    for (int i = 0; i < COUNTED_LAYERS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "w%d", i);
+        weight[i] = mixp_param(ctx, name, w->dtype, 2, shape);
+        mixp_init_normal(weight[i], 0, 0.03);
+        mixp_optimizer_add(opt, weight[i], NULL);
+    }
+    if (w->guard) mixp_guard_start(ctx, &guard);
+    for (int i = 0; i < COUNTED_WIDTH; i++) x[i] = (float)(i % 7) - 3;
+    for (int step = 0; step < COUNTED_STEPS; step++) {
+        mixp_tensor *h = NULL;
+        if (step == 1) {
+            *start = *c;
+            c->calls = 0;
+            c->gradients = c->weights = c->tables = c->messages = 0;
+        }
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        MIXP_AUTOCAST(ctx, MIXP_BF16) {
+            h = mixp_input(ctx, MIXP_F32, 2, batch, x);
+            for (int i = 0; i < COUNTED_LAYERS; i++) h = mixp_tanh(ctx, mixp_linear(ctx, h, weight[i], NULL));
+            h = mixp_mean(ctx, h, MIXP_ALL, 0);
+        }
+        mixp_backward(ctx, h);
+        mixp_optimizer_step(opt);
+    }
+}
+
+static void count_way(const counted_way *w, int ranks) {
+    const double steps = COUNTED_STEPS - 1;
+    mixp_context_desc d;
+    mixp_ranks_desc r;
+    mixp_context *ctx;
+    counts c, start;
+    memset(&c, 0, sizeof c);
+    start = c;
+    memset(&d, 0, sizeof d);
+    memset(&r, 0, sizeof r);
+    c.ranks = r.size = ranks;
+    r.user = d.user = &c;
+    r.sum = count_sum, r.all_gather = count_gather, r.reduce_scatter = count_scatter;
+    r.wire = w->wire, r.low_sums = w->low_sums, r.shard = w->shard, r.scatter = w->scatter;
+    r.bucket_bytes = 4 << 20, r.check_every = -1;
+    d.allocate = count_allocate, d.release = count_release;
+    d.ranks = &r;
+    d.threads = 1;
+    ctx = mixp_context_new(&d);
+    counted_steps(w, ctx, &c, &start);
+    if (mixp_context_error(ctx, NULL) != MIXP_OK) printf("an error: the figures mean nothing\n");
+    printf("%-30s %5d %6.1f %9.0f %10.2f %9.2f %9.2f %9.2f %9.2f\n", w->name, ranks, c.calls / steps,
+           c.messages / steps, 1e-6 * c.gradients / steps, 1e-6 * c.weights / steps, 1e-6 * c.tables / steps,
+           1e-6 * start.tables, 1e-6 * c.most);
+    mixp_context_free(ctx);
+}
+
+static void counted(void) {
+    static const counted_way ways[] = {
+        {"f32, all get all", MIXP_F32, MIXP_F32, 0, 0, 0, 0}, {"f32, bf16 on the wire", MIXP_F32, MIXP_BF16, 0, 0, 0, 0},
+        {"f32, sharded", MIXP_F32, MIXP_F32, 0, 1, 0, 0}, {"f32, scattered", MIXP_F32, MIXP_F32, 0, 1, 1, 0},
+        {"f32, scattered, bf16 wire", MIXP_F32, MIXP_BF16, 0, 1, 1, 0},
+        {"bf16, all get all", MIXP_BF16, MIXP_F32, 0, 0, 0, 0}, {"bf16, low_sums", MIXP_BF16, MIXP_F32, 1, 0, 0, 0},
+        {"bf16, scattered, low_sums", MIXP_BF16, MIXP_F32, 1, 1, 1, 0},
+        {"f32, all get all, guarded", MIXP_F32, MIXP_F32, 0, 0, 0, 1}
+    };
+    printf("counted: rank 0 of a world, a step; %d weights of %d x %d (%.1f million), AdamW, buckets of 4 MiB; MB that\n"
+           "this rank sends by a ring, 2 (N-1) messages a sum and N-1 a scattered sum or a gathering\n",
+           COUNTED_LAYERS, COUNTED_WIDTH, COUNTED_WIDTH, 1e-6 * COUNTED_LAYERS * COUNTED_WIDTH * COUNTED_WIDTH);
+    printf("%-30s %5s %6s %9s %10s %9s %9s %9s %9s\n", "parameters, way", "ranks", "calls", "messages", "gradients",
+           "weights", "tables", "at start", "memory");
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+        for (int ranks = 8; ranks <= 1024; ranks *= 128) count_way(&ways[i], ranks);
+}
+
 int main(int argc, char **argv) {
     int width = argc > 1 ? atoi(argv[1]) : 384, layers = argc > 2 ? atoi(argv[2]) : 8;
     int rounds = argc > 3 ? atoi(argv[3]) : 5;
@@ -368,6 +517,10 @@ int main(int argc, char **argv) {
         predictions();
         return 0;
     }
+    if (argc > 1 && strcmp(argv[1], "counted") == 0) {
+        counted();
+        return 0;
+    }
     if (argc > 1 && strcmp(argv[1], "additions") == 0) {
         additions();
         return 0;
@@ -381,5 +534,6 @@ int main(int argc, char **argv) {
     predictions();
     one_rank(NULL, 0);
     additions();
+    counted();
     return 0;
 }
