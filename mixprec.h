@@ -17377,6 +17377,7 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
                                              int n_inputs, mixp_tensor *const *inputs,
                                              double eps, double *worst) {
@@ -21784,6 +21785,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
     return NULL;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
                                                  mixp_scaler_rule *rule) {
     static const mixp_scaler_desc none = {
@@ -21807,6 +21809,7 @@ static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d,
 static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state)
 { return mixpi_download(s->ctx, state, s->state, sizeof *state); }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
                                          const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
@@ -21868,6 +21871,7 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     return MIXP_OK;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
     mixp_result r;
@@ -21884,6 +21888,7 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
     return mixpi_scaler_replace(scaler, &state);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
                                            const mixp_scaler_desc *from) {
     mixp_scaler_desc d, *to = &d;
@@ -21897,6 +21902,7 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
     return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
                                          mixp_scaler_saved *out) {
     mixp_scaler_state state;
@@ -21915,6 +21921,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     return MIXP_OK;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
                                          const mixp_scaler_saved *in) {
     mixp_scaler_desc d;
@@ -22561,6 +22568,7 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
     return plan;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
                                                const mixp_optimizer_desc *desc) {
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();
@@ -27139,6 +27147,7 @@ static int mixpi_watch_due(const mixp_context *ctx) {
 
 /* A hash, of 53 bits, of the guard's settings and of whether the guard has looked since the update.
  * Ranks combine their looks only if the hash is the same on all ranks. 0: the guard is off. */
+MIXPI_SELDOM
 static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     uint64_t words[6], h = 1469598103934665603u;
@@ -27375,6 +27384,7 @@ static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int f
 }
 
 /* Gives a new site a unique name. */
+MIXPI_SELDOM
 static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
@@ -27403,6 +27413,7 @@ static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
 
 /* Enters a new site in the table. Returns its number; 0 if the table is full, or, with the error
  * set, if memory is. */
+MIXPI_SELDOM
 static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     mixpi_watch *w = ctx->watch;
     if (w->n_sites >= w->capacity) {
@@ -28307,6 +28318,7 @@ static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
                  *e->site ? ": " : "", mixp_origin_text(e->origin), mixpi_event_advice(e));
 }
 
+MIXPI_SELDOM
 MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
     char number[64], others[64];
     if (!text || !space) return NULL;
@@ -28324,6 +28336,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     return text;
 }
 
+MIXPI_SELDOM
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     int64_t kept = w ? mixpi_min(w->n_events - w->first_event, w->events_room) : 0, number;
@@ -28361,6 +28374,7 @@ static int mixpi_site_listed(const mixpi_watch *w, int i) {
     return i < 0 || at < i ? 0 : n;
 }
 
+MIXPI_SELDOM
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
@@ -28392,6 +28406,7 @@ static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts
     return r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
@@ -29107,6 +29122,7 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
     return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
     const char *wrong;
     mixpi_watch *w;
@@ -29240,6 +29256,7 @@ MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype) {
     return mixp_autocast_open(ctx, dtype);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
@@ -29296,6 +29313,7 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
     return n < w->n_sites ? NULL : "no site has this name; mixp_site lists the names";
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
                                        mixp_dtype dtype) {
     const char *wrong;
@@ -29343,6 +29361,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
+MIXPI_SELDOM
 MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     int updated;
     if (!scaler) return 0;
@@ -29364,6 +29383,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
 }
 
 /* Repeats an evaluation once. Without a guard a repetition would change nothing. */
+MIXPI_SELDOM
 MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     double value = 0.0;
@@ -29703,6 +29723,7 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
 }
 
 /* Before saving: settles everything, and packs the sites into the rows of the file. */
+MIXPI_SELDOM
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
@@ -29760,6 +29781,7 @@ static const mixpi_field mixpi_guard_fields[] = {
 
 /* Adds the guard's numbers, and the state of its sites, one row for each. Returns 0 if none was
  * ever started. */
+MIXPI_SELDOM
 static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
     mixpi_state_item item;
@@ -29843,6 +29865,7 @@ static void mixpi_watch_forget(mixpi_watch *w) {
 }
 
 /* After loading: rebuilds the table from the file. The next step fills in the names. */
+MIXPI_SELDOM
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int n;
@@ -29872,6 +29895,7 @@ static int mixpi_watch_flags(const mixp_context *ctx) {
            (w->comparing ? MIXPI_COMPARING : 0);
 }
 
+MIXPI_SELDOM
 static void mixpi_watch_replayed(mixp_context *ctx) {
     if (ctx->watch->since < INT32_MAX) ctx->watch->since++;
 }
@@ -29899,6 +29923,7 @@ static int mixpi_window_open(const mixpi_watch *w) { return w->walked && w->wind
 
 /* Settles the samples of earlier steps and decides whether the new step is sampled. With several
  * ranks, samples are settled at updates; until then all steps share the same rows. */
+MIXPI_SELDOM
 static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = MIXP_OK;
@@ -29936,6 +29961,7 @@ static void mixpi_watch_walked(const mixp_context *ctx) {
 }
 
 /* The words of the guard that ranks compare; all 0 without a guard. */
+MIXPI_SELDOM
 static void mixpi_watch_words(const mixp_context *ctx, double *row) {
     const mixpi_watch *w = ctx->watch;
     if (!w->on) return;
@@ -29958,6 +29984,7 @@ static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k)
 }
 
 /* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
+MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
     const int on = mixpi_guard_on(ctx);
     const mixp_result r = on && !ctx->capturing ? mixpi_guard_updating(ctx) : MIXP_OK;
@@ -29968,18 +29995,21 @@ static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k)
     return r;
 }
 
+MIXPI_SELDOM
 static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
     if (!mixpi_guard_on(ctx) || ctx->capturing) return MIXP_OK;
     return mixpi_guard_updated(ctx, scaler);
 }
 
 /* Where the newest skip began. */
+MIXPI_SELDOM
 static void mixpi_watch_origin(const mixp_context *ctx, mixp_verdict *v) {
     const mixpi_watch *w = ctx->watch;
     v->origin = (mixp_origin)w->origin;
     if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
 }
 
+MIXPI_SELDOM
 static void mixpi_watch_lose(mixp_context *ctx, const void *scaler) {
     if (ctx->watch->posted_scaler == scaler) ctx->watch->posted_scaler = NULL;
 }
@@ -30017,12 +30047,14 @@ static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
 }
 
 /* Tells the other ranks not to wait for this rank. */
+MIXPI_SELDOM
 static void mixpi_ranks_end(mixp_context *ctx, const char *why) {
     const mixp_ranks_desc *k = &ctx->ranks;
     if (k->size > 1 && k->stop) k->stop(k->user, why);
 }
 
 /* Reports a gradient of which this rank lacks a part. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
                              "%s: the gradient of '%s' is scattered over the ranks, and this rank "
@@ -30056,6 +30088,7 @@ static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *wh
 }
 
 /* Tells the hooks that a captured step was started again. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
     if (k->size < 2 || !k->replayed) return MIXP_OK;
@@ -30095,6 +30128,7 @@ MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on) {
 
 /* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
  * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t words) {
     int64_t n = (int64_t)mixpi_world(ctx) * words;
     size_t bytes = (size_t)n * sizeof *table;
@@ -30171,6 +30205,7 @@ static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
     return d;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->ranks.size) return MIXP_OK;
@@ -30180,6 +30215,7 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
 }
 
 /* Drops all gradients that were held back. */
+MIXPI_SELDOM
 static void mixpi_exchange_forget(mixp_context *ctx) {
     mixpi_exchange *d = ctx->exchange;
     int64_t i;
@@ -30815,6 +30851,7 @@ static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
 }
 
 /* Before a walk: places the new leaves, and counts the leaves that each bucket awaits. */
+MIXPI_SELDOM
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixpi_exchange *d;
     int64_t i;
@@ -31021,6 +31058,7 @@ static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
 }
 
 /* Ends the exchange after a walk. */
+MIXPI_SELDOM
 static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
     mixpi_exchange *d = ctx->exchange;
@@ -31042,6 +31080,7 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
 }
 
 /* Removes the scaler `by`, about to be freed, from the marks of the gradients that are held. */
+MIXPI_SELDOM
 static void mixpi_exchange_lose(mixp_context *ctx, const void *by) {
     const mixpi_exchange *d = ctx->exchange;
     int64_t i;
@@ -31060,6 +31099,7 @@ typedef struct mixpi_shards {
 } mixpi_shards;
 
 /* Makes the shards of a new optimizer. */
+MIXPI_SELDOM
 static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
     const mixp_context *ctx = opt->ctx;
     mixpi_shards *shards;
@@ -31109,6 +31149,7 @@ static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
 }
 
 /* Allocates the tables of the rows that this rank updates. */
+MIXPI_SELDOM
 static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
     mixp_param_row *rows, *device;
     rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
@@ -31121,6 +31162,7 @@ static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
 
 /* This rank's piece of parameter i as a row for update. It has no low copies: autocast renews them
  * from the complete weight. */
+MIXPI_SELDOM
 static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row piece = opt->rows[i];
     mixpi_layout lay = { NULL, 0 };
@@ -31148,6 +31190,7 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
 }
 
 /* Chooses who keeps the states of the newest row, and allocates this rank's part. */
+MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row,
                                       int64_t joined_at) {
     mixpi_slot *slot = &opt->slots[opt->count];
@@ -31159,6 +31202,7 @@ static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row,
 }
 
 /* After an add with result r: p is the newest parameter, or was not added. */
+MIXPI_SELDOM
 static void mixpi_shards_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
     const mixpi_slot *failed = &opt->slots[opt->count];
     p->own.ranks.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
@@ -31166,11 +31210,13 @@ static void mixpi_shards_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result
 }
 
 /* p has lost its optimizer. Gradients that are in pieces stay so. */
+MIXPI_SELDOM
 static void mixpi_shards_left(mixp_tensor *p) {
     if (!p->own.ranks.leaf) p->own.ranks.divided = 0;
 }
 
 /* Returns why ranks cannot add p, with its view g as a gradient; NULL: they can. */
+MIXPI_SELDOM
 static const char *mixpi_shards_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
                                           const mixp_tensor *g) {
     const int scattered = mixpi_is_scattered(opt->ctx);
@@ -31187,6 +31233,7 @@ static const char *mixpi_shards_add_wrong(const mixp_optimizer *opt, const mixp_
 
 /* Sends the table for the update kernel: rows of parameters that another rank updates are inactive,
  * rows of divided parameters describe this rank's piece. */
+MIXPI_SELDOM
 static mixp_result mixpi_shards_send(mixp_optimizer *opt) {
     size_t bytes = (size_t)opt->count * sizeof *opt->rows;
     int64_t i;
@@ -31200,6 +31247,7 @@ static mixp_result mixpi_shards_send(mixp_optimizer *opt) {
 
 /* If sums are scattered, a rank unscales and clips only the gradients it updates. Marks all
  * gradients that are not its own as unreadable, because parts of them are still unprocessed. */
+MIXPI_SELDOM
 static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     int64_t i;
     if (!mixpi_is_scattered(opt->ctx)) return;
@@ -31291,6 +31339,7 @@ static mixp_result mixpi_gather_room(mixp_optimizer *o) {
 
 /* After an update in which each rank updated its part: sends all weights to all ranks, one slice of
  * every rank at a time. */
+MIXPI_SELDOM
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     const mixp_ranks_desc *k = &o->ctx->ranks;
     const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);
@@ -31565,6 +31614,7 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
 }
 
 /* Looks at all gradients, and combines the results of all ranks. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
                                     const mixp_step_plan *plan, mixp_scaler_state *s) {
     const int in_parts = mixpi_is_scattered(o->ctx);
@@ -31580,18 +31630,21 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
 }
 
 /* The decision of a step whose gradients were looked at before. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_state *s) {
     const mixp_result r = mixpi_ranks_views(o);
     return r == MIXP_OK ? mixpi_ranks_prepare(o, s, 0) : r;
 }
 
 /* Before a step: takes the memory that it needs, and enters in the plan what is compared. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
     const mixp_result r = mixpi_gather_room(o);
     return r == MIXP_OK ? mixpi_plan_compared(o) : r;
 }
 
 /* Adds which rank had the first bad gradient, before the sum. */
+MIXPI_SELDOM
 static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
                                 mixp_verdict *v) {
     const mixpi_exchange *d = opt->ctx->exchange;
@@ -31665,6 +31718,7 @@ static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t 
     return r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     const mixp_tensor **all;
     int64_t n;
@@ -31703,6 +31757,7 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
     return r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     mixp_tensor *t;
     mixp_result r;
@@ -31755,6 +31810,7 @@ static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
 
 /* Loads a state of a parameter that this rank does not own: the rank's piece of it, or nothing if
  * another rank owns the parameter. */
+MIXPI_SELDOM
 static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     const mixp_optimizer *opt = item->lent;
     const mixp_param_row *row = &opt->rows[item->row];
@@ -31865,6 +31921,7 @@ static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
 
 /* Allocates and installs the memory that all optimizers borrow. shared: all rows borrow the same
  * memory, which then has no content. Returns NULL if the allocation failed. */
+MIXPI_SELDOM
 static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
     const size_t bytes = mixpi_states_bytes(what, shared);
     char *memory, *at;
@@ -31881,6 +31938,7 @@ static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *repo
     return memory;
 }
 
+MIXPI_SELDOM
 static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
     int o;
     if (!memory) return;
@@ -31888,6 +31946,7 @@ static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
     mixpi_st_release(what->ctx, memory);
 }
 
+MIXPI_SELDOM
 static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
     int o;
@@ -31897,6 +31956,7 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
 }
 
 /* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
+MIXPI_SELDOM
 static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
     const mixp_ranks_desc *k = &what->ctx->ranks;
     double *table;
@@ -31951,6 +32011,7 @@ static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
 }
 
 /* Returns what is wrong with a description; NULL if nothing is. */
+MIXPI_SELDOM
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
     if (k->size < 1) return "ranks: size is below 1; it includes this process";
@@ -31972,6 +32033,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
 }
 
 /* Opens the door of the ranks in a new context. */
+MIXPI_SELDOM
 static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     mixp_ranks_desc *k = &ctx->ranks;
     if (!given) return;

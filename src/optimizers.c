@@ -408,6 +408,7 @@ static mixp_step_plan mixpi_desc_plan(const mixp_optimizer_desc *d) {
     return plan;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_optimizer *mixp_optimizer_new(mixp_context *ctx,
                                                const mixp_optimizer_desc *desc) {
     const mixp_optimizer_desc d = desc ? *desc : mixp_adamw_defaults();

@@ -151,6 +151,7 @@ static const char *mixpi_rule_resolve(const mixp_scaler_desc *from,
     return NULL;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_rule_resolve(const mixp_scaler_desc *desc,
                                                  mixp_scaler_rule *rule) {
     static const mixp_scaler_desc none = {
@@ -174,6 +175,7 @@ static mixp_result mixpi_scaler_adopt(mixp_scaler *s, const mixp_scaler_desc *d,
 static mixp_result mixpi_scaler_get(const mixp_scaler *s, mixp_scaler_state *state)
 { return mixpi_download(s->ctx, state, s->state, sizeof *state); }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
                                          const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
@@ -235,6 +237,7 @@ static mixp_result mixpi_scaler_replace(mixp_scaler *s, const mixp_scaler_state 
     return MIXP_OK;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_scale) {
     mixp_scaler_state state;
     mixp_result r;
@@ -251,6 +254,7 @@ MIXPREC_API mixp_result mixp_scaler_update_to(mixp_scaler *scaler, float new_sca
     return mixpi_scaler_replace(scaler, &state);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
                                            const mixp_scaler_desc *from) {
     mixp_scaler_desc d, *to = &d;
@@ -264,6 +268,7 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
     return mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_change");
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
                                          mixp_scaler_saved *out) {
     mixp_scaler_state state;
@@ -282,6 +287,7 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     return MIXP_OK;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
                                          const mixp_scaler_saved *in) {
     mixp_scaler_desc d;

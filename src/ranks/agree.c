@@ -259,6 +259,7 @@ static mixp_result mixpi_ranks_views(mixp_optimizer *o) {
 }
 
 /* Looks at all gradients, and combines the results of all ranks. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int unscale,
                                     const mixp_step_plan *plan, mixp_scaler_state *s) {
     const int in_parts = mixpi_is_scattered(o->ctx);
@@ -274,18 +275,21 @@ static mixp_result mixpi_ranks_look(mixp_optimizer *o, const float *scale, int u
 }
 
 /* The decision of a step whose gradients were looked at before. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_prepare_views(mixp_optimizer *o, mixp_scaler_state *s) {
     const mixp_result r = mixpi_ranks_views(o);
     return r == MIXP_OK ? mixpi_ranks_prepare(o, s, 0) : r;
 }
 
 /* Before a step: takes the memory that it needs, and enters in the plan what is compared. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_plan(mixp_optimizer *o) {
     const mixp_result r = mixpi_gather_room(o);
     return r == MIXP_OK ? mixpi_plan_compared(o) : r;
 }
 
 /* Adds which rank had the first bad gradient, before the sum. */
+MIXPI_SELDOM
 static void mixpi_ranks_verdict(const mixp_optimizer *opt, const mixp_step_state *s,
                                 mixp_verdict *v) {
     const mixpi_exchange *d = opt->ctx->exchange;

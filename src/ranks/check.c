@@ -57,6 +57,7 @@ static mixp_result mixpi_call_alike(mixp_context *ctx, const char *who, int64_t 
     return r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_check(mixp_context *ctx) {
     const mixp_tensor **all;
     int64_t n;
@@ -95,6 +96,7 @@ static mixp_result mixpi_bytes_from(mixp_context *ctx, char *data, size_t bytes,
     return r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_from(mixp_context *ctx, int rank) {
     mixp_tensor *t;
     mixp_result r;

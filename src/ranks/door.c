@@ -40,6 +40,7 @@ static const char *mixpi_scatter_wrong(const mixp_ranks_desc *k) {
 }
 
 /* Returns what is wrong with a description; NULL if nothing is. */
+MIXPI_SELDOM
 static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
     if (!k) return NULL;
     if (k->size < 1) return "ranks: size is below 1; it includes this process";
@@ -61,6 +62,7 @@ static const char *mixpi_ranks_wrong(const mixp_ranks_desc *k) {
 }
 
 /* Opens the door of the ranks in a new context. */
+MIXPI_SELDOM
 static void mixpi_ranks_enter(mixp_context *ctx, const mixp_ranks_desc *given) {
     mixp_ranks_desc *k = &ctx->ranks;
     if (!given) return;

@@ -62,6 +62,7 @@ static mixpi_exchange *mixpi_exchange_of(mixp_context *ctx) {
     return d;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (!ctx->ranks.size) return MIXP_OK;
@@ -71,6 +72,7 @@ MIXPREC_API mixp_result mixp_ranks_hold(mixp_context *ctx, int on) {
 }
 
 /* Drops all gradients that were held back. */
+MIXPI_SELDOM
 static void mixpi_exchange_forget(mixp_context *ctx) {
     mixpi_exchange *d = ctx->exchange;
     int64_t i;
@@ -706,6 +708,7 @@ static mixp_result mixpi_exchange_meet(mixp_context *ctx, mixpi_exchange *d) {
 }
 
 /* Before a walk: places the new leaves, and counts the leaves that each bucket awaits. */
+MIXPI_SELDOM
 static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     mixpi_exchange *d;
     int64_t i;
@@ -912,6 +915,7 @@ static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
 }
 
 /* Ends the exchange after a walk. */
+MIXPI_SELDOM
 static mixp_result mixpi_exchange_end(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
     mixpi_exchange *d = ctx->exchange;
@@ -933,6 +937,7 @@ static mixp_result mixpi_exchange_end(mixp_context *ctx) {
 }
 
 /* Removes the scaler `by`, about to be freed, from the marks of the gradients that are held. */
+MIXPI_SELDOM
 static void mixpi_exchange_lose(mixp_context *ctx, const void *by) {
     const mixpi_exchange *d = ctx->exchange;
     int64_t i;

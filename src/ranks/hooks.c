@@ -13,12 +13,14 @@ static int64_t mixpi_piece_size(const mixp_context *ctx, int64_t count) {
 }
 
 /* Tells the other ranks not to wait for this rank. */
+MIXPI_SELDOM
 static void mixpi_ranks_end(mixp_context *ctx, const char *why) {
     const mixp_ranks_desc *k = &ctx->ranks;
     if (k->size > 1 && k->stop) k->stop(k->user, why);
 }
 
 /* Reports a gradient of which this rank lacks a part. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_lack(const mixp_tensor *t, const char *who) {
     return mixp_context_fail(t->ctx, MIXP_ERR_ORDER,
                              "%s: the gradient of '%s' is scattered over the ranks, and this rank "
@@ -52,6 +54,7 @@ static MIXPI_APART mixp_result mixpi_ranks_run(mixp_context *ctx, const char *wh
 }
 
 /* Tells the hooks that a captured step was started again. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_replayed(mixp_context *ctx) {
     const mixp_ranks_desc *k = &ctx->ranks;
     if (k->size < 2 || !k->replayed) return MIXP_OK;
@@ -91,6 +94,7 @@ MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on) {
 
 /* Shares `words` doubles of each rank. table: host memory, one row for each rank; on entry this
  * rank's row is filled and all others are zero, on return all are filled. Waits for the device. */
+MIXPI_SELDOM
 static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t words) {
     int64_t n = (int64_t)mixpi_world(ctx) * words;
     size_t bytes = (size_t)n * sizeof *table;

@@ -13,6 +13,7 @@ typedef struct mixpi_shards {
 } mixpi_shards;
 
 /* Makes the shards of a new optimizer. */
+MIXPI_SELDOM
 static mixp_result mixpi_shards_enter(mixp_optimizer *opt) {
     const mixp_context *ctx = opt->ctx;
     mixpi_shards *shards;
@@ -62,6 +63,7 @@ static int mixpi_owner_next(mixp_optimizer *opt, const mixp_param_row *row) {
 }
 
 /* Allocates the tables of the rows that this rank updates. */
+MIXPI_SELDOM
 static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
     mixp_param_row *rows, *device;
     rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
@@ -74,6 +76,7 @@ static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
 
 /* This rank's piece of parameter i as a row for update. It has no low copies: autocast renews them
  * from the complete weight. */
+MIXPI_SELDOM
 static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
     mixp_param_row piece = opt->rows[i];
     mixpi_layout lay = { NULL, 0 };
@@ -101,6 +104,7 @@ static mixp_result mixpi_piece_memory(mixp_optimizer *opt, int64_t i, int64_t jo
 }
 
 /* Chooses who keeps the states of the newest row, and allocates this rank's part. */
+MIXPI_SELDOM
 static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row,
                                       int64_t joined_at) {
     mixpi_slot *slot = &opt->slots[opt->count];
@@ -112,6 +116,7 @@ static mixp_result mixpi_shards_place(mixp_optimizer *opt, mixp_param_row *row,
 }
 
 /* After an add with result r: p is the newest parameter, or was not added. */
+MIXPI_SELDOM
 static void mixpi_shards_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result r) {
     const mixpi_slot *failed = &opt->slots[opt->count];
     p->own.ranks.divided = r == MIXP_OK && mixpi_is_divided(opt, opt->count - 1);
@@ -119,11 +124,13 @@ static void mixpi_shards_placed(mixp_optimizer *opt, mixp_tensor *p, mixp_result
 }
 
 /* p has lost its optimizer. Gradients that are in pieces stay so. */
+MIXPI_SELDOM
 static void mixpi_shards_left(mixp_tensor *p) {
     if (!p->own.ranks.leaf) p->own.ranks.divided = 0;
 }
 
 /* Returns why ranks cannot add p, with its view g as a gradient; NULL: they can. */
+MIXPI_SELDOM
 static const char *mixpi_shards_add_wrong(const mixp_optimizer *opt, const mixp_tensor *p,
                                           const mixp_tensor *g) {
     const int scattered = mixpi_is_scattered(opt->ctx);
@@ -140,6 +147,7 @@ static const char *mixpi_shards_add_wrong(const mixp_optimizer *opt, const mixp_
 
 /* Sends the table for the update kernel: rows of parameters that another rank updates are inactive,
  * rows of divided parameters describe this rank's piece. */
+MIXPI_SELDOM
 static mixp_result mixpi_shards_send(mixp_optimizer *opt) {
     size_t bytes = (size_t)opt->count * sizeof *opt->rows;
     int64_t i;
@@ -153,6 +161,7 @@ static mixp_result mixpi_shards_send(mixp_optimizer *opt) {
 
 /* If sums are scattered, a rank unscales and clips only the gradients it updates. Marks all
  * gradients that are not its own as unreadable, because parts of them are still unprocessed. */
+MIXPI_SELDOM
 static void mixpi_opt_in_pieces(mixp_optimizer *opt) {
     int64_t i;
     if (!mixpi_is_scattered(opt->ctx)) return;
@@ -244,6 +253,7 @@ static mixp_result mixpi_gather_room(mixp_optimizer *o) {
 
 /* After an update in which each rank updated its part: sends all weights to all ranks, one slice of
  * every rank at a time. */
+MIXPI_SELDOM
 static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     const mixp_ranks_desc *k = &o->ctx->ranks;
     const size_t total = mixpi_slices_total(o), length = mixpi_slice_length(o, total);

@@ -35,6 +35,7 @@ static void mixpi_rows_borrow(mixp_optimizer *opt, char *memory, int shared) {
 
 /* Loads a state of a parameter that this rank does not own: the rank's piece of it, or nothing if
  * another rank owns the parameter. */
+MIXPI_SELDOM
 static mixp_result mixpi_lent_load(const struct mixpi_state_item *item) {
     const mixp_optimizer *opt = item->lent;
     const mixp_param_row *row = &opt->rows[item->row];
@@ -145,6 +146,7 @@ static size_t mixpi_states_bytes(const mixp_checkpoint *what, int largest) {
 
 /* Allocates and installs the memory that all optimizers borrow. shared: all rows borrow the same
  * memory, which then has no content. Returns NULL if the allocation failed. */
+MIXPI_SELDOM
 static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *report, int shared) {
     const size_t bytes = mixpi_states_bytes(what, shared);
     char *memory, *at;
@@ -161,6 +163,7 @@ static void *mixpi_states_borrow(const mixp_checkpoint *what, mixpi_report *repo
     return memory;
 }
 
+MIXPI_SELDOM
 static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
     int o;
     if (!memory) return;
@@ -168,6 +171,7 @@ static void mixpi_states_return(const mixp_checkpoint *what, void *memory) {
     mixpi_st_release(what->ctx, memory);
 }
 
+MIXPI_SELDOM
 static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
     int o;
@@ -177,6 +181,7 @@ static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
 }
 
 /* Tells all ranks the result of the save that rank 0 wrote. All ranks wait for it. */
+MIXPI_SELDOM
 static mixp_result mixpi_states_saved(const mixp_checkpoint *what, mixp_result r) {
     const mixp_ranks_desc *k = &what->ctx->ranks;
     double *table;

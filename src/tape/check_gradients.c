@@ -103,6 +103,7 @@ static mixp_result mixpi_do_check_gradients(mixp_context *ctx, mixpi_tensor_fn f
     return r == MIXP_OK ? mixp_context_error(ctx, NULL) : r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn fn, void *user,
                                              int n_inputs, mixp_tensor *const *inputs,
                                              double eps, double *worst) {

@@ -10,6 +10,7 @@ static int mixpi_watch_flags(const mixp_context *ctx) {
            (w->comparing ? MIXPI_COMPARING : 0);
 }
 
+MIXPI_SELDOM
 static void mixpi_watch_replayed(mixp_context *ctx) {
     if (ctx->watch->since < INT32_MAX) ctx->watch->since++;
 }
@@ -37,6 +38,7 @@ static int mixpi_window_open(const mixpi_watch *w) { return w->walked && w->wind
 
 /* Settles the samples of earlier steps and decides whether the new step is sampled. With several
  * ranks, samples are settled at updates; until then all steps share the same rows. */
+MIXPI_SELDOM
 static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = MIXP_OK;
@@ -74,6 +76,7 @@ static void mixpi_watch_walked(const mixp_context *ctx) {
 }
 
 /* The words of the guard that ranks compare; all 0 without a guard. */
+MIXPI_SELDOM
 static void mixpi_watch_words(const mixp_context *ctx, double *row) {
     const mixpi_watch *w = ctx->watch;
     if (!w->on) return;
@@ -96,6 +99,7 @@ static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k)
 }
 
 /* Before a scaler's update: settles the sample if it is time, and fills the update's arguments. */
+MIXPI_SELDOM
 static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k) {
     const int on = mixpi_guard_on(ctx);
     const mixp_result r = on && !ctx->capturing ? mixpi_guard_updating(ctx) : MIXP_OK;
@@ -106,18 +110,21 @@ static mixp_result mixpi_watch_updating(mixp_context *ctx, mixp_advance_args *k)
     return r;
 }
 
+MIXPI_SELDOM
 static mixp_result mixpi_watch_updated(mixp_context *ctx, void *scaler) {
     if (!mixpi_guard_on(ctx) || ctx->capturing) return MIXP_OK;
     return mixpi_guard_updated(ctx, scaler);
 }
 
 /* Where the newest skip began. */
+MIXPI_SELDOM
 static void mixpi_watch_origin(const mixp_context *ctx, mixp_verdict *v) {
     const mixpi_watch *w = ctx->watch;
     v->origin = (mixp_origin)w->origin;
     if (w->origin_site) v->site = mixpi_site_at(ctx, w->origin_site)->name;
 }
 
+MIXPI_SELDOM
 static void mixpi_watch_lose(mixp_context *ctx, const void *scaler) {
     if (ctx->watch->posted_scaler == scaler) ctx->watch->posted_scaler = NULL;
 }

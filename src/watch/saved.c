@@ -23,6 +23,7 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
 }
 
 /* Before saving: settles everything, and packs the sites into the rows of the file. */
+MIXPI_SELDOM
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
@@ -80,6 +81,7 @@ static const mixpi_field mixpi_guard_fields[] = {
 
 /* Adds the guard's numbers, and the state of its sites, one row for each. Returns 0 if none was
  * ever started. */
+MIXPI_SELDOM
 static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
     mixpi_state_item item;
@@ -163,6 +165,7 @@ static void mixpi_watch_forget(mixpi_watch *w) {
 }
 
 /* After loading: rebuilds the table from the file. The next step fills in the names. */
+MIXPI_SELDOM
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int n;

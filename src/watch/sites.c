@@ -154,6 +154,7 @@ static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int f
 }
 
 /* Gives a new site a unique name. */
+MIXPI_SELDOM
 static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
@@ -182,6 +183,7 @@ static void mixpi_site_reads(mixpi_site *site, const mixpi_visit *v) {
 
 /* Enters a new site in the table. Returns its number; 0 if the table is full, or, with the error
  * set, if memory is. */
+MIXPI_SELDOM
 static int mixpi_site_new(mixp_context *ctx, uint64_t hash) {
     mixpi_watch *w = ctx->watch;
     if (w->n_sites >= w->capacity) {

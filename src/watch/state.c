@@ -191,6 +191,7 @@ static int mixpi_watch_due(const mixp_context *ctx) {
 
 /* A hash, of 53 bits, of the guard's settings and of whether the guard has looked since the update.
  * Ranks combine their looks only if the hash is the same on all ranks. 0: the guard is off. */
+MIXPI_SELDOM
 static uint64_t mixpi_guard_mark(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     uint64_t words[6], h = 1469598103934665603u;

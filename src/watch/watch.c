@@ -163,6 +163,7 @@ static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
                  *e->site ? ": " : "", mixp_origin_text(e->origin), mixpi_event_advice(e));
 }
 
+MIXPI_SELDOM
 MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
     char number[64], others[64];
     if (!text || !space) return NULL;
@@ -180,6 +181,7 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     return text;
 }
 
+MIXPI_SELDOM
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     int64_t kept = w ? mixpi_min(w->n_events - w->first_event, w->events_room) : 0, number;
@@ -217,6 +219,7 @@ static int mixpi_site_listed(const mixpi_watch *w, int i) {
     return i < 0 || at < i ? 0 : n;
 }
 
+MIXPI_SELDOM
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
@@ -248,6 +251,7 @@ static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts
     return r;
 }
 
+MIXPI_SELDOM
 MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
@@ -963,6 +967,7 @@ static const char *mixpi_look_wrong(const mixp_tensor *t, mixp_dtype low, const 
     return t->ctx->device->kernels->look ? NULL : "the device has no kernel `look`";
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_look *out) {
     const char *wrong;
     mixpi_watch *w;
@@ -1096,6 +1101,7 @@ MIXPREC_API int mixp_guarded_open(mixp_context *ctx, mixp_dtype dtype) {
     return mixp_autocast_open(ctx, dtype);
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     if (!ctx) return MIXP_ERR_ARGUMENT;
@@ -1152,6 +1158,7 @@ static const char *mixpi_pin_wrong(const mixp_context *ctx, const char *pattern,
     return n < w->n_sites ? NULL : "no site has this name; mixp_site lists the names";
 }
 
+MIXPI_SELDOM
 MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
                                        mixp_dtype dtype) {
     const char *wrong;
@@ -1199,6 +1206,7 @@ static int mixpi_retry_pays(mixp_scaler *s) {
     return w->origin != MIXP_ORIGIN_INPUT && w->origin != MIXP_ORIGIN_WEIGHT;
 }
 
+MIXPI_SELDOM
 MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
     int updated;
     if (!scaler) return 0;
@@ -1220,6 +1228,7 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times) {
 }
 
 /* Repeats an evaluation once. Without a guard a repetition would change nothing. */
+MIXPI_SELDOM
 MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     mixpi_watch *w = ctx ? ctx->watch : NULL;
     double value = 0.0;
