@@ -3646,7 +3646,22 @@ typedef struct mixp_recipe {
     int most_recent;            /* delayed: 1 = the scale comes from the newest amax; 0 = from the
                                    largest of the history                                  */
     int margin;                 /* delayed: the scale is divided by 2^margin; 0 to 100     */
+    float error;                /* with a guard: an operand falls back whose mean relative error is
+                                   above this; 0 = 0.1 (e4m3), 0.15 (e5m2), 0.6 (e2m1); at most 1;
+                                   negative = never                                        */
+    float clipped;              /* with a guard: the same for the share of its values that are
+                                   clipped; 0 = 0.01                                       */
 } mixp_recipe;
+
+/* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
+ * w and dy loses: the mean of |q - x| / |x| over the values that are not 0, and the share of values
+ * beyond the largest that the scale can hold (delayed scaling; Inf in any kind). An operand beyond
+ * a bound falls back: the two products that read it are bf16 products, whose other operand is not
+ * quantised either. MIXP_EVENT_OPERAND names the site and the operand. Sampled steps go on to
+ * measure it. It is quantised again after mixp_guard_desc.clean samples in a row of at most 0.8 of
+ * the bounds; each relapse doubles the number. Ranks decide by the largest loss of all. Checkpoints
+ * keep the state (mixprec.guard.operands). Delayed scaling is not judged while the scale is the
+ * first one, 1. CPU only. */
 
 /* DELAYED SCALING. Each parameter that mixp_linear multiplies by has three scales, of x, w and dy,
  * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An
@@ -3684,6 +3699,7 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
 /* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
 typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */
+    int64_t fallen;             /* products that are bf16 because an operand fell back     */
     int64_t quantised;          /* linears with a quantised forward product                */
     int64_t kept;               /* linears left bf16: keep_first, keep_last, a pin or the guard */
     int64_t unfit;              /* linears left bf16 because a size does not fit           */
@@ -5045,13 +5061,16 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * the number of values equal to the smallest subnormal, or, if all values are zero, from a
  * neighbour with tiny values.
  *
+ * Under a recipe below 16 bits, the guard also measures what quantising a linear's operands loses;
+ * an operand that loses too much falls back to bf16: see mixp_recipe.
+ *
  * Several ranks merge what they saw at the updates that are sampled. Their sites then stay alike,
  * and a non-finite loss of any rank counts for all. Start the guards of all ranks with the same
  * settings. Rank 0 may evaluate on its own, and ranks may apply different operators.
  *
  * Memory: about 1.1 KB for each site, of which 0.3 to 0.6 KB on the device, and 2.1 KB for each
  * parameter of an optimizer, on the host and on the device. It is allocated when new sites appear,
- * usually in the first step, and never in a captured step. mixp_checkpoint_save takes 24 bytes more
+ * usually in the first step, and never in a captured step. mixp_checkpoint_save takes 36 bytes more
  * for each site.
  */
 
@@ -5136,6 +5155,9 @@ typedef enum mixp_event_kind {
     MIXP_EVENT_SKIP,            /* a step was skipped: see `origin` and `site` */
     MIXP_EVENT_FULL,            /* max_sites is reached: further sites are not watched */
     MIXP_EVENT_IMPRECISE,       /* rounding took too much of the values: it falls back to f32 */
+    MIXP_EVENT_OPERAND,         /* quantising lost too much of an operand: the products that read it
+                                   fall back to bf16; see mixp_recipe                   */
+    MIXP_EVENT_OPERAND_BACK,    /* the operand was clean for long enough: it is quantised again */
     MIXP_EVENT_COUNT
 } mixp_event_kind;
 
@@ -5151,6 +5173,9 @@ typedef struct mixp_event {
     float           largest;    /* largest value seen */
     double          flushed;    /* flushed share of the values that are not 0 */
     double          imprecise;  /* share of the variation over the batch that rounding took */
+    const char     *operand;    /* of OPERAND, OPERAND_BACK: "x", "w" or "dy"; otherwise "" */
+    double          error;      /* mean relative error of the quantised operand */
+    double          clipped;    /* share of its values that were clipped */
     int64_t         nonfinite;
     mixp_origin     origin;     /* of a skip: where the bad value arose */
     int             of_gradient;    /* 1: seen in the site's gradient, 0: in its value */
@@ -5177,6 +5202,8 @@ typedef struct mixp_site_info {
     int         clean;          /* clean samples since the fallback; the site returns at
                                    `clean_needed`                                       */
     int         clean_needed;
+    int         operands;       /* bits of a linear's operands that a recipe no longer quantises: 1
+                                   x, 2 w, 4 dy */
     int64_t     samples;        /* number of samples */
     mixp_look   value, grad;    /* newest sample: of the stored values, and of the gradient
                                    multiplied by the loss scale */
@@ -14436,6 +14463,21 @@ enum {
     MIXPI_COMPARING = 4         /* mixp_compare is running                                 */
 };
 
+/* The operands of a linear layer's three products. x and dy are read along their columns by one
+ * product and along their rows by another; so is w. */
+typedef enum mixpi_role {
+    MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY, MIXPI_ROLES
+} mixpi_role;
+
+/* An operand that a recipe quantises, under the guard. */
+typedef struct mixpi_lossy {
+    int32_t fallen;             /* 1: its products are bf16                                */
+    int32_t falls, clean;
+    int     seen;               /* 1: the sample being taken has measured it               */
+    double  error, clipped;     /* the most that one quantisation of the sample lost       */
+    double  excess;             /* the larger of both, as a share of its bound             */
+} mixpi_lossy;
+
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);
     void        (*captured)(mixp_context *ctx);     /* a capture has begun */
@@ -14448,6 +14490,7 @@ struct mixpi_watcher {
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
     int         (*is_wide)(const mixp_call *c);
     int         (*is_pinned)(const mixp_call *c);
+    mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
     /* tape: walking back */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
@@ -15610,6 +15653,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
         return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
     if (r->history < 0 || r->history > 1 << 20)
         return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
+    if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
+        return "the recipe's error and clipped must be at most 1; negative means never";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     return NULL;
 }
@@ -17620,12 +17665,6 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
 
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */
 
-/* The operands of a linear layer's three products. x and dy are read along their columns by one
- * product and along their rows by another; so is w. */
-typedef enum mixpi_role {
-    MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY, MIXPI_ROLES
-} mixpi_role;
-
 /* State of the linears with one weight. */
 typedef struct mixpi_scaled {
     struct mixpi_scaled *next;
@@ -17772,6 +17811,106 @@ static mixp_result mixpi_scaled_update(mixp_context *ctx) {
         for (i = 0; i < MIXPI_ROLES; i++) mixpi_scaled_turn(s, (mixpi_role)i);
     return r;
 }
+/* --- recipes: what quantising an operand loses ----------------------------------------------- *
+ *
+ * In steps that the guard samples. watch/watch.c decides by it.
+ */
+typedef struct mixpi_loss { double error; int64_t seen, clipped; } mixpi_loss;
+
+typedef struct mixpi_losing {
+    const mixp_quantise_args *k;
+    double      decode, beyond; /* beyond: numbers above it do not round to the largest one */
+    mixpi_loss *rows;           /* of each row                                             */
+} mixpi_losing;
+
+static void mixpi_loss_add(const mixpi_losing *l, int64_t i, mixpi_loss *sum) {
+    const double x = (double)mixp_get(l->k->x, i), size = fabs(x);
+    const double y = (double)mixp_f32_from_bf16(l->k->y[i]) * l->decode;
+    if (!(size > 0.0)) return;      /* 0 or NaN */
+    sum->seen++;
+    if (mixpi_f64_is_finite(size)) {
+        sum->error += fabs(y - x) / size;
+        sum->clipped += l->k->given > 0.0f && size * (double)l->k->given > l->beyond;
+    } else {
+        sum->error += 1.0;
+        sum->clipped++;
+    }
+}
+
+static void mixpi_loss_of_row(const void *job, int64_t row) {
+    const mixpi_losing *l = (const mixpi_losing *)job;
+    mixpi_loss sum = { 0.0, 0, 0 };
+    int64_t i;
+    for (i = row * l->k->cols; i < (row + 1) * l->k->cols; i++) mixpi_loss_add(l, i, &sum);
+    l->rows[row] = sum;
+}
+
+/* What k has lost, with the same bits at any number of threads. */
+static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k, float decode,
+                                 mixpi_loss *all) {
+    mixpi_losing l;
+    int64_t row;
+    l.k = k;
+    l.decode = (double)decode;
+    l.beyond = k->element == MIXP_F8_E5M2 ? 61440.0 : 464.0;
+    l.rows = (mixpi_loss *)mixpi_scratch(&ctx->exec, (size_t)k->rows * sizeof *l.rows);
+    if (!l.rows) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(&ctx->exec, k->rows, k->cols, mixpi_loss_of_row, &l);
+    memset(all, 0, sizeof *all);
+    for (row = 0; row < k->rows; row++) {
+        all->error += l.rows[row].error;
+        all->seen += l.rows[row].seen;
+        all->clipped += l.rows[row].clipped;
+    }
+    return MIXP_OK;
+}
+
+/* A loss as a share of its bound; 0: the bound is never. */
+static double mixpi_loss_excess(double loss, float given, double usual) {
+    const double bound = given > 0.0f ? (double)given : usual;
+    return given < 0.0f ? 0.0 : loss / bound;
+}
+
+static double mixpi_lossy_error_bound(mixp_dtype element)
+{ return element == MIXP_F8_E4M3 ? 0.1 : element == MIXP_F8_E5M2 ? 0.15 : 0.6; }
+
+/* The operands of a linear, one for each mixpi_role, as a guard knows them; NULL: no guard is on,
+ * or it has no room for the site. */
+static mixpi_lossy *mixpi_lossy_of(const mixp_call *c) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
+    return mixpi_watched(c->ctx) & MIXPI_WATCHED ? watcher->operands(c) : NULL;
+}
+
+/* Bits of the operands that have fallen back. */
+static int mixpi_lossy_fallen(const mixpi_lossy *operands) {
+    int i, bits = 0;
+    for (i = 0; operands && i < MIXPI_ROLES; i++) bits |= operands[i].fallen << i;
+    return bits;
+}
+
+/* Does this step measure the operands? */
+static int mixpi_lossy_watches(const mixp_call *c, const mixpi_lossy *operands) {
+    const int flags = mixpi_watched(c->ctx);
+    return operands && flags & MIXPI_WATCHED && flags & MIXPI_SAMPLED && !c->ctx->device->download;
+}
+
+/* After k has quantised operand o. */
+static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *o,
+                                       const mixp_quantise_args *k, float decode) {
+    mixpi_loss all;
+    double error, clipped, excess;
+    const mixp_result result = mixpi_loss_of(c->ctx, k, decode, &all);
+    if (result != MIXP_OK) return result;
+    error = all.seen ? all.error / (double)all.seen : 0.0;
+    clipped = all.seen ? (double)all.clipped / (double)all.seen : 0.0;
+    excess = fmax(mixpi_loss_excess(error, r->error, mixpi_lossy_error_bound(k->element)),
+                  mixpi_loss_excess(clipped, r->clipped, 0.01));
+    o->seen = 1;
+    o->error = fmax(o->error, error);
+    o->clipped = fmax(o->clipped, clipped);
+    o->excess = fmax(o->excess, excess);
+    return MIXP_OK;
+}
 /* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
 
 /* A linear layer's recipe, decided by its first forward; mixp_recompute runs forward again. kind
@@ -17780,16 +17919,27 @@ typedef struct mixpi_recipe_call {
     mixp_recipe recipe;
     uint64_t    step, call;
     int         decided;
+    mixpi_lossy *lossy;         /* of the operands, under a guard; otherwise NULL          */
+    int         fallen;         /* bits of the operands whose products are bf16            */
     int         enters;         /* 1: the amax of operands enters the history              */
     mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
 /* A quantised operand in the arena, and the factor for its product. factor: the device's kernel
- * wrote the factor there, times that of the product's other operand, if quantised before. */
-typedef struct mixpi_quantised { mixp_tensor *y, *factor; float decode; } mixpi_quantised;
+ * wrote the factor there, times that of the product's other operand, if quantised before. high: the
+ * product is bf16, and does not read the operand. */
+typedef struct mixpi_quantised { mixp_tensor *y, *factor; float decode; int high; } mixpi_quantised;
+
+/* An operand that is not yet quantised, of the product of the operands a and b. */
+static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a,
+                                          mixpi_role b) {
+    mixpi_quantised q = { NULL, NULL, 1.0f, 0 };
+    q.high = (rc->fallen >> a | rc->fallen >> b) & 1;
+    return q;
+}
 
 static const float *mixpi_recipe_factor(const mixpi_quantised *q)
-{ return q->factor ? (const float *)q->factor->data : NULL; }
+{ return q->factor && !q->high ? (const float *)q->factor->data : NULL; }
 
 /* The number of which each size of a linear must be a multiple. */
 static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
@@ -17828,7 +17978,10 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
         out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r);
         if (!out->scaled) return MIXP_ERR_MEMORY;
     }
-    out->enters = !mixpi_no_grad_now(c->ctx) && !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
+    out->lossy = mixpi_lossy_of(c);
+    out->fallen = mixpi_lossy_fallen(out->lossy);
+    out->enters = !mixpi_no_grad_now(c->ctx) && !c->ctx->evaluates &&
+                  !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
     out->call = (uint64_t)c->ctx->calls_made;
@@ -17927,6 +18080,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     mixp_tensor *turned = NULL;
     mixp_result r = MIXP_OK;
     float amax = 0.0f;
+    if (q->high && !rc->scaled && !mixpi_lossy_watches(c, rc->lossy)) return MIXP_OK;
     mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
     k->seed = c->ctx->seed ^ 0x7265636970657321u;
     k->step = rc->step;
@@ -17937,6 +18091,9 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (rc->scaled) k->amax = &amax;
     if (turns && !rc->recipe.no_hadamard) r = mixpi_recipe_turn(c, k, &turned);
     if (r == MIXP_OK) r = mixpi_recipe_quantise(c, k, q);
+    if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy) &&
+        !(rc->scaled && rc->scaled->scales[role] == 1.0f))
+        r = mixpi_lossy_measure(c, &rc->recipe, &rc->lossy[role], k, q->decode);
     mixpi_recipe_give(c->ctx, turned);
     if (rc->scaled && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
@@ -17952,16 +18109,17 @@ static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols)
     return k;
 }
 
-/* Runs g with the two quantised operands already in place, a quantised before b, and gives the
- * operands back. */
+/* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
+ * back. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
                                     const mixpi_quantised *a, const mixpi_quantised *b) {
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     if (r == MIXP_OK) {
-        g->alpha = a->decode * b->decode;
+        g->alpha = a->high ? 1.0f : a->decode * b->decode;
         g->alpha_at = mixpi_recipe_factor(b);
         r = MIXPI_RUN(c, gemm, g);
     }
-    if (r == MIXP_OK) c->ctx->casting->recipes.products++;
+    if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
     mixpi_recipe_give(c->ctx, a->y);
     mixpi_recipe_give(c->ctx, b->y);
     mixpi_recipe_give(c->ctx, a->factor);
@@ -18142,12 +18300,14 @@ static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64
 /* c = x w' of quantised operands. g: the forward product. */
 static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, mixp_gemm_args g) {
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qx = { NULL, NULL, 1.0f }, qw = { NULL, NULL, 1.0f };
+    mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
     mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
     w.times = mixpi_recipe_factor(&qx);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 0, &w, &qw);
-    if (r == MIXP_OK) g.a = mixpi_tensor_in(qx.y);
-    if (r == MIXP_OK) g.b = mixpi_tensor_in(qw.y);
+    if (r == MIXP_OK && !qx.high) {
+        g.a = mixpi_tensor_in(qx.y);
+        g.b = mixpi_tensor_in(qw.y);
+    }
     return mixpi_recipe_run(c, &g, r, &qx, &qw);
 }
 
@@ -18322,7 +18482,7 @@ static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qdy = { NULL, NULL, 1.0f }, qw = { NULL, NULL, 1.0f };
+    mixpi_quantised qdy = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_W), qw = qdy;
     mixp_out to = mixpi_call_dx(c, 0);
     mixp_result r = MIXP_OK;
     if (!to.data) return MIXP_OK;
@@ -18330,8 +18490,8 @@ static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
     w.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 1, &w, &qw);
     if (r == MIXP_OK) {
-        g.b = mixpi_tensor_in(qw.y);
-        g = mixpi_product_da(&g, mixpi_tensor_in(qdy.y));
+        if (!qw.high) g.b = mixpi_tensor_in(qw.y);
+        g = mixpi_product_da(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
         g.c = to;
     }
     return mixpi_recipe_run(c, &g, r, &qdy, &qw);
@@ -18342,7 +18502,7 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
-    mixpi_quantised qdy = { NULL, NULL, 1.0f }, qx = { NULL, NULL, 1.0f };
+    mixpi_quantised qdy = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X), qx = qdy;
     mixp_out to = mixpi_call_dx(c, 1);
     mixp_result r = MIXP_OK;
     if (!to.data) return MIXP_OK;
@@ -18350,8 +18510,8 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
     x.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
     if (r == MIXP_OK) {
-        g.a = mixpi_tensor_in(qx.y);
-        g = mixpi_product_db(&g, mixpi_tensor_in(qdy.y));
+        if (!qx.high) g.a = mixpi_tensor_in(qx.y);
+        g = mixpi_product_db(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
         g.c = to;
     }
     return mixpi_recipe_run(c, &g, r, &qdy, &qx);
@@ -25761,7 +25921,8 @@ typedef enum mixpi_must {
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
     MIXPI_AMAX,                 /* at least 0, or Inf                                      */
-    MIXPI_ABOVE_0               /* and finite                                              */
+    MIXPI_ABOVE_0,              /* and finite                                              */
+    MIXPI_LOSSY                 /* 0 to 2^30 - 1                                           */
 } mixpi_must;
 
 /* The structure that contains a number. */
@@ -26442,6 +26603,7 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
     case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
+    case MIXPI_LOSSY:      return x >= 0.0 && x < 1073741824.0;
     case MIXPI_AMAX:       return x >= 0.0;
     case MIXPI_ABOVE_0:    return x > 0.0 && mixpi_finite(x);
     default:               return 0;
@@ -26982,6 +27144,8 @@ enum {
     MIXPI_MAX_EVENTS = 1024,
     MIXPI_FIRST_EVENTS = 16,    /* events for which there is memory at first; it doubles */
     MIXPI_SITE_CHUNK = 16,      /* sites of one allocation; their addresses never change */
+    MIXPI_LOSSY_FALLS = 511,    /* limit of the fallbacks of an operand */
+    MIXPI_LOSSY_CLEAN = (1 << 20) - 1,  /* limit of its clean samples */
     MIXPI_SITE_COUNT = 1 << 30  /* limit at which the counts of a site stop, far from an overflow */
 };
 
@@ -27017,6 +27181,7 @@ typedef struct mixpi_site {
                                    on the rank that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
+    mixpi_lossy  operands[MIXPI_ROLES];
     mixp_tensor *read[2];       /* permanent tensors that it reads */
     mixp_look    value, grad;
     const char  *op;
@@ -27102,6 +27267,7 @@ struct mixpi_watch {
     int64_t    *hashes;         /* for checkpoints, made at the first: hashes of the sites, and
                                    their states */
     int32_t    *states;
+    int32_t    *operands;       /* the same: [packed, MIXPI_ROLES] */
     mixpi_happening *events;
     int64_t     n_events;
     int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
@@ -27834,6 +28000,11 @@ static int mixpi_site_is_pinned(const mixp_call *c) {
     return site && site->pinned;
 }
 
+static mixpi_lossy *mixpi_site_operands(const mixp_call *c) {
+    mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    return site ? site->operands : NULL;
+}
+
 /* --- what all ranks saw ------------------------------------------------------------------ *
  *
  * A look on any rank counts on all ranks, so that their sites stay the same. Ranks need not have
@@ -27892,8 +28063,30 @@ enum {
     MIXPI_SITE_VERDICT = MIXPI_LOOKS * MIXPI_LOOK_WORDS,
     MIXPI_SITE_LOST,
     MIXPI_SITE_STORES,
-    MIXPI_SITE_WORDS
+    MIXPI_SITE_OPERANDS,                    /* of each: 1 if measured, error, clipped, excess */
+    MIXPI_SITE_WORDS = MIXPI_SITE_OPERANDS + 4 * MIXPI_ROLES
 };
+
+static void mixpi_operands_to_words(const mixpi_site *site, double *words) {
+    int i;
+    for (i = 0; i < MIXPI_ROLES; i++, words += 4) {
+        const mixpi_lossy *o = &site->operands[i];
+        words[0] = (double)o->seen;
+        words[1] = o->error;
+        words[2] = o->clipped;
+        words[3] = o->excess;
+    }
+}
+static void mixpi_operands_join_words(mixpi_site *site, const double *words) {
+    int i;
+    for (i = 0; i < MIXPI_ROLES; i++, words += 4) {
+        mixpi_lossy *o = &site->operands[i];
+        o->seen |= words[0] > 0.0;
+        o->error = fmax(o->error, words[1]);
+        o->clipped = fmax(o->clipped, words[2]);
+        o->excess = fmax(o->excess, words[3]);
+    }
+}
 
 static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words) {
     const mixpi_site *site = mixpi_site_number(w, number);
@@ -27903,6 +28096,7 @@ static void mixpi_site_to_words(const mixpi_watch *w, int number, double *words)
         mixpi_look_to_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     words[MIXPI_SITE_VERDICT] = (double)site->verdict;
     words[MIXPI_SITE_LOST] = site->lost;
+    mixpi_operands_to_words(site, words + MIXPI_SITE_OPERANDS);
     if (!site->op) return;
     words[MIXPI_SITE_STORES] = 1.0 + (double)site->low + 32.0 * (double)site->dtype;
 }
@@ -27916,6 +28110,7 @@ static void mixpi_site_join_words(mixpi_watch *w, int number, const double *word
         mixpi_look_join_words(&looks[i], words + i * MIXPI_LOOK_WORDS);
     site->verdict |= (int)words[MIXPI_SITE_VERDICT];
     if (words[MIXPI_SITE_LOST] > site->lost) site->lost = words[MIXPI_SITE_LOST];
+    mixpi_operands_join_words(site, words + MIXPI_SITE_OPERANDS);
     if (site->op || stores < 0) return;
     site->low = (mixp_dtype)(stores % 32);
     site->dtype = (mixp_dtype)(stores / 32);
@@ -28170,6 +28365,8 @@ struct mixpi_happening {
     double          flushed, lost;
     mixp_origin     origin;
     int             of_grad, also;
+    int             operand;    /* 0: none; otherwise 1 + mixpi_role */
+    double          error, clipped;
 };
 
 static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
@@ -28233,7 +28430,8 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
     e->dtype = site ? (mixpi_site_fell(site) ? MIXP_F32 : site->low) : MIXP_F32;
     e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
     e->lost = site ? site->lost : 0.0;
-    e->of_grad = e->also = 0;
+    e->of_grad = e->also = e->operand = 0;
+    e->error = e->clipped = 0.0;
     return e;
 }
 
@@ -28243,7 +28441,9 @@ static const char *mixpi_event_what(const mixp_event *e) {
         "flushed too much to zero: stores f32 now", "in range again: stores its low dtype",
         "pinned by a pattern", "caused a skipped step",
         "max_sites is reached: new sites are not watched",
-        "lost too much by rounding: stores f32 now"
+        "lost too much by rounding: stores f32 now",
+        "lost too much when it was quantised: its products are bf16 now",
+        "in range again: is quantised"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
     if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
@@ -28275,7 +28475,10 @@ static const char *mixpi_event_advice(const mixp_event *e) {
     case MIXP_EVENT_FLUSHED:
     case MIXP_EVENT_IMPRECISE:
         return "No action needed: the site returns to its low dtype once its values stay in range";
+    case MIXP_EVENT_OPERAND:
+        return "No action needed: the operand is quantised again once it loses less";
     case MIXP_EVENT_BACK:
+    case MIXP_EVENT_OPERAND_BACK:
         return "No action needed: after another fallback the site needs twice as many clean "
                "samples";
     case MIXP_EVENT_PINNED:
@@ -28292,6 +28495,9 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
     *text = 0;
     if (e->kind == MIXP_EVENT_FLUSHED)
         snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
+    if (e->kind == MIXP_EVENT_OPERAND)
+        snprintf(text, space, " (mean relative error %.3g, %.3g%% clipped)", e->error,
+                 100.0 * e->clipped);
     if (e->kind == MIXP_EVENT_IMPRECISE)
         snprintf(text, space, " (%.3g%% of its variation over the batch)", 100.0 * e->imprecise);
     if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK ||
@@ -28299,6 +28505,12 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, " (largest %g)", (double)e->largest);
     else if (e->kind == MIXP_EVENT_OVERFLOW)
         snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
+}
+
+/* What of the site an event is about; "" for its value. */
+static void mixpi_event_subject(const mixp_event *e, char *text, size_t space) {
+    snprintf(text, space, "%s", e->of_gradient ? "the gradient of " : "");
+    if (e->operand && *e->operand) snprintf(text, space, "operand %.4s of ", e->operand);
 }
 
 /* Writes the number of other sites that fell back in the same event; "" if there are none. */
@@ -28320,7 +28532,7 @@ static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
 
 MIXPI_SELDOM
 MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
-    char number[64], others[64];
+    char number[64], others[64], subject[64];
     if (!text || !space) return NULL;
     *text = 0;
     if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
@@ -28330,10 +28542,18 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     }
     mixpi_event_number(event, number, sizeof number);
     mixpi_event_others(event, others, sizeof others);
-    snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step,
-             event->of_gradient ? "the gradient of " : "", event->site, *event->site ? " " : "",
+    mixpi_event_subject(event, subject, sizeof subject);
+    snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
+             event->site, *event->site ? " " : "",
              mixpi_event_what(event), number, others, mixpi_event_advice(event));
     return text;
+}
+
+/* The name of an operand; operand: 1 + mixpi_role, 0 = none. */
+static const char *mixpi_role_name(int operand) {
+    static const char *const names[] = { "", "x", "w", "dy" };
+    MIXPI_STATIC_ASSERT(role_names, sizeof names / sizeof names[0] == 1 + MIXPI_ROLES);
+    return names[operand];
 }
 
 MIXPI_SELDOM
@@ -28353,6 +28573,9 @@ MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out
     out->largest = e->look.largest;
     out->flushed = e->flushed;
     out->imprecise = e->lost;
+    out->operand = mixpi_role_name(e->operand);
+    out->error = e->error;
+    out->clipped = e->clipped;
     out->nonfinite = e->look.nonfinite;
     out->origin = e->origin;
     out->of_gradient = e->of_grad;
@@ -28379,6 +28602,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
     const mixpi_site *site;
+    int k;
     if (!number || !out) return 0;
     site = mixpi_site_at(ctx, number);
     memset(out, 0, sizeof *out);
@@ -28390,6 +28614,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
+    for (k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -28653,6 +28878,43 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
 }
 
+/* An operand of a linear that was measured in this sample: falls back, or returns. */
+static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_lossy *o = &site->operands[role];
+    const int relapses = o->falls > 1 ? o->falls - 1 : 0;
+    const int64_t needed = mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20),
+                                     MIXPI_LOSSY_CLEAN);
+    mixpi_happening *e;
+    if (o->fallen) {
+        o->clean = o->excess <= 0.8 ? o->clean + 1 : 0;
+        if (o->clean < needed) return;
+    } else if (!(o->excess > 1.0)) return;
+    o->fallen = !o->fallen;
+    o->clean = 0;
+    if (o->fallen && o->falls < MIXPI_LOSSY_FALLS) o->falls++;
+    e = mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
+                        &site->value, MIXP_ORIGIN_UNKNOWN);
+    e->operand = 1 + role;
+    e->error = o->error;
+    e->clipped = o->clipped;
+}
+
+/* Settles the operands of a linear, and makes them ready for the next sample. A loss that is not
+ * finite says nothing about them. */
+static void mixpi_settle_operands(mixp_context *ctx, int number) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    for (i = 0; i < MIXPI_ROLES; i++) {
+        mixpi_lossy *o = &site->operands[i];
+        if (!o->seen) continue;
+        if (!ctx->watch->settling_bad) mixpi_settle_operand(ctx, number, i);
+        o->seen = 0;
+        o->error = o->clipped = o->excess = 0.0;
+    }
+}
+
 /* Is a weight that the site reads not finite? Looks at the weight at once: only after a failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
@@ -28835,6 +29097,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
     }
     for (n = 1; n <= known && !w->settling_bad; n++) mixpi_settle_vanished(ctx, n, sample);
     for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
+    for (n = 1; n <= known; n++) mixpi_settle_operands(ctx, n);
 }
 
 /* Adds the events that are reported once: pins that took effect, sites without room. */
@@ -29708,18 +29971,31 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
     const size_t room = ((size_t)n / MIXPI_SITE_CHUNK + 1) * MIXPI_SITE_CHUNK;
     const size_t wide = MIXPI_SITE_STATES * sizeof *w->states;
+    const size_t lossy = MIXPI_ROLES * sizeof *w->operands;
     w->packed = n > 0 ? n : 1;
     if (w->packed > w->packed_room) {
         if (w->packed_room) mixpi_owned_free(ctx, w->hashes);
         w->packed_room = 0;
-        w->hashes = (int64_t *)mixpi_owner_new(ctx, room * (sizeof *w->hashes + wide));
+        w->hashes = (int64_t *)mixpi_owner_new(ctx, room * (sizeof *w->hashes + wide + lossy));
         if (!w->hashes) return MIXP_ERR_MEMORY;
         w->states = (int32_t *)(void *)(w->hashes + room);
+        w->operands = w->states + room * MIXPI_SITE_STATES;
         w->packed_room = (int)room;
     }
     memset(w->hashes, 0, (size_t)w->packed * sizeof *w->hashes);
     memset(w->states, 0, (size_t)w->packed * wide);
+    memset(w->operands, 0, (size_t)w->packed * lossy);
     return MIXP_OK;
+}
+
+/* The state of an operand in a file: 1 bit, 9 bits, 20 bits. */
+static int32_t mixpi_lossy_pack(const mixpi_lossy *o)
+{ return o->fallen | o->falls << 1 | (int32_t)mixpi_min(o->clean, MIXPI_LOSSY_CLEAN) << 10; }
+
+static void mixpi_lossy_unpack(mixpi_lossy *o, int32_t state) {
+    o->fallen = state & 1;
+    o->falls = state >> 1 & MIXPI_LOSSY_FALLS;
+    o->clean = state >> 10;
 }
 
 /* Before saving: settles everything, and packs the sites into the rows of the file. */
@@ -29727,7 +30003,7 @@ MIXPI_SELDOM
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
-    int n;
+    int n, i;
     if (!w || !w->capacity) return r;
     if (mixpi_packed_reach(ctx, w->n_sites) != MIXP_OK) return MIXP_ERR_MEMORY;
     for (n = 0; n < w->n_sites; n++) {
@@ -29738,6 +30014,8 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[1] = site->falls;
         state[2] = site->clean;
         state[3] = site->for_grad | site->imprecise << 1;
+        for (i = 0; i < MIXPI_ROLES; i++)
+            w->operands[n * MIXPI_ROLES + i] = mixpi_lossy_pack(&site->operands[i]);
     }
     return r;
 }
@@ -29802,11 +30080,16 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.memory = w->states;
     item.is_good = mixpi_guard_rows_are_good;
     mixpi_state_add(s, item, "mixprec.guard.states");
+    item.e.shape[1] = MIXPI_ROLES;
+    item.e.bytes = (size_t)w->packed * MIXPI_ROLES * sizeof *w->operands;
+    item.memory = w->operands;
+    item.is_good = NULL;
+    item.must = MIXPI_LOSSY;
+    mixpi_state_add(s, item, "mixprec.guard.operands");
     item.e.rank = 1;
     item.e.shape[0] = MIXPI_OPTIMIZER_BITS;
     item.e.bytes = sizeof w->barren;
     item.memory = w->barren;
-    item.is_good = NULL;
     item.must = MIXPI_COUNTER;
     mixpi_state_add(s, item, "mixprec.guard.skips");
     for (i = 0; i < MIXPI_LENGTH(mixpi_guard_fields); i++)
@@ -29868,7 +30151,7 @@ static void mixpi_watch_forget(mixpi_watch *w) {
 MIXPI_SELDOM
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int n;
+    int n, i;
     if (!w || !w->capacity) return;
     mixpi_watch_forget(w);
     for (n = 0; n < w->packed && w->hashes[n]; n++) {
@@ -29882,6 +30165,8 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         site->clean = state[2];
         site->for_grad = state[3] & 1;
         site->imprecise = state[3] >> 1;
+        for (i = 0; i < MIXPI_ROLES; i++)
+            mixpi_lossy_unpack(&site->operands[i], w->operands[n * MIXPI_ROLES + i]);
     }
     ctx->sites_moved++;
 }
@@ -30018,7 +30303,7 @@ static const mixpi_watcher mixpi_watch_door = {
     mixpi_watch_flags, mixpi_watch_captured, mixpi_watch_replayed,
     /* tape: applying an operator */
     mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
-    mixpi_site_is_pinned, mixpi_look_forward,
+    mixpi_site_is_pinned, mixpi_site_operands, mixpi_look_forward,
     /* tape: walking back */
     mixpi_watch_begin, mixpi_look_backward, mixpi_look_leaves, mixpi_watch_walked,
     /* step */

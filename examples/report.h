@@ -1768,7 +1768,7 @@ REPORT_UNUSED static void report_training(report_file *log, double step, double 
 REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp_context *ctx) {
     static const char *const words[MIXP_EVENT_COUNT] = {
         "overflow", "near overflow", "flushed", "back to low", "pinned", "skip", "full",
-        "imprecise" };
+        "imprecise", "operand", "operand back" };
     mixp_event e;
     int        i = 0;
     if (!log || !mixp_guard_event(ctx, 0, &e)) return;

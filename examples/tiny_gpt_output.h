@@ -227,7 +227,8 @@ static void tell_events(trainer *t) {
     enum { MOST = 20 };
     static const char *const what[MIXP_EVENT_COUNT] = {
         "overflow, f32 now", "near overflow, f32 now", "flushed, f32 now", "low again", "pinned",
-        NULL, NULL, "imprecise, f32 now"};
+        NULL, NULL, "imprecise, f32 now", "an operand loses too much, bf16 now",
+        "an operand is quantised again"};
     mixp_event e;
     int        i = 0;
     report_guard(t->metrics, (double)t->step, t->ctx);

@@ -126,6 +126,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
         return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
     if (r->history < 0 || r->history > 1 << 20)
         return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
+    if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
+        return "the recipe's error and clipped must be at most 1; negative means never";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     return NULL;
 }

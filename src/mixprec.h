@@ -105,6 +105,7 @@ extern "C" {
 #include "tape/check_gradients.c"
 #include "operators/shared.c"
 #include "operators/delayed.c"
+#include "operators/lossy.c"
 #include "operators/recipes.c"
 #include "operators/products.c"
 #include "operators/attention.c"

@@ -63,7 +63,22 @@ typedef struct mixp_recipe {
     int most_recent;            /* delayed: 1 = the scale comes from the newest amax; 0 = from the
                                    largest of the history                                  */
     int margin;                 /* delayed: the scale is divided by 2^margin; 0 to 100     */
+    float error;                /* with a guard: an operand falls back whose mean relative error is
+                                   above this; 0 = 0.1 (e4m3), 0.15 (e5m2), 0.6 (e2m1); at most 1;
+                                   negative = never                                        */
+    float clipped;              /* with a guard: the same for the share of its values that are
+                                   clipped; 0 = 0.01                                       */
 } mixp_recipe;
+
+/* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
+ * w and dy loses: the mean of |q - x| / |x| over the values that are not 0, and the share of values
+ * beyond the largest that the scale can hold (delayed scaling; Inf in any kind). An operand beyond
+ * a bound falls back: the two products that read it are bf16 products, whose other operand is not
+ * quantised either. MIXP_EVENT_OPERAND names the site and the operand. Sampled steps go on to
+ * measure it. It is quantised again after mixp_guard_desc.clean samples in a row of at most 0.8 of
+ * the bounds; each relapse doubles the number. Ranks decide by the largest loss of all. Checkpoints
+ * keep the state (mixprec.guard.operands). Delayed scaling is not judged while the scale is the
+ * first one, 1. CPU only. */
 
 /* DELAYED SCALING. Each parameter that mixp_linear multiplies by has three scales, of x, w and dy,
  * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An
@@ -101,6 +116,7 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
 /* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
 typedef struct mixp_recipe_counts {
     int64_t products;           /* products of quantised operands, backward included       */
+    int64_t fallen;             /* products that are bf16 because an operand fell back     */
     int64_t quantised;          /* linears with a quantised forward product                */
     int64_t kept;               /* linears left bf16: keep_first, keep_last, a pin or the guard */
     int64_t unfit;              /* linears left bf16 because a size does not fit           */

@@ -51,13 +51,16 @@
  * the number of values equal to the smallest subnormal, or, if all values are zero, from a
  * neighbour with tiny values.
  *
+ * Under a recipe below 16 bits, the guard also measures what quantising a linear's operands loses;
+ * an operand that loses too much falls back to bf16: see mixp_recipe.
+ *
  * Several ranks merge what they saw at the updates that are sampled. Their sites then stay alike,
  * and a non-finite loss of any rank counts for all. Start the guards of all ranks with the same
  * settings. Rank 0 may evaluate on its own, and ranks may apply different operators.
  *
  * Memory: about 1.1 KB for each site, of which 0.3 to 0.6 KB on the device, and 2.1 KB for each
  * parameter of an optimizer, on the host and on the device. It is allocated when new sites appear,
- * usually in the first step, and never in a captured step. mixp_checkpoint_save takes 24 bytes more
+ * usually in the first step, and never in a captured step. mixp_checkpoint_save takes 36 bytes more
  * for each site.
  */
 
@@ -142,6 +145,9 @@ typedef enum mixp_event_kind {
     MIXP_EVENT_SKIP,            /* a step was skipped: see `origin` and `site` */
     MIXP_EVENT_FULL,            /* max_sites is reached: further sites are not watched */
     MIXP_EVENT_IMPRECISE,       /* rounding took too much of the values: it falls back to f32 */
+    MIXP_EVENT_OPERAND,         /* quantising lost too much of an operand: the products that read it
+                                   fall back to bf16; see mixp_recipe                   */
+    MIXP_EVENT_OPERAND_BACK,    /* the operand was clean for long enough: it is quantised again */
     MIXP_EVENT_COUNT
 } mixp_event_kind;
 
@@ -157,6 +163,9 @@ typedef struct mixp_event {
     float           largest;    /* largest value seen */
     double          flushed;    /* flushed share of the values that are not 0 */
     double          imprecise;  /* share of the variation over the batch that rounding took */
+    const char     *operand;    /* of OPERAND, OPERAND_BACK: "x", "w" or "dy"; otherwise "" */
+    double          error;      /* mean relative error of the quantised operand */
+    double          clipped;    /* share of its values that were clipped */
     int64_t         nonfinite;
     mixp_origin     origin;     /* of a skip: where the bad value arose */
     int             of_gradient;    /* 1: seen in the site's gradient, 0: in its value */
@@ -183,6 +192,8 @@ typedef struct mixp_site_info {
     int         clean;          /* clean samples since the fallback; the site returns at
                                    `clean_needed`                                       */
     int         clean_needed;
+    int         operands;       /* bits of a linear's operands that a recipe no longer quantises: 1
+                                   x, 2 w, 4 dy */
     int64_t     samples;        /* number of samples */
     mixp_look   value, grad;    /* newest sample: of the stored values, and of the gradient
                                    multiplied by the loss scale */

@@ -291,6 +291,7 @@ static int mixpi_number_is_good(mixpi_must must, double x) {
     case MIXPI_SCALE:      return mixpi_scale_is_usable((float)x);
     case MIXPI_COUNTER:    return x >= 0.0 && x <= most;
     case MIXPI_FLAG:       return x >= 0.0 && x <= 1.0;
+    case MIXPI_LOSSY:      return x >= 0.0 && x < 1073741824.0;
     case MIXPI_AMAX:       return x >= 0.0;
     case MIXPI_ABOVE_0:    return x > 0.0 && mixpi_finite(x);
     default:               return 0;

@@ -15,7 +15,8 @@ typedef enum mixpi_must {
                                    overflow. 32 bits: any, because these counts saturate */
     MIXPI_FLAG,                 /* 0 or 1                                                  */
     MIXPI_AMAX,                 /* at least 0, or Inf                                      */
-    MIXPI_ABOVE_0               /* and finite                                              */
+    MIXPI_ABOVE_0,              /* and finite                                              */
+    MIXPI_LOSSY                 /* 0 to 2^30 - 1                                           */
 } mixpi_must;
 
 /* The structure that contains a number. */

@@ -1,13 +1,8 @@
 #pragma once
 #include "shared.c"
 #include "../tensors/crew.c"
+#include "../tensors/watcher.c"
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */
-
-/* The operands of a linear layer's three products. x and dy are read along their columns by one
- * product and along their rows by another; so is w. */
-typedef enum mixpi_role {
-    MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY, MIXPI_ROLES
-} mixpi_role;
 
 /* State of the linears with one weight. */
 typedef struct mixpi_scaled {

@@ -175,12 +175,14 @@ static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64
 /* c = x w' of quantised operands. g: the forward product. */
 static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, mixp_gemm_args g) {
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qx = { NULL, NULL, 1.0f }, qw = { NULL, NULL, 1.0f };
+    mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
     mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
     w.times = mixpi_recipe_factor(&qx);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 0, &w, &qw);
-    if (r == MIXP_OK) g.a = mixpi_tensor_in(qx.y);
-    if (r == MIXP_OK) g.b = mixpi_tensor_in(qw.y);
+    if (r == MIXP_OK && !qx.high) {
+        g.a = mixpi_tensor_in(qx.y);
+        g.b = mixpi_tensor_in(qw.y);
+    }
     return mixpi_recipe_run(c, &g, r, &qx, &qw);
 }
 
@@ -355,7 +357,7 @@ static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qdy = { NULL, NULL, 1.0f }, qw = { NULL, NULL, 1.0f };
+    mixpi_quantised qdy = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_W), qw = qdy;
     mixp_out to = mixpi_call_dx(c, 0);
     mixp_result r = MIXP_OK;
     if (!to.data) return MIXP_OK;
@@ -363,8 +365,8 @@ static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
     w.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 1, &w, &qw);
     if (r == MIXP_OK) {
-        g.b = mixpi_tensor_in(qw.y);
-        g = mixpi_product_da(&g, mixpi_tensor_in(qdy.y));
+        if (!qw.high) g.b = mixpi_tensor_in(qw.y);
+        g = mixpi_product_da(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
         g.c = to;
     }
     return mixpi_recipe_run(c, &g, r, &qdy, &qw);
@@ -375,7 +377,7 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
     mixp_gemm_args g = p->g;
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
-    mixpi_quantised qdy = { NULL, NULL, 1.0f }, qx = { NULL, NULL, 1.0f };
+    mixpi_quantised qdy = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X), qx = qdy;
     mixp_out to = mixpi_call_dx(c, 1);
     mixp_result r = MIXP_OK;
     if (!to.data) return MIXP_OK;
@@ -383,8 +385,8 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
     x.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
     if (r == MIXP_OK) {
-        g.a = mixpi_tensor_in(qx.y);
-        g = mixpi_product_db(&g, mixpi_tensor_in(qdy.y));
+        if (!qx.high) g.a = mixpi_tensor_in(qx.y);
+        g = mixpi_product_db(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
         g.c = to;
     }
     return mixpi_recipe_run(c, &g, r, &qdy, &qx);

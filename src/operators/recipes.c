@@ -1,5 +1,5 @@
 #pragma once
-#include "delayed.c"
+#include "lossy.c"
 /* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
 
 /* A linear layer's recipe, decided by its first forward; mixp_recompute runs forward again. kind
@@ -8,16 +8,27 @@ typedef struct mixpi_recipe_call {
     mixp_recipe recipe;
     uint64_t    step, call;
     int         decided;
+    mixpi_lossy *lossy;         /* of the operands, under a guard; otherwise NULL          */
+    int         fallen;         /* bits of the operands whose products are bf16            */
     int         enters;         /* 1: the amax of operands enters the history              */
     mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
 /* A quantised operand in the arena, and the factor for its product. factor: the device's kernel
- * wrote the factor there, times that of the product's other operand, if quantised before. */
-typedef struct mixpi_quantised { mixp_tensor *y, *factor; float decode; } mixpi_quantised;
+ * wrote the factor there, times that of the product's other operand, if quantised before. high: the
+ * product is bf16, and does not read the operand. */
+typedef struct mixpi_quantised { mixp_tensor *y, *factor; float decode; int high; } mixpi_quantised;
+
+/* An operand that is not yet quantised, of the product of the operands a and b. */
+static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a,
+                                          mixpi_role b) {
+    mixpi_quantised q = { NULL, NULL, 1.0f, 0 };
+    q.high = (rc->fallen >> a | rc->fallen >> b) & 1;
+    return q;
+}
 
 static const float *mixpi_recipe_factor(const mixpi_quantised *q)
-{ return q->factor ? (const float *)q->factor->data : NULL; }
+{ return q->factor && !q->high ? (const float *)q->factor->data : NULL; }
 
 /* The number of which each size of a linear must be a multiple. */
 static int64_t mixpi_recipe_unit(mixp_recipe_kind kind) {
@@ -56,7 +67,10 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
         out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r);
         if (!out->scaled) return MIXP_ERR_MEMORY;
     }
-    out->enters = !mixpi_no_grad_now(c->ctx) && !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
+    out->lossy = mixpi_lossy_of(c);
+    out->fallen = mixpi_lossy_fallen(out->lossy);
+    out->enters = !mixpi_no_grad_now(c->ctx) && !c->ctx->evaluates &&
+                  !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
     out->call = (uint64_t)c->ctx->calls_made;
@@ -155,6 +169,7 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     mixp_tensor *turned = NULL;
     mixp_result r = MIXP_OK;
     float amax = 0.0f;
+    if (q->high && !rc->scaled && !mixpi_lossy_watches(c, rc->lossy)) return MIXP_OK;
     mixpi_recipe_plan(&rc->recipe, role, over_rows, k);
     k->seed = c->ctx->seed ^ 0x7265636970657321u;
     k->step = rc->step;
@@ -165,6 +180,9 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (rc->scaled) k->amax = &amax;
     if (turns && !rc->recipe.no_hadamard) r = mixpi_recipe_turn(c, k, &turned);
     if (r == MIXP_OK) r = mixpi_recipe_quantise(c, k, q);
+    if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy) &&
+        !(rc->scaled && rc->scaled->scales[role] == 1.0f))
+        r = mixpi_lossy_measure(c, &rc->recipe, &rc->lossy[role], k, q->decode);
     mixpi_recipe_give(c->ctx, turned);
     if (rc->scaled && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
@@ -180,16 +198,17 @@ static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols)
     return k;
 }
 
-/* Runs g with the two quantised operands already in place, a quantised before b, and gives the
- * operands back. */
+/* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
+ * back. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
                                     const mixpi_quantised *a, const mixpi_quantised *b) {
+    mixp_recipe_counts *counts = &c->ctx->casting->recipes;
     if (r == MIXP_OK) {
-        g->alpha = a->decode * b->decode;
+        g->alpha = a->high ? 1.0f : a->decode * b->decode;
         g->alpha_at = mixpi_recipe_factor(b);
         r = MIXPI_RUN(c, gemm, g);
     }
-    if (r == MIXP_OK) c->ctx->casting->recipes.products++;
+    if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
     mixpi_recipe_give(c->ctx, a->y);
     mixpi_recipe_give(c->ctx, b->y);
     mixpi_recipe_give(c->ctx, a->factor);

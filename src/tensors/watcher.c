@@ -17,6 +17,21 @@ enum {
     MIXPI_COMPARING = 4         /* mixp_compare is running                                 */
 };
 
+/* The operands of a linear layer's three products. x and dy are read along their columns by one
+ * product and along their rows by another; so is w. */
+typedef enum mixpi_role {
+    MIXPI_ROLE_X, MIXPI_ROLE_W, MIXPI_ROLE_DY, MIXPI_ROLES
+} mixpi_role;
+
+/* An operand that a recipe quantises, under the guard. */
+typedef struct mixpi_lossy {
+    int32_t fallen;             /* 1: its products are bf16                                */
+    int32_t falls, clean;
+    int     seen;               /* 1: the sample being taken has measured it               */
+    double  error, clipped;     /* the most that one quantisation of the sample lost       */
+    double  excess;             /* the larger of both, as a share of its bound             */
+} mixpi_lossy;
+
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);
     void        (*captured)(mixp_context *ctx);     /* a capture has begun */
@@ -29,6 +44,7 @@ struct mixpi_watcher {
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
     int         (*is_wide)(const mixp_call *c);
     int         (*is_pinned)(const mixp_call *c);
+    mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
     /* tape: walking back */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */

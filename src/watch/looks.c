@@ -164,3 +164,8 @@ static int mixpi_site_is_pinned(const mixp_call *c) {
     return site && site->pinned;
 }
 
+static mixpi_lossy *mixpi_site_operands(const mixp_call *c) {
+    mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    return site ? site->operands : NULL;
+}
+

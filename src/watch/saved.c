@@ -8,18 +8,31 @@ static mixp_result mixpi_packed_reach(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
     const size_t room = ((size_t)n / MIXPI_SITE_CHUNK + 1) * MIXPI_SITE_CHUNK;
     const size_t wide = MIXPI_SITE_STATES * sizeof *w->states;
+    const size_t lossy = MIXPI_ROLES * sizeof *w->operands;
     w->packed = n > 0 ? n : 1;
     if (w->packed > w->packed_room) {
         if (w->packed_room) mixpi_owned_free(ctx, w->hashes);
         w->packed_room = 0;
-        w->hashes = (int64_t *)mixpi_owner_new(ctx, room * (sizeof *w->hashes + wide));
+        w->hashes = (int64_t *)mixpi_owner_new(ctx, room * (sizeof *w->hashes + wide + lossy));
         if (!w->hashes) return MIXP_ERR_MEMORY;
         w->states = (int32_t *)(void *)(w->hashes + room);
+        w->operands = w->states + room * MIXPI_SITE_STATES;
         w->packed_room = (int)room;
     }
     memset(w->hashes, 0, (size_t)w->packed * sizeof *w->hashes);
     memset(w->states, 0, (size_t)w->packed * wide);
+    memset(w->operands, 0, (size_t)w->packed * lossy);
     return MIXP_OK;
+}
+
+/* The state of an operand in a file: 1 bit, 9 bits, 20 bits. */
+static int32_t mixpi_lossy_pack(const mixpi_lossy *o)
+{ return o->fallen | o->falls << 1 | (int32_t)mixpi_min(o->clean, MIXPI_LOSSY_CLEAN) << 10; }
+
+static void mixpi_lossy_unpack(mixpi_lossy *o, int32_t state) {
+    o->fallen = state & 1;
+    o->falls = state >> 1 & MIXPI_LOSSY_FALLS;
+    o->clean = state >> 10;
 }
 
 /* Before saving: settles everything, and packs the sites into the rows of the file. */
@@ -27,7 +40,7 @@ MIXPI_SELDOM
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
-    int n;
+    int n, i;
     if (!w || !w->capacity) return r;
     if (mixpi_packed_reach(ctx, w->n_sites) != MIXP_OK) return MIXP_ERR_MEMORY;
     for (n = 0; n < w->n_sites; n++) {
@@ -38,6 +51,8 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[1] = site->falls;
         state[2] = site->clean;
         state[3] = site->for_grad | site->imprecise << 1;
+        for (i = 0; i < MIXPI_ROLES; i++)
+            w->operands[n * MIXPI_ROLES + i] = mixpi_lossy_pack(&site->operands[i]);
     }
     return r;
 }
@@ -102,11 +117,16 @@ static int mixpi_guard_items(mixpi_state *s) {
     item.memory = w->states;
     item.is_good = mixpi_guard_rows_are_good;
     mixpi_state_add(s, item, "mixprec.guard.states");
+    item.e.shape[1] = MIXPI_ROLES;
+    item.e.bytes = (size_t)w->packed * MIXPI_ROLES * sizeof *w->operands;
+    item.memory = w->operands;
+    item.is_good = NULL;
+    item.must = MIXPI_LOSSY;
+    mixpi_state_add(s, item, "mixprec.guard.operands");
     item.e.rank = 1;
     item.e.shape[0] = MIXPI_OPTIMIZER_BITS;
     item.e.bytes = sizeof w->barren;
     item.memory = w->barren;
-    item.is_good = NULL;
     item.must = MIXPI_COUNTER;
     mixpi_state_add(s, item, "mixprec.guard.skips");
     for (i = 0; i < MIXPI_LENGTH(mixpi_guard_fields); i++)
@@ -168,7 +188,7 @@ static void mixpi_watch_forget(mixpi_watch *w) {
 MIXPI_SELDOM
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
-    int n;
+    int n, i;
     if (!w || !w->capacity) return;
     mixpi_watch_forget(w);
     for (n = 0; n < w->packed && w->hashes[n]; n++) {
@@ -182,6 +202,8 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         site->clean = state[2];
         site->for_grad = state[3] & 1;
         site->imprecise = state[3] >> 1;
+        for (i = 0; i < MIXPI_ROLES; i++)
+            mixpi_lossy_unpack(&site->operands[i], w->operands[n * MIXPI_ROLES + i]);
     }
     ctx->sites_moved++;
 }

@@ -26,6 +26,8 @@ enum {
     MIXPI_MAX_EVENTS = 1024,
     MIXPI_FIRST_EVENTS = 16,    /* events for which there is memory at first; it doubles */
     MIXPI_SITE_CHUNK = 16,      /* sites of one allocation; their addresses never change */
+    MIXPI_LOSSY_FALLS = 511,    /* limit of the fallbacks of an operand */
+    MIXPI_LOSSY_CLEAN = (1 << 20) - 1,  /* limit of its clean samples */
     MIXPI_SITE_COUNT = 1 << 30  /* limit at which the counts of a site stop, far from an overflow */
 };
 
@@ -61,6 +63,7 @@ typedef struct mixpi_site {
                                    on the rank that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
     int64_t      samples;
+    mixpi_lossy  operands[MIXPI_ROLES];
     mixp_tensor *read[2];       /* permanent tensors that it reads */
     mixp_look    value, grad;
     const char  *op;
@@ -146,6 +149,7 @@ struct mixpi_watch {
     int64_t    *hashes;         /* for checkpoints, made at the first: hashes of the sites, and
                                    their states */
     int32_t    *states;
+    int32_t    *operands;       /* the same: [packed, MIXPI_ROLES] */
     mixpi_happening *events;
     int64_t     n_events;
     int64_t     first_event;    /* number of the first event since a checkpoint was loaded */

@@ -15,6 +15,8 @@ struct mixpi_happening {
     double          flushed, lost;
     mixp_origin     origin;
     int             of_grad, also;
+    int             operand;    /* 0: none; otherwise 1 + mixpi_role */
+    double          error, clipped;
 };
 
 static const mixp_look mixpi_no_look = { 0.0f, 0, 0, 0, 0, 0, 0, 0, 0 };
@@ -78,7 +80,8 @@ static mixpi_happening *mixpi_event_add(mixp_context *ctx, mixp_event_kind kind,
     e->dtype = site ? (mixpi_site_fell(site) ? MIXP_F32 : site->low) : MIXP_F32;
     e->flushed = site ? mixp_look_flushed(look, site->dtype == site->low) : 0.0;
     e->lost = site ? site->lost : 0.0;
-    e->of_grad = e->also = 0;
+    e->of_grad = e->also = e->operand = 0;
+    e->error = e->clipped = 0.0;
     return e;
 }
 
@@ -88,7 +91,9 @@ static const char *mixpi_event_what(const mixp_event *e) {
         "flushed too much to zero: stores f32 now", "in range again: stores its low dtype",
         "pinned by a pattern", "caused a skipped step",
         "max_sites is reached: new sites are not watched",
-        "lost too much by rounding: stores f32 now"
+        "lost too much by rounding: stores f32 now",
+        "lost too much when it was quantised: its products are bf16 now",
+        "in range again: is quantised"
     };
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
     if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
@@ -120,7 +125,10 @@ static const char *mixpi_event_advice(const mixp_event *e) {
     case MIXP_EVENT_FLUSHED:
     case MIXP_EVENT_IMPRECISE:
         return "No action needed: the site returns to its low dtype once its values stay in range";
+    case MIXP_EVENT_OPERAND:
+        return "No action needed: the operand is quantised again once it loses less";
     case MIXP_EVENT_BACK:
+    case MIXP_EVENT_OPERAND_BACK:
         return "No action needed: after another fallback the site needs twice as many clean "
                "samples";
     case MIXP_EVENT_PINNED:
@@ -137,6 +145,9 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
     *text = 0;
     if (e->kind == MIXP_EVENT_FLUSHED)
         snprintf(text, space, " (%.3g%% of its values)", 100.0 * e->flushed);
+    if (e->kind == MIXP_EVENT_OPERAND)
+        snprintf(text, space, " (mean relative error %.3g, %.3g%% clipped)", e->error,
+                 100.0 * e->clipped);
     if (e->kind == MIXP_EVENT_IMPRECISE)
         snprintf(text, space, " (%.3g%% of its variation over the batch)", 100.0 * e->imprecise);
     if (e->kind == MIXP_EVENT_HIGH || e->kind == MIXP_EVENT_BACK ||
@@ -144,6 +155,12 @@ static void mixpi_event_number(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, " (largest %g)", (double)e->largest);
     else if (e->kind == MIXP_EVENT_OVERFLOW)
         snprintf(text, space, " (%.0f values not finite)", (double)e->nonfinite);
+}
+
+/* What of the site an event is about; "" for its value. */
+static void mixpi_event_subject(const mixp_event *e, char *text, size_t space) {
+    snprintf(text, space, "%s", e->of_gradient ? "the gradient of " : "");
+    if (e->operand && *e->operand) snprintf(text, space, "operand %.4s of ", e->operand);
 }
 
 /* Writes the number of other sites that fell back in the same event; "" if there are none. */
@@ -165,7 +182,7 @@ static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
 
 MIXPI_SELDOM
 MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space) {
-    char number[64], others[64];
+    char number[64], others[64], subject[64];
     if (!text || !space) return NULL;
     *text = 0;
     if (!event || (unsigned)event->kind >= MIXP_EVENT_COUNT || !event->site) return text;
@@ -175,10 +192,18 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
     }
     mixpi_event_number(event, number, sizeof number);
     mixpi_event_others(event, others, sizeof others);
-    snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step,
-             event->of_gradient ? "the gradient of " : "", event->site, *event->site ? " " : "",
+    mixpi_event_subject(event, subject, sizeof subject);
+    snprintf(text, space, "step %.0f: %s%.95s%s%s%s%s. %s.", (double)event->step, subject,
+             event->site, *event->site ? " " : "",
              mixpi_event_what(event), number, others, mixpi_event_advice(event));
     return text;
+}
+
+/* The name of an operand; operand: 1 + mixpi_role, 0 = none. */
+static const char *mixpi_role_name(int operand) {
+    static const char *const names[] = { "", "x", "w", "dy" };
+    MIXPI_STATIC_ASSERT(role_names, sizeof names / sizeof names[0] == 1 + MIXPI_ROLES);
+    return names[operand];
 }
 
 MIXPI_SELDOM
@@ -198,6 +223,9 @@ MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out
     out->largest = e->look.largest;
     out->flushed = e->flushed;
     out->imprecise = e->lost;
+    out->operand = mixpi_role_name(e->operand);
+    out->error = e->error;
+    out->clipped = e->clipped;
     out->nonfinite = e->look.nonfinite;
     out->origin = e->origin;
     out->of_gradient = e->of_grad;
@@ -224,6 +252,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     const mixpi_watch *w = ctx ? ctx->watch : NULL;
     const int number = mixpi_site_listed(w, i);
     const mixpi_site *site;
+    int k;
     if (!number || !out) return 0;
     site = mixpi_site_at(ctx, number);
     memset(out, 0, sizeof *out);
@@ -235,6 +264,7 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->falls = site->falls;
     out->clean = site->clean;
     out->clean_needed = (int)mixpi_min(mixpi_clean_needed(w, site), INT32_MAX);
+    for (k = 0; k < MIXPI_ROLES; k++) out->operands |= (site->operands[k].fallen != 0) << k;
     out->samples = site->samples;
     out->value = site->value;
     out->grad = site->grad;
@@ -498,6 +528,43 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
 }
 
+/* An operand of a linear that was measured in this sample: falls back, or returns. */
+static void mixpi_settle_operand(mixp_context *ctx, int number, int role) {
+    mixpi_watch *w = ctx->watch;
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    mixpi_lossy *o = &site->operands[role];
+    const int relapses = o->falls > 1 ? o->falls - 1 : 0;
+    const int64_t needed = mixpi_min((int64_t)w->clean << (relapses < 20 ? relapses : 20),
+                                     MIXPI_LOSSY_CLEAN);
+    mixpi_happening *e;
+    if (o->fallen) {
+        o->clean = o->excess <= 0.8 ? o->clean + 1 : 0;
+        if (o->clean < needed) return;
+    } else if (!(o->excess > 1.0)) return;
+    o->fallen = !o->fallen;
+    o->clean = 0;
+    if (o->fallen && o->falls < MIXPI_LOSSY_FALLS) o->falls++;
+    e = mixpi_event_add(ctx, o->fallen ? MIXP_EVENT_OPERAND : MIXP_EVENT_OPERAND_BACK, number,
+                        &site->value, MIXP_ORIGIN_UNKNOWN);
+    e->operand = 1 + role;
+    e->error = o->error;
+    e->clipped = o->clipped;
+}
+
+/* Settles the operands of a linear, and makes them ready for the next sample. A loss that is not
+ * finite says nothing about them. */
+static void mixpi_settle_operands(mixp_context *ctx, int number) {
+    mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    for (i = 0; i < MIXPI_ROLES; i++) {
+        mixpi_lossy *o = &site->operands[i];
+        if (!o->seen) continue;
+        if (!ctx->watch->settling_bad) mixpi_settle_operand(ctx, number, i);
+        o->seen = 0;
+        o->error = o->clipped = o->excess = 0.0;
+    }
+}
+
 /* Is a weight that the site reads not finite? Looks at the weight at once: only after a failure. */
 static int mixpi_site_bad_weight(mixp_context *ctx, const mixpi_site *site) {
     mixp_look *row = &ctx->watch->rows[MIXPI_ROW_WEIGHT], found;
@@ -680,6 +747,7 @@ static void mixpi_settle_rows(mixp_context *ctx, int sample, mixp_origin origin,
     }
     for (n = 1; n <= known && !w->settling_bad; n++) mixpi_settle_vanished(ctx, n, sample);
     for (n = 1; n <= known; n++) mixpi_settle_site(ctx, n, sample);
+    for (n = 1; n <= known; n++) mixpi_settle_operands(ctx, n);
 }
 
 /* Adds the events that are reported once: pins that took effect, sites without room. */

@@ -1,0 +1,450 @@
+/* test_fallback.c - operands that a recipe quantises badly fall back to bf16 under a guard, one by
+ * one: a layer with outlier channels of 10^4, the error in the event beside loops in double, return
+ * and relapse, clipped values of delayed scaling, resume, two ranks, refusals.
+ * SPDX-License-Identifier: MIT OR Unlicense */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "mixprec.h"
+#include "test.h"
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include "../../examples/ddp_fork.c"
+
+enum { ROWS = 128, WIDTH = 128, STEPS = 200 };
+
+typedef struct net {
+    mixp_context   *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor    *w[2];
+    float           loss;
+} net;
+
+typedef struct plan {
+    mixp_recipe recipe;
+    int         guarded, every;
+    float       outlier;        /* of every 16th column of x */
+    float       usual;          /* of the others */
+} plan;
+
+static double unit(uint64_t key, int i)
+{ return (double)mixp_random_at(mixp_random_key(3, key, 1), (uint64_t)i) / 4294967296.0 - 0.5; }
+
+/* A network whose first weights read nothing from the outlier columns. */
+static net net_new(const plan *p, const mixp_ranks_desc *ranks) {
+    const int64_t shape[2] = { WIDTH, WIDTH };
+    static float start[WIDTH * WIDTH];
+    mixp_optimizer_desc adamw = mixp_adamw_defaults();
+    mixp_context_desc desc;
+    mixp_guard_desc guard;
+    net n;
+    int i;
+    memset(&desc, 0, sizeof desc);
+    memset(&guard, 0, sizeof guard);
+    desc.threads = 2;
+    desc.seed = 5;
+    desc.ranks = ranks;
+    adamw.lr = 0.01;
+    n.ctx = mixp_context_new(&desc);
+    n.opt = mixp_optimizer_new(n.ctx, &adamw);
+    n.w[0] = mixp_param(n.ctx, "w0", MIXP_F32, 2, shape);
+    n.w[1] = mixp_param(n.ctx, "w1", MIXP_F32, 2, shape);
+    for (i = 0; i < WIDTH * WIDTH; i++) start[i] = i % 16 ? (float)(unit(1, i) * 0.3 / (double)p->usual) : 0.0f;
+    mixp_write(n.w[0], start, MIXP_F32, WIDTH * WIDTH);
+    for (i = 0; i < WIDTH * WIDTH; i++) start[i] = (float)(unit(2, i) * 0.3);
+    mixp_write(n.w[1], start, MIXP_F32, WIDTH * WIDTH);
+    for (i = 0; i < 2; i++) mixp_optimizer_add(n.opt, n.w[i], NULL);
+    guard.every = p->every;
+    guard.clean = 2;
+    guard.imprecise = -1.0f;        /* measuring precision computes products again, which are counted */
+    if (p->guarded) CHECK_INT(mixp_guard_start(n.ctx, &guard), MIXP_OK);
+    CHECK_INT(mixp_autocast_set_recipe(n.ctx, &p->recipe), MIXP_OK);
+    return n;
+}
+
+/* The columns of the outliers stay 0 in the first weights. */
+static void net_ignore(net *n) {
+    static float w[WIDTH * WIDTH];
+    int i;
+    mixp_read(n->w[0], w, MIXP_F32, WIDTH * WIDTH);
+    for (i = 0; i < WIDTH * WIDTH; i += 16) w[i] = 0.0f;
+    mixp_write(n->w[0], w, MIXP_F32, WIDTH * WIDTH);
+}
+
+static void fill_x(float *x, float outlier, float usual, uint64_t key) {
+    int i;
+    for (i = 0; i < ROWS * WIDTH; i++)
+        x[i] = i % 16 ? (float)(2 * unit(key, i)) * usual : unit(key, i) < 0 ? -outlier : outlier;
+}
+
+/* One step on 128 rows, the same in all steps. */
+static void net_step(net *n, const plan *p, float outlier, uint64_t key) {
+    const int64_t shape[2] = { ROWS, WIDTH };
+    static float x[ROWS * WIDTH], y[ROWS * WIDTH];
+    mixp_tensor *h = NULL;
+    int i;
+    fill_x(x, outlier, p->usual, key);
+    for (i = 0; i < ROWS * WIDTH; i++) y[i] = i % 16 ? sinf(2 * x[i] / p->usual) : 0.0f;
+    mixp_step_begin(n->ctx);
+    mixp_zero_grad(n->opt);
+    MIXP_AUTOCAST(n->ctx, MIXP_BF16) {
+        h = mixp_linear(n->ctx, mixp_input(n->ctx, MIXP_F32, 2, shape, x), n->w[0], NULL);
+        h = mixp_linear(n->ctx, mixp_gelu_tanh(n->ctx, h), n->w[1], NULL);
+        h = mixp_mse(n->ctx, h, mixp_input(n->ctx, MIXP_F32, 2, shape, y));
+    }
+    mixp_backward(n->ctx, h);
+    mixp_optimizer_step(n->opt);
+    net_ignore(n);
+    n->loss = (float)mixp_item(h);
+}
+
+/* Event number i of a kind; 0: there are fewer. */
+static int event_of(const net *n, mixp_event_kind kind, int i, mixp_event *e) {
+    int k;
+    for (k = 0; mixp_guard_event(n->ctx, k, e); k++)
+        if (e->kind == kind && !i--) return 1;
+    return 0;
+}
+
+/* The same for the operand x of the first layer. */
+static int x_event_of(const net *n, mixp_event_kind kind, int i, mixp_event *e) {
+    int k;
+    for (k = 0; mixp_guard_event(n->ctx, k, e); k++)
+        if (e->kind == kind && strcmp(e->operand, "x") == 0 && strncmp(e->site, "w0", 2) == 0 && !i--) return 1;
+    return 0;
+}
+
+static plan plan_of(mixp_recipe_kind kind, int guarded) {
+    plan p;
+    memset(&p, 0, sizeof p);
+    p.recipe.kind = kind;
+    p.guarded = guarded;
+    p.every = 4;
+    p.outlier = 1e4f;
+    p.usual = 0.02f;
+    return p;
+}
+
+/* --- a layer made to break fp8 ---------------------------------------------------------------- */
+
+static float trained(const plan *p, int64_t *fallen) {
+    net n = net_new(p, NULL);
+    mixp_event e;
+    char text[400];
+    int step, i;
+    for (step = 0; step < STEPS; step++) net_step(&n, p, p->outlier, 7);
+    CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
+    *fallen = mixp_autocast_recipe_counts(n.ctx).fallen;
+    if (p->guarded && p->recipe.kind != MIXP_RECIPE_NONE) {
+        CHECK(event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
+        CHECK_TEXT(e.site, "w0: linear");
+        CHECK(strcmp(e.operand, "x") == 0);
+        CHECK(e.error > 0.5 && e.error < 1.0 && e.clipped == 0 && e.step == 1);
+        CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "step 1: operand x of w0: linear lost too much when it was quantised: its products are bf16 now (mean relative error 0.");
+        for (i = 1; event_of(&n, MIXP_EVENT_OPERAND, i, &e); i++) CHECK(strcmp(e.operand, "x") != 0);
+        CHECK(!event_of(&n, MIXP_EVENT_OPERAND_BACK, 0, &e));
+    }
+    i = 0;
+    for (step = 0; p->guarded; step++) {
+        mixp_site_info site;
+        if (!mixp_site(n.ctx, step, &site)) break;
+        i |= site.operands << (strncmp(site.name, "w0", 2) ? 3 : 0);
+    }
+    CHECK_INT(i, p->guarded && p->recipe.kind != MIXP_RECIPE_NONE ? 1 : 0);
+    mixp_context_free(n.ctx);
+    return n.loss;
+}
+
+static void outliers(void) {
+    const mixp_recipe_kind kinds[3] = { MIXP_RECIPE_FP8_CURRENT, MIXP_RECIPE_MXFP8, MIXP_RECIPE_NVFP4 };
+    plan p = plan_of(MIXP_RECIPE_NONE, 1);
+    int64_t fallen;
+    float bf16, without, with;
+    int i;
+    bf16 = trained(&p, &fallen);
+    CHECK_INT(fallen, 0);
+    printf("  bf16 %.4f\n", (double)bf16);
+    for (i = 0; i < 3; i++) {
+        p = plan_of(kinds[i], 0);
+        if (kinds[i] == MIXP_RECIPE_NVFP4) {    /* its second layer alone would cost more than 0.01 */
+            p.recipe.linears = 2;
+            p.recipe.keep_last = 1;
+        }
+        without = trained(&p, &fallen);
+        CHECK_INT(fallen, 0);
+        p.guarded = 1;
+        with = trained(&p, &fallen);
+        CHECK_INT(fallen, 2 * (STEPS - 1));     /* the products for y and dw, after the first step */
+        printf("  %s without %.4f, with fallback %.4f\n", mixp_recipe_name(kinds[i]), (double)without, (double)with);
+        CHECK_NEAR(with, bf16, 0.01);
+        CHECK(without > bf16 + 0.1f);
+    }
+}
+
+/* Bounds that say never, and a guard that is off. */
+static void never(void) {
+    plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
+    net n;
+    mixp_event e;
+    mixp_guard_desc guard;
+    int step;
+    memset(&guard, 0, sizeof guard);
+    guard.imprecise = -1.0f;
+    p.recipe.error = -1.0f;
+    n = net_new(&p, NULL);
+    for (step = 0; step < 12; step++) net_step(&n, &p, p.outlier, 7);
+    CHECK(!event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
+    CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen, 0);
+    mixp_context_free(n.ctx);
+    p.recipe.error = 0.99f;         /* a bound above what is lost */
+    p.usual = 2.0f;
+    n = net_new(&p, NULL);
+    for (step = 0; step < 12; step++) net_step(&n, &p, p.outlier, 7);
+    CHECK(!event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
+    mixp_context_free(n.ctx);
+    p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
+    n = net_new(&p, NULL);
+    net_step(&n, &p, p.outlier, 7);
+    net_step(&n, &p, p.outlier, 7);
+    CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen, 2);
+    CHECK_INT(mixp_guard_stop(n.ctx), MIXP_OK);
+    net_step(&n, &p, p.outlier, 7);
+    CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen, 2);
+    CHECK_INT(mixp_guard_start(n.ctx, &guard), MIXP_OK);
+    net_step(&n, &p, p.outlier, 7);
+    CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen, 4);
+    mixp_context_free(n.ctx);
+}
+
+/* --- the numbers of an event ------------------------------------------------------------------ */
+
+static double in_bf16(double x) { return (double)mixp_f32_from_bf16(mixp_bf16_from_f32((float)x)); }
+
+/* x on e4m3's grid, at most 448. */
+static double on_grid(double x) {
+    double a = fabs(x) > 448.0 ? 448.0 : fabs(x), step, whole, rest;
+    int e = 0;
+    frexp(a, &e);
+    step = ldexp(1.0, (e - 1 < -6 ? -6 : e - 1) - 3);
+    whole = floor(a / step);
+    rest = a / step - whole;
+    if (rest > 0.5 || (rest == 0.5 && fmod(whole, 2.0) == 1.0)) whole += 1.0;
+    return x < 0 ? -whole * step : whole * step;
+}
+
+/* Mean relative error and clipped share of x at a scale. */
+static void lose(const float *x, double scale, double *error, double *clipped) {
+    int i, seen = 0;
+    *error = *clipped = 0;
+    for (i = 0; i < ROWS * WIDTH; i++) {
+        const double v = in_bf16((double)x[i]);
+        if (v == 0) continue;
+        seen++;
+        *error += fabs(on_grid((double)(float)(v * scale)) * (double)(float)(1 / scale) - v) / fabs(v);
+        *clipped += fabs(v) * scale > 464.0;
+    }
+    *error /= seen;
+    *clipped /= seen;
+}
+
+static void numbers(void) {
+    static float x[ROWS * WIDTH];
+    plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
+    net n = net_new(&p, NULL);
+    double error, clipped;
+    mixp_event e;
+    net_step(&n, &p, p.outlier, 7);
+    fill_x(x, p.outlier, p.usual, 7);
+    lose(x, (double)(448.0f / (float)in_bf16(1e4)), &error, &clipped);
+    CHECK(event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
+    CHECK_NEAR(e.error, error, 1e-9);
+    CHECK(e.clipped == 0);
+    mixp_context_free(n.ctx);
+    p = plan_of(MIXP_RECIPE_FP8_DELAYED, 1);    /* x grows by 100: most of it is clipped */
+    p.recipe.most_recent = 1;
+    p.every = 1;
+    n = net_new(&p, NULL);
+    net_step(&n, &p, 0.02f, 7);
+    net_step(&n, &p, 0.02f, 7);
+    CHECK(!x_event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
+    fill_x(x, 0.02f, p.usual, 7);
+    p.usual = 2.0f;
+    net_step(&n, &p, 2.0f, 7);
+    fill_x(x, 2.0f, 2.0f, 7);
+    lose(x, (double)(448.0f / (float)in_bf16(0.02)), &error, &clipped);
+    CHECK(x_event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
+    CHECK_NEAR(e.error, error, 1e-9);
+    CHECK_NEAR(e.clipped, clipped, 1e-12);
+    CHECK(e.clipped > 0.9);
+    mixp_context_free(n.ctx);
+}
+
+/* --- return and relapse ----------------------------------------------------------------------- */
+
+/* Every step is sampled; clean is 2. Outliers at steps 0 and 5: back after 2 clean samples, then
+ * after 4. */
+static void returns(void) {
+    plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
+    const int64_t fallen[14] = { 0, 2, 4, 4, 4, 4, 6, 8, 10, 12, 12, 12, 12, 12 };
+    net n;
+    mixp_event e;
+    int step;
+    p.every = 1;
+    n = net_new(&p, NULL);
+    for (step = 0; step < 14; step++) {
+        net_step(&n, &p, step == 0 || step == 5 ? 1e4f : 0.02f, 7);
+        CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen, fallen[step]);
+    }
+    CHECK(event_of(&n, MIXP_EVENT_OPERAND, 0, &e) && e.step == 1);
+    CHECK(event_of(&n, MIXP_EVENT_OPERAND, 1, &e) && e.step == 6);
+    CHECK(!event_of(&n, MIXP_EVENT_OPERAND, 2, &e));
+    CHECK(event_of(&n, MIXP_EVENT_OPERAND_BACK, 0, &e) && e.step == 3 && strcmp(e.operand, "x") == 0);
+    CHECK(event_of(&n, MIXP_EVENT_OPERAND_BACK, 1, &e) && e.step == 10);
+    mixp_context_free(n.ctx);
+}
+
+/* --- checkpoints ------------------------------------------------------------------------------ */
+
+static mixp_checkpoint checkpoint_of(net *n) {
+    mixp_checkpoint c;
+    memset(&c, 0, sizeof c);
+    c.ctx = n->ctx;
+    c.optimizers = &n->opt;
+    c.n_optimizers = 1;
+    return c;
+}
+
+/* The state of the first site's x in a file becomes `state`. */
+static void change(const char *path, int32_t state) {
+    static char bytes[1 << 20];
+    FILE *f = fopen(path, "r+b");
+    const size_t n = f ? fread(bytes, 1, sizeof bytes, f) : 0;
+    char *at = (char *)memmem(bytes, n, "mixprec.guard.operands", 22), *offset;
+    uint64_t header = 0;
+    offset = at ? strstr(at, "\"data_offsets\":[") : NULL;
+    CHECK(offset != NULL);
+    if (f && offset) {
+        memcpy(&header, bytes, 8);
+        fseek(f, (long)(8 + header + strtoull(offset + 16, NULL, 10)), SEEK_SET);
+        fwrite(&state, 1, 4, f);
+    }
+    if (f) fclose(f);
+}
+
+static void resume(void) {
+    plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
+    net n = net_new(&p, NULL);
+    static float one[WIDTH * WIDTH], two[WIDTH * WIDTH];
+    char path[64];
+    mixp_checkpoint c = checkpoint_of(&n);
+    int64_t fallen;
+    int step;
+    snprintf(path, sizeof path, "/tmp/mixprec_fallback.%d", (int)getpid());
+    for (step = 0; step < 9; step++) net_step(&n, &p, p.outlier, 7);
+    CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
+    fallen = mixp_autocast_recipe_counts(n.ctx).fallen;
+    for (; step < 40; step++) net_step(&n, &p, 0.02f, 7);
+    fallen = mixp_autocast_recipe_counts(n.ctx).fallen - fallen;
+    CHECK(fallen > 0 && fallen < 2 * 31);       /* it returned */
+    mixp_read(n.w[0], one, MIXP_F32, WIDTH * WIDTH);
+    mixp_context_free(n.ctx);
+    n = net_new(&p, NULL);
+    c = checkpoint_of(&n);
+    CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
+    for (step = 9; step < 40; step++) net_step(&n, &p, 0.02f, 7);
+    CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen, fallen);
+    mixp_read(n.w[0], two, MIXP_F32, WIDTH * WIDTH);
+    CHECK(memcmp(one, two, sizeof one) == 0);
+    change(path, 1 << 30);
+    CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_ERR_FORMAT);
+    mixp_context_clear_error(n.ctx);
+    change(path, -1);
+    CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_ERR_FORMAT);
+    mixp_context_clear_error(n.ctx);
+    change(path, (1 << 30) - 1);
+    CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
+    net_step(&n, &p, p.outlier, 7);
+    CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
+    mixp_context_free(n.ctx);
+    remove(path);
+}
+
+/* --- ranks ------------------------------------------------------------------------------------ */
+
+enum { RANKS = 2 };
+typedef struct told { float w[WIDTH * WIDTH]; int64_t fallen; int done, error, alone; char site[96]; } told;
+
+/* Only rank 1 meets outliers. */
+static void rank_trains(const mixp_ranks_desc *ranks, told *out) {
+    plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
+    net n = net_new(&p, ranks);
+    mixp_event e;
+    int step;
+    for (step = 0; step < 12; step++)
+        net_step(&n, &p, ranks->rank ? p.outlier : 0.02f, 7 + (uint64_t)ranks->rank);
+    out->error = (int)mixp_context_error(n.ctx, NULL);
+    out->fallen = mixp_autocast_recipe_counts(n.ctx).fallen;
+    if (event_of(&n, MIXP_EVENT_OPERAND, 0, &e)) snprintf(out->site, sizeof out->site, "%s of %s", e.operand, e.site);
+    out->alone = !event_of(&n, MIXP_EVENT_OPERAND, 1, &e);
+    mixp_read(n.w[0], out->w, MIXP_F32, WIDTH * WIDTH);
+    out->done = 1;
+    mixp_context_free(n.ctx);
+}
+
+static void ranks(void) {
+    told *all = (told *)mmap(NULL, RANKS * sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int status = 0, r;
+    pid_t child;
+    fflush(stdout);
+    child = fork();
+    if (!child) {
+        mixp_ranks_desc d = ddp_fork(RANKS);
+        d.seconds = 20;
+        alarm(60);
+        rank_trains(&d, &all[d.rank]);
+        _exit(ddp_wait(test_bad != 0));
+    }
+    waitpid(child, &status, 0);
+    CHECK_INT(status, 0);
+    for (r = 0; r < RANKS; r++) {
+        CHECK_INT(all[r].done, 1);
+        CHECK_INT(all[r].error, MIXP_OK);
+        CHECK_INT(all[r].fallen, 2 * 11);
+        CHECK_TEXT(all[r].site, "x of w0: linear");
+        CHECK_INT(all[r].alone, 1);
+    }
+    CHECK(memcmp(all[0].w, all[1].w, sizeof all[0].w) == 0);
+    munmap(all, RANKS * sizeof *all);
+}
+
+/* --- refusals --------------------------------------------------------------------------------- */
+
+static void refused(void) {
+    const float bad[2] = { 1.5f, mixp_f32_of_bits(0x7FC00000u) };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_recipe r;
+    const char *why = "";
+    int i;
+    for (i = 0; i < 4; i++) {
+        memset(&r, 0, sizeof r);
+        r.kind = MIXP_RECIPE_MXFP8;
+        *(i / 2 ? &r.clipped : &r.error) = bad[i % 2];
+        CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT);
+        mixp_context_error(ctx, &why);
+        CHECK_TEXT(why, "error and clipped must be at most 1");
+        mixp_context_clear_error(ctx);
+    }
+    mixp_context_free(ctx);
+}
+
+int main(void) {
+    RUN(outliers);
+    RUN(never);
+    RUN(numbers);
+    RUN(returns);
+    RUN(resume);
+    RUN(ranks);
+    RUN(refused);
+    return test_report();
+}
