@@ -3026,8 +3026,8 @@ typedef struct mixp_kernels {
                                       const mixp_cross_entropy_both_args *k);
     mixp_result (*gemm_epilogue)(const mixp_exec *x, const mixp_gemm_epilogue_args *k);
 
-    /* Recipes. NULL where memory is the host's: mixp_quantise and mixp_hadamard do the work. NULL
-     * on another device: the device has no recipes. */
+    /* Recipes. NULL: mixp_quantise and mixp_hadamard do the work where memory is the host's;
+     * another device has no recipes. */
     mixp_result (*quantise)(const mixp_exec *x, const mixp_quantise_args *k);
     mixp_result (*hadamard)(const mixp_exec *x, const mixp_hadamard_args *k);
 } mixp_kernels;
@@ -7326,31 +7326,36 @@ MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     const uint64_t step = 0x9E3779B97F4A7C15u;
     const mixpi_u64x8 ahead = { 0,        step,     2 * step, 3 * step,
                                 4 * step, 5 * step, 6 * step, 7 * step };
+    const mixpi_vbits upper = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
+    mixpi_u64x8 z[2];
     uint64_t k;
-    for (k = 0; k < 16; k += 8) {
-        mixpi_u64x8 z = ahead + (key + (first + k) * step);
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-        z = (z ^ (z >> 31)) >> 32;
-        _mm256_storeu_si256((__m256i *)(void *)(out + k),
-                            _mm512_cvtepi64_epi32((__m512i)z));
+    for (k = 0; k < 2; k++) {
+        z[k] = ahead + (key + (first + 8 * k) * step);
+        z[k] = (z[k] ^ (z[k] >> 30)) * 0xBF58476D1CE4E5B9u;
+        z[k] = (z[k] ^ (z[k] >> 27)) * 0x94D049BB133111EBu;
+        z[k] ^= z[k] >> 31;
     }
+    /* One store: a load of all 16 numbers waits for two. */
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi32((__m512i)z[0], (__m512i)upper,
+                                                       (__m512i)z[1]));
 }
 #elif MIXPI_PASS == 1
 MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     typedef uint64_t mixpi_u64x4 __attribute__((__vector_size__(32)));
     const uint64_t step = 0x9E3779B97F4A7C15u;
     const mixpi_u64x4 ahead = { 0, step, 2 * step, 3 * step };
-    const __m256i upper = _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7);
+    mixpi_u64x4 z[4];
     uint64_t k;
-    for (k = 0; k < 16; k += 4) {
-        mixpi_u64x4 z = ahead + (key + (first + k) * step);
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-        z ^= z >> 31;
-        _mm_storeu_si128((__m128i *)(void *)(out + k),
-                         _mm256_castsi256_si128(
-                             _mm256_permutevar8x32_epi32((__m256i)z, upper)));
+    for (k = 0; k < 4; k++) {
+        z[k] = ahead + (key + (first + 4 * k) * step);
+        z[k] = (z[k] ^ (z[k] >> 30)) * 0xBF58476D1CE4E5B9u;
+        z[k] = (z[k] ^ (z[k] >> 27)) * 0x94D049BB133111EBu;
+        z[k] ^= z[k] >> 31;
+    }
+    for (k = 0; k < 4; k += 2) {        /* the upper halves, in order */
+        const __m256i odd = (__m256i)_mm256_shuffle_ps((__m256)z[k], (__m256)z[k + 1], 0xDD);
+        _mm256_storeu_si256((__m256i *)(void *)(out + 4 * k),
+                            _mm256_permute4x64_epi64(odd, 0xD8));
     }
 }
 #else
@@ -12870,6 +12875,360 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     return MIXP_OK;
 }
 
+/* --- quantise and hadamard: see mixp_quantise_args ------------------------------------------ *
+ * Blocks of 16 columns or more are taken 16 at a time, so that their scales are computed together.
+ * A block of one column has 15 neighbours in the same registers. */
+
+#if MIXPI_PASS == MIXPI_LEAST         /* shared by every pass */
+typedef struct mixpi_quantising {
+    mixp_quantise_args k;
+    mixpi_grid         grid;
+    uint64_t           key;     /* of its random numbers                                   */
+    float              tensor;  /* scale of the whole array                                */
+    uint32_t          *amax;    /* of each row of the array: for the array's               */
+} mixpi_quantising;
+
+/* The largest magnitude of the array. row: finds that of one row. */
+static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_unit row,
+                                uint32_t *amax) {
+    int64_t i;
+    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)q->k.rows * sizeof *q->amax);
+    if (!q->amax) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(x, q->k.rows, q->k.cols, row, q);
+    *amax = 0;
+    for (i = 0; i < q->k.rows; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
+    return MIXP_OK;
+}
+#endif
+
+/* --- one register: the bits of mixpi_grid_round, mixpi_grid_random and mixpi_scales_of --- */
+#if MIXPI_PASS == 0
+MIXPI_V mixpi_vbits MIXPI_P(q_larger)(mixpi_vbits a, mixpi_vbits b) { return a > b ? a : b; }
+MIXPI_V mixpi_vbits MIXPI_P(q_bf16)(mixpi_vbits u) { return mixpi_bf16_of_f32(u); }
+MIXPI_V mixpi_vbits MIXPI_P(q_nearest)(const mixpi_grid *g, mixpi_vbits a)
+{ return mixpi_grid_round(g, a); }
+MIXPI_V mixpi_vbits MIXPI_P(q_random)(const mixpi_grid *g, mixpi_vbits a, mixpi_vbits random)
+{ return mixpi_grid_random(g, a, random); }
+MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
+                         mixpi_vreg *out) {
+    mixpi_scales s = mixpi_scales_of(q->k.scale, q->grid.largest, q->tensor, amax);
+    *in = s.in;
+    *out = s.out;
+}
+
+#else
+MIXPI_V mixpi_vbits MIXPI_P(q_larger)(mixpi_vbits a, mixpi_vbits b)
+{ return mixpi_vbits_max(a, b); }
+MIXPI_V mixpi_vbits MIXPI_P(q_bf16)(mixpi_vbits u) { return mixpi_vcode_bf16(u); }
+
+/* number, but a NaN in a stays. */
+MIXPI_V mixpi_vbits MIXPI_P(q_unless_nan)(mixpi_vbits a, mixpi_vbits number)
+{ return mixpi_vbits_gt(a, mixpi_vbits_all(0x7F800000u), a, number); }
+
+MIXPI_V mixpi_vbits MIXPI_P(q_nearest)(const mixpi_grid *g, mixpi_vbits a) {
+    const uint32_t half = (1u << (g->shift - 1)) - 1u, keep = ~0u << g->shift;
+    const mixpi_vbits capped = mixpi_vbits_min(a, mixpi_vbits_all(g->max));
+    const mixpi_vbits odd = capped >> (uint32_t)g->shift & 1u;
+    const mixpi_vbits normal = (capped + half + odd) & keep;
+    const mixpi_vreg few = mixpi_rof(capped) + mixpi_rset(mixp_f32_of_bits(g->magic));
+    const mixpi_vreg tiny = mixpi_vbits_times(mixpi_rbits(few) - g->magic, g->step);
+    return MIXPI_P(q_unless_nan)(a, mixpi_vbits_gt(mixpi_vbits_all(g->normal), capped,
+                                             mixpi_rbits(tiny), normal));
+}
+
+/* Shifting the mantissa by the exponent cuts off, as converting to a whole number does. */
+MIXPI_V mixpi_vbits MIXPI_P(q_random)(const mixpi_grid *g, mixpi_vbits a, mixpi_vbits random) {
+    const mixpi_vbits capped = mixpi_vbits_min(a, mixpi_vbits_all(g->max));
+    const mixpi_vbits up = 0x3FFFFFu - (random >> 10), zero = mixpi_vbits_all(0);
+    const mixpi_vbits below = mixpi_vbits_max(127u - (capped >> 23), zero);
+    const mixpi_vbits mantissa = (capped & 0x7FFFFFu) | 0x800000u;
+    const mixpi_vbits cut = mantissa >> mixpi_vbits_min(below, mixpi_vbits_all(31));
+    const mixpi_vreg tiny = mixpi_vbits_times((cut + up) >> 22, g->step);
+    return MIXPI_P(q_unless_nan)(a, mixpi_vbits_gt(mixpi_vbits_all(g->normal), capped,
+                                             mixpi_rbits(tiny), (capped + up) & 0xFFC00000u));
+}
+
+/* The powers of two with the biased exponents e, 0 to 254. */
+MIXPI_V mixpi_vreg MIXPI_P(q_powers)(mixpi_vbits e)
+{ return mixpi_rof(mixpi_vbits_max(e << 23, mixpi_vbits_all(0x400000u))); }
+
+MIXPI_V void MIXPI_P(q_scales_power)(float limit, mixpi_vbits amax, mixpi_vreg *in,
+                                     mixpi_vreg *out) {
+    const mixpi_vbits one = mixpi_vbits_all(0x3F800000u), inf = mixpi_vbits_all(0x7F800000u);
+    mixpi_vbits s = mixpi_rbits(mixpi_rset(limit) / mixpi_rof(amax));
+    s = mixpi_vbits_min(s, mixpi_vbits_all(0x7F7FFFFFu));
+    s = mixpi_vbits_gt(amax, mixpi_vbits_all(0), s, one);
+    s = mixpi_vbits_gt(inf, amax, s, one) >> 23;
+    *in = MIXPI_P(q_powers)(s);
+    *out = MIXPI_P(q_powers)(254u - s);
+}
+
+MIXPI_V void MIXPI_P(q_scales_e8m0)(float limit, mixpi_vbits amax, mixpi_vreg *in,
+                                    mixpi_vreg *out) {
+    const mixpi_vbits t = mixpi_rbits(mixpi_rof(amax) * mixpi_rset(1.0f / limit));
+    const mixpi_vbits up = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), t,
+                                          mixpi_vbits_all(0x3FFFFFu), mixpi_vbits_all(0x7FFFFFu));
+    const mixpi_vbits e = mixpi_vbits_min((t + up) >> 23, mixpi_vbits_all(254));
+    *in = mixpi_rof(MIXPI_P(q_unless_nan)(amax, mixpi_rbits(MIXPI_P(q_powers)(254u - e))));
+    *out = mixpi_rof(MIXPI_P(q_unless_nan)(amax, mixpi_rbits(MIXPI_P(q_powers)(e))));
+}
+
+MIXPI_V void MIXPI_P(q_scales_e4m3)(float tensor, mixpi_vbits amax, mixpi_vreg *in,
+                                    mixpi_vreg *out) {
+    const mixpi_grid grid = mixpi_grid_of(MIXP_F8_E4M3);
+    const mixpi_vreg wanted = mixpi_rof(amax) * mixpi_rset(tensor * (1.0f / 6.0f));
+    const mixpi_vbits most = mixpi_vbits_all(0x7F7FFFFFu);
+    mixpi_vbits s;
+    *out = mixpi_rof(MIXPI_P(q_nearest)(&grid, mixpi_rbits(wanted)));
+    s = mixpi_rbits(mixpi_rset(1.0f) / (*out * mixpi_rset(1.0f / tensor)));
+    s = MIXPI_P(q_unless_nan)(s, mixpi_vbits_min(s, most));
+    *in = mixpi_rof(mixpi_vbits_gt(amax, mixpi_vbits_all(0), s, mixpi_vbits_all(0)));
+}
+
+MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
+                         mixpi_vreg *out) {
+    *in = mixpi_rset(q->tensor);
+    *out = mixpi_rset(1.0f);
+    if (q->k.scale == MIXP_SCALE_POWER) MIXPI_P(q_scales_power)(q->grid.largest, amax, in, out);
+    if (q->k.scale == MIXP_SCALE_E8M0) MIXPI_P(q_scales_e8m0)(q->grid.largest, amax, in, out);
+    if (q->k.scale == MIXP_SCALE_E4M3) MIXPI_P(q_scales_e4m3)(q->tensor, amax, in, out);
+}
+#endif
+
+/* --- 16 elements --- */
+/* The scales of 16 elements. */
+typedef struct MIXPI_P(q_pair) { mixpi_v in, out; } MIXPI_P(q_pair);
+
+MIXPI_RARE MIXPI_P(q_pair) MIXPI_P(q_scales_16)(const mixpi_quantising *q, mixpi_vcodes amax) {
+    MIXPI_P(q_pair) s;
+    MIXPI_EACH(MIXPI_P(q_scales)(q, MIXPI_R(amax, i), &MIXPI_R(s.in, i), &MIXPI_R(s.out, i)))
+    return s;
+}
+
+MIXPI_V mixpi_v MIXPI_P(q_load)(mixp_in x, int64_t at) {
+    if (x.dtype == MIXP_F32) return mixpi_vload((const float *)x.data + at);
+    return mixpi_vget(MIXP_BF16, (const uint16_t *)x.data + at);
+}
+
+/* The first n elements, n < 16, then 0. */
+MIXPI_RARE mixpi_v MIXPI_P(q_load_n)(mixp_in x, int64_t at, int64_t n) {
+    const size_t size = x.dtype == MIXP_F32 ? 4 : 2;
+    float some[16] = { 0 };
+    memcpy(some, (const char *)x.data + (size_t)at * size, (size_t)n * size);
+    x.data = some;
+    return MIXPI_P(q_load)(x, 0);
+}
+/* The first min(left, 16) elements, then 0. */
+MIXPI_V mixpi_v MIXPI_P(q_load_part)(mixp_in x, int64_t at, int64_t left)
+{ return left >= 16 ? MIXPI_P(q_load)(x, at) : MIXPI_P(q_load_n)(x, at, left); }
+
+MIXPI_V mixpi_vcodes MIXPI_P(q_none)(void) {
+    const mixpi_vbits none = { 0 };
+    mixpi_vcodes c;
+    MIXPI_EACH(MIXPI_R(c, i) = none)
+    return c;
+}
+
+/* The larger of `largest` and the magnitudes of a, as bits. */
+MIXPI_V mixpi_vcodes MIXPI_P(q_look)(mixpi_vcodes largest, mixpi_v a) {
+    MIXPI_EACH(MIXPI_R(largest, i) = MIXPI_P(q_larger)(MIXPI_R(largest, i),
+                                                 mixpi_rbits(MIXPI_R(a, i)) & 0x7FFFFFFFu))
+    return largest;
+}
+
+/* The largest of 16 magnitudes. Those of bf16 are compared as floats without their last bit, which
+ * is 0, and with the exponent moved: no NaN, no subnormals. */
+MIXPI_V uint32_t MIXPI_P(q_largest)(mixpi_vcodes amax, mixp_dtype dtype) {
+    const uint32_t move = 0x800000u;
+    uint32_t a[16], largest = 0;
+    mixpi_v v;
+    int k;
+    if (dtype == MIXP_BF16) {
+        MIXPI_EACH(MIXPI_R(v, i) = mixpi_rof((MIXPI_R(amax, i) >> 1) + move))
+        return (mixp_bits_of_f32(mixpi_vmaxof(v)) - move) << 1;
+    }
+    memcpy(a, &amax, sizeof a);
+    for (k = 0; k < 16; k++) largest = a[k] > largest ? a[k] : largest;
+    return largest;
+}
+
+/* The bf16 codes of a, quantised. `first`: the index of a's first element. */
+MIXPI_V mixpi_vcodes MIXPI_P(q_codes)(const mixpi_grid *g, mixpi_v a, MIXPI_P(q_pair) s) {
+    mixpi_vcodes c;
+    MIXPI_EACH({
+        const mixpi_vbits v = mixpi_rbits(MIXPI_R(a, i) * MIXPI_R(s.in, i));
+        const mixpi_vbits r = MIXPI_P(q_nearest)(g, v & 0x7FFFFFFFu) | (v & 0x80000000u);
+        MIXPI_R(c, i) = MIXPI_P(q_bf16)(mixpi_rbits(mixpi_rof(r) * MIXPI_R(s.out, i)));
+    })
+    return c;
+}
+MIXPI_V mixpi_vcodes MIXPI_P(q_codes_random)(const mixpi_grid *g, mixpi_v a, MIXPI_P(q_pair) s,
+                                       uint64_t key, int64_t first) {
+    uint32_t random[16];
+    mixpi_vcodes c;
+    mixpi_vrandom(key, (uint64_t)first, random);
+    MIXPI_EACH({
+        const mixpi_vbits v = mixpi_rbits(MIXPI_R(a, i) * MIXPI_R(s.in, i));
+        const mixpi_vbits r = MIXPI_P(q_random)(g, v & 0x7FFFFFFFu, mixpi_vbits_at(random, i));
+        const mixpi_vbits value = r | (v & 0x80000000u);
+        MIXPI_R(c, i) = MIXPI_P(q_bf16)(mixpi_rbits(mixpi_rof(value) * MIXPI_R(s.out, i)));
+    })
+    return c;
+}
+
+/* --- blocks ---
+ * A task copies its job. A store of a vector might write the job, as far as the compiler knows, and
+ * the grid would be read again after each. */
+
+/* Writes n elements, n < 16 or a multiple of 16. */
+MIXPI_V void MIXPI_P(q_write)(const mixpi_quantising *q, int64_t at, int64_t n,
+                              MIXPI_P(q_pair) s) {
+    const mixpi_grid grid = q->grid;
+    const uint64_t key = q->key;
+    const int64_t end = at + n, whole = end - n % 16;
+    const mixp_in x = q->k.x;
+    mixp_bf16 *y = q->k.y;
+    uint16_t some[16];
+    mixpi_vcodes c;
+    for (; !q->k.stochastic && at < whole; at += 16)
+        mixpi_vput_codes(y + at, MIXPI_P(q_codes)(&grid, MIXPI_P(q_load)(x, at), s), 1, 0);
+    for (; at < whole; at += 16) {
+        c = MIXPI_P(q_codes_random)(&grid, MIXPI_P(q_load)(x, at), s, key, at);
+        mixpi_vput_codes(y + at, c, 1, 0);
+    }
+    if (at == end) return;
+    c = MIXPI_P(q_codes)(&grid, MIXPI_P(q_load_n)(x, at, end - at), s);
+    if (q->k.stochastic)
+        c = MIXPI_P(q_codes_random)(&grid, MIXPI_P(q_load_n)(x, at, end - at), s, key, at);
+    mixpi_vput_codes(some, c, 1, 0);
+    memcpy(y + at, some, (size_t)(end - at) * sizeof *y);
+}
+
+/* The largest magnitude of a block; n: its columns. */
+MIXPI_V uint32_t MIXPI_P(q_block_amax)(const mixpi_quantising *q, int64_t row, int64_t rows,
+                                 int64_t col, int64_t n) {
+    const mixp_in x = q->k.x;
+    mixpi_vcodes largest = MIXPI_P(q_none)();
+    int64_t r, c;
+    for (r = row; r < row + rows; r++) {
+        const int64_t at = r * q->k.cols + col;
+        for (c = 0; c < n; c += 16)
+            largest = MIXPI_P(q_look)(largest, MIXPI_P(q_load_part)(x, at + c, n - c));
+    }
+    return MIXPI_P(q_largest)(largest, x.dtype);
+}
+
+MIXPI_K void MIXPI_P(q_row_amax)(const void *job, int64_t row) {
+    const mixpi_quantising *q = (const mixpi_quantising *)job;
+    q->amax[row] = MIXPI_P(q_block_amax)(q, row, 1, 0, q->k.cols);
+}
+
+/* A row under one scale for the whole array. */
+MIXPI_K void MIXPI_P(q_row)(const void *job, int64_t row) {
+    const mixpi_quantising q = *(const mixpi_quantising *)job;
+    MIXPI_P(q_pair) s;
+    s.in = mixpi_vset(q.tensor);
+    s.out = mixpi_vset(1.0f);
+    MIXPI_P(q_write)(&q, row * q.k.cols, q.k.cols, s);
+}
+
+/* A row of blocks of 16 columns or more. */
+MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
+    const mixpi_quantising q = *(const mixpi_quantising *)job;
+    const int64_t rows = q.k.block_rows, n = q.k.block_cols, row = strip * rows;
+    int64_t col, r, b;
+    for (col = 0; col < q.k.cols; col += 16 * n) {
+        const int64_t blocks = mixpi_min(16, (q.k.cols - col) / n);
+        uint32_t amax[16] = { 0 };
+        float in[16], out[16];
+        mixpi_vcodes all;
+        MIXPI_P(q_pair) s;
+        for (b = 0; b < blocks; b++) amax[b] = MIXPI_P(q_block_amax)(&q, row, rows, col + b * n, n);
+        memcpy(&all, amax, sizeof amax);
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, all);
+        mixpi_vstore(in, s.in);
+        mixpi_vstore(out, s.out);
+        for (r = row; r < row + rows; r++)
+            for (b = 0; b < blocks; b++) {
+                s.in = mixpi_vset(in[b]);
+                s.out = mixpi_vset(out[b]);
+                MIXPI_P(q_write)(&q, r * q.k.cols + col + b * n, n, s);
+            }
+    }
+}
+
+/* A row of blocks of one column. */
+MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
+    const mixpi_quantising q = *(const mixpi_quantising *)job;
+    const int64_t row = strip * q.k.block_rows, last = row + q.k.block_rows;
+    int64_t col, r;
+    for (col = 0; col < q.k.cols; col += 16) {
+        const int64_t n = mixpi_min(16, q.k.cols - col);
+        mixpi_vcodes amax = MIXPI_P(q_none)();
+        MIXPI_P(q_pair) s;
+        for (r = row; r < last; r++) {
+            const mixpi_v a = MIXPI_P(q_load_part)(q.k.x, r * q.k.cols + col, n);
+            amax = MIXPI_P(q_look)(amax, a);
+        }
+        s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, amax);
+        for (r = row; r < last; r++) MIXPI_P(q_write)(&q, r * q.k.cols + col, n, s);
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_args *k) {
+    const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
+    mixpi_unit unit = k->block_cols == 1 ? MIXPI_P(q_columns) : MIXPI_P(q_blocks);
+    mixpi_quantising q;
+    uint32_t amax = 0;
+    mixp_result r = mixpi_quantise_wrong(k);
+    if (r != MIXP_OK) return r;
+    memset(&q, 0, sizeof q);
+    q.k = *k;
+    q.grid = mixpi_grid_of(k->element);
+    q.key = mixp_random_key(k->seed, k->step, k->tensor);
+    if (mixpi_has_scale_of_array(k->scale)) r = mixpi_q_amax(x, &q, MIXPI_P(q_row_amax), &amax);
+    if (r != MIXP_OK) return r;
+    q.tensor = mixpi_scale_of_array(k, amax);
+    if (k->scale == MIXP_SCALE_TENSOR) unit = MIXPI_P(q_row);
+    if (k->scale == MIXP_SCALE_TENSOR && k->amax) *k->amax = mixp_f32_of_bits(amax);
+    mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
+    if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
+    return MIXP_OK;
+}
+
+/* --- the random Hadamard transform --- */
+
+MIXPI_V void MIXPI_P(hadamard_tile)(const mixp_hadamard_args *k, int64_t at, int64_t n) {
+    mixpi_v v[16];
+    int i, step;
+    for (i = 0; i < 16; i++) {
+        const mixpi_v a = MIXPI_P(q_load_part)(k->a, at + i * k->cols, n);
+        v[i] = mixpi_vmul(a, mixpi_vset(mixpi_hadamard_sign(i)));
+    }
+    for (step = 1; step < 16; step *= 2)
+        for (i = 0; i < 16; i++)
+            if (!(i & step)) {
+                const mixpi_v a = v[i], b = v[i | step];
+                v[i] = mixpi_vadd(a, b);
+                v[i | step] = mixpi_vsub(a, b);
+            }
+    for (i = 0; i < 16; i++)
+        mixpi_vstore_n(k->y + at + i * k->cols, mixpi_vmul(v[i], mixpi_vset(0.25f)), (int)n);
+}
+
+MIXPI_K void MIXPI_P(hadamard_strip)(const void *job, int64_t strip) {
+    const mixp_hadamard_args *k = (const mixp_hadamard_args *)job;
+    int64_t c;
+    for (c = 0; c + 16 <= k->cols; c += 16)
+        MIXPI_P(hadamard_tile)(k, strip * 16 * k->cols + c, 16);
+    if (c < k->cols) MIXPI_P(hadamard_tile)(k, strip * 16 * k->cols + c, k->cols - c);
+}
+
+MIXPI_K mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_args *k) {
+    mixp_result r = mixpi_hadamard_wrong(k);
+    if (r != MIXP_OK) return r;
+    return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, MIXPI_P(hadamard_strip), k);
+}
 #endif
 /* --- the table -------------------------------------------------------------------------- */
 
@@ -12886,7 +13245,7 @@ MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
-    MIXPI_P(cross_entropy_both), NULL, NULL, NULL                                         \
+    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard)               \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -15296,8 +15655,6 @@ MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 
 /* --- recipes: the quantiser ----------------------------------------------------------------- */
 
-#define MIXPI_Q_LANES 16        /* elements that are quantised together                    */
-
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
     static const char *const names[] = { "none", "fp8_current", "fp8_delayed", "fp8_block",
                                          "mxfp8", "nvfp4" };
@@ -15305,229 +15662,25 @@ MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
     return (unsigned)kind < MIXP_RECIPE_COUNT ? names[kind] : "?";
 }
 
-typedef struct mixpi_quantising {
-    mixp_quantise_args k;
-    mixpi_grid         grid;
-    float              tensor;  /* scale of the whole array                                */
-    int64_t            tile_cols;   /* columns that share scales, or 16 columns with their own */
-    int                by_lane; /* 1: each column of a tile has its own scale              */
-    uint64_t           key;     /* of its random numbers                                   */
-    uint32_t          *amax;    /* of each row of the array: for the array's               */
-} mixpi_quantising;
-
-/* n elements of x from element `at` on, at most 16; the others 0. */
-static void mixpi_q_load(const mixpi_quantising *q, int64_t at, int64_t n,
-                         uint32_t out[MIXPI_Q_LANES]) {
-    const uint16_t *low = (const uint16_t *)q->k.x.data + at;
-    int i;
-    if (q->k.x.dtype == MIXP_F32) {
-        if (n < MIXPI_Q_LANES) memset(out, 0, MIXPI_Q_LANES * sizeof *out);
-        memcpy(out, (const float *)q->k.x.data + at, (size_t)n * sizeof *out);
-        return;
-    }
-    if (n == MIXPI_Q_LANES)
-        for (i = 0; i < MIXPI_Q_LANES; i++) out[i] = (uint32_t)low[i] << 16;
-    else
-        for (i = 0; i < MIXPI_Q_LANES; i++) out[i] = i < n ? (uint32_t)low[i] << 16 : 0u;
-}
-
-/* amax[i] = the larger of amax[i] and the magnitude of element at + i. */
-static void mixpi_q_look(const mixpi_quantising *q, int64_t at, int64_t n,
-                         int32_t amax[MIXPI_Q_LANES]) {
-    uint32_t u[MIXPI_Q_LANES];
-    int i;
-    mixpi_q_load(q, at, n, u);
-    for (i = 0; i < MIXPI_Q_LANES; i++) {
-        const int32_t a = (int32_t)(u[i] & 0x7FFFFFFFu);
-        amax[i] = a > amax[i] ? a : amax[i];
-    }
-}
-
-static uint32_t mixpi_q_largest(const int32_t amax[MIXPI_Q_LANES]) {
-    int32_t a = 0;
-    int i;
-    for (i = 0; i < MIXPI_Q_LANES; i++) a = amax[i] > a ? amax[i] : a;
-    return (uint32_t)a;
-}
-
-/* Quantises n elements from element `at` on. */
-static void mixpi_q_write(const mixpi_quantising *q, int64_t at, int64_t n,
-                          const float in[MIXPI_Q_LANES], const float out[MIXPI_Q_LANES]) {
-    const mixpi_grid grid = q->grid;
-    uint32_t u[MIXPI_Q_LANES];
-    uint16_t y[MIXPI_Q_LANES];
-    int i;
-    mixpi_q_load(q, at, n, u);
-    if (q->k.stochastic) {
-        for (i = 0; i < MIXPI_Q_LANES; i++) {
-            const uint32_t v = mixp_bits_of_f32(mixp_f32_of_bits(u[i]) * in[i]);
-            const uint32_t random = mixp_random_at(q->key, (uint64_t)(at + i));
-            const uint32_t r = mixpi_grid_random(&grid, v & 0x7FFFFFFFu, random);
-            const float value = mixp_f32_of_bits(r | (v & 0x80000000u));
-            y[i] = mixp_bf16_from_f32(value * out[i]).bits;
-        }
-    } else {
-        for (i = 0; i < MIXPI_Q_LANES; i++) {
-            const uint32_t v = mixp_bits_of_f32(mixp_f32_of_bits(u[i]) * in[i]);
-            const uint32_t r = mixpi_grid_round(&grid, v & 0x7FFFFFFFu) | (v & 0x80000000u);
-            y[i] = mixp_bf16_from_f32(mixp_f32_of_bits(r) * out[i]).bits;
-        }
-    }
-    memcpy(q->k.y + at, y, (size_t)n * sizeof *y);
-}
-
-static mixpi_scales mixpi_q_scales(const mixpi_quantising *q, uint32_t amax)
-{ return mixpi_scales_of(q->k.scale, q->grid.largest, q->tensor, amax); }
-
-/* The scales of a tile: one for all its columns, or one for each. */
-static void mixpi_q_tile_scales(const mixpi_quantising *q, const int32_t amax[MIXPI_Q_LANES],
-                                float in[MIXPI_Q_LANES], float out[MIXPI_Q_LANES]) {
-    mixpi_scales s = mixpi_q_scales(q, mixpi_q_largest(amax));
-    int i;
-    for (i = 0; i < MIXPI_Q_LANES; i++) {
-        if (q->by_lane) s = mixpi_q_scales(q, (uint32_t)amax[i]);
-        in[i] = s.in;
-        out[i] = s.out;
-    }
-}
-
-/* Quantises a tile: block_rows rows from `row` on, tile_cols columns from `col` on. */
-static void mixpi_q_tile(const mixpi_quantising *q, int64_t row, int64_t col) {
-    const int64_t end = mixpi_min(col + q->tile_cols, q->k.cols), last = row + q->k.block_rows;
-    int32_t amax[MIXPI_Q_LANES] = { 0 };
-    float in[MIXPI_Q_LANES], out[MIXPI_Q_LANES];
-    int64_t r, c;
-    for (r = row; r < last && q->k.scale != MIXP_SCALE_TENSOR; r++)
-        for (c = col; c < end; c += MIXPI_Q_LANES)
-            mixpi_q_look(q, r * q->k.cols + c, mixpi_min(end - c, MIXPI_Q_LANES), amax);
-    mixpi_q_tile_scales(q, amax, in, out);
-    for (r = row; r < last; r++)
-        for (c = col; c < end; c += MIXPI_Q_LANES)
-            mixpi_q_write(q, r * q->k.cols + c, mixpi_min(end - c, MIXPI_Q_LANES), in, out);
-}
-
-/* Quantises one row of blocks. */
-static void mixpi_q_strip(const void *job, int64_t strip) {
-    const mixpi_quantising *q = (const mixpi_quantising *)job;
-    int64_t col;
-    for (col = 0; col < q->k.cols; col += q->tile_cols)
-        mixpi_q_tile(q, strip * q->k.block_rows, col);
-}
-
-/* The largest magnitude of one row. */
-static void mixpi_q_row_amax(const void *job, int64_t row) {
-    const mixpi_quantising *q = (const mixpi_quantising *)job;
-    int32_t amax[MIXPI_Q_LANES] = { 0 };
-    int64_t c;
-    for (c = 0; c < q->k.cols; c += MIXPI_Q_LANES)
-        mixpi_q_look(q, row * q->k.cols + c, mixpi_min(q->k.cols - c, MIXPI_Q_LANES), amax);
-    q->amax[row] = mixpi_q_largest(amax);
-}
-
-static void mixpi_q_run(const mixp_exec *x, const mixpi_quantising *q, mixpi_unit unit,
-                        int64_t count, int64_t work) {
-    mixpi_units u;
-    u.unit = unit;
-    u.job = q;
-    u.count = count;
-    u.per_task = mixpi_units_of_task(work);
-    mixpi_run_units(x, &u, count * work);
-}
-
-/* The largest magnitude of the array. */
-static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, uint32_t *amax) {
-    int64_t row;
-    q->amax = (uint32_t *)mixpi_scratch(x, (size_t)q->k.rows * sizeof *q->amax);
-    if (!q->amax) return MIXP_ERR_MEMORY;
-    mixpi_q_run(x, q, mixpi_q_row_amax, q->k.rows, q->k.cols);
-    *amax = 0;
-    for (row = 0; row < q->k.rows; row++) *amax = q->amax[row] > *amax ? q->amax[row] : *amax;
-    return MIXP_OK;
-}
-
+/* On the best instruction set: each gives the same bits. */
 MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_args *k,
                                       float *decode) {
-    mixpi_quantising q;
-    uint32_t amax = 0;
-    mixp_result r = k && x && decode ? mixpi_quantise_wrong(k) : MIXP_ERR_ARGUMENT;
-    if (r != MIXP_OK) return r;
-    memset(&q, 0, sizeof q);
-    q.k = *k;
-    q.grid = mixpi_grid_of(k->element);
-    q.key = mixp_random_key(k->seed, k->step, k->tensor);
-    q.by_lane = k->block_cols == 1;
-    q.tile_cols = q.by_lane ? MIXPI_Q_LANES : k->block_cols;
-    if (k->scale == MIXP_SCALE_TENSOR) q.tile_cols = k->cols;
-    if (k->scale == MIXP_SCALE_TENSOR) q.k.block_rows = 1;
-    if (mixpi_has_scale_of_array(k->scale)) r = mixpi_q_amax(x, &q, &amax);
-    if (r != MIXP_OK) return r;
-    q.tensor = mixpi_scale_of_array(k, amax);
-    if (k->scale == MIXP_SCALE_TENSOR && k->amax) *k->amax = mixp_f32_of_bits(amax);
-    mixpi_q_run(x, &q, mixpi_q_strip, k->rows / q.k.block_rows, q.k.block_rows * k->cols);
-    *decode = 1.0f / q.tensor;
-    return MIXP_OK;
-}
-
-/* --- the random Hadamard transform ----------------------------------------------------------- */
-
-/* Row i of a tile of 16 columns from element `at` on, n of them there, times its sign. */
-static void mixpi_hadamard_load(const mixp_hadamard_args *t, int64_t at, int n, int i,
-                                float v[16]) {
-    const uint16_t *low = (const uint16_t *)t->a.data + at;
-    int c;
-    for (c = 0; c < 16; c++) v[c] = 0.0f;
-    if (t->a.dtype == MIXP_F32) memcpy(v, (const float *)t->a.data + at, (size_t)n * sizeof *v);
-    else for (c = 0; c < n; c++) v[c] = mixp_f32_of_bits((uint32_t)low[c] << 16);
-    for (c = 0; c < 16; c++) v[c] *= mixpi_hadamard_sign(i);
-}
-
-/* a, b = a + b, a - b in each of 16 columns. */
-static void mixpi_hadamard_pair(float a[16], float b[16]) {
-    int c;
-    for (c = 0; c < 16; c++) {
-        const float x = a[c], y = b[c];
-        a[c] = x + y;
-        b[c] = x - y;
-    }
-}
-
-static void mixpi_hadamard_tile(const mixp_hadamard_args *t, int64_t at, int n) {
-    float v[16][16];
-    int i, c, step;
-    for (i = 0; i < 16; i++) mixpi_hadamard_load(t, at + i * t->cols, n, i, v[i]);
-    for (step = 1; step < 16; step *= 2)
-        for (i = 0; i < 16; i++)
-            if (!(i & step)) mixpi_hadamard_pair(v[i], v[i | step]);
-    for (i = 0; i < 16; i++) {
-        for (c = 0; c < 16; c++) v[i][c] *= 0.25f;
-        memcpy(t->y + at + i * t->cols, v[i], (size_t)n * sizeof v[i][0]);
-    }
-}
-
-static void mixpi_hadamard_strip(const void *job, int64_t strip) {
-    const mixp_hadamard_args *t = (const mixp_hadamard_args *)job;
-    int64_t c;
-    for (c = 0; c < t->cols; c += 16)
-        mixpi_hadamard_tile(t, strip * 16 * t->cols + c, (int)mixpi_min(t->cols - c, 16));
+    mixp_quantise_args own;
+    if (!x || !k || !decode) return MIXP_ERR_ARGUMENT;
+    own = *k;
+    own.decode = decode;
+    own.times = NULL;
+    return mixp_cpu()->kernels->quantise(x, &own);
 }
 
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
                                       float *y) {
-    mixp_hadamard_args t;
-    mixpi_units u;
-    mixp_result r;
-    t.rows = rows;
-    t.cols = cols;
-    t.a = a;
-    t.y = y;
-    r = x ? mixpi_hadamard_wrong(&t) : MIXP_ERR_ARGUMENT;
-    if (r != MIXP_OK) return r;
-    u.unit = mixpi_hadamard_strip;
-    u.job = &t;
-    u.count = rows / 16;
-    u.per_task = mixpi_units_of_task(16 * cols);
-    mixpi_run_units(x, &u, rows * cols);
-    return MIXP_OK;
+    mixp_hadamard_args k;
+    k.rows = rows;
+    k.cols = cols;
+    k.a = a;
+    k.y = y;
+    return x ? mixp_cpu()->kernels->hadamard(x, &k) : MIXP_ERR_ARGUMENT;
 }
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 

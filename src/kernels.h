@@ -1056,8 +1056,8 @@ typedef struct mixp_kernels {
                                       const mixp_cross_entropy_both_args *k);
     mixp_result (*gemm_epilogue)(const mixp_exec *x, const mixp_gemm_epilogue_args *k);
 
-    /* Recipes. NULL where memory is the host's: mixp_quantise and mixp_hadamard do the work. NULL
-     * on another device: the device has no recipes. */
+    /* Recipes. NULL: mixp_quantise and mixp_hadamard do the work where memory is the host's;
+     * another device has no recipes. */
     mixp_result (*quantise)(const mixp_exec *x, const mixp_quantise_args *k);
     mixp_result (*hadamard)(const mixp_exec *x, const mixp_hadamard_args *k);
 } mixp_kernels;

@@ -69,6 +69,7 @@ extern "C" {
 #include "cpu/update.c"
 #include "cpu/states.c"
 #include "cpu/look.c"
+#include "cpu/quantise.c"
 #endif
 #include "cpu/table.c"
 #endif  /* MIXPI_PASS */

@@ -696,31 +696,36 @@ MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     const uint64_t step = 0x9E3779B97F4A7C15u;
     const mixpi_u64x8 ahead = { 0,        step,     2 * step, 3 * step,
                                 4 * step, 5 * step, 6 * step, 7 * step };
+    const mixpi_vbits upper = { 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31 };
+    mixpi_u64x8 z[2];
     uint64_t k;
-    for (k = 0; k < 16; k += 8) {
-        mixpi_u64x8 z = ahead + (key + (first + k) * step);
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-        z = (z ^ (z >> 31)) >> 32;
-        _mm256_storeu_si256((__m256i *)(void *)(out + k),
-                            _mm512_cvtepi64_epi32((__m512i)z));
+    for (k = 0; k < 2; k++) {
+        z[k] = ahead + (key + (first + 8 * k) * step);
+        z[k] = (z[k] ^ (z[k] >> 30)) * 0xBF58476D1CE4E5B9u;
+        z[k] = (z[k] ^ (z[k] >> 27)) * 0x94D049BB133111EBu;
+        z[k] ^= z[k] >> 31;
     }
+    /* One store: a load of all 16 numbers waits for two. */
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi32((__m512i)z[0], (__m512i)upper,
+                                                       (__m512i)z[1]));
 }
 #elif MIXPI_PASS == 1
 MIXPI_V void mixpi_vrandom(uint64_t key, uint64_t first, uint32_t *out) {
     typedef uint64_t mixpi_u64x4 __attribute__((__vector_size__(32)));
     const uint64_t step = 0x9E3779B97F4A7C15u;
     const mixpi_u64x4 ahead = { 0, step, 2 * step, 3 * step };
-    const __m256i upper = _mm256_setr_epi32(1, 3, 5, 7, 1, 3, 5, 7);
+    mixpi_u64x4 z[4];
     uint64_t k;
-    for (k = 0; k < 16; k += 4) {
-        mixpi_u64x4 z = ahead + (key + (first + k) * step);
-        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-        z ^= z >> 31;
-        _mm_storeu_si128((__m128i *)(void *)(out + k),
-                         _mm256_castsi256_si128(
-                             _mm256_permutevar8x32_epi32((__m256i)z, upper)));
+    for (k = 0; k < 4; k++) {
+        z[k] = ahead + (key + (first + 4 * k) * step);
+        z[k] = (z[k] ^ (z[k] >> 30)) * 0xBF58476D1CE4E5B9u;
+        z[k] = (z[k] ^ (z[k] >> 27)) * 0x94D049BB133111EBu;
+        z[k] ^= z[k] >> 31;
+    }
+    for (k = 0; k < 4; k += 2) {        /* the upper halves, in order */
+        const __m256i odd = (__m256i)_mm256_shuffle_ps((__m256)z[k], (__m256)z[k + 1], 0xDD);
+        _mm256_storeu_si256((__m256i *)(void *)(out + 4 * k),
+                            _mm256_permute4x64_epi64(odd, 0xD8));
     }
 }
 #else

@@ -297,6 +297,98 @@ static void hadamard(void) {
     mixp_context_free(ctx);
 }
 
+/* --- one instruction set beside another ------------------------------------------------------- */
+
+static void *scratch_of(void *user, size_t bytes) {
+    static uint32_t room[ROWS];
+    (void)user;
+    return bytes <= sizeof room ? room : NULL;
+}
+
+static mixp_exec one_thread(void) {
+    mixp_exec x;
+    memset(&x, 0, sizeof x);
+    x.threads = 1;
+    x.scratch = scratch_of;
+    return x;
+}
+
+/* Elements with other bits; every NaN is alike. */
+static int other_bits(const mixp_bf16 *a, const mixp_bf16 *b) {
+    int i, n = 0;
+    for (i = 0; i < COUNT; i++) {
+        const int nan = (a[i].bits & 0x7FFF) > 0x7F80;
+        n += nan ? (b[i].bits & 0x7FFF) <= 0x7F80 : a[i].bits != b[i].bits;
+    }
+    return n;
+}
+
+static int quantise_differs(const mixp_device *a, const mixp_device *b, mixp_quantise_args k) {
+    const mixp_exec x = one_thread();
+    float first = 0, second = 0;
+    memset(got, 0, sizeof got);
+    memset(again, 0, sizeof again);
+    k.decode = &first;
+    CHECK_INT(a->kernels->quantise(&x, &k), MIXP_OK);
+    k.y = again;
+    k.decode = &second;
+    CHECK_INT(b->kernels->quantise(&x, &k), MIXP_OK);
+    return other_bits(got, again) || mixp_bits_of_f32(first) != mixp_bits_of_f32(second);
+}
+
+static int hadamard_differs(const mixp_device *a, const mixp_device *b, int low) {
+    static float one[COUNT], two[COUNT];
+    const mixp_exec x = one_thread();
+    mixp_hadamard_args k;
+    k.rows = 48;
+    k.cols = 16 * 3 + 5;
+    k.a = low ? mixpi_in(source_low, MIXP_BF16) : mixpi_in(source, MIXP_F32);
+    k.y = one;
+    CHECK_INT(a->kernels->hadamard(&x, &k), MIXP_OK);
+    k.y = two;
+    CHECK_INT(b->kernels->hadamard(&x, &k), MIXP_OK);
+    return memcmp(one, two, sizeof one) != 0;
+}
+
+/* One plan, from f32 or bf16, to nearest or at random, in rows that fill vectors or do not. */
+static int plan_differs(const mixp_device *a, const mixp_device *b, const plan *p, int how) {
+    mixp_quantise_args k = args_of(p, how & 1);
+    k.stochastic = (how & 2) && k.element == MIXP_F4_E2M1;
+    k.seed = (uint64_t)how;
+    if ((how & 4) && k.block_cols < 2) k.cols = 131;
+    if (!quantise_differs(a, b, k)) return 0;
+    printf("  %s and %s: plan %d, %d\n", a->name, b->name, (int)(p - plans), how);
+    return 1;
+}
+
+static int sets_differ(const mixp_device *a, const mixp_device *b) {
+    int kind, p, how, bad = 0;
+    for (kind = 0; kind < 5; kind++) {
+        fill_source(kind & 1, (uint64_t)(900 + kind));
+        if (kind > 1) plant_edges(kind - 2);
+        mixp_convert(source_low, MIXP_BF16, source, MIXP_F32, COUNT);
+        if (kind < 2) bad += hadamard_differs(a, b, 0) + hadamard_differs(a, b, 1);
+        for (p = 0; p < PLANS; p++)
+            for (how = 0; how < 8; how++) bad += plan_differs(a, b, &plans[p], how);
+    }
+    return bad;
+}
+
+static void instruction_sets(void) {
+    const mixp_device *first = NULL;
+    int isa, others = 0;
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++) {
+        const mixp_device *d = mixp_cpu_with((mixp_isa)isa);
+        if (!d) continue;
+        if (first) CHECK_INT(sets_differ(first, d), 0);
+        if (first) others++;
+        else first = d;
+    }
+    if (!others) SKIP("this processor has one instruction set");
+}
+
+/* --- refusals --------------------------------------------------------------------------------- */
+
 static void quantiser_refuses(void) {
     mixp_context *ctx = context(1);
     const mixp_exec *x = mixp_context_exec(ctx);
@@ -558,6 +650,7 @@ static void refused(void) {
     mixp_context *ctx = context(1);
     mixp_context_desc desc;
     mixp_device far = *mixp_cpu();
+    mixp_kernels without = *far.kernels;
     mixp_recipe r;
     mixp_autocast region = { MIXP_F16, 1, NULL };
     memset(&r, 0, sizeof r);
@@ -588,6 +681,8 @@ static void refused(void) {
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_DTYPE);
     mixp_context_free(ctx);
     memset(&desc, 0, sizeof desc);
+    without.quantise = NULL;
+    far.kernels = &without;
     far.download = no_download;
     far.name = "far";
     desc.device = &far;
@@ -678,6 +773,7 @@ int main(void) {
     RUN(every_bf16);
     RUN(stochastic);
     RUN(hadamard);
+    RUN(instruction_sets);
     RUN(quantiser_refuses);
     RUN(products);
     RUN(counts);

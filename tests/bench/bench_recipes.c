@@ -1,0 +1,229 @@
+/* bench_recipes.c - what a recipe below 16 bits costs: one GPT with it and in bf16, in turns.
+ * SPDX-License-Identifier: MIT OR Unlicense
+ *
+ *     bench_recipes [--gpt2|--quantiser] [ROUNDS]
+ *
+ * nanoGPT's CPU configuration: 4 layers of width 128, 4 heads, 64 tokens by 12, vocabulary 65; a round
+ * is 8 steps in bf16, then 8 with the recipe. --gpt2: two of GPT-2's layers (width 768, 12 heads, 256
+ * tokens) and a vocabulary of 1024; a round is a step of each. Each line is the median of the rounds'
+ * ratios, and their spread; first of the processor's time, which other programs change less, then of
+ * the clock's. --quantiser: the quantiser alone on one thread, in elements per nanosecond.
+ * OMP_WAIT_POLICY=passive keeps waiting threads out of the processor's time.
+ */
+#define _POSIX_C_SOURCE 199309L
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { MOST_LAYERS = 4, MOST_TOKENS = 768, WEIGHTS = 6, MOST_ROUNDS = 1000 };
+
+typedef struct shape { int layers, width, heads, vocab, time, batch, steps; } shape;
+static const shape nano = { 4, 128, 4, 65, 64, 12, 8 }, gpt2 = { 2, 768, 12, 1024, 256, 1, 1 };
+
+typedef struct model {
+    shape           is;
+    mixp_context   *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor    *wte, *wpe, *w[MOST_LAYERS][WEIGHTS], *ln_f;
+    int32_t         in[MOST_TOKENS], out[MOST_TOKENS], place[MOST_TOKENS];
+} model;
+
+static mixp_tensor *weight(model *m, const char *name, int rows, int cols) {
+    int64_t size[2];
+    mixp_tensor *t;
+    size[0] = rows;
+    size[1] = cols;
+    t = mixp_param(m->ctx, name, MIXP_F32, cols ? 2 : 1, size);
+    if (cols) mixp_init_normal(t, 0.0, 0.02);
+    else mixp_fill(t, 1.0);
+    mixp_optimizer_add(m->opt, t, NULL);
+    return t;
+}
+
+static void model_open(model *m, shape is) {
+    static const int rows[WEIGHTS] = { 1, 3, 1, 1, 4, 1 }, cols[WEIGHTS] = { 0, 1, 1, 0, 1, 4 };
+    static const char *const names[WEIGHTS] = { "ln_1", "qkv", "out", "ln_2", "fc", "proj" };
+    mixp_optimizer_desc adam = mixp_adamw_defaults();
+    int l, k;
+    memset(m, 0, sizeof *m);
+    m->is = is;
+    m->ctx = mixp_context_new(NULL);
+    m->opt = mixp_optimizer_new(m->ctx, &adam);
+    m->wte = weight(m, "wte", is.vocab, is.width);
+    m->wpe = weight(m, "wpe", is.time, is.width);
+    for (l = 0; l < is.layers; l++)
+        for (k = 0; k < WEIGHTS; k++) {
+            char name[32];
+            snprintf(name, sizeof name, "h.%d.%s", l, names[k]);
+            m->w[l][k] = weight(m, name, rows[k] * is.width, cols[k] * is.width);
+        }
+    m->ln_f = weight(m, "ln_f", is.width, 0);
+    for (k = 0; k < is.batch * is.time; k++) m->in[k] = k * 31 % is.vocab;
+    for (k = 0; k < is.batch * is.time; k++) m->out[k] = (k + 1) * 31 % is.vocab;
+    for (k = 0; k < is.time; k++) m->place[k] = k;
+}
+
+static mixp_tensor *model_loss(model *m) {
+    int64_t tokens[2];
+    mixp_context *ctx = m->ctx;
+    mixp_tensor *x, *y, *ids;
+    int l;
+    tokens[0] = m->is.batch;
+    tokens[1] = m->is.time;
+    ids = mixp_input(ctx, MIXP_I32, 2, tokens, m->in);
+    x = mixp_add(ctx, mixp_embedding(ctx, m->wte, ids),
+                 mixp_embedding(ctx, m->wpe, mixp_input(ctx, MIXP_I32, 1, tokens + 1, m->place)));
+    for (l = 0; l < m->is.layers; l++) {
+        mixp_tensor *const *w = m->w[l];
+        y = mixp_linear(ctx, mixp_layer_norm(ctx, x, w[0], NULL, 1e-5f), w[1], NULL);
+        x = mixp_add(ctx, x, mixp_linear(ctx, mixp_attention(ctx, y, m->is.heads, 1, 0.0f), w[2], NULL));
+        y = mixp_linear(ctx, mixp_layer_norm(ctx, x, w[3], NULL, 1e-5f), w[4], NULL);
+        x = mixp_add(ctx, x, mixp_linear(ctx, mixp_gelu_tanh(ctx, y), w[5], NULL));
+    }
+    x = mixp_layer_norm(ctx, x, m->ln_f, NULL, 1e-5f);
+    mixp_autocast_set_recipe(ctx, NULL);            /* the head stays bf16 */
+    MIXP_AUTOCAST(ctx, MIXP_BF16) x = mixp_linear(ctx, x, m->wte, NULL);
+    return mixp_cross_entropy(ctx, x, mixp_input(ctx, MIXP_I32, 2, tokens, m->out), -100);
+}
+
+typedef struct spent { double cpu, wall; } spent;
+
+static double seconds(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Seconds of a round's steps under a recipe; kind NONE: in bf16. */
+static spent run(model *m, mixp_recipe_kind kind) {
+    spent s = { -seconds(CLOCK_PROCESS_CPUTIME_ID), -seconds(CLOCK_MONOTONIC) };
+    mixp_recipe r;
+    int i;
+    memset(&r, 0, sizeof r);
+    r.kind = kind;
+    for (i = 0; i < m->is.steps; i++) {
+        mixp_tensor *loss = NULL;
+        mixp_step_begin(m->ctx);
+        mixp_zero_grad(m->opt);
+        mixp_autocast_set_recipe(m->ctx, &r);
+        MIXP_AUTOCAST(m->ctx, MIXP_BF16) loss = model_loss(m);
+        mixp_backward(m->ctx, loss);
+        mixp_optimizer_step(m->opt);
+    }
+    s.cpu += seconds(CLOCK_PROCESS_CPUTIME_ID);
+    s.wall += seconds(CLOCK_MONOTONIC);
+    return s;
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void print_ratios(double *ratio, int n) {
+    qsort(ratio, (size_t)n, sizeof *ratio, by_size);
+    printf("  %5.2f (%5.2f to %5.2f)", ratio[n / 2], ratio[0], ratio[n - 1]);
+}
+
+static void compare(model *m, mixp_recipe_kind kind, int rounds) {
+    static double cpu[MOST_ROUNDS], wall[MOST_ROUNDS];
+    double least = 1e30;
+    int i;
+    run(m, kind);
+    for (i = 0; i < rounds; i++) {
+        spent first = run(m, MIXP_RECIPE_NONE), second = run(m, kind);
+        cpu[i] = second.cpu / first.cpu;
+        wall[i] = second.wall / first.wall;
+        if (first.cpu < least) least = first.cpu;
+    }
+    printf("%-12s", mixp_recipe_name(kind));
+    print_ratios(cpu, rounds);
+    print_ratios(wall, rounds);
+    printf("   bf16 %6.2f ms of the processor\n", 1e3 * least / m->is.steps);
+}
+
+/* --- the quantiser alone -------------------------------------------------------------------- */
+
+enum { ROWS = 768, COLS = 512 };
+typedef struct form { const char *name; mixp_dtype element; mixp_block_scale scale; int rows, cols, random; } form;
+
+static void rate(mixp_context *ctx, const form *f, int rounds) {
+    static mixp_bf16 x[ROWS * COLS], y[ROWS * COLS];
+    static double each[MOST_ROUNDS];
+    mixp_quantise_args k;
+    float decode;
+    int i;
+    for (i = 0; i < ROWS * COLS; i++) x[i] = mixp_bf16_from_f32((float)(i * 37 % 1001 - 500) * 0.01f);
+    memset(&k, 0, sizeof k);
+    k.rows = ROWS;
+    k.cols = COLS;
+    k.x = mixpi_in(x, MIXP_BF16);
+    k.y = y;
+    k.element = f->element;
+    k.scale = f->scale;
+    k.block_rows = f->rows;
+    k.block_cols = f->cols;
+    k.stochastic = f->random;
+    for (i = 0; i < rounds; i++) {
+        double t = seconds(CLOCK_MONOTONIC);
+        mixp_quantise(mixp_context_exec(ctx), &k, &decode);
+        each[i] = 1e-9 * ROWS * COLS / (seconds(CLOCK_MONOTONIC) - t);
+    }
+    qsort(each, (size_t)rounds, sizeof *each, by_size);
+    printf("  %-28s %7.3f (%6.3f to %6.3f)\n", f->name, each[rounds / 2], each[0], each[rounds - 1]);
+}
+
+static void turn_rate(mixp_context *ctx, int rounds) {
+    static mixp_bf16 x[ROWS * COLS];
+    static float y[ROWS * COLS];
+    static double each[MOST_ROUNDS];
+    int i;
+    for (i = 0; i < rounds; i++) {
+        double t = seconds(CLOCK_MONOTONIC);
+        mixp_hadamard(mixp_context_exec(ctx), ROWS, COLS, mixpi_in(x, MIXP_BF16), y);
+        each[i] = 1e-9 * ROWS * COLS / (seconds(CLOCK_MONOTONIC) - t);
+    }
+    qsort(each, (size_t)rounds, sizeof *each, by_size);
+    printf("  %-28s %7.3f (%6.3f to %6.3f)\n", "hadamard", each[rounds / 2], each[0], each[rounds - 1]);
+}
+
+static void rates(int rounds) {
+    static const form forms[] = {
+        { "e4m3, one scale", MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 0, 0 },
+        { "e4m3, 1 x 128", MIXP_F8_E4M3, MIXP_SCALE_POWER, 1, 128, 0 },
+        { "e4m3, 128 x 128", MIXP_F8_E4M3, MIXP_SCALE_POWER, 128, 128, 0 },
+        { "e4m3, 1 x 32", MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, 0 },
+        { "e4m3, 32 x 1", MIXP_F8_E4M3, MIXP_SCALE_E8M0, 32, 1, 0 },
+        { "e2m1, 1 x 16", MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, 0 },
+        { "e2m1, 16 x 1, stochastic", MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1, 1 }
+    };
+    mixp_context_desc desc;
+    mixp_context *ctx;
+    int i;
+    memset(&desc, 0, sizeof desc);
+    desc.threads = 1;
+    ctx = mixp_context_new(&desc);
+    turn_rate(ctx, rounds);
+    for (i = 0; i < (int)(sizeof forms / sizeof *forms); i++) rate(ctx, &forms[i], rounds);
+    mixp_context_free(ctx);
+}
+
+int main(int argc, char **argv) {
+    static model m;
+    const int large = argc > 1 && strcmp(argv[1], "--gpt2") == 0;
+    const int alone = argc > 1 && strcmp(argv[1], "--quantiser") == 0;
+    int rounds = argc > 1 + (large || alone) ? atoi(argv[1 + (large || alone)]) : 0, kind;
+    const char *why;
+    if (rounds < 1 || rounds > MOST_ROUNDS) rounds = alone ? 51 : large ? 5 : 21;
+    if (alone) {
+        rates(rounds);
+        return 0;
+    }
+    model_open(&m, large ? gpt2 : nano);
+    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) compare(&m, (mixp_recipe_kind)kind, rounds);
+    if (mixp_context_error(m.ctx, &why) != MIXP_OK) printf("%s\n", why);
+    mixp_context_free(m.ctx);
+    return 0;
+}
