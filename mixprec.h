@@ -3591,11 +3591,14 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
  * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time and no
  * memory: it shows what a format does to training. See the field recipe of mixp_autocast.
  *
- *     mixp_recipe r;                                  (NVFP4; the first linear stays bf16)
+ * A training loop in NVFP4, whose first linear stays bf16, under a guard:
+ *
+ *     mixp_recipe r;
  *     memset(&r, 0, sizeof r);
  *     r.kind = MIXP_RECIPE_NVFP4;
  *     r.keep_first = 1;
  *     mixp_autocast_set_recipe(ctx, &r);
+ *     mixp_guard_start(ctx, NULL);
  *     for (step = 0; step < 1000; step++) {
  *         mixp_step_begin(ctx);
  *         mixp_zero_grad(opt);
@@ -3603,6 +3606,17 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
  *         mixp_backward(ctx, loss);
  *         mixp_optimizer_step(opt);
  *     }
+ *
+ * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. mixp_autocast_recipe_-
+ * counts says what ran in what; the first linear whose sizes do not fit is a warning by name. With
+ * the guard, an operand that the format cannot hold (outlier channels) falls back to bf16, with an
+ * event; see FALLBACK below. Without a guard nothing is measured.
+ *
+ *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
+ *     mean relative error  e4m3      0.023            0.94
+ *                          e5m2      0.045 to 0.052
+ *                          e2m1      0.19 to 0.41     0.95
+ *     loss after 200 steps           bf16 0.003       fp8 0.56; with the guard 0.006
  *
  * Operands are quantised from bf16, as autocast casts them. Norms, attention, softmax, losses,
  * embeddings and biases do not change. Master weights and gradients of weights stay f32.
@@ -18117,12 +18131,18 @@ static int mixpi_recipe_guarded(const mixp_call *c) {
     return c->out->dtype != MIXP_BF16 || mixpi_call_is_pinned(c);
 }
 
-static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
+/* Counts a linear whose sizes do not fit. The first one is kept, and warned of, by name. */
+static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const int64_t sizes[3]) {
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
-    if (!counts->unfit++) {
-        snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
-        memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
-    }
+    if (counts->unfit++) return;
+    snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
+    memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
+    mixpi_warn(c->ctx,
+               "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, "
+               "are not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear "
+               "out with keep_first, keep_last or mixp_guard_pin",
+               counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
+               (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
 }
 
 /* Takes the recipe r for a linear. */
@@ -18159,7 +18179,7 @@ static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
     kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
     else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
-        mixpi_recipe_unfit(c, sizes);
+        mixpi_recipe_unfit(c, r, sizes);
     else return mixpi_recipe_take(c, r, out);
     return MIXP_OK;
 }

@@ -8,11 +8,14 @@
  * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time and no
  * memory: it shows what a format does to training. See the field recipe of mixp_autocast.
  *
- *     mixp_recipe r;                                  (NVFP4; the first linear stays bf16)
+ * A training loop in NVFP4, whose first linear stays bf16, under a guard:
+ *
+ *     mixp_recipe r;
  *     memset(&r, 0, sizeof r);
  *     r.kind = MIXP_RECIPE_NVFP4;
  *     r.keep_first = 1;
  *     mixp_autocast_set_recipe(ctx, &r);
+ *     mixp_guard_start(ctx, NULL);
  *     for (step = 0; step < 1000; step++) {
  *         mixp_step_begin(ctx);
  *         mixp_zero_grad(opt);
@@ -20,6 +23,17 @@
  *         mixp_backward(ctx, loss);
  *         mixp_optimizer_step(opt);
  *     }
+ *
+ * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. mixp_autocast_recipe_-
+ * counts says what ran in what; the first linear whose sizes do not fit is a warning by name. With
+ * the guard, an operand that the format cannot hold (outlier channels) falls back to bf16, with an
+ * event; see FALLBACK below. Without a guard nothing is measured.
+ *
+ *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
+ *     mean relative error  e4m3      0.023            0.94
+ *                          e5m2      0.045 to 0.052
+ *                          e2m1      0.19 to 0.41     0.95
+ *     loss after 200 steps           bf16 0.003       fp8 0.56; with the guard 0.006
  *
  * Operands are quantised from bf16, as autocast casts them. Norms, attention, softmax, losses,
  * embeddings and biases do not change. Master weights and gradients of weights stay f32.

@@ -53,12 +53,18 @@ static int mixpi_recipe_guarded(const mixp_call *c) {
     return c->out->dtype != MIXP_BF16 || mixpi_call_is_pinned(c);
 }
 
-static void mixpi_recipe_unfit(const mixp_call *c, const int64_t sizes[3]) {
+/* Counts a linear whose sizes do not fit. The first one is kept, and warned of, by name. */
+static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const int64_t sizes[3]) {
     mixp_recipe_counts *counts = &c->ctx->casting->recipes;
-    if (!counts->unfit++) {
-        snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
-        memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
-    }
+    if (counts->unfit++) return;
+    snprintf(counts->unfit_name, sizeof counts->unfit_name, "%.63s", c->in[1]->name);
+    memcpy(counts->unfit_sizes, sizes, sizeof counts->unfit_sizes);
+    mixpi_warn(c->ctx,
+               "mixp_linear '%.63s' stays bf16: its rows, outputs and inputs, %.0f, %.0f and %.0f, "
+               "are not all multiples of %d, as the recipe %s needs. Pad them, or keep this linear "
+               "out with keep_first, keep_last or mixp_guard_pin",
+               counts->unfit_name, (double)sizes[0], (double)sizes[1], (double)sizes[2],
+               (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
 }
 
 /* Takes the recipe r for a linear. */
@@ -95,7 +101,7 @@ static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
     kept |= r->kind == MIXP_RECIPE_FP8_DELAYED && !mixpi_recipe_weight(c);
     if (kept) counts->kept++;
     else if (sizes[0] % unit || sizes[1] % unit || sizes[2] % unit || !sizes[0] || !sizes[2])
-        mixpi_recipe_unfit(c, sizes);
+        mixpi_recipe_unfit(c, r, sizes);
     else return mixpi_recipe_take(c, r, out);
     return MIXP_OK;
 }

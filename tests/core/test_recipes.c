@@ -570,6 +570,14 @@ static mixp_recipe_counts counted(const mixp_recipe *recipe, const int *widths, 
         MIXP_AUTOCAST(ctx, MIXP_F32) (void)mixp_linear(ctx, x, mixp_param(ctx, "f", MIXP_F32, 2, shape), NULL);
     }
     counts = mixp_autocast_recipe_counts(ctx);
+    if (counts.unfit) {
+        char size[32];
+        snprintf(size, sizeof size, "%d, %d and %d", (int)rows, (int)counts.unfit_sizes[1], (int)counts.unfit_sizes[2]);
+        CHECK_TEXT(mixp_context_warning(ctx), counts.unfit_name);
+        CHECK_TEXT(mixp_context_warning(ctx), size);
+        CHECK_TEXT(mixp_context_warning(ctx), "are not all multiples of ");
+        CHECK_TEXT(mixp_context_warning(ctx), mixp_recipe_name(recipe->kind));
+    } else CHECK(!*mixp_context_warning(ctx));
     mixp_autocast_reset_counts(ctx);
     CHECK_INT(mixp_autocast_recipe_counts(ctx).quantised, 0);
     mixp_context_free(ctx);

@@ -38,4 +38,46 @@ check 'README, your own gradients' runs readme2 '^w\[0\] = (0\.9|1\.0)'
 check 'README, on a GPU' runs gpu '^no GPU: none here$'
 check 'README, no program is untested' test ! -f "$tmp/readme4.c"
 check 'the manual of mixprec.h' runs manual '^w = (2\.9|3\.0)'
+# The loop of the page on recipes, with a model around it.
+{ cat <<'END'
+#define MIXPREC_IMPLEMENTATION
+#include "mixprec.h"
+#include <stdio.h>
+static mixp_context *ctx;
+static mixp_tensor *w[2];
+static mixp_tensor *batch(int step) {
+    const int64_t shape[2] = { 32, 32 };
+    static float x[32 * 32];
+    for (int i = 0; i < 32 * 32; i++) x[i] = (float)((i * 37 + step) % 17 - 8) / 8.0f;
+    return mixp_input(ctx, MIXP_F32, 2, shape, x);
+}
+static mixp_tensor *model(mixp_context *c, mixp_tensor *x)
+{ return mixp_mse(c, mixp_linear(c, mixp_relu(c, mixp_linear(c, x, w[0], NULL)), w[1], NULL), x); }
+int main(void) {
+    const int64_t shape[2] = { 32, 32 };
+    mixp_optimizer *opt;
+    mixp_tensor *loss = NULL;
+    int step;
+    ctx = mixp_context_new(NULL);
+    opt = mixp_optimizer_new(ctx, NULL);
+    for (step = 0; step < 2; step++) {
+        w[step] = mixp_param(ctx, step ? "w1" : "w0", MIXP_F32, 2, shape);
+        mixp_init_normal(w[step], 0, 0.1);
+        mixp_optimizer_add(opt, w[step], NULL);
+    }
+    {
+END
+  awk '/A training loop in NVFP4/ { on = 1; next } /Begin with FP8_CURRENT/ { exit } on { sub(/^ \*( {1,5})?/, ""); print }' mixprec.h
+  cat <<'END'
+    }
+    {
+        const mixp_recipe_counts n = mixp_autocast_recipe_counts(ctx);
+        printf("%d quantised, %d kept, loss below 1: %d\n", (int)n.quantised, (int)n.kept, mixp_item(loss) < 1);
+    }
+    mixp_context_free(ctx);
+    return 0;
+}
+END
+} >"$tmp/recipe.c"
+check 'the page on recipes of mixprec.h' runs recipe '^[1-9][0-9]* quantised, [1-9][0-9]* kept, loss below 1: 1$'
 report
