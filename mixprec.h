@@ -3118,6 +3118,8 @@ struct mixp_tensor {
                                    dead tensor */
         mixp_tensor *grad;      /* storage of the gradient, filled or not                  */
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
+        struct mixpi_weight_copy *quantised[2]; /* values for a recipe's products over the
+                                   columns, the rows; blocks that suit both: over the columns */
         mixp_tensor *master;    /* of a cached copy: the tensor that the copy was cast from */
         mixp_tensor *origin;    /* of a reshape: the tensor whose memory this tensor shares */
         const char  *writer;    /* the call that last wrote this tensor; NULL = unknown    */
@@ -3589,7 +3591,9 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
  * gradient of the weight) are quantised. A quantised operand is a bf16 array of decoded values,
  * which bf16 holds exactly; the product is the bf16 product with f32 sums. The numbers are
  * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time and no
- * memory: it shows what a format does to training. See the field recipe of mixp_autocast.
+ * memory: it shows what a format does to training. On the CPU a parameter keeps its quantised
+ * values, 2 bytes for each element, or 4 where its products need other blocks (MXFP8; NVFP4 with
+ * no_2d), until it is written. See the field recipe of mixp_autocast.
  *
  * A training loop in NVFP4, whose first linear stays bf16, under a guard:
  *
@@ -18092,9 +18096,9 @@ typedef struct mixpi_recipe_call {
     mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
-/* A quantised operand in the arena, and the factor for its product. factor: the device's kernel
- * wrote the factor there, times that of the product's other operand, if quantised before. high: the
- * product is bf16, and does not read the operand. */
+/* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
+ * device's kernel wrote the factor there, times that of the product's other operand, if quantised
+ * before. high: the product is bf16, and does not read the operand. */
 typedef struct mixpi_quantised { mixp_tensor *y, *factor; float decode; int high; } mixpi_quantised;
 
 /* An operand that is not yet quantised, of the product of the operands a and b. */
@@ -18213,7 +18217,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
 }
 
 static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
-{ if (t) mixpi_arena_give(ctx, &ctx->dev, t->data, mixpi_bytes(t)); }
+{ if (t && t->own.generation) mixpi_arena_give(ctx, &ctx->dev, t->data, mixpi_bytes(t)); }
 
 /* Transforms k->x in place of itself, into an array of the arena. */
 static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
@@ -18230,13 +18234,15 @@ static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_t
     return mixp_hadamard(&c->ctx->exec, h.rows, h.cols, h.a, h.y);
 }
 
-/* Quantises k->x into q->y. */
+/* Quantises k->x into q->y. Where memory is the host's, the factor is in q->decode. */
 static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k,
                                          mixpi_quantised *q) {
+    const mixp_device *device = c->ctx->device;
     const int64_t one = 1;
     k->y = (mixp_bf16 *)q->y->data;
-    if (!c->ctx->device->kernels->quantise) return mixp_quantise(&c->ctx->exec, k, &q->decode);
-    if (mixpi_has_scale_of_array(k->scale)) {
+    if (!device->kernels->quantise) return mixp_quantise(&c->ctx->exec, k, &q->decode);
+    if (!device->download) k->decode = &q->decode;
+    else if (mixpi_has_scale_of_array(k->scale)) {
         q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &one);
         if (!q->factor) return MIXP_ERR_MEMORY;
         k->decode = (float *)q->factor->data;
@@ -18244,12 +18250,98 @@ static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k,
     return MIXPI_RUN(c, quantise, k);
 }
 
+/* --- quantised values of weights ---
+ * They last as long as the weight's tensor, and are made again when the weight was written or
+ * another recipe reads it. On a device a graph would write them unseen by the host: there they are
+ * made for each product. */
+
+typedef struct mixpi_weight_copy {
+    mixp_tensor       *y;
+    mixp_quantise_args plan;    /* what y was made by                                      */
+    uint64_t           versions[2];     /* of the weight that was read; 0 = y holds nothing */
+    float              decode, amax;
+} mixpi_weight_copy;
+
+/* The versions of the values that a linear reads: of the tensor, and of the master weight from
+ * which the tensor was cast. */
+static void mixpi_weight_versions(const mixp_tensor *w, uint64_t versions[2]) {
+    const mixp_tensor *master = w->own.master;
+    versions[0] = w->version + 1;
+    versions[1] = master ? master->own.low_version[w->dtype == MIXP_BF16] : 0;
+}
+
+/* The place of a weight's quantised values; NULL: they are made for each product, or *r is an
+ * error. */
+static mixpi_weight_copy *mixpi_weight_place(mixp_call *c, const mixp_quantise_args *k, int rows,
+                                             mixp_result *r) {
+    mixp_tensor *owner = mixpi_lasting(c->in[1]), *y;
+    mixpi_weight_copy *copy, **place;
+    if (!owner || c->ctx->device->download) return NULL;
+    place = &owner->own.quantised[rows && k->block_rows != k->block_cols];
+    if (*place) return *place;
+    copy = (mixpi_weight_copy *)mixpi_host_alloc(c->ctx, sizeof *copy);
+    y = copy ? mixpi_twin(owner, MIXP_BF16) : NULL;
+    if (y) y->data = mixpi_data_alloc(y);
+    if (!y || !y->data) {
+        *r = MIXP_ERR_MEMORY;
+        return NULL;
+    }
+    copy->y = y;
+    return *place = copy;
+}
+
+static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise_args *k,
+                              const uint64_t versions[2]) {
+    const mixp_quantise_args *p = &copy->plan;
+    return memcmp(copy->versions, versions, sizeof copy->versions) == 0 &&
+           p->x.data == k->x.data && p->element == k->element && p->scale == k->scale &&
+           p->block_rows == k->block_rows && p->block_cols == k->block_cols &&
+           p->given == k->given;
+}
+
+/* Gives q the weight's quantised values, made if they are not fresh. */
+static mixp_result mixpi_weight_quantised(mixp_call *c, mixpi_weight_copy *copy,
+                                          mixp_quantise_args *k, mixpi_quantised *q) {
+    uint64_t versions[2];
+    mixp_result r;
+    mixpi_weight_versions(c->in[1], versions);
+    q->y = copy->y;
+    q->decode = copy->decode;
+    k->y = (mixp_bf16 *)copy->y->data;
+    if (mixpi_weight_fresh(copy, k, versions)) {
+        if (k->amax) *k->amax = copy->amax;
+        return MIXP_OK;
+    }
+    memset(copy->versions, 0, sizeof copy->versions);
+    r = mixpi_recipe_quantise(c, k, q);
+    if (r != MIXP_OK) return r;
+    copy->plan = *k;
+    copy->plan.decode = copy->plan.amax = NULL;
+    copy->decode = q->decode;
+    copy->amax = k->amax ? *k->amax : 0.0f;
+    memcpy(copy->versions, versions, sizeof versions);
+    return MIXP_OK;
+}
+
+/* Quantises an operand into an array of the arena. turned: transformed first, into *turned, which
+ * the caller gives back; NULL: not transformed. */
+static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **turned, mixp_quantise_args *k,
+                                     mixpi_quantised *q) {
+    const int64_t count = k->rows * k->cols;
+    mixp_result r = MIXP_OK;
+    q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
+    if (!q->y) return MIXP_ERR_MEMORY;
+    if (turned) r = mixpi_recipe_turn(c, k, turned);
+    return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
+}
+
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
  * rows. Give q->y back with mixpi_recipe_give. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
                                         int over_rows, mixp_quantise_args *k, mixpi_quantised *q) {
-    const int64_t count = k->rows * k->cols;
-    const int turns = rc->recipe.kind == MIXP_RECIPE_NVFP4 && over_rows && role != MIXPI_ROLE_W;
+    const int turns = rc->recipe.kind == MIXP_RECIPE_NVFP4 && !rc->recipe.no_hadamard &&
+                      over_rows && role != MIXPI_ROLE_W;
+    mixpi_weight_copy *copy = NULL;
     mixp_tensor *turned = NULL;
     mixp_result r = MIXP_OK;
     float amax = 0.0f;
@@ -18258,12 +18350,11 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     k->seed = c->ctx->seed ^ 0x7265636970657321u;
     k->step = rc->step;
     k->tensor = 2u * rc->call + (uint64_t)over_rows;
-    q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
-    if (!q->y) return MIXP_ERR_MEMORY;
     if (rc->scaled) k->given = rc->scaled->scales[role];
     if (rc->scaled) k->amax = &amax;
-    if (turns && !rc->recipe.no_hadamard) r = mixpi_recipe_turn(c, k, &turned);
-    if (r == MIXP_OK) r = mixpi_recipe_quantise(c, k, q);
+    if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
+    if (copy) r = mixpi_weight_quantised(c, copy, k, q);
+    else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy) &&
         !(rc->scaled && rc->scaled->scales[role] == 1.0f))
         r = mixpi_lossy_measure(c, &rc->recipe, &rc->lossy[role], k, q->decode);

@@ -37,6 +37,8 @@ struct mixp_tensor {
                                    dead tensor */
         mixp_tensor *grad;      /* storage of the gradient, filled or not                  */
         mixp_tensor *low[2];    /* cached f16 and bf16 copies                              */
+        struct mixpi_weight_copy *quantised[2]; /* values for a recipe's products over the
+                                   columns, the rows; blocks that suit both: over the columns */
         mixp_tensor *master;    /* of a cached copy: the tensor that the copy was cast from */
         mixp_tensor *origin;    /* of a reshape: the tensor whose memory this tensor shares */
         const char  *writer;    /* the call that last wrote this tensor; NULL = unknown    */
