@@ -27382,6 +27382,54 @@ MIXPREC_API mixp_result mixp_checkpoint_save_weights(const char *path, mixp_cont
 { return mixp_checkpoint_save_weights_of(path, ctx, NULL); }
 #endif
 #ifndef MIXPREC_NO_WATCH
+/* --- traits of operators ------------------------------------------------------------------ *
+ *
+ * Properties of built-in operators that the guard's judgement depends on. An operator is known by
+ * its row in the table: a program's own operator has none of these traits, whatever its name.
+ */
+enum {
+    MIXPI_IS_CAST = 1,
+    MIXPI_IS_DROPOUT = 2,
+    MIXPI_SCALES_LOSS = 4,      /* multiplies a loss by the loss scale */
+    MIXPI_ROUNDS = 8,           /* its precision is measured */
+    MIXPI_CUTS = 16,            /* turns numbers into zeros regardless of their size */
+    MIXPI_SHRINKS = 32,         /* makes small numbers of large ones: a non-finite result of it is
+                                   not finite in f32 either */
+    MIXPI_MAY_MEAN = 64         /* normally makes Inf from finite numbers: f32 would not help */
+};
+
+static int mixpi_traits_at(mixp_op_id id) {
+    switch (id) {
+    case MIXP_OP_LINEAR: case MIXP_OP_MATMUL: case MIXP_OP_ADD: case MIXP_OP_MUL:
+    case MIXP_OP_SCALE:
+        return MIXPI_ROUNDS;
+    case MIXP_OP_SUB:
+        return MIXPI_ROUNDS | MIXPI_CUTS;
+    case MIXP_OP_RELU: case MIXP_OP_RELU_SQUARED: case MIXP_OP_CLAMP: case MIXP_OP_MAXIMUM:
+    case MIXP_OP_MINIMUM: case MIXP_OP_MAX:
+        return MIXPI_CUTS;
+    case MIXP_OP_DROPOUT:
+        return MIXPI_IS_DROPOUT | MIXPI_CUTS;
+    case MIXP_OP_MASKED_FILL: case MIXP_OP_WHERE:
+        return MIXPI_CUTS | MIXPI_MAY_MEAN;
+    case MIXP_OP_DIV: case MIXP_OP_POW:
+        return MIXPI_MAY_MEAN;
+    case MIXP_OP_LOG: case MIXP_OP_SQRT:
+        return MIXPI_SHRINKS;
+    default:
+        return 0;
+    }
+}
+
+/* The traits of an operator, as a set of bits. */
+static int mixpi_traits_of(const mixp_op *op) {
+    const uintptr_t first = (uintptr_t)mixp_op_builtin((mixp_op_id)0);
+    const uintptr_t size = sizeof *op, at = (uintptr_t)op - first;
+    if (mixpi_is_cast(op)) return MIXPI_IS_CAST | MIXPI_ROUNDS;
+    if (op == &mixpi_scale_op) return MIXPI_SCALES_LOSS;
+    return at < size * MIXP_OP_COUNT ? mixpi_traits_at((mixp_op_id)(int)(at / size)) : 0;
+}
+
 /* --- the state of the guard ------------------------------------------------------------------ */
 
 /* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */
@@ -27449,6 +27497,7 @@ typedef struct mixpi_site {
     mixp_tensor *read[2];       /* permanent tensors that it reads */
     mixp_look    value, grad;
     const char  *op;
+    int          traits;        /* of its operator: see watch/traits.c */
     char         name[MIXPI_SITE_NAME];
 } mixpi_site;
 
@@ -27866,6 +27915,7 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
     site = mixpi_site_at(ctx, number);
     if (site->op) return number;
     site->op = v->op->name;         /* first visit, or the first since a checkpoint was loaded */
+    site->traits = mixpi_traits_of(v->op);
     site->weights = v->weights;
     mixpi_site_reads(site, v);
     mixpi_site_name(ctx, v, number);
@@ -28052,16 +28102,13 @@ static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixp_in ful
 
 /* Is it the site's turn in this step? Only once in a sample: the first micro-batch counts. */
 static int mixpi_inspects(const mixp_context *ctx, int number, const mixp_tensor *t) {
-    static const char *const ops[] = { "linear", "matmul", "cast", "add", "sub", "mul", "scale" };
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
     const uint32_t every = (uint32_t)w->n_sites / 4u + 1u;
-    size_t i = 0;
     if (!w->sampled || !(w->imprecise > 0.0f) || !mixpi_is_low(site->low)) return 0;
     if (site->inspected == w->fresh || t->rank < 1 || mixpi_no_grad_now(ctx)) return 0;
     if (!w->inspect_all && ((uint32_t)number + (uint32_t)w->drawn) % every) return 0;
-    while (i < sizeof ops / sizeof ops[0] && strcmp(site->op, ops[i]) != 0) i++;
-    return i < sizeof ops / sizeof ops[0];
+    return (site->traits & MIXPI_ROUNDS) != 0;
 }
 
 /* Columns of t; a vector is one column. */
@@ -28167,7 +28214,7 @@ static mixp_result mixpi_inspect_call(mixpi_tape_entry *e, mixp_tensor *const *g
  * out. */
 static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
     return e->alias || mixpi_is_cast(e->call.op) ||
-           strcmp(e->call.op->name, "dropout") == 0;
+           e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
 /* After the forward pass of a call. */
@@ -28977,16 +29024,9 @@ static int mixpi_site_is_low(const mixpi_site *site, int sample) {
            site->changed < sample;
 }
 
-/* Is the site's operator one of these? */
-static int mixpi_site_is_of(const mixpi_site *site, const char *const *ops, size_t n) {
-    size_t i;
-    for (i = 0; site->op && i < n; i++)
-        if (strcmp(site->op, ops[i]) == 0) return 1;
-    return 0;
-}
-static int mixpi_site_is(const mixpi_site *site, const char *op)
-{ return mixpi_site_is_of(site, &op, 1); }
-static int mixpi_site_is_cast(const mixpi_site *site) { return mixpi_site_is(site, "cast"); }
+/* Has the site's operator one of these traits? */
+static int mixpi_site_is(const mixpi_site *site, int traits)
+{ return (site->traits & traits) != 0; }
 
 /* Looks at t at once, through a row of device memory. Waits for the device. */
 static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
@@ -29017,13 +29057,6 @@ static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
     return 0;
 }
 
-/* Does the operator turn numbers into zeros regardless of their size? */
-static int mixpi_site_cuts(const mixpi_site *site) {
-    static const char *const cutting[] = { "relu", "relu_squared", "masked_fill", "where", "clamp",
-                                           "maximum", "minimum", "max", "dropout", "sub" };
-    return mixpi_site_is_of(site, cutting, sizeof cutting / sizeof cutting[0]);
-}
-
 /* Did values vanish between an input and the site, or gradients between the site and an input? */
 static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     mixpi_watch *w = ctx->watch;
@@ -29036,7 +29069,7 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
         const int grad = mixpi_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
                                         mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
-        if (mixpi_site_cuts(site) || mixpi_site_zero_weight(ctx, site)) return;
+        if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
         if (grad) from->verdict |= MIXPI_SAW_NO_GRAD;
     }
@@ -29117,7 +29150,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
     /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
-    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
     site->samples++;
     if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
@@ -29197,11 +29230,11 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *reader = mixpi_site_at(ctx, number);
     int n;
-    if (mixpi_site_is_cast(reader) || mixpi_site_is(reader, "dropout")) return 0;
+    if (mixpi_site_is(reader, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return 0;
     for (n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->from[0] != from || !mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
-        if (mixpi_site_is_cast(site) || mixpi_site_is(site, "dropout")) return n;
+        if (mixpi_site_is(site, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return n;
     }
     return 0;
 }
@@ -29227,7 +29260,7 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     for (n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         const int bad = mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite != 0;
-        if (mixpi_site_is(site, "scaler_scale") && mixpi_seen(w, n, MIXPI_LOOK_VALUE)->count) {
+        if (mixpi_site_is(site, MIXPI_SCALES_LOSS) && mixpi_seen(w, n, MIXPI_LOOK_VALUE)->count) {
             const int loss = bad ? mixpi_bad_input(ctx, n) : 0;
             if (loss) return loss;
             scalar = -1;
@@ -29249,24 +29282,13 @@ static int mixpi_trace(const mixp_context *ctx, int loss) {
     return at;
 }
 
-/* Does the operator make small numbers of large ones? A non-finite result of such an operator is
- * not finite in f32 either. */
-static int mixpi_site_shrinks(const mixpi_site *site)
-{ return mixpi_site_is(site, "log") || mixpi_site_is(site, "sqrt"); }
-
-/* Is it normal for the operator to make Inf from finite numbers? f32 would not help then. */
-static int mixpi_site_may_mean(const mixpi_site *site) {
-    static const char *const meaning[] = { "masked_fill", "where", "div", "pow" };
-    return mixpi_site_is_of(site, meaning, sizeof meaning / sizeof meaning[0]);
-}
-
 /* Did the site itself make non-finite values from finite ones? began: as in mixpi_judge_origin. */
 static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
-    if (mixpi_site_shrinks(site)) return 0;
-    if (mixpi_site_may_mean(site) && number != began) return 0;
+    if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
+    if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
     return !mixpi_bad_input(ctx, number) && !mixpi_site_bad_weight(ctx, site);
 }

@@ -138,6 +138,7 @@ extern "C" {
 #include "files/weights.c"
 #endif
 #ifndef MIXPREC_NO_WATCH
+#include "watch/traits.c"
 #include "watch/state.c"
 #include "watch/sites.c"
 #include "watch/rows.c"

@@ -67,7 +67,7 @@ static mixp_result mixpi_inspect_call(mixpi_tape_entry *e, mixp_tensor *const *g
  * out. */
 static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
     return e->alias || mixpi_is_cast(e->call.op) ||
-           strcmp(e->call.op->name, "dropout") == 0;
+           e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
 /* After the forward pass of a call. */

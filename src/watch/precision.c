@@ -88,16 +88,13 @@ static mixp_result mixpi_inspect_full(mixp_context *ctx, int number, mixp_in ful
 
 /* Is it the site's turn in this step? Only once in a sample: the first micro-batch counts. */
 static int mixpi_inspects(const mixp_context *ctx, int number, const mixp_tensor *t) {
-    static const char *const ops[] = { "linear", "matmul", "cast", "add", "sub", "mul", "scale" };
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
     const uint32_t every = (uint32_t)w->n_sites / 4u + 1u;
-    size_t i = 0;
     if (!w->sampled || !(w->imprecise > 0.0f) || !mixpi_is_low(site->low)) return 0;
     if (site->inspected == w->fresh || t->rank < 1 || mixpi_no_grad_now(ctx)) return 0;
     if (!w->inspect_all && ((uint32_t)number + (uint32_t)w->drawn) % every) return 0;
-    while (i < sizeof ops / sizeof ops[0] && strcmp(site->op, ops[i]) != 0) i++;
-    return i < sizeof ops / sizeof ops[0];
+    return (site->traits & MIXPI_ROUNDS) != 0;
 }
 
 /* Columns of t; a vector is one column. */

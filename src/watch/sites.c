@@ -1,4 +1,5 @@
 #pragma once
+#include "traits.c"
 #include "state.c"
 /* --- sites ----------------------------------------------------------------------------- *
  *
@@ -206,6 +207,7 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
     site = mixpi_site_at(ctx, number);
     if (site->op) return number;
     site->op = v->op->name;         /* first visit, or the first since a checkpoint was loaded */
+    site->traits = mixpi_traits_of(v->op);
     site->weights = v->weights;
     mixpi_site_reads(site, v);
     mixpi_site_name(ctx, v, number);

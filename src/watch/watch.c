@@ -363,16 +363,9 @@ static int mixpi_site_is_low(const mixpi_site *site, int sample) {
            site->changed < sample;
 }
 
-/* Is the site's operator one of these? */
-static int mixpi_site_is_of(const mixpi_site *site, const char *const *ops, size_t n) {
-    size_t i;
-    for (i = 0; site->op && i < n; i++)
-        if (strcmp(site->op, ops[i]) == 0) return 1;
-    return 0;
-}
-static int mixpi_site_is(const mixpi_site *site, const char *op)
-{ return mixpi_site_is_of(site, &op, 1); }
-static int mixpi_site_is_cast(const mixpi_site *site) { return mixpi_site_is(site, "cast"); }
+/* Has the site's operator one of these traits? */
+static int mixpi_site_is(const mixpi_site *site, int traits)
+{ return (site->traits & traits) != 0; }
 
 /* Looks at t at once, through a row of device memory. Waits for the device. */
 static mixp_result mixpi_look_now(const mixp_tensor *t, mixp_dtype low, mixp_look *row,
@@ -403,13 +396,6 @@ static int mixpi_site_zero_weight(mixp_context *ctx, const mixpi_site *site) {
     return 0;
 }
 
-/* Does the operator turn numbers into zeros regardless of their size? */
-static int mixpi_site_cuts(const mixpi_site *site) {
-    static const char *const cutting[] = { "relu", "relu_squared", "masked_fill", "where", "clamp",
-                                           "maximum", "minimum", "max", "dropout", "sub" };
-    return mixpi_site_is_of(site, cutting, sizeof cutting / sizeof cutting[0]);
-}
-
 /* Did values vanish between an input and the site, or gradients between the site and an input? */
 static void mixpi_judge_vanished(mixp_context *ctx, int number) {
     mixpi_watch *w = ctx->watch;
@@ -422,7 +408,7 @@ static void mixpi_judge_vanished(mixp_context *ctx, int number) {
         const int grad = mixpi_vanished(mixpi_seen(w, site->from[i], MIXPI_LOOK_GRAD),
                                         mixpi_seen(w, number, MIXPI_LOOK_GRAD), from->low);
         if (!value && !grad) continue;
-        if (mixpi_site_cuts(site) || mixpi_site_zero_weight(ctx, site)) return;
+        if (mixpi_site_is(site, MIXPI_CUTS) || mixpi_site_zero_weight(ctx, site)) return;
         if (value) site->verdict |= MIXPI_SAW_NO_VALUE;
         if (grad) from->verdict |= MIXPI_SAW_NO_GRAD;
     }
@@ -503,7 +489,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     site->value = *mixpi_seen(w, number, MIXPI_LOOK_VALUE);
     site->grad = *mixpi_seen(w, number, MIXPI_LOOK_GRAD);
     /* A cast that was left out has no gradient of its own; its gradient is the producer's. */
-    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is_cast(site))
+    if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
     site->samples++;
     if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
@@ -583,11 +569,11 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *reader = mixpi_site_at(ctx, number);
     int n;
-    if (mixpi_site_is_cast(reader) || mixpi_site_is(reader, "dropout")) return 0;
+    if (mixpi_site_is(reader, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return 0;
     for (n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         if (site->from[0] != from || !mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) continue;
-        if (mixpi_site_is_cast(site) || mixpi_site_is(site, "dropout")) return n;
+        if (mixpi_site_is(site, MIXPI_IS_CAST | MIXPI_IS_DROPOUT)) return n;
     }
     return 0;
 }
@@ -613,7 +599,7 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     for (n = 1; n <= w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_at(ctx, n);
         const int bad = mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite != 0;
-        if (mixpi_site_is(site, "scaler_scale") && mixpi_seen(w, n, MIXPI_LOOK_VALUE)->count) {
+        if (mixpi_site_is(site, MIXPI_SCALES_LOSS) && mixpi_seen(w, n, MIXPI_LOOK_VALUE)->count) {
             const int loss = bad ? mixpi_bad_input(ctx, n) : 0;
             if (loss) return loss;
             scalar = -1;
@@ -635,24 +621,13 @@ static int mixpi_trace(const mixp_context *ctx, int loss) {
     return at;
 }
 
-/* Does the operator make small numbers of large ones? A non-finite result of such an operator is
- * not finite in f32 either. */
-static int mixpi_site_shrinks(const mixpi_site *site)
-{ return mixpi_site_is(site, "log") || mixpi_site_is(site, "sqrt"); }
-
-/* Is it normal for the operator to make Inf from finite numbers? f32 would not help then. */
-static int mixpi_site_may_mean(const mixpi_site *site) {
-    static const char *const meaning[] = { "masked_fill", "where", "div", "pow" };
-    return mixpi_site_is_of(site, meaning, sizeof meaning / sizeof meaning[0]);
-}
-
 /* Did the site itself make non-finite values from finite ones? began: as in mixpi_judge_origin. */
 static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     const mixpi_watch *w = ctx->watch;
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (!mixpi_seen(w, number, MIXPI_LOOK_VALUE)->nonfinite) return 0;
-    if (mixpi_site_shrinks(site)) return 0;
-    if (mixpi_site_may_mean(site) && number != began) return 0;
+    if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
+    if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
     return !mixpi_bad_input(ctx, number) && !mixpi_site_bad_weight(ctx, site);
 }

@@ -612,6 +612,55 @@ static void logits_of_one_operator(void) {
     }
 }
 
+/* --- own operators --- */
+
+static mixp_result enlarge(mixp_call *c, mixp_in from, mixp_out to) {
+    int64_t i;
+    for (i = 0; to.data && i < c->out->count; i++) mixp_put(to, i, 1e5f * mixp_get(from, i));
+    return MIXP_OK;
+}
+static mixp_result own_infer(mixp_call *c)
+{ return mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape); }
+static mixp_result own_forward(mixp_call *c) { return enlarge(c, mixp_call_x(c, 0), mixp_call_y(c)); }
+static mixp_result own_backward(mixp_call *c) { return enlarge(c, mixp_call_dy(c), mixp_call_dx(c, 0)); }
+
+/* A program's own operator multiplies by 100,000, in f16, and is named as a built-in one that cannot
+ * overflow, or whose Inf is intended. It falls back all the same. */
+static void own_operators_with_known_names(void) {
+    static const char *const names[4] = { "log", "sqrt", "where", "mine" };
+    static const int64_t shape[2] = { N, N };
+    float x[N * N];
+    int i, k;
+    for (i = 0; i < N * N; i++) x[i] = 1;
+    for (k = 0; k < 4; k++) {
+        mixp_op op = { NULL, MIXP_CLASS_KEEP, 0, own_infer, own_forward, own_backward, NULL };
+        net m = net_open(1, 1, 1e-9, 1);
+        mixp_site_info site;
+        int fell = 0;
+        op.name = names[k];
+        mixp_fill(m.w[0], 1);
+        for (i = 0; i < 4; i++) {
+            mixp_tensor *y = NULL;
+            mixp_step_begin(m.ctx);
+            mixp_zero_grad(m.opt[0]);
+            MIXP_AUTOCAST(m.ctx, MIXP_F16) {
+                y = mixp_linear(m.ctx, mixp_input(m.ctx, MIXP_F32, 2, shape, x), m.w[0], NULL);
+                y = mixp_apply(m.ctx, &op, 1, &y, 1, NULL);
+                y = mixp_scale(m.ctx, mixp_mean(m.ctx, mixp_cast(m.ctx, y, MIXP_F32), MIXP_ALL, 0),
+                               1e-3f);
+            }
+            mixp_backward(m.ctx, mixp_scaler_scale(m.scaler[0], y));
+            mixp_scaler_step(m.scaler[0], m.opt[0]);
+            mixp_scaler_update(m.scaler[0]);
+        }
+        for (i = 0; mixp_site(m.ctx, i, &site); i++)
+            if (strcmp(site.op, names[k]) == 0) fell = site.fallen;
+        CHECK_INT(fell, 1);
+        CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
+        mixp_context_free(m.ctx);
+    }
+}
+
 int main(void) {
     RUN(masks_of_inf);
     RUN(masked_scores_overflow);
@@ -625,5 +674,6 @@ int main(void) {
     RUN(reshapes_hide_nothing);
     RUN(depth_costs_two_skips);
     RUN(logits_of_one_operator);
+    RUN(own_operators_with_known_names);
     return test_report();
 }
