@@ -9,10 +9,11 @@
  *     profile_print(print);                           print: works as printf does
  *
  * A GPU works asynchronously, so the profile waits for each kernel: the kernel's time is right, but
- * the step is slower than without a profile. Ranks wait for each other: give the context
- * profile_ranks(&ranks) in place of &ranks to see how long.
+ * the step is slower than without a profile. To measure how long ranks wait for each other, give the
+ * context profile_ranks(&ranks) in place of &ranks.
  *
- * For one source file of a program and one context, after mixprec.h and with seconds_now().
+ * Include it in one source file of a program, after mixprec.h and after a function seconds_now(). It
+ * profiles one context.
  */
 #ifndef PROFILE_H
 #define PROFILE_H
@@ -22,7 +23,7 @@ typedef enum profile_group {
     PROFILE_GROUPS
 } profile_group;
 
-/* X(group, kernel, its name for people, parameters, arguments): mixp_kernels, line by line. */
+/* X(group, kernel, displayed name, parameters, arguments), one row for each line of mixp_kernels. */
 #define PROFILE_KERNELS(X)                                                                        \
     X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm_args *k), (x, k))                  \
     X(GEMM, gemm_epilogue, "gemm with sums or gelu",                                              \
@@ -119,8 +120,8 @@ static struct {
     int                on;              /* 1: between profile_begin and profile_end */
     int64_t            steps, calls[PROFILE_SLOTS];
     double             began, wall, seconds[PROFILE_SLOTS];
-    mixp_ranks_desc    world;           /* whose hooks are timed */
-    double             ranks;           /* seconds in them */
+    mixp_ranks_desc    world;           /* the ranks whose hooks are timed */
+    double             ranks;           /* seconds in those hooks */
 } profile;
 
 /* Records the end of a kernel. Returns the kernel's result. */
@@ -140,8 +141,8 @@ static mixp_result profile_note(const mixp_exec *x, int slot, double began, mixp
     }
 PROFILE_KERNELS(PROFILE_WRAP)
 
-/* The device with timed kernels. Kernels unknown to this file are not timed: their time counts as
- * the host's. */
+/* Returns the device with timed kernels. Kernels unknown to this file are not timed: their time
+ * counts as the host's. */
 static const mixp_device *profile_device(const mixp_device *device) {
     profile.inner = device;
     profile.device = *device;
@@ -153,7 +154,7 @@ static const mixp_device *profile_device(const mixp_device *device) {
     return &profile.device;
 }
 
-/* --- ranks: time in their hooks, which waits for the others, or sends --- */
+/* --- ranks: time in their hooks, which send and wait --- */
 
 #define PROFILE_HOOK(hook)                                                                        \
     static const char *profile_##hook(void *user, void *data, int64_t count, mixp_dtype dtype,    \
@@ -177,7 +178,7 @@ static const char *profile_grad_wait(void *user, void *stream, double seconds) {
     return why;
 }
 
-/* The ranks to give a context in place of the given ranks: their hooks time the given hooks. */
+/* Returns ranks with hooks that call the given ranks' hooks and measure their time. */
 #ifdef __GNUC__
 __attribute__((__unused__))
 #endif
@@ -224,7 +225,8 @@ static const char *const profile_groups[] = {"GEMM", "attention", "elementwise",
 static const profile_group profile_group_of[] = {PROFILE_KERNELS(PROFILE_GROUP)};
 static const char *const   profile_what[] = {PROFILE_KERNELS(PROFILE_WHAT)};
 
-/* Seconds that all steps spent in a group. *calls: its calls. *kernels: how many kernels it used. */
+/* Returns the seconds that all steps spent in a group. *calls: number of calls. *kernels: number of
+ * kernels used. */
 static double profile_group_seconds(int group, double *calls, int *kernels) {
     double seconds = 0;
     *calls = 0;
@@ -240,7 +242,7 @@ static double profile_group_seconds(int group, double *calls, int *kernels) {
 
 static void profile_group_lines(profile_printer print, int group, double *seconds) {
     double calls;
-    int    kernels;                     /* a group of one needs no further line */
+    int    kernels;                     /* a group of one kernel gets one line */
     *seconds = profile_group_seconds(group, &calls, &kernels);
     if (kernels == 0 && group == PROFILE_WATCH) return;
     profile_line(print, "", profile_groups[group], *seconds, calls);

@@ -1,8 +1,8 @@
-/* report.h - the log of a training run, as metrics.jsonl, and a page that shows it, report.html
+/* report.h - the log of a training run, metrics.jsonl, and a page drawn from the log, report.html
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * A self-contained file for any program, in C99 or C++11. Included after mixprec.h, it can also log
- * the state of a scaler, an optimizer and a guard:
+ * Works alone in any program, in C99 or C++11. If it is included after mixprec.h, it also logs the
+ * state of a scaler, an optimizer and a guard:
  *
  *     char         error[REPORT_MESSAGE];
  *     report_file *log;
@@ -15,12 +15,12 @@
  *         report_guard(log, step, ctx);              sites that fell back since the last call
  *         if (step % 50 == 0) report_watching(log, step, ctx, opt);
  *     }
- *     if (report_close(log)) fprintf(stderr, "the log is not whole\n");
+ *     if (report_close(log)) fprintf(stderr, "the log is incomplete\n");
  *     if (report_render("run/metrics.jsonl", "run/report.html", error)) fprintf(stderr, "%s\n", error);
  *     report_summary("run/metrics.jsonl", stdout, error);
  *
- * The first line of the log is its header, {"metrics":"mixprec","version":1,...}; every other one
- * begins with {"step":N and is one object:
+ * The first line of the log is its header, {"metrics":"mixprec","version":1,...}. Every other line
+ * is one object and begins with {"step":N:
  *
  *     "loss" "val" "train" "norm" "clip" "lr" "scale" "skipped"          a step; null: not finite.
  *     "tokens" "ms" "mfu" "mem" "seconds" "time"                         train: loss of training
@@ -35,8 +35,8 @@
  *     "param": name, "flushed", "subnormal"                              of its gradient, scaled
  *     "cost": what, "ms"     "memory": what, "bytes"                     of a step
  *
- * The page is one file, without scripts, for phones and desktops, light and dark. A truncated log
- * (the run was killed or still goes on) is shown as far as it goes.
+ * The page is one file, without scripts, for phones and desktops, light and dark. If the log is
+ * truncated (the run was killed or is still running), the page shows the complete lines.
  */
 #ifndef MIXPREC_REPORT_H
 #define MIXPREC_REPORT_H
@@ -504,7 +504,8 @@ static int report_is_fall(const report_note *n)
 static int report_is_back(const report_note *n)
 { return n->kind == REPORT_EVENT && strncmp(n->text, "back", 4) == 0; }
 
-/* Order by site, then by the log. All notes lie in one array, so addresses give the log's order. */
+/* Orders by site, then by place in the log. All notes are in one array, so a later note in the log has
+ * a higher address. */
 static int report_by_site(const void *a, const void *b) {
     const report_note *x, *y;
     int                order;
@@ -637,8 +638,8 @@ static report_result report_read(report_data *d, const char *path, char *error) 
 
 /* ==== The page ======================================================================
  *
- * Drawings are 400 units wide: the width of a phone and a third of a desktop's, so their text has
- * the same size on both. Shape, place or number repeats whatever colour shows.
+ * Drawings are 400 units wide, the width of a phone and a third of a desktop's, so text has the same
+ * size on both. A shape, a place or a number repeats the information of each colour.
  */
 enum { REPORT_LEFT = 46, REPORT_RIGHT = 390, REPORT_COLUMNS = 48, REPORT_SHADES = 8 };
 
@@ -694,7 +695,7 @@ static void report_label(const report_axes *a, double x, double y, const char *a
     fputs("</text>", a->f);
 }
 
-/* 1500 as 1.5k: labels have little room. */
+/* Writes 1.5e4 as 15k, because labels have little space. */
 static const char *report_short(double v, char *text) {
     if (fabs(v) >= 1e9 || (v > 0 && v < 1e-3)) snprintf(text, 24, "%.1e", v);
     else if (fabs(v) >= 1e6) snprintf(text, 24, "%.4gM", v / 1e6);
@@ -713,7 +714,7 @@ static double report_mark_distance(double range, int marks) {
     return raw <= 5 * power ? 5 * power : 10 * power;
 }
 
-/* What an axis measures: above an axis of values, below that of steps. */
+/* Axis titles: above the axis of values, below the axis of steps. */
 static void report_y_title(const report_axes *a, const char *title)
 { report_label(a, 4, a->top - 11, "start", "%s", title); }
 
@@ -740,7 +741,7 @@ static void report_y_marks(const report_axes *a, int marks) {
     double each = report_mark_distance(a->high - a->low, marks), first = ceil(a->low / each), at;
     char   text[24];
     int    i;
-    /* By number: of huge values that lie close, the next mark may be the same double. */
+    /* Counts marks: between huge values, the next mark may be the same double. */
     for (i = 0; i <= 3 * marks; i++) {
         at = (first + i) * each;
         if (!(at <= a->high + 1e-9 * each)) break;
@@ -748,7 +749,7 @@ static void report_y_marks(const report_axes *a, int marks) {
     }
 }
 
-/* Powers of two, or of ten, on an axis of logarithms. */
+/* Marks at powers of two or ten on a logarithmic axis. */
 static void report_power_marks(const report_axes *a, int base, int marks) {
     int each = (int)ceil((a->high - a->low) / marks), at;
     if (each < 1) each = 1;
@@ -760,7 +761,7 @@ static void report_power_marks(const report_axes *a, int base, int marks) {
     }
 }
 
-/* The axis's own measure of a value: itself, or its logarithm. */
+/* The position of a value on the axis: the value, or its logarithm. */
 static double report_measure(double v, int base)
 { return base == 0 ? v : v > 0 ? log(v) / log((double)base) : -1000; }
 
@@ -981,9 +982,9 @@ static void report_draw_norm(const report_data *d, FILE *f) {
     report_panel_end(f);
 }
 
-/* --- heat maps: rows of cells, darker (in the dark: lighter) where there is more --- */
+/* --- heat maps: rows of cells; a larger share is darker (on a dark page: lighter) --- */
 
-/* 1 of 8 for 0.03 %, 8 for all. */
+/* The shade of a share: 1 for 0.03 %, 8 for 100 %. */
 static int report_shade(double share) {
     double shade = 8.5 + 2 * log10(share > 0 ? share : 1e-9);
     if (!(share >= 3e-4)) return 0;
@@ -1012,7 +1013,7 @@ static void report_cells(const report_axes *a, const double *cell, int columns, 
 #define REPORT_HEAT_KEY \
     REPORT_HEAT_PAIR(".2", "0.1%") " " REPORT_HEAT_PAIR(".44", "1%") " " \
     REPORT_HEAT_PAIR(".7", "10%")
-/* A colour and what it means stay on one line. */
+/* Keeps a colour and its label on one line. */
 #define REPORT_HEAT_PAIR(opacity, text) \
     "<span class=\"pair\">" REPORT_HEAT_BOX(opacity) text "</span>"
 
@@ -1040,7 +1041,7 @@ static void report_add_exponents(double *column, const report_note *n, double we
 static double report_exponent_y(const report_axes *a, int e)
 { return a->top + (a->bottom - a->top) * (REPORT_HIGHEST - e + 1) / (double)REPORT_ROWS; }
 
-/* Words on top of cells. */
+/* Text on top of cells. */
 static void report_halo(const report_axes *a, double x, double y, const char *text)
 { fprintf(a->f, "<text class=\"on\" x=\"%.1f\" y=\"%.1f\">%s</text>", x, y, text); }
 
@@ -1116,10 +1117,10 @@ static void report_layer_of(const char *name, char *layer) {
     snprintf(layer, REPORT_NAME, "%.*s", last ? (int)(last - before) : 23, before);
 }
 
-/* The layers in the order in which they come, and what each lost at each sample. */
+/* The layers in the order of the log, and the flushed share of each layer at each sample. */
 typedef struct report_layers {
     char    name[REPORT_LAYERS][REPORT_NAME];
-    double *steps, *share;              /* share[sample * REPORT_LAYERS + layer]: the worst */
+    double *steps, *share;              /* share[sample * REPORT_LAYERS + layer]: largest */
     int     n, samples;
 } report_layers;
 
@@ -1406,7 +1407,7 @@ static void report_tiles(const report_data *d, FILE *f) {
     fputs("</p>\n", f);
 }
 
-/* --- the figures themselves, for those who read them or have them read --- */
+/* --- the numbers as a table, also for screen readers --- */
 
 static void report_cell(FILE *f, double v, const char *format) {
     char text[40] = "";
@@ -1483,7 +1484,7 @@ static void report_style(FILE *f) {
           ".part{fill:var(--one)}\n</style>\n", f);
 }
 
-/* Patterns that repeat what colour shows. */
+/* Patterns, which repeat the information of colours. */
 static void report_patterns(FILE *f) {
     fputs("<svg width=\"0\" height=\"0\" style=\"position:absolute\" aria-hidden=\"true\"><defs>"
           "<pattern id=\"hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" "
@@ -1561,7 +1562,7 @@ static report_result report_convert(const char *path, const char *to, report_wri
 }
 
 /* Renders the log at `path` as the page `html`, which is replaced atomically. REPORT_ERR_CUT: the
- * page is written, as far as the log goes. Any other error: the page is not written. */
+ * page is written from the complete lines of the log. Any other error: the page is not written. */
 REPORT_UNUSED static report_result report_render(const char *path, const char *html, char *error)
 { return report_convert(path, html, report_page, error); }
 
@@ -1587,14 +1588,14 @@ static void report_csv_table(const report_data *d, FILE *f, const char *cut) {
     }
 }
 
-/* The steps of the log at `path` as the table `csv`, with a row of names: what is unknown is empty, what is
- * Inf or NaN is nan. Errors: as report_render. */
+/* Writes the steps of the log at `path` as the table `csv`. The first row has the names. An unknown
+ * number is an empty field; Inf and NaN are nan. Errors: as report_render. */
 REPORT_UNUSED static report_result report_csv(const char *path, const char *csv, char *error)
 { return report_convert(path, csv, report_csv_table, error); }
 
 /* ==== The same in a terminal ======================================================== */
 
-/* The newest values of a field, one character each: from '_' the least to '#' the largest. */
+/* Draws the newest values of a field, one character each, from '_' (smallest) to '#' (largest). */
 static void report_spark(const report_data *d, size_t field, char *text, int width) {
     static const char marks[] = "_.:-=+*#";
     report_axes       a = report_frame(d, NULL, 0, 7.99);
@@ -1642,7 +1643,7 @@ static void report_say_sites(const report_data *d, FILE *out) {
     if (n > 8) fprintf(out, "         and %d more\n", n - 8);
 }
 
-/* The newest skip, and why, in lines that end between words. */
+/* Prints the newest skip and its reason, with line breaks between words. */
 static void report_say_skip(const report_total *t, FILE *out) {
     enum { WIDTH = 70 };
     char        line[REPORT_MESSAGE];
@@ -1661,7 +1662,7 @@ static void report_say_skip(const report_total *t, FILE *out) {
     }
 }
 
-/* What the page says, in lines of at most 79 columns. */
+/* Prints the content of the page in lines of at most 79 columns. */
 REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, char *error) {
     report_data   d;
     report_total  t;
@@ -1692,10 +1693,10 @@ REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, c
     return result;
 }
 
-/* ==== What mixprec knows ============================================================ */
+/* ==== The state of mixprec ========================================================== */
 #ifdef MIXPREC_H_INCLUDED
 
-/* What happened, and what is to be done about it, or that nothing is. */
+/* Writes why a step was skipped, and what to do, or that no action is needed. */
 static void report_why(const mixp_verdict *v, char *text, size_t space) {
     const char *gradient = v->bad_tensor ? v->bad_tensor : "a parameter";
     const int   at = v->site && v->site[0];
@@ -1704,8 +1705,8 @@ static void report_why(const mixp_verdict *v, char *text, size_t space) {
                  "weight. No action needed",
                  v->reason == MIXP_SKIP_SPIKE_LOSS ? "loss" : "gradient norm", v->spike_z);
     else if (v->origin == MIXP_ORIGIN_FORWARD && at)
-        snprintf(text, space, "%.100s made a number that its dtype does not hold. Where the guard "
-                 "lets it store f32, no action is needed", v->site);
+        snprintf(text, space, "%.100s made a number outside the range of its dtype. If the guard "
+                 "lets the site store f32, no action is needed", v->site);
     else if (v->origin == MIXP_ORIGIN_BACKWARD && at)
         snprintf(text, space, "a gradient of %.100s overflowed. The loss scale was too large and "
                  "was lowered. No action needed", v->site);
@@ -1713,26 +1714,26 @@ static void report_why(const mixp_verdict *v, char *text, size_t space) {
         snprintf(text, space, "%s%s%.100s", mixp_origin_text(v->origin), at ? "; it began at " : "",
                  at ? v->site : "");
     else if (v->loss_bad)
-        snprintf(text, space, "the loss was not finite: a number went out of range in the forward pass, "
-                 "which no loss scale cures. The guard looks for it in the next step");
+        snprintf(text, space, "the loss was not finite: a number left the range of its dtype in the forward "
+                 "pass. No loss scale prevents that. The guard looks for the site in the next step");
     else
-        snprintf(text, space, "%s in the gradient of %.120s. Now and then that is how a loss scale "
-                 "is found. No action needed", v->bad_is_nan ? "NaN" : "Inf", gradient);
+        snprintf(text, space, "%s in the gradient of %.120s. A dynamic loss scale causes a skip "
+                 "now and then. No action needed", v->bad_is_nan ? "NaN" : "Inf", gradient);
 }
 
-/* Tells again of a skip whose loss was not finite, once the guard has found its origin: at the next
- * step, or, on a GPU, a few steps later. */
+/* Logs a skip with a non-finite loss again when the guard has found its origin: at the next step, or,
+ * on a GPU, a few steps later. */
 static void report_skip_again(report_file *log, double step, const char *site) {
     const double late = 8;
     char why[300];
     if (log->open <= 0 || step > log->open + late || !site || !site[0]) return;
-    snprintf(why, sizeof why, "the loss was not finite: %.100s made a number that its dtype does not "
-             "hold. The guard found it and lets it store f32. No action needed", site);
+    snprintf(why, sizeof why, "the loss was not finite: %.100s made a number outside the range of "
+             "its dtype. The guard lets the site store f32. No action needed", site);
     report_skip(log, log->open, why);
     log->open = 0;
 }
 
-/* Tells of a step that was skipped, once. On a GPU the verdict may be of an earlier step. */
+/* Logs a skipped step once. On a GPU the verdict may belong to an earlier step. */
 REPORT_UNUSED static void report_verdict(report_file *log, double step, const mixp_verdict *v) {
     char why[300];
     int  is_next;
@@ -1745,7 +1746,7 @@ REPORT_UNUSED static void report_verdict(report_file *log, double step, const mi
     log->open = v->origin == MIXP_ORIGIN_UNKNOWN && v->loss_bad ? step : 0;
 }
 
-/* A step of training as its scaler saw it. */
+/* Logs a training step with the scaler's verdict. */
 REPORT_UNUSED static void report_training(report_file *log, double step, double loss, double val,
                                           const mixp_scaler *scaler) {
     mixp_verdict v = mixp_scaler_verdict(scaler);
@@ -1764,7 +1765,7 @@ REPORT_UNUSED static void report_training(report_file *log, double step, double 
     report_step(log, &p);
 }
 
-/* What the guard did since it was last asked. */
+/* Logs the guard's events since the last call. */
 REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp_context *ctx) {
     static const char *const words[MIXP_EVENT_COUNT] = {
         "overflow", "near overflow", "flushed", "back to low", "pinned", "skip", "full",
@@ -1782,7 +1783,7 @@ REPORT_UNUSED static void report_guard(report_file *log, double step, const mixp
     }
 }
 
-/* What was counted of the gradients: in all, and, where they are fp16's, by parameter. */
+/* Logs the exponents of all gradients, and, for fp16, the flushed share of each parameter. */
 static void report_gradients(report_file *log, double step, mixp_optimizer *opt) {
     mixp_underflow u;
     double         counts[MIXP_EXPONENTS];
@@ -1795,7 +1796,7 @@ static void report_gradients(report_file *log, double step, mixp_optimizer *opt)
         if (u.step >= 0) report_param(log, step, u.name, u.flushed, u.subnormal);
 }
 
-/* In steps for which mixp_optimizer_sample(opt) was called before. Waits for the device. */
+/* Logs guard and gradients. Call mixp_optimizer_sample(opt) before the step. Waits for the device. */
 REPORT_UNUSED static void report_watching(report_file *log, double step, const mixp_context *ctx,
                                           mixp_optimizer *opt) {
     if (!log) return;

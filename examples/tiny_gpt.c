@@ -4,32 +4,32 @@
  *     cc -O2 examples/tiny_gpt.c -o tiny_gpt -lm        (add -fopenmp for more threads)
  *     ./tiny_gpt --data input.txt --dtype fp16 --out run --sample 500
  *
- * With a GPU, mixprec_cuda.cu beside mixprec.h, and CUDA's compiler:
+ * For a GPU, compile mixprec_cuda.cu as well, with CUDA's compiler:
  *
  *     cc -O2 -DTINY_GPT_CUDA -c examples/tiny_gpt.c
  *     nvcc -O2 -arch=native tiny_gpt.o mixprec_cuda.cu -lcublasLt -o tiny_gpt
  *
- * The model is nanoGPT's: pre-norm blocks, learned positions, the output head tied to the
- * token embedding; --preset modern has what came after. The vocabulary of a text is the set of
- * its bytes; a FILE.bin holds tokens made elsewhere, as nanoGPT and llm.c write them.
+ * The model is nanoGPT's: pre-norm blocks, learned positions, the output head tied to the token
+ * embedding. --preset modern has RMSNorm, rotary positions and other newer parts. The vocabulary of
+ * a text is the set of its bytes. A FILE.bin holds tokens, in the format of nanoGPT and llm.c.
  *
- * To see mixed precision at work, read train_batch and make_optimizer. What every trainer has
- * stands in the headers beside this file:
+ * train_batch and make_optimizer show mixed precision. The headers beside this file hold the parts
+ * that every trainer has:
  *
- *     tiny_gpt_terminal.h   messages, the bar of progress, signals
+ *     tiny_gpt_terminal.h   messages, progress bar, signals
  *     tiny_gpt_options.h    the command line, presets, config.json
  *     tiny_gpt_model.h      the tensors and the layers of the model
- *     tiny_gpt_gpt2.h       GPT-2's files, from transformers and to it
+ *     tiny_gpt_gpt2.h       reads and writes GPT-2's files of the transformers library
  *     tiny_gpt_data.h       texts, tokens, vocabulary, batches, prompts
  *     tiny_gpt_tokenizer.h  --tokenizer: tokens as text
- *     tiny_gpt_machine.h    the device, its memory, where a step went
- *     tiny_gpt_output.h     what is printed and logged
+ *     tiny_gpt_machine.h    the device, its memory, the parts of a step's time
+ *     tiny_gpt_output.h     printed lines and the log
  *     tiny_gpt_files.h      the folder of a run: checkpoints, metrics
- *     tiny_gpt_sample.h     writing on, token by token
- *     tiny_gpt_ranks.h      --ranks: many processes, perhaps on many machines
+ *     tiny_gpt_sample.h     generates text, token by token
+ *     tiny_gpt_ranks.h      --ranks: several processes, on one or more machines
  *     profile.h             the time of each kernel, for any program
- *     report.h              the log of a run, and a page that shows it, for any program
- *     plant.h               an overflow of fp16
+ *     report.h              the log of a run, and a page drawn from the log, for any program
+ *     plant.h               --plant: an overflow of fp16, for tests of the guard
  *
  * Exit status: 0 done, 1 failed, 2 wrong usage, 128 + N stopped by signal N (Ctrl-C: 130).
  */
@@ -53,7 +53,7 @@
 
 /* ==== Model ========================================================================= */
 
-/* x += attention(h), then x += mlp(norm(x)), where h is norm(x); the next norm of x. */
+/* h = norm(x). Computes x += attention(h), then x += mlp(norm(x)). Returns the next norm of x. */
 static mixp_tensor *block_forward(const gpt *m, const block *b, layer next, mixp_tensor **x,
                                   mixp_tensor *h, int training) {
     mixp_context *ctx = m->ctx;
@@ -64,9 +64,9 @@ static mixp_tensor *block_forward(const gpt *m, const block *b, layer next, mixp
     return add_norm(m, x, mixp_dropout(ctx, h, m->dropout, training), next);
 }
 
-/* What the head reads, [batch, length, width], of the tokens ids[batch, length]; when `last`, of
- * one sequence, [1, width] of its last token alone. No line of it knows about precision:
- * autocast decides, operator by operator. */
+/* Returns the input of the head, [batch, length, width], for the tokens ids[batch, length]. last 1:
+ * one sequence, and [1, width] for its last token only. No line chooses a precision: autocast
+ * chooses the dtype of each operator. */
 static mixp_tensor *gpt_hidden(const gpt *m, mixp_tensor *ids, int training, int last) {
     mixp_context *ctx = m->ctx;
     int64_t       length = ids ? ids->shape[1] : 1, one = 1;
@@ -84,7 +84,7 @@ static mixp_tensor *gpt_hidden(const gpt *m, mixp_tensor *ids, int training, int
         h = block_forward(m, &m->blocks[i], next, &x, h, training);
     }
     if (!last) return h;
-    /* a row of h, as an embedding picks one of a table */
+    /* picks a row of h, as an embedding picks a row of a table */
     at = mixp_input(ctx, MIXP_I32, 1, &one, &m->ramp[length - 1]);
     return mixp_embedding(ctx, mixp_reshape(ctx, h, 2, rows), at);
 }
@@ -95,45 +95,45 @@ static mixp_tensor *gpt_logits(const gpt *m, mixp_tensor *ids, int training, int
 /* ==== Optimizer ===================================================================== */
 
 typedef struct trainer {
-    mixp_ranks_desc ranks;              /* size 0: there are none */
+    mixp_ranks_desc ranks;              /* size 0: one process without ranks */
     int             saves;              /* 1: this rank takes part in saves */
-    int             stopped;            /* of ranks that share states: 1: all have heard of a signal */
+    int             stopped;            /* 1: all ranks that share states know of a signal */
     config          c;
     const mixp_device *device;
     char            device_name[32];
-    const char     *no_gpu;             /* why --device auto has found none, or "" */
+    const char     *no_gpu;             /* why --device auto found no GPU, or "" */
     corpus          data;
     mixp_context   *ctx;
     gpt             model;
-    mixp_optimizer *opt, *muon;         /* muon NULL: opt has all */
+    mixp_optimizer *opt, *muon;         /* muon NULL: opt has all parameters */
     mixp_scaler    *scaler;
-    mixp_dtype      dtype;              /* of the autocast region */
-    int32_t        *x, *y;              /* a batch; replays read it where it was recorded */
-    float          *losses;             /* of the batches of a step, of all ranks */
-    int             warm;               /* 1: a step has allocated all that steps need */
-    mixp_graph     *first, *middle, *last;  /* --graph: batches of a step; last also of one alone */
-    int64_t         step, last_skip;    /* done so far; last_skip 0 = none */
+    mixp_dtype      dtype;              /* dtype of the autocast region */
+    int32_t        *x, *y;              /* a batch; a replay reads the same addresses */
+    float          *losses;             /* losses of all batches of a step, of all ranks */
+    int             warm;               /* 1: a step has run, so later steps allocate nothing */
+    mixp_graph     *first, *middle, *last;  /* --graph: a step's batches; a single one: last */
+    int64_t         step, last_skip;    /* steps done; newest skipped step, 0 = none */
     double          best_val;           /* the lowest validation loss */
     int64_t         best_step;
     report_file    *metrics;
     int             is_profiled;        /* 1: kernels are timed, for --profile or the report */
     int             lock;               /* descriptor of the folder's lock; -1 = none */
-    int             locked_out;         /* 1: another run had the folder when ours began */
-    struct stat     loaded;             /* the checkpoint that is resumed from */
-    int             save_failed, best_failed;   /* the newest save, and that of the best */
-    int64_t         applied, streak;    /* steps applied; where a streak of skips began */
-    int             warned;             /* 1: of divergence, in this streak */
-    double          seconds;            /* of training since the last log line */
-    double          seconds_before, tokens; /* of training up to it; tokens seen so far */
-    double          began;              /* when training did, for the log */
-    double          train_loss;         /* of --eval-train; ABSENT */
+    int             locked_out;         /* 1: another run had locked the folder when this run began */
+    struct stat     loaded;             /* the checkpoint that was loaded */
+    int             save_failed, best_failed;   /* 1: newest save failed; save of the best failed */
+    int64_t         applied, streak;    /* steps applied; first step of a streak of skips */
+    int             warned;             /* 1: divergence was reported in this streak */
+    double          seconds;            /* seconds of training since the last log line */
+    double          seconds_before, tokens; /* seconds before that line; tokens seen so far */
+    double          began;              /* time at which training began, for the log */
+    double          train_loss;         /* newest loss of --eval-train; ABSENT = none */
     int64_t         timed_steps;
     size_t          model_bytes, optimizer_bytes;   /* for --profile */
-    double          step_bytes;         /* that a step will need; 0 = unknown */
-    int64_t         trained_hash;       /* of the data it was trained on */
-    int64_t         rows;               /* of the log so far */
-    int64_t         events, events_told;    /* of the guard: read, printed */
-    const char     *program;            /* as it was called */
+    double          step_bytes;         /* memory that a step will need; 0 = unknown */
+    int64_t         trained_hash;       /* hash of the training data */
+    int64_t         rows;               /* lines of the log so far */
+    int64_t         events, events_told;    /* the guard's events: read; printed */
+    const char     *program;            /* argv[0] */
 } trainer;
 
 static int64_t ranks_of(const trainer *t) { return t->ranks.size ? t->ranks.size : 1; }
@@ -157,7 +157,8 @@ static void add_matrices(const gpt *m, mixp_optimizer *to) {
     }
 }
 
-/* Rate and decay are in AdamW's measure. No clipping: only a gradient's direction counts. */
+/* Muon takes AdamW's learning rate and decay. It needs no clipping: only the direction of a gradient
+ * counts. */
 static void make_muon(trainer *t, const mixp_optimizer_desc *adamw) {
     mixp_optimizer_desc d = mixp_muon_defaults();
     d.lr = t->c.muon_lr == AUTO ? adamw->lr : t->c.muon_lr;
@@ -169,7 +170,7 @@ static void make_muon(trainer *t, const mixp_optimizer_desc *adamw) {
     t->muon = mixp_optimizer_new(t->ctx, &d);
 }
 
-/* Matrices decay, vectors do not. The optimizer clips by itself (max_norm): scaler_step then
+/* Matrices have weight decay, vectors have none. The optimizer clips (max_norm): mixp_scaler_step
  * unscales, clips and updates in one pass over the parameters. */
 static void make_optimizer(trainer *t) {
     const config   *c = &t->c;
@@ -209,8 +210,8 @@ static void make_optimizer(trainer *t) {
     if (m->norm.b) mixp_optimizer_add(t->opt, m->norm.b, NULL);
 }
 
-/* Only fp16 needs a moving loss scale: its smallest number is 6e-8. For the others the scale
- * stays 1, and the scaler still skips a step whose gradients are not finite. */
+/* Only fp16 needs a dynamic loss scale: its smallest number is 6e-8. For other dtypes the scale is
+ * always 1, and the scaler skips steps with non-finite gradients. */
 static void make_scaler(trainer *t) {
     const config    *c = &t->c;
     mixp_scaler_desc d = {.rule = MIXP_RULE_STATIC, .init_scale = 1};
@@ -253,9 +254,10 @@ static void make_trainer(trainer *t) {
 
 /* ==== Training ====================================================================== */
 
-/* The loss of the batch in t->x and t->y, times share; training: in *scaled that times the loss scale,
- * whose gradient is made in the same pass over the logits. Many logits need much memory: then they are
- * made some rows at a time, and once more for their gradient. */
+/* Returns the loss of the batch in t->x and t->y, multiplied by share. In training, *scaled is that
+ * loss multiplied by the loss scale, and its gradient is computed in the same pass over the logits.
+ * If the logits need too much memory, they are computed some rows at a time, and again for their
+ * gradient. */
 static mixp_tensor *batch_loss(trainer *t, float share, mixp_tensor **scaled) {
     mixp_context *ctx = t->ctx;
     int64_t       shape[2] = {t->c.batch, t->c.block};
@@ -270,7 +272,7 @@ static mixp_tensor *batch_loss(trainer *t, float share, mixp_tensor **scaled) {
             if (scaled) *scaled = mixp_scaler_scale(t->scaler, loss);
         } else {
             h = mixp_linear(ctx, h, t->model.head, NULL);
-            mixp_tensor_set_disposable(h, 1);   /* their gradient may lie over the logits */
+            mixp_tensor_set_disposable(h, 1);   /* the gradient may overwrite the logits */
             if (!scaled) loss = mixp_cross_entropy(ctx, h, y, MIXP_IGNORE);
             else *scaled = mixp_scaler_cross_entropy(t->scaler, h, y, MIXP_IGNORE, share, &loss);
         }
@@ -278,8 +280,8 @@ static mixp_tensor *batch_loss(trainer *t, float share, mixp_tensor **scaled) {
     return loss;
 }
 
-/* Batch i of the --accumulate of a step: a step is all of them in order. Nothing here waits for
- * the device. Only the last batch's gradients leave the rank; with --ordered each batch's do. */
+/* Batch i of the --accumulate batches of a step. Does not wait for the device. Ranks exchange
+ * gradients after the last batch; with --ordered after each batch. */
 static mixp_tensor *train_batch(trainer *t, int64_t i) {
     int64_t      n = t->c.accumulate, ranks = ranks_of(t);
     int          exchanges = t->c.ordered && ranks > 1;
@@ -299,11 +301,11 @@ static mixp_tensor *train_batch(trainer *t, int64_t i) {
     return loss;
 }
 
-/* train_batch from its recording, made when there is none. Each batch is one of its own: all
- * in one would read the same t->x. */
+/* Replays the recording of train_batch, and records it first if there is no recording. Each batch
+ * has its own recording, because all batches of one recording would read the same t->x. */
 static void replay_batch(trainer *t, int64_t i) {
     mixp_graph **graph = i == t->c.accumulate - 1 ? &t->last : i == 0 ? &t->first : &t->middle;
-    if (*graph && mixp_graph_stale(*graph)) *graph = NULL;      /* a site has another dtype now */
+    if (*graph && mixp_graph_stale(*graph)) *graph = NULL;      /* the dtype of a site changed */
     if (!*graph) {
         mixp_capture_begin(t->ctx);
         train_batch(t, i);
@@ -313,7 +315,7 @@ static void replay_batch(trainer *t, int64_t i) {
     mixp_replay(*graph);
 }
 
-/* The numbers of all ranks in one table: each has filled in its own, and zeros stand for the others. */
+/* Shares a table among ranks: each rank fills in its own numbers and leaves zeros elsewhere. */
 static void share_losses(trainer *t, float *losses, int64_t n) {
     mixp_tensor *all;
     if (ranks_of(t) == 1) return;
@@ -322,7 +324,7 @@ static void share_losses(trainer *t, float *losses, int64_t n) {
     if (all) mixp_read(all, losses, MIXP_F32, n);
 }
 
-/* The sum of the n losses of all ranks, in the order of batches: the bits are those of one rank. */
+/* Sums the n losses of all ranks in the order of batches, with the bits of a run on one rank. */
 static double sum_losses(trainer *t, float *losses, int64_t n) {
     double sum = 0;
     share_losses(t, losses, n);
@@ -330,11 +332,11 @@ static double sum_losses(trainer *t, float *losses, int64_t n) {
     return sum;
 }
 
-/* Reading the loss waits for the device: only when it is wanted. Such a step is not replayed: its
- * loss can be read, and mixp_scaler_update sees how training goes. */
+/* Reads the loss only if the caller wants it, because that waits for the device. Such a step is not
+ * replayed, so its loss can be read and mixp_scaler_update sees the state of training. */
 static double try_step(trainer *t, int want_loss) {
     int64_t n = t->c.accumulate, ranks = ranks_of(t);
-    double  share = t->c.ordered ? 1 : (double)ranks;   /* of what a rank's losses add up to */
+    double  share = t->c.ordered ? 1 : (double)ranks;   /* divides the sum of all losses */
     if (want_loss) memset(t->losses, 0, (size_t)(n * ranks) * sizeof *t->losses);
     for (int64_t i = 0; i < n; i++) {
         mixp_tensor *loss = NULL;
@@ -348,7 +350,7 @@ static double try_step(trainer *t, int want_loss) {
     return want_loss ? sum_losses(t, t->losses, n * ranks) / share : ABSENT;
 }
 
-/* One step of training. One that was skipped is tried again, with the same batches. */
+/* One step of training. A skipped step is repeated with the same batches (--retry). */
 static double train_step(trainer *t, int want_loss) {
     double loss = try_step(t, want_loss);
     while (t->c.retry && mixp_retry(t->scaler, (int)t->c.retry)) {
@@ -358,10 +360,10 @@ static double train_step(trainer *t, int want_loss) {
     return loss;
 }
 
-/* The mean loss over --eval-batches of the validation text, or, for STREAM_EVAL_TRAIN, of the training
- * text, the same ones each time. Ranks divide them,
- * take as many passes each, for a guard counts passes, and add the losses in the order of batches: the
- * bits are those of one rank. */
+/* Returns the mean loss over --eval-batches batches of the validation text, or, for
+ * STREAM_EVAL_TRAIN, of the training text. The batches are always the same. Ranks divide the batches,
+ * and each rank makes the same number of passes, because a guard counts passes. The losses are added
+ * in the order of batches, with the bits of a run on one rank. */
 static double mean_loss(trainer *t, uint64_t stream) {
     int64_t n = t->c.eval_batches, ranks = ranks_of(t);
     float  *losses = (float *)calloc((size_t)n, sizeof *losses);
@@ -401,7 +403,7 @@ static void validate_log_save(trainer *t, double loss) {
     write_report(t);
 }
 
-/* A GPU may be some steps behind: then the verdict is that of an earlier step. */
+/* A GPU may be a few steps behind; the verdict then belongs to an earlier step. */
 static void note_step(trainer *t, double began, double loss) {
     mixp_verdict v = mixp_scaler_verdict(t->scaler);
     t->step++;
@@ -415,15 +417,15 @@ static void note_step(trainer *t, double began, double loss) {
     look_for_divergence(t, &v, loss);
 }
 
-/* Ranks that share states save together, and so they stop together: where a loss is read, which waits
- * for all in any case. */
+/* Ranks that share optimizer states save together, so they also stop together: at a step that reads
+ * the loss, where they wait for each other in any case. */
 static void hear_of_signals(trainer *t) {
     float        signal_here = stop_signal ? 1 : 0;
     int64_t      one = 1;
     mixp_tensor *all = mixp_input(t->ctx, MIXP_F32, 1, &one, &signal_here);
     mixp_ranks_max(all);
     t->stopped = mixp_item(all) > 0;
-    if (t->stopped && !stop_signal) stop_signal = SIGTERM;      /* rank 0 says which it was */
+    if (t->stopped && !stop_signal) stop_signal = SIGTERM;      /* rank 0 reports the signal */
 }
 static int is_stopped(const trainer *t) { return t->ranks.shard ? t->stopped : stop_signal != 0; }
 
@@ -474,9 +476,9 @@ static int finish(trainer *t, int trained) {
     const config *c = &t->c;
     int           status;
     if (is_stopped(t) || (stop_signal && !trained)) {
-        if (trained) save(t, CHECKPOINT);       /* who only looked has nothing new to save */
+        if (trained) save(t, CHECKPOINT);       /* without training there is nothing new to save */
         status = report_stop(t, trained);
-        return t->ranks.rank ? t->save_failed : status;     /* rank 0, which may still save, fails for all */
+        return t->ranks.rank ? t->save_failed : status;     /* rank 0 may still save */
     }
     if (c->sample > 0 && !t->ranks.rank) sample_text(t);
     if (c->export_to[0] && !t->ranks.rank) export_weights(t);
@@ -485,7 +487,7 @@ static int finish(trainer *t, int trained) {
     return stop_signal ? stop_status() : t->save_failed || t->best_failed;
 }
 
-/* Nothing is written before all is known to be well. */
+/* Checks all settings and files before the first write. */
 static void prepare(trainer *t) {
     int32_t ids[sizeof t->c.prompt];
     check_options(&t->c);
@@ -502,7 +504,7 @@ static void prepare(trainer *t) {
     t->is_profiled = t->c.profile || (t->c.out[0] && t->device == mixp_cpu());
     make_trainer(t);
     resume_or_begin(t);
-    if (t->ranks.rank) t->c.out[0] = '\0';      /* rank 0 writes */
+    if (t->ranks.rank) t->c.out[0] = '\0';      /* only rank 0 writes */
     if (is_training(t) || only_looks(t) || t->data.count > 0) read_data(t);
     open_folder(t);
     if (!t->ranks.rank) make_export_folder(&t->c);
@@ -514,7 +516,7 @@ static int run(trainer *t) {
     look_at_terminal(t->c.quiet || under_launcher(&t->c));
     prepare(t);
     hide_bar();
-    if (!t->ranks.rank) catch_signals();        /* rank 0 stops, and so do the others */
+    if (!t->ranks.rank) catch_signals();        /* rank 0 stops the other ranks */
     quiet_terminal();
     if (!t->c.quiet) print_header(t);
     if (!t->ranks.rank && is_training(t)) tell_of_ranks(t);
@@ -527,8 +529,8 @@ static int run(trainer *t) {
     return status;
 }
 
-/* Where a standard file is closed the next file that is opened would take its number, and what is
- * printed would go there. What stands in for it cannot be used, as one that is closed. */
+/* If a standard stream is closed, the next opened file would get its descriptor, and printed lines
+ * would go into that file. Opens a placeholder on which reads and writes fail. */
 static void hold_standard_files(void) {
     for (int i = 0; i <= STDERR_FILENO; i++)
         if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
@@ -543,7 +545,7 @@ int main(int argc, char **argv) {
     t.lock = -1;
     hold_standard_files();
 #ifdef SIGXFSZ
-    signal(SIGXFSZ, SIG_IGN);           /* a file at its limit is a failed write, as on a full disk */
+    signal(SIGXFSZ, SIG_IGN);           /* at a size limit a write fails, as on a full disk */
 #endif
     read_options(&t.c, argc, argv);
     if (t.c.help) { print_help(); return fflush(stdout) != 0; }
