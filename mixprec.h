@@ -3940,8 +3940,8 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
  * step: later steps draw the same random numbers with and without the evaluation, so a run that is
  * resumed has the bits of a run that never stopped, wherever each of them was evaluated. Dropout
  * that is on in such a step draws the numbers of the step before. mixp_backward refuses to walk in
- * such a step (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks only
- * at the repeated step of mixp_retry_loss. Errors are those of mixp_step_begin. */
+ * such a step (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks as
+ * in other steps. Works with mixp_retry_loss. Errors are those of mixp_step_begin. */
 MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was computed from. Gradients of
@@ -30502,7 +30502,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->pass++;
     if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
-    if (r != MIXP_OK || (ctx->evaluates && !w->repeat)) return r;
+    if (r != MIXP_OK) return r;
     w->sampled = mixpi_watch_samples(ctx);
     if (w->repeat) w->sampled = mixpi_world(ctx) == 1;
     w->probing = w->repeat || (w->sampled && w->probe);

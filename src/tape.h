@@ -21,8 +21,8 @@ MIXPREC_API mixp_result mixp_step_begin(mixp_context *ctx);
  * step: later steps draw the same random numbers with and without the evaluation, so a run that is
  * resumed has the bits of a run that never stopped, wherever each of them was evaluated. Dropout
  * that is on in such a step draws the numbers of the step before. mixp_backward refuses to walk in
- * such a step (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks only
- * at the repeated step of mixp_retry_loss. Errors are those of mixp_step_begin. */
+ * such a step (MIXP_ERR_ORDER), because all of them would have the same dropout. A guard looks as
+ * in other steps. Works with mixp_retry_loss. Errors are those of mixp_step_begin. */
 MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
 
 /* Fills the gradients of everything that loss (one element) was computed from. Gradients of

@@ -46,7 +46,7 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->pass++;
     if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
-    if (r != MIXP_OK || (ctx->evaluates && !w->repeat)) return r;
+    if (r != MIXP_OK) return r;
     w->sampled = mixpi_watch_samples(ctx);
     if (w->repeat) w->sampled = mixpi_world(ctx) == 1;
     w->probing = w->repeat || (w->sampled && w->probe);
