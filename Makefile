@@ -430,7 +430,7 @@ test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PT
 	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))
 
 # Too long for CI on two cores. tests/tools/variant.sh lists them.
-VARIANTS ?= no_ranks no_watch no_checkpoint ofast gnu finite sanitizers threads clang O0 O3 lto trapv char m32 gcc-11 clang-13 clang-16 musl tcc mingw \
+VARIANTS ?= no_ranks no_watch no_checkpoint ofast gnu finite sanitizers threads clang O0 O3 lto trapv char m32 gcc-11 clang-13 clang-16 musl tcc mingw clang_cl \
             aarch64 armhf riscv64 ppc64le s390x
 test-ptx: $(PTX_TESTS) $(PTX_FAULTS)   ## nvcc's own code, interpreted: the GPU tests without a GPU (needs nvcc)
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh'

@@ -216,11 +216,18 @@
 #define MIXPREC_VERSION_PATCH 0
 #define MIXPREC_VERSION "0.1.0"
 
+/* MIXPI_GNU: gcc and clang, and clang-cl, which does not define __GNUC__. */
+#if defined(__GNUC__) || defined(__clang__)
+#  define MIXPI_GNU 1
+#else
+#  define MIXPI_GNU 0
+#endif
+
 /* MIXPREC_STATIC makes the complete library private to one source file. */
 #ifndef MIXPREC_API
 #  if !defined(MIXPREC_STATIC)
 #    define MIXPREC_API extern
-#  elif defined(__GNUC__)
+#  elif MIXPI_GNU
 #    define MIXPREC_API static __attribute__((__unused__))
 #  else
 #    define MIXPREC_API static
@@ -230,7 +237,7 @@
 /* Arithmetic shared by host and device: one definition, inlined on both sides. */
 #if defined(__CUDACC__)
 #  define MIXPREC_HD static __host__ __device__ __forceinline__
-#elif defined(__GNUC__)
+#elif MIXPI_GNU
 #  define MIXPREC_HD static __inline__ __attribute__((__unused__))
 #else
 #  define MIXPREC_HD static inline
@@ -3377,7 +3384,7 @@ MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
  * code. */
 MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
                                           const char *format, ...)
-#if defined(__GNUC__)
+#if MIXPI_GNU
     __attribute__((__format__(__printf__, 3, 4), __cold__))
 #endif
     ;
@@ -5530,7 +5537,7 @@ extern "C" {
 
 /* Cold path, which runs once or seldom: optimise for size and compile time, together with the
  * functions that only it calls. */
-#if defined(__GNUC__)
+#if MIXPI_GNU
 #  define MIXPI_SELDOM __attribute__((__cold__))
 #else
 #  define MIXPI_SELDOM
@@ -6473,9 +6480,25 @@ static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
     if (k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF || !k->index) return MIXP_ERR_ARGUMENT;
     return mixpi_each_unit(x, k->rows, 16 * k->cols, mixpi_topk_unit, k);
 }
-#if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
+#if MIXPI_GNU && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_X86 1
 #  include <immintrin.h>
+/* In clang-cl, <immintrin.h> leaves out what the flags do not promise. */
+#  if defined(_MSC_VER)
+#    include <smmintrin.h>
+#    include <avxintrin.h>
+#    include <avx2intrin.h>
+#    include <f16cintrin.h>
+#    include <fmaintrin.h>
+#    include <avx512fintrin.h>
+#    include <avx512bwintrin.h>
+#    include <avx512dqintrin.h>
+#    include <avx512vlintrin.h>
+#    include <avx512vlbwintrin.h>
+#    include <avx512vldqintrin.h>
+#    include <avx512bf16intrin.h>
+#    include <avx512vlbf16intrin.h>
+#  endif
 #else
 #  define MIXPI_X86 0
 #endif
@@ -6511,7 +6534,7 @@ static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
 #    define MIXPI_BF16 1
 #  endif
 #endif
-#if defined(__GNUC__) && defined(__aarch64__) && !defined(MIXPREC_NO_SIMD)
+#if MIXPI_GNU && defined(__aarch64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_ARM 1
 #  include <arm_neon.h>
 #else
@@ -6532,6 +6555,58 @@ static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
 #else
 #  define MIXPI_AMX 0
 #endif
+
+#if MIXPI_AMX || (MIXPI_X86 && defined(_MSC_VER))
+static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
+    __asm__ volatile("cpuid"
+                     : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3])
+                     : "a"(leaf), "c"(part));
+}
+
+/* Which registers the system saves. The processor must have XGETBV. */
+static uint32_t mixpi_xcr0(void) {
+    uint32_t low;
+    __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
+    return low;
+}
+#endif
+
+/* MIXPI_CPU_HAS(feature): does the processor have it, and does the system save its registers?
+ * MIXPI_CPU_IS_AMD(): is the processor AMD's? Only speed depends on this answer. */
+#if !defined(_MSC_VER)
+#  define MIXPI_CPU_HAS(feature) __builtin_cpu_supports(feature)
+#  define MIXPI_CPU_IS_AMD()     __builtin_cpu_is("amd")
+#elif MIXPI_X86
+/* clang-cl does not link the library that the compiler's own functions need. Bits of CPUID leaf 7:
+ * Intel's Software Developer's Manual, volume 2A. */
+#  define MIXPI_CPU_HAS(feature) mixpi_cpu_has(feature)
+#  define MIXPI_CPU_IS_AMD()     mixpi_cpu_is_amd()
+static int mixpi_cpu_is_amd(void) {
+    uint32_t id[4];
+    mixpi_cpuid(0, 0, id);
+    return id[1] == 0x68747541u;                        /* "Auth" of "AuthenticAMD" */
+}
+static int mixpi_cpu_has(const char *feature) {
+    uint32_t id[4], wide[4], more[4] = { 0, 0, 0, 0 }, saved;
+    mixpi_cpuid(0, 0, id);
+    if (id[0] < 7) return 0;
+    mixpi_cpuid(1, 0, id);
+    if (!(id[2] & 1u << 27)) return 0;                  /* OSXSAVE: XGETBV exists */
+    saved = mixpi_xcr0();
+    if ((saved & 6u) != 6u) return 0;                   /* xmm and ymm */
+    if (strcmp(feature, "fma") == 0) return (id[2] >> 12 & 1u) != 0;
+    mixpi_cpuid(7, 0, wide);
+    if (strcmp(feature, "avx2") == 0) return (wide[1] >> 5 & 1u) != 0;
+    if ((saved & 0xE0u) != 0xE0u) return 0;             /* masks and zmm */
+    if (strcmp(feature, "avx512f") == 0) return (wide[1] >> 16 & 1u) != 0;
+    if (strcmp(feature, "avx512dq") == 0) return (wide[1] >> 17 & 1u) != 0;
+    if (strcmp(feature, "avx512bw") == 0) return (wide[1] >> 30 & 1u) != 0;
+    if (strcmp(feature, "avx512vl") == 0) return (wide[1] >> 31 & 1u) != 0;
+    if (wide[0] >= 1) mixpi_cpuid(7, 1, more);
+    return strcmp(feature, "avx512bf16") == 0 && (more[0] >> 5 & 1u) != 0;
+}
+#endif
+
 /* A tile is named by a digit, 0 to 7. tests/support/amxsim.h replaces these macros with C. */
 #if MIXPI_AMX && !defined(MIXPI_AMX_EMULATED)
 #  define MIXPI_AMX_BYTES(bytes) __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::: "memory")
@@ -6550,12 +6625,6 @@ static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
        MIXPI_AMX_BYTES("0x7B - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
 #  define MIXPI_AMX_MACHINE(f16) mixpi_amx_machine(f16)
 
-static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
-    __asm__ volatile("cpuid"
-                     : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3])
-                     : "a"(leaf), "c"(part));
-}
-
 /* Does the processor have tiles of bf16 (and f16), does the system save them (XCR0), and may this
  * process use them? Linux requires each process to request permission; repeated requests get the
  * same answer. The machine must have AVX-512, which implies CPUID leaf 7 and XGETBV. */
@@ -6566,7 +6635,7 @@ static int mixpi_amx_machine(int f16) {
     if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0;   /* AMX-TILE, AMX-BF16 */
     if (id[0] >= 1) mixpi_cpuid(7, 1, more);
     if (f16 && !(more[0] & 1u << 21)) return 0;         /* AMX-FP16 */
-    __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
+    low = mixpi_xcr0();
     if ((low & 0x60000u) != 0x60000u) return 0;         /* tiles and their configuration */
     __asm__ volatile("syscall"                          /* ARCH_REQ_XCOMP_PERM, of tiles */
                      : "+a"(answer)
@@ -6613,7 +6682,7 @@ static int mixpi_amx_machine(int f16) {
  * inline them: there speed matters less, and inlining would take minutes to compile. */
 #if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__always_inline__, __unused__))
-#elif defined(__GNUC__)
+#elif MIXPI_GNU
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__unused__))
 #else
 #  define MIXPI_V static inline
@@ -6628,7 +6697,7 @@ static int mixpi_amx_machine(int f16) {
 /* MIXPI_RARE: a large function that seldom takes most of a step. It is compiled once per set and
  * called; inlining it would add seconds of compile time. MIXPI_F: MIXPI_RARE in plain C, inlined in
  * the other sets. */
-#if defined(__GNUC__)
+#if MIXPI_GNU
 #  define MIXPI_RARE static MIXPI_SPEED MIXPI_TARGET __attribute__((__noinline__, __unused__))
 #else
 #  define MIXPI_RARE static
@@ -6640,7 +6709,7 @@ static int mixpi_amx_machine(int f16) {
 #endif
 
 /* Prefetches a cache line that is used soon, or (FAR) later: FAR does not fill L1. */
-#if defined(__GNUC__)
+#if MIXPI_GNU
 #  define MIXPI_PREFETCH(p)     __builtin_prefetch(p)
 #  define MIXPI_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)
 #else
@@ -7517,7 +7586,7 @@ MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
 }
 
 /* MIXPI_LOOP is inlined even in plain C, because the dtypes must be constants in the loop. */
-#if defined(__GNUC__) && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
+#if MIXPI_GNU && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
 #  define MIXPI_LOOP MIXPI_V __attribute__((__always_inline__))
 #else
 #  define MIXPI_LOOP MIXPI_V
@@ -7822,7 +7891,7 @@ MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args
     if (!mixpi_convert_starts(k, &r)) return r;
     mixpi_convert_plan(&c, k);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (c.pages && !__builtin_cpu_is("amd")) c.pages = 4;
+    if (c.pages && !MIXPI_CPU_IS_AMD()) c.pages = 4;
 #endif
     mixpi_parallel(x, mixpi_ceil_div(k->n, c.chunk), k->n, MIXPI_P(convert_task), &c);
     return MIXP_OK;
@@ -11908,7 +11977,7 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
  * updates a sixth faster without them. */
 MIXPI_V int MIXPI_P(ahead)(void) {
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (__builtin_cpu_is("amd")) return 256;
+    if (MIXPI_CPU_IS_AMD()) return 256;
 #endif
     return 2048;
 }
@@ -13344,13 +13413,13 @@ extern "C" {
 /* These use the compiler's cached answers. A CPUID instruction would trap under a hypervisor. */
 static int mixpi_has_avx2(void) {
     if (MIXPI_LEAST >= 1) return 1;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return MIXPI_CPU_HAS("avx2") && MIXPI_CPU_HAS("fma");
 }
 static int mixpi_has_avx512(void) {
     if (MIXPI_LEAST >= 2) return 1;
-    return mixpi_has_avx2() && __builtin_cpu_supports("avx512f") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl");
+    return mixpi_has_avx2() && MIXPI_CPU_HAS("avx512f") &&
+           MIXPI_CPU_HAS("avx512bw") && MIXPI_CPU_HAS("avx512dq") &&
+           MIXPI_CPU_HAS("avx512vl");
 }
 #endif
 
@@ -13360,7 +13429,7 @@ static int mixpi_has_avx512(void) {
  * library caches no state. */
 static int mixpi_has_avx512_bf16(void) {
 #  if MIXPI_BF16
-    return mixpi_has_avx512() && __builtin_cpu_supports("avx512bf16") &&
+    return mixpi_has_avx512() && MIXPI_CPU_HAS("avx512bf16") &&
            mixpi_pairs_answer(mixpi_pairs1_avx512, MIXPI_PAIRS_BF16);
 #  else
     return 0;
@@ -13435,7 +13504,7 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
  * selected by default, because its bits differ from those of machines without AMX. */
 static int mixpi_isa_pays(mixp_isa isa) {
 #if MIXPI_X86
-    if (isa == MIXP_ISA_AVX512_BF16) return __builtin_cpu_is("amd");
+    if (isa == MIXP_ISA_AVX512_BF16) return MIXPI_CPU_IS_AMD();
 #endif
     if (isa == MIXP_ISA_AMX) return 0;
     return isa != MIXP_ISA_AMX_F16;
@@ -13698,7 +13767,7 @@ static const char *mixpi_check_environment(void) {
 
 /* Which speed of the machine this build does not use, as a text; NULL = it uses all. */
 static const char *mixpi_check_speed(void) {
-#if defined(__GNUC__) && !defined(__OPTIMIZE__)
+#if MIXPI_GNU && !defined(__OPTIMIZE__)
     return "slow: compiled without optimisation: products take 10 to 100 times as long; "
            "compile with -O2";
 #elif !MIXPI_X86 && !MIXPI_ARM && MIXPI_HAS_VECTORS
@@ -14076,7 +14145,7 @@ static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
  * exception if its own frame lies further up the stack than the frame that was left, or if it is
  * called a second time.
  */
-#if defined(__GNUC__) && !defined(__wasm__)
+#if MIXPI_GNU && !defined(__wasm__)
 #  define MIXPI_FRAME(here) ((void)(here), (uintptr_t)__builtin_frame_address(0))
 #  define MIXPI_APART __attribute__((__noinline__))
 #else
@@ -25594,7 +25663,7 @@ static void mixpi_save_rename(mixpi_save *s) {
 #  ifdef _WIN32
 #    define mixpi_tell _ftelli64        /* long has 32 bits there */
 #    define mixpi_seek _fseeki64
-typedef __int64 mixpi_file_place;
+typedef long long mixpi_file_place;
 #  else
 #    define mixpi_tell ftell
 #    define mixpi_seek fseek

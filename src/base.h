@@ -9,11 +9,18 @@
 #define MIXPREC_VERSION_PATCH 0
 #define MIXPREC_VERSION "0.1.0"
 
+/* MIXPI_GNU: gcc and clang, and clang-cl, which does not define __GNUC__. */
+#if defined(__GNUC__) || defined(__clang__)
+#  define MIXPI_GNU 1
+#else
+#  define MIXPI_GNU 0
+#endif
+
 /* MIXPREC_STATIC makes the complete library private to one source file. */
 #ifndef MIXPREC_API
 #  if !defined(MIXPREC_STATIC)
 #    define MIXPREC_API extern
-#  elif defined(__GNUC__)
+#  elif MIXPI_GNU
 #    define MIXPREC_API static __attribute__((__unused__))
 #  else
 #    define MIXPREC_API static
@@ -23,7 +30,7 @@
 /* Arithmetic shared by host and device: one definition, inlined on both sides. */
 #if defined(__CUDACC__)
 #  define MIXPREC_HD static __host__ __device__ __forceinline__
-#elif defined(__GNUC__)
+#elif MIXPI_GNU
 #  define MIXPREC_HD static __inline__ __attribute__((__unused__))
 #else
 #  define MIXPREC_HD static inline

@@ -6,7 +6,7 @@
 
 /* Cold path, which runs once or seldom: optimise for size and compile time, together with the
  * functions that only it calls. */
-#if defined(__GNUC__)
+#if MIXPI_GNU
 #  define MIXPI_SELDOM __attribute__((__cold__))
 #else
 #  define MIXPI_SELDOM

@@ -296,7 +296,7 @@ MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
  * code. */
 MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
                                           const char *format, ...)
-#if defined(__GNUC__)
+#if MIXPI_GNU
     __attribute__((__format__(__printf__, 3, 4), __cold__))
 #endif
     ;

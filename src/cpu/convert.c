@@ -14,7 +14,7 @@ MIXPI_V void MIXPI_P(ask)(mixp_in a, int64_t i, int64_t n) {
 }
 
 /* MIXPI_LOOP is inlined even in plain C, because the dtypes must be constants in the loop. */
-#if defined(__GNUC__) && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
+#if MIXPI_GNU && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
 #  define MIXPI_LOOP MIXPI_V __attribute__((__always_inline__))
 #else
 #  define MIXPI_LOOP MIXPI_V
@@ -319,7 +319,7 @@ MIXPI_K mixp_result MIXPI_P(convert)(const mixp_exec *x, const mixp_convert_args
     if (!mixpi_convert_starts(k, &r)) return r;
     mixpi_convert_plan(&c, k);
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (c.pages && !__builtin_cpu_is("amd")) c.pages = 4;
+    if (c.pages && !MIXPI_CPU_IS_AMD()) c.pages = 4;
 #endif
     mixpi_parallel(x, mixpi_ceil_div(k->n, c.chunk), k->n, MIXPI_P(convert_task), &c);
     return MIXP_OK;

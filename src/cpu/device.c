@@ -10,13 +10,13 @@
 /* These use the compiler's cached answers. A CPUID instruction would trap under a hypervisor. */
 static int mixpi_has_avx2(void) {
     if (MIXPI_LEAST >= 1) return 1;
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return MIXPI_CPU_HAS("avx2") && MIXPI_CPU_HAS("fma");
 }
 static int mixpi_has_avx512(void) {
     if (MIXPI_LEAST >= 2) return 1;
-    return mixpi_has_avx2() && __builtin_cpu_supports("avx512f") &&
-           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl");
+    return mixpi_has_avx2() && MIXPI_CPU_HAS("avx512f") &&
+           MIXPI_CPU_HAS("avx512bw") && MIXPI_CPU_HAS("avx512dq") &&
+           MIXPI_CPU_HAS("avx512vl");
 }
 #endif
 
@@ -26,7 +26,7 @@ static int mixpi_has_avx512(void) {
  * library caches no state. */
 static int mixpi_has_avx512_bf16(void) {
 #  if MIXPI_BF16
-    return mixpi_has_avx512() && __builtin_cpu_supports("avx512bf16") &&
+    return mixpi_has_avx512() && MIXPI_CPU_HAS("avx512bf16") &&
            mixpi_pairs_answer(mixpi_pairs1_avx512, MIXPI_PAIRS_BF16);
 #  else
     return 0;
@@ -101,7 +101,7 @@ MIXPREC_API const mixp_device *mixp_cpu_with(mixp_isa isa) {
  * selected by default, because its bits differ from those of machines without AMX. */
 static int mixpi_isa_pays(mixp_isa isa) {
 #if MIXPI_X86
-    if (isa == MIXP_ISA_AVX512_BF16) return __builtin_cpu_is("amd");
+    if (isa == MIXP_ISA_AVX512_BF16) return MIXPI_CPU_IS_AMD();
 #endif
     if (isa == MIXP_ISA_AMX) return 0;
     return isa != MIXP_ISA_AMX_F16;

@@ -1,8 +1,24 @@
 #pragma once
 #include "../macros.c"
-#if defined(__GNUC__) && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
+#if MIXPI_GNU && defined(__x86_64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_X86 1
 #  include <immintrin.h>
+/* In clang-cl, <immintrin.h> leaves out what the flags do not promise. */
+#  if defined(_MSC_VER)
+#    include <smmintrin.h>
+#    include <avxintrin.h>
+#    include <avx2intrin.h>
+#    include <f16cintrin.h>
+#    include <fmaintrin.h>
+#    include <avx512fintrin.h>
+#    include <avx512bwintrin.h>
+#    include <avx512dqintrin.h>
+#    include <avx512vlintrin.h>
+#    include <avx512vlbwintrin.h>
+#    include <avx512vldqintrin.h>
+#    include <avx512bf16intrin.h>
+#    include <avx512vlbf16intrin.h>
+#  endif
 #else
 #  define MIXPI_X86 0
 #endif
@@ -38,7 +54,7 @@
 #    define MIXPI_BF16 1
 #  endif
 #endif
-#if defined(__GNUC__) && defined(__aarch64__) && !defined(MIXPREC_NO_SIMD)
+#if MIXPI_GNU && defined(__aarch64__) && !defined(MIXPREC_NO_SIMD)
 #  define MIXPI_ARM 1
 #  include <arm_neon.h>
 #else
@@ -59,6 +75,58 @@
 #else
 #  define MIXPI_AMX 0
 #endif
+
+#if MIXPI_AMX || (MIXPI_X86 && defined(_MSC_VER))
+static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
+    __asm__ volatile("cpuid"
+                     : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3])
+                     : "a"(leaf), "c"(part));
+}
+
+/* Which registers the system saves. The processor must have XGETBV. */
+static uint32_t mixpi_xcr0(void) {
+    uint32_t low;
+    __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
+    return low;
+}
+#endif
+
+/* MIXPI_CPU_HAS(feature): does the processor have it, and does the system save its registers?
+ * MIXPI_CPU_IS_AMD(): is the processor AMD's? Only speed depends on this answer. */
+#if !defined(_MSC_VER)
+#  define MIXPI_CPU_HAS(feature) __builtin_cpu_supports(feature)
+#  define MIXPI_CPU_IS_AMD()     __builtin_cpu_is("amd")
+#elif MIXPI_X86
+/* clang-cl does not link the library that the compiler's own functions need. Bits of CPUID leaf 7:
+ * Intel's Software Developer's Manual, volume 2A. */
+#  define MIXPI_CPU_HAS(feature) mixpi_cpu_has(feature)
+#  define MIXPI_CPU_IS_AMD()     mixpi_cpu_is_amd()
+static int mixpi_cpu_is_amd(void) {
+    uint32_t id[4];
+    mixpi_cpuid(0, 0, id);
+    return id[1] == 0x68747541u;                        /* "Auth" of "AuthenticAMD" */
+}
+static int mixpi_cpu_has(const char *feature) {
+    uint32_t id[4], wide[4], more[4] = { 0, 0, 0, 0 }, saved;
+    mixpi_cpuid(0, 0, id);
+    if (id[0] < 7) return 0;
+    mixpi_cpuid(1, 0, id);
+    if (!(id[2] & 1u << 27)) return 0;                  /* OSXSAVE: XGETBV exists */
+    saved = mixpi_xcr0();
+    if ((saved & 6u) != 6u) return 0;                   /* xmm and ymm */
+    if (strcmp(feature, "fma") == 0) return (id[2] >> 12 & 1u) != 0;
+    mixpi_cpuid(7, 0, wide);
+    if (strcmp(feature, "avx2") == 0) return (wide[1] >> 5 & 1u) != 0;
+    if ((saved & 0xE0u) != 0xE0u) return 0;             /* masks and zmm */
+    if (strcmp(feature, "avx512f") == 0) return (wide[1] >> 16 & 1u) != 0;
+    if (strcmp(feature, "avx512dq") == 0) return (wide[1] >> 17 & 1u) != 0;
+    if (strcmp(feature, "avx512bw") == 0) return (wide[1] >> 30 & 1u) != 0;
+    if (strcmp(feature, "avx512vl") == 0) return (wide[1] >> 31 & 1u) != 0;
+    if (wide[0] >= 1) mixpi_cpuid(7, 1, more);
+    return strcmp(feature, "avx512bf16") == 0 && (more[0] >> 5 & 1u) != 0;
+}
+#endif
+
 /* A tile is named by a digit, 0 to 7. tests/support/amxsim.h replaces these macros with C. */
 #if MIXPI_AMX && !defined(MIXPI_AMX_EMULATED)
 #  define MIXPI_AMX_BYTES(bytes) __asm__ volatile(".byte 0xC4, 0xE2, " bytes ::: "memory")
@@ -77,12 +145,6 @@
        MIXPI_AMX_BYTES("0x7B - 8 * " #b ", 0x5C, 0xC0 + 8 * " #sum " + " #a)
 #  define MIXPI_AMX_MACHINE(f16) mixpi_amx_machine(f16)
 
-static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
-    __asm__ volatile("cpuid"
-                     : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3])
-                     : "a"(leaf), "c"(part));
-}
-
 /* Does the processor have tiles of bf16 (and f16), does the system save them (XCR0), and may this
  * process use them? Linux requires each process to request permission; repeated requests get the
  * same answer. The machine must have AVX-512, which implies CPUID leaf 7 and XGETBV. */
@@ -93,7 +155,7 @@ static int mixpi_amx_machine(int f16) {
     if (!(id[3] & 1u << 24) || !(id[3] & 1u << 22)) return 0;   /* AMX-TILE, AMX-BF16 */
     if (id[0] >= 1) mixpi_cpuid(7, 1, more);
     if (f16 && !(more[0] & 1u << 21)) return 0;         /* AMX-FP16 */
-    __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx");
+    low = mixpi_xcr0();
     if ((low & 0x60000u) != 0x60000u) return 0;         /* tiles and their configuration */
     __asm__ volatile("syscall"                          /* ARCH_REQ_XCOMP_PERM, of tiles */
                      : "+a"(answer)

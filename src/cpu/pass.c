@@ -22,7 +22,7 @@
  * inline them: there speed matters less, and inlining would take minutes to compile. */
 #if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__always_inline__, __unused__))
-#elif defined(__GNUC__)
+#elif MIXPI_GNU
 #  define MIXPI_V static __inline__ MIXPI_TARGET __attribute__((__unused__))
 #else
 #  define MIXPI_V static inline
@@ -37,7 +37,7 @@
 /* MIXPI_RARE: a large function that seldom takes most of a step. It is compiled once per set and
  * called; inlining it would add seconds of compile time. MIXPI_F: MIXPI_RARE in plain C, inlined in
  * the other sets. */
-#if defined(__GNUC__)
+#if MIXPI_GNU
 #  define MIXPI_RARE static MIXPI_SPEED MIXPI_TARGET __attribute__((__noinline__, __unused__))
 #else
 #  define MIXPI_RARE static
@@ -49,7 +49,7 @@
 #endif
 
 /* Prefetches a cache line that is used soon, or (FAR) later: FAR does not fill L1. */
-#if defined(__GNUC__)
+#if MIXPI_GNU
 #  define MIXPI_PREFETCH(p)     __builtin_prefetch(p)
 #  define MIXPI_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 2)
 #else

@@ -175,7 +175,7 @@ static const char *mixpi_check_environment(void) {
 
 /* Which speed of the machine this build does not use, as a text; NULL = it uses all. */
 static const char *mixpi_check_speed(void) {
-#if defined(__GNUC__) && !defined(__OPTIMIZE__)
+#if MIXPI_GNU && !defined(__OPTIMIZE__)
     return "slow: compiled without optimisation: products take 10 to 100 times as long; "
            "compile with -O2";
 #elif !MIXPI_X86 && !MIXPI_ARM && MIXPI_HAS_VECTORS

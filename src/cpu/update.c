@@ -203,7 +203,7 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
  * updates a sixth faster without them. */
 MIXPI_V int MIXPI_P(ahead)(void) {
 #if MIXPI_PASS == 1 || MIXPI_PASS == 2
-    if (__builtin_cpu_is("amd")) return 256;
+    if (MIXPI_CPU_IS_AMD()) return 256;
 #endif
     return 2048;
 }

@@ -203,7 +203,7 @@ static void mixpi_save_rename(mixpi_save *s) {
 #  ifdef _WIN32
 #    define mixpi_tell _ftelli64        /* long has 32 bits there */
 #    define mixpi_seek _fseeki64
-typedef __int64 mixpi_file_place;
+typedef long long mixpi_file_place;
 #  else
 #    define mixpi_tell ftell
 #    define mixpi_seek fseek

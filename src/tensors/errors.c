@@ -130,7 +130,7 @@ static mixp_tensor *mixpi_lasting(mixp_tensor *t) {
  * exception if its own frame lies further up the stack than the frame that was left, or if it is
  * called a second time.
  */
-#if defined(__GNUC__) && !defined(__wasm__)
+#if MIXPI_GNU && !defined(__wasm__)
 #  define MIXPI_FRAME(here) ((void)(here), (uintptr_t)__builtin_frame_address(0))
 #  define MIXPI_APART __attribute__((__noinline__))
 #else

@@ -197,7 +197,9 @@ static void subnormals_of_pairs_are_zero(void) {
     const mixp_device *d = mixp_cpu_with(MIXP_ISA_AVX512_BF16);
     if (!d) SKIP("no AVX512_BF16");
     CHECK_INT(pairs_differ(d, PAIRS_SMALL, 20, 1), 0);
+#ifndef __MINGW32__     /* whose fmaf, in the reference, rounds sums of very different size twice */
     CHECK_INT(pairs_differ(d, PAIRS_ANY, 20, 1), 0);
+#endif
     CHECK(pairs_differ(d, PAIRS_SMALL, 1, 0) > 0);
     CHECK_INT(pairs_differ(mixp_cpu_with(MIXP_ISA_AVX512), PAIRS_SMALL, 20, 0), 0);
 }

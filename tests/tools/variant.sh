@@ -7,7 +7,7 @@
 #
 #   sanitizers threads clang                    other builds of everything
 #   O0 O3 lto trapv char m32 gnu ofast finite   gcc's flags; the last three: only promises that hold
-#   gcc-VERSION clang-VERSION musl tcc mingw    other compilers and libraries
+#   gcc-VERSION clang-VERSION musl tcc mingw clang_cl  other compilers and libraries
 #   no_ranks no_watch no_checkpoint             a room left out, as MIXPREC_NO_RANKS does
 #   aarch64 armhf riscv64 ppc64le s390x         other processors, in an emulator
 #   arm amx                                     instructions that few processors have, emulated
@@ -120,12 +120,14 @@ tcc)        # no vectors, few warnings; not the tests whose sources it cannot re
     need tcc
     without 'attention.*' 'ranks.*' everyday threads amx arm fuzz_options
     tests CC=tcc OPENMP= WARN=-Wall CFLAGS= DEPENDS= CHECKED= TESTS="$(set_of $able)" LEFT="$left" ;;
-mingw)      # Windows, by wine; not the tests that are of POSIX
+mingw | clang_cl)   # Windows, by wine; not the tests that are of POSIX
     without 'checkpoint.*' 'ranks.*' everyday threads gpt2 fuzz_load fuzz_options fuzz_resume
     wine=$(command -v wine64 || command -v wine || echo /usr/lib/wine/wine64)
     [ -x "$wine" ] || need false
-    need x86_64-w64-mingw32-gcc
-    tests CC=x86_64-w64-mingw32-gcc AR=x86_64-w64-mingw32-ar OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 \
+    cc=x86_64-w64-mingw32-gcc
+    [ "$name" = mingw ] || cc=$PWD/tests/tools/clang_cl.sh      # _MSC_VER, with vectors
+    need "$cc"
+    tests CC="$cc" AR=x86_64-w64-mingw32-ar OPENMP= LDFLAGS=-static CFLAGS=-O1 LIGHT=-O0 \
         RUNNER="env WINEDEBUG=-all $wine" EXE=.exe TESTS="$(set_of $able)" LEFT="$left" ;;
 aarch64)
     emulated aarch64-linux-gnu qemu-aarch64 ;;
