@@ -187,7 +187,7 @@ plant gemm_add             'gemm: does not accumulate' \
 plant gemm_packed_add      'gemm: sums of a packed product do not add' \
     cuda_gemm test_any_mix 's/ + old\[e\];/;/'
 plant gemm_aligned         'gemm: a plan for another alignment' \
-    cuda_gemm test_any_mix 's/= (!p/= 0 \& (!p/'
+    cuda_gemm test_any_mix 's/if (!p/if (0 \&\& !p/'
 plant gemm_bias            'gemm: a bias is promised to be aligned to more than 16 bytes' \
     cuda_gemm test_direct 's/ + 16//'
 plant heuristic_failed     'gemm: a failure of the heuristic is taken for a refusal' \
