@@ -116,8 +116,8 @@ EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_n
 # any folder, so two folders cannot have a test of the same name.
 tests_like = $(wildcard tests/$1 tests/*/$1)
 SOURCES  := $(call tests_like,test_*.c) $(call tests_like,long_*.c) $(call tests_like,test_*.cpp)
-TWICE    := $(foreach n,$(sort $(basename $(notdir $(SOURCES)))),$(word 2,$(filter %/$n.c %/$n.cpp,$(SOURCES))))
-$(if $(strip $(TWICE)),$(error two tests have one name: $(TWICE)))
+TWICE    := $(strip $(foreach n,$(sort $(basename $(notdir $(SOURCES)))),$(word 2,$(filter %/$n.c %/$n.cpp,$(SOURCES)))))
+$(if $(TWICE),$(error two tests have one name: $(TWICE)))
 program    = $(addprefix $(BUILD)/,$(basename $(notdir $(call tests_like,$1))))
 TEST_DIRS := $(sort $(dir $(SOURCES)))
 vpath test_%.c $(TEST_DIRS)

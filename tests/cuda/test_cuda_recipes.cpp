@@ -1,5 +1,5 @@
 /* test_cuda_recipes.cpp - the quantiser of recipes on the simulated GPU: the bits of the CPU's
- * quantiser, which tests/test_recipes.c holds to a search through the grid; linear layers whose sums
+ * quantiser, which tests/core/test_recipes.c holds to a search through the grid; linear layers whose sums
  * are exact, bit for bit; a training near the CPU's; and captured steps, which draw anew.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
