@@ -8,14 +8,14 @@
 
 /* --- the quantiser ---------------------------------------------------------------------------- */
 
-struct Plan {
+struct Form {
     mixp_block_scale scale;
     mixp_dtype element;
     int64_t    block_rows, block_cols, rows, cols;
     int        stochastic;
 };
 /* Each recipe's operands, then blocks that share warps otherwise, and arrays of odd sizes. */
-static const Plan plans[] = {
+static const Form forms[] = {
     { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0 },
     { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0 },
     { MIXP_SCALE_TENSOR, MIXP_F4_E2M1, 0, 0, 1, 5, 1 },
@@ -37,7 +37,7 @@ static const Plan plans[] = {
 enum Edges { plain, spread, zeros, huge, with_nan, with_inf, tiny, edge_kinds };
 
 /* Numbers like a network's; then with an edge in some blocks. */
-static Pair source_of(const Plan &p, mixp_dtype dtype, Edges edges, int off) {
+static Pair source_of(const Form &p, mixp_dtype dtype, Edges edges, int off) {
     int64_t n = p.rows * p.cols;
     Pair x = numbers(dtype, n, 1.0, off);
     if (edges == spread)
@@ -53,7 +53,7 @@ static Pair source_of(const Plan &p, mixp_dtype dtype, Edges edges, int off) {
     return x;
 }
 
-static mixp_quantise_args args_of(const Plan &p, const Pair &x, const Pair &y) {
+static mixp_quantise_args args_of(const Form &p, const Pair &x, const Pair &y) {
     mixp_quantise_args k;
     memset((void *)&k, 0, sizeof k);
     k.rows = p.rows;
@@ -71,7 +71,7 @@ static mixp_quantise_args args_of(const Plan &p, const Pair &x, const Pair &y) {
     return k;
 }
 
-static void quantise_both(const Plan &p, const Pair &x, const Pair &y, Pair &decode) {
+static void quantise_both(const Form &p, const Pair &x, const Pair &y, Pair &decode) {
     on_gpu = 1;
     mixp_quantise_args k = args_of(p, x, y);
     k.decode = AT(float, decode);
@@ -84,7 +84,7 @@ static void quantise_both(const Plan &p, const Pair &x, const Pair &y, Pair &dec
 }
 
 static void same_numbers_body(void) {
-    for (const Plan &p : plans)
+    for (const Form &p : forms)
         for (mixp_dtype dtype : { MIXP_F32, MIXP_BF16 })
             for (int edges = 0; edges < edge_kinds; edges++) {
                 int off = edges % 2;
@@ -101,9 +101,9 @@ static void same_numbers(void) { in_all_schedules(same_numbers_body); }
 
 /* More parts of the array's amax than thread blocks look at together. */
 static void large_body(void) {
-    const Plan large[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 801, 1001, 0 },
+    const Form large[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 801, 1001, 0 },
                            { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 512, 1200, 1 } };
-    for (const Plan &p : large) {
+    for (const Form &p : large) {
         Pair x = source_of(p, MIXP_BF16, plain, 0);
         Pair y = empty(MIXP_BF16, p.rows * p.cols, 0), decode = empty(MIXP_F32, 1, 0);
         set_value(x, p.rows * p.cols - 1, 100.0);
@@ -121,7 +121,7 @@ static void every_bf16_body(void) {
     for (mixp_dtype element : { MIXP_F8_E4M3, MIXP_F8_E5M2, MIXP_F4_E2M1 })
         for (mixp_block_scale scale : { MIXP_SCALE_TENSOR, MIXP_SCALE_E8M0 }) {
             const int64_t n = scale == MIXP_SCALE_TENSOR ? 0 : 16;
-            const Plan p = { scale, element, n ? 1 : 0, n, 256, 256, 0 };
+            const Form p = { scale, element, n ? 1 : 0, n, 256, 256, 0 };
             Pair x = empty(MIXP_BF16, 65536, 0), y = empty(MIXP_BF16, 65536, 0),
                  decode = empty(MIXP_F32, 1, 0);
             for (int64_t i = 0; i < 65536; i++) set_code(x, i, (uint64_t)i);
@@ -136,7 +136,7 @@ static void every_bf16(void) { in_all_schedules(every_bf16_body); }
 
 /* The second operand's factor is that of the product. */
 static void factors_body(void) {
-    const Plan p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 16, 16, 0 };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 16, 16, 0 };
     Pair x = numbers(MIXP_BF16, 256, 1.0, 0), y = empty(MIXP_BF16, 256, 0);
     Pair first = empty(MIXP_F32, 1, 0), both = empty(MIXP_F32, 1, 0);
     on_gpu = 1;
@@ -157,7 +157,7 @@ static void factors(void) { in_all_schedules(factors_body); }
 
 /* A given scale, and the amax, of an array whose size is odd. */
 static void given_body(void) {
-    const Plan p = { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 37, 61, 0 };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 37, 61, 0 };
     for (float given : { 0.0f, 3.5f }) {
         Pair x = numbers(MIXP_BF16, 37 * 61, 1.0, 0), y = empty(MIXP_BF16, 37 * 61, 0);
         Pair decode = empty(MIXP_F32, 1, 0), amax = empty(MIXP_F32, 1, 0);
@@ -201,7 +201,7 @@ static void *no_scratch(void *, size_t) { return NULL; }
 
 /* The CPU's errors; nothing is written. */
 static void refused_body(void) {
-    const Plan p = { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 32, 32, 0 };
+    const Form p = { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 32, 32, 0 };
     Pair x = numbers(MIXP_F32, 1024, 1.0, 0), y = numbers(MIXP_BF16, 1024, 1.0, 0);
     Pair decode = numbers(MIXP_F32, 1, 1.0, 0);
     float ignored;

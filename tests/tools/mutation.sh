@@ -154,6 +154,16 @@ plant entropy_ahead        'cross_entropy: the mean takes one row for eight' \
     cuda_rows cross_entropy_of_many_rows 's/loss.k./loss[0]/'
 plant both_next            'cross_entropy_both: the row after the next' \
     cuda_rows cross_entropy_both 's/r + team_step<T>()/r + 2 * team_step<T>()/'
+plant quantise_parts       'quantise: the smallest part gives the amax' \
+    cuda_recipes same_numbers 's/] > most/] < most/'
+plant quantise_team        'quantise: a step to the largest of a team is missing' \
+    cuda_recipes same_numbers 's/k; k/k > 1; k/'
+plant quantise_found       'quantise: the columns are not waited for' \
+    cuda_recipes same_numbers 's/__syncthreads();//'
+plant quantise_times       'quantise: the factor of the other operand is lost' \
+    cuda_recipes factors 's/q.k.times ? .q.k.times : 1.0f/1.0f/'
+plant quantise_key         'quantise: its rounding does not know replays' \
+    cuda_recipes replays 's/key_now(q.draws)/mixp_random_key(q.draws.seed, q.draws.step, q.draws.tensor)/'
 plant entropy_smooth       'cross_entropy: smoothing takes the mean for the target' \
     cuda_functions test_smooth 's/(double)below - (double)top/(double)top - (double)below/'
 plant max_first            'max: the last of equals' \
