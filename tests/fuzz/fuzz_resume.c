@@ -71,13 +71,32 @@ static void pieces_forget(void) {
     pieces_watched = 0;
 }
 
+/* A guard's rows of a file are rebuilt by each save and each load: they may change, and nothing
+ * else of the guard. */
+static void watch_excused(mixpi_watch *copy, const mixpi_watch *now) {
+    copy->packed = now->packed;
+    copy->packed_room = now->packed_room;
+    copy->hashes = now->hashes;
+    copy->states = now->states;
+    copy->operands = now->operands;
+}
+
+static int piece_holds(const piece *p, const void *at) {
+    const uintptr_t a = (uintptr_t)at, from = (uintptr_t)p->memory;
+    return a >= from && a < from + p->bytes;
+}
+
 static void pieces_expect(const mixp_context *ctx) {
+    const mixpi_watch *w = ctx->watch;
     int i;
     for (i = 0; i < n_pieces; i++) {
         piece *p = &pieces[i];
         if (!p->copy) continue;
         if (p->memory == (const unsigned char *)ctx)
             context_excused((mixp_context *)(void *)p->copy, ctx);
+        if (w && piece_holds(p, w))
+            watch_excused((mixpi_watch *)(void *)(p->copy + ((const unsigned char *)w - p->memory)), w);
+        if (w && w->hashes && piece_holds(p, w->hashes)) continue;
         EXPECT(memcmp(p->memory, p->copy, p->bytes) == 0);
     }
     pieces_forget();
