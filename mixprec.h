@@ -29235,6 +29235,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
         site->imprecise = 0;
     if (!site->fallen || site->dtype == site->low) return;
+    if (w->settling_bad && site->value.nonfinite) return;  /* its finite values are a part */
     if (!mixpi_site_is_clean(w, site)) site->clean = 0;
     else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
     if (site->clean < mixpi_clean_needed(w, site)) return;

@@ -41,7 +41,7 @@ static mixp_tensor *graph_conv(session *s, mixp_tensor *h, mixp_tensor *own, mix
     graph        *m = (graph *)s->model;
     mixp_context *c = s->ctx;
     mixp_tensor  *news = mixp_embedding(c, h, ints(s, m->from, GRAPH_EDGES, 0)), *sum;
-    news = mixp_mul(c, news, floats(s, m->weight, GRAPH_EDGES, 1, 0));
+    news = mixp_mul(c, news, mixp_cast(c, floats(s, m->weight, GRAPH_EDGES, 1, 0), news->dtype));
     sum = mixp_index_add(c, mixp_scale(c, h, 0.0f), 0, ints(s, m->to, GRAPH_EDGES, 0), news);
     h = mixp_add(c, mixp_linear(c, h, own, NULL), mixp_linear(c, sum, near, NULL));
     return mixp_relu(c, mixp_layer_norm(c, h, NULL, NULL, 1e-5f));
