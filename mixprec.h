@@ -6556,7 +6556,7 @@ static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
 #  define MIXPI_AMX 0
 #endif
 
-#if MIXPI_AMX || (MIXPI_X86 && defined(_MSC_VER))
+#if (MIXPI_AMX && !defined(MIXPI_AMX_EMULATED)) || (MIXPI_X86 && defined(_MSC_VER))
 static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
     __asm__ volatile("cpuid"
                      : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3])
