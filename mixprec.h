@@ -5155,7 +5155,11 @@ private:
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
  * what it knows. MIXP_ERR_ORDER: a region or a scope is open. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
-/* 1: the next step must be sampled: run an ordinary step instead of replaying a graph. */
+/* 1: the next step must be sampled: run an ordinary step instead of replaying a graph. Without a
+ * fallback, replays have the bits of steps run one by one. A skip in a replay forces no sample,
+ * because the host does not see it: the guard learns of its cause from the next sample on schedule,
+ * at most a quarter more than `every` updates later. A run of replays may therefore skip more
+ * updates, lower its scale more and fall back later than the same steps run one by one. */
 MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 
 /* Pins the sites whose name, or its part before ": ", fits the pattern (* matches any characters, ?
@@ -14927,7 +14931,7 @@ typedef struct mixpi_lossy {
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);
     void        (*captured)(mixp_context *ctx);     /* a capture has begun */
-    void        (*replayed)(mixp_context *ctx);
+    mixp_result (*replayed)(mixp_context *ctx);     /* before a replay */
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
     int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
     void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
@@ -15144,7 +15148,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixpi_crew *crew = mixpi_crew_of(ctx);
-    mixp_result r;
+    mixp_result r = MIXP_OK;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (ctx->capturing)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -15155,12 +15159,13 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "mixp_replay: the weights are the averages of "
                                  "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
                                  "first");
+    if (watcher) r = watcher->replayed(ctx);
+    if (r != MIXP_OK) return r;
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
-    if (watcher) watcher->replayed(ctx);
     r = mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));
@@ -30537,10 +30542,6 @@ static int mixpi_watch_flags(const mixp_context *ctx) {
 }
 
 MIXPI_SELDOM
-static void mixpi_watch_replayed(mixp_context *ctx) {
-    if (ctx->watch->since < INT32_MAX) ctx->watch->since++;
-}
-
 /* A captured step is not sampled, also if the capture begins within a sampled step. */
 static void mixpi_watch_captured(mixp_context *ctx)
 { ctx->watch->sampled = ctx->watch->probing = 0; }
@@ -30561,6 +30562,14 @@ static int mixpi_watch_samples(mixp_context *ctx) {
  * settled between micro-batches: one rank then decides like many ranks that each walk one
  * micro-batch. */
 static int mixpi_window_open(const mixpi_watch *w) { return w->walked && w->window < 64; }
+
+/* Before a replay: settles the samples of earlier steps, as the beginning of a step does. */
+static mixp_result mixpi_watch_replayed(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    if (w->since < INT32_MAX) w->since++;
+    if (!w->on || mixpi_world(ctx) > 1 || mixpi_window_open(w)) return MIXP_OK;
+    return mixpi_guard_settle(ctx);
+}
 
 /* Settles the samples of earlier steps and decides whether the new step is sampled. With several
  * ranks, samples are settled at updates; until then all steps share the same rows. */

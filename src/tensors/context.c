@@ -172,7 +172,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     mixp_context *ctx = graph ? graph->ctx : NULL;
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     const mixpi_crew *crew = mixpi_crew_of(ctx);
-    mixp_result r;
+    mixp_result r = MIXP_OK;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (ctx->capturing)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -183,12 +183,13 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "mixp_replay: the weights are the averages of "
                                  "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
                                  "first");
+    if (watcher) r = watcher->replayed(ctx);
+    if (r != MIXP_OK) return r;
     ctx->replays += graph->moves_scale != 0;
     ctx->step += mixpi_world(ctx);
     ctx->replayed = ctx->step;
     /* The graph does not know newer low copies; a sharded graph does not write low copies. */
     if (ctx->lows_made != graph->lows_made || mixpi_is_sharded(ctx)) mixpi_lows_doubt(ctx);
-    if (watcher) watcher->replayed(ctx);
     r = mixpi_noted(
         ctx, "mixp_replay",
         ctx->device->replay(&ctx->exec, graph->handle, ctx->step - graph->step));

@@ -35,7 +35,7 @@ typedef struct mixpi_lossy {
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);
     void        (*captured)(mixp_context *ctx);     /* a capture has begun */
-    void        (*replayed)(mixp_context *ctx);
+    mixp_result (*replayed)(mixp_context *ctx);     /* before a replay */
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
     int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
     void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */

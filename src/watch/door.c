@@ -11,10 +11,6 @@ static int mixpi_watch_flags(const mixp_context *ctx) {
 }
 
 MIXPI_SELDOM
-static void mixpi_watch_replayed(mixp_context *ctx) {
-    if (ctx->watch->since < INT32_MAX) ctx->watch->since++;
-}
-
 /* A captured step is not sampled, also if the capture begins within a sampled step. */
 static void mixpi_watch_captured(mixp_context *ctx)
 { ctx->watch->sampled = ctx->watch->probing = 0; }
@@ -35,6 +31,14 @@ static int mixpi_watch_samples(mixp_context *ctx) {
  * settled between micro-batches: one rank then decides like many ranks that each walk one
  * micro-batch. */
 static int mixpi_window_open(const mixpi_watch *w) { return w->walked && w->window < 64; }
+
+/* Before a replay: settles the samples of earlier steps, as the beginning of a step does. */
+static mixp_result mixpi_watch_replayed(mixp_context *ctx) {
+    mixpi_watch *w = ctx->watch;
+    if (w->since < INT32_MAX) w->since++;
+    if (!w->on || mixpi_world(ctx) > 1 || mixpi_window_open(w)) return MIXP_OK;
+    return mixpi_guard_settle(ctx);
+}
 
 /* Settles the samples of earlier steps and decides whether the new step is sampled. With several
  * ranks, samples are settled at updates; until then all steps share the same rows. */

@@ -306,6 +306,48 @@ static void graphs(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
+/* Updates after values left their range until the site stores f32: steps one by one, or replays wherever
+ * the guard allows them. */
+static int updates_until_fallen(int replays, int before, int every) {
+    Net n = net_open(gpu());
+    mixp_guard_desc d;
+    mixp_graph *graph = NULL;
+    int updates = 0;
+    memset((void *)&d, 0, sizeof d);
+    d.every = every;
+    CHECK_INT(mixp_guard_start(n.ctx, &d), MIXP_OK);
+    for (int i = 0; i < 4; i++) net_step(n, 0);
+    CHECK_INT(mixp_capture_begin(n.ctx), MIXP_OK);
+    net_step(n, 0);
+    graph = mixp_capture_end(n.ctx);
+    CHECK(graph != NULL);
+    for (int i = 0; i < before; i++) net_step(n, 0);
+    for (int i = 0; i < ROWS * WIDTH; i++) n.x[i] *= 4000.0f;
+    for (; updates < 100 && !mixp_graph_stale(graph); updates++) {
+        if (replays && !mixp_guard_due(n.ctx)) CHECK_INT(mixp_replay(graph), MIXP_OK);
+        else net_step(n, 0);
+    }
+    CHECK_INT(site_of(n, "proj.w: linear").fallen, 1);
+    net_step(n, 0);
+    net_step(n, 0);
+    CHECK_INT(mixp_scaler_verdict(n.scaler).outcome, MIXP_STEP_APPLIED);
+    net_close(n);
+    return updates;
+}
+
+/* One by one, a skip forces the next sample. A replay tells the host nothing: the guard learns of its
+ * skips at the next sample on schedule, at most a quarter more than `every` updates later. */
+static void replays_are_learned_of_late(void) {
+    const int every = 16, late = 4;     /* late: from a sample's step to the fallback */
+    for (int before = 0; before < 16; before += 3) {
+        const int eager = updates_until_fallen(0, before, every);
+        const int replayed = updates_until_fallen(1, before, every);
+        CHECK(eager <= 2 + late);
+        CHECK(replayed >= eager - 2 && replayed <= every + every / 4 + late);
+    }
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 /* A captured step has not run: the sample of the update after it still counts as complete, so that
  * the guard does not ask for the same sample again. */
 static void a_capture_spoils_no_sample(void) {
@@ -381,5 +423,6 @@ int main(void) {
     RUN(graphs);
     RUN(a_capture_spoils_no_sample);
     RUN(rows_grow);
+    RUN(replays_are_learned_of_late);
     return test_report();
 }
