@@ -237,6 +237,7 @@ static void file_lengthened(const char *path, int64_t rows) {
     static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
     static int64_t hashes[DEFAULT_SITES];
     static int32_t states[DEFAULT_SITES][4];
+    static int32_t operands[DEFAULT_SITES][4];
     mixp_safetensors *file;
     int64_t i, n;
     CHECK_INT(mixp_safetensors_read(path, &file, NULL, 0), MIXP_OK);
@@ -248,6 +249,12 @@ static void file_lengthened(const char *path, int64_t rows) {
             memcpy(hashes, e->data, e->bytes);
             e->data = hashes;
             e->bytes = (size_t)rows * sizeof *hashes;
+            e->shape[0] = rows;
+        }
+        if (strcmp(e->name, "mixprec.guard.operands") == 0) {
+            memcpy(operands, e->data, e->bytes);
+            e->bytes = e->bytes / (size_t)e->shape[0] * (size_t)rows;
+            e->data = operands;
             e->shape[0] = rows;
         }
         if (strcmp(e->name, "mixprec.guard.states") == 0) {
