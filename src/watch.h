@@ -58,7 +58,7 @@
  * and a non-finite loss of any rank counts for all. Start the guards of all ranks with the same
  * settings. Rank 0 may evaluate on its own, and ranks may apply different operators.
  *
- * Memory: about 1.1 KB for each site, of which 0.3 to 0.6 KB on the device, and 2.1 KB for each
+ * Memory: about 1.2 KB for each site, of which 0.3 to 0.6 KB on the device, and 2.1 KB for each
  * parameter of an optimizer, on the host and on the device. It is allocated when new sites appear,
  * usually in the first step, and never in a captured step. mixp_checkpoint_save takes 36 bytes more
  * for each site.
