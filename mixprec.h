@@ -24136,7 +24136,8 @@ MIXPREC_API int mixp_optimizer_underflow(mixp_optimizer *opt, int64_t i,
     out->low = mixpi_row_low(&opt->rows[first]);
     out->step = opt->tally_step - 1;
     if (!opt->tally_step) return 1;
-    if (last > opt->tallies || mixpi_tally_fetch(opt) != MIXP_OK) return 0;
+    if (mixpi_tally_fetch(opt) != MIXP_OK) return 0;
+    last = mixpi_min(last, opt->tallies);   /* later parameters were not counted */
     for (k = first; k < last; k++) {
         mixpi_underflow_join(out, &opt->tally_copy[k], &opt->rows[k]);
         out->lost.updates += opt->lost_copy[k].updates;
