@@ -458,6 +458,7 @@ static mixp_ranks_desc ddp_tcp(double seconds, const char **why) {
            : !host                                      ? "MASTER_ADDR is not set"
            : port < 1 || port > 65535                   ? "MASTER_PORT must be a port"
                                                         : NULL;
+    if (ddp_t.size > DDP_TCP_MOST) ddp_t.size = 0; /* ddp_tcp_end then finds no ranks */
     if (!*why) *why = ddp_tcp_meet(host, port, ddp_tcp_now() + seconds);
     ddp_t.pieces = malloc(((size_t)DDP_TCP_PIECE + 2 * DDP_TCP_MOST) * sizeof(double));
     if (!*why && !ddp_t.pieces) *why = "out of memory";
