@@ -138,7 +138,7 @@ static const char *ddp_threads_run(ddp_thread *t, int what, char *data, int64_t 
 #define DDP_THREADS_HOOK(name, what)                                                              \
     static const char *name(void *user, void *data, int64_t count, mixp_dtype dtype,              \
                             void *stream, double seconds) {                                       \
-        if (stream) return "for CPUs alone";                                                      \
+        if (stream) return "CPUs only: use ddp_nccl.c for GPUs";                                  \
         return ddp_threads_run((ddp_thread *)user, what, (char *)data, count, dtype, seconds);    \
     }
 DDP_THREADS_HOOK(ddp_threads_sum, DDP_SUM)
@@ -189,7 +189,7 @@ static int ddp_threads(int size, ddp_threads_fn *fn, void *user) {
     }
     for (n = 1; n < size && !failed; n++)
         failed = pthread_create(&thread[n], NULL, ddp_threads_rank, &w.rank[n]) != 0;
-    if (failed) n--, ddp_threads_stop(&w.rank[0], "no more threads could be had");
+    if (failed) n--, ddp_threads_stop(&w.rank[0], "cannot start all threads");
     else ddp_threads_rank(&w.rank[0]);
     for (int r = 1; r < n; r++) pthread_join(thread[r], NULL);
     for (int r = 0; r < size; r++) failed |= w.rank[r].failed != 0;
