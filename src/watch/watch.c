@@ -271,12 +271,15 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     return 1;
 }
 
-/* Adds the exponent histogram of one site to counts. */
+/* Adds the exponent histogram of one site to counts. A site that no sample has seen may have no
+ * memory for one. */
 static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
     int64_t found[MIXP_EXPONENTS];
     const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
-    mixp_result r = mixpi_download(ctx, found, from, sizeof found);
+    mixp_result r;
     int e;
+    if (number > ctx->watch->rows_room) return MIXP_OK;
+    r = mixpi_download(ctx, found, from, sizeof found);
     for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
     return r;
 }

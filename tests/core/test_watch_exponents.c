@@ -39,13 +39,31 @@ static int site_named(mixp_context *ctx, const char *op) {
     return -2;
 }
 
+/* Memory with other bytes than 0 behind each piece. */
+enum { BEHIND = 1 << 18 };
+static void *spoiled(size_t bytes, void *user) {
+    char *p = (char *)malloc(bytes + BEHIND);
+    (void)user;
+    if (p) memset(p + bytes, 0x11, BEHIND);
+    return p;
+}
+static void freed(void *p, void *user) {
+    (void)user;
+    free(p);
+}
+
 static mixp_context *open_with(int every, mixp_tensor **w) {
     static const int64_t n[1] = { N };
+    mixp_context_desc c;
     mixp_guard_desc d;
     mixp_optimizer_desc sgd = mixp_sgd_defaults();
-    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_context *ctx;
     int i;
+    memset(&c, 0, sizeof c);
     memset(&d, 0, sizeof d);
+    c.allocate = spoiled;
+    c.release = freed;
+    ctx = mixp_context_new(&c);
     d.every = every;
     d.exponents = 1;
     *w = mixp_param(ctx, "w", MIXP_F32, 1, n);
@@ -87,6 +105,34 @@ static void test_bins(void) {
     mixp_context_free(ctx);
 }
 
+/* Sites that only a step without a sample has met have no counts. */
+static void test_unsampled(void) {
+    static const int64_t n[1] = { N };
+    mixp_tensor *w;
+    mixp_context *ctx = open_with(64, &w);
+    int64_t counts[MIXP_EXPONENTS], before[MIXP_EXPONENTS], none[MIXP_EXPONENTS];
+    char scope[16];
+    int i;
+    memset(none, 0, sizeof none);
+    step(ctx, w);
+    step(ctx, w);
+    CHECK_INT(mixp_site_exponents(ctx, -1, before), 1);
+    mixp_eval_begin(ctx);
+    for (i = 0; i < 100; i++) {
+        snprintf(scope, sizeof scope, "s%d", i);
+        MIXP_SCOPE(ctx, scope) mixp_relu(ctx, mixp_input(ctx, MIXP_F32, 1, n, x));
+    }
+    for (i = 2; i < 102; i++) {
+        CHECK_INT(mixp_site_exponents(ctx, i, counts), 1);
+        CHECK(memcmp(counts, none, sizeof none) == 0);
+    }
+    CHECK_INT(mixp_site_exponents(ctx, i, counts), 0);
+    CHECK_INT(mixp_site_exponents(ctx, -1, counts), 1);
+    CHECK(memcmp(counts, before, sizeof before) == 0);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 /* Not asked for, no such site, nowhere to write, another value of the setting. */
 static void test_refused(void) {
     mixp_tensor *w;
@@ -121,6 +167,7 @@ static void test_refused(void) {
 
 int main(void) {
     RUN(test_bins);
+    RUN(test_unsampled);
     RUN(test_refused);
     return test_report();
 }
