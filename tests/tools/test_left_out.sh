@@ -94,6 +94,20 @@ for call in 'mixp_checkpoint_save(0, 0)' 'mixp_checkpoint_load(0, 0)' 'mixp_chec
     check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_CHECKPOINT "$call"
 done
 check '  no code of src/files is there'                     gone MIXPREC_NO_CHECKPOINT files
+
+# All rooms left out at once.
+together() {
+    cp "$tmp/MIXPREC_NO_WATCH.c" "$tmp/together.c"
+    # shellcheck disable=SC2086
+    $CC -std=c99 -O0 $warn -DMIXPREC_NO_RANKS -DMIXPREC_NO_WATCH -DMIXPREC_NO_CHECKPOINT -I. -I"$tmp" \
+        "$tmp/together.c" -lm -o "$tmp/together"
+}
+check 'all three compile'                                   together
+check '  a step is as ever'                                 "$tmp/together"
+for room in ranks watch files; do
+    check "  no code of src/$room is there"                 gone together "$room"
+done
+
 opens() { nm "$tmp/$1" | grep -E ' U (open|fopen|rename|unlink)(64)?(@|$)'; }
 check '  other builds open files'                           opens MIXPREC_NO_RANKS
 check '  and this one opens none'                           sh -c "! nm '$tmp/MIXPREC_NO_CHECKPOINT' | \
