@@ -19,14 +19,20 @@ typedef struct mixpi_scaled {
 static int mixpi_scaled_on(const mixp_context *ctx)
 { return ctx->casting && ctx->casting->delayed.kind != MIXP_RECIPE_NONE; }
 
+/* The state of the linears with `weight`; NULL: it has none. */
+static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tensor *weight) {
+    mixpi_scaled *s = ctx->casting->scaled;
+    while (s && s->weight != weight) s = s->next;
+    return s;
+}
+
 /* The state of the linears with `weight`, made at the first call. NULL with the error set: out of
  * memory. */
 static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight,
                                      const mixp_recipe *r) {
     const int length = mixpi_recipe_history(r);
-    mixpi_scaled *s = ctx->casting->scaled;
+    mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
     int i;
-    while (s && s->weight != weight) s = s->next;
     if (s) s->recipe = *r;
     if (s) return s;
     s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
@@ -96,22 +102,24 @@ static void mixpi_scaled_to_words(const mixp_context *ctx, double *words) {
     const mixp_tensor *t;
     int i;
     for (t = ctx->tensors; t; t = t->own.next) {
-        const mixpi_scaled *s = ctx->casting->scaled;
+        const mixpi_scaled *s;
         if (!mixpi_is_scaled_weight(t)) continue;
-        while (s && s->weight != t) s = s->next;
+        s = mixpi_scaled_find(ctx, t);
         for (i = 0; s && i < MIXPI_ROLES; i++)
             words[i] = (double)s->history[(int64_t)i * s->length];
         words += MIXPI_ROLES;
     }
 }
 
-/* Enters a rank's words. A linear that this rank has not met gets a state. */
+/* Enters a rank's words. A linear that this rank has not met gets a state; the others keep the
+ * recipe of their newest linear. */
 static mixp_result mixpi_scaled_from_words(mixp_context *ctx, const double *words) {
     mixp_tensor *t;
     int i;
     for (t = ctx->tensors; t; t = t->own.next) {
-        mixpi_scaled *s = NULL;
+        mixpi_scaled *s;
         if (!mixpi_is_scaled_weight(t)) continue;
+        s = mixpi_scaled_find(ctx, t);
         for (i = 0; i < MIXPI_ROLES; i++) {
             if (!(words[i] > 0.0)) continue;
             if (!s) s = mixpi_scaled_of(ctx, t, &ctx->casting->delayed);

@@ -491,6 +491,18 @@ static void take(layer *l, outcome *out) {
     out->done = 1;
 }
 
+/* A region with another recipe, in which no linear runs. */
+static void pass_region(mixp_context *ctx, mixp_recipe other) {
+    mixp_autocast region;
+    memset(&region, 0, sizeof region);
+    other.margin += 3;
+    region.dtype = MIXP_BF16;
+    region.level = 1;
+    region.recipe = &other;
+    CHECK_INT(mixp_autocast_push(ctx, &region), MIXP_OK);
+    CHECK_INT(mixp_autocast_pop(ctx), MIXP_OK);
+}
+
 /* differs: rank 1 has another margin. late: only rank 1 applies the linear at first. */
 static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out) {
     static float x[M * K], dy[M * N];
@@ -505,6 +517,7 @@ static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out)
         part_of(step, ranks->rank, x, dy);
         walk(&l, x, dy, &at);
         if (ranks->rank == 0 && step == 3) walk(&l, x, NULL, &at);      /* rank 0 alone evaluates */
+        pass_region(l.ctx, recipe);
         mixp_scaler_step(l.scaler, l.opt);
         mixp_scaler_update(l.scaler);
     }
