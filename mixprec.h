@@ -5503,7 +5503,7 @@ MIXPREC_API const char *mixp_safetensors_metadata(const mixp_safetensors *file,
 #include <errno.h>
 
 /* With MIXPREC_ONLY_FORMATS, most shared functions are unused. */
-#if defined(MIXPREC_ONLY_FORMATS) && defined(__GNUC__)
+#if defined(MIXPREC_ONLY_FORMATS) && MIXPI_GNU
 #  pragma GCC diagnostic push
 #  pragma GCC diagnostic ignored "-Wunused-function"
 #endif
@@ -32765,7 +32765,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
 #ifdef __cplusplus
 }   /* extern "C" */
 #endif
-#if defined(MIXPREC_ONLY_FORMATS) && defined(__GNUC__)
+#if defined(MIXPREC_ONLY_FORMATS) && MIXPI_GNU
 #  pragma GCC diagnostic pop
 #endif
 #undef MIXPREC_IMPLEMENTATION

@@ -168,7 +168,7 @@ extern "C" {
 #ifdef __cplusplus
 }   /* extern "C" */
 #endif
-#if defined(MIXPREC_ONLY_FORMATS) && defined(__GNUC__)
+#if defined(MIXPREC_ONLY_FORMATS) && MIXPI_GNU
 #  pragma GCC diagnostic pop
 #endif
 #undef MIXPREC_IMPLEMENTATION

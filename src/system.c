@@ -7,7 +7,7 @@
 #include <errno.h>
 
 /* With MIXPREC_ONLY_FORMATS, most shared functions are unused. */
-#if defined(MIXPREC_ONLY_FORMATS) && defined(__GNUC__)
+#if defined(MIXPREC_ONLY_FORMATS) && MIXPI_GNU
 #  pragma GCC diagnostic push
 #  pragma GCC diagnostic ignored "-Wunused-function"
 #endif

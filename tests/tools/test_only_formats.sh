@@ -42,6 +42,15 @@ fi
 if command -v "$CXX" >/dev/null; then check 'C++' converts "$CXX" -std=c++11 -O1 "$tmp/only.cpp"
 else skip 'C++'
 fi
+# clang-cl's rules, with mingw's headers in place of Microsoft's: see tests/tools/clang_cl.sh.
+windows() {
+    clang --target=x86_64-pc-windows-msvc -fms-compatibility-version=19.30 -isystem /usr/x86_64-w64-mingw32/include \
+        -include tests/support/msvc.h -std=c99 -I. -fsyntax-only "$@"
+}
+echo '#include <stdio.h>' >"$tmp/probe.c"
+if windows "$tmp/probe.c" 2>/dev/null; then check 'clang-cl' windows -Werror=unused-function "$tmp/only.c"
+else skip 'clang-cl'
+fi
 nothing_else() { ! nm "$tmp/only" | grep -i ' t mixp_\(context\|tensor\|linear\|optimizer\)'; }
 check 'holds nothing else'    nothing_else
 report
