@@ -1,15 +1,16 @@
-/* bench_guard.c - what a guard costs: one GPT with it and without, in turns.
+/* bench_guard.c - what a guard costs: a GPT with it and one without, in turns.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  *     bench_guard [--gpt2|--slice] [off|on|every N] [ROUNDS]   both in turns unless told which; N = 16
  *
  * nanoGPT's CPU configuration: 4 layers of width 128, 4 heads, 64 tokens by 12, vocabulary 65, f16.
  * --gpt2: GPT-2 124M, 12 layers of width 768, 256 tokens, vocabulary 50257; 5 rounds unless told, which
- * take some minutes, and 3 GB.
+ * take some minutes, and 6 GB.
  * --slice: one layer of width 128 with 256 tokens, vocabulary 1024: to count the instructions of.
- * Figures are for a quiet machine: each round times N steps of one model without a guard, then N with
- * it, one of which is sampled; the median of the rounds' ratios is printed. With a guard off again no
- * memory is taken. One side alone, for instructions, which a busy machine does not change:
+ * Each round times N steps of one model without a guard and N of another with it, about one of which is
+ * sampled; medians of the rounds' ratios are printed. The guard stays on: a guard that is turned on again
+ * measures the precision of all sites in its first sample. On a busy machine use OMP_NUM_THREADS=1 and
+ * the processor's time. One side alone, for instructions, which a busy machine does not change:
  *
  *     for w in off on; do OMP_NUM_THREADS=1 valgrind --tool=callgrind --callgrind-out-file=/dev/null \
  *         --toggle-collect=run build/bench/bench_guard --slice $w 1; done
@@ -93,13 +94,20 @@ static mixp_tensor *model_loss(model *m) {
     return mixp_cross_entropy(ctx, x, mixp_input(ctx, MIXP_I32, 2, tokens, m->out), -100);
 }
 
-/* Milliseconds of n steps, with a guard or without. */
-static double run(model *m, int n, const mixp_guard_desc *guard) {
-    struct timespec a, b;
+static double now(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+/* Milliseconds of n steps: on the wall, and of the processor. */
+typedef struct spent { double wall, processor; } spent;
+
+static spent run(model *m, int n) {
+    spent t;
     int i;
-    if (guard) mixp_guard_start(m->ctx, guard);
-    else mixp_guard_stop(m->ctx);
-    clock_gettime(CLOCK_MONOTONIC, &a);
+    t.wall = now(CLOCK_MONOTONIC);
+    t.processor = now(CLOCK_PROCESS_CPUTIME_ID);
     for (i = 0; i < n; i++) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(m->ctx);
@@ -109,8 +117,9 @@ static double run(model *m, int n, const mixp_guard_desc *guard) {
         mixp_scaler_step(m->scaler, m->opt);
         mixp_scaler_update(m->scaler);
     }
-    clock_gettime(CLOCK_MONOTONIC, &b);
-    return 1e3 * (double)(b.tv_sec - a.tv_sec) + 1e-6 * (double)(b.tv_nsec - a.tv_nsec);
+    t.wall = now(CLOCK_MONOTONIC) - t.wall;
+    t.processor = now(CLOCK_PROCESS_CPUTIME_ID) - t.processor;
+    return t;
 }
 
 static int by_size(const void *a, const void *b) {
@@ -118,28 +127,38 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Both in turns, `rounds` times: how much longer the second takes. */
-static void compare(model *m, int rounds, const mixp_guard_desc *guard) {
-    double ratio[1000], least = 1e30;
+/* Prints the median and the ends of n ratios. */
+static void tell(const char *what, double *ratio, int n) {
+    qsort(ratio, (size_t)n, sizeof *ratio, by_size);
+    printf("  %s %+.2f%%, quarters %+.2f%% to %+.2f%%, from %+.2f%% to %+.2f%%\n", what,
+           100 * (ratio[n / 2] - 1), 100 * (ratio[n / 4] - 1), 100 * (ratio[3 * n / 4] - 1),
+           100 * (ratio[0] - 1), 100 * (ratio[n - 1] - 1));
+}
+
+/* Both in turns, `rounds` times, the guarded one first in every second round. */
+static void compare(model *plain, model *guarded, int rounds, int every) {
+    double wall[1000], processor[1000], least = 1e30;
     int64_t before;
     int i;
-    run(m, 2, NULL);
-    run(m, 2, guard);
-    before = mixp_context_memory(m->ctx).allocations;
+    run(plain, 2);
+    run(guarded, 2 * every);
+    before = mixp_context_memory(guarded->ctx).allocations;
     for (i = 0; i < rounds; i++) {
-        double first = run(m, guard->every, NULL), second = run(m, guard->every, guard);
-        ratio[i] = second / first;
-        if (first < least) least = first;
+        const spent first = run(i % 2 ? guarded : plain, every);
+        const spent second = run(i % 2 ? plain : guarded, every);
+        const spent with = i % 2 ? first : second, without = i % 2 ? second : first;
+        wall[i] = with.wall / without.wall;
+        processor[i] = with.processor / without.processor;
+        if (without.wall < least) least = without.wall;
     }
-    qsort(ratio, (size_t)rounds, sizeof *ratio, by_size);
-    printf("a step %.2f ms without; with a guard %+.2f%% (median of %d rounds, from %+.2f%% to "
-           "%+.2f%%); %d allocations\n", least / guard->every, 100 * (ratio[rounds / 2] - 1), rounds,
-           100 * (ratio[0] - 1), 100 * (ratio[rounds - 1] - 1),
-           (int)(mixp_context_memory(m->ctx).allocations - before));
+    printf("a step %.2f ms without; with a guard, medians of %d rounds; %d allocations\n", least / every, rounds,
+           (int)(mixp_context_memory(guarded->ctx).allocations - before));
+    tell("wall     ", wall, rounds);
+    tell("processor", processor, rounds);
 }
 
 int main(int argc, char **argv) {
-    static model m;
+    static model plain, guarded;
     mixp_guard_desc guard;
     const int large = argc > 1 && strcmp(argv[1], "--gpt2") == 0;
     const int named = large || (argc > 1 && strcmp(argv[1], "--slice") == 0);
@@ -152,12 +171,14 @@ int main(int argc, char **argv) {
         rounds = argc > 3 + named ? atoi(argv[3 + named]) : 0;
     }
     if (rounds < 1 || rounds > 1000) rounds = large ? 5 : 21;
-    model_open(&m, large ? gpt2 : named ? slice : nano);
-    if (mixp_guard_start(m.ctx, &guard) != MIXP_OK) return 2;
-    if (strcmp(which, "off") == 0 || strcmp(which, "on") == 0) {
-        for (i = 0; i < rounds; i++) run(&m, guard.every, strcmp(which, "on") == 0 ? &guard : NULL);
-    } else compare(&m, rounds, &guard);
-    if (mixp_context_error(m.ctx, &why) != MIXP_OK) printf("%s\n", why);
-    mixp_context_free(m.ctx);
+    model_open(&plain, large ? gpt2 : named ? slice : nano);
+    model_open(&guarded, plain.is);
+    if (mixp_guard_start(guarded.ctx, &guard) != MIXP_OK) return 2;
+    if (strcmp(which, "off") == 0 || strcmp(which, "on") == 0)
+        for (i = 0; i < rounds; i++) run(strcmp(which, "on") == 0 ? &guarded : &plain, guard.every);
+    else compare(&plain, &guarded, rounds, guard.every);
+    if (mixp_context_error(guarded.ctx, &why) != MIXP_OK) printf("%s\n", why);
+    mixp_context_free(plain.ctx);
+    mixp_context_free(guarded.ctx);
     return 0;
 }
