@@ -15941,15 +15941,19 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
 }
 
 /* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
- * a recipe begins. */
-static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
+ * a recipe begins. An evaluation, which one rank may run alone, does not change the recipe that
+ * ranks compare. */
+static void mixpi_region_recipe(const mixp_context *ctx, mixpi_region *region) {
+    mixpi_casting *c = ctx->casting;
     const mixp_recipe *r = region->cast.recipe;
+    const int trains = !ctx->evaluates && !mixpi_no_grad_now(ctx);
     int i, inside = 0;
     region->cast.recipe = NULL;
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
-    if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED && (trains || c->delayed.kind == MIXP_RECIPE_NONE))
+        c->delayed = *r;
     for (i = 0; i < c->n_regions; i++) inside |= c->regions[i].cast.recipe != NULL;
     if (!inside) c->linears = 0;
 }
@@ -15973,7 +15977,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? now : cast;
-        mixpi_region_recipe(c, region);
+        mixpi_region_recipe(ctx, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
     }

@@ -516,8 +516,8 @@ static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out)
         mixp_zero_grad(l.opt);
         part_of(step, ranks->rank, x, dy);
         walk(&l, x, dy, &at);
-        if (ranks->rank == 0 && step == 3) walk(&l, x, NULL, &at);      /* rank 0 alone evaluates */
         pass_region(l.ctx, recipe);
+        if (ranks->rank == 0 && step == 3) walk(&l, x, NULL, &at);      /* rank 0 alone evaluates */
         mixp_scaler_step(l.scaler, l.opt);
         mixp_scaler_update(l.scaler);
     }
