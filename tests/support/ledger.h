@@ -581,6 +581,23 @@ LEDGER_KERNEL(rope) {
     (void)x;
     return ledger_moves("rope", 1, ledger_in(k->a, n), ledger_out(k->y, n), 0.7);
 }
+LEDGER_KERNEL(random) {
+    (void)x;
+    return ledger_moves("random", 1, 0, ledger_out(k->y, (double)k->n), 0.7);
+}
+LEDGER_KERNEL(compare) {
+    double n = 1;
+    int i;
+    for (i = 0; i < k->rank; i++) n *= (double)k->shape[i];
+    (void)x;
+    return ledger_moves("compare", 1, ledger_in(k->a, n) + ledger_in(k->b, n), n, 0.7);
+}
+/* Bytes alone: the work, which grows with the square of a row, is not counted. */
+LEDGER_KERNEL(topk) {
+    const double n = (double)k->rows * (double)k->cols;
+    (void)x;
+    return ledger_moves("topk", 1, ledger_in(k->a, n), 4.0 * (double)k->rows * (double)k->k, 0.7);
+}
 /* A second launch, which reads once more, where the array has a scale. */
 LEDGER_KERNEL(quantise) {
     double n = (double)k->rows * (double)k->cols;
@@ -647,6 +664,9 @@ static const mixp_device *ledger_device(void) {
     kernels.gather = ledger_gather;
     kernels.gather_backward = ledger_gather_backward;
     kernels.rope = ledger_rope;
+    kernels.random = ledger_random;
+    kernels.compare = ledger_compare;
+    kernels.topk = ledger_topk;
     kernels.quantise = ledger_quantise;
     kernels.hadamard = ledger_hadamard;
     kernels.look = ledger_look;
