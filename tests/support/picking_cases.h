@@ -598,7 +598,7 @@ static void nll_one(mixp_dtype dtype, int rows, int cols, int32_t ignore) {
 static void test_nll(void) {
     const int64_t shape[2] = { 2, 3 }, two[1] = { 2 };
     const float x[6] = { -1, -2, -3, -4, -5, -6 };
-    const int32_t none[2] = { -100, -100 }, bad[2] = { 1, 3 }, good[2] = { 2, 0 };
+    const int32_t none[6] = { -100, -100, -100, -100, -100, -100 }, bad[2] = { 1, 3 }, good[2] = { 2, 0 };
     const char *why = "";
     const double *got;
     mixp_tensor *t, *y;
