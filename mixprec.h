@@ -15941,8 +15941,8 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
 }
 
 /* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
- * a recipe begins. An evaluation, which one rank may run alone, does not change the recipe that
- * ranks compare. */
+ * a recipe begins. An evaluation does not change the recipe that ranks compare, because one rank
+ * may evaluate alone. */
 static void mixpi_region_recipe(const mixp_context *ctx, mixpi_region *region) {
     mixpi_casting *c = ctx->casting;
     const mixp_recipe *r = region->cast.recipe;
@@ -20196,7 +20196,8 @@ typedef struct mixpi_choice {
     mixp_where_args k;
 } mixpi_choice;
 
-/* The call's input for mask (0), a (1) or b (2); -1 if there is none. */
+/* Returns the index of the call's input that is mask (i 0), a (1) or b (2); -1 if the call has no
+ * such input. */
 static int mixpi_choice_input(const mixpi_choice *p, int i) {
     if (!p->filled) return i;
     return i == 0 ? 1 : i == 2 ? 0 : -1;
@@ -21396,7 +21397,7 @@ static mixp_result mixpi_scan_copy(mixp_call *c, mixp_in from, mixp_out to, int 
     return MIXPI_RUN(c, copy, &k);
 }
 
-/* n numbers of f32 for this call alone. */
+/* Takes memory for n f32 numbers from the arena. The call gives it back. */
 static float *mixpi_scan_room(mixp_call *c, int64_t n) {
     return (float *)mixpi_arena_take(c->ctx, &c->ctx->dev, (size_t)n * sizeof(float));
 }
@@ -28911,7 +28912,7 @@ static void mixpi_event_subject(const mixp_event *e, char *text, size_t space) {
     if (e->operand && *e->operand) snprintf(text, space, "operand %.4s of ", e->operand);
 }
 
-/* Writes the number of other sites that fell back in the same event; "" if there are none. */
+/* Writes how many other sites fell back in the same event; writes "" if no other site did. */
 static void mixpi_event_others(const mixp_event *e, char *text, size_t space) {
     *text = 0;
     if (e->also > 0 && e->kind != MIXP_EVENT_SKIP)
@@ -29330,7 +29331,8 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     return 0;
 }
 
-/* A site with a non-finite result that `number` reads; 0 if there is none. */
+/* Returns a site that `number` reads and whose result is not finite; 0 if `number` reads no such
+ * site. */
 static int mixpi_bad_input(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     int i, bad = 0;

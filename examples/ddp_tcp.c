@@ -302,8 +302,8 @@ static int ddp_tcp_listen(int port, struct sockaddr_in *at) {
     return s;
 }
 
-/* Has this socket connected to itself? That happens when nobody listens at a port and the system
- * gives the connecting socket that same port. */
+/* Has this socket connected to itself? A socket does so when no program listens at a port and the
+ * system gives the socket that same port. */
 static int ddp_tcp_is_self(int s) {
     struct sockaddr_in own, other;
     socklen_t n = sizeof own, m = sizeof other;

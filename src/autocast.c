@@ -169,8 +169,8 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
 }
 
 /* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
- * a recipe begins. An evaluation, which one rank may run alone, does not change the recipe that
- * ranks compare. */
+ * a recipe begins. An evaluation does not change the recipe that ranks compare, because one rank
+ * may evaluate alone. */
 static void mixpi_region_recipe(const mixp_context *ctx, mixpi_region *region) {
     mixpi_casting *c = ctx->casting;
     const mixp_recipe *r = region->cast.recipe;

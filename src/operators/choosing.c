@@ -146,7 +146,8 @@ typedef struct mixpi_choice {
     mixp_where_args k;
 } mixpi_choice;
 
-/* The call's input for mask (0), a (1) or b (2); -1 if there is none. */
+/* Returns the index of the call's input that is mask (i 0), a (1) or b (2); -1 if the call has no
+ * such input. */
 static int mixpi_choice_input(const mixpi_choice *p, int i) {
     if (!p->filled) return i;
     return i == 0 ? 1 : i == 2 ? 0 : -1;

@@ -163,7 +163,7 @@ static void mixpi_event_subject(const mixp_event *e, char *text, size_t space) {
     if (e->operand && *e->operand) snprintf(text, space, "operand %.4s of ", e->operand);
 }
 
-/* Writes the number of other sites that fell back in the same event; "" if there are none. */
+/* Writes how many other sites fell back in the same event; writes "" if no other site did. */
 static void mixpi_event_others(const mixp_event *e, char *text, size_t space) {
     *text = 0;
     if (e->also > 0 && e->kind != MIXP_EVENT_SKIP)
@@ -582,7 +582,8 @@ static int mixpi_bad_between(const mixp_context *ctx, int from, int number) {
     return 0;
 }
 
-/* A site with a non-finite result that `number` reads; 0 if there is none. */
+/* Returns a site that `number` reads and whose result is not finite; 0 if `number` reads no such
+ * site. */
 static int mixpi_bad_input(const mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     int i, bad = 0;
