@@ -50,8 +50,11 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
 
 /* Restores a checkpoint into a context, optimizers and scaler made the same way. Training continues
  * bit for bit as if it had never stopped. As in PyTorch, the saved hyper-parameters of the
- * optimizers' groups replace the current ones: change them after loading. The scaler's rule and the
- * schedules are the program's. If the file lacks the state of the spike check, of a predictive rule
+ * optimizers' groups (lr, betas, eps, weight_decay, momentum, dampening, nesterov) replace the
+ * current ones: change them after loading. All other fields of a mixp_optimizer_desc (max_norm,
+ * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
+ * names the kinds of its optimizers; files of versions that did not name them load into any kind
+ * with the same states. If the file lacks the state of the spike check, of a predictive rule
  * or of delayed scaling, that state starts from its beginning. States that the program does not use
  * are ignored, but for that of delayed scaling, which is an error.
  * Needs host memory for the file's data; with sharded states also for those of the largest
@@ -60,7 +63,8 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * On an error nothing changes. MIXP_ERR_IO. MIXP_ERR_FORMAT: malformed, not a checkpoint, or a
  * number that no save can have written, by itself or together with another (SECURITY.md lists the
  * checks). MIXP_ERR_SHAPE or MIXP_ERR_DTYPE: another model; the message lists the differences, and
- * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: the file has more sites of a guard
+ * no memory was allocated for its tensors. MIXP_ERR_SHAPE also: an optimizer of another kind (use
+ * mixp_checkpoint_load_weights to load only the weights), or the file has more sites of a guard
  * than this guard's max_sites. MIXP_ERR_ORDER: as in mixp_checkpoint_save. */
 MIXPREC_API mixp_result mixp_checkpoint_load(const char *path,
                                              const mixp_checkpoint *what);

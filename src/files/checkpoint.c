@@ -119,19 +119,39 @@ static const mixpi_crew *mixpi_states_crew(const mixp_checkpoint *what) {
     return sharded ? mixpi_crew_of(what->ctx) : NULL;
 }
 
+/* The metadata key that holds the kinds of the optimizers. */
+static const char mixpi_kinds_key[] = "mixprec.optimizers";
+
+/* The kinds of the optimizers, each followed by ';': "Muon;AdamW;". The caller releases the text.
+ * NULL after an error. */
+static char *mixpi_checkpoint_kinds(const mixp_checkpoint *what, mixpi_report *r) {
+    char *text = (char *)mixpi_st_allocate(r, what->ctx, (uint64_t)what->n_optimizers, 16);
+    char *to = text;
+    int i;
+    if (!text) return NULL;
+    *to = '\0';
+    for (i = 0; i < what->n_optimizers; i++)
+        to += snprintf(to, 16, "%s;", mixpi_kind_of(what->optimizers[i]->plan.kind)->name);
+    return text;
+}
+
 /* Writes the file. Tells the other ranks that this may take a while. */
 static void mixpi_checkpoint_write(const mixp_checkpoint *what, mixpi_report *r) {
-    static const char *const metadata[2][2] = { { "format", "pt" }, { "mixprec", "1" } };
+    const char *metadata[3][2] = { { "format", "pt" }, { "mixprec", "1" }, { NULL, NULL } };
     const int busy = mixpi_crew_busy(what->ctx, 1);
+    char *kinds = mixpi_checkpoint_kinds(what, r);
     mixpi_state state;
     mixpi_plan plan;
     mixpi_state_list(&state, r, what->ctx, what, NULL);
     memset(&plan, 0, sizeof plan);
-    plan.metadata = metadata;
-    plan.n_metadata = 2;
+    metadata[2][0] = mixpi_kinds_key;
+    metadata[2][1] = kinds;
+    plan.metadata = (const char *const (*)[2])metadata;
+    plan.n_metadata = what->n_optimizers ? 3 : 2;
     mixpi_state_plan(&state, &plan);
     mixpi_plan_save(r, &plan);
     mixpi_state_release(&state);
+    mixpi_st_release(what->ctx, kinds);
     mixpi_crew_busy(what->ctx, busy);
 }
 
@@ -505,6 +525,27 @@ static void mixpi_checkpoint_schema(mixpi_report *r, const mixp_safetensors *fil
                           schema);
 }
 
+/* Fails if an optimizer of the file has another kind than the program's optimizer of its number:
+ * several kinds have the same states. Files of early versions do not name the kinds. */
+static void mixpi_checkpoint_meet_kinds(mixpi_report *r, const mixp_safetensors *file,
+                                        const mixp_checkpoint *what) {
+    const char *there = mixp_safetensors_metadata(file, mixpi_kinds_key);
+    char *here;
+    size_t n;
+    int i = 0;
+    if (!there) return;
+    here = mixpi_checkpoint_kinds(what, r);
+    if (!here) return;
+    for (n = 0; here[n] && here[n] == there[n]; n++) i += here[n] == ';';
+    if (here[n] && there[n])
+        mixpi_report_fail(r, MIXP_ERR_SHAPE,
+                          "optimizer %d has another kind: the file's optimizers are '%.60s', the "
+                          "program's '%.60s'; make the same kinds, or load the weights alone with "
+                          "mixp_checkpoint_load_weights",
+                          i, there, here);
+    mixpi_st_release(what->ctx, here);
+}
+
 /* Reads the header and compares it with the program's state. The data is read only if the header
  * fits, and changes the state only if all of it was read and is in range. */
 static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_file *f,
@@ -514,6 +555,7 @@ static void mixpi_checkpoint_read(mixpi_state *s, mixp_safetensors *file, mixpi_
     if (mixpi_st_read_header(file, f) != MIXP_OK) return;
     mixpi_checkpoint_schema(r, file);
     mixpi_st_sort(r, file->items, file->n_items, MIXP_ERR_FORMAT);
+    if (r->result == MIXP_OK) mixpi_checkpoint_meet_kinds(r, file, what);
     if (r->result == MIXP_OK) mixpi_state_meet_sites(s, file);
     if (r->result == MIXP_OK) mixpi_scaled_meet(r, s->ctx, file);
     if (r->result == MIXP_OK) mixpi_state_list(s, r, s->ctx, what, NULL);

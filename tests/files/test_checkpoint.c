@@ -1492,6 +1492,104 @@ static void test_load_refuses(void) {
     mixp_context_free(p.ctx);
 }
 
+/* A network of one weight after two steps with an optimizer of this kind, with momentum where it
+ * has one. */
+static mixp_checkpoint one_weight(mixp_optimizer_desc d, mixp_optimizer *keep[1]) {
+    static const int64_t two[2] = { 2, 2 };
+    static const float x[4] = { 1, 2, 3, 4 };
+    mixp_checkpoint all;
+    mixp_tensor *w;
+    int i;
+    if (d.kind == MIXP_OPTIMIZER_SGD || d.kind == MIXP_OPTIMIZER_RMSPROP) d.momentum = 0.5;
+    memset(&all, 0, sizeof all);
+    all.ctx = mixp_context_new(NULL);
+    w = mixp_param(all.ctx, "w", MIXP_F32, 2, two);
+    keep[0] = mixp_optimizer_new(all.ctx, &d);
+    mixp_fill(w, 1.0);
+    mixp_optimizer_add(keep[0], w, NULL);
+    for (i = 0; i < 2; i++) {
+        mixp_tensor *in;
+        mixp_step_begin(all.ctx);
+        mixp_zero_grad(keep[0]);
+        in = mixp_input(all.ctx, MIXP_F32, 2, two, x);
+        mixp_backward(all.ctx, mixp_sum(all.ctx, mixp_linear(all.ctx, in, w, NULL), MIXP_ALL, 0));
+        CHECK_INT(mixp_optimizer_step(keep[0]), MIXP_OK);
+    }
+    all.optimizers = keep;
+    all.n_optimizers = 1;
+    return all;
+}
+
+/* Adam, AdamW and RMSprop have the same states, and so have SGD, Lion and Muon: a file loads into
+ * its own kind only, and the error changes nothing and names both kinds. */
+static void test_kinds(void) {
+    static const char *const name[] = { "Adam", "AdamW", "SGD", "RMSprop", "Lion", "Muon" };
+    const mixp_optimizer_desc kind[] = { mixp_adam_defaults(), mixp_adamw_defaults(), mixp_sgd_defaults(),
+        mixp_rmsprop_defaults(), mixp_lion_defaults(), mixp_muon_defaults() };
+    mixp_optimizer *saved[1], *loaded[1];
+    char part[100];
+    const char *why;
+    int from, to;
+    for (from = 0; from < 6; from++)
+        for (to = 0; to < 6; to++) {
+            mixp_checkpoint file = one_weight(kind[from], saved), here = one_weight(kind[to], loaded);
+            unsigned char *before;
+            size_t n;
+            CHECK_INT(mixp_checkpoint_save("kinds", &file), MIXP_OK);
+            CHECK_INT(mixp_checkpoint_save("before", &here), MIXP_OK);
+            before = get_file("before", &n);
+            CHECK_INT(mixp_checkpoint_load("kinds", &here), from == to ? MIXP_OK : MIXP_ERR_SHAPE);
+            mixp_context_error(here.ctx, &why);
+            snprintf(part, sizeof part, "optimizers are '%s;', the program's '%s;'", name[from], name[to]);
+            if (from != to) CHECK_TEXT(why, part);
+            if (from != to) CHECK_TEXT(why, "mixp_checkpoint_load_weights");
+            mixp_context_clear_error(here.ctx);
+            CHECK_INT(mixp_checkpoint_save("after", &here), MIXP_OK);
+            if (from != to) CHECK(before && file_is("after", before, n));
+            if (from != to) CHECK_INT(mixp_checkpoint_load_weights("kinds", here.ctx, NULL), MIXP_OK);
+            free(before);
+            mixp_context_free(file.ctx);
+            mixp_context_free(here.ctx);
+        }
+}
+
+/* A file that names no kinds, as early versions wrote it, loads; of many kinds the first that
+ * differs counts, and a text of the file reaches the message without control characters. */
+static void test_kinds_in_the_file(void) {
+    static const struct { const char *kinds; mixp_result want; const char *part; } row[] = {
+        { "AdamW;SGD;", MIXP_OK, "" },
+        { "AdamW;Lion;", MIXP_ERR_SHAPE, "optimizer 1 has another kind: the file's optimizers are 'AdamW;Lion;'" },
+        { "Adam;SGD;", MIXP_ERR_SHAPE, "optimizer 0 has another kind" },
+        { "SGD;AdamW;", MIXP_ERR_SHAPE, "optimizer 0 has another kind" },
+        { "\x1B]0;", MIXP_ERR_SHAPE, "the file's optimizers are '?]0;'" },
+        { NULL, MIXP_OK, "" }
+    };
+    const char *metadata[2][2] = { { "mixprec", "1" }, { "mixprec.optimizers", NULL } };
+    problem p;
+    size_t i;
+    problem_make(&p, NULL, MIXP_RULE_TORCH, 0.9);
+    problem_run(&p, 3);
+    CHECK_INT(mixp_checkpoint_save("ck", &p.all), MIXP_OK);
+    for (i = 0; i < sizeof row / sizeof *row; i++) {
+        mixp_safetensors *f = NULL;
+        mixp_st_entry e[128];
+        int64_t k;
+        const char *why;
+        CHECK_INT(mixp_safetensors_read("ck", &f, NULL, 0), MIXP_OK);
+        CHECK_TEXT(mixp_safetensors_metadata(f, "mixprec.optimizers"), "AdamW;SGD;");
+        for (k = 0; k < mixp_safetensors_count(f); k++) e[k] = *mixp_safetensors_at(f, k);
+        metadata[1][1] = row[i].kinds;
+        CHECK_INT(mixp_safetensors_write("bad", e, k, (const char *const (*)[2])metadata, row[i].kinds ? 2 : 1,
+                                         NULL, 0), MIXP_OK);
+        mixp_safetensors_free(f);
+        CHECK_INT(mixp_checkpoint_load("bad", &p.all), row[i].want);
+        mixp_context_error(p.ctx, &why);
+        CHECK_TEXT(why, row[i].part);
+        mixp_context_clear_error(p.ctx);
+    }
+    mixp_context_free(p.ctx);
+}
+
 /* A header with __metadata__ twice, the first with two million pairs: their count must not be
  * used with the second, which is shorter. */
 static void test_load_of_two_metadata(void) {
@@ -2100,6 +2198,8 @@ int main(int argc, char **argv) {
     RUN(test_resume_on_a_device);
     RUN(test_file_of_a_checkpoint);
     RUN(test_load_refuses);
+    RUN(test_kinds);
+    RUN(test_kinds_in_the_file);
     RUN(test_load_of_two_metadata);
     RUN(test_load_looks_first);
     RUN(test_fault_at_each_call_of_a_load);
