@@ -446,6 +446,7 @@ typedef enum mixp_op_id {
     MIXP_OP_PERMUTE, MIXP_OP_FLIP, MIXP_OP_EXPAND, MIXP_OP_PAD, MIXP_OP_STACK,
     MIXP_OP_EQ, MIXP_OP_NE, MIXP_OP_GT, MIXP_OP_GE, MIXP_OP_LT, MIXP_OP_LE,
     MIXP_OP_PROD, MIXP_OP_CUMSUM, MIXP_OP_ONE_HOT, MIXP_OP_SCATTER_ADD, MIXP_OP_TOPK, MIXP_OP_SORT,
+    MIXP_OP_INDEX_ADD,
     MIXP_OP_COUNT
 } mixp_op_id;
 /* Returns the row of a built-in operator, such as MIXP_OP_LINEAR. NULL for an unknown id. */

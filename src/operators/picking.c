@@ -209,23 +209,36 @@ MIXPREC_API mixp_tensor *mixp_scatter_add(mixp_context *ctx, mixp_tensor *x, int
     return mixpi_apply_op(ctx, MIXP_OP_SCATTER_ADD, 3, x, src, ids, &p);
 }
 
-/* scatter_add of ids that are repeated to the shape of src. */
+/* Fails unless ids names one index of x for each index of src along dim. A GPU checks the indices
+ * later. */
+static mixp_result mixpi_index_check(mixp_call *c, int axis) {
+    const mixp_tensor *src = c->in[1], *ids = c->in[2];
+    mixp_gather_args k;
+    mixp_result r = mixpi_need_indices_after(c, 2);
+    if (r == MIXP_OK) r = mixpi_scatter_sizes(c, axis, &k);
+    if (r != MIXP_OK) return r;
+    if (ids->rank != 1 || ids->count != src->shape[axis])
+        return mixpi_bad_shapes(c, "ids[m] with m the size of src along dim");
+    if (c->ctx->device->download ||
+        mixpi_bad_id((const int32_t *)ids->data, ids->count, k.n, MIXPI_NO_INDEX) < 0)
+        return MIXP_OK;
+    return mixpi_bad_index(c, "id", k.n, MIXPI_NO_INDEX);
+}
+
+/* scatter_add under another name, of ids that are repeated to the shape of src. */
 MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int dim,
                                         mixp_tensor *ids, mixp_tensor *src) {
     int64_t line[MIXP_MAX_RANK];
-    mixp_gather_args k;
+    mixpi_gathering p;
     mixpi_outer o;
     mixp_call *c = mixpi_outer_call(&o, ctx, "index_add", x, src, ids);
     int i, axis = c ? mixpi_axis(dim, x->rank) : -1;
-    if (!c || mixpi_need_indices_after(c, 2) != MIXP_OK) return NULL;
-    if (mixpi_scatter_sizes(c, axis, &k) != MIXP_OK) return NULL;
-    if (ids->rank != 1 || ids->count != src->shape[axis]) {
-        mixpi_bad_shapes(c, "ids[m] with m the size of src along dim");
-        return NULL;
-    }
+    if (!c || mixpi_index_check(c, axis) != MIXP_OK) return NULL;
     for (i = 0; i < src->rank; i++) line[i] = i == axis ? ids->count : 1;
     ids = mixp_expand(ctx, mixp_reshape(ctx, ids, src->rank, line), src->rank, src->shape);
-    return mixp_scatter_add(ctx, x, axis, ids, src);
+    memset(&p, 0, sizeof p);
+    p.dim = axis;
+    return mixpi_apply_op(ctx, MIXP_OP_INDEX_ADD, 3, x, src, ids, &p);
 }
 
 /* --- topk, sort: the indices; gather then takes the values --- */

@@ -88,7 +88,8 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         { "topk", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
           NULL, NULL },
         { "sort", MIXP_CLASS_KEEP, sizeof(mixp_topk_args), mixpi_topk_infer, mixpi_topk_forward,
-          NULL, NULL }
+          NULL, NULL },
+        MIXPI_OP(index_add, PROMOTE, sizeof(mixpi_gathering), scatter, scatter)
     };
     if (id == MIXP_OP_CAST) return &mixpi_cast_op;
     return (unsigned)id < MIXP_OP_COUNT ? &ops[id] : NULL;

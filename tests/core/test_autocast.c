@@ -122,6 +122,7 @@ static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
     case MIXP_OP_SCATTER_ADD:     return mixp_scatter_add(ctx, x, 0, mask, mixp_slice(ctx, y, 0, 0, 1));
     case MIXP_OP_TOPK:            return mixp_topk(ctx, x, 1, 1, NULL);
     case MIXP_OP_SORT:            return mixp_sort(ctx, x, 1, NULL);
+    case MIXP_OP_INDEX_ADD:       return mixp_index_add(ctx, x, 0, mixp_slice(ctx, n, 0, 0, 1), mixp_slice(ctx, y, 0, 0, 1));
     case MIXP_OP_COUNT: break;
     }
     return NULL;
@@ -158,7 +159,7 @@ static const expected table[] = {
     { MIXP_OP_EQ, 'B', 'B' }, { MIXP_OP_NE, 'B', 'B' }, { MIXP_OP_GT, 'B', 'B' }, { MIXP_OP_GE, 'B', 'B' },
     { MIXP_OP_LT, 'B', 'B' }, { MIXP_OP_LE, 'B', 'B' }, { MIXP_OP_PROD, 'F', 'L' }, { MIXP_OP_CUMSUM, 'F', 'L' },
     { MIXP_OP_ONE_HOT, 'I', 'I' }, { MIXP_OP_SCATTER_ADD, 'K', 'L' }, { MIXP_OP_TOPK, 'K', 'L' },
-    { MIXP_OP_SORT, 'K', 'L' }
+    { MIXP_OP_SORT, 'K', 'L' }, { MIXP_OP_INDEX_ADD, 'K', 'L' }
 };
 
 static mixp_dtype want(char rule, mixp_dtype in, mixp_dtype region) {

@@ -458,6 +458,24 @@ static void test_scatter_sums(void) {
     mixp_context_free(case_c);
 }
 
+/* index_add names itself, and the row of a bad id among its own ids. */
+static void index_add_refused(mixp_tensor *x, mixp_tensor *src) {
+    const int64_t three[1] = { 3 };
+    const int32_t above[3] = { 0, 1, 2 }, below[3] = { 0, -1, 0 };
+    const char *why = "";
+    mixp_tensor *y = mixp_index_add(case_c, x, 0, case_ids(1, three, above), src);
+    if (y) (void)mixp_item(mixp_sum(case_c, y, MIXP_ALL, 0));   /* a GPU reports at the next wait */
+    CHECK_INT(mixp_context_error(case_c, &why), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(why, y ? "2" : "index_add: id 2 at row 2 is outside [0, 2)");
+    mixp_context_clear_error(case_c);
+    mixp_step_begin(case_c);
+    y = mixp_index_add(case_c, x, 0, case_ids(1, three, below), src);
+    if (y) (void)mixp_item(mixp_sum(case_c, y, MIXP_ALL, 0));
+    CHECK_INT(mixp_context_error(case_c, &why), MIXP_ERR_ARGUMENT);
+    CHECK_TEXT(why, y ? "-1" : "index_add: id -1 at row 1 is outside [0, 2)");
+    mixp_context_clear_error(case_c);
+}
+
 static void test_scatter_refused(void) {
     const int64_t two[2] = { 2, 3 }, three[2] = { 3, 3 }, one[1] = { 3 }, wide[2] = { 2, 4 };
     const float x[9] = { 1, 2, 3, 4, 5, 6, 7, 8, 9 };
@@ -480,6 +498,7 @@ static void test_scatter_refused(void) {
     case_refused(mixp_eq(case_c, t, mixp_full(case_c, MIXP_F32, 2, wide, 0.0)), MIXP_ERR_SHAPE, "eq: a [2, 3] and b [2, 4]");
     case_refused(mixp_lt(case_c, t, mixp_full(case_c, MIXP_F64, 0, NULL, 0.0)), MIXP_ERR_DTYPE, "lt: input 1");
     case_refused(mixp_ge(case_c, t, NULL), MIXP_ERR_ARGUMENT, "ge: input 1 is NULL");
+    index_add_refused(t, s);
     mixp_context_free(case_c);
 }
 
