@@ -284,7 +284,26 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     out->growth_tracker = state.growth_tracker;
     out->hysteresis_left = state.hysteresis_left;
     out->growth_interval = scaler->rule.growth_interval;
+    out->floor_skips = state.floor_skips;
+    out->forgiven = state.forgiven; out->forgiven_at = state.forgiven_at;
+    out->largest = state.largest; out->peak = state.peak;
     return MIXP_OK;
+}
+
+/* Returns what is wrong with a saved state, or NULL. */
+static const char *mixpi_saved_wrong(const mixp_scaler_saved *in) {
+    if (in->scale == 0.0f) return "the state was saved by a disabled scaler";
+    if (!mixpi_scale_is_usable(in->scale)) return "the scale is not in [2^-126, 2^126]";
+    /* In a description, 0 would select the rule's own value. */
+    if (!(in->growth_factor > 1.0) || !(in->backoff_factor > 0.0) || in->growth_interval < 1)
+        return "a factor or the interval is out of range";
+    if (in->growth_tracker < 0 || in->hysteresis_left < 0 || in->floor_skips < 0 ||
+        in->forgiven < 0 || in->forgiven_at < 0)
+        return "a counter is negative";
+    if (!mixpi_finite((double)in->largest) || !mixpi_finite((double)in->peak) ||
+        in->largest < 0.0f || in->peak < 0.0f)
+        return "largest or peak is negative, Inf or NaN";
+    return NULL;
 }
 
 MIXPI_SELDOM
@@ -292,7 +311,6 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
                                          const mixp_scaler_saved *in) {
     mixp_scaler_desc d;
     mixp_scaler_state state;
-    const char *wrong = NULL;
     mixp_result r;
     if (!scaler || !in) return MIXP_ERR_ARGUMENT;
     if (scaler->desc.disabled) return MIXP_OK;
@@ -304,19 +322,18 @@ MIXPREC_API mixp_result mixp_scaler_load(mixp_scaler *scaler,
         d.backoff_factor = 0.0;
     d.growth_interval = in->growth_interval;
     d.init_scale = 0.0f;
-    if (in->growth_tracker < 0 || in->hysteresis_left < 0)
-        wrong = "a counter is negative";
-    /* In a description, 0 would select the rule's own value. */
-    if (!(in->growth_factor > 1.0) || !(in->backoff_factor > 0.0) || in->growth_interval < 1)
-        wrong = "a factor or the interval is out of range";
-    if (!mixpi_scale_is_usable(in->scale)) wrong = "the scale is not in [2^-126, 2^126]";
-    if (in->scale == 0.0f) wrong = "the state was saved by a disabled scaler";
     r = mixpi_scaler_get(scaler, &state);
-    if (r == MIXP_OK) r = mixpi_scaler_adopt(scaler, &d, wrong, "mixp_scaler_load");
+    if (r == MIXP_OK)
+        r = mixpi_scaler_adopt(scaler, &d, mixpi_saved_wrong(in), "mixp_scaler_load");
     if (r != MIXP_OK) return r;
     mixpi_scaler_renew(&state, in->scale);
     state.growth_tracker = in->growth_tracker;
     state.hysteresis_left = in->hysteresis_left;
+    state.floor_skips = in->floor_skips;
+    state.forgiven = in->forgiven;
+    state.forgiven_at = in->forgiven_at;
+    state.largest = scaler->rule.predicts ? in->largest : 0.0f;
+    state.peak = scaler->rule.predicts ? in->peak : 0.0f;
     return mixpi_scaler_replace(scaler, &state);
 }
 

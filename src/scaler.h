@@ -135,11 +135,16 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
 
 /* Save and load the scaler's state, like PyTorch's state_dict and load_state_dict. Both wait for
  * the device. A disabled scaler saves zeros and ignores a load. MIXP_ERR_ARGUMENT: a saved state
- * with scale 0 (from a disabled scaler), or a field out of range; the scaler is then unchanged. */
+ * with scale 0 (from a disabled scaler), or a field out of range; the scaler is then unchanged.
+ * PyTorch's state has the first six fields; a load with zeros in the others begins their counts and
+ * the prediction anew. */
 typedef struct mixp_scaler_saved {
     double  growth_factor, backoff_factor;
     float   scale;
     int32_t growth_interval, growth_tracker, hysteresis_left;
+    int32_t floor_skips;        /* skips in a row while the scale could not go lower */
+    int32_t forgiven, forgiven_at;  /* under a guard: see mixp_scaler_state */
+    float   largest, peak;      /* of MIXP_RULE_PREDICTIVE: see mixp_scaler_state */
 } mixp_scaler_saved;
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
                                          mixp_scaler_saved *out);

@@ -519,6 +519,9 @@ static void scaler_changes(void) {
     LOADED(s.growth_interval = 0, "a factor or the interval");
     LOADED(s.growth_tracker = -1, "a counter is negative");
     LOADED(s.hysteresis_left = -1, "a counter is negative");
+    LOADED(s.forgiven = -1, "a counter is negative");
+    LOADED(s.peak = -1, "largest or peak is negative");
+    LOADED(s.largest = (float)inf64(), "largest or peak is negative");
     LOADED(s.scale = (float)inf64(), "the scale is not in");
     LOADED(s.scale = 0, "saved by a disabled scaler");
     mixp_context_free(ctx);

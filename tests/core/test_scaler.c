@@ -740,6 +740,35 @@ static void test_hysteresis_is_restored(void) {
     mixp_context_free(r->ctx);
 }
 
+/* A step whose gradient, multiplied by the loss scale, is `scaled`. */
+static float clean_step(rig *r, float scaled) {
+    set(r->g[0], scaled);
+    CHECK_INT(mixp_scaler_step(r->scaler, r->opt[0]), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(r->scaler), MIXP_OK);
+    return mixp_scaler_loss_scale(r->scaler);
+}
+
+/* A predicting scaler that is saved in its interval goes on as one that is not: what it knows of the
+ * gradients is saved too. 16 steps an interval; the gradients shrink. */
+static void test_prediction_is_restored(void) {
+    mixp_scaler_desc d = desc_zero();
+    mixp_scaler_saved saved;
+    float want[64];
+    rig *r;
+    int i;
+    d.rule = MIXP_RULE_PREDICTIVE;
+    r = rig_open(&d);
+    for (i = 0; i < 5; i++) clean_step(r, 8.0f);
+    CHECK_INT(mixp_scaler_save(r->scaler, &saved), MIXP_OK);
+    for (i = 0; i < 64; i++) want[i] = clean_step(r, 0.001f);
+    CHECK(want[0] < want[31] && want[31] < want[63]);
+    mixp_context_free(r->ctx);
+    r = rig_open(&d);
+    CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_OK);
+    for (i = 0; i < 64; i++) CHECK_NEAR(clean_step(r, 0.001f), want[i], 0);
+    mixp_context_free(r->ctx);
+}
+
 /* Two optimizers, one overflows in one iteration of four: each decides alone, one backoff. */
 static void test_two_optimizers(void) {
     mixp_scaler_desc d = desc_128();
@@ -1252,6 +1281,7 @@ int main(void) {
     RUN(test_bad_descriptions);
     RUN(test_one_factor_is_restored);
     RUN(test_hysteresis_is_restored);
+    RUN(test_prediction_is_restored);
     RUN(test_two_optimizers);
     RUN(test_accumulation);
     RUN(test_disabled);
