@@ -340,31 +340,89 @@ typedef struct ddp_tcp_card {
     struct sockaddr_in at;
 } ddp_tcp_card;
 
-/* Accepts the connections of `n` ranks. */
-static const char *ddp_tcp_accept(int listener, int n, ddp_tcp_card *list, double until) {
-    for (; n > 0; n--) {
-        struct pollfd p = { listener, POLLIN, 0 };
-        struct sockaddr_in from;
-        socklen_t length = sizeof from;
-        ddp_tcp_card card;
-        int s = -1;
-        while (s < 0 && ddp_tcp_now() < until)
-            if (poll(&p, 1, 100) > 0) s = accept(listener, (struct sockaddr *)&from, &length);
-        if (s < 0) return "not all ranks came in time";
-        if (!ddp_tcp_all(s, &card, sizeof card, 0, until) || card.word != DDP_TCP_DATA ||
-            card.rank < 0 || card.rank >= ddp_t.size) {
-            close(s); /* not a rank of ours */
-            n++;
-            continue;
-        }
-        if (card.size != ddp_t.size) return "ranks differ in WORLD_SIZE";
-        if (ddp_t.socket[card.rank] >= 0 || card.rank == ddp_t.rank)
-            return "two processes have one RANK";
-        ddp_t.socket[card.rank] = s;
-        card.at.sin_addr = from.sin_addr;
-        list[card.rank] = card;
+/* A connection whose card is not complete yet: a rank, or another program. */
+typedef struct ddp_tcp_guest {
+    int socket;
+    size_t came; /* bytes of the card */
+    ddp_tcp_card card;
+    struct in_addr host;
+} ddp_tcp_guest;
+
+/* Accepts a connection. With too many guests, the oldest one has to go. Returns the new count. */
+static int ddp_tcp_let_in(int listener, ddp_tcp_guest *guests, int count) {
+    struct sockaddr_in from;
+    socklen_t length = sizeof from;
+    const int s = accept(listener, (struct sockaddr *)&from, &length);
+    if (s < 0) return count;
+    if (count == DDP_TCP_MOST) {
+        ddp_tcp_drop(guests[0].socket);
+        memmove(guests, guests + 1, (size_t)--count * sizeof *guests);
     }
+    memset(&guests[count], 0, sizeof *guests);
+    guests[count].socket = s;
+    guests[count].host = from.sin_addr;
+    return count + 1;
+}
+
+/* Receives more of a guest's card, without waiting. Returns 1: the card is complete and its sender
+ * is a rank; 0: bytes are missing; -1: the guest is no rank. */
+static int ddp_tcp_ask(ddp_tcp_guest *g) {
+    const ssize_t came = recv(g->socket, (char *)&g->card + g->came, sizeof g->card - g->came, 0);
+    if (came < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) return 0;
+    if (came <= 0) return -1;
+    g->came += (size_t)came;
+    if (g->came < sizeof g->card) return 0;
+    return g->card.word == DDP_TCP_DATA && g->card.rank >= 0 && g->card.rank < ddp_t.size ? 1 : -1;
+}
+
+/* Enters a guest that is a rank. */
+static const char *ddp_tcp_enter(const ddp_tcp_guest *g, ddp_tcp_card *list) {
+    const int64_t rank = g->card.rank;
+    if (g->card.size != ddp_t.size) return "ranks differ in WORLD_SIZE";
+    if (ddp_t.socket[rank] >= 0 || rank == ddp_t.rank) return "two processes have one RANK";
+    ddp_t.socket[rank] = g->socket;
+    list[rank] = g->card;
+    list[rank].at.sin_addr = g->host;
     return NULL;
+}
+
+/* Waits for a connection or for bytes, and accepts and receives them. Returns the index of a guest
+ * whose card is complete, or -1. */
+static int ddp_tcp_greet(int listener, ddp_tcp_guest *guests, int *count) {
+    struct pollfd all[DDP_TCP_MOST + 1];
+    const int n = *count;
+    for (int g = 0; g <= n; g++) {
+        all[g].fd = g < n ? guests[g].socket : listener;
+        all[g].events = POLLIN;
+    }
+    if (poll(all, (nfds_t)n + 1, 100) < 1) return -1;
+    for (int g = n - 1; g >= 0; g--) {
+        const int is = all[g].revents ? ddp_tcp_ask(&guests[g]) : 0;
+        if (is > 0) return g;
+        if (is == 0) continue;
+        close(guests[g].socket);
+        guests[g] = guests[--*count];
+    }
+    if (all[n].revents) *count = ddp_tcp_let_in(listener, guests, *count);
+    return -1;
+}
+
+/* Accepts the connections of `n` ranks. Reads from all connections at the same time: another
+ * program that connects and sends nothing delays no rank. */
+static const char *ddp_tcp_accept(int listener, int n, ddp_tcp_card *list, double until) {
+    static ddp_tcp_guest guests[DDP_TCP_MOST];
+    const char *why = NULL;
+    int count = 0;
+    while (n > 0 && !why && ddp_tcp_now() < until) {
+        const int g = ddp_tcp_greet(listener, guests, &count);
+        if (g < 0) continue;
+        why = ddp_tcp_enter(&guests[g], list);
+        if (why) break;
+        guests[g] = guests[--count];
+        n--;
+    }
+    while (count > 0) close(guests[--count].socket);
+    return why ? why : n > 0 ? "not all ranks came in time" : NULL;
 }
 
 /* Rank 0's listener. A rank that has connected to itself holds MASTER_PORT for a moment: a port in

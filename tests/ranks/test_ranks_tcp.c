@@ -269,6 +269,49 @@ static void other_program(void) {
     ddp_tcp_end(1);
 }
 
+/* Programs that are no ranks connect to MASTER_PORT first: most stay silent, one sends a few bytes, one
+ * as many as a rank. The world meets all the same, long before the limit. */
+static void strangers(void) {
+    enum { STRANGERS = DDP_TCP_MOST + 6 };
+    struct sockaddr_in at;
+    const double began = ddp_tcp_now();
+    const char *why;
+    char bytes[256];
+    int status, i, s, go[2];
+    meeting = free_port();
+    memset(bytes, 'x', sizeof bytes);
+    CHECK_INT(pipe(go), 0);
+    fflush(stdout);
+    if (fork() == 0) {                  /* the strangers, and then rank 1 */
+        alarm(HANGS);
+        memset(&at, 0, sizeof at);
+        at.sin_family = AF_INET;
+        at.sin_port = htons((uint16_t)meeting);
+        at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        for (i = 0; i < STRANGERS; i++) {
+            s = ddp_tcp_connect(&at, ddp_tcp_now() + HANGS);
+            if (i == 1) (void)!send(s, bytes, 5, MSG_NOSIGNAL);
+            if (i == 2) (void)!send(s, bytes, sizeof bytes, MSG_NOSIGNAL);
+        }
+        set_rank(1, 2);
+        (void)ddp_tcp(HANGS, &why);
+        if (why) printf("  rank 1: %s\n", why);
+        fflush(stdout);
+        (void)!read(go[0], bytes, 1);   /* the strangers stay until rank 0 has met rank 1 */
+        leave(ddp_tcp_end(why != NULL));
+    }
+    set_rank(0, 2);
+    CHECK_INT(ddp_tcp(60, &why).size, 2);
+    CHECK_TEXT(why ? why : "fine", "fine");
+    CHECK(ddp_tcp_now() - began < 30);
+    CHECK_INT(write(go[1], "x", 1), 1);
+    wait(&status);
+    CHECK_INT(status, 0);
+    close(go[0]);
+    close(go[1]);
+    ddp_tcp_end(0);
+}
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     RUN(bits);
@@ -278,5 +321,6 @@ int main(void) {
     RUN(no_world);
     RUN(own_port);
     RUN(other_program);
+    RUN(strangers);
     return test_report();
 }
