@@ -222,10 +222,21 @@ static void make_scaler(trainer *t) {
     t->scaler = mixp_scaler_new(t->ctx, &d);
 }
 
+/* The recipe of the options. */
+static mixp_recipe recipe_of(const config *c) {
+    enum { NONE, STOCHASTIC, HADAMARD, BLOCKS_2D, ALL };
+    mixp_recipe r = {.kind = (mixp_recipe_kind)c->recipe};
+    r.no_stochastic = c->without == STOCHASTIC || c->without == ALL;
+    r.no_hadamard = c->without == HADAMARD || c->without == ALL;
+    r.no_2d = c->without == BLOCKS_2D || c->without == ALL;
+    return r;
+}
+
 static void make_trainer(trainer *t) {
     const config *c = &t->c;
     size_t        batch = (size_t)(c->batch * c->block) * sizeof(int32_t);
     int64_t       every = guard_every(c);
+    mixp_recipe   recipe = recipe_of(c);
     t->best_val = HUGE_VAL;
     t->dtype = dtypes[c->dtype];
     t->ctx = mixp_context_new(&(mixp_context_desc){
@@ -238,7 +249,7 @@ static void make_trainer(trainer *t) {
     if (!t->x || !t->y || !t->losses) die(1, "out of memory: use a smaller --batch or --block");
     if (!t->ctx) die(1, "%s cannot be used: it is out of memory, or fails", t->device_name);
     mixp_autocast_set_level(t->ctx, (int)c->level);
-    mixp_autocast_set_recipe(t->ctx, &(mixp_recipe){.kind = (mixp_recipe_kind)c->recipe});
+    mixp_autocast_set_recipe(t->ctx, &recipe);
     check(t, "setting the recipe");
     if (every) mixp_guard_start(t->ctx, &(mixp_guard_desc){.every = every > 0 ? (int)every : 0});
     check(t, "starting the guard");

@@ -60,7 +60,7 @@ typedef struct config {
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, muon_lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, no_master, moments, masters, rule;
+    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, no_master, moments, masters, rule;
     int64_t growth_interval;
     int64_t epilogues;                  /* MIXP_EPILOGUES_ */
     double  init_scale;
@@ -172,6 +172,8 @@ static const option options[] = {
                "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
     CHOICE_OPT("recipe", recipe, "none", "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4",
                "with bf16 on a CPU: numbers that the linear layers multiply"),
+    CHOICE_OPT("recipe-without", without, "none", "none|stochastic|hadamard|2d|all",
+               "part of nvfp4 that is left out, to see what it does"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
     CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two are stored"),
     CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
@@ -766,6 +768,8 @@ static void check_options(const config *c) {
     if (c->recipe && (c->dtype != DTYPE_BF16 || c->level == 0))
         die(2, "--recipe needs bf16, which holds every number of it: add --dtype bf16, and no --level 0, "
                "or leave it out");
+    if (c->without && c->recipe != MIXP_RECIPE_NVFP4)
+        die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave it out");
     if (c->masters && (c->level != 3 || c->dtype != DTYPE_BF16 || c->no_master))
         die(2, "--masters is about what lies beside weights of bf16: add --level 3 --dtype bf16, "
                "without --no-master, or leave it out");
