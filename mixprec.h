@@ -5062,7 +5062,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * In sampled steps a kernel looks at the values that each site stores and at its gradient. About
  * one update in `every` is sampled, with all its steps; the distance varies by a quarter. All steps
  * between a skip of an optimizer and its next update are sampled as well. On a GPU the results stay
- * on the device, and the host reads them two steps later.
+ * on the device, and the host reads them two steps later; after a skip it waits for them.
  *
  * A site falls back to f32 in three cases: it stores a non-finite value although its inputs are
  * finite; it stores more than `high` of its dtype's largest number; or too large a share of its
@@ -5082,8 +5082,10 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
- * and again after each fallback. All other skips lower the scale as without a guard. Without a
- * guard none of this code runs, and nothing is allocated.
+ * and again after each fallback. All other skips lower the scale as without a guard. On a GPU the
+ * host learns of a skip one update later: without mixp_retry, the step after the skip is not
+ * sampled, and a second skip lowers the scale once. Without a guard none of this code runs, and
+ * nothing is allocated.
  *
  * Gradients are watched as well, multiplied by the loss scale. A site whose gradient is flushed
  * falls back in the same way. Flushing counts only if no value of the array reaches 16 times the
@@ -28354,6 +28356,12 @@ static int mixpi_is_data(const mixp_tensor *t) {
     return t->own.generation ? !t->own.watch.site && !t->own.from_tape : !t->own.is_param;
 }
 
+/* In a sampled step looks at t, an input of a site, if t is the batch. */
+static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_tensor *t) {
+    if (!mixpi_context_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
+    return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
+}
+
 /* After an operator: records which dtype its site stored, and in a sampled step looks at the
  * values. t: the result, or the input of a cast that was left out. */
 static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
@@ -28404,9 +28412,8 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
                           mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out)
                                                                : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
-    for (i = 0; i < e->call.n_in && r == MIXP_OK && mixpi_context_sampled(ctx); i++)
-        if (mixpi_is_data(given[i]))
-            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i]);
+    for (i = 0; i < e->call.n_in && r == MIXP_OK; i++)
+        r = mixpi_look_data(ctx, e->site, given[i]);
     return r;
 }
 
@@ -28437,6 +28444,7 @@ static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dty
     ctx->calls_made++;
     if (!n) return 1;
     *r = mixpi_site_stored(ctx, n, t, low);
+    if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);
     if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, NULL);
     return 1;
 }
@@ -29766,11 +29774,15 @@ static void mixpi_guard_turn(mixpi_watch *w) {
 
 /* Hook before an update: settles available samples first, so that the scaler forgives skips of the
  * sites that fall back now. With several ranks, samples are always settled here, because ranks make
- * the same updates but not the same steps. */
+ * the same updates but not the same steps. A device that posts is waited for only after a skip. */
 static mixp_result mixpi_guard_updating(mixp_context *ctx) {
-    mixpi_guard_turn(ctx->watch);
-    if (ctx->device->post && mixpi_world(ctx) == 1) return MIXP_OK;
-    return mixpi_guard_settle(ctx);
+    mixpi_watch *w = ctx->watch;
+    const int late = ctx->device->post && mixpi_world(ctx) == 1, waits = w->force && w->fresh;
+    mixp_result r;
+    mixpi_guard_turn(w);
+    if (late && !waits) return MIXP_OK;
+    r = mixpi_guard_settle(ctx);
+    return late && r == MIXP_OK ? mixpi_guard_settle(ctx) : r;
 }
 
 /* After a scaler's update. If the device can post, a step's result arrives one step later. */
@@ -29779,8 +29791,8 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
     const mixp_device *d = ctx->device;
     mixp_scaler_state state;
     mixp_result r = mixpi_settle_pins(ctx);
-    w->updated_step = ctx->step;
     if (!d->post) {
+        w->updated_step = ctx->step;
         if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
         return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
     }
@@ -29788,6 +29800,7 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
         r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
         if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
     }
+    w->updated_step = ctx->step;
     w->posted_scaler = NULL;
     w->posted_bits = mixpi_update_bits(s);
     if (r == MIXP_OK)
@@ -30728,9 +30741,10 @@ static void mixpi_watch_words(const mixp_context *ctx, double *row) {
     row[9] = (double)(ctx->device->post != NULL);
 }
 
-/* If the result of a look arrives up to four updates late, forgives as many more skips. */
+/* One skip in a row is forgiven, on every device. On a device that posts, the step after a skip may
+ * run before the host learns of the skip. It lowers the scale, if it is skipped as well. */
 static void mixpi_update_forgives(const mixp_context *ctx, mixp_advance_args *k) {
-    k->forgives = ctx->device->post ? 5 : 1;
+    k->forgives = 1;
     k->falls = ctx->watch->falls;
 }
 

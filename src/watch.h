@@ -21,7 +21,7 @@
  * In sampled steps a kernel looks at the values that each site stores and at its gradient. About
  * one update in `every` is sampled, with all its steps; the distance varies by a quarter. All steps
  * between a skip of an optimizer and its next update are sampled as well. On a GPU the results stay
- * on the device, and the host reads them two steps later.
+ * on the device, and the host reads them two steps later; after a skip it waits for them.
  *
  * A site falls back to f32 in three cases: it stores a non-finite value although its inputs are
  * finite; it stores more than `high` of its dtype's largest number; or too large a share of its
@@ -41,8 +41,10 @@
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
- * and again after each fallback. All other skips lower the scale as without a guard. Without a
- * guard none of this code runs, and nothing is allocated.
+ * and again after each fallback. All other skips lower the scale as without a guard. On a GPU the
+ * host learns of a skip one update later: without mixp_retry, the step after the skip is not
+ * sampled, and a second skip lowers the scale once. Without a guard none of this code runs, and
+ * nothing is allocated.
  *
  * Gradients are watched as well, multiplied by the loss scale. A site whose gradient is flushed
  * falls back in the same way. Flushing counts only if no value of the array reaches 16 times the

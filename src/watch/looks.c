@@ -36,6 +36,12 @@ static int mixpi_is_data(const mixp_tensor *t) {
     return t->own.generation ? !t->own.watch.site && !t->own.from_tape : !t->own.is_param;
 }
 
+/* In a sampled step looks at t, an input of a site, if t is the batch. */
+static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_tensor *t) {
+    if (!mixpi_context_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
+    return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
+}
+
 /* After an operator: records which dtype its site stored, and in a sampled step looks at the
  * values. t: the result, or the input of a cast that was left out. */
 static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
@@ -86,9 +92,8 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
                           mixpi_is_low(mixpi_plain_dtype(out)) ? mixpi_plain_dtype(out)
                                                                : MIXP_F32);
     if (r == MIXP_OK && mixpi_inspects(ctx, e->site, out)) r = mixpi_inspect_call(e, given);
-    for (i = 0; i < e->call.n_in && r == MIXP_OK && mixpi_context_sampled(ctx); i++)
-        if (mixpi_is_data(given[i]))
-            r = mixpi_look(ctx, e->site, MIXPI_LOOK_DATA, given[i]);
+    for (i = 0; i < e->call.n_in && r == MIXP_OK; i++)
+        r = mixpi_look_data(ctx, e->site, given[i]);
     return r;
 }
 
@@ -119,6 +124,7 @@ static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dty
     ctx->calls_made++;
     if (!n) return 1;
     *r = mixpi_site_stored(ctx, n, t, low);
+    if (*r == MIXP_OK) *r = mixpi_look_data(ctx, n, t);
     if (*r == MIXP_OK && mixpi_inspects(ctx, n, t)) *r = mixpi_inspect(ctx, n, t, NULL);
     return 1;
 }

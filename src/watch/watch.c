@@ -934,11 +934,15 @@ static void mixpi_guard_turn(mixpi_watch *w) {
 
 /* Hook before an update: settles available samples first, so that the scaler forgives skips of the
  * sites that fall back now. With several ranks, samples are always settled here, because ranks make
- * the same updates but not the same steps. */
+ * the same updates but not the same steps. A device that posts is waited for only after a skip. */
 static mixp_result mixpi_guard_updating(mixp_context *ctx) {
-    mixpi_guard_turn(ctx->watch);
-    if (ctx->device->post && mixpi_world(ctx) == 1) return MIXP_OK;
-    return mixpi_guard_settle(ctx);
+    mixpi_watch *w = ctx->watch;
+    const int late = ctx->device->post && mixpi_world(ctx) == 1, waits = w->force && w->fresh;
+    mixp_result r;
+    mixpi_guard_turn(w);
+    if (late && !waits) return MIXP_OK;
+    r = mixpi_guard_settle(ctx);
+    return late && r == MIXP_OK ? mixpi_guard_settle(ctx) : r;
 }
 
 /* After a scaler's update. If the device can post, a step's result arrives one step later. */
@@ -947,8 +951,8 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
     const mixp_device *d = ctx->device;
     mixp_scaler_state state;
     mixp_result r = mixpi_settle_pins(ctx);
-    w->updated_step = ctx->step;
     if (!d->post) {
+        w->updated_step = ctx->step;
         if (r == MIXP_OK) r = mixpi_scaler_get(s, &state);
         return r == MIXP_OK ? mixpi_guard_after(ctx, &state, mixpi_update_bits(s)) : r;
     }
@@ -956,6 +960,7 @@ static mixp_result mixpi_guard_scaled(mixp_context *ctx, const mixp_scaler *s) {
         r = mixpi_noted(ctx, "guard", d->collect(&ctx->exec, 1, &state, sizeof state));
         if (r == MIXP_OK) r = mixpi_guard_after(ctx, &state, w->posted_bits);
     }
+    w->updated_step = ctx->step;
     w->posted_scaler = NULL;
     w->posted_bits = mixpi_update_bits(s);
     if (r == MIXP_OK)

@@ -122,6 +122,51 @@ static void forgive_body(void) {
 }
 static void forgive(void) { in_all_schedules(forgive_body); }
 
+/* The scale after each update of a sequence. b: a skip with a loss that is not finite; g: a skip for a
+ * gradient; '.': no skip. A capital letter, or ':': a site has fallen back since. */
+static void expect_scales(const char *what, int forgives, const double *scales) {
+    int64_t words = (int64_t)(sizeof(mixp_scaler_state) / 4);
+    Pair state = empty(MIXP_I32, words, 0);
+    mixp_scaler_rule rule;
+    mixp_advance_args a[2];
+    mixp_scaler_rule_resolve(NULL, &rule);
+    for (int64_t i = 0; i < words; i++) set_code(state, i, 0);
+    for (on_gpu = 0; on_gpu < 2; on_gpu++) {
+        AT(mixp_scaler_state, state)->scale = 1024.0f;
+        AT(mixp_scaler_state, state)->hysteresis_left = 1;
+    }
+    for (int i = 0, falls = 0; what[i]; i++) {
+        const char step = what[i];
+        falls += step == 'B' || step == 'G' || step == ':';
+        for (on_gpu = 0; on_gpu < 2; on_gpu++) {
+            mixp_scaler_state *st = AT(mixp_scaler_state, state);
+            st->loss_bad = step == 'b' || step == 'B';
+            st->found_inf = st->loss_bad || step == 'g' || step == 'G';
+            memset((void *)&a[on_gpu], 0, sizeof a[on_gpu]);
+            a[on_gpu].rule = &rule;
+            a[on_gpu].scaler = st;
+            a[on_gpu].forgives = forgives;
+            a[on_gpu].falls = falls;
+        }
+        BOTH(advance(X, &a[on_gpu]));
+        WAIT();
+        CHECK_NEAR(((mixp_scaler_state *)state.gpu)->scale, scales[i], 0);
+        same_bits(state);
+    }
+    finish(state);
+}
+
+/* One skip in a row is forgiven; after a fallback, one more. */
+static void forgiven_in_a_row_body(void) {
+    const double row[7] = { 1024, 512, 256, 128, 128, 128, 64 }, falls[5] = { 1024, 512, 512, 256, 256 };
+    const double unguarded[4] = { 512, 256, 128, 128 }, mixed[4] = { 1024, 512, 256, 256 };
+    expect_scales("bbbb.bb", 1, row);
+    expect_scales("bbBb:", 1, falls);
+    expect_scales("bbB.", 0, unguarded);
+    expect_scales("bgb.", 1, mixed);
+}
+static void forgiven_in_a_row(void) { in_all_schedules(forgiven_in_a_row_body); }
+
 /* --- training ------------------------------------------------------------------------ */
 
 enum { ROWS = 4, WIDTH = 8, HIDDEN = 16, CLASSES = 5 };
@@ -240,8 +285,8 @@ static void a_retry_settles_at_once(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
-/* Without one, no step waits for the device but for a copy of two steps ago, and twice the same run
- * falls back in the same step. */
+/* Without one, no step waits for the device but for a copy of two steps ago, and for its own after a
+ * skip. Twice the same run falls back in the same step. */
 static void what_was_found_arrives_late(void) {
     int fell[2] = { 0, 0 };
     for (int run = 0; run < 2; run++) {
@@ -264,10 +309,53 @@ static void what_was_found_arrives_late(void) {
         CHECK(fell[run] > 0);
         CHECK_INT(site_of(n, "proj.w: linear").dtype, MIXP_F32);
         CHECK_INT(mixp_scaler_verdict(n.scaler).outcome, MIXP_STEP_APPLIED);
-        CHECK_NEAR(mixp_scaler_loss_scale(n.scaler), 16.0, 0);
+        CHECK_NEAR(mixp_scaler_loss_scale(n.scaler), 8.0, 0);
         net_close(n);
     }
     CHECK_INT(fell[0], fell[1]);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* Bad data, for which no site falls back: the scale falls from the second skip on, and events are those
+ * of the CPU. The newest may still be on its way. */
+static void bad_data_lowers_the_scale(void) {
+    Net n[2] = { net_open(mixp_cpu()), net_open(gpu()) };
+    for (int k = 0; k < 2; k++) CHECK_INT(mixp_guard_start(n[k].ctx, NULL), MIXP_OK);
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 2; k++) {
+            if (i == 5) n[k].x[3] = INFINITY;
+            if (i == 11) n[k].x[3] = 1.0f;
+            net_step(n[k], 0);
+            if (i == 10) CHECK_NEAR(mixp_scaler_loss_scale(n[k].scaler), ldexp(16.0, -5), 0);
+        }
+    for (int k = 0; k < 2; k++) {
+        mixp_event e;
+        int events = 0;
+        for (; mixp_guard_event(n[k].ctx, events, &e); events++) {
+            CHECK_INT(e.kind, MIXP_EVENT_SKIP);
+            CHECK_INT(e.step, 6 + events);
+        }
+        CHECK_INT(events, 6);
+        net_close(n[k]);
+    }
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* The host learns of the first skip after the second, and samples the third: the second lowers the scale. */
+static void a_late_fallback_finds_a_lower_scale(void) {
+    for (int before = 5; before < 12; before++) {
+        Net n = net_open(gpu());
+        int64_t skipped;
+        CHECK_INT(mixp_guard_start(n.ctx, NULL), MIXP_OK);
+        for (int i = 0; i < before; i++) net_step(n, 0);
+        for (int i = 0; i < ROWS * WIDTH; i++) n.x[i] *= 4000.0f;
+        for (int i = 0; i < 12; i++) net_step(n, 0);
+        skipped = mixp_scaler_verdict(n.scaler).skipped;
+        CHECK_INT(skipped, 3);
+        CHECK_NEAR(mixp_scaler_loss_scale(n.scaler), 8.0, 0);
+        CHECK_INT(site_of(n, "proj.w: linear").fallen, 1);
+        net_close(n);
+    }
     CHECK_INT(cudasim::leaks(), 0);
 }
 
@@ -418,6 +506,9 @@ int main(void) {
     cudasim::processors = 2;
     RUN(look);
     RUN(forgive);
+    RUN(forgiven_in_a_row);
+    RUN(bad_data_lowers_the_scale);
+    RUN(a_late_fallback_finds_a_lower_scale);
     RUN(a_retry_settles_at_once);
     RUN(what_was_found_arrives_late);
     RUN(graphs);
