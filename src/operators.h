@@ -180,7 +180,8 @@ MIXPREC_API mixp_tensor *mixp_soft_cap(mixp_context *ctx, mixp_tensor *x, float 
 /* The error function, to 4 units in the last place of f32. */
 MIXPREC_API mixp_tensor *mixp_erf(mixp_context *ctx, mixp_tensor *x);
 /* x where x > 0, otherwise slope x (PyTorch's default: 0.01), or alpha (e^x - 1) for elu (default:
- * 1). At 0 the gradient is that of the lower branch, as in PyTorch. */
+ * 1). At 0 the gradient is that of the lower branch, as in PyTorch. At a NaN the slope of elu is 1,
+ * as in PyTorch on CUDA. */
 MIXPREC_API mixp_tensor *mixp_leaky_relu(mixp_context *ctx, mixp_tensor *x, float slope);
 MIXPREC_API mixp_tensor *mixp_elu(mixp_context *ctx, mixp_tensor *x, float alpha);
 /* x + value, and value - x. The sum is made in f32 and rounded once. */

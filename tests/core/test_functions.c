@@ -6,10 +6,8 @@
 #include "mixprec.h"
 #include "test.h"
 #include "shared_work.h"
-#include "reference/generate.h"
+#include "against_torch.h"
 #include "reference/functions.h"
-
-enum { VOCAB = 6, MAX_VALUES = 512 };
 
 static const mixp_dtype reals[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
 
@@ -25,46 +23,6 @@ static mixp_context *context_on(const mixp_device *device, int threads) {
 }
 
 /* --- against PyTorch ---------------------------------------------------------------------- */
-
-typedef struct inputs {
-    int          n, has_grad[3];
-    mixp_tensor *t[3];
-} inputs;
-
-static mixp_tensor *make_real(mixp_context *ctx, char kind, uint32_t *gen, mixp_dtype dtype,
-                              int rank, const int64_t *shape, int n) {
-    float v[MAX_VALUES];
-    mixp_tensor *t = kind == 't' ? mixp_activation(ctx, dtype, rank, shape)
-                                 : mixp_param(ctx, NULL, dtype, rank, shape);
-    int i;
-    gen_short(gen, v, n);
-    for (i = 0; kind == 't' && i < n; i++) v[i] = (v[i] + 2.0f) / 4.0f;
-    if (t) mixp_write(t, v, MIXP_F32, n);
-    return t;
-}
-
-/* One input from its text, "s2,3": see functions.h. Returns where the next one begins. */
-static const char *make_input(mixp_context *ctx, const char *text, uint32_t *gen,
-                              mixp_dtype dtype, inputs *in) {
-    int64_t shape[MIXP_MAX_RANK];
-    int32_t ids[MAX_VALUES];
-    int i, rank = 0, n = 1;
-    char kind = *text, *end;
-    do {
-        shape[rank] = strtol(text + 1, &end, 10);
-        n *= (int)shape[rank++];
-        text = end;
-    } while (*text == ',');
-    in->has_grad[in->n] = kind == 's';
-    if (kind == 's' || kind == 't') {
-        in->t[in->n++] = make_real(ctx, kind, gen, dtype, rank, shape, n);
-        return text;
-    }
-    gen_ints(gen, kind == 'm' ? 2 : VOCAB, ids, n);
-    for (i = 0; kind == 'j' && i < n; i += 3) ids[i] = MIXP_IGNORE;
-    in->t[in->n++] = mixp_input(ctx, MIXP_I32, rank, shape, ids);
-    return text;
-}
 
 static mixp_tensor *rope(mixp_context *ctx, mixp_tensor *x, int head_dim, int first,
                          int interleaved) {
