@@ -4849,8 +4849,9 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 /* Keeps an average of the weights of opt: an exponential moving average in f32. After each applied
  * step, average = decay * average + (1 - decay) * weight, rounded as in torch.lerp (as
  * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
- * skipped step does not change the averages. The averages start as the current weights. Checkpoints
- * contain them ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load passes over
+ * skipped step does not change the averages. The averages start as the weights that the first step
+ * finds, also if you write or load the weights after this call. Checkpoints contain the averages
+ * ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load passes over
  * averages that the program does not keep. A second call changes decay, and starts averages of
  * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
  * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
@@ -22805,6 +22806,7 @@ struct mixp_optimizer {
     int              bit;       /* its bit in a guard's sets of optimizers                 */
     /* Averages of the first ema_count parameters, and the rows of the pass that updates them. */
     int64_t          ema_count, ema_room;
+    int64_t          ema_begun; /* no step has yet changed the averages from this number on */
     mixp_param_row  *ema_rows, *device_ema_rows;
     int              swapped;   /* 1: the weights are the averages                         */
 };
@@ -23381,6 +23383,23 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
                      : MIXP_OK;
 }
 
+/* What is averaged: the f32 master weight if there is one, otherwise the weight. */
+static mixp_in mixpi_averaged(const mixp_param_row *row) {
+    if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
+    return mixpi_in(row->weight, row->weight_dtype);
+}
+
+/* Starts average i at the weight. */
+static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
+                            mixpi_averaged(&opt->rows[i]), opt->rows[i].count);
+}
+
+/* Is average i still the weight from which it started? Then it follows a weight that is written. */
+static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i)
+{ return i >= opt->ema_begun && i < opt->ema_count; }
+
+/* Brings the master of a weight that was written, and an average that has not begun, up to date. */
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
@@ -23392,6 +23411,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     else if (row.master && row.count)
         r = mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
                              mixpi_in(row.weight, row.weight_dtype), row.count);
+    if (r == MIXP_OK && mixpi_ema_is_new(opt, i)) r = mixpi_ema_start(opt, i);
     if (r == MIXP_OK) slot->version = slot->param->version;
     return r;
 }
@@ -23670,7 +23690,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
     if (r != MIXP_OK) return r;
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
-    written = what == MIXP_STATE_MASTER && opt->slots[i].version != param->version;
+    written = opt->slots[i].version != param->version &&
+              (what == MIXP_STATE_MASTER ||
+               (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");
@@ -23750,6 +23772,12 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
     for (i = 0; i < opt->count; i++) {
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].version == p->version) continue;
+        if (mixpi_ema_is_new(opt, i))
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: '%s' was written since mixp_optimizer_set_ema, and a "
+                                     "captured step cannot start its average anew: run an ordinary "
+                                     "step first",
+                                     who, p->name);
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
@@ -24326,12 +24354,6 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
  * skipped step as they are.
  */
 
-/* What is averaged: the f32 master weight if there is one, otherwise the weight. */
-static mixp_in mixpi_averaged(const mixp_param_row *row) {
-    if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
-    return mixpi_in(row->weight, row->weight_dtype);
-}
-
 static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
     const mixp_param_row *of = &opt->rows[i];
     mixp_param_row row;
@@ -24351,6 +24373,7 @@ static mixp_result mixpi_opt_average(mixp_optimizer *o) {
     mixp_step_plan plan = o->plan;
     mixp_update_args k;
     if (!o->ema_count) return MIXP_OK;
+    o->ema_begun = o->ema_count;
     memset(&k, 0, sizeof k);
     plan.kind = MIXP_OPTIMIZER_EMA;
     plan.small = 0;
@@ -24426,9 +24449,7 @@ static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay)
     if (r == MIXP_OK) r = mixpi_ema_memory(opt);
     for (i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
         r = mixpi_ema_sync(opt, i);
-        if (r == MIXP_OK)
-            r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
-                                 mixpi_averaged(&opt->rows[i]), opt->rows[i].count);
+        if (r == MIXP_OK) r = mixpi_ema_start(opt, i);
     }
     if (r != MIXP_OK) return r;
     for (i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);
@@ -27212,7 +27233,10 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
         }
-    for (o = 0; o < what->n_optimizers; o++) what->optimizers[o]->clipped = 0;
+    for (o = 0; o < what->n_optimizers; o++) {
+        what->optimizers[o]->clipped = 0;
+        what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
+    }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
     mixpi_scaled_loaded(ctx);

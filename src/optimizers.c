@@ -90,6 +90,7 @@ struct mixp_optimizer {
     int              bit;       /* its bit in a guard's sets of optimizers                 */
     /* Averages of the first ema_count parameters, and the rows of the pass that updates them. */
     int64_t          ema_count, ema_room;
+    int64_t          ema_begun; /* no step has yet changed the averages from this number on */
     mixp_param_row  *ema_rows, *device_ema_rows;
     int              swapped;   /* 1: the weights are the averages                         */
 };
@@ -666,6 +667,23 @@ static mixp_result mixpi_row_memory(mixp_optimizer *opt, mixp_param_row *row,
                      : MIXP_OK;
 }
 
+/* What is averaged: the f32 master weight if there is one, otherwise the weight. */
+static mixp_in mixpi_averaged(const mixp_param_row *row) {
+    if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
+    return mixpi_in(row->weight, row->weight_dtype);
+}
+
+/* Starts average i at the weight. */
+static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
+                            mixpi_averaged(&opt->rows[i]), opt->rows[i].count);
+}
+
+/* Is average i still the weight from which it started? Then it follows a weight that is written. */
+static int mixpi_ema_is_new(const mixp_optimizer *opt, int64_t i)
+{ return i >= opt->ema_begun && i < opt->ema_count; }
+
+/* Brings the master of a weight that was written, and an average that has not begun, up to date. */
 static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     mixpi_slot *slot = &opt->slots[i];
     mixp_param_row row = opt->rows[i];
@@ -677,6 +695,7 @@ static mixp_result mixpi_master_sync(mixp_optimizer *opt, int64_t i) {
     else if (row.master && row.count)
         r = mixpi_convert_to(opt->ctx, mixpi_out_to(row.master, MIXP_F32, 0),
                              mixpi_in(row.weight, row.weight_dtype), row.count);
+    if (r == MIXP_OK && mixpi_ema_is_new(opt, i)) r = mixpi_ema_start(opt, i);
     if (r == MIXP_OK) slot->version = slot->param->version;
     return r;
 }
@@ -955,7 +974,9 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (what == MIXP_STATE_MASTER) r = mixpi_need_weights(opt, "mixp_optimizer_read");
     if (r != MIXP_OK) return r;
     /* No state is kept, or the program wrote the weight, which the next step then takes over. */
-    written = what == MIXP_STATE_MASTER && opt->slots[i].version != param->version;
+    written = opt->slots[i].version != param->version &&
+              (what == MIXP_STATE_MASTER ||
+               (what == MIXP_STATE_EMA && mixpi_ema_is_new(opt, i)));
     if (count == param->count && (written || !mixpi_held_of(opt, row, what).data))
         return mixp_read(param, host, MIXP_F32, count);
     r = mixpi_transfer_check(param, host, MIXP_F32, count, "mixp_optimizer_read");

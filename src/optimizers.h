@@ -155,8 +155,9 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
 /* Keeps an average of the weights of opt: an exponential moving average in f32. After each applied
  * step, average = decay * average + (1 - decay) * weight, rounded as in torch.lerp (as
  * torch.optim.swa_utils.get_ema_multi_avg_fn); the weight is the f32 master where one is kept. A
- * skipped step does not change the averages. The averages start as the current weights. Checkpoints
- * contain them ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load passes over
+ * skipped step does not change the averages. The averages start as the weights that the first step
+ * finds, also if you write or load the weights after this call. Checkpoints contain the averages
+ * ("optimizer.0.ema.NAME"). Call it before mixp_checkpoint_load: a load passes over
  * averages that the program does not keep. A second call changes decay, and starts averages of
  * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
  * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.

@@ -504,7 +504,10 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
             mixpi_slot *slot = &what->optimizers[o]->slots[k];
             slot->version = slot->param->version;
         }
-    for (o = 0; o < what->n_optimizers; o++) what->optimizers[o]->clipped = 0;
+    for (o = 0; o < what->n_optimizers; o++) {
+        what->optimizers[o]->clipped = 0;
+        what->optimizers[o]->ema_begun = what->optimizers[o]->ema_count;
+    }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
     mixpi_scaled_loaded(ctx);

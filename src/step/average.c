@@ -7,12 +7,6 @@
  * skipped step as they are.
  */
 
-/* What is averaged: the f32 master weight if there is one, otherwise the weight. */
-static mixp_in mixpi_averaged(const mixp_param_row *row) {
-    if (row->master && row->master_dtype == MIXP_F32) return mixpi_in(row->master, MIXP_F32);
-    return mixpi_in(row->weight, row->weight_dtype);
-}
-
 static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
     const mixp_param_row *of = &opt->rows[i];
     mixp_param_row row;
@@ -32,6 +26,7 @@ static mixp_result mixpi_opt_average(mixp_optimizer *o) {
     mixp_step_plan plan = o->plan;
     mixp_update_args k;
     if (!o->ema_count) return MIXP_OK;
+    o->ema_begun = o->ema_count;
     memset(&k, 0, sizeof k);
     plan.kind = MIXP_OPTIMIZER_EMA;
     plan.small = 0;
@@ -107,9 +102,7 @@ static mixp_result mixpi_do_optimizer_set_ema(mixp_optimizer *opt, double decay)
     if (r == MIXP_OK) r = mixpi_ema_memory(opt);
     for (i = opt->ema_count; r == MIXP_OK && i < opt->count; i++) {
         r = mixpi_ema_sync(opt, i);
-        if (r == MIXP_OK)
-            r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
-                                 mixpi_averaged(&opt->rows[i]), opt->rows[i].count);
+        if (r == MIXP_OK) r = mixpi_ema_start(opt, i);
     }
     if (r != MIXP_OK) return r;
     for (i = 0; i < opt->count; i++) opt->ema_rows[i] = mixpi_ema_row(opt, i, decay);

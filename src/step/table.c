@@ -58,6 +58,12 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
     for (i = 0; i < opt->count; i++) {
         const mixp_tensor *p = opt->slots[i].param;
         if (opt->slots[i].version == p->version) continue;
+        if (mixpi_ema_is_new(opt, i))
+            return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
+                                     "%s: '%s' was written since mixp_optimizer_set_ema, and a "
+                                     "captured step cannot start its average anew: run an ordinary "
+                                     "step first",
+                                     who, p->name);
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
         if (p->own.optimizers > 1)
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,

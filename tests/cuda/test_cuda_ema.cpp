@@ -152,8 +152,33 @@ static void a_recorded_step() {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
+/* An average starts anew when its weight is written before its first step: a captured step would do
+ * so in each replay. */
+static void a_recorded_step_after_a_write() {
+    Model a = model_on(gpu(), MIXP_F32, 0.75, false);
+    const char *why;
+    train(a);
+    train(a);
+    mixp_tensor *late = mixp_param(a.ctx, "late", MIXP_F32, 2, shape);
+    CHECK_INT(mixp_optimizer_add(a.opt, late, NULL), MIXP_OK);
+    CHECK_INT(mixp_optimizer_set_ema(a.opt, 0.75), MIXP_OK);
+    set(late, 3, 1.0, 0);
+    CHECK_INT(mixp_capture_begin(a.ctx), MIXP_OK);
+    mixp_step_begin(a.ctx);
+    mixp_zero_grad(a.opt);
+    mixp_tensor *loss = mixp_mean(a.ctx, mixp_mul(a.ctx, a.w, a.w), MIXP_ALL, 0);
+    mixp_backward(a.ctx, mixp_scaler_scale(a.scaler, loss));
+    CHECK_INT(mixp_scaler_step(a.scaler, a.opt), MIXP_ERR_ORDER);
+    mixp_context_error(a.ctx, &why);
+    CHECK_TEXT(why, "'late' was written since mixp_optimizer_set_ema");
+    mixp_capture_end(a.ctx);
+    mixp_context_free(a.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 int main() {
     RUN(as_on_the_cpu);
+    RUN(a_recorded_step_after_a_write);
     RUN(no_step_waits);
     RUN(a_recorded_step);
     return test_report();
