@@ -477,6 +477,8 @@ ledger: $(BUILD)/bench/ledger   ## what GPTs' steps would move, compute and keep
 install:   ## copy header, companion and mixprec.pc below DESTDIR/PREFIX
 	install -d '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/share/pkgconfig'
 	install -m 644 mixprec.h '$(DESTDIR)$(PREFIX)/include/'
+	install -d '$(DESTDIR)$(PREFIX)/include/mixprec'
+	install -m 644 examples/compare.h '$(DESTDIR)$(PREFIX)/include/mixprec/'
 	@printf '%s\n' 'prefix=$(PREFIX)' 'includedir=$${prefix}/include' '' 'Name: mixprec' \
 	    'Description: Automatic mixed-precision training for C, C++ and CUDA C' \
 	    "Version: $$(awk -F '"' '/define MIXPREC_VERSION "/ { print $$2 }' mixprec.h)" \
@@ -486,7 +488,7 @@ install:   ## copy header, companion and mixprec.pc below DESTDIR/PREFIX
 
 uninstall:   ## remove what install copied
 	rm -f '$(DESTDIR)$(PREFIX)/include/mixprec.h' '$(DESTDIR)$(PREFIX)/share/pkgconfig/mixprec.pc'
-	rm -rf '$(DESTDIR)$(PREFIX)/share/mixprec'
+	rm -rf '$(DESTDIR)$(PREFIX)/share/mixprec' '$(DESTDIR)$(PREFIX)/include/mixprec'
 
 reference:   ## the API reference, one page: BUILD/reference.html (needs Python)
 	$(Q)mkdir -p $(BUILD) && $(PYTHON) src/reference.py >$(BUILD)/reference.html && echo "open $(BUILD)/reference.html"
@@ -494,9 +496,9 @@ reference:   ## the API reference, one page: BUILD/reference.html (needs Python)
 # A release: the files that users copy, with checksums. The same commit gives the same bytes.
 VERSION = $(shell awk -F '"' '/define MIXPREC_VERSION "/ { print $$2 }' mixprec.h)
 DIST    = $(BUILD)/dist/mixprec-$(VERSION)
-dist: mixprec.h mixprec_cuda.cu   ## a release in BUILD/dist: header, companion, licence, checksums
-	$(Q)rm -rf $(BUILD)/dist && mkdir -p $(DIST) && cp mixprec.h mixprec_cuda.cu LICENSE $(DIST)/
-	$(Q)cd $(DIST) && sha256sum mixprec.h mixprec_cuda.cu LICENSE >SHA256SUMS
+dist: mixprec.h mixprec_cuda.cu   ## a release in BUILD/dist: header, companion, compare.h, licence, checksums
+	$(Q)rm -rf $(BUILD)/dist && mkdir -p $(DIST) && cp mixprec.h mixprec_cuda.cu examples/compare.h LICENSE $(DIST)/
+	$(Q)cd $(DIST) && sha256sum mixprec.h mixprec_cuda.cu compare.h LICENSE >SHA256SUMS
 	$(Q)cd $(BUILD)/dist && tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - \
 	    mixprec-$(VERSION) | gzip -n >mixprec-$(VERSION).tar.gz && sha256sum mixprec-$(VERSION).tar.gz
 clean:   ## remove everything that was built

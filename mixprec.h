@@ -66,7 +66,7 @@
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
- *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
+ *     12. watch        >>watch         falling back to f32, where a step went wrong, observers
  *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
  *
  * The public half comes first, in this order. The implementation follows, in the same order. A
@@ -85,8 +85,7 @@
  *     skip      a step that is not applied: a gradient is non-finite, the loss or norm is a spike,
  *               or an index is out of range; see mixp_skip_reason
  *     retry     a repeat of a skipped step with the same batch; see mixp_retry
- *     room      a section of this file; it is one file in src/. As an argument of mixp_compare: the
- *               number of rows that the caller's array holds
+ *     room      a section of this file; it is one file in src/
  *
  * OPTIONS: define them before the #include
  *
@@ -106,7 +105,7 @@
  *                                                are not declared, and mixp_context_new fails if
  *                                                `ranks` of its description is given
  *     MIXPREC_NO_WATCH         every file        leaves out the guard: no function of watch, retry
- *                                                or mixp_compare is declared
+ *                                                or mixp_observe is declared
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
  *                                                whose functions are not declared
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A
@@ -3323,7 +3322,7 @@ enum {
 };
 
 /* EXCEPTIONS. on_error, on_warning, an operator's functions and a hook may throw (or longjmp).
- * Other callbacks (allocators, the fn of mixp_compare and mixp_check_gradients) must not. After an
+ * Other callbacks (allocators, observers, the fn of mixp_check_gradients) must not. After an
  * exception, call mixp_context_clear_error and then mixp_step_begin: the state is then consistent.
  * The walk in progress has failed, and its gradients are forgotten. Call mixp_context_clear_error
  * where you catch, or further up the stack. A call from deeper on the stack is refused once,
@@ -3692,7 +3691,7 @@ typedef struct mixp_recipe {
  * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An
  * operand is quantised with its scale. Its amax enters the first place of the history: the largest
  * of all linears with that parameter, of all micro-batches and of all ranks. Evaluations
- * (MIXP_NO_GRAD) and mixp_compare use the scales and enter nothing.
+ * (MIXP_NO_GRAD) and trials of mixp_observe use the scales and enter nothing.
  *
  * mixp_scaler_update, or mixp_optimizer_step without a scaler, ends an update, also a skipped one.
  * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history
@@ -3968,8 +3967,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * mixp_recompute, also with dropout, under autocast and under a guard. The function block is called
  * once. y is the only tensor of the block that may be used afterwards. The block may read other
  * tensors than x through user. A nested block is part of the outer block. Nothing is freed if an
- * operator of the block has freed a disposable tensor, or inside mixp_compare. Returns what the
- * block returns; NULL on error.
+ * operator of the block has freed a disposable tensor, or in a trial of mixp_observe. Returns what
+ * the block returns; NULL on error.
  *
  * An operator of your own runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.
@@ -5125,14 +5124,12 @@ typedef struct mixp_guard_desc {
                                    back; 0 = 20, negative = never */
     int     max_sites;          /* 0 = 4096; further sites are not watched, and an event reports
                                    it. Memory is taken for the sites in use only        */
-    int     exponents;          /* 1: also counts stored values by exponent, see
-                                   mixp_site_exponents; takes 2 to 4 KiB for each site */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
  * defaults. Call it between steps. On an error nothing changes. MIXP_ERR_ORDER: a region or a scope
- * is open. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites differs from its first value
- * (4096 after a mixp_compare). MIXP_ERR_DEVICE: the device has no kernel for it. */
+ * is open. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites differs from its first value.
+ * MIXP_ERR_DEVICE: the device has no kernel for it. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* MIXP_GUARDED(ctx, MIXP_F16) { ... } is MIXP_AUTOCAST with a guard. The first block starts the
  * guard with its defaults, unless a guard was started before. A guard stopped by mixp_guard_stop
@@ -5251,13 +5248,6 @@ typedef struct mixp_site_info {
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
-/* Sets counts[e + 127] to the number of values with exponent e that site i stored in the newest
- * sampled step; MIXP_EXPONENTS counts, as in mixp_look_args. i = -1: all sites together. Needs a
- * guard with `exponents`, which about doubles the time of sampling. With ranks: this rank's values.
- * Returns 0 if there is no such site, nothing is counted, or counts is NULL. Waits for the
- * device. */
-MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
-
 /* Shares of a look's values that are not 0: the share that the low dtype flushes to zero, and the
  * share that is subnormal there. If the values were stored low already (stored_low), the flushed
  * share is estimated from `least`. */
@@ -5292,43 +5282,48 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times);
  * for the device. */
 MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss);
 
-/* Difference of a site's results in two runs. */
-typedef struct mixp_difference {
-    const char *site;
-    mixp_dtype  dtype_a, dtype_b;
-    double      relative;       /* |a - b| / |b|, Euclidean norms; Inf if b is 0 or any value is not
-                                   finite */
-    double      largest;        /* largest |a - b| */
-    double      cosine;         /* cosine of the angle between a and b; 1 if both are 0 */
-    double      grad_relative, grad_largest, grad_cosine;   /* the same for the site's gradient */
-    int         has_grad;
-    double      varied;         /* difference as a share of b's variation over the batch, with the
-                                   means subtracted; `relative` for fewer than 8 rows */
-    double      added;          /* `varied` less that of the site it reads that differs most; at
-                                   least 0 */
-} mixp_difference;
-
-typedef struct mixp_compare_desc {
-    mixp_autocast a, b;         /* a is compared with b, for example { MIXP_F32, 0 } */
-    mixp_tensor *(*fn)(mixp_context *ctx, void *user);  /* forward pass: returns the loss; must not
-                                                           open a region */
-    void  *user;
-    float  scale;               /* loss scale; 0 = 1. Gradients are compared unscaled    */
-} mixp_compare_desc;
-
-/* Runs fn in one step under a and one under b, on the same batch and weights, each forward and
- * backward. Writes the sites that both runs have to rows, at most `room` rows. The site that adds
- * most error comes first: the cause, and not the place where it becomes visible. Sets *n to the
- * number of such sites. Needs no guard. A guard that is on stays on, and its fallbacks apply in
- * both runs. Weights, loss scale, random numbers and the step count keep their values; gradients of
- * parameters are forgotten. Allocates host memory for the results of all sites, and frees it.
+/* --- observers ------------------------------------------------------------------------------- *
  *
- * MIXP_ERR_ORDER: a region is open, or fn uses dropout, which would draw different numbers in each
- * run (pass training 0). MIXP_ERR_ARGUMENT: fn, rows, room or n is missing, or a setting is out of
- * range. */
-MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
-                                     mixp_difference *rows, int64_t room, int64_t *n);
+ * An observer sees the values that each site stores, and their gradients. examples/compare.h uses
+ * it to compare two runs site by site, and to count values by exponent.
+ */
+typedef struct mixp_sight {
+    int                site;        /* number of the site, from 1, for the context's life */
+    const char        *name, *op;   /* the site's name and operator; they last as long */
+    const int         *reads;       /* numbers of up to 4 sites that the site reads; 0 = no more */
+    const mixp_tensor *tensor;      /* forward: the values that the site stored. backward: their
+                                       gradient, multiplied by the loss scale */
+    int                backward;
+    int                sample;      /* the guard's sample to which the step belongs, from 1; 0: the
+                                       step is not sampled */
+    int64_t            draws;       /* calls in this step so far that drew random numbers, as
+                                       mixp_dropout does */
+} mixp_sight;
 
+/* see is called after an operator has run, and before mixp_backward walks it back. It is not called
+ * in captured steps, for reshapes, or for the reruns of mixp_recompute. It may read the tensor and
+ * run kernels on it; it must not change the tensor or apply operators. trial 1: the steps that
+ * follow are trials: see mixp_observe. */
+typedef struct mixp_observer {
+    void (*see)(mixp_context *ctx, const mixp_sight *sight, void *user);
+    void  *user;
+    int    trial;
+} mixp_observer;
+
+/* Installs an observer; NULL removes it. There is one observer: *before, unless NULL, receives the
+ * observer that it replaces, which you may call from your own and install again later. Needs no
+ * guard, and changes no bits of a step. Operators that the device would run as one kernel run one
+ * by one. The first call takes memory for 4096 sites, about 0.6 KB for each site in use, unless a
+ * guard has set another limit. Call it between steps.
+ *
+ * TRIALS belong to no training. mixp_step_begin forgets the gradients of all tensors in a trial. A
+ * trial is not sampled by a guard, enters no scales of a recipe, and frees no blocks of
+ * mixp_recompute. When the observer is removed, all gradients are forgotten again, and the step
+ * count has the value that it had at the call. Do not step an optimizer in a trial.
+ *
+ * MIXP_ERR_ORDER: a region or a scope is open. MIXP_ERR_MEMORY. */
+MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *observer,
+                                     mixp_observer *before);
 #endif
 #ifndef MIXPREC_NO_CHECKPOINT
 /* ==== 13. CHECKPOINT ================================================ >>checkpoint ====
@@ -14924,7 +14919,8 @@ struct mixpi_state;
 enum {
     MIXPI_WATCHED = 1,          /* a guard is on                                           */
     MIXPI_SAMPLED = 2,          /* the current step is sampled                             */
-    MIXPI_COMPARING = 4         /* mixp_compare is running                                 */
+    MIXPI_OBSERVED = 4,         /* an observer sees what each site stores                  */
+    MIXPI_TRIAL = 8             /* the step belongs to no training: see mixp_observe       */
 };
 
 /* The operands of a linear layer's three products. x and dy are read along their columns by one
@@ -14986,12 +14982,15 @@ static const mixpi_watcher *mixpi_watcher_of(const mixp_context *ctx) {
 #endif
 }
 
-/* A set of MIXPI_WATCHED, MIXPI_SAMPLED and MIXPI_COMPARING. */
+/* A set of MIXPI_WATCHED, MIXPI_SAMPLED, MIXPI_OBSERVED and MIXPI_TRIAL. */
 static int mixpi_watched(const mixp_context *ctx) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     return watcher ? watcher->watched(ctx) : 0;
 }
 
+/* Must operators run one by one, because a guard or an observer sees each? */
+static int mixpi_is_seen(const mixp_context *ctx)
+{ return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0; }
 /* --- context --------------------------------------------------------------------------- */
 
 /* Returns what is wrong with a description; NULL if nothing is. */
@@ -17129,7 +17128,7 @@ static void mixpi_unscaled_begin(mixp_context *ctx) {
     u->values = u->flushed = 0.0;
     u->counts = number <= MIXPI_UNSCALED_WALKS && (number & (number - 1)) == 0 &&
                 !*ctx->warning && !ctx->capturing && ctx->device->kernels->look &&
-                !(mixpi_watched(ctx) & MIXPI_WATCHED);
+                !(mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_TRIAL));
 }
 
 /* Looks at g at once. On a device that the host cannot read, waits for it. */
@@ -17383,7 +17382,7 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
                                     mixp_tensor *x) {
     mixpi_tape_entry *before = ctx->tape;
     const uint64_t generation = ctx->generation;
-    const int plain = ctx->in_block || (mixpi_watched(ctx) & MIXPI_COMPARING);
+    const int plain = ctx->in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
     mixpi_rerun *b;
     mixp_tensor *y;
     int64_t i;
@@ -18258,7 +18257,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     out->lossy = mixpi_lossy_of(c);
     out->fallen = mixpi_lossy_fallen(out->lossy);
     out->enters = !mixpi_no_grad_now(c->ctx) && !c->ctx->evaluates &&
-                  !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
+                  !(mixpi_watched(c->ctx) & MIXPI_TRIAL);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
     out->call = (uint64_t)c->ctx->calls_made;
@@ -19054,7 +19053,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
     if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
     if (mixp_autocast_current(ctx).recipe) return 0;
-    if (!ctx->device->kernels->gemm_epilogue || (mixpi_watched(ctx) & MIXPI_WATCHED)) return 0;
+    if (!ctx->device->kernels->gemm_epilogue || mixpi_is_seen(ctx)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
     if (!mixpi_is_live(x)) return 0;
@@ -19974,13 +19973,13 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
  *
  * Two operators on the tape that share one kernel where possible: the norm's forward computes the
  * sum. The sum must not be looked at, nor read by a cast, before the norm has run. A guard's looks,
- * comparisons and inputs of class LOW therefore use separate kernels.
+ * observers and inputs of class LOW therefore use separate kernels.
  */
 static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
                            mixp_op_id norm) {
     const int watched = mixpi_watched(ctx);
     if (!ctx->device->kernels->add_norm) return 0;
-    if (watched & (MIXPI_SAMPLED | MIXPI_COMPARING)) return 0;
+    if (watched & (MIXPI_SAMPLED | MIXPI_OBSERVED)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
     if (!mixpi_is_live(a) || !mixpi_is_live(b)) return 0;
@@ -22686,7 +22685,7 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     mixp_call reader;
     if (mixpi_class_of(ctx, plain) != plain->cls) return 0;     /* the user overrode its class */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
-    if (!logits || logits->ctx != ctx || (mixpi_watched(ctx) & MIXPI_WATCHED)) return 0;
+    if (!logits || logits->ctx != ctx || mixpi_is_seen(ctx)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
         !logits->own.from_tape || mixpi_no_grad_now(ctx)) return 0;
     memset(&reader, 0, sizeof reader);
@@ -27719,7 +27718,9 @@ struct mixpi_watch {
     int32_t     acted;          /* 1: a site fell back since the last skip */
     int32_t     falls;          /* number of fallbacks so far */
     int32_t     drawn;          /* sampled updates so far: key of the distance to the next one */
-    void       *comparing;      /* state of a running mixp_compare, which stops sampling */
+    mixp_observer observer;     /* zeros: none */
+    uint64_t    trial_step;     /* the context's step when the trial began */
+    int64_t     draws_before;   /* the context's draws when the step began */
     int         turns;          /* sites to which this sample has stored */
     int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
                                    sampled until their next update */
@@ -27753,7 +27754,7 @@ struct mixpi_watch {
     int         most_sites;     /* max_sites */
     int         room;           /* sites for which there is memory: whole chunks */
     int         n_buckets;      /* largest power of two up to room */
-    int         rows_room;      /* sites for which rows, seen and bins have memory */
+    int         rows_room;      /* sites for which rows and seen have memory */
     int         events_room;    /* events for which there is memory */
     int         packed, packed_room;    /* rows of hashes and states; those with memory */
     int         filled;         /* sites whose rows a sample may have written */
@@ -27764,8 +27765,6 @@ struct mixpi_watch {
     size_t      posted_bytes;   /* size of the sample on its way to the host */
     mixp_look  *rows, *seen;    /* looks in device memory; the host's copy */
     mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
-    int64_t    *bins;           /* device memory: exponent histogram of each site; or NULL */
-    int         counting;       /* 1: sampled steps fill bins */
     mixpi_site **sites;         /* chunks */
     uint64_t    pass;           /* incremented by each step and each walk back */
     mixpi_pin  *pins;
@@ -27782,13 +27781,10 @@ struct mixpi_watch {
     mixpi_happening *events;
     int64_t     n_events;
     int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
-    void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
 };
 
 static size_t mixpi_rows_bytes(int sites)
 { return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
-static size_t mixpi_bins_bytes(int sites)
-{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
 
 /* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
 static int mixpi_rows_filled(const mixpi_watch *w)
@@ -28121,13 +28117,13 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
     return number;
 }
 
-/* The site of an application, marked as visited in this pass; 0 without a guard. */
+/* The site of an application, marked as visited in this pass; 0 without guard and observer. */
 static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
                             mixp_tensor **in) {
     mixpi_visit v;
     mixpi_site *site;
     int number;
-    if (!mixpi_guard_on(ctx)) return 0;
+    if (!mixpi_guard_on(ctx) && !ctx->watch->observer.see) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
     number = mixpi_site_of(ctx, &v);
     if (!number) return 0;
@@ -28184,21 +28180,13 @@ static mixp_result mixpi_rows_grow(mixp_context *ctx, int room) {
     const size_t bytes = mixpi_rows_bytes(room), used = mixpi_rows_bytes(w->rows_room);
     mixp_look *seen = mixpi_seen_longer(ctx, room);
     mixp_look *rows = (mixp_look *)mixpi_device_longer(ctx, w->rows, used, bytes);
-    int64_t *bins = NULL;
-    int good = seen && rows;
-    if (good && w->bins)
-        bins = (int64_t *)mixpi_device_longer(ctx, w->bins, mixpi_bins_bytes(w->rows_room),
-                                              mixpi_bins_bytes(room));
-    good &= bins || !w->bins;
-    if (!good && seen) mixpi_owned_free(ctx, seen);
-    if (!good && rows) mixpi_owned_free(ctx, rows);
-    if (!good) return MIXP_ERR_MEMORY;
+    if (!rows && seen) mixpi_owned_free(ctx, seen);
+    if (!seen && rows) mixpi_owned_free(ctx, rows);
+    if (!seen || !rows) return MIXP_ERR_MEMORY;
     if (w->rows) mixpi_owned_free(ctx, w->seen);
     if (w->rows) mixpi_owned_free(ctx, w->rows);
-    if (bins) mixpi_owned_free(ctx, w->bins);
     w->seen = seen;
     w->rows = rows;
-    if (bins) w->bins = bins;
     w->rows_room = room;
     return MIXP_OK;
 }
@@ -28370,8 +28358,6 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = is_grad ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL;
-    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
-        k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
@@ -28387,6 +28373,23 @@ static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_ten
     return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
 }
 
+/* Shows t to the observer: what a site stored, or the gradient of that. */
+static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t, int backward) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    mixp_sight sight;
+    if (!w->observer.see || ctx->capturing) return;
+    sight.site = number;
+    sight.name = site->name;
+    sight.op = site->op;
+    sight.reads = site->from;
+    sight.tensor = t;
+    sight.backward = backward;
+    sight.sample = w->sampled ? w->begun : 0;
+    sight.draws = ctx->drawn - w->draws_before;
+    w->observer.see(ctx, &sight, w->observer.user);
+}
+
 /* After an operator: records which dtype its site stored, and in a sampled step looks at the
  * values. t: the result, or the input of a cast that was left out. */
 static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
@@ -28398,7 +28401,7 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     site->dtype = t->dtype;
     site->low = low;
     site->around = mixp_autocast_current(ctx).dtype;
-    if (w->tap) w->tap(ctx, number, t, 0);
+    mixpi_site_show(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
     site->turn = ++w->turns;
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
@@ -28444,12 +28447,14 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
 
 /* Before an operator is walked back: looks at the gradient of its result. */
 static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
-    mixpi_watch *w = ctx->watch;
-    if (!w->on) return MIXP_OK;
-    if (w->tap) w->tap(ctx, number, g, 1);
-    if (!w->sampled) return MIXP_OK;
+    mixpi_site_show(ctx, number, g, 1);
+    if (!mixpi_context_sampled(ctx)) return MIXP_OK;
     return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g);
 }
+
+/* The site of a call whose dtypes the guard decides; NULL: none, as while only an observer sees. */
+static const mixpi_site *mixpi_guarded_site(const mixp_call *c)
+{ return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL; }
 
 /* Does a product read t without a cast? Yes if the guard raised t to f32, since a cast would
  * overflow again; if the cast itself overflowed; and if the product still overflowed with an f32
@@ -28458,7 +28463,7 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
 static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
                               mixp_result *r) {
     mixp_context *ctx = c->ctx;
-    const mixpi_site *reader = mixpi_site_at(ctx, mixpi_entry(c)->site);
+    const mixpi_site *reader = mixpi_guarded_site(c);
     int n;
     if (!reader) return 0;
     if (t->own.watch.raised != MIXP_F32) return 1;
@@ -28477,7 +28482,7 @@ static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dty
 /* Must the operator compute its intermediate values in f32? Yes if its f32 result still overflowed,
  * in a probe, and if a pattern pins it to f32. */
 static int mixpi_site_is_wide(const mixp_call *c) {
-    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    const mixpi_site *site = mixpi_guarded_site(c);
     if (!site || site->pinned == 2) return 0;
     return site->fallen == 2 || site->pinned == 1 || c->ctx->watch->probing;
 }
@@ -28511,7 +28516,7 @@ static void mixpi_site_casts(mixp_call *c)
 { mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1; }
 
 static int mixpi_site_is_pinned(const mixp_call *c) {
-    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    const mixpi_site *site = mixpi_guarded_site(c);
     return site && site->pinned;
 }
 
@@ -29134,33 +29139,6 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     out->value = site->value;
     out->grad = site->grad;
     return 1;
-}
-
-/* Adds the exponent histogram of one site to counts. A site that no sample has seen may have no
- * memory for one. */
-static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
-    int64_t found[MIXP_EXPONENTS];
-    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
-    mixp_result r;
-    int e;
-    if (number > ctx->watch->rows_room) return MIXP_OK;
-    r = mixpi_download(ctx, found, from, sizeof found);
-    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
-    return r;
-}
-
-MIXPI_SELDOM
-MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
-    const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const int number = mixpi_site_listed(w, i);
-    mixp_result r = MIXP_OK;
-    int n;
-    if (!counts || !w || !w->counting || (!number && i != -1)) return 0;
-    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
-    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
-    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
-        if (mixpi_site_number(w, n)->stores) r = mixpi_bins_add(ctx, n, counts);
-    return r == MIXP_OK;
 }
 
 /* --- deciding ------------------------------------------------------------------------------ */
@@ -29900,20 +29878,36 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
     return mixpi_look_now(t, low, w->row, out);
 }
 
-/* Allocates the tables for up to n sites, at the first call only. They grow with the sites. */
-static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
+/* Makes the list of chunks long enough for n sites. */
+static mixp_result mixpi_chunks_reach(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
     const size_t chunks = ((size_t)n + MIXPI_SITE_CHUNK - 1) / MIXPI_SITE_CHUNK;
+    mixpi_site **sites;
+    if (n <= w->capacity) return MIXP_OK;
+    sites = (mixpi_site **)mixpi_host_alloc(ctx, chunks * sizeof *sites);
+    if (!sites) return MIXP_ERR_MEMORY;
+    if (w->room) memcpy(sites, w->sites, (size_t)w->room / MIXPI_SITE_CHUNK * sizeof *sites);
+    w->sites = sites;
+    return MIXP_OK;
+}
+
+/* Allocates the tables for up to n sites, at the first call of an observer and at the first of a
+ * guard, whose max_sites replaces the observer's. The tables grow with the sites. */
+static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    const int before = w->capacity;
     mixp_result r;
-    if (w->capacity) return MIXP_OK;
-    w->sites = (mixpi_site **)mixpi_host_alloc(ctx, chunks * sizeof *w->sites);
-    w->events =
-        (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
-    if (!w->sites || !w->events) return MIXP_ERR_MEMORY;
-    w->events_room = MIXPI_FIRST_EVENTS;
+    if (!w->events)
+        w->events =
+            (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
+    if (!w->events) return MIXP_ERR_MEMORY;
+    if (!w->events_room) w->events_room = MIXPI_FIRST_EVENTS;
+    if (n < w->n_sites) n = w->n_sites;
+    r = mixpi_chunks_reach(ctx, n);
+    if (r != MIXP_OK) return r;
     w->capacity = n;
     r = mixpi_rows_reach(ctx, 1);
-    if (r != MIXP_OK) w->capacity = 0;
+    if (r != MIXP_OK) w->capacity = before;
     return r;
 }
 
@@ -29937,7 +29931,7 @@ static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
  * fail. */
 static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
                                      int asked) {
-    const int most = 1 << 20, now = ctx->watch ? ctx->watch->capacity : 0;
+    const int most = 1 << 20, now = ctx->watch ? ctx->watch->most_sites : 0;
     if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
     if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
     if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
@@ -29947,10 +29941,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
         return "flushed must be above 0 and at most 1";
     if (!(d->imprecise <= 1.0f)) return "imprecise must be at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
-    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: it was set when the guard was first started, or to 4096 "
-               "by an earlier mixp_compare";
+        return "max_sites cannot change: it was set when the guard was first started";
     return NULL;
 }
 
@@ -29976,13 +29968,10 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
                                  "mixp_guard_start: the device '%s' has no kernel `look`",
                                  ctx->device->name);
-    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
+    if (!mixpi_watch_of(ctx) ||
+        (!ctx->watch->most_sites && mixpi_watch_room(ctx, d.max_sites) != MIXP_OK))
         return MIXP_ERR_MEMORY;
     w = ctx->watch;
-    if (d.exponents && !w->bins)
-        w->bins = (int64_t *)mixpi_device_longer(ctx, NULL, 0, mixpi_bins_bytes(w->rows_room));
-    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
-    w->counting = d.exponents;
     w->every = d.every;
     w->clean = d.clean;
     w->high = d.high;
@@ -30159,308 +30148,51 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss) {
     return again;
 }
 
-/* --- comparing runs ------------------------------------------------------------------------ */
+/* --- observers ------------------------------------------------------------------------------ */
 
-/* Data of a site that the first run keeps for the second: host memory, f32. */
-typedef struct mixpi_kept {
-    int64_t    count;
-    float     *value, *grad;
-    mixp_dtype dtype;
-    int        done;            /* 1: the second run compared the value; 2: its gradient as well */
-    mixp_difference row;
-} mixpi_kept;
+enum { MIXPI_OBSERVED_SITES = 4096 };   /* limit of sites, unless a guard has set another */
 
-typedef struct mixpi_comparison {
-    const mixp_compare_desc *desc;
-    mixpi_kept *kept;           /* indexed by the site's number - 1 */
-    int         capacity, second;
-    mixp_result result;
-} mixpi_comparison;
-
-/* Reads t into newly allocated host memory. Returns NULL with the error set. */
-static float *mixpi_compare_read(mixp_context *ctx, const mixp_tensor *t) {
-    size_t bytes = (size_t)t->count * sizeof(float);
-    float *values = (float *)mixpi_host_take(ctx, bytes);
-    if (!values) {
-        mixpi_out_of_memory(ctx, bytes);
-        return NULL;
-    }
-    if (mixp_read(t, values, MIXP_F32, t->count) == MIXP_OK) return values;
-    mixpi_host_put(ctx, values);
-    return NULL;
-}
-
-typedef struct mixpi_distance { double relative, largest, cosine; } mixpi_distance;
-
-static mixpi_distance mixpi_distance_of(const float *a, const float *b, int64_t n) {
-    double aa = 0.0, bb = 0.0, ab = 0.0, dd = 0.0;
-    mixpi_distance d = { 0.0, 0.0, 1.0 };
-    int64_t i;
-    for (i = 0; i < n; i++) {
-        double x = (double)a[i], y = (double)b[i], off = fabs(x - y);
-        aa += x * x;
-        bb += y * y;
-        ab += x * y;
-        dd += off * off;
-        if (off > d.largest) d.largest = off;
-    }
-    if (!mixpi_finite(aa) || !mixpi_finite(bb) || (dd > 0.0 && !(bb > 0.0)))
-        d.relative = (double)mixp_f32_of_bits(0x7F800000u);
-    else if (dd > 0.0) d.relative = sqrt(dd / bb);
-    if (aa > 0.0 && bb > 0.0) d.cosine = ab / sqrt(aa) / sqrt(bb);
-    else if (aa > 0.0 || bb > 0.0) d.cosine = 0.0;
-    return d;
-}
-
-/* The share of b's variation over the batch by which a differs, with the means of the columns
- * subtracted, as in precision.c: a year that is rounded has a small relative error, but its
- * fraction is lost. otherwise: the result for few rows, and for rows that are all alike. */
-static double mixpi_difference_varied(const float *a, const float *b, int64_t rows, int64_t cols,
-                                      double otherwise) {
-    double all = 0.0, off = 0.0, size = 0.0;
-    int64_t i, k;
-    if (rows < MIXPI_BATCH) return otherwise;
-    for (k = 0; k < cols; k++) {
-        double mean = 0.0, shift = 0.0;
-        for (i = k; i < rows * cols; i += cols) {
-            mean += (double)b[i] / (double)rows;
-            shift += ((double)a[i] - (double)b[i]) / (double)rows;
-        }
-        for (i = k; i < rows * cols; i += cols) {
-            const double x = (double)b[i] - mean, d = (double)a[i] - (double)b[i] - shift;
-            all += x * x;
-            off += d * d;
-            size += (double)b[i] * (double)b[i];
-        }
-    }
-    if (!mixpi_finite(all) || !mixpi_finite(off) || !(all > 1e-12 * size)) return otherwise;
-    return sqrt(off / all);
-}
-
-/* The first run keeps, the second compares. Only the first pass through a site counts. */
-static void mixpi_compare_value(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
-                                const mixp_tensor *t) {
-    const int64_t cols = mixpi_inspect_cols(t);
-    mixpi_distance d;
-    float *values;
-    if (m->second ? kept->done || kept->count != t->count : kept->value != NULL) return;
-    values = mixpi_compare_read(ctx, t);
-    if (!values) {
-        m->result = MIXP_ERR_MEMORY;
-        return;
-    }
-    if (!m->second) {
-        kept->value = values;
-        kept->count = t->count;
-        kept->dtype = t->dtype;
-        return;
-    }
-    d = mixpi_distance_of(kept->value, values, t->count);
-    kept->row.varied =
-        mixpi_difference_varied(kept->value, values, t->count / cols, cols, d.relative);
-    mixpi_host_put(ctx, values);
-    kept->done = 1;
-    kept->row.dtype_a = kept->dtype;
-    kept->row.dtype_b = t->dtype;
-    kept->row.relative = d.relative;
-    kept->row.largest = d.largest;
-    kept->row.cosine = d.cosine;
-}
-
-static void mixpi_compare_grad(mixpi_comparison *m, mixp_context *ctx, mixpi_kept *kept,
-                               const mixp_tensor *g) {
-    double scale = m->desc->scale > 0.0f ? (double)m->desc->scale : 1.0;
-    mixpi_distance d;
-    float *values;
-    if (m->second ? kept->done != 1 || !kept->grad : kept->grad != NULL) return;
-    if (g->count != kept->count) return;
-    values = mixpi_compare_read(ctx, g);
-    if (!values) {
-        m->result = MIXP_ERR_MEMORY;
-        return;
-    }
-    if (!m->second) {
-        kept->grad = values;
-        return;
-    }
-    d = mixpi_distance_of(kept->grad, values, g->count);
-    mixpi_host_put(ctx, values);
-    kept->done = 2;
-    kept->row.has_grad = 1;
-    kept->row.grad_relative = d.relative;
-    kept->row.grad_largest = d.largest / scale;
-    kept->row.grad_cosine = d.cosine;
-}
-
-/* The tape's hook while two runs are compared. */
-static void mixpi_compare_tap(mixp_context *ctx, int number, const mixp_tensor *t,
-                              int backward) {
-    mixpi_comparison *m = (mixpi_comparison *)ctx->watch->comparing;
-    if (number > m->capacity || m->result != MIXP_OK) return;
-    if (backward) mixpi_compare_grad(m, ctx, &m->kept[number - 1], t);
-    else mixpi_compare_value(m, ctx, &m->kept[number - 1], t);
-}
-
-/* Drops all gradients of parameters: runs must not add to them. */
-static void mixpi_forget_grads(mixp_context *ctx) {
+/* Drops all gradients: the runs of a trial must not add to them, nor leave any behind. Undoes the
+ * trial's steps. */
+MIXPI_SELDOM
+static void mixpi_trial_forget(mixp_context *ctx) {
     mixp_tensor *t;
     for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
     mixpi_crew_forget(ctx);
+    ctx->step = ctx->watch->trial_step;
 }
 
-/* Closes the region of a run, and any region that fn left open. */
-static mixp_result mixpi_compare_close(mixp_context *ctx) {
-    const int open = mixpi_regions_open(ctx);
-    mixp_autocast_close(ctx, 0);
-    if (open == 1) return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                             "mixp_compare: fn has %s a region or a scope; fn must return with the "
-                             "same regions and scopes open",
-                             open ? "opened" : "closed");
-}
-
-/* One run: forward, then backward. */
-static mixp_result mixpi_compare_run(mixp_context *ctx, mixpi_comparison *m,
-                                     const mixp_autocast *region) {
-    const mixp_compare_desc *d = m->desc;
-    const uint64_t step = ctx->step;
-    int64_t drawn, regions;
-    mixp_tensor *loss;
-    mixp_result r = mixp_step_begin(ctx);
-    mixpi_forget_grads(ctx);
-    if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
-    if (r != MIXP_OK) ctx->step = step;
-    if (r != MIXP_OK) return r;
-    drawn = ctx->drawn;
-    regions = ctx->regions_low;
-    loss = d->fn(ctx, d->user);
-    drawn = ctx->drawn - drawn;
-    regions = ctx->regions_low - regions;
-    r = mixpi_compare_close(ctx);
-    if (loss && d->scale > 0.0f) loss = mixp_scale(ctx, loss, d->scale);
-    if (r == MIXP_OK && !drawn && !regions) r = mixp_backward(ctx, loss);
-    mixpi_forget_grads(ctx);
-    ctx->step = step;
-    if (r == MIXP_OK) r = m->result;
-    if (drawn)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_compare: fn uses dropout, and the runs would draw different "
-                                 "numbers; pass training 0 to mixp_dropout, and dropout 0 to "
-                                 "mixp_attention");
-    if (regions)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_compare: fn opens an autocast region, in which both runs "
-                                 "would be the same; set the dtypes in the description instead "
-                                 "(a region of MIXP_F32 is allowed)");
-    return r;
-}
-
-static int mixpi_difference_order(const void *a, const void *b) {
-    const mixp_difference *x = (const mixp_difference *)a, *y = (const mixp_difference *)b;
-    if (x->added < y->added) return 1;
-    if (x->added > y->added) return -1;
-    return x->relative < y->relative ? 1 : x->relative > y->relative ? -1 : 0;
-}
-
-/* How much more a site differs than each site that it reads. */
-static double mixpi_difference_added(const mixp_context *ctx, const mixpi_comparison *m,
-                                     int number) {
-    const mixpi_site *site = mixpi_site_at(ctx, number);
-    const double own = m->kept[number - 1].row.varied;
-    double most = 0.0;
-    int i;
-    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++) {
-        const mixpi_kept *from = &m->kept[site->from[i] - 1];
-        if (from->done && from->row.varied > most) most = from->row.varied;
-    }
-    return own > most ? own - most : 0.0;
-}
-
-/* Sorts and returns the rows of the sites that both runs met, and releases the memory. */
-static int64_t mixpi_compare_end(mixp_context *ctx, mixpi_comparison *m,
-                                 mixp_difference *rows, int64_t room) {
-    mixp_difference *all = (mixp_difference *)(void *)m->kept;
-    int64_t i, n = 0;
-    for (i = 0; i < m->capacity; i++)
-        if (m->kept[i].done)
-            m->kept[i].row.added = mixpi_difference_added(ctx, m, (int)i + 1);
-    for (i = 0; i < m->capacity; i++) {
-        mixpi_kept kept = m->kept[i];
-        if (kept.value) mixpi_host_put(ctx, kept.value);
-        if (kept.grad) mixpi_host_put(ctx, kept.grad);
-        if (!kept.done) continue;
-        kept.row.site = mixpi_site_at(ctx, (int)i + 1)->name;
-        all[n++] = kept.row;    /* safe in place: a row is smaller than the record it came from */
-    }
-    qsort(all, (size_t)n, sizeof *all, mixpi_difference_order);
-    for (i = 0; i < n && i < room; i++) rows[i] = all[i];
-    mixpi_host_put(ctx, m->kept);
-    return n;
-}
-
-/* Returns what is wrong with the call, or NULL. */
-static const char *mixpi_compare_wrong(const mixp_compare_desc *d, const mixp_difference *rows,
-                                       int64_t room, const int64_t *n) {
-    if (!d || !d->fn) return "the description or its fn is NULL";
-    if (!rows || room < 1 || !n) return "rows and n must not be NULL, and room must be at least 1";
-    if (!mixpi_real(d->a.dtype) || !mixpi_real(d->b.dtype))
-        return "a dtype must be f16, bf16 or f32 (off)";
-    if (d->a.level < 0 || d->a.level > 3 || d->b.level < 0 || d->b.level > 3)
-        return "a level must be 0 to 3";
-    if (!(d->scale >= 0.0f) || !mixpi_finite((double)d->scale))
-        return "the scale must be finite and at least 0";
-    return NULL;
-}
-
-/* Makes two runs with the tape's hook installed, then restores the guard. */
-static mixp_result mixpi_compare_runs(mixp_context *ctx, mixpi_comparison *m) {
-    mixpi_watch *w = ctx->watch;
-    const int on = w->on;
-    mixp_result r;
-    w->comparing = m;
-    w->tap = mixpi_compare_tap;
-    w->on = 1;
-    w->sampled = 0;
-    r = mixpi_compare_run(ctx, m, &m->desc->a);
-    m->second = 1;
-    if (r == MIXP_OK) r = mixpi_compare_run(ctx, m, &m->desc->b);
-    w->on = on;
-    w->tap = NULL;
-    w->comparing = NULL;
-    return r;
+/* Takes what an observer needs, before anything is changed. */
+static mixp_result mixpi_observe_ready(mixp_context *ctx, const mixp_observer *observer) {
+    mixp_result r = mixpi_guard_between(ctx, "mixp_observe");
+    if (r != MIXP_OK || !observer) return r;
+    if (!mixpi_watch_of(ctx)) return MIXP_ERR_MEMORY;
+    if (!ctx->watch->capacity) r = mixpi_watch_room(ctx, MIXPI_OBSERVED_SITES);
+    if (r != MIXP_OK || !observer->trial) return r;
+    return mixpi_guard_catch_up(ctx);
 }
 
 MIXPI_SELDOM
-static mixp_result mixpi_do_compare(mixp_context *ctx, const mixp_compare_desc *desc,
-                                    mixp_difference *rows, int64_t room, int64_t *n) {
-    const char *wrong = mixpi_compare_wrong(desc, rows, room, n);
-    mixpi_comparison m;
-    size_t bytes;
+static mixp_result mixpi_do_observe(mixp_context *ctx, const mixp_observer *observer,
+                                    mixp_observer *before) {
+    static const mixp_observer none = { NULL, NULL, 0 };
+    mixpi_watch *w;
     mixp_result r;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_compare: %s", wrong);
-    if (mixpi_guard_between(ctx, "mixp_compare") != MIXP_OK) return MIXP_ERR_ORDER;
-    *n = 0;
-    r = mixpi_guard_catch_up(ctx);
-    if (r != MIXP_OK) return r;
-    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, 4096) != MIXP_OK)
-        return MIXP_ERR_MEMORY;
-    memset(&m, 0, sizeof m);
-    m.desc = desc;
-    m.capacity = ctx->watch->capacity;
-    bytes = (size_t)m.capacity * sizeof *m.kept;
-    m.kept = (mixpi_kept *)mixpi_host_take(ctx, bytes);
-    if (!m.kept) return mixpi_out_of_memory(ctx, bytes);
-    memset(m.kept, 0, bytes);
-    r = mixpi_compare_runs(ctx, &m);
-    *n = mixpi_compare_end(ctx, &m, rows, room);
-    return r;
+    if (before) *before = ctx->watch ? ctx->watch->observer : none;
+    r = mixpi_observe_ready(ctx, observer);
+    w = ctx->watch;
+    if (r != MIXP_OK || !w) return r;
+    if (w->observer.trial) mixpi_trial_forget(ctx);
+    w->observer = observer ? *observer : none;
+    w->trial_step = ctx->step;
+    return MIXP_OK;
 }
 
-MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
-                                     mixp_difference *rows, int64_t room, int64_t *n) {
-    const int before = mixpi_enter(ctx);
-    return mixpi_leave(ctx, before, mixpi_do_compare(ctx, desc, rows, room, n));
+MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *observer,
+                                     mixp_observer *before) {
+    const int entered = mixpi_enter(ctx);
+    return mixpi_leave(ctx, entered, mixpi_do_observe(ctx, observer, before));
 }
 
 #ifndef MIXPREC_NO_CHECKPOINT
@@ -30677,7 +30409,8 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
 static int mixpi_watch_flags(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     return (w->on ? MIXPI_WATCHED : 0) | (w->sampled ? MIXPI_SAMPLED : 0) |
-           (w->comparing ? MIXPI_COMPARING : 0);
+           (w->observer.see && !ctx->capturing ? MIXPI_OBSERVED : 0) |
+           (w->observer.trial ? MIXPI_TRIAL : 0);
 }
 
 MIXPI_SELDOM
@@ -30718,7 +30451,9 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     w->sampled = w->probing = 0;
     w->pass++;
-    if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
+    w->draws_before = ctx->drawn;
+    if (w->observer.trial) mixpi_trial_forget(ctx);
+    if (!w->on || ctx->capturing || w->observer.trial) return MIXP_OK;
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
     w->sampled = mixpi_watch_samples(ctx);
@@ -30733,17 +30468,14 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_filled(w);
     r = mixpi_rows_reach(ctx, w->filled);
-    if (r == MIXP_OK) r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
-    if (r == MIXP_OK && w->counting)
-        r = mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->filled));
-    return r;
+    return r == MIXP_OK ? mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled)) : r;
 }
 
-/* Tells the guard of a walk. The walk of a comparison or of a capture belongs to no update. */
+/* Tells the guard of a walk. The walk of a trial or of a capture belongs to no update. */
 static void mixpi_watch_walked(const mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     w->pass++;
-    if (ctx->capturing || w->comparing) return;
+    if (ctx->capturing || w->observer.trial) return;
     w->walked = 1;
     w->probed |= w->probing;
     w->unseen |= !w->sampled;

@@ -46,6 +46,7 @@
 #include "tiny_gpt_data.h"
 #include "profile.h"
 #include "report.h"
+#include "compare.h"
 #include "plant.h"
 #include "tiny_gpt_model.h"
 #include "tiny_gpt_gpt2.h"

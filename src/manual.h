@@ -66,7 +66,7 @@
  *      9. scaler       >>scaler        dynamic loss scaling and its rules
  *     10. optimizers   >>optimizers    Adam, AdamW, SGD, RMSprop, Lion, Muon, groups, averages
  *     11. step         >>step          unscale, clip, step, update; what became of it, and why
- *     12. watch        >>watch         falling back to f32, where a step went wrong, comparing runs
+ *     12. watch        >>watch         falling back to f32, where a step went wrong, observers
  *     13. checkpoint   >>checkpoint    safetensors, crash-safe save, exact resume
  *
  * The public half comes first, in this order. The implementation follows, in the same order. A
@@ -85,8 +85,7 @@
  *     skip      a step that is not applied: a gradient is non-finite, the loss or norm is a spike,
  *               or an index is out of range; see mixp_skip_reason
  *     retry     a repeat of a skipped step with the same batch; see mixp_retry
- *     room      a section of this file; it is one file in src/. As an argument of mixp_compare: the
- *               number of rows that the caller's array holds
+ *     room      a section of this file; it is one file in src/
  *
  * OPTIONS: define them before the #include
  *
@@ -106,7 +105,7 @@
  *                                                are not declared, and mixp_context_new fails if
  *                                                `ranks` of its description is given
  *     MIXPREC_NO_WATCH         every file        leaves out the guard: no function of watch, retry
- *                                                or mixp_compare is declared
+ *                                                or mixp_observe is declared
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
  *                                                whose functions are not declared
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A

@@ -146,7 +146,7 @@ extern "C" {
 #include "watch/looks.c"
 #include "watch/share.c"
 #include "watch/watch.c"
-#include "watch/compare.c"
+#include "watch/observe.c"
 #ifndef MIXPREC_NO_CHECKPOINT
 #include "watch/saved.c"
 #endif

@@ -100,7 +100,7 @@ typedef struct mixp_recipe {
  * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An
  * operand is quantised with its scale. Its amax enters the first place of the history: the largest
  * of all linears with that parameter, of all micro-batches and of all ranks. Evaluations
- * (MIXP_NO_GRAD) and mixp_compare use the scales and enter nothing.
+ * (MIXP_NO_GRAD) and trials of mixp_observe use the scales and enter nothing.
  *
  * mixp_scaler_update, or mixp_optimizer_step without a scaler, ends an update, also a skipped one.
  * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history

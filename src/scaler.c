@@ -513,7 +513,7 @@ static int mixpi_scales_entropy(mixp_scaler *scaler, mixp_tensor *logits) {
     mixp_call reader;
     if (mixpi_class_of(ctx, plain) != plain->cls) return 0;     /* the user overrode its class */
     if (!ctx->device->kernels->cross_entropy_both || scaler->desc.disabled) return 0;
-    if (!logits || logits->ctx != ctx || (mixpi_watched(ctx) & MIXPI_WATCHED)) return 0;
+    if (!logits || logits->ctx != ctx || mixpi_is_seen(ctx)) return 0;
     if (!logits->own.disposable || logits->own.spent || logits->requires_grad ||
         !logits->own.from_tape || mixpi_no_grad_now(ctx)) return 0;
     memset(&reader, 0, sizeof reader);

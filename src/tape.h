@@ -42,8 +42,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * mixp_recompute, also with dropout, under autocast and under a guard. The function block is called
  * once. y is the only tensor of the block that may be used afterwards. The block may read other
  * tensors than x through user. A nested block is part of the outer block. Nothing is freed if an
- * operator of the block has freed a disposable tensor, or inside mixp_compare. Returns what the
- * block returns; NULL on error.
+ * operator of the block has freed a disposable tensor, or in a trial of mixp_observe. Returns what
+ * the block returns; NULL on error.
  *
  * An operator of your own runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.

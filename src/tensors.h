@@ -235,7 +235,7 @@ enum {
 };
 
 /* EXCEPTIONS. on_error, on_warning, an operator's functions and a hook may throw (or longjmp).
- * Other callbacks (allocators, the fn of mixp_compare and mixp_check_gradients) must not. After an
+ * Other callbacks (allocators, observers, the fn of mixp_check_gradients) must not. After an
  * exception, call mixp_context_clear_error and then mixp_step_begin: the state is then consistent.
  * The walk in progress has failed, and its gradients are forgotten. Call mixp_context_clear_error
  * where you catch, or further up the stack. A call from deeper on the stack is refused once,

@@ -82,14 +82,12 @@ typedef struct mixp_guard_desc {
                                    back; 0 = 20, negative = never */
     int     max_sites;          /* 0 = 4096; further sites are not watched, and an event reports
                                    it. Memory is taken for the sites in use only        */
-    int     exponents;          /* 1: also counts stored values by exponent, see
-                                   mixp_site_exponents; takes 2 to 4 KiB for each site */
 } mixp_guard_desc;
 
 /* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
  * defaults. Call it between steps. On an error nothing changes. MIXP_ERR_ORDER: a region or a scope
- * is open. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites differs from its first value
- * (4096 after a mixp_compare). MIXP_ERR_DEVICE: the device has no kernel for it. */
+ * is open. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites differs from its first value.
+ * MIXP_ERR_DEVICE: the device has no kernel for it. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* MIXP_GUARDED(ctx, MIXP_F16) { ... } is MIXP_AUTOCAST with a guard. The first block starts the
  * guard with its defaults, unless a guard was started before. A guard stopped by mixp_guard_stop
@@ -208,13 +206,6 @@ typedef struct mixp_site_info {
 /* Reads site i, in the order of first application. Returns 1, or 0 past the last. */
 MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out);
 
-/* Sets counts[e + 127] to the number of values with exponent e that site i stored in the newest
- * sampled step; MIXP_EXPONENTS counts, as in mixp_look_args. i = -1: all sites together. Needs a
- * guard with `exponents`, which about doubles the time of sampling. With ranks: this rank's values.
- * Returns 0 if there is no such site, nothing is counted, or counts is NULL. Waits for the
- * device. */
-MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts);
-
 /* Shares of a look's values that are not 0: the share that the low dtype flushes to zero, and the
  * share that is subnormal there. If the values were stored low already (stored_low), the flushed
  * share is estimated from `least`. */
@@ -249,40 +240,45 @@ MIXPREC_API int mixp_retry(mixp_scaler *scaler, int times);
  * for the device. */
 MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss);
 
-/* Difference of a site's results in two runs. */
-typedef struct mixp_difference {
-    const char *site;
-    mixp_dtype  dtype_a, dtype_b;
-    double      relative;       /* |a - b| / |b|, Euclidean norms; Inf if b is 0 or any value is not
-                                   finite */
-    double      largest;        /* largest |a - b| */
-    double      cosine;         /* cosine of the angle between a and b; 1 if both are 0 */
-    double      grad_relative, grad_largest, grad_cosine;   /* the same for the site's gradient */
-    int         has_grad;
-    double      varied;         /* difference as a share of b's variation over the batch, with the
-                                   means subtracted; `relative` for fewer than 8 rows */
-    double      added;          /* `varied` less that of the site it reads that differs most; at
-                                   least 0 */
-} mixp_difference;
-
-typedef struct mixp_compare_desc {
-    mixp_autocast a, b;         /* a is compared with b, for example { MIXP_F32, 0 } */
-    mixp_tensor *(*fn)(mixp_context *ctx, void *user);  /* forward pass: returns the loss; must not
-                                                           open a region */
-    void  *user;
-    float  scale;               /* loss scale; 0 = 1. Gradients are compared unscaled    */
-} mixp_compare_desc;
-
-/* Runs fn in one step under a and one under b, on the same batch and weights, each forward and
- * backward. Writes the sites that both runs have to rows, at most `room` rows. The site that adds
- * most error comes first: the cause, and not the place where it becomes visible. Sets *n to the
- * number of such sites. Needs no guard. A guard that is on stays on, and its fallbacks apply in
- * both runs. Weights, loss scale, random numbers and the step count keep their values; gradients of
- * parameters are forgotten. Allocates host memory for the results of all sites, and frees it.
+/* --- observers ------------------------------------------------------------------------------- *
  *
- * MIXP_ERR_ORDER: a region is open, or fn uses dropout, which would draw different numbers in each
- * run (pass training 0). MIXP_ERR_ARGUMENT: fn, rows, room or n is missing, or a setting is out of
- * range. */
-MIXPREC_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc,
-                                     mixp_difference *rows, int64_t room, int64_t *n);
+ * An observer sees the values that each site stores, and their gradients. examples/compare.h uses
+ * it to compare two runs site by site, and to count values by exponent.
+ */
+typedef struct mixp_sight {
+    int                site;        /* number of the site, from 1, for the context's life */
+    const char        *name, *op;   /* the site's name and operator; they last as long */
+    const int         *reads;       /* numbers of up to 4 sites that the site reads; 0 = no more */
+    const mixp_tensor *tensor;      /* forward: the values that the site stored. backward: their
+                                       gradient, multiplied by the loss scale */
+    int                backward;
+    int                sample;      /* the guard's sample to which the step belongs, from 1; 0: the
+                                       step is not sampled */
+    int64_t            draws;       /* calls in this step so far that drew random numbers, as
+                                       mixp_dropout does */
+} mixp_sight;
 
+/* see is called after an operator has run, and before mixp_backward walks it back. It is not called
+ * in captured steps, for reshapes, or for the reruns of mixp_recompute. It may read the tensor and
+ * run kernels on it; it must not change the tensor or apply operators. trial 1: the steps that
+ * follow are trials: see mixp_observe. */
+typedef struct mixp_observer {
+    void (*see)(mixp_context *ctx, const mixp_sight *sight, void *user);
+    void  *user;
+    int    trial;
+} mixp_observer;
+
+/* Installs an observer; NULL removes it. There is one observer: *before, unless NULL, receives the
+ * observer that it replaces, which you may call from your own and install again later. Needs no
+ * guard, and changes no bits of a step. Operators that the device would run as one kernel run one
+ * by one. The first call takes memory for 4096 sites, about 0.6 KB for each site in use, unless a
+ * guard has set another limit. Call it between steps.
+ *
+ * TRIALS belong to no training. mixp_step_begin forgets the gradients of all tensors in a trial. A
+ * trial is not sampled by a guard, enters no scales of a recipe, and frees no blocks of
+ * mixp_recompute. When the observer is removed, all gradients are forgotten again, and the step
+ * count has the value that it had at the call. Do not step an optimizer in a trial.
+ *
+ * MIXP_ERR_ORDER: a region or a scope is open. MIXP_ERR_MEMORY. */
+MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *observer,
+                                     mixp_observer *before);

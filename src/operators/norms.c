@@ -155,13 +155,13 @@ MIXPREC_API mixp_tensor *mixp_rms_norm(mixp_context *ctx, mixp_tensor *x,
  *
  * Two operators on the tape that share one kernel where possible: the norm's forward computes the
  * sum. The sum must not be looked at, nor read by a cast, before the norm has run. A guard's looks,
- * comparisons and inputs of class LOW therefore use separate kernels.
+ * observers and inputs of class LOW therefore use separate kernels.
  */
 static int mixpi_adds_norm(mixp_context *ctx, const mixp_tensor *a, const mixp_tensor *b,
                            mixp_op_id norm) {
     const int watched = mixpi_watched(ctx);
     if (!ctx->device->kernels->add_norm) return 0;
-    if (watched & (MIXPI_SAMPLED | MIXPI_COMPARING)) return 0;
+    if (watched & (MIXPI_SAMPLED | MIXPI_OBSERVED)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_ADD)) == MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(norm)) == MIXP_CLASS_LOW) return 0;
     if (!mixpi_is_live(a) || !mixpi_is_live(b)) return 0;

@@ -565,7 +565,7 @@ static int mixpi_mlp_joins(mixp_context *ctx, mixp_tensor *const *in) {
     const mixp_tensor *x = in[MIXPI_MLP_X], *up = in[MIXPI_MLP_UP];
     if (!ctx || !(ctx->epilogues & MIXP_EPILOGUES_GELU)) return 0;
     if (mixp_autocast_current(ctx).recipe) return 0;
-    if (!ctx->device->kernels->gemm_epilogue || (mixpi_watched(ctx) & MIXPI_WATCHED)) return 0;
+    if (!ctx->device->kernels->gemm_epilogue || mixpi_is_seen(ctx)) return 0;
     if (mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_LINEAR)) != MIXP_CLASS_LOW ||
         mixpi_class_of(ctx, mixp_op_builtin(MIXP_OP_GELU_TANH)) != MIXP_CLASS_KEEP) return 0;
     if (!mixpi_is_live(x)) return 0;

@@ -76,7 +76,7 @@ static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_r
     out->lossy = mixpi_lossy_of(c);
     out->fallen = mixpi_lossy_fallen(out->lossy);
     out->enters = !mixpi_no_grad_now(c->ctx) && !c->ctx->evaluates &&
-                  !(mixpi_watched(c->ctx) & MIXPI_COMPARING);
+                  !(mixpi_watched(c->ctx) & MIXPI_TRIAL);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
     out->call = (uint64_t)c->ctx->calls_made;

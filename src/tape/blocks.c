@@ -154,7 +154,7 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
                                     mixp_tensor *x) {
     mixpi_tape_entry *before = ctx->tape;
     const uint64_t generation = ctx->generation;
-    const int plain = ctx->in_block || (mixpi_watched(ctx) & MIXPI_COMPARING);
+    const int plain = ctx->in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
     mixpi_rerun *b;
     mixp_tensor *y;
     int64_t i;

@@ -371,7 +371,7 @@ static void mixpi_unscaled_begin(mixp_context *ctx) {
     u->values = u->flushed = 0.0;
     u->counts = number <= MIXPI_UNSCALED_WALKS && (number & (number - 1)) == 0 &&
                 !*ctx->warning && !ctx->capturing && ctx->device->kernels->look &&
-                !(mixpi_watched(ctx) & MIXPI_WATCHED);
+                !(mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_TRIAL));
 }
 
 /* Looks at g at once. On a device that the host cannot read, waits for it. */

@@ -14,7 +14,8 @@ struct mixpi_state;
 enum {
     MIXPI_WATCHED = 1,          /* a guard is on                                           */
     MIXPI_SAMPLED = 2,          /* the current step is sampled                             */
-    MIXPI_COMPARING = 4         /* mixp_compare is running                                 */
+    MIXPI_OBSERVED = 4,         /* an observer sees what each site stores                  */
+    MIXPI_TRIAL = 8             /* the step belongs to no training: see mixp_observe       */
 };
 
 /* The operands of a linear layer's three products. x and dy are read along their columns by one
@@ -76,9 +77,12 @@ static const mixpi_watcher *mixpi_watcher_of(const mixp_context *ctx) {
 #endif
 }
 
-/* A set of MIXPI_WATCHED, MIXPI_SAMPLED and MIXPI_COMPARING. */
+/* A set of MIXPI_WATCHED, MIXPI_SAMPLED, MIXPI_OBSERVED and MIXPI_TRIAL. */
 static int mixpi_watched(const mixp_context *ctx) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     return watcher ? watcher->watched(ctx) : 0;
 }
 
+/* Must operators run one by one, because a guard or an observer sees each? */
+static int mixpi_is_seen(const mixp_context *ctx)
+{ return (mixpi_watched(ctx) & (MIXPI_WATCHED | MIXPI_OBSERVED)) != 0; }

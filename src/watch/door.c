@@ -1,13 +1,14 @@
 #pragma once
 #include "../tensors/watcher.c"
-#include "watch.c"
+#include "observe.c"
 #include "saved.c"
 /* --- what the guard's door opens to ---------------------------------------------------------- */
 
 static int mixpi_watch_flags(const mixp_context *ctx) {
     const mixpi_watch *w = ctx->watch;
     return (w->on ? MIXPI_WATCHED : 0) | (w->sampled ? MIXPI_SAMPLED : 0) |
-           (w->comparing ? MIXPI_COMPARING : 0);
+           (w->observer.see && !ctx->capturing ? MIXPI_OBSERVED : 0) |
+           (w->observer.trial ? MIXPI_TRIAL : 0);
 }
 
 MIXPI_SELDOM
@@ -48,7 +49,9 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixp_result r = MIXP_OK;
     w->sampled = w->probing = 0;
     w->pass++;
-    if (!w->on || ctx->capturing || w->comparing) return MIXP_OK;
+    w->draws_before = ctx->drawn;
+    if (w->observer.trial) mixpi_trial_forget(ctx);
+    if (!w->on || ctx->capturing || w->observer.trial) return MIXP_OK;
     if (mixpi_world(ctx) == 1 && !mixpi_window_open(w)) r = mixpi_guard_settle(ctx);
     if (r != MIXP_OK) return r;
     w->sampled = mixpi_watch_samples(ctx);
@@ -63,17 +66,14 @@ static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     w->rows_step = ctx->step + (ctx->evaluates ? 0 : mixpi_world(ctx));
     w->filled = mixpi_rows_filled(w);
     r = mixpi_rows_reach(ctx, w->filled);
-    if (r == MIXP_OK) r = mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled));
-    if (r == MIXP_OK && w->counting)
-        r = mixpi_device_zero(ctx, w->bins, mixpi_bins_bytes(w->filled));
-    return r;
+    return r == MIXP_OK ? mixpi_device_zero(ctx, w->rows, mixpi_rows_bytes(w->filled)) : r;
 }
 
-/* Tells the guard of a walk. The walk of a comparison or of a capture belongs to no update. */
+/* Tells the guard of a walk. The walk of a trial or of a capture belongs to no update. */
 static void mixpi_watch_walked(const mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     w->pass++;
-    if (ctx->capturing || w->comparing) return;
+    if (ctx->capturing || w->observer.trial) return;
     w->walked = 1;
     w->probed |= w->probing;
     w->unseen |= !w->sampled;

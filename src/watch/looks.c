@@ -25,8 +25,6 @@ static mixp_result mixpi_look(mixp_context *ctx, int number, int which, const mi
     k.low = mixpi_look_low(mixpi_site_at(ctx, number));
     k.row = mixpi_look_row(ctx->watch, number, which);
     k.total = is_grad ? &ctx->watch->rows[MIXPI_ROW_BACKWARD] : NULL;
-    if (ctx->watch->counting && which == MIXPI_LOOK_VALUE)
-        k.exponents = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
     return mixpi_noted(ctx, "look", ctx->device->kernels->look(&ctx->exec, &k));
 }
 
@@ -42,6 +40,23 @@ static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_ten
     return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
 }
 
+/* Shows t to the observer: what a site stored, or the gradient of that. */
+static void mixpi_site_show(mixp_context *ctx, int number, const mixp_tensor *t, int backward) {
+    const mixpi_watch *w = ctx->watch;
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    mixp_sight sight;
+    if (!w->observer.see || ctx->capturing) return;
+    sight.site = number;
+    sight.name = site->name;
+    sight.op = site->op;
+    sight.reads = site->from;
+    sight.tensor = t;
+    sight.backward = backward;
+    sight.sample = w->sampled ? w->begun : 0;
+    sight.draws = ctx->drawn - w->draws_before;
+    w->observer.see(ctx, &sight, w->observer.user);
+}
+
 /* After an operator: records which dtype its site stored, and in a sampled step looks at the
  * values. t: the result, or the input of a cast that was left out. */
 static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_tensor *t,
@@ -53,7 +68,7 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     site->dtype = t->dtype;
     site->low = low;
     site->around = mixp_autocast_current(ctx).dtype;
-    if (w->tap) w->tap(ctx, number, t, 0);
+    mixpi_site_show(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
     site->turn = ++w->turns;
     return mixpi_look(ctx, number, MIXPI_LOOK_VALUE, t);
@@ -99,12 +114,14 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
 
 /* Before an operator is walked back: looks at the gradient of its result. */
 static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp_tensor *g) {
-    mixpi_watch *w = ctx->watch;
-    if (!w->on) return MIXP_OK;
-    if (w->tap) w->tap(ctx, number, g, 1);
-    if (!w->sampled) return MIXP_OK;
+    mixpi_site_show(ctx, number, g, 1);
+    if (!mixpi_context_sampled(ctx)) return MIXP_OK;
     return mixpi_look(ctx, number, MIXPI_LOOK_GRAD, g);
 }
+
+/* The site of a call whose dtypes the guard decides; NULL: none, as while only an observer sees. */
+static const mixpi_site *mixpi_guarded_site(const mixp_call *c)
+{ return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL; }
 
 /* Does a product read t without a cast? Yes if the guard raised t to f32, since a cast would
  * overflow again; if the cast itself overflowed; and if the product still overflowed with an f32
@@ -113,7 +130,7 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
 static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
                               mixp_result *r) {
     mixp_context *ctx = c->ctx;
-    const mixpi_site *reader = mixpi_site_at(ctx, mixpi_entry(c)->site);
+    const mixpi_site *reader = mixpi_guarded_site(c);
     int n;
     if (!reader) return 0;
     if (t->own.watch.raised != MIXP_F32) return 1;
@@ -132,7 +149,7 @@ static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dty
 /* Must the operator compute its intermediate values in f32? Yes if its f32 result still overflowed,
  * in a probe, and if a pattern pins it to f32. */
 static int mixpi_site_is_wide(const mixp_call *c) {
-    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    const mixpi_site *site = mixpi_guarded_site(c);
     if (!site || site->pinned == 2) return 0;
     return site->fallen == 2 || site->pinned == 1 || c->ctx->watch->probing;
 }
@@ -166,7 +183,7 @@ static void mixpi_site_casts(mixp_call *c)
 { mixpi_site_at(c->ctx, mixpi_entry(c)->site)->casts = 1; }
 
 static int mixpi_site_is_pinned(const mixp_call *c) {
-    const mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
+    const mixpi_site *site = mixpi_guarded_site(c);
     return site && site->pinned;
 }
 

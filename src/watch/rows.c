@@ -40,21 +40,13 @@ static mixp_result mixpi_rows_grow(mixp_context *ctx, int room) {
     const size_t bytes = mixpi_rows_bytes(room), used = mixpi_rows_bytes(w->rows_room);
     mixp_look *seen = mixpi_seen_longer(ctx, room);
     mixp_look *rows = (mixp_look *)mixpi_device_longer(ctx, w->rows, used, bytes);
-    int64_t *bins = NULL;
-    int good = seen && rows;
-    if (good && w->bins)
-        bins = (int64_t *)mixpi_device_longer(ctx, w->bins, mixpi_bins_bytes(w->rows_room),
-                                              mixpi_bins_bytes(room));
-    good &= bins || !w->bins;
-    if (!good && seen) mixpi_owned_free(ctx, seen);
-    if (!good && rows) mixpi_owned_free(ctx, rows);
-    if (!good) return MIXP_ERR_MEMORY;
+    if (!rows && seen) mixpi_owned_free(ctx, seen);
+    if (!seen && rows) mixpi_owned_free(ctx, rows);
+    if (!seen || !rows) return MIXP_ERR_MEMORY;
     if (w->rows) mixpi_owned_free(ctx, w->seen);
     if (w->rows) mixpi_owned_free(ctx, w->rows);
-    if (bins) mixpi_owned_free(ctx, w->bins);
     w->seen = seen;
     w->rows = rows;
-    if (bins) w->bins = bins;
     w->rows_room = room;
     return MIXP_OK;
 }

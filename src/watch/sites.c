@@ -215,13 +215,13 @@ static int mixpi_site_of(mixp_context *ctx, const mixpi_visit *v) {
     return number;
 }
 
-/* The site of an application, marked as visited in this pass; 0 without a guard. */
+/* The site of an application, marked as visited in this pass; 0 without guard and observer. */
 static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
                             mixp_tensor **in) {
     mixpi_visit v;
     mixpi_site *site;
     int number;
-    if (!mixpi_guard_on(ctx)) return 0;
+    if (!mixpi_guard_on(ctx) && !ctx->watch->observer.see) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
     number = mixpi_site_of(ctx, &v);
     if (!number) return 0;

@@ -1,4 +1,5 @@
 #pragma once
+#include "../watch.h"
 #include "../tape/cast.c"
 /* --- the state of the guard ------------------------------------------------------------------ */
 
@@ -91,7 +92,9 @@ struct mixpi_watch {
     int32_t     acted;          /* 1: a site fell back since the last skip */
     int32_t     falls;          /* number of fallbacks so far */
     int32_t     drawn;          /* sampled updates so far: key of the distance to the next one */
-    void       *comparing;      /* state of a running mixp_compare, which stops sampling */
+    mixp_observer observer;     /* zeros: none */
+    uint64_t    trial_step;     /* the context's step when the trial began */
+    int64_t     draws_before;   /* the context's draws when the step began */
     int         turns;          /* sites to which this sample has stored */
     int32_t     force;          /* bits of optimizers whose newest step was skipped: all steps are
                                    sampled until their next update */
@@ -125,7 +128,7 @@ struct mixpi_watch {
     int         most_sites;     /* max_sites */
     int         room;           /* sites for which there is memory: whole chunks */
     int         n_buckets;      /* largest power of two up to room */
-    int         rows_room;      /* sites for which rows, seen and bins have memory */
+    int         rows_room;      /* sites for which rows and seen have memory */
     int         events_room;    /* events for which there is memory */
     int         packed, packed_room;    /* rows of hashes and states; those with memory */
     int         filled;         /* sites whose rows a sample may have written */
@@ -136,8 +139,6 @@ struct mixpi_watch {
     size_t      posted_bytes;   /* size of the sample on its way to the host */
     mixp_look  *rows, *seen;    /* looks in device memory; the host's copy */
     mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
-    int64_t    *bins;           /* device memory: exponent histogram of each site; or NULL */
-    int         counting;       /* 1: sampled steps fill bins */
     mixpi_site **sites;         /* chunks */
     uint64_t    pass;           /* incremented by each step and each walk back */
     mixpi_pin  *pins;
@@ -154,13 +155,10 @@ struct mixpi_watch {
     mixpi_happening *events;
     int64_t     n_events;
     int64_t     first_event;    /* number of the first event since a checkpoint was loaded */
-    void      (*tap)(mixp_context *ctx, int site, const mixp_tensor *t, int backward);
 };
 
 static size_t mixpi_rows_bytes(int sites)
 { return (MIXPI_ROW_SITES + (size_t)sites * MIXPI_LOOKS) * sizeof(mixp_look); }
-static size_t mixpi_bins_bytes(int sites)
-{ return (size_t)sites * MIXP_EXPONENTS * sizeof(int64_t); }
 
 /* Number of sites whose rows may not be zero. A sample costs what its sites cost. */
 static int mixpi_rows_filled(const mixpi_watch *w)

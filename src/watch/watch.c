@@ -271,33 +271,6 @@ MIXPREC_API int mixp_site(const mixp_context *ctx, int i, mixp_site_info *out) {
     return 1;
 }
 
-/* Adds the exponent histogram of one site to counts. A site that no sample has seen may have no
- * memory for one. */
-static mixp_result mixpi_bins_add(mixp_context *ctx, int number, int64_t *counts) {
-    int64_t found[MIXP_EXPONENTS];
-    const int64_t *from = ctx->watch->bins + (int64_t)(number - 1) * MIXP_EXPONENTS;
-    mixp_result r;
-    int e;
-    if (number > ctx->watch->rows_room) return MIXP_OK;
-    r = mixpi_download(ctx, found, from, sizeof found);
-    for (e = 0; r == MIXP_OK && e < MIXP_EXPONENTS; e++) counts[e] += found[e];
-    return r;
-}
-
-MIXPI_SELDOM
-MIXPREC_API int mixp_site_exponents(mixp_context *ctx, int i, int64_t *counts) {
-    const mixpi_watch *w = ctx ? ctx->watch : NULL;
-    const int number = mixpi_site_listed(w, i);
-    mixp_result r = MIXP_OK;
-    int n;
-    if (!counts || !w || !w->counting || (!number && i != -1)) return 0;
-    memset(counts, 0, MIXP_EXPONENTS * sizeof *counts);
-    if (number) return mixpi_bins_add(ctx, number, counts) == MIXP_OK;
-    for (n = 1; n <= w->n_sites && r == MIXP_OK; n++)
-        if (mixpi_site_number(w, n)->stores) r = mixpi_bins_add(ctx, n, counts);
-    return r == MIXP_OK;
-}
-
 /* --- deciding ------------------------------------------------------------------------------ */
 
 static const mixp_look *mixpi_seen(const mixpi_watch *w, int number, int which)
@@ -1035,20 +1008,36 @@ MIXPREC_API mixp_result mixp_look_at(const mixp_tensor *t, mixp_dtype low, mixp_
     return mixpi_look_now(t, low, w->row, out);
 }
 
-/* Allocates the tables for up to n sites, at the first call only. They grow with the sites. */
-static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
+/* Makes the list of chunks long enough for n sites. */
+static mixp_result mixpi_chunks_reach(mixp_context *ctx, int n) {
     mixpi_watch *w = ctx->watch;
     const size_t chunks = ((size_t)n + MIXPI_SITE_CHUNK - 1) / MIXPI_SITE_CHUNK;
+    mixpi_site **sites;
+    if (n <= w->capacity) return MIXP_OK;
+    sites = (mixpi_site **)mixpi_host_alloc(ctx, chunks * sizeof *sites);
+    if (!sites) return MIXP_ERR_MEMORY;
+    if (w->room) memcpy(sites, w->sites, (size_t)w->room / MIXPI_SITE_CHUNK * sizeof *sites);
+    w->sites = sites;
+    return MIXP_OK;
+}
+
+/* Allocates the tables for up to n sites, at the first call of an observer and at the first of a
+ * guard, whose max_sites replaces the observer's. The tables grow with the sites. */
+static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
+    mixpi_watch *w = ctx->watch;
+    const int before = w->capacity;
     mixp_result r;
-    if (w->capacity) return MIXP_OK;
-    w->sites = (mixpi_site **)mixpi_host_alloc(ctx, chunks * sizeof *w->sites);
-    w->events =
-        (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
-    if (!w->sites || !w->events) return MIXP_ERR_MEMORY;
-    w->events_room = MIXPI_FIRST_EVENTS;
+    if (!w->events)
+        w->events =
+            (mixpi_happening *)mixpi_owner_new(ctx, MIXPI_FIRST_EVENTS * sizeof *w->events);
+    if (!w->events) return MIXP_ERR_MEMORY;
+    if (!w->events_room) w->events_room = MIXPI_FIRST_EVENTS;
+    if (n < w->n_sites) n = w->n_sites;
+    r = mixpi_chunks_reach(ctx, n);
+    if (r != MIXP_OK) return r;
     w->capacity = n;
     r = mixpi_rows_reach(ctx, 1);
-    if (r != MIXP_OK) w->capacity = 0;
+    if (r != MIXP_OK) w->capacity = before;
     return r;
 }
 
@@ -1072,7 +1061,7 @@ static mixp_guard_desc mixpi_guard_resolved(const mixp_guard_desc *desc) {
  * fail. */
 static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_desc *d,
                                      int asked) {
-    const int most = 1 << 20, now = ctx->watch ? ctx->watch->capacity : 0;
+    const int most = 1 << 20, now = ctx->watch ? ctx->watch->most_sites : 0;
     if (d->every < 1 || d->every > most) return "every must lie in 1 to 2^20";
     if (d->clean < 1 || d->clean > most) return "clean must lie in 1 to 2^20";
     if (!(d->high > 0.0f && d->high < 1.0f)) return "high must lie between 0 and 1";
@@ -1082,10 +1071,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
         return "flushed must be above 0 and at most 1";
     if (!(d->imprecise <= 1.0f)) return "imprecise must be at most 1";
     if (d->max_sites < 1 || d->max_sites > most) return "max_sites must lie in 1 to 2^20";
-    if (d->exponents < 0 || d->exponents > 1) return "exponents must be 0 or 1";
     if (now && asked && d->max_sites != now)
-        return "max_sites cannot change: it was set when the guard was first started, or to 4096 "
-               "by an earlier mixp_compare";
+        return "max_sites cannot change: it was set when the guard was first started";
     return NULL;
 }
 
@@ -1111,13 +1098,10 @@ static mixp_result mixpi_do_guard_start(mixp_context *ctx, const mixp_guard_desc
         return mixp_context_fail(ctx, MIXP_ERR_DEVICE,
                                  "mixp_guard_start: the device '%s' has no kernel `look`",
                                  ctx->device->name);
-    if (!mixpi_watch_of(ctx) || mixpi_watch_room(ctx, d.max_sites) != MIXP_OK)
+    if (!mixpi_watch_of(ctx) ||
+        (!ctx->watch->most_sites && mixpi_watch_room(ctx, d.max_sites) != MIXP_OK))
         return MIXP_ERR_MEMORY;
     w = ctx->watch;
-    if (d.exponents && !w->bins)
-        w->bins = (int64_t *)mixpi_device_longer(ctx, NULL, 0, mixpi_bins_bytes(w->rows_room));
-    if (d.exponents && !w->bins) return MIXP_ERR_MEMORY;
-    w->counting = d.exponents;
     w->every = d.every;
     w->clean = d.clean;
     w->high = d.high;

@@ -7,6 +7,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "examples/compare.h"
 #include "test.h"
 #include "new_optimizer.h"
 #include <limits.h>
@@ -347,9 +348,11 @@ static void compare_of_a_bad_function(void) {
     CHECK_INT(mixp_context_steps(ctx), 0);
     CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
     guard.max_sites = 100;
+    CHECK_INT(mixp_guard_start(ctx, &guard), MIXP_OK);  /* an observer's limit is not the guard's */
+    guard.max_sites = 101;
     CHECK_INT(mixp_guard_start(ctx, &guard), MIXP_ERR_ARGUMENT);
     mixp_context_error(ctx, &why);
-    CHECK_TEXT(why, "mixp_compare");
+    CHECK_TEXT(why, "max_sites cannot change");
     context_close(ctx);
 }
 

@@ -7,6 +7,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "examples/compare.h"
 #include "test.h"
 #include <unistd.h>
 

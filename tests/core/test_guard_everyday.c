@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"
+#include "examples/compare.h"
 #include "test.h"
 
 enum { N = 8 };

@@ -7,6 +7,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "examples/compare.h"
 #include "test.h"
 #include <unistd.h>
 
@@ -39,6 +40,7 @@ typedef struct chain {
     mixp_context   *ctx;
     mixp_tensor    *w;
     mixp_optimizer *opt;                /* changes nothing: its learning rate is 0 */
+    mixp_exponents *counts;             /* NULL: nothing is counted */
 } chain;
 
 static chain chain_open(const mixp_guard_desc *guard, int guarded) {
@@ -57,14 +59,27 @@ static chain chain_open(const mixp_guard_desc *guard, int guarded) {
     c.opt = mixp_optimizer_new(c.ctx, &sgd);
     mixp_optimizer_add(c.opt, c.w, NULL);
     if (guarded) CHECK_INT(mixp_guard_start(c.ctx, guard), MIXP_OK);
+    c.counts = NULL;
     return c;
 }
 
-static mixp_guard_desc every_step(int exponents) {
+/* As chain_open, with a guard, and values counted by exponent. */
+static chain chain_counted(const mixp_guard_desc *guard) {
+    chain c = chain_open(guard, 1);
+    c.counts = mixp_exponents_new(c.ctx);
+    CHECK(c.counts != NULL);
+    return c;
+}
+
+static void chain_close(chain *c) {
+    mixp_exponents_free(c->counts);
+    mixp_context_free(c->ctx);
+}
+
+static mixp_guard_desc every_step(void) {
     mixp_guard_desc d;
     memset(&d, 0, sizeof d);
     d.every = 1;
-    d.exponents = exponents;
     return d;
 }
 
@@ -134,7 +149,7 @@ static void check_exponents(chain *c, int links) {
     int i, link = 0, n = entries_of(c, links);
     for (i = 0; i < n && mixp_site(c->ctx, i, &site); i++) {
         if (strcmp(site.op, "scale") != 0) continue;
-        CHECK_INT(mixp_site_exponents(c->ctx, i, counts), 1);
+        CHECK_INT(mixp_site_exponents(c->counts, i, counts), 1);
         CHECK_INT(counts[127 + ilogb(value_after(link++))], VALUES);
     }
 }
@@ -162,8 +177,8 @@ static void check_sites(chain *c, int links) {
 
 /* Rows grow while the sampled step runs, and keep what they have. */
 static void rows_survive_their_growth(void) {
-    mixp_guard_desc guard = every_step(1);
-    chain c = chain_open(&guard, 1);
+    mixp_guard_desc guard = every_step();
+    chain c = chain_counted(&guard);
     int step;
     for (step = 0; step < 3; step++) {
         const int links = 30 + 300 * step;
@@ -172,7 +187,7 @@ static void rows_survive_their_growth(void) {
         CHECK_INT(chain_step(&c, links), MIXP_OK);
         check_sites(&c, links);
     }
-    mixp_context_free(c.ctx);
+    chain_close(&c);
 }
 
 /* All requests of memory fail, one after the other: the error is reported, and the run goes on. */
@@ -180,8 +195,8 @@ static void refused_memory(void) {
     const int links = 70;
     long all, i;
     for (i = 1, all = 2; i < all; i++) {
-        mixp_guard_desc guard = every_step(1);
-        chain c = chain_open(&guard, 1);
+        mixp_guard_desc guard = every_step();
+        chain c = chain_counted(&guard);
         refused = requests + i;
         chain_step(&c, 5);
         chain_step(&c, links);
@@ -195,7 +210,7 @@ static void refused_memory(void) {
         CHECK_INT(chain_step(&c, links), MIXP_OK);
         check_sites(&c, links);
         if (test_bad) printf("at %ld\n", i);
-        mixp_context_free(c.ctx);
+        chain_close(&c);
         CHECK_INT(held, 0);
     }
     CHECK(all > 10);
@@ -204,7 +219,7 @@ static void refused_memory(void) {
 /* The newest 1024 events are kept, in their order. */
 static void events_survive_their_growth(void) {
     enum { LINKS = 1500, KEPT = 1024 };
-    mixp_guard_desc guard = every_step(0);
+    mixp_guard_desc guard = every_step();
     chain c = chain_open(&guard, 1);
     mixp_event e;
     int i;
@@ -288,7 +303,7 @@ static void files_have_the_rows_of_their_sites(void) {
     int longer;
     for (longer = 0; longer < 2; longer++) {
         char path[64];
-        mixp_guard_desc guard = every_step(0);
+        mixp_guard_desc guard = every_step();
         chain c = chain_open(&guard, 1), next = chain_open(&guard, 1);
         mixp_checkpoint what = all_of(&c);
         mixp_site_info site;
@@ -319,7 +334,7 @@ static void files_have_the_rows_of_their_sites(void) {
 /* A guard that has no site yet saves and loads, also over a guard that has some. */
 static void files_without_sites(void) {
     char path[64];
-    mixp_guard_desc guard = every_step(0);
+    mixp_guard_desc guard = every_step();
     chain c = chain_open(&guard, 1), next = chain_open(&guard, 1);
     mixp_checkpoint what = all_of(&c);
     mixp_site_info site;
@@ -338,7 +353,7 @@ static void files_without_sites(void) {
 /* A file with more sites than max_sites is refused, and changes nothing. */
 static void files_with_too_many_sites(void) {
     char path[64];
-    mixp_guard_desc guard = every_step(0);
+    mixp_guard_desc guard = every_step();
     chain c = chain_open(&guard, 1), next;
     mixp_checkpoint what = all_of(&c);
     mixp_site_info site;

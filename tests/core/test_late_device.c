@@ -5,6 +5,7 @@
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "examples/compare.h"
 #include "test.h"
 
 /* --- the device: its memory is the host's, but nobody is told so ----------------------------- */

@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <unistd.h>
 #include "mixprec.h"
+#include "examples/compare.h"
 #include "test.h"
 #include "refusals.h"
 

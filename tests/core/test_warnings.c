@@ -1,6 +1,7 @@
 /* test_warnings.c - unscaled f16 gradients that become 0 are reported once, and nothing else is.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
+#include "examples/compare.h"
 #include "test.h"
 
 enum { ROWS = 64, IN = 8, OUT = 32, N = ROWS * OUT };

@@ -3,6 +3,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
+#include "examples/compare.h"
 
 /* --- the kernel ---------------------------------------------------------------------- */
 
@@ -469,17 +470,35 @@ static void chain_step(Net &n, int links) {
     for (int i = 0; i < links; i++) y = mixp_scale(n.ctx, y, (float)factor(i));
     mixp_backward(n.ctx, mixp_sum(n.ctx, y, MIXP_ALL, 0));
 }
+/* Each link's values, powers of 2, in the bin of their exponent: the sample's steps are alike. */
+static void check_counts(const mixp_exponents *counted, mixp_context *ctx) {
+    static int64_t counts[MIXP_EXPONENTS];
+    mixp_site_info s;
+    double value = 1.0;
+    int link = 0;
+    for (int i = 0; link < 200 && mixp_site(ctx, i, &s); i++) {
+        if (strcmp(s.op, "scale") != 0) continue;
+        value *= factor(link++);
+        CHECK_INT(mixp_site_exponents(counted, i, counts), 1);
+        CHECK(counts[127 + ilogb(value)] > 0);
+        counts[127 + ilogb(value)] = 0;
+        for (int e = 0; e < MIXP_EXPONENTS; e++) CHECK_INT(counts[e], 0);
+    }
+}
+
 static void rows_grow(void) {
     Net n = net_open(gpu());
     mixp_guard_desc d;
     mixp_graph *graph;
     mixp_site_info s;
+    mixp_exponents *counted;
     double before = 1.0, after = 1.0;
     int link = 0;
     memset((void *)&d, 0, sizeof d);
     d.every = 1;
-    d.exponents = 1;
     CHECK_INT(mixp_guard_start(n.ctx, &d), MIXP_OK);
+    counted = mixp_exponents_new(n.ctx);
+    CHECK(counted != NULL);
     chain_step(n, 5);
     chain_step(n, 40);
     CHECK_INT(mixp_capture_begin(n.ctx), MIXP_OK);
@@ -498,6 +517,8 @@ static void rows_grow(void) {
         CHECK_NEAR(s.grad.largest, after, 0);
     }
     CHECK_INT(link, 200);
+    check_counts(counted, n.ctx);
+    mixp_exponents_free(counted);
     net_close(n);
     CHECK_INT(cudasim::leaks(), 0);
 }

@@ -15,6 +15,7 @@ check 'make says which version it builds' sh -c 'case $1 in "mixprec $2: "*) ;; 
                                       - "$(first_line)" "$version"
 check 'make install'                  run_make install
 check 'the header is there'           cmp mixprec.h "$root/include/mixprec.h"
+check 'compare.h is there'            cmp examples/compare.h "$root/include/mixprec/compare.h"
 if [ -f mixprec_cuda.cu ]; then
     check 'the CUDA companion is there'   cmp mixprec_cuda.cu "$root/share/mixprec/mixprec_cuda.cu"
 fi
@@ -27,6 +28,7 @@ cat >"$tmp/user.c" <<'END'
 #define MIXPREC_STATIC
 #define MIXPREC_IMPLEMENTATION
 #include <mixprec.h>
+#include <mixprec/compare.h>
 #include <stdio.h>
 int main(void) { return puts(mixp_version()) < 0; }
 END

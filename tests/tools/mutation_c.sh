@@ -264,14 +264,14 @@ plant retry_loss         zero    guard_everyday an_evaluation_is_repeated
 plant heads_differ       never   guard_ranks ranks_may_part
 plant agree_guard        zero    guard_ranks guards_started_later
 plant retries            bound   guard       test_retry
-plant compare_relative   factor  guard       test_compare
+plant trial_step         drop    observe     test_trials
 plant predicted_scale    drop    watch_scale test_sets_the_scale
 plant spike_z            never   watch_scale test_spikes_of_norms
 plant spike_level        drop    watch_scale test_a_new_level
 plant spike_enters       drop    watch_scale test_spikes_of_losses
 plant update_lost        turn    watch_scale test_lost_updates
 plant pin_void           no      watch_events test_patterns_given_again
-plant site_bins          turn    watch_exponents test_bins
+plant sight_sample       swap    observe     test_bins
 
 # By an emulation of AMX, whose packing needs AVX-512.
 plant pairs_beyond       drop    amx         f16_in_the_stated_order

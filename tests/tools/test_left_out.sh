@@ -82,7 +82,7 @@ echo 'int main(void) { return !trained(); }' | tee "$tmp/MIXPREC_NO_WATCH.main" 
 check 'MIXPREC_NO_WATCH compiles'                           build MIXPREC_NO_WATCH
 check '  a step is as ever'                                 "$tmp/MIXPREC_NO_WATCH"
 for call in 'mixp_guard_start(0, 0)' 'mixp_guard_stop(0)' 'mixp_retry(0, 0)' 'mixp_look_at(0, MIXP_F16, 0)' \
-            'mixp_compare(0, 0, 0, 0, 0)'; do
+            'mixp_observe(0, 0, 0)'; do
     check "  ${call%%(*} is not declared"                   lacks MIXPREC_NO_WATCH "$call"
 done
 check '  no code of src/watch is there'                     gone MIXPREC_NO_WATCH watch

@@ -15,6 +15,7 @@ version=$(awk -F '"' '/^#define MIXPREC_VERSION "/ { print $2 }' mixprec.h)
 
 cat >"$tmp/main.c" <<'END'
 #include <mixprec.h>
+#include <mixprec/compare.h>
 #include <stdio.h>
 int main(void) {
     char message[MIXP_MESSAGE_SIZE];

@@ -1,0 +1,49 @@
+#pragma once
+#include "watch.c"
+/* --- observers ------------------------------------------------------------------------------ */
+
+enum { MIXPI_OBSERVED_SITES = 4096 };   /* limit of sites, unless a guard has set another */
+
+/* Drops all gradients: the runs of a trial must not add to them, nor leave any behind. Undoes the
+ * trial's steps. */
+MIXPI_SELDOM
+static void mixpi_trial_forget(mixp_context *ctx) {
+    mixp_tensor *t;
+    for (t = ctx->tensors; t; t = t->own.next) t->grad = NULL;
+    mixpi_crew_forget(ctx);
+    ctx->step = ctx->watch->trial_step;
+}
+
+/* Takes what an observer needs, before anything is changed. */
+static mixp_result mixpi_observe_ready(mixp_context *ctx, const mixp_observer *observer) {
+    mixp_result r = mixpi_guard_between(ctx, "mixp_observe");
+    if (r != MIXP_OK || !observer) return r;
+    if (!mixpi_watch_of(ctx)) return MIXP_ERR_MEMORY;
+    if (!ctx->watch->capacity) r = mixpi_watch_room(ctx, MIXPI_OBSERVED_SITES);
+    if (r != MIXP_OK || !observer->trial) return r;
+    return mixpi_guard_catch_up(ctx);
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_do_observe(mixp_context *ctx, const mixp_observer *observer,
+                                    mixp_observer *before) {
+    static const mixp_observer none = { NULL, NULL, 0 };
+    mixpi_watch *w;
+    mixp_result r;
+    if (!ctx) return MIXP_ERR_ARGUMENT;
+    if (before) *before = ctx->watch ? ctx->watch->observer : none;
+    r = mixpi_observe_ready(ctx, observer);
+    w = ctx->watch;
+    if (r != MIXP_OK || !w) return r;
+    if (w->observer.trial) mixpi_trial_forget(ctx);
+    w->observer = observer ? *observer : none;
+    w->trial_step = ctx->step;
+    return MIXP_OK;
+}
+
+MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *observer,
+                                     mixp_observer *before) {
+    const int entered = mixpi_enter(ctx);
+    return mixpi_leave(ctx, entered, mixpi_do_observe(ctx, observer, before));
+}
+
