@@ -2469,7 +2469,10 @@ typedef struct mixp_quantise_args {
     uint64_t         seed, step, tensor;    /* of mixp_random_u32; the element is the index in x;
                                                ignored unless stochastic                   */
     float            given;     /* TENSOR: s; 0 = from the amax of x                       */
+    const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
     float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
+    int              amax_joins;    /* 1: *amax becomes the larger of its old value and the amax
+                                       of x; a NaN is not larger                           */
     float           *decode;    /* of the kernel, in device memory: becomes the factor by which a
                                    product with y must be multiplied: 1 / s for TENSOR and E4M3,
                                    otherwise 1. May be NULL                                */
@@ -2485,6 +2488,26 @@ typedef struct mixp_hadamard_args {
     mixp_in a;
     float  *y;
 } mixp_hadamard_args;
+
+/* Delayed scaling: ends an update of the operands of one linear, n of them. history[n, length] has
+ * the newest amax of each operand first, then earlier ones from old to new. For each operand whose
+ * newest amax is above 0: amax = the newest, or the largest of the history; scales[i] = limits[i] /
+ * amax if amax is finite and above 0; the history moves by one place: its first place becomes 0,
+ * and the newest amax becomes the last. The histories hold no NaN. */
+enum { MIXP_TURN_OPERANDS = 3 };
+typedef struct mixp_turn_args {
+    int    n, length;           /* 1 to MIXP_TURN_OPERANDS; 1 to 2^20                      */
+    int    most_recent;         /* 1: amax is the newest; 0: the largest of the history    */
+    float  limits[MIXP_TURN_OPERANDS];
+    float *history, *scales;    /* device memory                                           */
+} mixp_turn_args;
+
+/* The scale after an update. newest: above 0; largest: of the history. */
+MIXPREC_HD float mixpi_turned_scale(const mixp_turn_args *k, int i, float newest, float largest,
+                                    float old) {
+    const uint32_t amax = mixp_bits_of_f32(k->most_recent ? newest : largest);
+    return mixpi_amax_usable(amax) ? mixpi_scale_to(k->limits[i], amax) : old;
+}
 
 /* The sign of row i of 16. */
 MIXPREC_HD float mixpi_hadamard_sign(int i) { return 0xD7E8u >> i & 1u ? -1.0f : 1.0f; }
@@ -2516,12 +2539,27 @@ MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
 MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
     if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(2688.0f, amax);
     if (k->scale != MIXP_SCALE_TENSOR) return 1.0f;
+    if (k->given_at) return *k->given_at;
     return k->given > 0.0f ? k->given : mixpi_scale_to(mixpi_grid_of(k->element).largest, amax);
+}
+
+/* Gives the amax of x to the caller of `quantise`. */
+MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
+    const float found = mixp_f32_of_bits(amax);
+    if (k->scale != MIXP_SCALE_TENSOR || !k->amax) return;
+    if (!k->amax_joins || found > *k->amax) *k->amax = found;
 }
 
 /* Does an array have such a scale? */
 MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
 { return kind == MIXP_SCALE_TENSOR || kind == MIXP_SCALE_E4M3; }
+
+/* Does `quantise` need the amax of the array? */
+MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
+    const int given = k->given_at || k->given > 0.0f;
+    return mixpi_has_scale_of_array(k->scale) &&
+           !(k->scale == MIXP_SCALE_TENSOR && given && !k->amax);
+}
 
 /* The scales of a block. tensor: the array's. */
 MIXPREC_HD mixpi_scales mixpi_scales_of(mixp_block_scale kind, float largest, float tensor,
@@ -3036,6 +3074,9 @@ typedef struct mixp_kernels {
      * another device has no recipes. */
     mixp_result (*quantise)(const mixp_exec *x, const mixp_quantise_args *k);
     mixp_result (*hadamard)(const mixp_exec *x, const mixp_hadamard_args *k);
+    /* Delayed scaling. NULL: the host does the work where memory is the host's; another device has
+     * no delayed scaling. */
+    mixp_result (*turn)(const mixp_exec *x, const mixp_turn_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */
@@ -3638,7 +3679,7 @@ typedef enum mixp_recipe_kind {
                                    TransformerEngine, Float8CurrentScaling                   */
     MIXP_RECIPE_FP8_DELAYED,    /* the same elements; the scales come from the largest magnitudes of
                                    earlier updates, so a larger value is clipped. See
-                                   mixp_recipe.history. CPU only. Multiples of 16. Source:
+                                   mixp_recipe.history. Multiples of 16. Source:
                                    TransformerEngine, DelayedScaling                       */
     MIXP_RECIPE_FP8_BLOCK,      /* e4m3; x and dy in blocks of 1 x 128 along the sum, w of 128 x
                                    128; scales are powers of two. Multiples of 128. Source:
@@ -3702,8 +3743,13 @@ typedef struct mixp_recipe {
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
  * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
- * no state, it starts from its beginning. All ranks must set the same recipe. A device with memory
- * of its own has no delayed scaling: MIXP_ERR_DEVICE. */
+ * no state, it starts from its beginning. All ranks must set the same recipe.
+ *
+ * On a GPU the state lies and advances in its memory, with the CPU's bits, also in replays of a
+ * captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear
+ * without a state in a capture (run an ordinary step first); a capture of an update between ranks;
+ * a replay of an update after another linear has met delayed scaling (record the step again).
+ * MIXP_ERR_DEVICE: another device without the kernel `turn`. */
 
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
@@ -13286,11 +13332,11 @@ MIXPI_K mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_ar
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.key = mixp_random_key(k->seed, k->step, k->tensor);
-    if (mixpi_has_scale_of_array(k->scale)) r = mixpi_q_amax(x, &q, MIXPI_P(q_row_amax), &amax);
+    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, MIXPI_P(q_row_amax), &amax);
     if (r != MIXP_OK) return r;
     q.tensor = mixpi_scale_of_array(k, amax);
     if (k->scale == MIXP_SCALE_TENSOR) unit = MIXPI_P(q_row);
-    if (k->scale == MIXP_SCALE_TENSOR && k->amax) *k->amax = mixp_f32_of_bits(amax);
+    mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;
@@ -13345,7 +13391,7 @@ MIXPI_K mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_ar
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
-    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard)               \
+    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL         \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -13938,6 +13984,7 @@ struct mixp_context {
     int            evaluates;   /* 1: the step began with mixp_eval_begin, which counts none */
     int            averaged;    /* optimizers whose averages are in the weights            */
     int64_t        lows_made;   /* low copies of permanent tensors made so far             */
+    int64_t        scaled_made; /* states of delayed scaling made so far                   */
     const void    *tally_of;    /* optimizer whose counts are on their way to the host      */
     void          *scalers, *optimizers;    /* all of them, newest first                   */
     uint64_t       made_in;     /* generation in which the newest permanent tensor was made */
@@ -15071,6 +15118,7 @@ struct mixp_graph {
     int           moves_scale;  /* 0: gradients from before and after a replay may be added */
     uint64_t      sites_moved;  /* the context's value when the graph was recorded */
     int64_t       lows_made;    /* the context's value when the graph was recorded */
+    int64_t       scaled_made;  /* the same                                                */
 };
 
 /* Marks all low copies of parameters as stale, so that their next reader renews them. Needed
@@ -15153,6 +15201,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
     g->lows_made = ctx->lows_made;
+    g->scaled_made = ctx->scaled_made;
     ctx->graphs = g;
     return g;
 }
@@ -15172,6 +15221,11 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "mixp_replay: the weights are the averages of "
                                  "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
                                  "first");
+    if (graph->updates && graph->scaled_made != ctx->scaled_made)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: a linear has met delayed scaling since the graph "
+                                 "was recorded, and the graph would not advance its history; "
+                                 "record the step again");
     if (watcher) r = watcher->replayed(ctx);
     if (r != MIXP_OK) return r;
     ctx->replays += graph->moves_scale != 0;
@@ -15923,7 +15977,8 @@ static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recip
     const mixpi_casting *c = ctx->casting;
     if (r->kind != MIXP_RECIPE_FP8_DELAYED) return NULL;
     *code = MIXP_ERR_DEVICE;
-    if (ctx->device->download) return "delayed scaling runs on the CPU only; use fp8_current";
+    if (ctx->device->download && !ctx->device->kernels->turn)
+        return "this device cannot keep the history of delayed scaling; use fp8_current";
     *code = MIXP_ERR_ARGUMENT;
     if (!c || !c->scaled || mixpi_recipe_history(&c->delayed) == mixpi_recipe_history(r))
         return NULL;
@@ -15947,8 +16002,6 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
     if (ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
-    if (ctx->device->download && r->kind == MIXP_RECIPE_FP8_DELAYED)
-        return "delayed scaling runs on the CPU only; use fp8_current";
     *code = MIXP_OK;
     return NULL;
 }
@@ -17927,7 +17980,7 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
 
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */
 
-/* State of the linears with one weight. */
+/* State of the linears with one weight. Scales and history lie in the device's memory. */
 typedef struct mixpi_scaled {
     struct mixpi_scaled *next;
     mixp_tensor *weight;
@@ -17935,8 +17988,11 @@ typedef struct mixpi_scaled {
     int          length;        /* of the history of each operand                          */
     float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
                                    then from old to new                                    */
-    float        scales[MIXPI_ROLES];
+    float       *scales;        /* [MIXPI_ROLES]                                           */
 } mixpi_scaled;
+
+/* Does the device have memory of its own? */
+static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Was a recipe of delayed scaling set in this context? */
 static int mixpi_scaled_on(const mixp_context *ctx)
@@ -17949,24 +18005,42 @@ static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tenso
     return s;
 }
 
-/* The state of the linears with `weight`, made at the first call. NULL with the error set: out of
- * memory. */
-static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight,
-                                     const mixp_recipe *r) {
-    const int length = mixpi_recipe_history(r);
+/* A state whose scales are 1 and whose history is empty. On an error *r and the context's error are
+ * set. */
+static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result *r) {
+    const size_t ahead = 16;    /* room of the scales: the history behind them is aligned */
+    const size_t count = ahead + MIXPI_ROLES * (size_t)length;
+    mixpi_scaled *s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
+    *r = MIXP_ERR_MEMORY;
+    if (s) s->scales = (float *)mixpi_device_alloc(ctx, count * sizeof *s->scales);
+    if (!s || !s->scales) return NULL;
+    s->history = s->scales + ahead;
+    s->length = length;
+    *r = mixpi_fill_with(ctx, mixpi_out_to(s->scales, MIXP_F32, 0), MIXPI_ROLES, 1.0);
+    return s;
+}
+
+/* The state of the linears with `weight`, made at the first call. NULL with *result and the error
+ * set. */
+static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r,
+                                     mixp_result *result) {
     mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
-    int i;
+    *result = MIXP_OK;
     if (s) s->recipe = *r;
     if (s) return s;
-    s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
-    if (!s) return NULL;
-    s->history = (float *)mixpi_host_alloc(ctx, MIXPI_ROLES * (size_t)length * sizeof(float));
-    if (!s->history) return NULL;
+    if (ctx->capturing) {
+        *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                    "mixp_linear '%.63s' has no state of delayed scaling yet, and "
+                                    "a captured step cannot make it; run an ordinary step first",
+                                    weight->name);
+        return NULL;
+    }
+    s = mixpi_scaled_new(ctx, mixpi_recipe_history(r), result);
+    if (*result != MIXP_OK) return NULL;
     s->weight = weight;
     s->recipe = *r;
-    s->length = length;
-    for (i = 0; i < MIXPI_ROLES; i++) s->scales[i] = 1.0f;
     s->next = ctx->casting->scaled;
+    ctx->scaled_made++;
     return ctx->casting->scaled = s;
 }
 
@@ -17994,16 +18068,34 @@ static float mixpi_history_turn(float *history, int length) {
     return largest;
 }
 
-/* Ends an update of one operand. An operand that no linear has used keeps its state. */
-static void mixpi_scaled_turn(mixpi_scaled *s, mixpi_role role) {
-    float *history = s->history + (int64_t)role * s->length, amax = history[0], largest;
-    const float limit = (float)ldexp((double)mixpi_scaled_limit(&s->recipe, role),
-                                     -s->recipe.margin);
-    if (!(amax > 0.0f)) return;
-    largest = mixpi_history_turn(history, s->length);
-    if (!s->recipe.most_recent) amax = largest;
-    if (mixpi_amax_usable(mixp_bits_of_f32(amax)))
-        s->scales[role] = mixpi_scale_to(limit, mixp_bits_of_f32(amax));
+/* Ends an update of operand i. An operand that no linear has used keeps its state. */
+static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
+    float *history = k->history + (int64_t)i * k->length;
+    const float newest = history[0];
+    float largest;
+    if (!(newest > 0.0f)) return;
+    largest = mixpi_history_turn(history, k->length);
+    k->scales[i] = mixpi_turned_scale(k, i, newest, largest, k->scales[i]);
+}
+
+/* Ends an update of the linears with one weight. */
+static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
+    mixp_turn_args k;
+    int i;
+    MIXPI_STATIC_ASSERT(turn_operands, (int)MIXPI_ROLES == (int)MIXP_TURN_OPERANDS);
+    memset(&k, 0, sizeof k);
+    k.n = MIXPI_ROLES;
+    k.length = s->length;
+    k.most_recent = s->recipe.most_recent;
+    k.history = s->history;
+    k.scales = s->scales;
+    for (i = 0; i < MIXPI_ROLES; i++)
+        k.limits[i] = (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i),
+                                   -s->recipe.margin);
+    if (ctx->device->kernels->turn)
+        return mixpi_noted(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
+    for (i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
+    return MIXP_OK;
 }
 
 /* --- ranks ---
@@ -18020,65 +18112,108 @@ static int64_t mixpi_scaled_words(const mixp_context *ctx) {
     return MIXPI_ROLES * n;
 }
 
-/* Writes this rank's newest amax, for each parameter and operand. */
-static void mixpi_scaled_to_words(const mixp_context *ctx, double *words) {
+/* Copies the newest amax of each state to its place in newest[words], or back. All in the device's
+ * memory. */
+static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int back) {
     const mixp_tensor *t;
-    int i;
-    for (t = ctx->tensors; t; t = t->own.next) {
+    mixp_result r = MIXP_OK;
+    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         const mixpi_scaled *s;
+        mixp_copy_args k;
         if (!mixpi_is_scaled_weight(t)) continue;
         s = mixpi_scaled_find(ctx, t);
-        for (i = 0; s && i < MIXPI_ROLES; i++)
-            words[i] = (double)s->history[(int64_t)i * s->length];
-        words += MIXPI_ROLES;
+        memset(&k, 0, sizeof k);
+        k.rank = 1;
+        k.shape[0] = MIXPI_ROLES;
+        k.src_strides[0] = k.dst_strides[0] = 1;
+        if (s && back) {
+            k.src = mixpi_in(newest, MIXP_F32);
+            k.dst = mixpi_out_to(s->history, MIXP_F32, 0);
+            k.dst_strides[0] = s->length;
+        } else if (s) {
+            k.src = mixpi_in(s->history, MIXP_F32);
+            k.dst = mixpi_out_to(newest, MIXP_F32, 0);
+            k.src_strides[0] = s->length;
+        }
+        if (s) r = mixpi_noted(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
+        newest += MIXPI_ROLES;
     }
+    return r;
 }
 
-/* Enters a rank's words. A linear that this rank has not met gets a state; the others keep the
- * recipe of their newest linear. */
-static mixp_result mixpi_scaled_from_words(mixp_context *ctx, const double *words) {
+/* Makes the states of linears that only other ranks have met, with the recipe of the newest region.
+ * The other states keep the recipe of their newest linear. */
+static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest) {
     mixp_tensor *t;
-    int i;
-    for (t = ctx->tensors; t; t = t->own.next) {
-        mixpi_scaled *s;
+    mixp_result r = MIXP_OK;
+    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_scaled_weight(t)) continue;
-        s = mixpi_scaled_find(ctx, t);
-        for (i = 0; i < MIXPI_ROLES; i++) {
-            if (!(words[i] > 0.0)) continue;
-            if (!s) s = mixpi_scaled_of(ctx, t, &ctx->casting->delayed);
-            if (!s) return MIXP_ERR_MEMORY;
-            mixpi_scaled_enter(s, (mixpi_role)i, (float)words[i]);
-        }
-        words += MIXPI_ROLES;
+        if ((newest[0] > 0.0f || newest[1] > 0.0f || newest[2] > 0.0f) &&
+            !mixpi_scaled_find(ctx, t))
+            (void)mixpi_scaled_of(ctx, t, &ctx->casting->delayed, &r);
+        newest += MIXPI_ROLES;
     }
-    return MIXP_OK;
+    return r;
+}
+
+/* newest[words]: of this rank; becomes the largest of all ranks. table: memory for the words of all
+ * ranks. */
+static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *newest,
+                                     int64_t words) {
+    const int64_t ranks = (int64_t)mixpi_world(ctx);
+    mixp_result r;
+    int64_t i, k;
+    memset(table, 0, (size_t)(ranks * words) * sizeof *table);
+    for (i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
+    r = mixpi_crew_share(ctx, table, words);
+    for (i = 0; i < words && r == MIXP_OK; i++)
+        for (k = 0; k < ranks; k++)
+            if ((float)table[k * words + i] > newest[i]) newest[i] = (float)table[k * words + i];
+    return r;
+}
+
+/* Gives each state the newest amax of all ranks. table, newest: memory of the host. */
+static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float *newest,
+                                         int64_t words) {
+    const size_t bytes = (size_t)words * sizeof *newest;
+    float *there = (float *)mixpi_context_scratch(ctx, bytes);
+    mixp_result r = there ? mixpi_device_zero(ctx, there, bytes) : MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = mixpi_scaled_newest(ctx, there, 0);
+    if (r == MIXP_OK) r = mixpi_download(ctx, newest, there, bytes);
+    if (r == MIXP_OK) r = mixpi_scaled_join(ctx, table, newest, words);
+    if (r == MIXP_OK) r = mixpi_scaled_meet_all(ctx, newest);
+    there = (float *)mixpi_context_scratch(ctx, bytes);     /* the ranks have used it meanwhile */
+    if (r == MIXP_OK && !there) r = MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = mixpi_upload(ctx, there, newest, bytes);
+    return r == MIXP_OK ? mixpi_scaled_newest(ctx, there, 1) : r;
 }
 
 static mixp_result mixpi_scaled_share(mixp_context *ctx) {
     const int64_t words = mixpi_scaled_words(ctx), ranks = (int64_t)mixpi_world(ctx);
     const size_t bytes = (size_t)(ranks * words) * sizeof(double);
-    double *table = (double *)mixpi_host_take(ctx, bytes);
+    const size_t own = (size_t)words * sizeof(float);
+    double *table;
     mixp_result r;
-    int64_t i;
-    if (!table) return mixpi_out_of_memory(ctx, bytes);
-    memset(table, 0, bytes);
-    mixpi_scaled_to_words(ctx, table + mixpi_place(ctx) * words);
-    r = mixpi_crew_share(ctx, table, words);
-    for (i = 0; i < ranks && r == MIXP_OK; i++)
-        r = mixpi_scaled_from_words(ctx, table + i * words);
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "delayed scaling shares amax between ranks through the host, "
+                                 "which a captured step cannot do; run each step without "
+                                 "capturing, or use fp8_current");
+    if (!words) return MIXP_OK;
+    table = (double *)mixpi_host_take(ctx, bytes + own);
+    if (!table) return mixpi_out_of_memory(ctx, bytes + own);
+    r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
     mixpi_host_put(ctx, table);
     return r;
 }
 
 /* After an update of an optimizer, also a skipped one: new scales. */
 static mixp_result mixpi_scaled_update(mixp_context *ctx) {
-    mixpi_scaled *s;
+    const mixpi_scaled *s;
     mixp_result r = MIXP_OK;
-    int i;
     if (!mixpi_scaled_on(ctx)) return MIXP_OK;
     if (mixpi_world(ctx) > 1) r = mixpi_crew_stop(ctx, mixpi_scaled_share(ctx));
-    for (s = ctx->casting->scaled; s && r == MIXP_OK; s = s->next)
-        for (i = 0; i < MIXPI_ROLES; i++) mixpi_scaled_turn(s, (mixpi_role)i);
+    for (s = ctx->casting->scaled; s && r == MIXP_OK; s = s->next) r = mixpi_scaled_turn(ctx, s);
     return r;
 }
 /* --- recipes: what quantising an operand loses ----------------------------------------------- *
@@ -18251,8 +18386,9 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
 /* Takes the recipe r for a linear. */
 static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
-        out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r);
-        if (!out->scaled) return MIXP_ERR_MEMORY;
+        mixp_result made;
+        out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r, &made);
+        if (!out->scaled) return made;
     }
     out->lossy = mixpi_lossy_of(c);
     out->fallen = mixpi_lossy_fallen(out->lossy);
@@ -18434,6 +18570,21 @@ static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **turned, mixp_qu
     return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
 }
 
+/* The scale of an operand under delayed scaling, and where its amax goes: to *amax, or on a device
+ * to the history. */
+static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_call *rc,
+                                 mixpi_role role, float *amax, mixp_quantise_args *k) {
+    const mixpi_scaled *s = rc->scaled;
+    if (!mixpi_scaled_apart(ctx)) {
+        k->given = s->scales[role];
+        k->amax = amax;
+        return;
+    }
+    k->given_at = s->scales + role;
+    k->amax = rc->enters ? s->history + (int64_t)role * s->length : NULL;
+    k->amax_joins = 1;
+}
+
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
  * rows. Give q->y back with mixpi_recipe_give. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
@@ -18449,16 +18600,16 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     k->seed = c->ctx->seed ^ 0x7265636970657321u;
     k->step = rc->step;
     k->tensor = 2u * rc->call + (uint64_t)over_rows;
-    if (rc->scaled) k->given = rc->scaled->scales[role];
-    if (rc->scaled) k->amax = &amax;
+    if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
     if (copy) r = mixpi_weight_quantised(c, copy, k, q);
     else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy) &&
-        !(rc->scaled && rc->scaled->scales[role] == 1.0f))
+        !(rc->scaled && k->given == 1.0f))
         r = mixpi_lossy_measure(c, &rc->recipe, &rc->lossy[role], k, q->decode);
     mixpi_recipe_give(c->ctx, turned);
-    if (rc->scaled && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
+    if (k->amax == &amax && rc->enters && r == MIXP_OK)
+        mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
 
@@ -26625,10 +26776,11 @@ static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
     mixpi_state_item item;
     memset(&item, 0, sizeof item);
     item.optional = 1;
+    item.on_device = 1;
     item.e.dtype = MIXP_F32;
     item.e.rank = 1;
     item.e.shape[0] = MIXPI_ROLES;
-    item.e.bytes = sizeof scaled->scales;
+    item.e.bytes = MIXPI_ROLES * sizeof *scaled->scales;
     item.memory = scaled->scales;
     item.must = MIXPI_ABOVE_0;
     mixpi_state_add(s, item, "mixprec.recipe.scales.%s", scaled->weight->name);
@@ -27180,18 +27332,25 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
 }
 
 /* States of delayed scaling that the file lacks start from their beginning. */
-static void mixpi_scaled_loaded(mixp_context *ctx) {
-    mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
-    int i;
-    for (; s; s = s->next)
-        for (i = 0; i < MIXPI_ROLES; i++)
-            if (!(s->scales[i] > 0.0f)) s->scales[i] = 1.0f;
+static mixp_result mixpi_scaled_loaded(mixp_context *ctx) {
+    const mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
+    mixp_result r = MIXP_OK;
+    for (; s && r == MIXP_OK; s = s->next) {
+        float scales[MIXPI_ROLES];
+        int i;
+        r = mixpi_download(ctx, scales, s->scales, sizeof scales);
+        for (i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
+            if (!(scales[i] > 0.0f)) scales[i] = 1.0f;
+        if (r == MIXP_OK) r = mixpi_upload(ctx, s->scales, scales, sizeof scales);
+    }
+    return r;
 }
 
 /* Makes the states of delayed scaling that the file has and the program's recipe uses: the first
  * step of a program makes them too late. */
 static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
     static const char prefix[] = "mixprec.recipe.scales.";
+    mixp_result made;
     mixp_tensor *t;
     size_t i;
     if (!mixpi_scaled_on(ctx)) return;
@@ -27200,8 +27359,8 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
         for (t = ctx->tensors; t; t = t->own.next)
             if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
-                !mixpi_scaled_of(ctx, t, &ctx->casting->delayed))
-                mixpi_report_fail(r, MIXP_ERR_MEMORY, "out of memory");
+                !mixpi_scaled_of(ctx, t, &ctx->casting->delayed, &made))
+                mixpi_report_fail(r, made, "out of memory");
     }
 }
 
@@ -27238,7 +27397,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
-    mixpi_scaled_loaded(ctx);
+    if (r == MIXP_OK) r = mixpi_scaled_loaded(ctx);
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,

@@ -52,6 +52,8 @@ typedef enum profile_group {
       (const mixp_exec *x, const mixp_quantise_args *k), (x, k))                                  \
     X(ELEMENTWISE, hadamard, "hadamard",                                                          \
       (const mixp_exec *x, const mixp_hadamard_args *k), (x, k))                                  \
+    X(ELEMENTWISE, turn, "histories of delayed scaling",                                          \
+      (const mixp_exec *x, const mixp_turn_args *k), (x, k))                                      \
     X(ELEMENTWISE, dropout, "dropout, both ways",                                                 \
       (const mixp_exec *x, const mixp_dropout_args *k), (x, k))                                   \
     X(ELEMENTWISE, softmax, "softmax",                                                            \

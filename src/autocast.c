@@ -138,7 +138,8 @@ static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recip
     const mixpi_casting *c = ctx->casting;
     if (r->kind != MIXP_RECIPE_FP8_DELAYED) return NULL;
     *code = MIXP_ERR_DEVICE;
-    if (ctx->device->download) return "delayed scaling runs on the CPU only; use fp8_current";
+    if (ctx->device->download && !ctx->device->kernels->turn)
+        return "this device cannot keep the history of delayed scaling; use fp8_current";
     *code = MIXP_ERR_ARGUMENT;
     if (!c || !c->scaled || mixpi_recipe_history(&c->delayed) == mixpi_recipe_history(r))
         return NULL;
@@ -162,8 +163,6 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
     if (ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
-    if (ctx->device->download && r->kind == MIXP_RECIPE_FP8_DELAYED)
-        return "delayed scaling runs on the CPU only; use fp8_current";
     *code = MIXP_OK;
     return NULL;
 }

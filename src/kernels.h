@@ -493,7 +493,10 @@ typedef struct mixp_quantise_args {
     uint64_t         seed, step, tensor;    /* of mixp_random_u32; the element is the index in x;
                                                ignored unless stochastic                   */
     float            given;     /* TENSOR: s; 0 = from the amax of x                       */
+    const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
     float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
+    int              amax_joins;    /* 1: *amax becomes the larger of its old value and the amax
+                                       of x; a NaN is not larger                           */
     float           *decode;    /* of the kernel, in device memory: becomes the factor by which a
                                    product with y must be multiplied: 1 / s for TENSOR and E4M3,
                                    otherwise 1. May be NULL                                */
@@ -509,6 +512,26 @@ typedef struct mixp_hadamard_args {
     mixp_in a;
     float  *y;
 } mixp_hadamard_args;
+
+/* Delayed scaling: ends an update of the operands of one linear, n of them. history[n, length] has
+ * the newest amax of each operand first, then earlier ones from old to new. For each operand whose
+ * newest amax is above 0: amax = the newest, or the largest of the history; scales[i] = limits[i] /
+ * amax if amax is finite and above 0; the history moves by one place: its first place becomes 0,
+ * and the newest amax becomes the last. The histories hold no NaN. */
+enum { MIXP_TURN_OPERANDS = 3 };
+typedef struct mixp_turn_args {
+    int    n, length;           /* 1 to MIXP_TURN_OPERANDS; 1 to 2^20                      */
+    int    most_recent;         /* 1: amax is the newest; 0: the largest of the history    */
+    float  limits[MIXP_TURN_OPERANDS];
+    float *history, *scales;    /* device memory                                           */
+} mixp_turn_args;
+
+/* The scale after an update. newest: above 0; largest: of the history. */
+MIXPREC_HD float mixpi_turned_scale(const mixp_turn_args *k, int i, float newest, float largest,
+                                    float old) {
+    const uint32_t amax = mixp_bits_of_f32(k->most_recent ? newest : largest);
+    return mixpi_amax_usable(amax) ? mixpi_scale_to(k->limits[i], amax) : old;
+}
 
 /* The sign of row i of 16. */
 MIXPREC_HD float mixpi_hadamard_sign(int i) { return 0xD7E8u >> i & 1u ? -1.0f : 1.0f; }
@@ -540,12 +563,27 @@ MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
 MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
     if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(2688.0f, amax);
     if (k->scale != MIXP_SCALE_TENSOR) return 1.0f;
+    if (k->given_at) return *k->given_at;
     return k->given > 0.0f ? k->given : mixpi_scale_to(mixpi_grid_of(k->element).largest, amax);
+}
+
+/* Gives the amax of x to the caller of `quantise`. */
+MIXPREC_HD void mixpi_give_amax(const mixp_quantise_args *k, uint32_t amax) {
+    const float found = mixp_f32_of_bits(amax);
+    if (k->scale != MIXP_SCALE_TENSOR || !k->amax) return;
+    if (!k->amax_joins || found > *k->amax) *k->amax = found;
 }
 
 /* Does an array have such a scale? */
 MIXPREC_HD int mixpi_has_scale_of_array(mixp_block_scale kind)
 { return kind == MIXP_SCALE_TENSOR || kind == MIXP_SCALE_E4M3; }
+
+/* Does `quantise` need the amax of the array? */
+MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
+    const int given = k->given_at || k->given > 0.0f;
+    return mixpi_has_scale_of_array(k->scale) &&
+           !(k->scale == MIXP_SCALE_TENSOR && given && !k->amax);
+}
 
 /* The scales of a block. tensor: the array's. */
 MIXPREC_HD mixpi_scales mixpi_scales_of(mixp_block_scale kind, float largest, float tensor,
@@ -1060,6 +1098,9 @@ typedef struct mixp_kernels {
      * another device has no recipes. */
     mixp_result (*quantise)(const mixp_exec *x, const mixp_quantise_args *k);
     mixp_result (*hadamard)(const mixp_exec *x, const mixp_hadamard_args *k);
+    /* Delayed scaling. NULL: the host does the work where memory is the host's; another device has
+     * no delayed scaling. */
+    mixp_result (*turn)(const mixp_exec *x, const mixp_turn_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */

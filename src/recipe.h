@@ -47,7 +47,7 @@ typedef enum mixp_recipe_kind {
                                    TransformerEngine, Float8CurrentScaling                   */
     MIXP_RECIPE_FP8_DELAYED,    /* the same elements; the scales come from the largest magnitudes of
                                    earlier updates, so a larger value is clipped. See
-                                   mixp_recipe.history. CPU only. Multiples of 16. Source:
+                                   mixp_recipe.history. Multiples of 16. Source:
                                    TransformerEngine, DelayedScaling                       */
     MIXP_RECIPE_FP8_BLOCK,      /* e4m3; x and dy in blocks of 1 x 128 along the sum, w of 128 x
                                    128; scales are powers of two. Multiples of 128. Source:
@@ -111,8 +111,13 @@ typedef struct mixp_recipe {
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
  * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
- * no state, it starts from its beginning. All ranks must set the same recipe. A device with memory
- * of its own has no delayed scaling: MIXP_ERR_DEVICE. */
+ * no state, it starts from its beginning. All ranks must set the same recipe.
+ *
+ * On a GPU the state lies and advances in its memory, with the CPU's bits, also in replays of a
+ * captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear
+ * without a state in a capture (run an ordinary step first); a capture of an update between ranks;
+ * a replay of an update after another linear has met delayed scaling (record the step again).
+ * MIXP_ERR_DEVICE: another device without the kernel `turn`. */
 
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);

@@ -311,11 +311,11 @@ MIXPI_K mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_ar
     q.k = *k;
     q.grid = mixpi_grid_of(k->element);
     q.key = mixp_random_key(k->seed, k->step, k->tensor);
-    if (mixpi_has_scale_of_array(k->scale)) r = mixpi_q_amax(x, &q, MIXPI_P(q_row_amax), &amax);
+    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, MIXPI_P(q_row_amax), &amax);
     if (r != MIXP_OK) return r;
     q.tensor = mixpi_scale_of_array(k, amax);
     if (k->scale == MIXP_SCALE_TENSOR) unit = MIXPI_P(q_row);
-    if (k->scale == MIXP_SCALE_TENSOR && k->amax) *k->amax = mixp_f32_of_bits(amax);
+    mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;

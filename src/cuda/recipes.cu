@@ -78,16 +78,16 @@ __device__ inline uint64_t quantise_key(const Quantising &q)
 /* The scale of the array. All threads call it; one writes the product's factor, and
  * the amax if wanted. */
 __device__ inline float array_scale(const Quantising &q) {
-    float scale = 1.0f;
+    float scale;
     uint32_t most = 0;
     if (q.parts) {
         for (int i = (int)threadIdx.x; i < q.part_count; i += (int)blockDim.x)
             most = q.parts[i] > most ? q.parts[i] : most;
         most = block_most(most);
-        scale = mixpi_scale_of_array(&q.k, most);
     }
+    scale = mixpi_scale_of_array(&q.k, most);
     if (blockIdx.x || threadIdx.x) return scale;
-    if (q.k.scale == MIXP_SCALE_TENSOR && q.k.amax) *q.k.amax = mixp_f32_of_bits(most);
+    mixpi_give_amax(&q.k, most);
     if (q.k.decode)
         *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
     return scale;
@@ -239,12 +239,44 @@ inline QuantiseKernel quantise_kernel(Quantising *q, unsigned *grid) {
 /* The largest magnitudes of parts of the array, in scratch memory. */
 inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) {
     int64_t threads = ceil_div(q->k.rows * q->k.cols, 8);
-    if (!mixpi_has_scale_of_array(q->k.scale)) return MIXP_OK;
+    if (!mixpi_needs_amax(&q->k)) return MIXP_OK;
     q->part_count = (int)least(most_parts, ceil_div(threads, quantise_threads));
     q->parts = (uint32_t *)scratch_of(x, (size_t)q->part_count * sizeof *q->parts);
     if (!q->parts) return MIXP_ERR_MEMORY;
     return on->launched("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
                                                  quantise_threads, 0, on->stream, *q));
+}
+
+const int turn_threads = 256;
+
+/* Moves a history by one place; the newest amax becomes the last. Returns, in each thread, the
+ * largest magnitude as bits. Each round has read its part before it writes the part one place
+ * earlier. */
+__device__ inline uint32_t turn_history(float *history, int length, float newest) {
+    uint32_t most = mixp_bits_of_f32(newest);
+    for (int64_t first = 1; first < length; first += blockDim.x) {
+        int64_t i = first + threadIdx.x;
+        float v = i < length ? history[i] : 0.0f;
+        uint32_t a = mixp_bits_of_f32(v);
+        most = a > most ? a : most;
+        __syncthreads();
+        if (i < length) history[i - 1] = v;
+    }
+    __syncthreads();
+    return block_most(most);
+}
+
+/* One thread block for each operand. */
+__global__ void __launch_bounds__(turn_threads)
+    turn_histories(const __grid_constant__ mixp_turn_args k) {
+    int i = (int)blockIdx.x;
+    float *history = k.history + (int64_t)i * k.length, newest = history[0];
+    if (!(newest > 0.0f)) return;
+    float largest = mixp_f32_of_bits(turn_history(history, k.length, newest));
+    if (threadIdx.x) return;
+    history[k.length - 1] = newest;
+    history[0] = 0.0f;
+    k.scales[i] = mixpi_turned_scale(&k, i, newest, largest, k.scales[i]);
 }
 
 /* The transform of one column of 16 rows in each thread. */
@@ -303,4 +335,13 @@ static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_a
     return on.launched("hadamard",
                        MIXPI_LAUNCH(hadamard_columns, grid_for(k->rows / 16 * k->cols, 256), 256,
                                     0, on.stream, *k));
+}
+
+static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) {
+    Kernel on(x);
+    if (!k->history || !k->scales || k->length < 1) return MIXP_ERR_ARGUMENT;
+    if (k->n < 1 || k->n > MIXP_TURN_OPERANDS) return MIXP_ERR_ARGUMENT;
+    if (!on.state) return MIXP_ERR_ORDER;
+    return on.launched("turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0,
+                                            on.stream, *k));
 }

@@ -52,7 +52,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_cross_entropy_both,
                                     mixpi_cuda_gemm_epilogue,
                                     mixpi_cuda_quantise,
-                                    mixpi_cuda_hadamard };
+                                    mixpi_cuda_hadamard,
+                                    mixpi_cuda_turn };
 
 const int most_devices = 16;
 

@@ -452,18 +452,25 @@ static void mixpi_scaler_forget(mixp_scaler *s) {
 }
 
 /* States of delayed scaling that the file lacks start from their beginning. */
-static void mixpi_scaled_loaded(mixp_context *ctx) {
-    mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
-    int i;
-    for (; s; s = s->next)
-        for (i = 0; i < MIXPI_ROLES; i++)
-            if (!(s->scales[i] > 0.0f)) s->scales[i] = 1.0f;
+static mixp_result mixpi_scaled_loaded(mixp_context *ctx) {
+    const mixpi_scaled *s = ctx->casting ? ctx->casting->scaled : NULL;
+    mixp_result r = MIXP_OK;
+    for (; s && r == MIXP_OK; s = s->next) {
+        float scales[MIXPI_ROLES];
+        int i;
+        r = mixpi_download(ctx, scales, s->scales, sizeof scales);
+        for (i = 0; i < MIXPI_ROLES && r == MIXP_OK; i++)
+            if (!(scales[i] > 0.0f)) scales[i] = 1.0f;
+        if (r == MIXP_OK) r = mixpi_upload(ctx, s->scales, scales, sizeof scales);
+    }
+    return r;
 }
 
 /* Makes the states of delayed scaling that the file has and the program's recipe uses: the first
  * step of a program makes them too late. */
 static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_safetensors *file) {
     static const char prefix[] = "mixprec.recipe.scales.";
+    mixp_result made;
     mixp_tensor *t;
     size_t i;
     if (!mixpi_scaled_on(ctx)) return;
@@ -472,8 +479,8 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
         for (t = ctx->tensors; t; t = t->own.next)
             if (mixpi_is_weight(t) && strcmp(t->name, name + sizeof prefix - 1) == 0 &&
-                !mixpi_scaled_of(ctx, t, &ctx->casting->delayed))
-                mixpi_report_fail(r, MIXP_ERR_MEMORY, "out of memory");
+                !mixpi_scaled_of(ctx, t, &ctx->casting->delayed, &made))
+                mixpi_report_fail(r, made, "out of memory");
     }
 }
 
@@ -510,7 +517,7 @@ static void mixpi_state_apply(mixpi_state *s, const mixp_checkpoint *what) {
     }
     if (what->scaler) mixpi_scaler_forget(what->scaler);
     if (what->scaler && r == MIXP_OK) r = mixpi_found_forget(what->scaler);
-    mixpi_scaled_loaded(ctx);
+    if (r == MIXP_OK) r = mixpi_scaled_loaded(ctx);
     if (watcher) watcher->unpack(ctx);
     if (r != MIXP_OK)
         mixpi_report_fail(s->report, r,

@@ -303,10 +303,11 @@ static void mixpi_state_add_scaled(mixpi_state *s, mixpi_scaled *scaled) {
     mixpi_state_item item;
     memset(&item, 0, sizeof item);
     item.optional = 1;
+    item.on_device = 1;
     item.e.dtype = MIXP_F32;
     item.e.rank = 1;
     item.e.shape[0] = MIXPI_ROLES;
-    item.e.bytes = sizeof scaled->scales;
+    item.e.bytes = MIXPI_ROLES * sizeof *scaled->scales;
     item.memory = scaled->scales;
     item.must = MIXPI_ABOVE_0;
     mixpi_state_add(s, item, "mixprec.recipe.scales.%s", scaled->weight->name);

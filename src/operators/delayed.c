@@ -4,7 +4,7 @@
 #include "../tensors/watcher.c"
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */
 
-/* State of the linears with one weight. */
+/* State of the linears with one weight. Scales and history lie in the device's memory. */
 typedef struct mixpi_scaled {
     struct mixpi_scaled *next;
     mixp_tensor *weight;
@@ -12,8 +12,11 @@ typedef struct mixpi_scaled {
     int          length;        /* of the history of each operand                          */
     float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
                                    then from old to new                                    */
-    float        scales[MIXPI_ROLES];
+    float       *scales;        /* [MIXPI_ROLES]                                           */
 } mixpi_scaled;
+
+/* Does the device have memory of its own? */
+static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Was a recipe of delayed scaling set in this context? */
 static int mixpi_scaled_on(const mixp_context *ctx)
@@ -26,24 +29,42 @@ static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tenso
     return s;
 }
 
-/* The state of the linears with `weight`, made at the first call. NULL with the error set: out of
- * memory. */
-static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight,
-                                     const mixp_recipe *r) {
-    const int length = mixpi_recipe_history(r);
+/* A state whose scales are 1 and whose history is empty. On an error *r and the context's error are
+ * set. */
+static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result *r) {
+    const size_t ahead = 16;    /* room of the scales: the history behind them is aligned */
+    const size_t count = ahead + MIXPI_ROLES * (size_t)length;
+    mixpi_scaled *s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
+    *r = MIXP_ERR_MEMORY;
+    if (s) s->scales = (float *)mixpi_device_alloc(ctx, count * sizeof *s->scales);
+    if (!s || !s->scales) return NULL;
+    s->history = s->scales + ahead;
+    s->length = length;
+    *r = mixpi_fill_with(ctx, mixpi_out_to(s->scales, MIXP_F32, 0), MIXPI_ROLES, 1.0);
+    return s;
+}
+
+/* The state of the linears with `weight`, made at the first call. NULL with *result and the error
+ * set. */
+static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r,
+                                     mixp_result *result) {
     mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
-    int i;
+    *result = MIXP_OK;
     if (s) s->recipe = *r;
     if (s) return s;
-    s = (mixpi_scaled *)mixpi_host_alloc(ctx, sizeof *s);
-    if (!s) return NULL;
-    s->history = (float *)mixpi_host_alloc(ctx, MIXPI_ROLES * (size_t)length * sizeof(float));
-    if (!s->history) return NULL;
+    if (ctx->capturing) {
+        *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                    "mixp_linear '%.63s' has no state of delayed scaling yet, and "
+                                    "a captured step cannot make it; run an ordinary step first",
+                                    weight->name);
+        return NULL;
+    }
+    s = mixpi_scaled_new(ctx, mixpi_recipe_history(r), result);
+    if (*result != MIXP_OK) return NULL;
     s->weight = weight;
     s->recipe = *r;
-    s->length = length;
-    for (i = 0; i < MIXPI_ROLES; i++) s->scales[i] = 1.0f;
     s->next = ctx->casting->scaled;
+    ctx->scaled_made++;
     return ctx->casting->scaled = s;
 }
 
@@ -71,16 +92,34 @@ static float mixpi_history_turn(float *history, int length) {
     return largest;
 }
 
-/* Ends an update of one operand. An operand that no linear has used keeps its state. */
-static void mixpi_scaled_turn(mixpi_scaled *s, mixpi_role role) {
-    float *history = s->history + (int64_t)role * s->length, amax = history[0], largest;
-    const float limit = (float)ldexp((double)mixpi_scaled_limit(&s->recipe, role),
-                                     -s->recipe.margin);
-    if (!(amax > 0.0f)) return;
-    largest = mixpi_history_turn(history, s->length);
-    if (!s->recipe.most_recent) amax = largest;
-    if (mixpi_amax_usable(mixp_bits_of_f32(amax)))
-        s->scales[role] = mixpi_scale_to(limit, mixp_bits_of_f32(amax));
+/* Ends an update of operand i. An operand that no linear has used keeps its state. */
+static void mixpi_turn_operand(const mixp_turn_args *k, int i) {
+    float *history = k->history + (int64_t)i * k->length;
+    const float newest = history[0];
+    float largest;
+    if (!(newest > 0.0f)) return;
+    largest = mixpi_history_turn(history, k->length);
+    k->scales[i] = mixpi_turned_scale(k, i, newest, largest, k->scales[i]);
+}
+
+/* Ends an update of the linears with one weight. */
+static mixp_result mixpi_scaled_turn(mixp_context *ctx, const mixpi_scaled *s) {
+    mixp_turn_args k;
+    int i;
+    MIXPI_STATIC_ASSERT(turn_operands, (int)MIXPI_ROLES == (int)MIXP_TURN_OPERANDS);
+    memset(&k, 0, sizeof k);
+    k.n = MIXPI_ROLES;
+    k.length = s->length;
+    k.most_recent = s->recipe.most_recent;
+    k.history = s->history;
+    k.scales = s->scales;
+    for (i = 0; i < MIXPI_ROLES; i++)
+        k.limits[i] = (float)ldexp((double)mixpi_scaled_limit(&s->recipe, (mixpi_role)i),
+                                   -s->recipe.margin);
+    if (ctx->device->kernels->turn)
+        return mixpi_noted(ctx, "turn", ctx->device->kernels->turn(&ctx->exec, &k));
+    for (i = 0; i < MIXPI_ROLES; i++) mixpi_turn_operand(&k, i);
+    return MIXP_OK;
 }
 
 /* --- ranks ---
@@ -97,64 +136,107 @@ static int64_t mixpi_scaled_words(const mixp_context *ctx) {
     return MIXPI_ROLES * n;
 }
 
-/* Writes this rank's newest amax, for each parameter and operand. */
-static void mixpi_scaled_to_words(const mixp_context *ctx, double *words) {
+/* Copies the newest amax of each state to its place in newest[words], or back. All in the device's
+ * memory. */
+static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int back) {
     const mixp_tensor *t;
-    int i;
-    for (t = ctx->tensors; t; t = t->own.next) {
+    mixp_result r = MIXP_OK;
+    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         const mixpi_scaled *s;
+        mixp_copy_args k;
         if (!mixpi_is_scaled_weight(t)) continue;
         s = mixpi_scaled_find(ctx, t);
-        for (i = 0; s && i < MIXPI_ROLES; i++)
-            words[i] = (double)s->history[(int64_t)i * s->length];
-        words += MIXPI_ROLES;
+        memset(&k, 0, sizeof k);
+        k.rank = 1;
+        k.shape[0] = MIXPI_ROLES;
+        k.src_strides[0] = k.dst_strides[0] = 1;
+        if (s && back) {
+            k.src = mixpi_in(newest, MIXP_F32);
+            k.dst = mixpi_out_to(s->history, MIXP_F32, 0);
+            k.dst_strides[0] = s->length;
+        } else if (s) {
+            k.src = mixpi_in(s->history, MIXP_F32);
+            k.dst = mixpi_out_to(newest, MIXP_F32, 0);
+            k.src_strides[0] = s->length;
+        }
+        if (s) r = mixpi_noted(ctx, "copy", ctx->device->kernels->copy(&ctx->exec, &k));
+        newest += MIXPI_ROLES;
     }
+    return r;
 }
 
-/* Enters a rank's words. A linear that this rank has not met gets a state; the others keep the
- * recipe of their newest linear. */
-static mixp_result mixpi_scaled_from_words(mixp_context *ctx, const double *words) {
+/* Makes the states of linears that only other ranks have met, with the recipe of the newest region.
+ * The other states keep the recipe of their newest linear. */
+static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest) {
     mixp_tensor *t;
-    int i;
-    for (t = ctx->tensors; t; t = t->own.next) {
-        mixpi_scaled *s;
+    mixp_result r = MIXP_OK;
+    for (t = ctx->tensors; t && r == MIXP_OK; t = t->own.next) {
         if (!mixpi_is_scaled_weight(t)) continue;
-        s = mixpi_scaled_find(ctx, t);
-        for (i = 0; i < MIXPI_ROLES; i++) {
-            if (!(words[i] > 0.0)) continue;
-            if (!s) s = mixpi_scaled_of(ctx, t, &ctx->casting->delayed);
-            if (!s) return MIXP_ERR_MEMORY;
-            mixpi_scaled_enter(s, (mixpi_role)i, (float)words[i]);
-        }
-        words += MIXPI_ROLES;
+        if ((newest[0] > 0.0f || newest[1] > 0.0f || newest[2] > 0.0f) &&
+            !mixpi_scaled_find(ctx, t))
+            (void)mixpi_scaled_of(ctx, t, &ctx->casting->delayed, &r);
+        newest += MIXPI_ROLES;
     }
-    return MIXP_OK;
+    return r;
+}
+
+/* newest[words]: of this rank; becomes the largest of all ranks. table: memory for the words of all
+ * ranks. */
+static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *newest,
+                                     int64_t words) {
+    const int64_t ranks = (int64_t)mixpi_world(ctx);
+    mixp_result r;
+    int64_t i, k;
+    memset(table, 0, (size_t)(ranks * words) * sizeof *table);
+    for (i = 0; i < words; i++) table[mixpi_place(ctx) * words + i] = (double)newest[i];
+    r = mixpi_crew_share(ctx, table, words);
+    for (i = 0; i < words && r == MIXP_OK; i++)
+        for (k = 0; k < ranks; k++)
+            if ((float)table[k * words + i] > newest[i]) newest[i] = (float)table[k * words + i];
+    return r;
+}
+
+/* Gives each state the newest amax of all ranks. table, newest: memory of the host. */
+static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float *newest,
+                                         int64_t words) {
+    const size_t bytes = (size_t)words * sizeof *newest;
+    float *there = (float *)mixpi_context_scratch(ctx, bytes);
+    mixp_result r = there ? mixpi_device_zero(ctx, there, bytes) : MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = mixpi_scaled_newest(ctx, there, 0);
+    if (r == MIXP_OK) r = mixpi_download(ctx, newest, there, bytes);
+    if (r == MIXP_OK) r = mixpi_scaled_join(ctx, table, newest, words);
+    if (r == MIXP_OK) r = mixpi_scaled_meet_all(ctx, newest);
+    there = (float *)mixpi_context_scratch(ctx, bytes);     /* the ranks have used it meanwhile */
+    if (r == MIXP_OK && !there) r = MIXP_ERR_MEMORY;
+    if (r == MIXP_OK) r = mixpi_upload(ctx, there, newest, bytes);
+    return r == MIXP_OK ? mixpi_scaled_newest(ctx, there, 1) : r;
 }
 
 static mixp_result mixpi_scaled_share(mixp_context *ctx) {
     const int64_t words = mixpi_scaled_words(ctx), ranks = (int64_t)mixpi_world(ctx);
     const size_t bytes = (size_t)(ranks * words) * sizeof(double);
-    double *table = (double *)mixpi_host_take(ctx, bytes);
+    const size_t own = (size_t)words * sizeof(float);
+    double *table;
     mixp_result r;
-    int64_t i;
-    if (!table) return mixpi_out_of_memory(ctx, bytes);
-    memset(table, 0, bytes);
-    mixpi_scaled_to_words(ctx, table + mixpi_place(ctx) * words);
-    r = mixpi_crew_share(ctx, table, words);
-    for (i = 0; i < ranks && r == MIXP_OK; i++)
-        r = mixpi_scaled_from_words(ctx, table + i * words);
+    if (ctx->capturing)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "delayed scaling shares amax between ranks through the host, "
+                                 "which a captured step cannot do; run each step without "
+                                 "capturing, or use fp8_current");
+    if (!words) return MIXP_OK;
+    table = (double *)mixpi_host_take(ctx, bytes + own);
+    if (!table) return mixpi_out_of_memory(ctx, bytes + own);
+    r = mixpi_scaled_exchange(ctx, table, (float *)(table + ranks * words), words);
     mixpi_host_put(ctx, table);
     return r;
 }
 
 /* After an update of an optimizer, also a skipped one: new scales. */
 static mixp_result mixpi_scaled_update(mixp_context *ctx) {
-    mixpi_scaled *s;
+    const mixpi_scaled *s;
     mixp_result r = MIXP_OK;
-    int i;
     if (!mixpi_scaled_on(ctx)) return MIXP_OK;
     if (mixpi_world(ctx) > 1) r = mixpi_crew_stop(ctx, mixpi_scaled_share(ctx));
-    for (s = ctx->casting->scaled; s && r == MIXP_OK; s = s->next)
-        for (i = 0; i < MIXPI_ROLES; i++) mixpi_scaled_turn(s, (mixpi_role)i);
+    for (s = ctx->casting->scaled; s && r == MIXP_OK; s = s->next) r = mixpi_scaled_turn(ctx, s);
     return r;
 }

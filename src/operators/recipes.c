@@ -70,8 +70,9 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
 /* Takes the recipe r for a linear. */
 static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
-        out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r);
-        if (!out->scaled) return MIXP_ERR_MEMORY;
+        mixp_result made;
+        out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r, &made);
+        if (!out->scaled) return made;
     }
     out->lossy = mixpi_lossy_of(c);
     out->fallen = mixpi_lossy_fallen(out->lossy);
@@ -253,6 +254,21 @@ static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **turned, mixp_qu
     return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
 }
 
+/* The scale of an operand under delayed scaling, and where its amax goes: to *amax, or on a device
+ * to the history. */
+static void mixpi_recipe_delayed(const mixp_context *ctx, const mixpi_recipe_call *rc,
+                                 mixpi_role role, float *amax, mixp_quantise_args *k) {
+    const mixpi_scaled *s = rc->scaled;
+    if (!mixpi_scaled_apart(ctx)) {
+        k->given = s->scales[role];
+        k->amax = amax;
+        return;
+    }
+    k->given_at = s->scales + role;
+    k->amax = rc->enters ? s->history + (int64_t)role * s->length : NULL;
+    k->amax_joins = 1;
+}
+
 /* Quantises an operand x[rows, cols] in the role `role`. over_rows: the product sums over its
  * rows. Give q->y back with mixpi_recipe_give. */
 static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *rc, mixpi_role role,
@@ -268,16 +284,16 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     k->seed = c->ctx->seed ^ 0x7265636970657321u;
     k->step = rc->step;
     k->tensor = 2u * rc->call + (uint64_t)over_rows;
-    if (rc->scaled) k->given = rc->scaled->scales[role];
-    if (rc->scaled) k->amax = &amax;
+    if (rc->scaled) mixpi_recipe_delayed(c->ctx, rc, role, &amax, k);
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
     if (copy) r = mixpi_weight_quantised(c, copy, k, q);
     else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
     if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy) &&
-        !(rc->scaled && rc->scaled->scales[role] == 1.0f))
+        !(rc->scaled && k->given == 1.0f))
         r = mixpi_lossy_measure(c, &rc->recipe, &rc->lossy[role], k, q->decode);
     mixpi_recipe_give(c->ctx, turned);
-    if (rc->scaled && rc->enters && r == MIXP_OK) mixpi_scaled_enter(rc->scaled, role, amax);
+    if (k->amax == &amax && rc->enters && r == MIXP_OK)
+        mixpi_scaled_enter(rc->scaled, role, amax);
     return r;
 }
 

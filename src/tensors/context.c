@@ -82,6 +82,7 @@ struct mixp_graph {
     int           moves_scale;  /* 0: gradients from before and after a replay may be added */
     uint64_t      sites_moved;  /* the context's value when the graph was recorded */
     int64_t       lows_made;    /* the context's value when the graph was recorded */
+    int64_t       scaled_made;  /* the same                                                */
 };
 
 /* Marks all low copies of parameters as stale, so that their next reader renews them. Needed
@@ -164,6 +165,7 @@ MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     g->moves_scale = ctx->scale_moved;
     g->sites_moved = ctx->sites_moved;
     g->lows_made = ctx->lows_made;
+    g->scaled_made = ctx->scaled_made;
     ctx->graphs = g;
     return g;
 }
@@ -183,6 +185,11 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
                                  "mixp_replay: the weights are the averages of "
                                  "mixp_optimizer_swap_ema: call mixp_optimizer_swap_ema again "
                                  "first");
+    if (graph->updates && graph->scaled_made != ctx->scaled_made)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_replay: a linear has met delayed scaling since the graph "
+                                 "was recorded, and the graph would not advance its history; "
+                                 "record the step again");
     if (watcher) r = watcher->replayed(ctx);
     if (r != MIXP_OK) return r;
     ctx->replays += graph->moves_scale != 0;

@@ -112,6 +112,7 @@ struct mixp_context {
     int            evaluates;   /* 1: the step began with mixp_eval_begin, which counts none */
     int            averaged;    /* optimizers whose averages are in the weights            */
     int64_t        lows_made;   /* low copies of permanent tensors made so far             */
+    int64_t        scaled_made; /* states of delayed scaling made so far                   */
     const void    *tally_of;    /* optimizer whose counts are on their way to the host      */
     void          *scalers, *optimizers;    /* all of them, newest first                   */
     uint64_t       made_in;     /* generation in which the newest permanent tensor was made */

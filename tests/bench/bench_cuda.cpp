@@ -446,6 +446,15 @@ static void quantisers(int64_t all_rows) {
         }
     by_bytes("hadamard bf16", s.c_str(), 6.0 * (double)n,
              [=] { return table->hadamard(&x, &h); });
+    mixp_turn_args t;
+    memset((void *)&t, 0, sizeof t);
+    t.n = 3;
+    t.length = 1024;
+    t.history = (float *)take((size_t)(3 * t.length + 3) * sizeof(float));
+    t.scales = t.history + 3 * t.length;
+    for (int i = 0; i < t.n; i++) t.limits[i] = 448.0f;
+    by_bytes("turn, histories of 1024", "3 x 1024", 8.0 * 3 * 1024,
+             [=] { return table->turn(&x, &t); });
     give_back(mark);
 }
 

@@ -6,6 +6,8 @@
  * context without ranks is the reference.
  */
 #include "cuda_pair.h"
+#include <unistd.h>
+#include <vector>
 
 /* --- the kernel ---------------------------------------------------------------------------- */
 
@@ -466,6 +468,97 @@ static void low_copies_in_a_graph(void) {
     cudaFree(w.bad);
 }
 
+/* --- delayed scaling ------------------------------------------------------------------------ */
+
+/* The other rank's row of amax: that of x is 4 times this rank's, that of w a quarter. Tables of other
+ * sizes are equal. */
+__global__ void other_amax(const double *own, double *other, int64_t words) {
+    for (int64_t i = 0; i < words; i++)
+        other[i] = words != 3 ? own[i] : i == 0 ? 4 * own[i] : i == 1 ? own[i] / 4 : own[i];
+}
+static const char *amax_sum(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream, double d) {
+    double *own = (double *)data;
+    if (dtype != MIXP_F64) return world_sum(user, data, count, dtype, stream, d);
+    MIXPI_LAUNCH(other_amax, 1, 1, 0, (cudaStream_t)stream, own, own + count / 2, count / 2);
+    return cudaPeekAtLastError() == cudaSuccess ? NULL : "the kernel could not be launched";
+}
+
+static void one_linear(mixp_context *ctx, mixp_tensor *w, mixp_optimizer *opt, float x0) {
+    const int64_t shape[2] = { 16, 16 };
+    static float x[256];
+    mixp_tensor *y = NULL;
+    for (int i = 0; i < 256; i++) x[i] = i ? 0.5f : x0;
+    mixp_step_begin(ctx);
+    mixp_zero_grad(opt);
+    MIXP_AUTOCAST(ctx, MIXP_BF16)
+        y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, x), w, NULL);
+    mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0));
+    mixp_optimizer_step(opt);
+}
+
+/* Scales [3] and history [3, 4] of w. */
+static void delayed_state(mixp_context *ctx, float *all) {
+    static const char *const names[] = { "mixprec.recipe.scales.w", "mixprec.recipe.amax_history.w" };
+    mixp_safetensors *file = NULL;
+    mixp_checkpoint c;
+    char path[64];
+    memset((void *)&c, 0, sizeof c);
+    c.ctx = ctx;
+    snprintf(path, sizeof path, "/tmp/mixprec_cuda_ranks.%d", (int)getpid());
+    CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read(path, &file, NULL, 0), MIXP_OK);
+    for (int i = 0; i < 2 && file; i++) {
+        const mixp_st_entry *e = mixp_safetensors_find(file, names[i]);
+        CHECK(e && e->bytes == (i ? 48u : 12u));
+        if (e && e->bytes <= 48) memcpy(all + 3 * i, e->data, e->bytes);
+    }
+    mixp_safetensors_free(file);
+    remove(path);
+}
+
+/* The scales come from the largest amax of both ranks. A capture would have to wait: refused. */
+static void delayed_scaling(void) {
+    const int64_t shape[2] = { 16, 16 };
+    World w;
+    mixp_ranks_desc ranks = world_of_two(&w);
+    mixp_context_desc d;
+    mixp_recipe r;
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    std::vector<float> ones(256, 2.0f);
+    float state[15] = { 0 };
+    const char *why = "";
+    memset(&d, 0, sizeof d);
+    memset((void *)&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_FP8_DELAYED;
+    r.history = 4;
+    sgd.lr = 0;
+    ranks.sum = amax_sum;
+    d.device = mixp_cuda(0, NULL);
+    d.ranks = &ranks;
+    mixp_context *ctx = mixp_context_new(&d);
+    mixp_tensor *p = mixp_param(ctx, "w", MIXP_F32, 2, shape);
+    CHECK_INT(mixp_write(p, ones.data(), MIXP_F32, 256), MIXP_OK);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, &sgd);
+    mixp_optimizer_add(opt, p, NULL);
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    one_linear(ctx, p, opt, 3.0f);
+    one_linear(ctx, p, opt, 1.0f);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_OK);
+    if (*why) TEST_SHOW("%s", why);
+    delayed_state(ctx, state);
+    const float want[15] = { 448.0f / 12, 448.0f / 2, 57344.0f,
+                             0, 0, 12, 4, 0, 0, 2, 2, 0, 0, 1, 1 };
+    for (int i = 0; i < 15; i++) CHECK_NEAR(state[i], want[i], 0);
+    CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
+    one_linear(ctx, p, opt, 1.0f);
+    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_ORDER);
+    CHECK_TEXT(why, "run each step without capturing, or use fp8_current");
+    mixp_graph *none = mixp_capture_end(ctx);
+    if (none) mixp_graph_free(none);
+    mixp_context_free(ctx);
+    CHECK_INT(cudaFree(w.bad), cudaSuccess);
+}
+
 int main(void) {
     RUN(kernel);
     RUN(kernel_of_parts);
@@ -475,5 +568,6 @@ int main(void) {
     RUN(shards);
     RUN(scattered);
     RUN(low_copies_in_a_graph);
+    RUN(delayed_scaling);
     return test_report();
 }

@@ -1,9 +1,11 @@
 /* test_cuda_recipes.cpp - the quantiser of recipes on the simulated GPU: the bits of the CPU's
  * quantiser, which tests/core/test_recipes.c holds to a search through the grid; linear layers whose sums
- * are exact, bit for bit; a training near the CPU's; and captured steps, which draw anew.
+ * are exact, bit for bit; a training near the CPU's; captured steps, which draw anew; and the state of
+ * delayed scaling, which has the CPU's bits, that tests/core/test_delayed.c holds to an emulation.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
+#include <unistd.h>
 #include <vector>
 
 /* --- the quantiser ---------------------------------------------------------------------------- */
@@ -179,6 +181,91 @@ static void given_body(void) {
 }
 static void given(void) { in_all_schedules(given_body); }
 
+/* A scale in device memory; an amax that joins an older one. A NaN does not. */
+static void joined_body(void) {
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 32, 48, 0 };
+    struct Case { float old, largest, joined; };
+    const Case cases[] = { { 0.0f, 7.0f, 7.0f }, { 9.0f, 7.0f, 9.0f }, { 3.0f, NAN, 3.0f },
+                           { 3.0f, INFINITY, INFINITY } };
+    for (const Case &c : cases) {
+        Pair x = numbers(MIXP_BF16, 32 * 48, 1.0, 0), y = empty(MIXP_BF16, 32 * 48, 0);
+        Pair amax = empty(MIXP_F32, 1, 0), decode = empty(MIXP_F32, 1, 0), s = empty(MIXP_F32, 1, 0);
+        for (int64_t i = 0; i < 32 * 48; i++) set_value(x, i, (double)(i % 13) / 4 - 1.5);
+        set_value(x, 5, (double)c.largest);
+        set_value(amax, 0, (double)c.old);
+        set_value(s, 0, 3.5);
+        for (int cpu = 0; cpu < 2; cpu++) {
+            on_gpu = !cpu;
+            mixp_quantise_args k = args_of(p, x, y);
+            k.given_at = AT(float, s);
+            k.given = 100.0f;
+            k.amax = AT(float, amax);
+            k.amax_joins = 1;
+            k.decode = AT(float, decode);
+            CHECK_INT(cpu ? mixp_quantise(&cpu_exec, &k, AT(float, decode))
+                           : gpu_kernels->quantise(&gpu_exec, &k), MIXP_OK);
+        }
+        WAIT();
+        CHECK(*(float *)amax.gpu == c.joined);
+        CHECK(*(float *)decode.gpu == 1.0f / 3.5f);
+        CHECK(mixp_f32_from_bf16(((mixp_bf16 *)y.gpu)[0]) == -5.0f);     /* -1.5 * 3.5, to e4m3 */
+        same_but_nan(y);
+        same_bits(amax);
+        same_bits(decode);
+        Pair *all[] = { &x, &y, &amax, &decode, &s };
+        for (Pair *one : all) finish(*one);
+    }
+}
+static void joined(void) { in_all_schedules(joined_body); }
+
+/* The end of an update, against a loop of its own. */
+static void turned_body(void) {
+    for (int length : { 1, 2, 5, 256, 257, 1000 })
+        for (int edge = 0; edge < 4; edge++) {
+            Pair history = empty(MIXP_F32, 3 * length, 0), scales = empty(MIXP_F32, 3, 0);
+            std::vector<float> want((size_t)(3 * length)), want_scales(3);
+            mixp_turn_args k;
+            memset((void *)&k, 0, sizeof k);
+            k.n = 3;
+            k.length = length;
+            k.most_recent = edge == 1;
+            for (int i = 0; i < 3; i++) {
+                const float limit = i == 2 ? 57344.0f : 448.0f, old = 0.25f + (float)i;
+                float *h = want.data() + i * length, amax;
+                k.limits[i] = limit;
+                for (int j = 0; j < length; j++) h[j] = (float)((i + 3 * j) % 17) / 8.0f + 0.5f;
+                if (edge == 2 && i == 1) h[0] = 0.0f;
+                if (edge == 3 && i == 1) h[length / 2] = INFINITY;
+                for (int j = 0; j < length; j++) set_value(history, i * length + j, (double)h[j]);
+                set_value(scales, i, (double)old);
+                want_scales[(size_t)i] = old;
+                if (h[0] == 0.0f) continue;
+                amax = h[0];
+                for (int j = 1; j < length && !k.most_recent; j++) amax = amax > h[j] ? amax : h[j];
+                if (amax < INFINITY) want_scales[(size_t)i] = limit / amax;
+                amax = h[0];
+                for (int j = 1; j < length; j++) h[j - 1] = h[j];
+                h[length - 1] = amax;
+                h[0] = 0.0f;
+            }
+            on_gpu = 1;
+            k.history = AT(float, history);
+            k.scales = AT(float, scales);
+            CHECK_INT(gpu_kernels->turn(&gpu_exec, &k), MIXP_OK);
+            WAIT();
+            CHECK(memcmp(history.gpu, want.data(), want.size() * sizeof(float)) == 0);
+            CHECK(memcmp(scales.gpu, want_scales.data(), 3 * sizeof(float)) == 0);
+            k.n = 4;
+            CHECK_INT(gpu_kernels->turn(&gpu_exec, &k), MIXP_ERR_ARGUMENT);
+            k.n = 3;
+            k.length = 0;
+            CHECK_INT(gpu_kernels->turn(&gpu_exec, &k), MIXP_ERR_ARGUMENT);
+            finish(history);
+            finish(scales);
+        }
+}
+static void turned(void) { in_all_schedules(turned_body); }
+
 static void hadamard_body(void) {
     for (mixp_dtype dtype : { MIXP_F32, MIXP_BF16 })
         for (int64_t cols : { 1, 21, 64 }) {
@@ -250,7 +337,6 @@ static std::vector<Mode> modes(void) {
     std::vector<Mode> all;
     for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
         Mode m;
-        if (kind == MIXP_RECIPE_FP8_DELAYED) continue;
         memset((void *)&m, 0, sizeof m);
         m.recipe.kind = (mixp_recipe_kind)kind;
         m.name = mixp_recipe_name(m.recipe.kind);
@@ -441,16 +527,279 @@ static void replays(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
-/* Delayed scaling keeps its state on the host: a typed error on a GPU, and nothing changes. */
-static void delayed_is_refused(void) {
-    mixp_context *ctx = context_on(true);
-    const char *why = "";
+/* --- delayed scaling -------------------------------------------------------------------------- */
+
+/* One layer whose sums are exact on both devices: whole numbers times powers of two, and scales that
+ * the test sees. */
+struct Layer {
+    mixp_context   *ctx;
+    mixp_tensor    *w;
+    mixp_optimizer *opt;
+    mixp_scaler    *scaler;
+    float           x[32 * 64], dy[32 * 48];
+};
+
+static mixp_recipe delayed_recipe(int most_recent) {
     mixp_recipe r;
     memset((void *)&r, 0, sizeof r);
     r.kind = MIXP_RECIPE_FP8_DELAYED;
+    r.history = 5;
+    r.most_recent = most_recent;
+    r.margin = most_recent;
+    return r;
+}
+
+static void layer_open(Layer *l, bool gpu, int most_recent) {
+    const int64_t shape[2] = { 48, 64 };
+    const mixp_recipe r = delayed_recipe(most_recent);
+    mixp_optimizer_desc sgd = mixp_sgd_defaults();
+    mixp_scaler_desc scaling;
+    std::vector<float> w(48 * 64);
+    memset((void *)&scaling, 0, sizeof scaling);
+    scaling.rule = MIXP_RULE_STATIC;
+    scaling.init_scale = 1.0f;
+    sgd.lr = 0;
+    for (size_t i = 0; i < w.size(); i++) w[i] = whole(9, (int64_t)i);
+    l->ctx = context_on(gpu);
+    l->w = mixp_param(l->ctx, "w", MIXP_F32, 2, shape);
+    CHECK_INT(mixp_write(l->w, w.data(), MIXP_F32, 48 * 64), MIXP_OK);
+    l->opt = mixp_optimizer_new(l->ctx, &sgd);
+    CHECK_INT(mixp_optimizer_add_all(l->opt, "*"), MIXP_OK);
+    l->scaler = mixp_scaler_new(l->ctx, &scaling);
+    CHECK_INT(mixp_autocast_set_recipe(l->ctx, &r), MIXP_OK);
+}
+
+/* Numbers of micro-batch `key`; sizes differ by powers of two, so that values are clipped. */
+static void layer_fill(Layer *l, int key) {
+    for (int i = 0; i < 32 * 64; i++) l->x[i] = ldexpf(whole((uint64_t)(2 * key), i), 3 * (key % 4));
+    for (int i = 0; i < 32 * 48; i++) l->dy[i] = ldexpf(whole((uint64_t)(2 * key + 1), i), -2 * (key % 3));
+}
+
+static mixp_tensor *layer_walk(Layer *l, bool trains) {
+    const int64_t xs[2] = { 32, 64 }, ys[2] = { 32, 48 };
+    mixp_tensor *x, *y = NULL;
+    mixp_step_begin(l->ctx);
+    x = mixp_input(l->ctx, MIXP_F32, 2, xs, l->x);
+    if (!trains) {
+        MIXP_NO_GRAD(l->ctx) MIXP_AUTOCAST(l->ctx, MIXP_BF16) y = mixp_linear(l->ctx, x, l->w, NULL);
+        return y;
+    }
+    MIXP_AUTOCAST(l->ctx, MIXP_BF16) y = mixp_linear(l->ctx, x, l->w, NULL);
+    mixp_tensor *loss = mixp_sum(l->ctx, mixp_mul(l->ctx, y, mixp_input(l->ctx, MIXP_F32, 2, ys, l->dy)),
+                                 MIXP_ALL, 0);
+    CHECK_INT(mixp_backward(l->ctx, mixp_scaler_scale(l->scaler, loss)), MIXP_OK);
+    return y;
+}
+
+static void layer_update(Layer *l) {
+    CHECK_INT(mixp_scaler_step(l->scaler, l->opt), MIXP_OK);
+    CHECK_INT(mixp_scaler_update(l->scaler), MIXP_OK);
+}
+
+static mixp_checkpoint checkpoint_of(Layer *l) {
+    mixp_checkpoint c;
+    memset((void *)&c, 0, sizeof c);
+    c.ctx = l->ctx;
+    c.scaler = l->scaler;
+    c.optimizers = &l->opt;
+    c.n_optimizers = 1;
+    return c;
+}
+
+/* Scales [3] and history [3, 5] of a checkpoint, after the weight's gradient. */
+static std::vector<float> layer_state(Layer *l) {
+    static const char *const names[] = { "mixprec.recipe.scales.w", "mixprec.recipe.amax_history.w" };
+    const mixp_checkpoint c = checkpoint_of(l);
+    char path[64];
+    std::vector<float> all(48 * 64 + 18, -1.0f);
+    mixp_safetensors *file = NULL;
+    snprintf(path, sizeof path, "/tmp/mixprec_cuda_delayed.%d", (int)getpid());
+    if (l->w->grad) CHECK_INT(mixp_read(l->w->grad, all.data(), MIXP_F32, 48 * 64), MIXP_OK);
+    CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
+    CHECK_INT(mixp_safetensors_read(path, &file, NULL, 0), MIXP_OK);
+    for (int i = 0; i < 2 && file; i++) {
+        const mixp_st_entry *e = mixp_safetensors_find(file, names[i]);
+        CHECK(e && e->bytes == (i ? 60u : 12u));
+        if (e && e->bytes <= 60) memcpy(all.data() + 48 * 64 + 3 * i, e->data, e->bytes);
+    }
+    mixp_safetensors_free(file);
+    remove(path);
+    return all;
+}
+
+/* Updates of one or two micro-batches, an evaluation that enters nothing, an Inf and a NaN: gradient,
+ * scales and history have the CPU's bits after each. A later update waits for nothing. */
+static void delayed_like_the_cpu(void) {
+    for (int most_recent = 0; most_recent < 2; most_recent++) {
+        Layer l[2];
+        for (int gpu = 0; gpu < 2; gpu++) layer_open(&l[gpu], gpu != 0, most_recent);
+        for (int step = 0; step < 9; step++) {
+            std::vector<float> state[2];
+            for (int gpu = 0; gpu < 2; gpu++) {
+                const cudasim::Count before = cudasim::count;
+                mixp_zero_grad(l[gpu].opt);
+                for (int micro = 0; micro < 1 + (step % 3 == 1); micro++) {
+                    layer_fill(&l[gpu], 2 * step + micro);
+                    if (step == 6) l[gpu].x[70] = INFINITY;
+                    if (step == 7) l[gpu].dy[70] = NAN;
+                    layer_walk(&l[gpu], true);
+                }
+                layer_fill(&l[gpu], 3);
+                if (step == 3) layer_walk(&l[gpu], false);
+                layer_update(&l[gpu]);
+                if (gpu && step == 5) CHECK_INT(cudasim::count.waits, before.waits);
+                state[gpu] = layer_state(&l[gpu]);
+            }
+            CHECK(state[0].size() == state[1].size());
+            /* the sum of two walks' gradients is rounded in another order */
+            for (size_t i = step % 3 == 1 ? 48 * 64 : 0; i < state[0].size(); i++) {
+                const uint32_t a = mixp_bits_of_f32(state[0][i]), b = mixp_bits_of_f32(state[1][i]);
+                if (a == b || (state[0][i] != state[0][i] && state[1][i] != state[1][i])) continue;
+                test_bad++;
+                TEST_SHOW("step %d, number %zu: %.9g on the CPU, %.9g on the GPU", step, i,
+                          (double)state[0][i], (double)state[1][i]);
+                break;
+            }
+            CHECK(step < 1 || state[1][48 * 64] != 1.0f);      /* the scales have moved */
+        }
+        for (int gpu = 0; gpu < 2; gpu++) {
+            CHECK_INT(mixp_context_error(l[gpu].ctx, NULL), MIXP_OK);
+            mixp_context_free(l[gpu].ctx);
+        }
+    }
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* A file of the GPU resumes on the GPU and on the CPU; one without a state starts it anew. */
+static void delayed_resumes(void) {
+    char path[64];
+    std::vector<float> end[3];
+    snprintf(path, sizeof path, "/tmp/mixprec_cuda_resume.%d", (int)getpid());
+    for (int run = 0; run < 3; run++) {         /* without a break; resumed on the GPU; on the CPU */
+        Layer l;
+        layer_open(&l, run < 2, 0);
+        mixp_checkpoint c = checkpoint_of(&l);
+        if (run == 1) {
+            layer_fill(&l, 11);                 /* a state of its own, which the file replaces */
+            layer_walk(&l, true);
+            layer_update(&l);
+        }
+        if (run) CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
+        for (int step = run ? 3 : 0; step < 7; step++) {
+            if (!run && step == 3) CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
+            mixp_zero_grad(l.opt);
+            layer_fill(&l, step);
+            layer_walk(&l, true);
+            layer_update(&l);
+        }
+        end[run] = layer_state(&l);
+        CHECK_INT(mixp_context_error(l.ctx, NULL), MIXP_OK);
+        mixp_context_free(l.ctx);
+    }
+    CHECK(end[1] == end[0]);
+    CHECK(end[2] == end[0]);
+    {
+        Layer plain, l;
+        layer_open(&plain, true, 0);
+        layer_open(&l, true, 0);
+        mixp_checkpoint from = checkpoint_of(&plain), c = checkpoint_of(&l);
+        layer_fill(&l, 1);
+        layer_walk(&l, true);
+        layer_update(&l);
+        CHECK_INT(mixp_checkpoint_save(path, &from), MIXP_OK);      /* no linear has run */
+        CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
+        end[0] = layer_state(&l);
+        for (int i = 0; i < 18; i++) CHECK(end[0][(size_t)(48 * 64 + i)] == (i < 3 ? 1.0f : 0.0f));
+        mixp_context_free(plain.ctx);
+        mixp_context_free(l.ctx);
+    }
+    remove(path);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+static void expect_error(mixp_context *ctx, mixp_result code, const char *text) {
+    const char *why = "";
+    CHECK_INT(mixp_context_error(ctx, &why), code);
+    CHECK_TEXT(why, text);
+    mixp_context_clear_error(ctx);
+}
+
+static mixp_graph *layer_captured(Layer *l) {
+    CHECK_INT(mixp_capture_begin(l->ctx), MIXP_OK);
+    mixp_zero_grad(l->opt);
+    if (layer_walk(l, true)) layer_update(l);
+    return mixp_capture_end(l->ctx);
+}
+
+/* Replays advance scales and histories. A first step cannot be captured; a graph that does not know
+ * all states is refused. */
+static void delayed_replays(void) {
+    const int64_t shape[2] = { 48, 64 };
+    Layer eager, played;
+    layer_open(&eager, true, 0);
+    layer_open(&played, true, 0);
+    const mixp_recipe r = delayed_recipe(0);
+    CHECK_INT(mixp_autocast_set_recipe(played.ctx, NULL), MIXP_OK);
+    layer_fill(&played, 0);
+    mixp_zero_grad(played.opt);
+    layer_walk(&played, true);                  /* a bf16 step, which takes the memory */
+    layer_update(&played);
+    CHECK_INT(mixp_autocast_set_recipe(played.ctx, &r), MIXP_OK);
+    CHECK_INT(mixp_capture_begin(played.ctx), MIXP_OK);
+    mixp_step_begin(played.ctx);
+    const int64_t xs[2] = { 32, 64 };
+    MIXP_AUTOCAST(played.ctx, MIXP_BF16)
+        CHECK(!mixp_linear(played.ctx, mixp_input(played.ctx, MIXP_F32, 2, xs, played.x), played.w, NULL));
+    expect_error(played.ctx, MIXP_ERR_ORDER, "run an ordinary step first");
+    mixp_graph *none = mixp_capture_end(played.ctx);
+    if (none) mixp_graph_free(none);
+    mixp_context_clear_error(played.ctx);
+    for (Layer *l : { &eager, &played }) {
+        layer_fill(l, 0);
+        mixp_zero_grad(l->opt);
+        layer_walk(l, true);
+        layer_update(l);
+    }
+    mixp_graph *graph = layer_captured(&played);
+    CHECK(graph != NULL);
+    for (int step = 1; step < 6 && graph; step++) {
+        layer_fill(&eager, step);
+        mixp_zero_grad(eager.opt);
+        layer_walk(&eager, true);
+        layer_update(&eager);
+        layer_fill(&played, step);
+        CHECK_INT(mixp_replay(graph), MIXP_OK);
+        CHECK(layer_state(&eager) == layer_state(&played));
+    }
+    mixp_tensor *other = mixp_param(played.ctx, "other", MIXP_F32, 2, shape), *w = played.w;
+    played.w = other;
+    layer_walk(&played, true);
+    played.w = w;
+    CHECK_INT(mixp_replay(graph), MIXP_ERR_ORDER);
+    expect_error(played.ctx, MIXP_ERR_ORDER, "record the step again");
+    mixp_context_free(eager.ctx);
+    mixp_context_free(played.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* A device that cannot end an update: a typed error, and nothing changes. */
+static void delayed_is_refused(void) {
+    const char *why = "";
+    const mixp_device *device = mixp_cuda(0, &why);
+    mixp_kernels kernels;
+    mixp_device without;
+    mixp_context_desc desc;
+    if (!device) { printf("no GPU: %s\n", why); exit(cudasim::simulated ? 2 : 77); }
+    kernels = *device->kernels;
+    without = *device;
+    kernels.turn = NULL;
+    without.kernels = &kernels;
+    memset((void *)&desc, 0, sizeof desc);
+    desc.device = &without;
+    mixp_context *ctx = mixp_context_new(&desc);
+    const mixp_recipe r = delayed_recipe(0);
     CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_DEVICE);
-    CHECK_INT(mixp_context_error(ctx, &why), MIXP_ERR_DEVICE);
-    CHECK(strstr(why, "use fp8_current") != NULL);
+    expect_error(ctx, MIXP_ERR_DEVICE, "use fp8_current");
     mixp_context_free(ctx);
     CHECK_INT(cudasim::leaks(), 0);
 }
@@ -461,11 +810,16 @@ int main(void) {
     RUN(every_bf16);
     RUN(factors);
     RUN(given);
+    RUN(joined);
+    RUN(turned);
     RUN(hadamard);
     RUN(refused);
     RUN(exact_sums);
     RUN(near_the_cpu);
     RUN(replays);
+    RUN(delayed_like_the_cpu);
+    RUN(delayed_resumes);
+    RUN(delayed_replays);
     RUN(delayed_is_refused);
     return test_report();
 }

@@ -610,6 +610,11 @@ LEDGER_KERNEL(hadamard) {
     (void)x;
     return ledger_moves("hadamard", 1, ledger_in(k->a, n), 4 * n, 0.7);
 }
+LEDGER_KERNEL(turn) {
+    double n = (double)k->n * (double)k->length;
+    (void)x;
+    return ledger_moves("turn", 1, 4 * n, 4 * n, 0.7);
+}
 LEDGER_KERNEL(look) {
     (void)x;
     return ledger_moves("look", 1, ledger_in(k->x, (double)k->n), 0, 0.8);
@@ -669,6 +674,7 @@ static const mixp_device *ledger_device(void) {
     kernels.topk = ledger_topk;
     kernels.quantise = ledger_quantise;
     kernels.hadamard = ledger_hadamard;
+    kernels.turn = ledger_turn;
     kernels.look = ledger_look;
     kernels.agree = ledger_agree;
     device.name = "ledger";
