@@ -18,80 +18,19 @@
 #define _POSIX_C_SOURCE 199309L
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
+#include "gpt.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-enum { MOST_LAYERS = 12, MOST_TOKENS = 768, WEIGHTS = 6 };
+static const shape gpt2 = { 12, 768, 12, 50257, 256, 1, 0 }, slice = { 1, 128, 4, 1024, 256, 1, 0 };
 
-typedef struct shape { int layers, width, heads, vocab, time, batch; } shape;
-static const shape nano = { 4, 128, 4, 65, 64, 12 }, gpt2 = { 12, 768, 12, 50257, 256, 1 },
-                   slice = { 1, 128, 4, 1024, 256, 1 };
+static mixp_tensor *model_loss(model *m)
+{ return model_loss_of(m, mixp_linear(m->ctx, model_top(m), m->wte, NULL)); }
 
-typedef struct model {
-    shape           is;
-    mixp_context   *ctx;
-    mixp_scaler    *scaler;
-    mixp_optimizer *opt;
-    mixp_tensor    *wte, *wpe, *w[MOST_LAYERS][WEIGHTS], *ln_f;
-    int32_t         in[MOST_TOKENS], out[MOST_TOKENS], place[MOST_TOKENS];
-} model;
-
-static mixp_tensor *weight(model *m, const char *name, int rows, int cols) {
-    int64_t size[2];
-    mixp_tensor *t;
-    size[0] = rows;
-    size[1] = cols;
-    t = mixp_param(m->ctx, name, MIXP_F32, cols ? 2 : 1, size);
-    if (cols) mixp_init_normal(t, 0.0, 0.02);
-    else mixp_fill(t, 1.0);
-    mixp_optimizer_add(m->opt, t, NULL);
-    return t;
-}
-
-static void model_open(model *m, shape is) {
-    static const int rows[WEIGHTS] = { 1, 3, 1, 1, 4, 1 }, cols[WEIGHTS] = { 0, 1, 1, 0, 1, 4 };
-    static const char *const names[WEIGHTS] = { "ln_1", "qkv", "out", "ln_2", "fc", "proj" };
-    mixp_optimizer_desc adam = mixp_adamw_defaults();
-    int l, k;
-    memset(m, 0, sizeof *m);
-    m->is = is;
-    m->ctx = mixp_context_new(NULL);
+static void model_scaled(model *m, shape is) {
+    model_open(m, is);
     m->scaler = mixp_scaler_new(m->ctx, NULL);
-    m->opt = mixp_optimizer_new(m->ctx, &adam);
-    m->wte = weight(m, "wte", is.vocab, is.width);
-    m->wpe = weight(m, "wpe", is.time, is.width);
-    for (l = 0; l < is.layers; l++)
-        for (k = 0; k < WEIGHTS; k++) {
-            char name[32];
-            snprintf(name, sizeof name, "h.%d.%s", l, names[k]);
-            m->w[l][k] = weight(m, name, rows[k] * is.width, cols[k] * is.width);
-        }
-    m->ln_f = weight(m, "ln_f", is.width, 0);
-    for (k = 0; k < is.batch * is.time; k++) m->in[k] = k * 31 % is.vocab;
-    for (k = 0; k < is.batch * is.time; k++) m->out[k] = (k + 1) * 31 % is.vocab;
-    for (k = 0; k < is.time; k++) m->place[k] = k;
-}
-
-static mixp_tensor *model_loss(model *m) {
-    int64_t tokens[2];
-    mixp_context *ctx = m->ctx;
-    mixp_tensor *x, *y, *ids;
-    int l;
-    tokens[0] = m->is.batch;
-    tokens[1] = m->is.time;
-    ids = mixp_input(ctx, MIXP_I32, 2, tokens, m->in);
-    x = mixp_add(ctx, mixp_embedding(ctx, m->wte, ids),
-                 mixp_embedding(ctx, m->wpe, mixp_input(ctx, MIXP_I32, 1, tokens + 1, m->place)));
-    for (l = 0; l < m->is.layers; l++) {
-        mixp_tensor *const *w = m->w[l];
-        y = mixp_linear(ctx, mixp_layer_norm(ctx, x, w[0], NULL, 1e-5f), w[1], NULL);
-        x = mixp_add(ctx, x, mixp_linear(ctx, mixp_attention(ctx, y, m->is.heads, 1, 0.0f), w[2], NULL));
-        y = mixp_linear(ctx, mixp_layer_norm(ctx, x, w[3], NULL, 1e-5f), w[4], NULL);
-        x = mixp_add(ctx, x, mixp_linear(ctx, mixp_gelu_tanh(ctx, y), w[5], NULL));
-    }
-    x = mixp_linear(ctx, mixp_layer_norm(ctx, x, m->ln_f, NULL, 1e-5f), m->wte, NULL);
-    return mixp_cross_entropy(ctx, x, mixp_input(ctx, MIXP_I32, 2, tokens, m->out), -100);
 }
 
 static double now(clockid_t clock) {
@@ -171,8 +110,8 @@ int main(int argc, char **argv) {
         rounds = argc > 3 + named ? atoi(argv[3 + named]) : 0;
     }
     if (rounds < 1 || rounds > 1000) rounds = large ? 5 : 21;
-    model_open(&plain, large ? gpt2 : named ? slice : nano);
-    model_open(&guarded, plain.is);
+    model_scaled(&plain, large ? gpt2 : named ? slice : nano);
+    model_scaled(&guarded, plain.is);
     if (mixp_guard_start(guarded.ctx, &guard) != MIXP_OK) return 2;
     if (strcmp(which, "off") == 0 || strcmp(which, "on") == 0)
         for (i = 0; i < rounds; i++) run(strcmp(which, "on") == 0 ? &guarded : &plain, guard.every);
