@@ -7,7 +7,7 @@
 #   SEEDS="1 2 3 4"     of atmosphere, gemma and year        BATCH_SEEDS="1337"     of batch
 #   TEXT=FILE           what the GPT of `batch` reads [mixprec.h]
 #
-# PyTorch stands beside each but `batch`, where $PYTHON can import torch. A row a run goes to BUILD/show/table,
+# PyTorch stands beside each, where $PYTHON can import torch. A row a run goes to BUILD/show/table,
 # its losses to BUILD/show/*.log, and show.py makes BUILD/show/show.html of both.
 build=${BUILD:-build} python=${PYTHON:-python3} out=${BUILD:-build}/show
 SEEDS=${SEEDS:-1 2 3 4} BATCH_SEEDS=${BATCH_SEEDS:-1337} TEXT=${TEXT:-mixprec.h}
@@ -41,6 +41,9 @@ batch() {
         gpt fp16 "$seed" '--dtype fp16 --guard off --rule static --init-scale 0.00146412'
         gpt scaler "$seed" '--dtype fp16 --guard off --rule torch --init-scale 95.95'
         gpt guard "$seed" '--dtype fp16 --guard 16 --rule torch --init-scale 95.95'
+        [ "$torch" ] && for way in fp32 bf16 fp16 scaler; do
+            echo "$python tests/bench/torch_batch.py $build/tiny_gpt $TEXT $way $seed"
+        done
     done
 }
 
@@ -54,6 +57,7 @@ export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 tr '\n' '\0' <"$out/commands" | xargs -0 -n 1 -P "${JOBS:-2}" sh -c '
     text=$($0 2>&1)
     case $0 in
+    *torch_batch*) echo "$text" ;;
     *tiny_gpt*) echo "batch $(echo "$0" | sed "s,.*/gpt-\([a-z0-9]*\)-\([0-9]*\) .*,\1 seed \2,"): $(echo "$text" | tail -n 1)" ;;
     *)          echo "$text" ;;
     esac' | tee "$out/table" | grep --line-buffered seed
