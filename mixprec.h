@@ -185,6 +185,15 @@
  *       of its result unwritten
  *     you read the loss scale, but do not          grad_norm is too small, by the factor of the
  *       multiply your own gradients by it            scale
+ *     the losses of n micro-batches are not        grad_norm is n times as large as with one batch
+ *       divided by n
+ *     the memory of mixp_input_view changes        gradients belong to the new values
+ *       before mixp_backward
+ *     schedule.total counts epochs                 mixp_optimizer_lr reaches its end early
+ *     a tensor is used two steps later or more     usually an error; otherwise its values are those
+ *                                                    of a tensor of this step
+ *     another number, such as a probability,       mixp_context_warning, if a built-in operator
+ *       is given to a loss that takes logits         made it
  *
  * FROM PYTORCH: examples/amp has one program for each section of PyTorch's page of AMP examples,
  * with PyTorch's call beside each of ours
@@ -3412,12 +3421,19 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There is one: f16 gradients of a loss that no scaler has
- * multiplied become 0. The 1st, 2nd, 4th, ... 64th mixp_backward that meets unscaled f16 gradients
- * counts them. It warns if more than 5 % of the values that were not 0 were flushed, in gradients
- * whose largest value is below 2^-10, by the estimate of mixp_look. Not counted: steps under a
- * guard, which stores such gradients in f32, captured steps, and comparisons. On a GPU those walks
- * wait for the device. */
+ * changes nothing and is no error. There are six:
+ *
+ * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
+ *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
+ *   values that were not 0 were flushed, in gradients whose largest value is below 2^-10, by the
+ *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
+ *   captured steps, and comparisons. On a GPU those walks wait for the device.
+ * - A recipe does not fit the sizes of a linear: see mixp_recipe.
+ * - A loss gets another kind of number than it takes: mixp_cross_entropy of a softmax,
+ *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
+ * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
+ * - Dropout is on in a step of mixp_eval_begin.
+ * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
 /* Reports an error from your own operator. Keeps the first error, formats like printf, returns
@@ -3608,6 +3624,7 @@ MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
 #endif
 
 /* Initialisation, keyed by (seed, t's id, element): the same values on every device. */
+/* MIXP_ERR_ARGUMENT: a finite value is beyond the range of t's dtype. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);
@@ -15736,9 +15753,23 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     return (double)mixp_f32_of_bits(0x7FC00000u);   /* fast-math would fold 0/0 */
 }
 
+/* Does a finite value become Inf in this dtype? */
+static int mixpi_overflows(mixp_dtype dtype, double value) {
+    double low = 0.0;           /* memory for any dtype */
+    if (!mixpi_real(dtype) || !mixpi_f64_is_finite(value)) return 0;
+    mixp_convert(&low, dtype, &value, MIXP_F64, 1);
+    mixp_convert(&value, MIXP_F64, &low, dtype, 1);
+    return !mixpi_f64_is_finite(value);
+}
+
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     mixp_result r = mixpi_tensor_there(t, "mixp_fill");
     if (r != MIXP_OK) return r;
+    if (mixpi_overflows(t->dtype, value))
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_fill: %g is beyond the range of %s; use a smaller number, "
+                                 "or INFINITY",
+                                 value, mixp_dtype_name(t->dtype));
     mixpi_written(t, "mixp_fill");
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
@@ -17443,6 +17474,10 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     ctx->in_block = 1;
     y = fn(ctx, x, user);
     ctx->in_block = 0;
+    if (ctx->generation != generation)
+        mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                          "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "
+                          "between steps only");
     if (!y || ctx->generation != generation) return NULL;
     b = mixpi_is_live(y) ? mixpi_rerun_since(ctx, before) : NULL;
     if (!b) return y;
@@ -17802,6 +17837,12 @@ static float *mixpi_saved(const mixp_call *c, int slot) {
 }
 
 /* Fails if one of the first `required` of `count` inputs is missing, or an input is not real. */
+/* How data of a dtype that no operator computes with becomes real. */
+static const char *mixpi_real_cure(mixp_dtype dtype) {
+    if (dtype == MIXP_U8 || dtype == MIXP_I32) return "; convert it with mixp_cast";
+    return "; convert the data with mixp_convert before mixp_input";
+}
+
 static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     char quoted[MIXPI_QUOTED];
     int i;
@@ -17813,9 +17854,9 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
         if (t && !mixpi_real(t->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                      "%s: input %d%s is %s; it must be f32, f16 or "
-                                     "bf16",
+                                     "bf16%s",
                                      c->op->name, i, mixpi_quoted(t, quoted),
-                                     mixp_dtype_name(t->dtype));
+                                     mixp_dtype_name(t->dtype), mixpi_real_cure(t->dtype));
     }
     return MIXP_OK;
 }
@@ -17827,8 +17868,8 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input %d%s is %s; indices must be i32; convert them with "
-                             "mixp_convert", c->op->name, which,
+                             "%s: input %d%s is %s; indices must be i32, one for each row (not "
+                             "one-hot); convert them with mixp_convert", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
@@ -17854,6 +17895,37 @@ static const mixp_call *mixpi_maker(const mixp_tensor *t) {
         t = e->call.in[0];
     }
     return NULL;
+}
+
+/* Notes that an operator with dropout draws random numbers. */
+static void mixpi_dropout_drawn(mixp_context *ctx) {
+    ctx->drawn++;
+    if (ctx->evaluates)
+        mixpi_warn(ctx, "dropout is on in a step of mixp_eval_begin: pass training 0 to "
+                        "mixp_dropout and set attention's dropout to 0, unless you average several "
+                        "random evaluations");
+}
+
+/* A loss, an operator whose results it does not take, and what it takes. */
+typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistaken;
+
+/* Warns if x of a loss comes from an operator that gives another kind of number: the loss would be
+ * a number like any other. */
+static void mixpi_warn_of_maker(mixp_call *c) {
+    static const char logs[] = "log-probabilities: use mixp_log_softmax";
+    static const mixpi_mistaken rows[] = {
+        { "cross_entropy", "softmax", "logits: it computes the softmax itself" },
+        { "bce_with_logits", "sigmoid", "logits: it computes the sigmoid itself" },
+        { "nll", "softmax", logs }, { "nll", "linear", logs },
+        { "kl_div", "softmax", logs }, { "kl_div", "linear", logs }
+    };
+    const mixp_call *maker = *c->ctx->warning ? NULL : mixpi_maker(c->in[0]);
+    size_t i;
+    if (!maker) return;
+    for (i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
+            mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s takes %s",
+                       rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
 }
 
 /* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" for the result of an operator. */
@@ -19557,7 +19629,7 @@ MIXPREC_API mixp_tensor *mixp_attention_apply(mixp_context *ctx, mixp_tensor *q,
     a.seed = ctx->seed;
     a.step = mixpi_random_step(ctx);
     a.tensor = (uint64_t)ctx->calls_made;   /* a key like mixp_dropout's */
-    if (mixp_bits_of_f32(a.dropout) << 1) ctx->drawn++;
+    if (mixp_bits_of_f32(a.dropout) << 1) mixpi_dropout_drawn(ctx);
     in[MIXPI_ATTENTION_Q] = q;
     in[MIXPI_ATTENTION_K] = k;
     in[MIXPI_ATTENTION_V] = v;
@@ -19598,12 +19670,28 @@ static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape,
     return MIXP_OK;
 }
 
+/* Are a and b a column [n, 1] and a vector [n]? */
+static int mixpi_is_column(const mixp_tensor *a, const mixp_tensor *b)
+{ return a->rank == 2 && b->rank == 1 && a->shape[1] == 1 && a->count == b->count; }
+
+/* Warns of predictions [n, 1] less targets [n], whose result is [n, n], as in NumPy and PyTorch. */
+static void mixpi_warn_of_column(mixp_call *c) {
+    const double n = (double)c->in[0]->count;
+    if (c->op != mixp_op_builtin(MIXP_OP_SUB) || c->in[0]->count < 2) return;
+    if (!mixpi_is_column(c->in[0], c->in[1]) && !mixpi_is_column(c->in[1], c->in[0])) return;
+    mixpi_warn(c->ctx,
+               "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]; to subtract row by row, "
+               "reshape both to one shape",
+               n, n, n, n);
+}
+
 static mixp_result mixpi_binary_infer(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     mixp_result r;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
     if (r != MIXP_OK) return r;
+    if (c->in[0]->rank + c->in[1]->rank == 3) mixpi_warn_of_column(c);
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
 
@@ -20529,7 +20617,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
         k.seed = ctx->seed;
         k.step = mixpi_random_step(ctx);
         k.tensor = (uint64_t)ctx->calls_made;   /* the call's position in the step is its key */
-        ctx->drawn++;
+        mixpi_dropout_drawn(ctx);
     }
     return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);
 }
@@ -20547,6 +20635,7 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     if (logits->rank < 1 || targets->rank != logits->rank - 1 ||
         targets->count != mixpi_rows_of(logits))
         return mixpi_bad_shapes(c, "logits[..., vocab] and targets[...]");
+    mixpi_warn_of_maker(c);
     mixpi_call_reads_all(c, 3u);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
@@ -20823,6 +20912,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "the shapes must be equal");
     mixpi_call_reads_all(c, 3u);
+    if (!mixpi_loss_is_even(k->kind)) mixpi_warn_of_maker(c);
     if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the target cannot have a gradient; only "
@@ -22185,6 +22275,7 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
         mixpi_bad_index(c, "target", cols, ignore);
         return NULL;
     }
+    mixpi_warn_of_maker(c);
     memset(&p, 0, sizeof p);
     p.wide = 2;
     p.ignore = ignore;
@@ -23952,6 +24043,21 @@ static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
                         (size_t)opt->count * sizeof *opt->rows);
 }
 
+/* Warns of a group behind group 0 to which no parameter was added: mixp_optimizer_add adds to the
+ * newest group. */
+static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
+    int64_t i;
+    int g;
+    for (g = 1; g < opt->plan.n_groups; g++) {
+        for (i = 0; i < opt->count && opt->rows[i].group != g; i++) continue;
+        if (i < opt->count) continue;
+        mixpi_warn(opt->ctx,
+                   "group %d of an optimizer has no parameter: open a group with "
+                   "mixp_optimizer_add_group before you add its parameters",
+                   g);
+    }
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
  * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
  * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
@@ -23993,6 +24099,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     opt->plan.graded = graded >> 11;
     opt->plan.guard = watcher ? watcher->mark(opt->ctx) : 0;
     if (!opt->rows_changed) return MIXP_OK;
+    mixpi_warn_of_empty_group(opt);
     r = mixpi_rows_send(opt);
     if (r == MIXP_OK) opt->rows_changed = brought;
     return mixpi_crew_stop(opt->ctx, r);
@@ -24941,7 +25048,8 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
                                  "mixp_scaler_unscale: mixp_scaler_unscale "
-                                 "was called already; call mixp_scaler_update first");
+                                 "was called already; call it once, after the last mixp_backward "
+                                 "of the step, and then mixp_scaler_step and mixp_scaler_update");
     r = mixpi_need_begin(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;

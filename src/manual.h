@@ -185,6 +185,15 @@
  *       of its result unwritten
  *     you read the loss scale, but do not          grad_norm is too small, by the factor of the
  *       multiply your own gradients by it            scale
+ *     the losses of n micro-batches are not        grad_norm is n times as large as with one batch
+ *       divided by n
+ *     the memory of mixp_input_view changes        gradients belong to the new values
+ *       before mixp_backward
+ *     schedule.total counts epochs                 mixp_optimizer_lr reaches its end early
+ *     a tensor is used two steps later or more     usually an error; otherwise its values are those
+ *                                                    of a tensor of this step
+ *     another number, such as a probability,       mixp_context_warning, if a built-in operator
+ *       is given to a loss that takes logits         made it
  *
  * FROM PYTORCH: examples/amp has one program for each section of PyTorch's page of AMP examples,
  * with PyTorch's call beside each of ours

@@ -284,12 +284,19 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There is one: f16 gradients of a loss that no scaler has
- * multiplied become 0. The 1st, 2nd, 4th, ... 64th mixp_backward that meets unscaled f16 gradients
- * counts them. It warns if more than 5 % of the values that were not 0 were flushed, in gradients
- * whose largest value is below 2^-10, by the estimate of mixp_look. Not counted: steps under a
- * guard, which stores such gradients in f32, captured steps, and comparisons. On a GPU those walks
- * wait for the device. */
+ * changes nothing and is no error. There are six:
+ *
+ * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
+ *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
+ *   values that were not 0 were flushed, in gradients whose largest value is below 2^-10, by the
+ *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
+ *   captured steps, and comparisons. On a GPU those walks wait for the device.
+ * - A recipe does not fit the sizes of a linear: see mixp_recipe.
+ * - A loss gets another kind of number than it takes: mixp_cross_entropy of a softmax,
+ *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
+ * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
+ * - Dropout is on in a step of mixp_eval_begin.
+ * - A group of an optimizer has no parameter at a step. Group 0 may be empty. */
 MIXPREC_API const char *mixp_context_warning(const mixp_context *ctx);
 
 /* Reports an error from your own operator. Keeps the first error, formats like printf, returns
@@ -480,6 +487,7 @@ MIXPREC_API mixp_result mixp_ranks_busy(mixp_context *ctx, int on);
 #endif
 
 /* Initialisation, keyed by (seed, t's id, element): the same values on every device. */
+/* MIXP_ERR_ARGUMENT: a finite value is beyond the range of t's dtype. */
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value);
 MIXPREC_API mixp_result mixp_init_normal(mixp_tensor *t, double mean, double std);
 MIXPREC_API mixp_result mixp_init_uniform(mixp_tensor *t, double low, double high);

@@ -315,7 +315,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
         k.seed = ctx->seed;
         k.step = mixpi_random_step(ctx);
         k.tensor = (uint64_t)ctx->calls_made;   /* the call's position in the step is its key */
-        ctx->drawn++;
+        mixpi_dropout_drawn(ctx);
     }
     return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);
 }

@@ -187,6 +187,7 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
         mixpi_bad_index(c, "target", cols, ignore);
         return NULL;
     }
+    mixpi_warn_of_maker(c);
     memset(&p, 0, sizeof p);
     p.wide = 2;
     p.ignore = ignore;

@@ -31,12 +31,28 @@ static mixp_result mixpi_broadcast_two(mixp_call *c, int *rank, int64_t *shape,
     return MIXP_OK;
 }
 
+/* Are a and b a column [n, 1] and a vector [n]? */
+static int mixpi_is_column(const mixp_tensor *a, const mixp_tensor *b)
+{ return a->rank == 2 && b->rank == 1 && a->shape[1] == 1 && a->count == b->count; }
+
+/* Warns of predictions [n, 1] less targets [n], whose result is [n, n], as in NumPy and PyTorch. */
+static void mixpi_warn_of_column(mixp_call *c) {
+    const double n = (double)c->in[0]->count;
+    if (c->op != mixp_op_builtin(MIXP_OP_SUB) || c->in[0]->count < 2) return;
+    if (!mixpi_is_column(c->in[0], c->in[1]) && !mixpi_is_column(c->in[1], c->in[0])) return;
+    mixpi_warn(c->ctx,
+               "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]; to subtract row by row, "
+               "reshape both to one shape",
+               n, n, n, n);
+}
+
 static mixp_result mixpi_binary_infer(mixp_call *c) {
     mixp_binary_args *k = (mixp_binary_args *)c->attrs;
     mixp_result r;
     if (mixpi_need_real(c, 2, 2) != MIXP_OK) return MIXP_ERR_DTYPE;
     r = mixpi_broadcast_two(c, &k->rank, k->shape, k->a_strides, k->b_strides);
     if (r != MIXP_OK) return r;
+    if (c->in[0]->rank + c->in[1]->rank == 3) mixpi_warn_of_column(c);
     return mixp_call_output(c, mixpi_widest(2, c->in), k->rank, k->shape);
 }
 

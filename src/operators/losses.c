@@ -14,6 +14,7 @@ static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
     if (logits->rank < 1 || targets->rank != logits->rank - 1 ||
         targets->count != mixpi_rows_of(logits))
         return mixpi_bad_shapes(c, "logits[..., vocab] and targets[...]");
+    mixpi_warn_of_maker(c);
     mixpi_call_reads_all(c, 3u);
     return mixpi_call_output_fixed(c, MIXP_F32, 0, NULL);
 }
@@ -290,6 +291,7 @@ static mixp_result mixpi_loss_infer(mixp_call *c) {
     if (x->rank != t->rank || memcmp(x->shape, t->shape, sizeof x->shape))
         return mixpi_bad_shapes(c, "the shapes must be equal");
     mixpi_call_reads_all(c, 3u);
+    if (!mixpi_loss_is_even(k->kind)) mixpi_warn_of_maker(c);
     if (!mixpi_loss_is_even(k->kind) && mixpi_wants_grad(t) && !mixpi_no_grad_now(c->ctx))
         return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
                                  "%s: the target cannot have a gradient; only "

@@ -58,6 +58,12 @@ static float *mixpi_saved(const mixp_call *c, int slot) {
 }
 
 /* Fails if one of the first `required` of `count` inputs is missing, or an input is not real. */
+/* How data of a dtype that no operator computes with becomes real. */
+static const char *mixpi_real_cure(mixp_dtype dtype) {
+    if (dtype == MIXP_U8 || dtype == MIXP_I32) return "; convert it with mixp_cast";
+    return "; convert the data with mixp_convert before mixp_input";
+}
+
 static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     char quoted[MIXPI_QUOTED];
     int i;
@@ -69,9 +75,9 @@ static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
         if (t && !mixpi_real(t->dtype))
             return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
                                      "%s: input %d%s is %s; it must be f32, f16 or "
-                                     "bf16",
+                                     "bf16%s",
                                      c->op->name, i, mixpi_quoted(t, quoted),
-                                     mixp_dtype_name(t->dtype));
+                                     mixp_dtype_name(t->dtype), mixpi_real_cure(t->dtype));
     }
     return MIXP_OK;
 }
@@ -83,8 +89,8 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
     char quoted[MIXPI_QUOTED];
     if (r != MIXP_OK || (ids && ids->dtype == MIXP_I32)) return r;
     return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                             "%s: input %d%s is %s; indices must be i32; convert them with "
-                             "mixp_convert", c->op->name, which,
+                             "%s: input %d%s is %s; indices must be i32, one for each row (not "
+                             "one-hot); convert them with mixp_convert", c->op->name, which,
                              ids ? mixpi_quoted(ids, quoted) : "",
                              ids ? mixp_dtype_name(ids->dtype) : "NULL");
 }
@@ -110,6 +116,37 @@ static const mixp_call *mixpi_maker(const mixp_tensor *t) {
         t = e->call.in[0];
     }
     return NULL;
+}
+
+/* Notes that an operator with dropout draws random numbers. */
+static void mixpi_dropout_drawn(mixp_context *ctx) {
+    ctx->drawn++;
+    if (ctx->evaluates)
+        mixpi_warn(ctx, "dropout is on in a step of mixp_eval_begin: pass training 0 to "
+                        "mixp_dropout and set attention's dropout to 0, unless you average several "
+                        "random evaluations");
+}
+
+/* A loss, an operator whose results it does not take, and what it takes. */
+typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistaken;
+
+/* Warns if x of a loss comes from an operator that gives another kind of number: the loss would be
+ * a number like any other. */
+static void mixpi_warn_of_maker(mixp_call *c) {
+    static const char logs[] = "log-probabilities: use mixp_log_softmax";
+    static const mixpi_mistaken rows[] = {
+        { "cross_entropy", "softmax", "logits: it computes the softmax itself" },
+        { "bce_with_logits", "sigmoid", "logits: it computes the sigmoid itself" },
+        { "nll", "softmax", logs }, { "nll", "linear", logs },
+        { "kl_div", "softmax", logs }, { "kl_div", "linear", logs }
+    };
+    const mixp_call *maker = *c->ctx->warning ? NULL : mixpi_maker(c->in[0]);
+    size_t i;
+    if (!maker) return;
+    for (i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (strcmp(rows[i].loss, c->op->name) == 0 && strcmp(rows[i].maker, maker->op->name) == 0)
+            mixpi_warn(c->ctx, "mixp_%s: x is a result of mixp_%s, but mixp_%s takes %s",
+                       rows[i].loss, rows[i].maker, rows[i].loss, rows[i].takes);
 }
 
 /* "x 'h.3.ln_1' [8, 4]", or "x [8, 4] of gelu('h.3.w')" for the result of an operator. */

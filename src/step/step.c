@@ -247,7 +247,8 @@ static mixp_result mixpi_do_scaler_unscale(mixp_scaler *scaler, mixp_optimizer *
     if (opt->scaler == scaler && mixpi_stage(opt) == MIXPI_UNSCALED)
         return mixp_context_fail(scaler->ctx, MIXP_ERR_ORDER,
                                  "mixp_scaler_unscale: mixp_scaler_unscale "
-                                 "was called already; call mixp_scaler_update first");
+                                 "was called already; call it once, after the last mixp_backward "
+                                 "of the step, and then mixp_scaler_step and mixp_scaler_update");
     r = mixpi_need_begin(opt, "mixp_scaler_unscale");
     if (r == MIXP_OK) r = mixpi_begin_scaled(scaler, opt, "mixp_scaler_unscale", &is);
     if (r != MIXP_OK) return r;

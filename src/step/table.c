@@ -88,6 +88,21 @@ static mixp_result mixpi_rows_send(mixp_optimizer *opt) {
                         (size_t)opt->count * sizeof *opt->rows);
 }
 
+/* Warns of a group behind group 0 to which no parameter was added: mixp_optimizer_add adds to the
+ * newest group. */
+static void mixpi_warn_of_empty_group(const mixp_optimizer *opt) {
+    int64_t i;
+    int g;
+    for (g = 1; g < opt->plan.n_groups; g++) {
+        for (i = 0; i < opt->count && opt->rows[i].group != g; i++) continue;
+        if (i < opt->count) continue;
+        mixpi_warn(opt->ctx,
+                   "group %d of an optimizer has no parameter: open a group with "
+                   "mixp_optimizer_add_group before you add its parameters",
+                   g);
+    }
+}
+
 /* Brings the table up to date: which parameters have a gradient, and where. In steady state nothing
  * changes and nothing is sent. With graphs, now or at the last step, the table is always sent: each
  * graph brings its own table, which stays on the device. MIXP_ERR_ORDER if there is no gradient. */
@@ -129,6 +144,7 @@ static mixp_result mixpi_refresh(mixp_optimizer *opt, const char *who) {
     opt->plan.graded = graded >> 11;
     opt->plan.guard = watcher ? watcher->mark(opt->ctx) : 0;
     if (!opt->rows_changed) return MIXP_OK;
+    mixpi_warn_of_empty_group(opt);
     r = mixpi_rows_send(opt);
     if (r == MIXP_OK) opt->rows_changed = brought;
     return mixpi_crew_stop(opt->ctx, r);

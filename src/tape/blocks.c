@@ -162,6 +162,10 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     ctx->in_block = 1;
     y = fn(ctx, x, user);
     ctx->in_block = 0;
+    if (ctx->generation != generation)
+        mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                          "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "
+                          "between steps only");
     if (!y || ctx->generation != generation) return NULL;
     b = mixpi_is_live(y) ? mixpi_rerun_since(ctx, before) : NULL;
     if (!b) return y;

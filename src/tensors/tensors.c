@@ -439,9 +439,23 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     return (double)mixp_f32_of_bits(0x7FC00000u);   /* fast-math would fold 0/0 */
 }
 
+/* Does a finite value become Inf in this dtype? */
+static int mixpi_overflows(mixp_dtype dtype, double value) {
+    double low = 0.0;           /* memory for any dtype */
+    if (!mixpi_real(dtype) || !mixpi_f64_is_finite(value)) return 0;
+    mixp_convert(&low, dtype, &value, MIXP_F64, 1);
+    mixp_convert(&value, MIXP_F64, &low, dtype, 1);
+    return !mixpi_f64_is_finite(value);
+}
+
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     mixp_result r = mixpi_tensor_there(t, "mixp_fill");
     if (r != MIXP_OK) return r;
+    if (mixpi_overflows(t->dtype, value))
+        return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_fill: %g is beyond the range of %s; use a smaller number, "
+                                 "or INFINITY",
+                                 value, mixp_dtype_name(t->dtype));
     mixpi_written(t, "mixp_fill");
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }

@@ -5,6 +5,7 @@
 #include "examples/compare.h"
 #include "test.h"
 #include "new_optimizer.h"
+#include <math.h>
 #include <unistd.h>
 
 /* A layer of 4 inputs and 2 outputs, with all that trains it. */
@@ -515,6 +516,58 @@ static void weights_with_a_prefix(model *m) {
     remove(saved_path());
 }
 
+static void one_hot_targets(model *m) {
+    mixp_cross_entropy(m->ctx, logits_of(m), logits_of(m), MIXP_IGNORE);
+}
+static void image_of_bytes(model *m) {
+    static const unsigned char bytes[32] = { 1 };
+    mixp_linear(m->ctx, mixp_input(m->ctx, MIXP_U8, 2, batch, bytes), m->w, NULL);
+}
+static void batch_in_double(model *m) {
+    static const double values[32] = { 1.0 };
+    mixp_linear(m->ctx, mixp_input(m->ctx, MIXP_F64, 2, batch, values), m->w, NULL);
+}
+static void accuracy_of_a_mask(model *m) {
+    mixp_tensor *hit = mixp_eq(m->ctx, mixp_argmax(m->ctx, logits_of(m), -1, 0), targets(m));
+    mixp_mean(m->ctx, hit, MIXP_ALL, 0);
+}
+static void filled_beyond_f16(model *m) {
+    mixp_fill(mixp_param(m->ctx, "low", MIXP_F16, 1, two), 1e6);
+}
+static void unscaled_after_each_batch(model *m) {
+    int i;
+    for (i = 0; i < 2; i++) {
+        mixp_step_begin(m->ctx);
+        backward(m);
+        mixp_scaler_unscale(m->scaler, m->opt);
+    }
+}
+static mixp_tensor *step_in_a_block(mixp_context *ctx, mixp_tensor *x, void *user) {
+    (void)x;
+    mixp_step_begin(ctx);
+    return mixp_relu(ctx, input((const model *)user));
+}
+static void block_that_begins_a_step(model *m) {
+    mixp_recompute(m->ctx, step_in_a_block, m, input(m));
+}
+static void state_of_another_kind(model *m) {
+    mixp_optimizer_desc lion = mixp_lion_defaults(), sgd = mixp_sgd_defaults();
+    mixp_checkpoint what;
+    mixp_optimizer *opt;
+    memset(&what, 0, sizeof what);
+    sgd.momentum = 0.9;
+    opt = mixp_optimizer_new(m->ctx, &sgd);
+    mixp_optimizer_add(opt, m->w, NULL);
+    what.ctx = m->ctx;
+    what.optimizers = &opt;
+    what.n_optimizers = 1;
+    mixp_checkpoint_save(saved_path(), &what);
+    opt = mixp_optimizer_new(m->ctx, &lion);
+    mixp_optimizer_add(opt, m->w, NULL);
+    mixp_checkpoint_load(saved_path(), &what);
+    remove(saved_path());
+}
+
 typedef struct mistake {
     const char *name;
     void      (*make)(model *m);
@@ -616,14 +669,22 @@ static const mistake mistakes[] = {
     MISTAKE(new_group_of_nothing, ARGUMENT, "the group is NULL"),
     MISTAKE(loaded_too_soon, SHAPE, "call mixp_optimizer_add first"),
     MISTAKE(loaded_without_the_scaler, SHAPE, "set .scaler"),
-    MISTAKE(weights_with_a_prefix, SHAPE, "begin with 'model.'")
+    MISTAKE(weights_with_a_prefix, SHAPE, "begin with 'model.'"),
+    MISTAKE(one_hot_targets, DTYPE, "not one-hot"),
+    MISTAKE(image_of_bytes, DTYPE, "mixp_cast"),
+    MISTAKE(batch_in_double, DTYPE, "mixp_convert"),
+    MISTAKE(accuracy_of_a_mask, DTYPE, "mixp_cast"),
+    MISTAKE(filled_beyond_f16, ARGUMENT, "beyond the range of f16"),
+    MISTAKE(unscaled_after_each_batch, ORDER, "after the last mixp_backward of the step"),
+    MISTAKE(block_that_begins_a_step, ORDER, "the block called mixp_step_begin"),
+    MISTAKE(state_of_another_kind, SHAPE, "mixp_checkpoint_load_weights")
 };
 
 /* Each in a context of its own; and the error callback hears what the context keeps. */
 static void test_told(void) {
     const size_t n = sizeof mistakes / sizeof mistakes[0];
     size_t i;
-    CHECK(n >= 93);
+    CHECK(n >= 101);
     for (i = 0; i < n; i++) {
         model m = model_open();
         const char *text = "";
@@ -634,6 +695,151 @@ static void test_told(void) {
             test_bad++;
             TEST_SHOW("%s: %d '%s', not %d '...%s...'", mistakes[i].name, (int)got, text,
                       (int)mistakes[i].code, mistakes[i].part);
+        }
+        mixp_context_free(m.ctx);
+    }
+}
+
+/* The largest numbers that round to a finite one, the smallest that do not, and Inf, which is meant. */
+static void test_bounds_of_a_fill(void) {
+    static const struct { mixp_dtype dtype; double value; int fits; } rows[] = {
+        { MIXP_F16, 65519.99, 1 }, { MIXP_F16, -65519.99, 1 }, { MIXP_F16, 65520.0, 0 },
+        { MIXP_F16, -65520.0, 0 }, { MIXP_F16, HUGE_VAL, 1 }, { MIXP_F16, -HUGE_VAL, 1 },
+        { MIXP_BF16, 3.39e38, 1 }, { MIXP_BF16, 3.4e38, 0 }, { MIXP_F32, 3.4e38, 1 },
+        { MIXP_F32, 3.41e38, 0 }, { MIXP_F16, 1e-30, 1 }
+    };
+    size_t i;
+    for (i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        model m = model_open();
+        mixp_tensor *t = mixp_param(m.ctx, "t", rows[i].dtype, 1, two);
+        float got[2];
+        CHECK_INT(mixp_fill(t, rows[i].value), rows[i].fits ? MIXP_OK : MIXP_ERR_ARGUMENT);
+        mixp_context_clear_error(m.ctx);
+        CHECK_INT(mixp_read(t, got, MIXP_F32, 2), MIXP_OK);
+        if (!rows[i].fits) CHECK_NEAR(got[1], 0.0, 0);
+        mixp_context_free(m.ctx);
+    }
+}
+
+/* --- what may be meant, and is a warning ------------------------------------------------------ */
+
+static mixp_tensor *column(model *m) {
+    static const int64_t shape[2] = { 8, 1 };
+    return mixp_input(m->ctx, MIXP_F32, 2, shape, numbers);
+}
+static mixp_tensor *vector(model *m) { return mixp_input(m->ctx, MIXP_F32, 1, eight, numbers); }
+static mixp_tensor *soft(model *m) { return mixp_softmax(m->ctx, logits_of(m)); }
+static mixp_tensor *logs(model *m) { return mixp_log_softmax(m->ctx, logits_of(m)); }
+
+static void entropy_of_softmax(model *m)
+{ mixp_cross_entropy(m->ctx, soft(m), targets(m), MIXP_IGNORE); }
+static void entropy_of_logits(model *m)
+{ mixp_cross_entropy(m->ctx, logits_of(m), targets(m), MIXP_IGNORE); }
+static void entropy_of_low_softmax(model *m) {
+    mixp_cross_entropy(m->ctx, mixp_cast(m->ctx, soft(m), MIXP_F16), targets(m), MIXP_IGNORE);
+}
+static void nll_of_softmax(model *m) { mixp_nll(m->ctx, soft(m), targets(m), MIXP_IGNORE); }
+static void nll_of_logits(model *m) { mixp_nll(m->ctx, logits_of(m), targets(m), MIXP_IGNORE); }
+static void nll_of_logs(model *m) { mixp_nll(m->ctx, logs(m), targets(m), MIXP_IGNORE); }
+static void nll_of_log_of_softmax(model *m)
+{ mixp_nll(m->ctx, mixp_log(m->ctx, soft(m)), targets(m), MIXP_IGNORE); }
+static void bce_of_sigmoid(model *m) {
+    mixp_bce_with_logits(m->ctx, mixp_sigmoid(m->ctx, logits_of(m)), mixp_detach(m->ctx, soft(m)));
+}
+static void bce_of_logits(model *m)
+{ mixp_bce_with_logits(m->ctx, logits_of(m), mixp_detach(m->ctx, soft(m))); }
+static void kl_of_softmax(model *m)
+{ mixp_kl_div(m->ctx, soft(m), mixp_detach(m->ctx, soft(m)), 0); }
+static void kl_of_logs(model *m) { mixp_kl_div(m->ctx, logs(m), mixp_detach(m->ctx, soft(m)), 0); }
+static void mse_of_softmax(model *m) { mixp_mse(m->ctx, soft(m), mixp_detach(m->ctx, soft(m))); }
+static void column_less_vector(model *m) { mixp_sub(m->ctx, column(m), vector(m)); }
+static void vector_less_column(model *m) { mixp_sub(m->ctx, vector(m), column(m)); }
+static void column_less_column(model *m) { mixp_sub(m->ctx, column(m), column(m)); }
+static void column_times_vector(model *m) { mixp_mul(m->ctx, column(m), vector(m)); }
+static void column_less_one(model *m)
+{ mixp_sub(m->ctx, column(m), mixp_full(m->ctx, MIXP_F32, 0, NULL, 1.0)); }
+static void dropped(model *m, int evaluates, int training) {
+    if (evaluates) mixp_eval_begin(m->ctx);
+    else mixp_step_begin(m->ctx);
+    mixp_dropout(m->ctx, logits_of(m), 0.5f, training);
+}
+static void dropout_that_evaluates(model *m) { dropped(m, 1, 1); }
+static void dropout_that_is_off(model *m) { dropped(m, 1, 0); }
+static void dropout_that_trains(model *m) { dropped(m, 0, 1); }
+static void attended(model *m, int evaluates) {
+    static const int64_t shape[3] = { 1, 4, 12 };
+    mixp_attention_desc d;
+    memset(&d, 0, sizeof d);
+    d.heads = 2;
+    d.dropout = 0.5f;
+    if (evaluates) mixp_eval_begin(m->ctx);
+    mixp_attention_apply(m->ctx, mixp_input(m->ctx, MIXP_F32, 3, shape, numbers), NULL, NULL, &d);
+}
+static void attention_that_evaluates(model *m) { attended(m, 1); }
+static void attention_that_trains(model *m) { attended(m, 0); }
+static void grouped(model *m, int late, int filled) {
+    mixp_optimizer *opt = new_sgd(m->ctx);
+    mixp_param_group g;
+    mixp_optimizer_group(opt, 0, &g);
+    if (!late) mixp_optimizer_add_group(opt, &g);
+    mixp_optimizer_add(opt, m->w, NULL);
+    if (late) mixp_optimizer_add_group(opt, &g);
+    if (filled) mixp_optimizer_add(opt, m->b, NULL);
+    mixp_backward(m->ctx, loss_of(m));
+    mixp_optimizer_step(opt);
+}
+static void group_behind_its_parameters(model *m) { grouped(m, 1, 0); }
+static void groups_with_parameters(model *m) { grouped(m, 1, 1); }
+static void all_behind_group_0(model *m) { grouped(m, 0, 1); }
+
+typedef struct suspicion {
+    const char *name;
+    void      (*make)(model *m);
+    const char *part;           /* of the warning; NULL: there is none */
+} suspicion;
+
+static const suspicion suspicions[] = {
+    { "entropy_of_softmax", entropy_of_softmax, "computes the softmax itself" },
+    { "entropy_of_low_softmax", entropy_of_low_softmax, "computes the softmax itself" },
+    { "entropy_of_logits", entropy_of_logits, NULL },
+    { "nll_of_softmax", nll_of_softmax, "use mixp_log_softmax" },
+    { "nll_of_logits", nll_of_logits, "a result of mixp_linear" },
+    { "nll_of_logs", nll_of_logs, NULL },
+    { "nll_of_log_of_softmax", nll_of_log_of_softmax, NULL },
+    { "bce_of_sigmoid", bce_of_sigmoid, "computes the sigmoid itself" },
+    { "bce_of_logits", bce_of_logits, NULL },
+    { "kl_of_softmax", kl_of_softmax, "mixp_kl_div takes log-probabilities" },
+    { "kl_of_logs", kl_of_logs, NULL },
+    { "mse_of_softmax", mse_of_softmax, NULL },
+    { "column_less_vector", column_less_vector, "broadcast to [8, 8]" },
+    { "vector_less_column", vector_less_column, "broadcast to [8, 8]" },
+    { "column_less_column", column_less_column, NULL },
+    { "column_times_vector", column_times_vector, NULL },
+    { "column_less_one", column_less_one, NULL },
+    { "dropout_that_evaluates", dropout_that_evaluates, "pass training 0" },
+    { "dropout_that_is_off", dropout_that_is_off, NULL },
+    { "dropout_that_trains", dropout_that_trains, NULL },
+    { "attention_that_evaluates", attention_that_evaluates, "set attention's dropout to 0" },
+    { "attention_that_trains", attention_that_trains, NULL },
+    { "group_behind_its_parameters", group_behind_its_parameters, "group 1 of an optimizer" },
+    { "groups_with_parameters", groups_with_parameters, NULL },
+    { "all_behind_group_0", all_behind_group_0, NULL }
+};
+
+/* A warning each, or none; never an error. */
+static void test_warned(void) {
+    size_t i;
+    for (i = 0; i < sizeof suspicions / sizeof suspicions[0]; i++) {
+        const suspicion *s = &suspicions[i];
+        model m = model_open();
+        const char *why, *text;
+        s->make(&m);
+        text = mixp_context_warning(m.ctx);
+        if (mixp_context_error(m.ctx, &why) != MIXP_OK ||
+            (s->part ? !strstr(text, s->part) : *text != '\0')) {
+            test_bad++;
+            TEST_SHOW("%s: error '%s', warning '%s', not '...%s...'", s->name, why, text,
+                      s->part ? s->part : "none");
         }
         mixp_context_free(m.ctx);
     }
@@ -906,6 +1112,8 @@ static void test_sign_of_gradients_without_the_scale(void) {
 
 int main(void) {
     RUN(test_told);
+    RUN(test_bounds_of_a_fill);
+    RUN(test_warned);
     RUN(test_told_without_a_context);
     RUN(test_legal);
     RUN(test_layouts_of_attention);
