@@ -4918,15 +4918,18 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
  * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
  * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
  *
- * MIXP_ERR_ARGUMENT: decay is not in [0, 1); opt has no parameter, or a frozen one; or states are
- * sharded over ranks. MIXP_ERR_ORDER: during a capture, or while the averages are swapped in.
- * MIXP_ERR_MEMORY. On an error nothing changes. */
+ * With sharded states, each rank averages what it updates, with the bits of one rank, but has
+ * memory for all averages. All ranks make this call.
+ *
+ * MIXP_ERR_ARGUMENT: decay is not in [0, 1); opt has no parameter, or a frozen one. MIXP_ERR_ORDER:
+ * during a capture, or while the averages are swapped in. MIXP_ERR_MEMORY. On an error nothing
+ * changes. */
 MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay);
 
 /* Puts the averages into the weights, rounded to the weights' dtypes, for evaluation or for
  * mixp_checkpoint_save_weights. A second call puts back the weights of the training, bit for bit.
  * Writes to the weights between the two calls are lost. The first call allocates a copy of the
- * weights.
+ * weights. With sharded states, the ranks exchange their averages: all ranks make this call.
  *
  * MIXP_ERR_ORDER: mixp_optimizer_set_ema was not called, or a parameter was added after the call; a
  * step or a capture is in progress. MIXP_ERR_ARGUMENT: another optimizer has one of the parameters.
@@ -14880,7 +14883,7 @@ struct mixpi_crew {
     mixp_result (*place)(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at);  /* states */
     void        (*placed)(mixp_optimizer *opt, mixp_tensor *p, mixp_result r);  /* how it ended */
     mixp_param_row (*piece)(const mixp_optimizer *opt, int64_t i);
-    /* step; send, gather and in_pieces only if the states are sharded */
+    /* step; send, gather, average and in_pieces only if the states are sharded */
     mixp_result (*plan)(mixp_optimizer *opt);           /* before anything is changed */
     mixp_result (*look)(mixp_optimizer *opt, const float *scale, int unscale,
                         const mixp_step_plan *plan, mixp_scaler_state *s);
@@ -14888,6 +14891,7 @@ struct mixpi_crew {
     void        (*verdict)(const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v);
     mixp_result (*send)(mixp_optimizer *opt);           /* the table for the update */
     mixp_result (*gather)(mixp_optimizer *opt);         /* the weights, after the update */
+    mixp_result (*average)(mixp_optimizer *opt);        /* all averages of weights, to all ranks */
     void        (*in_pieces)(mixp_optimizer *opt);      /* gradients were unscaled or clipped */
     /* checkpoints of sharded states */
     mixp_result (*check)(mixp_context *ctx);
@@ -23630,10 +23634,33 @@ static mixp_in mixpi_averaged(const mixp_param_row *row) {
     return mixpi_in(row->weight, row->weight_dtype);
 }
 
-/* Starts average i at the weight. */
+/* The row of an average. With sharded states, a rank averages what it updates: some parameters, and
+ * pieces of others. */
+static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
+    const mixpi_slot *slot = &opt->slots[i];
+    const mixp_param_row *all = &opt->rows[i];
+    const mixp_param_row of = slot->kept == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
+    const size_t before = (size_t)((char *)of.weight - (char *)all->weight);
+    mixp_param_row row;
+    memset(&row, 0, sizeof row);
+    row.weight = slot->ema + before / mixp_dtype_size(of.weight_dtype);
+    row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
+    row.grad_dtype = mixpi_averaged(&of).dtype;
+    row.grad = mixpi_averaged(&of).data == of.master ? of.master : of.weight;
+    row.count = of.count;
+    row.active = slot->kept != MIXPI_AWAY && of.count > 0;
+    row.rate = (float)(1.0 - decay);
+    return row;
+}
+
+/* Starts average i at the weight, and at the master where this rank keeps it. */
 static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
-    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
-                            mixpi_averaged(&opt->rows[i]), opt->rows[i].count);
+    const mixp_param_row row = mixpi_ema_row(opt, i, 0.0);
+    mixp_result r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
+                                     mixpi_tensor_in(opt->slots[i].param), opt->rows[i].count);
+    if (r != MIXP_OK || !row.active) return r;
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(row.weight, MIXP_F32, 0),
+                            mixpi_in(row.grad, row.grad_dtype), row.count);
 }
 
 /* Is average i still the weight from which it started? Then it follows a weight that is written. */
@@ -24611,20 +24638,6 @@ static const float *mixpi_scale_address(const mixp_scaler *scaler,
  * skipped step as they are.
  */
 
-static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
-    const mixp_param_row *of = &opt->rows[i];
-    mixp_param_row row;
-    memset(&row, 0, sizeof row);
-    row.weight = opt->slots[i].ema;
-    row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
-    row.grad_dtype = mixpi_averaged(of).dtype;
-    row.grad = mixpi_averaged(of).data == of->master ? of->master : of->weight;
-    row.count = of->count;
-    row.active = 1;
-    row.rate = (float)(1.0 - decay);
-    return row;
-}
-
 /* After the update kernel. */
 static mixp_result mixpi_opt_average(mixp_optimizer *o) {
     mixp_step_plan plan = o->plan;
@@ -24654,8 +24667,6 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
     const char *wrong = NULL;
     if (!mixpi_is_beta(decay)) wrong = "decay must lie in [0,1)";
     else if (!opt->count) wrong = "no parameter was added: call mixp_optimizer_add first";
-    else if (opt->shards)
-        wrong = "averages do not work with sharded states: set `shard` of mixp_ranks_desc to 0";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_ema: %s", wrong);
     if (frozen)
@@ -24790,7 +24801,8 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_swap_check(opt);
-    if (r == MIXP_OK) r = mixpi_shelf_memory(opt);
+    if (r == MIXP_OK) r = mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt));
+    if (r == MIXP_OK && opt->shards && !opt->swapped) r = opt->ctx->crew->average(opt);
     for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
     if (r != MIXP_OK) return r;
     opt->swapped = !opt->swapped;
@@ -26854,7 +26866,7 @@ static void mixpi_state_add_spike(mixpi_state *s, mixp_optimizer *opt, int numbe
 }
 
 /* Marks the items from number `from` on, of a parameter whose states this rank does not hold: their
- * memory is borrowed, see ranks/states.c. Averages of weights are not sharded. */
+ * memory is borrowed, see ranks/states.c. Each rank has memory for all averages of weights. */
 static void mixpi_state_lend(mixpi_state *s, const mixp_optimizer *opt, int64_t i, size_t from) {
     for (; from < s->n_items; from++) {
         mixpi_state_item *item = &s->items[from];
@@ -32147,6 +32159,30 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     return r;
 }
 
+/* Sends the averages of weights to all ranks: a sum of integers, to which each rank contributes
+ * what it averages, and zeros. */
+static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
+    const int64_t count = o->slots[i].param->count;
+    const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes) / 4);
+    float *ema = o->slots[i].ema;
+    int64_t first, at;
+    const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
+    mixp_result r = mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema);
+    if (r == MIXP_OK)
+        r = mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema);
+    for (at = 0; at < count && r == MIXP_OK; at += most)
+        r = mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
+                            mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at));
+    return r;
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_averages_gather(mixp_optimizer *o) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < o->ema_count && r == MIXP_OK; i++) r = mixpi_average_gather(o, i);
+    return mixpi_crew_stop(o->ctx, r);
+}
 /* --- what all ranks have found --------------------------------------------------------------- *
  *
  * After the look and before the decision, the ranks sum one small table, on the device and without
@@ -32739,8 +32775,10 @@ MIXPI_SELDOM
 static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
     int o;
-    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
+    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++) {
         r = mixpi_rows_collect(what->optimizers[o]);
+        if (r == MIXP_OK) r = mixpi_averages_gather(what->optimizers[o]);
+    }
     return mixpi_crew_stop(what->ctx, r);
 }
 
@@ -32779,7 +32817,7 @@ static const mixpi_crew mixpi_ranks_door = {
     mixpi_shards_place, mixpi_shards_placed, mixpi_piece_row,
     /* step */
     mixpi_ranks_plan, mixpi_ranks_look, mixpi_ranks_prepare_views, mixpi_ranks_verdict,
-    mixpi_shards_send, mixpi_opt_gather, mixpi_opt_in_pieces,
+    mixpi_shards_send, mixpi_opt_gather, mixpi_averages_gather, mixpi_opt_in_pieces,
     /* checkpoints */
 #ifndef MIXPREC_NO_CHECKPOINT
     mixp_ranks_check, mixpi_states_collect, mixpi_states_borrow, mixpi_states_return,

@@ -673,10 +673,33 @@ static mixp_in mixpi_averaged(const mixp_param_row *row) {
     return mixpi_in(row->weight, row->weight_dtype);
 }
 
-/* Starts average i at the weight. */
+/* The row of an average. With sharded states, a rank averages what it updates: some parameters, and
+ * pieces of others. */
+static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
+    const mixpi_slot *slot = &opt->slots[i];
+    const mixp_param_row *all = &opt->rows[i];
+    const mixp_param_row of = slot->kept == MIXPI_IN_PIECES ? opt->ctx->crew->piece(opt, i) : *all;
+    const size_t before = (size_t)((char *)of.weight - (char *)all->weight);
+    mixp_param_row row;
+    memset(&row, 0, sizeof row);
+    row.weight = slot->ema + before / mixp_dtype_size(of.weight_dtype);
+    row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
+    row.grad_dtype = mixpi_averaged(&of).dtype;
+    row.grad = mixpi_averaged(&of).data == of.master ? of.master : of.weight;
+    row.count = of.count;
+    row.active = slot->kept != MIXPI_AWAY && of.count > 0;
+    row.rate = (float)(1.0 - decay);
+    return row;
+}
+
+/* Starts average i at the weight, and at the master where this rank keeps it. */
 static mixp_result mixpi_ema_start(mixp_optimizer *opt, int64_t i) {
-    return mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
-                            mixpi_averaged(&opt->rows[i]), opt->rows[i].count);
+    const mixp_param_row row = mixpi_ema_row(opt, i, 0.0);
+    mixp_result r = mixpi_convert_to(opt->ctx, mixpi_out_to(opt->slots[i].ema, MIXP_F32, 0),
+                                     mixpi_tensor_in(opt->slots[i].param), opt->rows[i].count);
+    if (r != MIXP_OK || !row.active) return r;
+    return mixpi_convert_to(opt->ctx, mixpi_out_to(row.weight, MIXP_F32, 0),
+                            mixpi_in(row.grad, row.grad_dtype), row.count);
 }
 
 /* Is average i still the weight from which it started? Then it follows a weight that is written. */

@@ -162,15 +162,18 @@ MIXPREC_API mixp_result mixp_optimizer_set_loss(mixp_optimizer *opt,
  * parameters added since. Costs 4 bytes for each element, and one pass over weights and averages in
  * each step. Same bits on every device. Recorded steps (mixp_graph) average as well.
  *
- * MIXP_ERR_ARGUMENT: decay is not in [0, 1); opt has no parameter, or a frozen one; or states are
- * sharded over ranks. MIXP_ERR_ORDER: during a capture, or while the averages are swapped in.
- * MIXP_ERR_MEMORY. On an error nothing changes. */
+ * With sharded states, each rank averages what it updates, with the bits of one rank, but has
+ * memory for all averages. All ranks make this call.
+ *
+ * MIXP_ERR_ARGUMENT: decay is not in [0, 1); opt has no parameter, or a frozen one. MIXP_ERR_ORDER:
+ * during a capture, or while the averages are swapped in. MIXP_ERR_MEMORY. On an error nothing
+ * changes. */
 MIXPREC_API mixp_result mixp_optimizer_set_ema(mixp_optimizer *opt, double decay);
 
 /* Puts the averages into the weights, rounded to the weights' dtypes, for evaluation or for
  * mixp_checkpoint_save_weights. A second call puts back the weights of the training, bit for bit.
  * Writes to the weights between the two calls are lost. The first call allocates a copy of the
- * weights.
+ * weights. With sharded states, the ranks exchange their averages: all ranks make this call.
  *
  * MIXP_ERR_ORDER: mixp_optimizer_set_ema was not called, or a parameter was added after the call; a
  * step or a capture is in progress. MIXP_ERR_ARGUMENT: another optimizer has one of the parameters.

@@ -19,7 +19,7 @@ static const mixpi_crew mixpi_ranks_door = {
     mixpi_shards_place, mixpi_shards_placed, mixpi_piece_row,
     /* step */
     mixpi_ranks_plan, mixpi_ranks_look, mixpi_ranks_prepare_views, mixpi_ranks_verdict,
-    mixpi_shards_send, mixpi_opt_gather, mixpi_opt_in_pieces,
+    mixpi_shards_send, mixpi_opt_gather, mixpi_averages_gather, mixpi_opt_in_pieces,
     /* checkpoints */
 #ifndef MIXPREC_NO_CHECKPOINT
     mixp_ranks_check, mixpi_states_collect, mixpi_states_borrow, mixpi_states_return,

@@ -272,3 +272,27 @@ static mixp_result mixpi_opt_gather(mixp_optimizer *o) {
     return r;
 }
 
+/* Sends the averages of weights to all ranks: a sum of integers, to which each rank contributes
+ * what it averages, and zeros. */
+static mixp_result mixpi_average_gather(mixp_optimizer *o, int64_t i) {
+    const int64_t count = o->slots[i].param->count;
+    const int64_t most = (int64_t)(mixpi_round_up((size_t)o->ctx->ranks.bucket_bytes) / 4);
+    float *ema = o->slots[i].ema;
+    int64_t first, at;
+    const int64_t end = mixpi_piece_of(o, i, o->ctx->ranks.rank, &first) + first;
+    mixp_result r = mixpi_device_zero(o->ctx, ema, (size_t)first * sizeof *ema);
+    if (r == MIXP_OK)
+        r = mixpi_device_zero(o->ctx, ema + end, (size_t)(count - end) * sizeof *ema);
+    for (at = 0; at < count && r == MIXP_OK; at += most)
+        r = mixpi_ranks_run(o->ctx, "the sum of averages", o->ctx->ranks.sum,
+                            mixpi_out_to(ema + at, MIXP_I32, 0), mixpi_min(most, count - at));
+    return r;
+}
+
+MIXPI_SELDOM
+static mixp_result mixpi_averages_gather(mixp_optimizer *o) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    for (i = 0; i < o->ema_count && r == MIXP_OK; i++) r = mixpi_average_gather(o, i);
+    return mixpi_crew_stop(o->ctx, r);
+}

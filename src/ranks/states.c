@@ -175,8 +175,10 @@ MIXPI_SELDOM
 static mixp_result mixpi_states_collect(const mixp_checkpoint *what) {
     mixp_result r = MIXP_OK;
     int o;
-    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++)
+    for (o = 0; o < what->n_optimizers && r == MIXP_OK; o++) {
         r = mixpi_rows_collect(what->optimizers[o]);
+        if (r == MIXP_OK) r = mixpi_averages_gather(what->optimizers[o]);
+    }
     return mixpi_crew_stop(what->ctx, r);
 }
 

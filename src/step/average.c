@@ -7,20 +7,6 @@
  * skipped step as they are.
  */
 
-static mixp_param_row mixpi_ema_row(const mixp_optimizer *opt, int64_t i, double decay) {
-    const mixp_param_row *of = &opt->rows[i];
-    mixp_param_row row;
-    memset(&row, 0, sizeof row);
-    row.weight = opt->slots[i].ema;
-    row.weight_dtype = row.master_dtype = row.m_dtype = row.v_dtype = MIXP_F32;
-    row.grad_dtype = mixpi_averaged(of).dtype;
-    row.grad = mixpi_averaged(of).data == of->master ? of->master : of->weight;
-    row.count = of->count;
-    row.active = 1;
-    row.rate = (float)(1.0 - decay);
-    return row;
-}
-
 /* After the update kernel. */
 static mixp_result mixpi_opt_average(mixp_optimizer *o) {
     mixp_step_plan plan = o->plan;
@@ -50,8 +36,6 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
     const char *wrong = NULL;
     if (!mixpi_is_beta(decay)) wrong = "decay must lie in [0,1)";
     else if (!opt->count) wrong = "no parameter was added: call mixp_optimizer_add first";
-    else if (opt->shards)
-        wrong = "averages do not work with sharded states: set `shard` of mixp_ranks_desc to 0";
     if (wrong)
         return mixp_context_fail(opt->ctx, MIXP_ERR_ARGUMENT, "mixp_optimizer_set_ema: %s", wrong);
     if (frozen)
@@ -186,7 +170,8 @@ static mixp_result mixpi_do_optimizer_swap_ema(mixp_optimizer *opt) {
     int64_t i;
     if (!opt) return MIXP_ERR_ARGUMENT;
     r = mixpi_swap_check(opt);
-    if (r == MIXP_OK) r = mixpi_shelf_memory(opt);
+    if (r == MIXP_OK) r = mixpi_crew_stop_alone(opt->ctx, mixpi_shelf_memory(opt));
+    if (r == MIXP_OK && opt->shards && !opt->swapped) r = opt->ctx->crew->average(opt);
     for (i = 0; r == MIXP_OK && i < opt->ema_count; i++) r = mixpi_swap_slot(opt, i);
     if (r != MIXP_OK) return r;
     opt->swapped = !opt->swapped;

@@ -35,7 +35,7 @@ struct mixpi_crew {
     mixp_result (*place)(mixp_optimizer *opt, mixp_param_row *row, int64_t joined_at);  /* states */
     void        (*placed)(mixp_optimizer *opt, mixp_tensor *p, mixp_result r);  /* how it ended */
     mixp_param_row (*piece)(const mixp_optimizer *opt, int64_t i);
-    /* step; send, gather and in_pieces only if the states are sharded */
+    /* step; send, gather, average and in_pieces only if the states are sharded */
     mixp_result (*plan)(mixp_optimizer *opt);           /* before anything is changed */
     mixp_result (*look)(mixp_optimizer *opt, const float *scale, int unscale,
                         const mixp_step_plan *plan, mixp_scaler_state *s);
@@ -43,6 +43,7 @@ struct mixpi_crew {
     void        (*verdict)(const mixp_optimizer *opt, const mixp_step_state *s, mixp_verdict *v);
     mixp_result (*send)(mixp_optimizer *opt);           /* the table for the update */
     mixp_result (*gather)(mixp_optimizer *opt);         /* the weights, after the update */
+    mixp_result (*average)(mixp_optimizer *opt);        /* all averages of weights, to all ranks */
     void        (*in_pieces)(mixp_optimizer *opt);      /* gradients were unscaled or clipped */
     /* checkpoints of sharded states */
     mixp_result (*check)(mixp_context *ctx);

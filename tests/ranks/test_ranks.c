@@ -80,6 +80,7 @@ typedef struct plan {
     int             held;               /* 1: the last two steps wait until the test lets them go */
     double          patience;           /* of rank 0 from step 2 on, which rank 1 exceeds; 0 = seconds */
     int             recomputes;         /* 1: the middle of the model is a block of mixp_recompute */
+    int             ema;                /* 1: averages of weights are kept; the result ends with them  */
 } plan;
 
 /* What a rank has to tell, in memory that the test sees. */
@@ -98,7 +99,7 @@ typedef struct result {
     volatile int step;
     int          began;                 /* the first step: not 0 where a checkpoint was loaded */
     volatile pid_t pid;
-    unsigned char weights[16384];
+    unsigned char weights[49152];      /* and averages */
     size_t       bytes;
 } result;
 
@@ -230,6 +231,16 @@ static void model_add(model *m) {
     for (i = 0; i < PARAMS; i++) mixp_optimizer_add(model_optimizer(m, i), m->p[i], NULL);
 }
 
+static void model_averages(model *m) {
+    mixp_optimizer_set_ema(m->opt, 0.75);
+    if (m->muon) mixp_optimizer_set_ema(m->muon, 0.5);
+}
+
+static void model_swap(model *m) {
+    mixp_optimizer_swap_ema(m->opt);
+    if (m->muon) mixp_optimizer_swap_ema(m->muon);
+}
+
 static void model_zero_grad(model *m) {
     mixp_zero_grad(m->opt);
     if (m->muon) mixp_zero_grad(m->muon);
@@ -244,23 +255,33 @@ static mixp_result model_step(model *m, const plan *p) {
     return r == MIXP_OK ? mixp_scaler_update(m->scaler) : r;
 }
 
-static void result_take(result *out, model *m) {
+static void result_weights(result *out, const model *m) {
+    int i;
+    for (i = 0; m->ctx && i < PARAMS; i++) {
+        size_t bytes = (size_t)m->p[i]->count * mixp_dtype_size(m->p[i]->dtype);
+        CHECK(out->bytes + bytes <= sizeof out->weights);
+        memcpy(out->weights + out->bytes, m->p[i]->data, bytes);
+        out->bytes += bytes;
+    }
+}
+
+/* The weights; with averages, then these, and the weights again. */
+static void result_take(result *out, model *m, int ema) {
     const char *text;
-    unsigned char *to = out->weights;
     mixp_site_info site;
     int i;
+    out->bytes = 0;
+    result_weights(out, m);
+    for (i = 0; ema && i < 2; i++) {
+        model_swap(m);
+        result_weights(out, m);
+    }
     out->code = mixp_context_error(m->ctx, &text);
     snprintf(out->text, sizeof out->text, "%s", text);
     out->verdict = mixp_scaler_verdict(m->scaler);
     snprintf(out->bad_tensor, sizeof out->bad_tensor, "%s",
              out->verdict.bad_tensor ? out->verdict.bad_tensor : "");
     out->scale = mixp_scaler_loss_scale(m->scaler);
-    for (i = 0; m->ctx && i < PARAMS; i++) {
-        size_t bytes = (size_t)m->p[i]->count * mixp_dtype_size(m->p[i]->dtype);
-        memcpy(to, m->p[i]->data, bytes);
-        to += bytes;
-    }
-    out->bytes = (size_t)(to - out->weights);
     for (i = 0; i < 64 && mixp_site(m->ctx, i, &site); i++) out->fallen |= (uint64_t)(site.fallen != 0) << i;
 }
 
@@ -378,6 +399,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     if (odd == ODD_SIZE) given.size++;
     model_open(&m, p, &given, odd);
     model_add(&m);
+    if (p->ema) model_averages(&m);
     m.plant_at = p->plant_at;
     m.plant_value = p->plant_value;
     memset(&look, 0, sizeof look);
@@ -433,7 +455,7 @@ static void run_rank(const plan *p, const mixp_ranks_desc *ranks, result *out) {
     out->allocations[1] = mixp_context_memory(m.ctx).allocations;
     out->used = mixp_context_memory(m.ctx).used;
     out->calls = cut_calls;
-    result_take(out, &m);
+    result_take(out, &m, p->ema);
     mixp_context_free(m.ctx);
     out->done = 1;
 }
@@ -487,6 +509,7 @@ static void reference(const plan *p, int size, result *out) {
                            mixp_view(m.ctx, "", p->dtype, m.p[i]->rank, m.p[i]->shape, views[i]));
         mixp_optimizer_add(forget, m.p[i], NULL);
     }
+    if (p->ema) model_averages(&m);
     for (step = 0; step < p->steps; step++) {
         memset(sum, 0, sizeof sum);
         for (part = 0; part < parts; part++) {
@@ -515,8 +538,9 @@ static void reference(const plan *p, int size, result *out) {
         }
         model_step(&m, p);
     }
+    mixp_optimizer_free(forget);
     memset(out, 0, sizeof *out);
-    result_take(out, &m);
+    result_take(out, &m, p->ema);
     mixp_context_free(m.ctx);
 }
 
@@ -690,6 +714,24 @@ static void sharded(void) {
     check_bits(p, 4);
 }
 
+/* Averages have the bits of one rank, and leave the weights as they were; one step is skipped. */
+static void sharded_averages(void) {
+    plan p = plan_of(STEPS);
+    int way;
+    p.shard = p.ema = 1;
+    p.bucket = 320;
+    p.plant_step = 2;
+    p.plant_rank = 1;
+    for (way = 0; way < 2; way++) {
+        p.dtype = way ? MIXP_BF16 : MIXP_F32;
+        check_bits(p, 2);
+        check_bits(p, 4);
+    }
+    check_bits(p, 3);                   /* pieces of another length, and an empty one */
+    p.shard = 0;
+    check_bits(p, 2);
+}
+
 static const char *no_hook(void *user, void *data, int64_t count, mixp_dtype dtype, void *stream,
                            double seconds) {
     (void)user, (void)data, (void)count, (void)dtype, (void)stream, (void)seconds;
@@ -828,7 +870,7 @@ static size_t file_bytes(const char *path, unsigned char *to, size_t most) {
 }
 
 /* The file is that of ranks that share everything, and loads on another number of them. */
-static void sharded_checkpoints_of(int muon) {
+static void sharded_checkpoints_of(int muon, int ema) {
     static unsigned char a[1 << 17], b[1 << 17];
     char path[3][64];
     plan p = plan_of(3);
@@ -840,6 +882,7 @@ static void sharded_checkpoints_of(int muon) {
         remove(path[i]);
     }
     p.muon = muon;
+    p.ema = ema;
     p.dtype = MIXP_BF16;
     p.bucket = 320;
     p.checkpoint = path[0];
@@ -871,8 +914,10 @@ static void sharded_checkpoints_of(int muon) {
     for (i = 0; i < 3; i++) remove(path[i]);
 }
 static void sharded_checkpoints(void) {
-    sharded_checkpoints_of(0);
-    sharded_checkpoints_of(1);
+    sharded_checkpoints_of(0, 0);
+    sharded_checkpoints_of(1, 0);
+    sharded_checkpoints_of(0, 1);
+    sharded_checkpoints_of(1, 1);
 }
 
 /* --- scattered sums ---------------------------------------------------------------------------- */
@@ -903,6 +948,7 @@ static void scattered(void) {
     p.max_norm = 0;
     p.shard = 1;
     for (way = 0; way < 6; way++) {
+        p.ema = way % 2;
         static const int from[6] = {2, 2, 4, 2, 2, 4}, upto[6] = {4, 2, 4, 2, 2, 4};
         p.dtype = way < 2 ? MIXP_F32 : MIXP_BF16;
         p.mean = way == 2 ? MIXP_MEAN_AFTER : way == 3 ? MIXP_MEAN_NONE : MIXP_MEAN_BEFORE;
@@ -2088,6 +2134,7 @@ int main(void) {
     RUN(recomputed);
     RUN(held_walks_that_differ);
     RUN(sharded);
+    RUN(sharded_averages);
     RUN(sharded_evenly);
     RUN(sharded_load_memory);
     RUN(sharded_muon);
