@@ -109,7 +109,7 @@ $(OWN:%=$(BUILD)/%): private light = -O0
 $(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads: private LDLIBS += -pthread
 
 # Tests that look inside the library compile only the functions that they call (tests/support/internals.h).
-$(BUILD)/test_optimizers $(BUILD)/test_pairs: private light = -O1 -fno-inline
+$(BUILD)/test_optimizers $(BUILD)/test_pairs $(BUILD)/test_guard_traits: private light = -O1 -fno-inline
 
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c %_threads.c,$(wildcard examples/*.c examples/amp/*.c)))
 # A test is found in every folder of tests/ and in tests/ itself; build/test_x is built from the test_x.c of

@@ -5141,10 +5141,11 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * leave their range. A site returns to its low dtype after `clean` samples in a row below
  * `low_again`; each relapse doubles the number of samples.
  *
- * The guard also watches precision. In each sampled step a few sites of the classes that multiply,
- * add and cast are recomputed in f32, in turn. A site falls back if rounding takes more than
- * `imprecise` of the variation of its values over the batch, with the means subtracted. Example:
- * 2023.37 is in the range of f16, but becomes 2023. Batches of fewer than 8 rows are not judged.
+ * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
+ * cast are recomputed in f32, in turn; attention is not. A site falls back if rounding takes more
+ * than `imprecise` of the variation of its values over the batch, with the means subtracted.
+ * Example: 2023.37 is in the range of f16, but becomes 2023. Batches of fewer than 8 rows are not
+ * judged.
  *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
@@ -27867,34 +27868,58 @@ enum {
     MIXPI_IS_CAST = 1,
     MIXPI_IS_DROPOUT = 2,
     MIXPI_SCALES_LOSS = 4,      /* multiplies a loss by the loss scale */
-    MIXPI_ROUNDS = 8,           /* its precision is measured */
-    MIXPI_CUTS = 16,            /* turns numbers into zeros regardless of their size */
+    MIXPI_ROUNDS = 8,           /* its precision is measured: it adds or multiplies, and stores a
+                                   low result */
+    MIXPI_CUTS = 16,            /* turns numbers, or their gradients, into zeros in f32 as well */
     MIXPI_SHRINKS = 32,         /* makes small numbers of large ones: a non-finite result of it is
                                    not finite in f32 either */
     MIXPI_MAY_MEAN = 64         /* normally makes Inf from finite numbers: f32 would not help */
 };
 
+/* No default: the compiler warns of an operator without a line. */
 static int mixpi_traits_at(mixp_op_id id) {
     switch (id) {
     case MIXP_OP_LINEAR: case MIXP_OP_MATMUL: case MIXP_OP_ADD: case MIXP_OP_MUL:
-    case MIXP_OP_SCALE:
+    case MIXP_OP_SCALE: case MIXP_OP_MEAN: case MIXP_OP_SCATTER_ADD: case MIXP_OP_INDEX_ADD:
         return MIXPI_ROUNDS;
     case MIXP_OP_SUB:
         return MIXPI_ROUNDS | MIXPI_CUTS;
+    case MIXP_OP_SWIGLU: case MIXP_OP_SWIGLU_PACKED:
+        return MIXPI_ROUNDS | MIXPI_CUTS;
+    case MIXP_OP_DIV: case MIXP_OP_ADD_SCALAR: case MIXP_OP_RSUB:
+        return MIXPI_ROUNDS | MIXPI_MAY_MEAN;
     case MIXP_OP_RELU: case MIXP_OP_RELU_SQUARED: case MIXP_OP_CLAMP: case MIXP_OP_MAXIMUM:
-    case MIXP_OP_MINIMUM: case MIXP_OP_MAX:
+    case MIXP_OP_MINIMUM: case MIXP_OP_MAX: case MIXP_OP_LEAKY_RELU:
         return MIXPI_CUTS;
+    case MIXP_OP_GELU: case MIXP_OP_GELU_TANH: case MIXP_OP_SILU: case MIXP_OP_TANH:
+    case MIXP_OP_SIGMOID: case MIXP_OP_SOFT_CAP: case MIXP_OP_ERF: case MIXP_OP_SOFTPLUS:
+    case MIXP_OP_ELU: case MIXP_OP_EXP: case MIXP_OP_EXPM1: case MIXP_OP_SOFTMAX:
+    case MIXP_OP_LOG_SOFTMAX:
+        return MIXPI_CUTS;      /* flat where they are saturated */
     case MIXP_OP_DROPOUT:
         return MIXPI_IS_DROPOUT | MIXPI_CUTS;
     case MIXP_OP_MASKED_FILL: case MIXP_OP_WHERE:
         return MIXPI_CUTS | MIXPI_MAY_MEAN;
-    case MIXP_OP_DIV: case MIXP_OP_POW:
+    case MIXP_OP_POW: case MIXP_OP_RECIPROCAL: case MIXP_OP_PAD:
         return MIXPI_MAY_MEAN;
-    case MIXP_OP_LOG: case MIXP_OP_SQRT:
+    case MIXP_OP_LOG: case MIXP_OP_LOG1P: case MIXP_OP_SQRT:
         return MIXPI_SHRINKS;
-    default:
+    case MIXP_OP_ATTENTION: case MIXP_OP_SUM: case MIXP_OP_LAYER_NORM: case MIXP_OP_RMS_NORM:
+    case MIXP_OP_EMBEDDING: case MIXP_OP_CROSS_ENTROPY: case MIXP_OP_MSE:
+    case MIXP_OP_BCE_WITH_LOGITS: case MIXP_OP_BCE: case MIXP_OP_L1: case MIXP_OP_SMOOTH_L1:
+    case MIXP_OP_HUBER: case MIXP_OP_KL_DIV: case MIXP_OP_LINEAR_CROSS_ENTROPY:
+    case MIXP_OP_SQUARE: case MIXP_OP_PROD: case MIXP_OP_CUMSUM: case MIXP_OP_SIN:
+    case MIXP_OP_COS: case MIXP_OP_ROPE:
         return 0;
+    case MIXP_OP_CAST: case MIXP_OP_RESHAPE: case MIXP_OP_TRANSPOSE: case MIXP_OP_CONCAT:
+    case MIXP_OP_SLICE: case MIXP_OP_NEG: case MIXP_OP_ABS: case MIXP_OP_ARGMAX:
+    case MIXP_OP_GATHER: case MIXP_OP_DETACH: case MIXP_OP_PERMUTE: case MIXP_OP_FLIP:
+    case MIXP_OP_EXPAND: case MIXP_OP_STACK: case MIXP_OP_EQ: case MIXP_OP_NE: case MIXP_OP_GT:
+    case MIXP_OP_GE: case MIXP_OP_LT: case MIXP_OP_LE: case MIXP_OP_ONE_HOT: case MIXP_OP_TOPK:
+    case MIXP_OP_SORT: case MIXP_OP_COUNT:
+        return 0;               /* copies or compares */
     }
+    return 0;
 }
 
 /* The traits of an operator, as a set of bits. */
@@ -27905,7 +27930,6 @@ static int mixpi_traits_of(const mixp_op *op) {
     if (op == &mixpi_scale_op) return MIXPI_SCALES_LOSS;
     return at < size * MIXP_OP_COUNT ? mixpi_traits_at((mixp_op_id)(int)(at / size)) : 0;
 }
-
 /* --- the state of the guard ------------------------------------------------------------------ */
 
 /* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */

@@ -33,10 +33,11 @@
  * leave their range. A site returns to its low dtype after `clean` samples in a row below
  * `low_again`; each relapse doubles the number of samples.
  *
- * The guard also watches precision. In each sampled step a few sites of the classes that multiply,
- * add and cast are recomputed in f32, in turn. A site falls back if rounding takes more than
- * `imprecise` of the variation of its values over the batch, with the means subtracted. Example:
- * 2023.37 is in the range of f16, but becomes 2023. Batches of fewer than 8 rows are not judged.
+ * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
+ * cast are recomputed in f32, in turn; attention is not. A site falls back if rounding takes more
+ * than `imprecise` of the variation of its values over the batch, with the means subtracted.
+ * Example: 2023.37 is in the range of f16, but becomes 2023. Batches of fewer than 8 rows are not
+ * judged.
  *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
