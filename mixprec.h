@@ -3275,7 +3275,8 @@ typedef struct mixp_ranks_desc {
     mixp_ranks_hook reduce_scatter; /* data has size * count elements. Those at data + rank * count
                                        become the sum over all ranks; the others are undefined
                                        afterwards. NULL = none */
-    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter; grad_wait ends it. NULL = call
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter; grad_wait ends it, also
+                                       within mixp_backward. NULL = call
                                        reduce_scatter at once */
     int             scatter;    /* 1: with shard, a rank gets only the sums of the pieces it
                                    updates: see SCATTERED SUMS. Needs reduce_scatter */
@@ -3303,11 +3304,18 @@ typedef struct mixp_ranks_desc {
  * bucket_bytes is summed by its own reduce_scatter. All other tensors are summed as without
  * `scatter`.
  *
- * After mixp_backward only this rank's piece of a scattered gradient is valid: mixp_read of the
- * gradient is MIXP_ERR_ORDER, and operators must not read it. After unscaling or clipping, the same
- * is true of all other gradients, except those that this rank updates, because a rank unscales and
- * clips only its own. A gradient in a view of yours would still be readable, so mixp_optimizer_add
- * refuses one. A parameter has one optimizer.
+ * Memory of these gradients: a rank keeps its pieces, 1/N. A complete gradient exists from its
+ * first write in mixp_backward until its sum has arrived, in a buffer that other gradients use
+ * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: before that is
+ * exceeded, mixp_backward calls grad_wait and so hides less. A gradient that is written early and
+ * complete late (a tied embedding, a recurrent weight) keeps its buffer for that time. Walks that
+ * mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its own.
+ *
+ * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
+ * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
+ * clipping, the same is true of all other gradients, except those that this rank updates, because a
+ * rank unscales and clips only its own. A gradient in a view of yours would still be readable, so
+ * mixp_optimizer_add refuses one. A parameter has one optimizer.
  *
  * If the transport adds in the same order for both kinds of sum, the sums have the same bits as
  * without scatter. So do the weights if nothing is clipped. The norm is computed from the ranks'
@@ -14871,6 +14879,7 @@ struct mixpi_crew {
     int         (*busy)(mixp_context *ctx, int on);     /* returns the state before */
     /* tape: the gradients of a walk */
     mixp_result (*walk_begin)(mixp_context *ctx);
+    mixp_result (*walk_opens)(mixp_context *ctx, const mixp_tensor *leaf);  /* first gradient */
     mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);
     mixp_result (*walk_end)(mixp_context *ctx);
     void        (*forget)(mixp_context *ctx);           /* drops gradients that are held */
@@ -16985,8 +16994,9 @@ static int mixpi_probe_is_there(const mixp_tensor *g) {
 }
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
-    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
-    mixp_result r;
+    const mixpi_crew *crew = mixpi_crew_of(c->ctx);
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g = NULL;
+    mixp_result r = MIXP_OK;
     int laid;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
@@ -16996,8 +17006,9 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     }
     if (!mixp_call_wants(c, i)) return NULL;
     laid = t->own.from_tape && t->own.grad && t->own.grad->data;    /* backward has set it */
-    g = mixpi_grad_buffer(t);
-    r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
+    if (crew && !t->own.from_tape && !t->grad) r = crew->walk_opens(c->ctx, t);
+    if (r == MIXP_OK) g = mixpi_grad_buffer(t);
+    if (r == MIXP_OK) r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
     if (r != MIXP_OK) {
         mixpi_entry(c)->lacks = r;
         return NULL;
@@ -30976,7 +30987,19 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
  * walked. A bucket is a range of complete tensors of one dtype. As soon as all gradients of a
  * bucket are final, this rank looks at them, because the sum would hide which rank's gradient was
  * Inf, and sends them. Buckets are sent in their order, which is the same on all ranks.
+ *
+ * A divided gradient (see SCATTERED SUMS) has only this rank's piece in the arena. During a walk
+ * the complete gradient lies in a buffer, from its first write until its sum has arrived; then the
+ * piece is copied into the arena, and another gradient may use the buffer. Each rank chooses its
+ * buffers alone: no sum depends on the choice.
  */
+typedef struct mixpi_buffer {
+    char   *data;               /* device memory */
+    size_t  bytes;
+    int64_t bucket;             /* the bucket that used it last */
+    struct mixpi_buffer *next;
+} mixpi_buffer;
+
 typedef struct mixpi_leaf {
     mixp_tensor *tensor;
     int64_t      last;          /* entry, counted by the walk, that completes it; -1 = none */
@@ -30984,6 +31007,7 @@ typedef struct mixpi_leaf {
     int          summed;        /* 1: summed over the ranks since its gradient was last cleared */
     int          filled;        /* 1: this rank's walk did not reach it, so zeros were sent */
     int64_t      each;          /* elements of a rank's piece; 0: all ranks get all */
+    void        *piece;         /* device memory: this rank's piece of the sum; NULL if each is 0 */
     mixpi_mark   mark;          /* mark of the gradient that is held                        */
 } mixpi_leaf;
 
@@ -30991,12 +31015,16 @@ typedef struct mixpi_bucket {
     int64_t  first, end;        /* its leaves: [first, end)                                 */
     int64_t  count;             /* elements, including the zeros between tensors            */
     int64_t  each;              /* elements that each rank gets; 0: every rank gets all */
-    mixp_out grads;             /* its range of the arena                                   */
+    mixp_out grads;             /* its range of the arena, or its place in a buffer         */
     mixp_out wire;              /* memory to sum: grads, or a copy in another dtype         */
     void    *held;              /* f32: the sum of earlier walks, or NULL                   */
     int      holds;             /* 1: held contains a sum                                   */
     int      due;               /* 1: a walk has met one of its leaves                      */
     int64_t  awaited;           /* leaves that the walk has not yet completed               */
+    mixpi_buffer *buffer;       /* of a divided gradient: its buffer, or NULL before the first walk
+                                   that writes it */
+    int      flying;            /* 1: in this walk, its sum was sent and has not arrived    */
+    int      landed;            /* 1: in this walk, its sum has arrived                     */
 } mixpi_bucket;
 
 struct mixpi_exchange {
@@ -31004,6 +31032,7 @@ struct mixpi_exchange {
     int64_t          n_leaves;
     mixpi_bucket    *buckets;
     int64_t          n_buckets;
+    mixpi_buffer    *buffers;   /* all of them, newest first                                */
     mixp_param_row  *rows;      /* device memory: table of the leaves for grad_stats        */
     mixp_step_state *looks;     /* device memory: the look at each bucket                   */
     int64_t         *first;     /* device memory: each bucket's first leaf                  */
@@ -31139,11 +31168,17 @@ static int mixpi_leaf_order_made(const void *a, const void *b) {
     return x->tensor->own.id > y->tensor->own.id ? -1 : 1;
 }
 
-/* Bytes of a leaf in the arena, with padding zeros if the last pieces are shorter than others. */
+/* Bytes of a complete leaf, with padding if the last pieces are shorter than others. */
 static size_t mixpi_leaf_bytes(const mixp_context *ctx, const mixpi_leaf *l) {
     const size_t size = mixp_dtype_size(l->tensor->dtype);
     if (!l->each) return mixpi_round_up(mixpi_bytes(l->tensor));
     return (size_t)mixpi_world(ctx) * (size_t)l->each * size;
+}
+
+/* Bytes of a leaf in the arena: of its piece, if it is divided. */
+static size_t mixpi_leaf_kept(const mixp_context *ctx, const mixpi_leaf *l) {
+    if (!l->each) return mixpi_leaf_bytes(ctx, l);
+    return mixpi_round_up((size_t)l->each * mixp_dtype_size(l->tensor->dtype));
 }
 
 /* Elements of a rank's piece; 0 for a small tensor: its own message would cost more than it
@@ -31174,13 +31209,14 @@ static void mixpi_buckets_cut(mixp_context *ctx, mixpi_exchange *d, int64_t from
             b = &d->buckets[d->n_buckets++];
             b->first = i;
             b->each = l->each;
-            b->grads = mixpi_out_to(arena, t->dtype, 0);
+            b->grads = mixpi_out_to(l->each ? NULL : arena, t->dtype, 0);
             b->wire = b->grads;
             bytes = 0;
         }
-        t->own.grad->data = arena;
+        t->own.grad->data = l->each ? NULL : arena;
+        l->piece = l->each ? arena : NULL;
         l->bucket = d->n_buckets - 1;
-        arena += mixpi_leaf_bytes(ctx, l);
+        arena += mixpi_leaf_kept(ctx, l);
         bytes += mixpi_leaf_bytes(ctx, l);
         b->end = i + 1;
         b->count = (int64_t)(bytes / mixp_dtype_size(t->dtype));
@@ -31202,16 +31238,34 @@ static void mixpi_buckets_order(mixpi_exchange *d, int64_t from) {
         for (k = d->buckets[i].first; k < d->buckets[i].end; k++) d->leaves[k].bucket = i;
 }
 
-/* Allocates memory for the sum if its dtype differs from the gradients' dtype. */
-static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
+/* Bytes for the sum of b if its dtype differs from the gradients' dtype; otherwise 0. */
+static size_t mixpi_stage_bytes(const mixp_context *ctx, const mixpi_bucket *b) {
     const mixp_ranks_desc *k = &ctx->ranks;
     const int is_low = b->grads.dtype != MIXP_F32;
+    if (b->grads.dtype == k->wire || (is_low && k->low_sums)) return 0;
+    if (k->size == 1 && !k->apart) return 0;
+    return (size_t)b->count * mixp_dtype_size(k->wire);
+}
+
+/* Allocates memory for the sum of b, where b needs some. Of a divided gradient it lies in the
+ * gradient's buffer. */
+static mixp_result mixpi_bucket_stage(mixp_context *ctx, mixpi_bucket *b) {
+    const size_t bytes = b->each ? 0 : mixpi_stage_bytes(ctx, b);
     void *stage;
-    if (b->grads.dtype == k->wire || (is_low && k->low_sums)) return MIXP_OK;
-    if (k->size == 1 && !k->apart) return MIXP_OK;
-    stage = mixpi_device_alloc(ctx, (size_t)b->count * mixp_dtype_size(k->wire));
-    b->wire = mixpi_out_to(stage, k->wire, 0);
+    if (!bytes) return MIXP_OK;
+    stage = mixpi_device_alloc(ctx, bytes);
+    b->wire = mixpi_out_to(stage, ctx->ranks.wire, 0);
     return stage ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* The row of a leaf in the device's table. */
+static void mixpi_leaf_row(const mixpi_leaf *l, mixp_param_row *row) {
+    const mixp_tensor *g = l->tensor->own.grad;
+    memset(row, 0, sizeof *row);
+    row->grad = g->data;
+    row->grad_dtype = g->dtype;
+    row->count = g->count;
+    row->active = 1;
 }
 
 /* Makes the device's tables of leaves and buckets. */
@@ -31224,14 +31278,7 @@ static mixp_result mixpi_exchange_tables(mixp_context *ctx, mixpi_exchange *d) {
     mixp_step_state *looks;
     mixp_result r = MIXP_ERR_MEMORY;
     if (!rows) return mixpi_out_of_memory(ctx, rows_size + first_size);
-    memset(rows, 0, rows_size);
-    for (i = 0; i < d->n_leaves; i++) {
-        const mixp_tensor *g = d->leaves[i].tensor->own.grad;
-        rows[i].grad = g->data;
-        rows[i].grad_dtype = g->dtype;
-        rows[i].count = g->count;
-        rows[i].active = 1;
-    }
+    for (i = 0; i < d->n_leaves; i++) mixpi_leaf_row(&d->leaves[i], &rows[i]);
     for (i = 0; i < d->n_buckets; i++) first[i] = d->buckets[i].first;
     new_rows = (mixp_param_row *)mixpi_device_alloc(ctx, rows_size);
     new_first = (int64_t *)mixpi_device_alloc(ctx, first_size);
@@ -31262,7 +31309,7 @@ static mixp_result mixpi_exchange_lay_out(mixp_context *ctx, mixpi_exchange *d,
         mixpi_leaf *l = &d->leaves[i];
         l->tensor->own.ranks.leaf = i + 1;
         if (!mixpi_grad_record(l->tensor)) return MIXP_ERR_MEMORY;
-        bytes += mixpi_leaf_bytes(ctx, l);
+        bytes += mixpi_leaf_kept(ctx, l);
     }
     arena = (char *)mixpi_device_alloc(ctx, bytes);
     buckets = (mixpi_bucket *)mixpi_longer(
@@ -31686,7 +31733,11 @@ static mixp_result mixpi_exchange_begin(mixp_context *ctx) {
     r = mixpi_exchange_meet(ctx, d);
     if (r != MIXP_OK) return r;
     d->position = d->sent = 0;
-    for (i = 0; i < d->n_buckets; i++) d->buckets[i].awaited = 0;
+    for (i = 0; i < d->n_buckets; i++) {
+        mixpi_bucket *b = &d->buckets[i];
+        b->awaited = 0;
+        b->flying = b->landed = 0;
+    }
     for (i = 0; i < d->n_leaves; i++) {
         mixpi_bucket *b = &d->buckets[d->leaves[i].bucket];
         b->awaited += d->leaves[i].last >= 0;
@@ -31706,6 +31757,131 @@ static mixp_result mixpi_divide_by_parts(mixp_context *ctx, mixp_out data, int64
     k.a = mixpi_in(data.data, data.dtype);
     k.y = data;
     return ctx->device->kernels->unary(&ctx->exec, &k);
+}
+
+/* Waits until everything that grad_ready started has arrived. */
+static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    volatile char here = 0;
+    const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
+    const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
+    mixpi_inside_end(ctx, before);
+    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
+}
+
+/* After the sum of b has arrived: converts and divides what was deferred. Of a divided gradient,
+ * keeps this rank's piece; its buffer then holds nothing. */
+static mixp_result mixpi_bucket_land(mixp_context *ctx, const mixpi_exchange *d, mixpi_bucket *b) {
+    const mixp_ranks_desc *k = &ctx->ranks;
+    const int64_t n = b->each ? b->each : b->count;
+    const mixp_out sum = mixpi_out_at(b->wire, b->each * k->rank);
+    const mixp_out to =
+        b->each ? mixpi_out_to(d->leaves[b->first].piece, b->grads.dtype, 0) : b->grads;
+    const uint64_t told = ctx->told;
+    const int divide = k->mean == MIXP_MEAN_AFTER && k->parts > 1, wide = to.dtype == MIXP_F32;
+    mixp_result r = MIXP_OK;
+    if (divide && !wide) r = mixpi_divide_by_parts(ctx, sum, n);
+    if (r == MIXP_OK && sum.data != to.data)
+        r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
+    if (r == MIXP_OK && divide && wide) r = mixpi_divide_by_parts(ctx, to, n);
+    b->flying = 0;
+    b->landed = 1;
+    return mixpi_noted_since(ctx, told, "a mean over ranks", r);
+}
+
+/* --- buffers of divided gradients --- */
+
+/* May another gradient use w? */
+static int mixpi_buffer_is_free(const mixpi_exchange *d, const mixpi_buffer *w) {
+    const mixpi_bucket *b = &d->buckets[w->bucket];
+    const mixpi_leaf *l = &d->leaves[b->first];
+    if (b->buffer != w || b->landed) return 1;
+    return !b->flying && (l->summed || !l->tensor->grad);
+}
+
+/* The buffer for b: the one that it had before, or else the smallest free one with that many bytes.
+ * NULL if none is free. */
+static mixpi_buffer *mixpi_buffer_find(const mixpi_exchange *d, const mixpi_bucket *b,
+                                       size_t bytes) {
+    mixpi_buffer *w, *best = NULL;
+    if (b->buffer && mixpi_buffer_is_free(d, b->buffer)) return b->buffer;
+    for (w = d->buffers; w; w = w->next) {
+        if (w->bytes < bytes || !mixpi_buffer_is_free(d, w)) continue;
+        if (!best || w->bytes < best->bytes) best = w;
+    }
+    return best;
+}
+
+static mixpi_buffer *mixpi_buffer_new(mixp_context *ctx, mixpi_exchange *d, size_t bytes) {
+    mixpi_buffer *w = (mixpi_buffer *)mixpi_host_alloc(ctx, sizeof *w);
+    if (!w) return NULL;
+    w->data = (char *)mixpi_device_alloc(ctx, bytes);
+    if (!w->data) return NULL;
+    w->bytes = bytes;
+    w->next = d->buffers;
+    d->buffers = w;
+    return w;
+}
+
+/* Bytes of the buffers whose sums have not arrived. */
+static size_t mixpi_buffers_flying(const mixpi_exchange *d) {
+    size_t bytes = 0;
+    int64_t i;
+    for (i = 0; i < d->n_buckets; i++)
+        if (d->buckets[i].flying) bytes += d->buckets[i].buffer->bytes;
+    return bytes;
+}
+
+/* Waits for all sums in flight, and keeps this rank's pieces: their buffers become free. */
+static mixp_result mixpi_buffers_land(mixp_context *ctx, mixpi_exchange *d) {
+    mixp_result r = ctx->ranks.scatter_ready ? mixpi_ranks_await(ctx) : MIXP_OK;
+    int64_t i;
+    for (i = 0; i < d->n_buckets && r == MIXP_OK; i++)
+        if (d->buckets[i].flying) r = mixpi_bucket_land(ctx, d, &d->buckets[i]);
+    return r;
+}
+
+/* Puts the gradient of b into w. After the first steps no address changes any more. */
+static mixp_result mixpi_buffer_enter(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b,
+                                      mixpi_buffer *w) {
+    const mixpi_leaf *l = &d->leaves[b->first];
+    const int staged = mixpi_stage_bytes(ctx, b) > 0;
+    char *stage = w->data + mixpi_round_up(mixpi_leaf_bytes(ctx, l));
+    mixp_param_row row;
+    w->bucket = b - d->buckets;
+    if (b->buffer == w) return MIXP_OK;
+    b->buffer = w;
+    b->grads = mixpi_out_to(w->data, b->grads.dtype, 0);
+    b->wire = staged ? mixpi_out_to(stage, ctx->ranks.wire, 0) : b->grads;
+    l->tensor->own.grad->data = w->data;
+    mixpi_leaf_row(l, &row);
+    return mixpi_upload(ctx, d->rows + b->first, &row, sizeof row);
+}
+
+/* Gives the divided gradient of b a buffer. At most 2 * bucket_bytes, or one buffer, are in flight:
+ * before that is exceeded, the rank waits for the sums. Without scatter_ready each sum has arrived
+ * when its hook returns. */
+static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
+    const size_t most = ctx->ranks.scatter_ready ? 2 * (size_t)ctx->ranks.bucket_bytes : 0;
+    const size_t bytes = mixpi_round_up(mixpi_leaf_bytes(ctx, &d->leaves[b->first])) +
+                         mixpi_round_up(mixpi_stage_bytes(ctx, b));
+    mixpi_buffer *w = mixpi_buffer_find(d, b, bytes);
+    if (!w && mixpi_buffers_flying(d) + bytes > most) {
+        const mixp_result r = mixpi_buffers_land(ctx, d);
+        if (r != MIXP_OK) return r;
+        w = mixpi_buffer_find(d, b, bytes);
+    }
+    if (!w) w = mixpi_buffer_new(ctx, d, bytes);
+    return w ? mixpi_buffer_enter(ctx, d, b, w) : MIXP_ERR_MEMORY;
+}
+
+/* Before a walk writes the first gradient of leaf t. */
+static mixp_result mixpi_exchange_opens(mixp_context *ctx, const mixp_tensor *t) {
+    mixpi_exchange *d = ctx->exchange;
+    mixpi_bucket *b;
+    if (!d || !t->own.ranks.leaf) return MIXP_OK;
+    b = &d->buckets[d->leaves[t->own.ranks.leaf - 1].bucket];
+    return b->each ? mixpi_buffer_open(ctx, d, b) : MIXP_OK;
 }
 
 /* Looks at a bucket's gradients on this rank. divide: also divides them, like
@@ -31736,14 +31912,14 @@ static mixpi_mark mixpi_some_mark(const mixpi_exchange *d) {
 
 /* Fills leaves without a gradient with zeros, because other ranks may have one. No rank has a
  * gradient for a frozen leaf: its zeros are sent, and no optimizer sees them. */
-static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d,
-                                     const mixpi_bucket *b) {
+static mixp_result mixpi_bucket_fill(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     mixp_result r = MIXP_OK;
     int64_t i;
     for (i = b->first; i < b->end && r == MIXP_OK; i++) {
         mixp_tensor *t = d->leaves[i].tensor, *g = t->own.grad;
         if (t->grad) continue;
-        r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
+        if (b->each) r = mixpi_buffer_open(ctx, d, b);
+        if (r == MIXP_OK) r = mixpi_device_zero(ctx, g->data, mixpi_bytes(g));
         if (!t->requires_grad) continue;
         d->leaves[i].filled = 1;
         t->grad = g;
@@ -31763,10 +31939,10 @@ static void mixpi_filled_mark(mixpi_exchange *d, mixpi_mark mark) {
 /* Puts the bucket's gradients of this walk into b->wire; divides them if division comes first. */
 static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
+    mixp_result r = mixpi_bucket_fill(ctx, d, b);       /* may give b another buffer */
     const int staged = b->wire.data != b->grads.data;
     const int divide = ctx->ranks.mean == MIXP_MEAN_BEFORE && ctx->ranks.parts > 1;
     const int divide_now = divide && (!staged || b->grads.dtype == MIXP_F32);
-    mixp_result r = mixpi_bucket_fill(ctx, d, b);
     if (r == MIXP_OK) r = mixpi_bucket_look(ctx, d, b, divide_now);
     if (!staged || r != MIXP_OK) return r;
     r = mixpi_convert_to(ctx, b->wire, mixpi_in(b->grads.data, b->grads.dtype), b->count);
@@ -31775,8 +31951,9 @@ static mixp_result mixpi_bucket_part(mixp_context *ctx, mixpi_exchange *d,
 }
 
 /* Sums the bucket over the ranks: all of it for all ranks, or each piece for its owner. */
-static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
+static mixp_result mixpi_bucket_sum(mixp_context *ctx, mixpi_bucket *b) {
     const mixp_ranks_desc *k = &ctx->ranks;
+    b->flying = b->each > 0;
     if (b->each)
         return mixpi_ranks_run(ctx, "the scattered sum of a gradient",
                                k->scatter_ready ? k->scatter_ready : k->reduce_scatter,
@@ -31789,8 +31966,8 @@ static mixp_result mixpi_bucket_sum(mixp_context *ctx, const mixpi_bucket *b) {
 static mixp_result mixpi_bucket_send(mixp_context *ctx, mixpi_exchange *d,
                                      mixpi_bucket *b) {
     const uint64_t told = ctx->told;
-    mixp_out sum = b->wire;
     mixp_result r = mixpi_bucket_part(ctx, d, b);
+    mixp_out sum = b->wire;
     sum.accumulate = 1;
     if (r == MIXP_OK && b->holds)
         r = mixpi_add_into(ctx, sum, mixpi_in(b->held, MIXP_F32), b->count);
@@ -31846,20 +32023,10 @@ static mixp_result mixpi_bucket_hold(mixp_context *ctx, mixpi_exchange *d,
     return r;
 }
 
-/* After the sum: converts and divides what was deferred, and marks the gradients as summed. */
-static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
-                                     mixpi_bucket *b) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    const int64_t first = b->each * k->rank, n = b->each ? b->each : b->count;
-    const mixp_out sum = mixpi_out_at(b->wire, first), to = mixpi_out_at(b->grads, first);
-    const uint64_t told = ctx->told;
-    const int divide = k->mean == MIXP_MEAN_AFTER && k->parts > 1, wide = to.dtype == MIXP_F32;
-    mixp_result r = MIXP_OK;
+/* After the sum has arrived: marks the gradients as summed. */
+static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
+    const mixp_result r = b->landed ? MIXP_OK : mixpi_bucket_land(ctx, d, b);
     int64_t i;
-    if (divide && !wide) r = mixpi_divide_by_parts(ctx, sum, n);
-    if (r == MIXP_OK && sum.data != to.data)
-        r = mixpi_convert_to(ctx, to, mixpi_in(sum.data, sum.dtype), n);
-    if (r == MIXP_OK && divide && wide) r = mixpi_divide_by_parts(ctx, to, n);
     for (i = b->first; i < b->end; i++) {
         mixpi_leaf *l = &d->leaves[i];
         mixp_tensor *g = l->tensor->own.grad;
@@ -31869,17 +32036,7 @@ static mixp_result mixpi_bucket_take(mixp_context *ctx, mixpi_exchange *d,
         g->version++;
     }
     b->holds = b->due = 0;
-    return mixpi_noted_since(ctx, told, "a mean over ranks", r);
-}
-
-/* Waits until everything that grad_ready started has arrived. */
-static MIXPI_APART mixp_result mixpi_ranks_await(mixp_context *ctx) {
-    const mixp_ranks_desc *k = &ctx->ranks;
-    volatile char here = 0;
-    const int before = mixpi_inside_begin(ctx, MIXPI_FRAME(&here));
-    const char *why = k->grad_wait(k->user, ctx->exec.stream, k->seconds);
-    mixpi_inside_end(ctx, before);
-    return mixpi_ranks_heard(ctx, "the wait for gradients", why);
+    return r;
 }
 
 /* Ends the exchange after a walk. */
@@ -31985,6 +32142,16 @@ static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
     return MIXP_OK;
 }
 
+/* This rank's piece, which begins at element `first`, of the gradient of parameter i: it lies alone
+ * where sums are scattered. */
+static void *mixpi_piece_grad(const mixp_optimizer *opt, int64_t i, int64_t first) {
+    const mixp_param_row *row = &opt->rows[i];
+    const mixpi_exchange *d = opt->ctx->exchange;
+    const int64_t leaf = opt->slots[i].param->own.ranks.leaf;
+    if (d && leaf && d->leaves[leaf - 1].each) return d->leaves[leaf - 1].piece;
+    return mixpi_out_at(mixpi_out_to(row->grad, row->grad_dtype, 0), first).data;
+}
+
 /* This rank's piece of parameter i as a row for update. It has no low copies: autocast renews them
  * from the complete weight. */
 MIXPI_SELDOM
@@ -31996,8 +32163,7 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
     lay.memory = (char *)opt->slots[i].piece;
     mixpi_row_layout(opt, &piece, &lay);
     piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
-    if (piece.grad)
-        piece.grad = mixpi_out_at(mixpi_out_to(piece.grad, piece.grad_dtype, 0), first).data;
+    if (piece.grad) piece.grad = mixpi_piece_grad(opt, i, first);
     piece.low_f16 = NULL;
     piece.low_bf16 = NULL;
     if (!piece.count) piece.active = 0;
@@ -32834,8 +33000,8 @@ static const mixpi_crew mixpi_ranks_door = {
     /* context */
     mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share, mixpi_ranks_busy,
     /* tape */
-    mixpi_exchange_begin, mixpi_exchange_walked, mixpi_exchange_end, mixpi_exchange_forget,
-    mixpi_exchange_lose,
+    mixpi_exchange_begin, mixpi_exchange_opens, mixpi_exchange_walked, mixpi_exchange_end,
+    mixpi_exchange_forget, mixpi_exchange_lose,
     /* optimizers */
     mixpi_shards_enter, mixpi_shards_add_wrong, mixpi_shards_left, mixpi_shards_grow,
     mixpi_shards_place, mixpi_shards_placed, mixpi_piece_row,

@@ -138,7 +138,8 @@ typedef struct mixp_ranks_desc {
     mixp_ranks_hook reduce_scatter; /* data has size * count elements. Those at data + rank * count
                                        become the sum over all ranks; the others are undefined
                                        afterwards. NULL = none */
-    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter; grad_wait ends it. NULL = call
+    mixp_ranks_hook scatter_ready;  /* begins a reduce_scatter; grad_wait ends it, also
+                                       within mixp_backward. NULL = call
                                        reduce_scatter at once */
     int             scatter;    /* 1: with shard, a rank gets only the sums of the pieces it
                                    updates: see SCATTERED SUMS. Needs reduce_scatter */
@@ -166,11 +167,18 @@ typedef struct mixp_ranks_desc {
  * bucket_bytes is summed by its own reduce_scatter. All other tensors are summed as without
  * `scatter`.
  *
- * After mixp_backward only this rank's piece of a scattered gradient is valid: mixp_read of the
- * gradient is MIXP_ERR_ORDER, and operators must not read it. After unscaling or clipping, the same
- * is true of all other gradients, except those that this rank updates, because a rank unscales and
- * clips only its own. A gradient in a view of yours would still be readable, so mixp_optimizer_add
- * refuses one. A parameter has one optimizer.
+ * Memory of these gradients: a rank keeps its pieces, 1/N. A complete gradient exists from its
+ * first write in mixp_backward until its sum has arrived, in a buffer that other gradients use
+ * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: before that is
+ * exceeded, mixp_backward calls grad_wait and so hides less. A gradient that is written early and
+ * complete late (a tied embedding, a recurrent weight) keeps its buffer for that time. Walks that
+ * mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its own.
+ *
+ * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
+ * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
+ * clipping, the same is true of all other gradients, except those that this rank updates, because a
+ * rank unscales and clips only its own. A gradient in a view of yours would still be readable, so
+ * mixp_optimizer_add refuses one. A parameter has one optimizer.
  *
  * If the transport adds in the same order for both kinds of sum, the sums have the same bits as
  * without scatter. So do the weights if nothing is clipped. The norm is computed from the ranks'

@@ -12,8 +12,8 @@ static const mixpi_crew mixpi_ranks_door = {
     /* context */
     mixpi_ranks_end, mixpi_ranks_replayed, mixpi_ranks_lack, mixpi_ranks_share, mixpi_ranks_busy,
     /* tape */
-    mixpi_exchange_begin, mixpi_exchange_walked, mixpi_exchange_end, mixpi_exchange_forget,
-    mixpi_exchange_lose,
+    mixpi_exchange_begin, mixpi_exchange_opens, mixpi_exchange_walked, mixpi_exchange_end,
+    mixpi_exchange_forget, mixpi_exchange_lose,
     /* optimizers */
     mixpi_shards_enter, mixpi_shards_add_wrong, mixpi_shards_left, mixpi_shards_grow,
     mixpi_shards_place, mixpi_shards_placed, mixpi_piece_row,

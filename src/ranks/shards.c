@@ -74,6 +74,16 @@ static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
     return MIXP_OK;
 }
 
+/* This rank's piece, which begins at element `first`, of the gradient of parameter i: it lies alone
+ * where sums are scattered. */
+static void *mixpi_piece_grad(const mixp_optimizer *opt, int64_t i, int64_t first) {
+    const mixp_param_row *row = &opt->rows[i];
+    const mixpi_exchange *d = opt->ctx->exchange;
+    const int64_t leaf = opt->slots[i].param->own.ranks.leaf;
+    if (d && leaf && d->leaves[leaf - 1].each) return d->leaves[leaf - 1].piece;
+    return mixpi_out_at(mixpi_out_to(row->grad, row->grad_dtype, 0), first).data;
+}
+
 /* This rank's piece of parameter i as a row for update. It has no low copies: autocast renews them
  * from the complete weight. */
 MIXPI_SELDOM
@@ -85,8 +95,7 @@ static mixp_param_row mixpi_piece_row(const mixp_optimizer *opt, int64_t i) {
     lay.memory = (char *)opt->slots[i].piece;
     mixpi_row_layout(opt, &piece, &lay);
     piece.weight = mixpi_out_at(mixpi_out_to(piece.weight, piece.weight_dtype, 0), first).data;
-    if (piece.grad)
-        piece.grad = mixpi_out_at(mixpi_out_to(piece.grad, piece.grad_dtype, 0), first).data;
+    if (piece.grad) piece.grad = mixpi_piece_grad(opt, i, first);
     piece.low_f16 = NULL;
     piece.low_bf16 = NULL;
     if (!piece.count) piece.active = 0;

@@ -139,8 +139,9 @@ static int mixpi_probe_is_there(const mixp_tensor *g) {
 }
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
-    mixp_tensor *t = mixpi_grad_owner(c, i), *g;
-    mixp_result r;
+    const mixpi_crew *crew = mixpi_crew_of(c->ctx);
+    mixp_tensor *t = mixpi_grad_owner(c, i), *g = NULL;
+    mixp_result r = MIXP_OK;
     int laid;
     if (!c->out || !c->out->own.grad) {
         mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
@@ -150,8 +151,9 @@ MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
     }
     if (!mixp_call_wants(c, i)) return NULL;
     laid = t->own.from_tape && t->own.grad && t->own.grad->data;    /* backward has set it */
-    g = mixpi_grad_buffer(t);
-    r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
+    if (crew && !t->own.from_tape && !t->grad) r = crew->walk_opens(c->ctx, t);
+    if (r == MIXP_OK) g = mixpi_grad_buffer(t);
+    if (r == MIXP_OK) r = g ? mixpi_grad_settle(g) : MIXP_ERR_MEMORY;
     if (r != MIXP_OK) {
         mixpi_entry(c)->lacks = r;
         return NULL;

@@ -22,6 +22,7 @@ struct mixpi_crew {
     int         (*busy)(mixp_context *ctx, int on);     /* returns the state before */
     /* tape: the gradients of a walk */
     mixp_result (*walk_begin)(mixp_context *ctx);
+    mixp_result (*walk_opens)(mixp_context *ctx, const mixp_tensor *leaf);  /* first gradient */
     mixp_result (*walk_passed)(mixp_context *ctx, const mixp_call *c);
     mixp_result (*walk_end)(mixp_context *ctx);
     void        (*forget)(mixp_context *ctx);           /* drops gradients that are held */

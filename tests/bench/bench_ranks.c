@@ -13,7 +13,7 @@
  * 3. Prediction: the same line of events for GPT-2 on machines that are not here.
  * 4. One rank: steps without ranks, and with a world of one whose hooks are not there, in turns.
  * 5. Additions: what one core takes for the sum of two ranks' elements (examples/ddp_sum.h).
- * 6. Counted: bytes, messages and memory of rank 0 of 8 and of 1,024, for each way to sum.
+ * 6. Counted: bytes, messages and memory of rank 0 of 2, 4, 8 and 1,024, for each way to sum.
  */
 #define _POSIX_C_SOURCE 199309L
 #include "mixprec.h"
@@ -485,6 +485,7 @@ static void count_way(const counted_way *w, int ranks) {
 }
 
 static void counted(void) {
+    static const int sizes[] = {2, 4, 8, 1024};
     static const counted_way ways[] = {
         {"f32, all get all", MIXP_F32, MIXP_F32, 0, 0, 0, 0}, {"f32, bf16 on the wire", MIXP_F32, MIXP_BF16, 0, 0, 0, 0},
         {"f32, sharded", MIXP_F32, MIXP_F32, 0, 1, 0, 0}, {"f32, scattered", MIXP_F32, MIXP_F32, 0, 1, 1, 0},
@@ -499,7 +500,7 @@ static void counted(void) {
     printf("%-30s %5s %6s %9s %10s %9s %9s %9s %9s\n", "parameters, way", "ranks", "calls", "messages", "gradients",
            "weights", "tables", "at start", "memory");
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
-        for (int ranks = 8; ranks <= 1024; ranks *= 128) count_way(&ways[i], ranks);
+        for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) count_way(&ways[i], sizes[n]);
 }
 
 int main(int argc, char **argv) {
