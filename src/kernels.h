@@ -501,6 +501,7 @@ typedef struct mixp_quantise_args {
                                    product with y must be multiplied: 1 / s for TENSOR and E4M3,
                                    otherwise 1. May be NULL                                */
     const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
+    float           *own;       /* as decode, without times                                */
 } mixp_quantise_args;
 
 /* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
@@ -512,6 +513,46 @@ typedef struct mixp_hadamard_args {
     mixp_in a;
     float  *y;
 } mixp_hadamard_args;
+
+/* What quantising has lost: of each operand of a linear, the most that one array lost. */
+typedef struct mixp_losses {
+    int64_t seen;               /* bit i: operand i was measured                           */
+    double  error[3], clipped[3];
+} mixp_losses;
+
+/* Measures what quantising x into y has lost: error is the mean of |y decode - x| / |x|, clipped is
+ * the share of values with |x| scale > beyond; over the values that are neither 0 nor NaN. An Inf
+ * counts 1 in both. Joins them to operand `operand` of *out. n elements; x f32 or bf16; all in
+ * device memory. */
+typedef struct mixp_lose_args {
+    int64_t          n;
+    mixp_in          x;
+    const mixp_bf16 *y;
+    const float     *decode;    /* NULL = 1                                                */
+    const float     *scale;     /* of delayed scaling: nothing is measured where it is 1, the first;
+                                   NULL = nothing finite is clipped                        */
+    double           beyond;
+    int              operand;   /* 0 to 2                                                  */
+    mixp_losses     *out;
+} mixp_lose_args;
+
+/* Sums over the elements of an array. */
+typedef struct mixpi_loss { double error; int64_t seen, clipped; } mixpi_loss;
+
+/* Adds x, which became y. scale: 0 = nothing finite is clipped. */
+MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale, double beyond) {
+    const uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    const double size = fabs((double)x);
+    if (!a || a > 0x7F800000u) return;
+    sum->seen++;
+    if (a == 0x7F800000u) {
+        sum->error += 1.0;
+        sum->clipped++;
+        return;
+    }
+    sum->error += fabs(y - (double)x) / size;
+    sum->clipped += scale > 0.0 && size * scale > beyond;
+}
 
 /* Delayed scaling: ends an update of the operands of one linear, n of them. history[n, length] has
  * the newest amax of each operand first, then earlier ones from old to new. For each operand whose
@@ -1101,6 +1142,9 @@ typedef struct mixp_kernels {
     /* Delayed scaling. NULL: the host does the work where memory is the host's; another device has
      * no delayed scaling. */
     mixp_result (*turn)(const mixp_exec *x, const mixp_turn_args *k);
+    /* A guard's measure of recipes. NULL: the host measures where memory is the host's; on another
+     * device nothing is measured. */
+    mixp_result (*lose)(const mixp_exec *x, const mixp_lose_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */

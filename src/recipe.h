@@ -94,7 +94,8 @@ typedef struct mixp_recipe {
  * measure it. It is quantised again after mixp_guard_desc.clean samples in a row of at most 0.8 of
  * the bounds; each relapse doubles the number. Ranks decide by the largest loss of all. Checkpoints
  * keep the state (mixprec.guard.operands). Delayed scaling is not judged while the scale is the
- * first one, 1. CPU only. */
+ * first one, 1. On a GPU a sampled step reads each operand once more and waits for nothing; its
+ * decisions come one step later, as the guard's do there. */
 
 /* DELAYED SCALING. Each parameter that mixp_linear multiplies by has three scales, of x, w and dy,
  * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An

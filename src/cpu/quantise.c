@@ -317,6 +317,7 @@ MIXPI_K mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_ar
     if (k->scale == MIXP_SCALE_TENSOR) unit = MIXPI_P(q_row);
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
+    if (k->own) *k->own = 1.0f / q.tensor;
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;
 }

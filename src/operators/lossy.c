@@ -5,33 +5,24 @@
  *
  * In steps that the guard samples. watch/watch.c decides by it.
  */
-typedef struct mixpi_loss { double error; int64_t seen, clipped; } mixpi_loss;
-
 typedef struct mixpi_losing {
     const mixp_quantise_args *k;
     double      decode, beyond; /* beyond: numbers above it do not round to the largest one */
     mixpi_loss *rows;           /* of each row                                             */
 } mixpi_losing;
 
-static void mixpi_loss_add(const mixpi_losing *l, int64_t i, mixpi_loss *sum) {
-    const double x = (double)mixp_get(l->k->x, i), size = fabs(x);
-    const double y = (double)mixp_f32_from_bf16(l->k->y[i]) * l->decode;
-    if (!(size > 0.0)) return;      /* 0 or NaN */
-    sum->seen++;
-    if (mixpi_f64_is_finite(size)) {
-        sum->error += fabs(y - x) / size;
-        sum->clipped += l->k->given > 0.0f && size * (double)l->k->given > l->beyond;
-    } else {
-        sum->error += 1.0;
-        sum->clipped++;
-    }
-}
+/* Numbers above it, times the scale, do not round to the largest of the element. */
+static double mixpi_lossy_beyond(mixp_dtype element)
+{ return element == MIXP_F8_E5M2 ? 61440.0 : 464.0; }
 
 static void mixpi_loss_of_row(const void *job, int64_t row) {
     const mixpi_losing *l = (const mixpi_losing *)job;
     mixpi_loss sum = { 0.0, 0, 0 };
     int64_t i;
-    for (i = row * l->k->cols; i < (row + 1) * l->k->cols; i++) mixpi_loss_add(l, i, &sum);
+    for (i = row * l->k->cols; i < (row + 1) * l->k->cols; i++)
+        mixpi_loss_add(&sum, (float)mixp_get(l->k->x, i),
+                       (double)mixp_f32_from_bf16(l->k->y[i]) * l->decode, (double)l->k->given,
+                       l->beyond);
     l->rows[row] = sum;
 }
 
@@ -42,7 +33,7 @@ static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k,
     int64_t row;
     l.k = k;
     l.decode = (double)decode;
-    l.beyond = k->element == MIXP_F8_E5M2 ? 61440.0 : 464.0;
+    l.beyond = mixpi_lossy_beyond(k->element);
     l.rows = (mixpi_loss *)mixpi_scratch(&ctx->exec, (size_t)k->rows * sizeof *l.rows);
     if (!l.rows) return MIXP_ERR_MEMORY;
     mixpi_each_unit(&ctx->exec, k->rows, k->cols, mixpi_loss_of_row, &l);
@@ -55,11 +46,9 @@ static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k,
     return MIXP_OK;
 }
 
-/* A loss as a share of its bound; 0: the bound is never. */
-static double mixpi_loss_excess(double loss, float given, double usual) {
-    const double bound = given > 0.0f ? (double)given : usual;
-    return given < 0.0f ? 0.0 : loss / bound;
-}
+/* 0: never. */
+static double mixpi_lossy_bound(float given, double usual)
+{ return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual; }
 
 static double mixpi_lossy_error_bound(mixp_dtype element)
 { return element == MIXP_F8_E4M3 ? 0.1 : element == MIXP_F8_E5M2 ? 0.15 : 0.6; }
@@ -81,23 +70,41 @@ static int mixpi_lossy_fallen(const mixpi_lossy *operands) {
 /* Does this step measure the operands? */
 static int mixpi_lossy_watches(const mixp_call *c, const mixpi_lossy *operands) {
     const int flags = mixpi_watched(c->ctx);
-    return operands && flags & MIXPI_WATCHED && flags & MIXPI_SAMPLED && !c->ctx->device->download;
+    const mixp_device *device = c->ctx->device;
+    if (device->download && !device->kernels->lose) return 0;
+    return operands && flags & MIXPI_WATCHED && flags & MIXPI_SAMPLED;
 }
 
-/* After k has quantised operand o. */
-static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *o,
-                                       const mixp_quantise_args *k, float decode) {
+/* On a device: the losses travel to the guard with the rows of the sample. */
+static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_quantise_args *k) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
+    mixp_lose_args l;
+    memset(&l, 0, sizeof l);
+    l.n = k->rows * k->cols;
+    l.x = k->x;
+    l.y = k->y;
+    l.decode = k->own;
+    l.scale = k->given_at;
+    l.beyond = mixpi_lossy_beyond(k->element);
+    l.operand = (int)role;
+    l.out = watcher ? watcher->losses(c) : NULL;
+    return l.out ? MIXPI_RUN(c, lose, &l) : MIXP_ERR_MEMORY;
+}
+
+/* After k has quantised the operand o. The first scale of delayed scaling, 1, is not judged. */
+static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
+                                       mixpi_role role, const mixp_quantise_args *k,
+                                       float decode) {
+    mixpi_lossy *o = &operands[role];
     mixpi_loss all;
-    double error, clipped, excess;
-    const mixp_result result = mixpi_loss_of(c->ctx, k, decode, &all);
+    mixp_result result;
+    o->bounds[0] = mixpi_lossy_bound(r->error, mixpi_lossy_error_bound(k->element));
+    o->bounds[1] = mixpi_lossy_bound(r->clipped, 0.01);
+    if (c->ctx->device->download) return mixpi_lossy_queue(c, role, k);
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED && k->given == 1.0f) return MIXP_OK;
+    result = mixpi_loss_of(c->ctx, k, decode, &all);
     if (result != MIXP_OK) return result;
-    error = all.seen ? all.error / (double)all.seen : 0.0;
-    clipped = all.seen ? (double)all.clipped / (double)all.seen : 0.0;
-    excess = fmax(mixpi_loss_excess(error, r->error, mixpi_lossy_error_bound(k->element)),
-                  mixpi_loss_excess(clipped, r->clipped, 0.01));
-    o->seen = 1;
-    o->error = fmax(o->error, error);
-    o->clipped = fmax(o->clipped, clipped);
-    o->excess = fmax(o->excess, excess);
+    mixpi_lossy_join(o, all.seen ? all.error / (double)all.seen : 0.0,
+                     all.seen ? (double)all.clipped / (double)all.seen : 0.0);
     return MIXP_OK;
 }

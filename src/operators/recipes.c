@@ -157,14 +157,15 @@ static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_t
 static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k,
                                          mixpi_quantised *q) {
     const mixp_device *device = c->ctx->device;
-    const int64_t one = 1;
+    const int64_t two = 2;
     k->y = (mixp_bf16 *)q->y->data;
     if (!device->kernels->quantise) return mixp_quantise(&c->ctx->exec, k, &q->decode);
     if (!device->download) k->decode = &q->decode;
     else if (mixpi_has_scale_of_array(k->scale)) {
-        q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &one);
+        q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
         if (!q->factor) return MIXP_ERR_MEMORY;
         k->decode = (float *)q->factor->data;
+        k->own = k->decode + 1;
     }
     return MIXPI_RUN(c, quantise, k);
 }
@@ -288,9 +289,8 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
     if (copy) r = mixpi_weight_quantised(c, copy, k, q);
     else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
-    if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy) &&
-        !(rc->scaled && k->given == 1.0f))
-        r = mixpi_lossy_measure(c, &rc->recipe, &rc->lossy[role], k, q->decode);
+    if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
+        r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_give(c->ctx, turned);
     if (k->amax == &amax && rc->enters && r == MIXP_OK)
         mixpi_scaled_enter(rc->scaled, role, amax);

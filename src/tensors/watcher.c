@@ -29,9 +29,24 @@ typedef struct mixpi_lossy {
     int32_t fallen;             /* 1: its products are bf16                                */
     int32_t falls, clean;
     int     seen;               /* 1: the sample being taken has measured it               */
+    double  bounds[2];          /* of error and clipped; 0 = never                         */
     double  error, clipped;     /* the most that one quantisation of the sample lost       */
     double  excess;             /* the larger of both, as a share of its bound             */
 } mixpi_lossy;
+
+/* A loss as a share of its bound; 0: the bound is never. */
+static double mixpi_loss_excess(double loss, double bound)
+{ return bound > 0.0 ? loss / bound : 0.0; }
+
+/* Joins what one quantisation lost to the operand's sample. */
+static void mixpi_lossy_join(mixpi_lossy *o, double error, double clipped) {
+    const double a = mixpi_loss_excess(error, o->bounds[0]);
+    const double b = mixpi_loss_excess(clipped, o->bounds[1]);
+    o->seen = 1;
+    o->error = fmax(o->error, error);
+    o->clipped = fmax(o->clipped, clipped);
+    o->excess = fmax(o->excess, fmax(a, b));
+}
 
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);
@@ -46,6 +61,7 @@ struct mixpi_watcher {
     int         (*is_wide)(const mixp_call *c);
     int         (*is_pinned)(const mixp_call *c);
     mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
+    mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
     /* tape: walking back */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */

@@ -187,6 +187,16 @@ static int mixpi_site_is_pinned(const mixp_call *c) {
     return site && site->pinned;
 }
 
+/* Where a device adds what quantising a sampled site's operands loses: behind the two floats of the
+ * row MIXPI_LOOK_LOSS. */
+static mixp_losses *mixpi_site_losses(const mixp_call *c) {
+    const int number = mixpi_entry_of(c)->site;
+    MIXPI_STATIC_ASSERT(losses, sizeof(mixp_losses) ==
+                                    sizeof(mixp_look) - offsetof(mixp_look, count));
+    if (mixpi_rows_reach(c->ctx, number) != MIXP_OK) return NULL;
+    return (mixp_losses *)(void *)&mixpi_look_row(c->ctx->watch, number, MIXPI_LOOK_LOSS)->count;
+}
+
 static mixpi_lossy *mixpi_site_operands(const mixp_call *c) {
     mixpi_site *site = mixpi_site_at(c->ctx, mixpi_entry_of(c)->site);
     return site ? site->operands : NULL;

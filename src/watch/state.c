@@ -18,7 +18,8 @@ enum {                          /* the rows of one site */
     MIXPI_LOOK_LEAF,            /* the gradients of leaves that the site wrote */
     MIXPI_LOOK_DATA,            /* the batch: inputs that come from no site and no parameter */
     MIXPI_LOOK_LOSS,            /* two floats: mean square of the rounding error, and mean square of
-                                   the variation over the batch; see watch/precision.c */
+                                   the variation over the batch; see watch/precision.c. Then, from a
+                                   device, the mixp_losses of a linear's operands */
     MIXPI_LOOKS
 };
 

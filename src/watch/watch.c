@@ -661,6 +661,18 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     if (site->lost > (double)w->imprecise) site->verdict |= MIXPI_SAW_IMPRECISE;
 }
 
+/* Takes what a device measured of a linear's operands, before ranks add the counts of all rows. */
+static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
+    mixp_look *row = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
+    mixp_losses found;
+    int i;
+    memcpy(&found, &row->count, sizeof found);
+    memset(&row->count, 0, sizeof found);
+    for (i = 0; i < MIXPI_ROLES; i++)
+        if (found.seen >> i & 1)
+            mixpi_lossy_join(&site->operands[i], found.error[i], found.clipped[i]);
+}
+
 /* Judges the sample on this rank only: other ranks do not know how the sites are connected here. */
 static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     const int loss = mixpi_bad_loss(ctx);
@@ -674,6 +686,7 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
             mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_OVERFLOW;
         mixpi_judge_vanished(ctx, n);
         mixpi_judge_precision(ctx->watch, mixpi_site_at(ctx, n), n);
+        mixpi_judge_operands(ctx->watch, mixpi_site_at(ctx, n), n);
     }
 }
 

@@ -446,6 +446,13 @@ static void quantisers(int64_t all_rows) {
         }
     by_bytes("hadamard bf16", s.c_str(), 6.0 * (double)n,
              [=] { return table->hadamard(&x, &h); });
+    mixp_lose_args l;
+    memset((void *)&l, 0, sizeof l);
+    l.n = n;
+    l.x = args_in(a);
+    l.y = y;
+    l.out = (mixp_losses *)take(sizeof *l.out);
+    by_bytes("lose bf16", s.c_str(), 4.0 * (double)n, [=] { return table->lose(&x, &l); });
     mixp_turn_args t;
     memset((void *)&t, 0, sizeof t);
     t.n = 3;

@@ -266,6 +266,65 @@ static void turned_body(void) {
 }
 static void turned(void) { in_all_schedules(turned_body); }
 
+/* What quantising lost, against a loop in double: 0 and NaN do not count, an Inf is lost and clipped;
+ * the larger loss stays; the first scale of delayed scaling is not judged. */
+static void lost_body(void) {
+    for (int64_t n : { 1, 7, 4099, 600001 })
+        for (int scaled = 0; scaled < 3; scaled++) {
+            Pair x = numbers(scaled ? MIXP_F32 : MIXP_BF16, n, 1.0, scaled % 2);
+            Pair y = empty(MIXP_BF16, n, scaled % 2), decode = empty(MIXP_F32, 1, 0),
+                 scale = empty(MIXP_F32, 1, 0);
+            mixp_losses *out = (mixp_losses *)gpu_device->allocate(&gpu_exec, sizeof *out), found;
+            double error = 0, clipped = 0, seen = 0;
+            mixp_lose_args k;
+            memset((void *)&k, 0, sizeof k);
+            memset((void *)&found, 0, sizeof found);
+            found.error[1] = 0.25;
+            found.clipped[1] = scaled == 2 ? 0.5 : 0.0;
+            CHECK_INT(gpu_device->upload(&gpu_exec, out, &found, sizeof found), MIXP_OK);
+            if (n > 100) set_value(x, 5, NAN);
+            if (n > 100) set_value(x, 99, -INFINITY);
+            if (n > 100) set_value(x, 50, 0.0);
+            for (int64_t i = 0; i < n; i++)
+                set_value(y, i, value_at(x.cpu, x.dtype, i) * (i % 3 ? 2.0 : 1.75));
+            set_value(decode, 0, 0.5);
+            set_value(scale, 0, scaled == 2 ? 1.0 : 300.0);
+            for (int64_t i = 0; i < n; i++) {
+                const double v = value_at(x.cpu, x.dtype, i), q = value_at(y.cpu, MIXP_BF16, i) * 0.5;
+                if (!(fabs(v) > 0)) continue;
+                seen++;
+                error += isinf(v) ? 1.0 : fabs(q - v) / fabs(v);
+                clipped += isinf(v) || (scaled && fabs(v) * 300.0 > 464.0);
+            }
+            on_gpu = 1;
+            k.n = n;
+            k.x = args_in(ON(x));
+            k.y = AT(mixp_bf16, y);
+            k.decode = AT(float, decode);
+            k.scale = scaled ? AT(float, scale) : NULL;
+            k.beyond = 464.0;
+            k.operand = 1;
+            k.out = out;
+            CHECK_INT(gpu_kernels->lose(&gpu_exec, &k), MIXP_OK);
+            CHECK_INT(gpu_device->download(&gpu_exec, &found, out, sizeof found), MIXP_OK);
+            CHECK_INT(found.seen, scaled == 2 ? 0 : 2);
+            CHECK_NEAR(found.error[1], scaled == 2 ? 0.25 : fmax(0.25, error / seen), 1e-12);
+            CHECK_NEAR(found.clipped[1], scaled == 2 ? 0.5 : clipped / seen, 1e-15);
+            found.error[1] = found.clipped[1] = 0.0;
+            CHECK_INT(gpu_device->upload(&gpu_exec, out, &found, sizeof found), MIXP_OK);
+            CHECK_INT(gpu_kernels->lose(&gpu_exec, &k), MIXP_OK);
+            CHECK_INT(gpu_device->download(&gpu_exec, &found, out, sizeof found), MIXP_OK);
+            if (scaled < 2) CHECK_NEAR(found.error[1], error / seen, 1e-12);
+            CHECK(found.error[0] == 0 && found.error[2] == 0);
+            k.operand = 3;
+            CHECK_INT(gpu_kernels->lose(&gpu_exec, &k), MIXP_ERR_ARGUMENT);
+            gpu_device->release(&gpu_exec, out);
+            Pair *all[] = { &x, &y, &decode, &scale };
+            for (Pair *one : all) finish(*one);
+        }
+}
+static void lost(void) { in_all_schedules(lost_body); }
+
 static void hadamard_body(void) {
     for (mixp_dtype dtype : { MIXP_F32, MIXP_BF16 })
         for (int64_t cols : { 1, 21, 64 }) {
@@ -782,6 +841,104 @@ static void delayed_replays(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
+/* --- fallback --------------------------------------------------------------------------------- */
+
+static double in_bf16(double x) { return (double)mixp_f32_from_bf16(mixp_bf16_from_f32((float)x)); }
+
+/* x on e4m3's grid, at most 448. */
+static double on_e4m3(double x) {
+    double a = fabs(x) > 448.0 ? 448.0 : fabs(x), step, whole, rest;
+    int e = 0;
+    frexp(a, &e);
+    step = ldexp(1.0, (e - 1 < -6 ? -6 : e - 1) - 3);
+    whole = floor(a / step);
+    rest = a / step - whole;
+    if (rest > 0.5 || (rest == 0.5 && fmod(whole, 2.0) == 1.0)) whole += 1.0;
+    return x < 0 ? -whole * step : whole * step;
+}
+
+/* Mean relative error and clipped share of x at a scale. */
+static void lose_at(const float *x, int n, double scale, double *error, double *clipped) {
+    int seen = 0;
+    *error = *clipped = 0;
+    for (int i = 0; i < n; i++) {
+        const double v = in_bf16((double)x[i]);
+        if (v == 0) continue;
+        seen++;
+        *error += fabs(on_e4m3((double)(float)(v * scale)) * (double)(float)(1 / scale) - v) / fabs(v);
+        *clipped += fabs(v) * scale > 464.0;
+    }
+    *error /= seen;
+    *clipped /= seen;
+}
+
+static int x_event(mixp_context *ctx, mixp_event_kind kind, mixp_event *e) {
+    for (int i = 0; mixp_guard_event(ctx, i, e); i++)
+        if (e->kind == kind && strcmp(e->operand, "x") == 0) return 1;
+    return 0;
+}
+
+/* x has a column of 16 at 10^4: it falls back with the numbers of a loop in double, and returns after
+ * clean samples. Measuring adds no wait. Under delayed scaling x grows by 100 and is clipped. */
+static void falls_back(void) {
+    long waits[10], usual_waits = -1;
+    for (int delayed = -1; delayed < 2; delayed++) {        /* -1: without a recipe */
+        Layer l;
+        mixp_recipe r = delayed_recipe(1);
+        mixp_guard_desc guard;
+        mixp_event e;
+        double error = 0, clipped = 0;
+        layer_open(&l, true, 1);
+        memset((void *)&guard, 0, sizeof guard);
+        guard.every = 1;
+        guard.clean = 2;
+        guard.imprecise = -1.0f;
+        r.kind = delayed > 0 ? MIXP_RECIPE_FP8_DELAYED : delayed ? MIXP_RECIPE_NONE : MIXP_RECIPE_FP8_CURRENT;
+        r.margin = 0;
+        CHECK_INT(mixp_autocast_set_recipe(l.ctx, &r), MIXP_OK);
+        CHECK_INT(mixp_guard_start(l.ctx, &guard), MIXP_OK);
+        for (int step = 0; step < 10; step++) {
+            const cudasim::Count before = cudasim::count;
+            const bool bad = step == 3;
+            for (int i = 0; i < 32 * 64; i++) {
+                const float usual = 0.02f * (float)(i % 7 - 3);
+                l.x[i] = delayed > 0 ? (bad ? 100.0f : 1.0f) * usual : bad && i % 16 == 0 ? 1e4f : usual;
+            }
+            for (int i = 0; i < 32 * 48; i++) l.dy[i] = (float)(i % 3 + 1);
+            mixp_zero_grad(l.opt);
+            layer_walk(&l, true);
+            layer_update(&l);
+            waits[step] = cudasim::count.waits - before.waits;
+            if (step != 3) continue;
+            CHECK(!x_event(l.ctx, MIXP_EVENT_OPERAND, &e));
+            CHECK_INT(mixp_autocast_recipe_counts(l.ctx).fallen, 0);
+            lose_at(l.x, 32 * 64, 448.0 / (double)(float)in_bf16(delayed > 0 ? (double)(0.02f * 3.0f) : 1e4), &error,
+                    &clipped);
+        }
+        CHECK_INT(mixp_context_error(l.ctx, NULL), MIXP_OK);
+        if (delayed < 0) {
+            usual_waits = waits[2];
+            CHECK(!x_event(l.ctx, MIXP_EVENT_OPERAND, &e));
+            mixp_context_free(l.ctx);
+            continue;
+        }
+        CHECK_INT(waits[2], usual_waits);
+        CHECK(x_event(l.ctx, MIXP_EVENT_OPERAND, &e));
+        CHECK_INT(e.step, 4);
+        CHECK_NEAR(e.error, error, 1e-6);
+        CHECK_NEAR(e.clipped, clipped, 1e-12);
+        CHECK(delayed ? e.clipped > 0.5 : e.error > 0.3);
+        CHECK(mixp_autocast_recipe_counts(l.ctx).fallen > 0);
+        CHECK(x_event(l.ctx, MIXP_EVENT_OPERAND_BACK, &e));
+        const int64_t fallen = mixp_autocast_recipe_counts(l.ctx).fallen;
+        mixp_zero_grad(l.opt);
+        layer_walk(&l, true);
+        CHECK_INT(mixp_autocast_recipe_counts(l.ctx).fallen, fallen);
+        mixp_context_free(l.ctx);
+    }
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
 /* A device that cannot end an update: a typed error, and nothing changes. */
 static void delayed_is_refused(void) {
     const char *why = "";
@@ -812,6 +969,7 @@ int main(void) {
     RUN(given);
     RUN(joined);
     RUN(turned);
+    RUN(lost);
     RUN(hadamard);
     RUN(refused);
     RUN(exact_sums);
@@ -820,6 +978,7 @@ int main(void) {
     RUN(delayed_like_the_cpu);
     RUN(delayed_resumes);
     RUN(delayed_replays);
+    RUN(falls_back);
     RUN(delayed_is_refused);
     return test_report();
 }

@@ -615,6 +615,11 @@ LEDGER_KERNEL(turn) {
     (void)x;
     return ledger_moves("turn", 1, 4 * n, 4 * n, 0.7);
 }
+LEDGER_KERNEL(lose) {
+    double n = (double)k->n;
+    (void)x;
+    return ledger_moves("lose", 2, ledger_in(k->x, n) + 2 * n, 0, 0.7);
+}
 LEDGER_KERNEL(look) {
     (void)x;
     return ledger_moves("look", 1, ledger_in(k->x, (double)k->n), 0, 0.8);
@@ -675,6 +680,7 @@ static const mixp_device *ledger_device(void) {
     kernels.quantise = ledger_quantise;
     kernels.hadamard = ledger_hadamard;
     kernels.turn = ledger_turn;
+    kernels.lose = ledger_lose;
     kernels.look = ledger_look;
     kernels.agree = ledger_agree;
     device.name = "ledger";
