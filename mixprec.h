@@ -2486,6 +2486,7 @@ typedef struct mixp_quantise_args {
                                    product with y must be multiplied: 1 / s for TENSOR and E4M3,
                                    otherwise 1. May be NULL                                */
     const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
+    float           *own;       /* as decode, without times                                */
 } mixp_quantise_args;
 
 /* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
@@ -2497,6 +2498,46 @@ typedef struct mixp_hadamard_args {
     mixp_in a;
     float  *y;
 } mixp_hadamard_args;
+
+/* What quantising has lost: of each operand of a linear, the most that one array lost. */
+typedef struct mixp_losses {
+    int64_t seen;               /* bit i: operand i was measured                           */
+    double  error[3], clipped[3];
+} mixp_losses;
+
+/* Measures what quantising x into y has lost: error is the mean of |y decode - x| / |x|, clipped is
+ * the share of values with |x| scale > beyond; over the values that are neither 0 nor NaN. An Inf
+ * counts 1 in both. Joins them to operand `operand` of *out. n elements; x f32 or bf16; all in
+ * device memory. */
+typedef struct mixp_lose_args {
+    int64_t          n;
+    mixp_in          x;
+    const mixp_bf16 *y;
+    const float     *decode;    /* NULL = 1                                                */
+    const float     *scale;     /* of delayed scaling: nothing is measured where it is 1, the first;
+                                   NULL = nothing finite is clipped                        */
+    double           beyond;
+    int              operand;   /* 0 to 2                                                  */
+    mixp_losses     *out;
+} mixp_lose_args;
+
+/* Sums over the elements of an array. */
+typedef struct mixpi_loss { double error; int64_t seen, clipped; } mixpi_loss;
+
+/* Adds x, which became y. scale: 0 = nothing finite is clipped. */
+MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale, double beyond) {
+    const uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
+    const double size = fabs((double)x);
+    if (!a || a > 0x7F800000u) return;
+    sum->seen++;
+    if (a == 0x7F800000u) {
+        sum->error += 1.0;
+        sum->clipped++;
+        return;
+    }
+    sum->error += fabs(y - (double)x) / size;
+    sum->clipped += scale > 0.0 && size * scale > beyond;
+}
 
 /* Delayed scaling: ends an update of the operands of one linear, n of them. history[n, length] has
  * the newest amax of each operand first, then earlier ones from old to new. For each operand whose
@@ -3086,6 +3127,9 @@ typedef struct mixp_kernels {
     /* Delayed scaling. NULL: the host does the work where memory is the host's; another device has
      * no delayed scaling. */
     mixp_result (*turn)(const mixp_exec *x, const mixp_turn_args *k);
+    /* A guard's measure of recipes. NULL: the host measures where memory is the host's; on another
+     * device nothing is measured. */
+    mixp_result (*lose)(const mixp_exec *x, const mixp_lose_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */
@@ -3751,7 +3795,8 @@ typedef struct mixp_recipe {
  * measure it. It is quantised again after mixp_guard_desc.clean samples in a row of at most 0.8 of
  * the bounds; each relapse doubles the number. Ranks decide by the largest loss of all. Checkpoints
  * keep the state (mixprec.guard.operands). Delayed scaling is not judged while the scale is the
- * first one, 1. CPU only. */
+ * first one, 1. On a GPU a sampled step reads each operand once more and waits for nothing; its
+ * decisions come one step later, as the guard's do there. */
 
 /* DELAYED SCALING. Each parameter that mixp_linear multiplies by has three scales, of x, w and dy,
  * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An
@@ -13367,6 +13412,7 @@ MIXPI_K mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_ar
     if (k->scale == MIXP_SCALE_TENSOR) unit = MIXPI_P(q_row);
     mixpi_give_amax(k, amax);
     mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
+    if (k->own) *k->own = 1.0f / q.tensor;
     if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
     return MIXP_OK;
 }
@@ -13420,7 +13466,7 @@ MIXPI_K mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_ar
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
-    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL         \
+    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL   \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -15012,9 +15058,24 @@ typedef struct mixpi_lossy {
     int32_t fallen;             /* 1: its products are bf16                                */
     int32_t falls, clean;
     int     seen;               /* 1: the sample being taken has measured it               */
+    double  bounds[2];          /* of error and clipped; 0 = never                         */
     double  error, clipped;     /* the most that one quantisation of the sample lost       */
     double  excess;             /* the larger of both, as a share of its bound             */
 } mixpi_lossy;
+
+/* A loss as a share of its bound; 0: the bound is never. */
+static double mixpi_loss_excess(double loss, double bound)
+{ return bound > 0.0 ? loss / bound : 0.0; }
+
+/* Joins what one quantisation lost to the operand's sample. */
+static void mixpi_lossy_join(mixpi_lossy *o, double error, double clipped) {
+    const double a = mixpi_loss_excess(error, o->bounds[0]);
+    const double b = mixpi_loss_excess(clipped, o->bounds[1]);
+    o->seen = 1;
+    o->error = fmax(o->error, error);
+    o->clipped = fmax(o->clipped, clipped);
+    o->excess = fmax(o->excess, fmax(a, b));
+}
 
 struct mixpi_watcher {
     int         (*watched)(const mixp_context *ctx);
@@ -15029,6 +15090,7 @@ struct mixpi_watcher {
     int         (*is_wide)(const mixp_call *c);
     int         (*is_pinned)(const mixp_call *c);
     mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
+    mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */
     mixp_result (*stored)(mixpi_tape_entry *e, mixp_tensor *const *given);  /* after forward */
     /* tape: walking back */
     mixp_result (*begin)(mixp_context *ctx);        /* a step begins */
@@ -15926,6 +15988,7 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
+    mixp_recipe     trained;    /* that of the newest linear that trains: ranks compare it */
     struct mixpi_scaled *scaled;    /* states of delayed scaling; see operators/delayed.c  */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
@@ -16052,19 +16115,15 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
 }
 
 /* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
- * a recipe begins. An evaluation does not change the recipe that ranks compare, because one rank
- * may evaluate alone. */
-static void mixpi_region_recipe(const mixp_context *ctx, mixpi_region *region) {
-    mixpi_casting *c = ctx->casting;
+ * a recipe begins. */
+static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     const mixp_recipe *r = region->cast.recipe;
-    const int trains = !ctx->evaluates && !mixpi_no_grad_now(ctx);
     int i, inside = 0;
     region->cast.recipe = NULL;
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
-    if (r->kind == MIXP_RECIPE_FP8_DELAYED && (trains || c->delayed.kind == MIXP_RECIPE_NONE))
-        c->delayed = *r;
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
     for (i = 0; i < c->n_regions; i++) inside |= c->regions[i].cast.recipe != NULL;
     if (!inside) c->linears = 0;
 }
@@ -16088,7 +16147,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? now : cast;
-        mixpi_region_recipe(ctx, region);
+        mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
     }
@@ -18072,7 +18131,7 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
 typedef struct mixpi_scaled {
     struct mixpi_scaled *next;
     mixp_tensor *weight;
-    mixp_recipe  recipe;        /* of the newest linear                                    */
+    mixp_recipe  recipe;        /* of the newest linear that trains                        */
     int          length;        /* of the history of each operand                          */
     float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
                                    then from old to new                                    */
@@ -18083,8 +18142,13 @@ typedef struct mixpi_scaled {
 static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Was a recipe of delayed scaling set in this context? */
-static int mixpi_scaled_on(const mixp_context *ctx)
+static int mixpi_scaled_set(const mixp_context *ctx)
 { return ctx->casting && ctx->casting->delayed.kind != MIXP_RECIPE_NONE; }
+
+/* Has a linear trained under one? An evaluation, which one rank may run alone, changes neither this
+ * answer nor the recipe that ranks compare. */
+static int mixpi_scaled_on(const mixp_context *ctx)
+{ return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }
 
 /* The state of the linears with `weight`; NULL: it has none. */
 static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tensor *weight) {
@@ -18108,13 +18172,12 @@ static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result
     return s;
 }
 
-/* The state of the linears with `weight`, made at the first call. NULL with *result and the error
- * set. */
+/* The state of the linears with `weight`, made at the first call with the recipe r. NULL with
+ * *result and the error set. */
 static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r,
                                      mixp_result *result) {
     mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
     *result = MIXP_OK;
-    if (s) s->recipe = *r;
     if (s) return s;
     if (ctx->capturing) {
         *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -18229,8 +18292,8 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
     return r;
 }
 
-/* Makes the states of linears that only other ranks have met, with the recipe of the newest region.
- * The other states keep the recipe of their newest linear. */
+/* Makes the states of linears that only other ranks have met, with the recipe of the newest linear
+ * that trains. The other states keep theirs. */
 static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest) {
     mixp_tensor *t;
     mixp_result r = MIXP_OK;
@@ -18238,7 +18301,7 @@ static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest)
         if (!mixpi_is_scaled_weight(t)) continue;
         if ((newest[0] > 0.0f || newest[1] > 0.0f || newest[2] > 0.0f) &&
             !mixpi_scaled_find(ctx, t))
-            (void)mixpi_scaled_of(ctx, t, &ctx->casting->delayed, &r);
+            (void)mixpi_scaled_of(ctx, t, &ctx->casting->trained, &r);
         newest += MIXPI_ROLES;
     }
     return r;
@@ -18308,33 +18371,24 @@ static mixp_result mixpi_scaled_update(mixp_context *ctx) {
  *
  * In steps that the guard samples. watch/watch.c decides by it.
  */
-typedef struct mixpi_loss { double error; int64_t seen, clipped; } mixpi_loss;
-
 typedef struct mixpi_losing {
     const mixp_quantise_args *k;
     double      decode, beyond; /* beyond: numbers above it do not round to the largest one */
     mixpi_loss *rows;           /* of each row                                             */
 } mixpi_losing;
 
-static void mixpi_loss_add(const mixpi_losing *l, int64_t i, mixpi_loss *sum) {
-    const double x = (double)mixp_get(l->k->x, i), size = fabs(x);
-    const double y = (double)mixp_f32_from_bf16(l->k->y[i]) * l->decode;
-    if (!(size > 0.0)) return;      /* 0 or NaN */
-    sum->seen++;
-    if (mixpi_f64_is_finite(size)) {
-        sum->error += fabs(y - x) / size;
-        sum->clipped += l->k->given > 0.0f && size * (double)l->k->given > l->beyond;
-    } else {
-        sum->error += 1.0;
-        sum->clipped++;
-    }
-}
+/* Numbers above it, times the scale, do not round to the largest of the element. */
+static double mixpi_lossy_beyond(mixp_dtype element)
+{ return element == MIXP_F8_E5M2 ? 61440.0 : 464.0; }
 
 static void mixpi_loss_of_row(const void *job, int64_t row) {
     const mixpi_losing *l = (const mixpi_losing *)job;
     mixpi_loss sum = { 0.0, 0, 0 };
     int64_t i;
-    for (i = row * l->k->cols; i < (row + 1) * l->k->cols; i++) mixpi_loss_add(l, i, &sum);
+    for (i = row * l->k->cols; i < (row + 1) * l->k->cols; i++)
+        mixpi_loss_add(&sum, (float)mixp_get(l->k->x, i),
+                       (double)mixp_f32_from_bf16(l->k->y[i]) * l->decode, (double)l->k->given,
+                       l->beyond);
     l->rows[row] = sum;
 }
 
@@ -18345,7 +18399,7 @@ static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k,
     int64_t row;
     l.k = k;
     l.decode = (double)decode;
-    l.beyond = k->element == MIXP_F8_E5M2 ? 61440.0 : 464.0;
+    l.beyond = mixpi_lossy_beyond(k->element);
     l.rows = (mixpi_loss *)mixpi_scratch(&ctx->exec, (size_t)k->rows * sizeof *l.rows);
     if (!l.rows) return MIXP_ERR_MEMORY;
     mixpi_each_unit(&ctx->exec, k->rows, k->cols, mixpi_loss_of_row, &l);
@@ -18358,11 +18412,9 @@ static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k,
     return MIXP_OK;
 }
 
-/* A loss as a share of its bound; 0: the bound is never. */
-static double mixpi_loss_excess(double loss, float given, double usual) {
-    const double bound = given > 0.0f ? (double)given : usual;
-    return given < 0.0f ? 0.0 : loss / bound;
-}
+/* 0: never. */
+static double mixpi_lossy_bound(float given, double usual)
+{ return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual; }
 
 static double mixpi_lossy_error_bound(mixp_dtype element)
 { return element == MIXP_F8_E4M3 ? 0.1 : element == MIXP_F8_E5M2 ? 0.15 : 0.6; }
@@ -18384,24 +18436,42 @@ static int mixpi_lossy_fallen(const mixpi_lossy *operands) {
 /* Does this step measure the operands? */
 static int mixpi_lossy_watches(const mixp_call *c, const mixpi_lossy *operands) {
     const int flags = mixpi_watched(c->ctx);
-    return operands && flags & MIXPI_WATCHED && flags & MIXPI_SAMPLED && !c->ctx->device->download;
+    const mixp_device *device = c->ctx->device;
+    if (device->download && !device->kernels->lose) return 0;
+    return operands && flags & MIXPI_WATCHED && flags & MIXPI_SAMPLED;
 }
 
-/* After k has quantised operand o. */
-static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *o,
-                                       const mixp_quantise_args *k, float decode) {
+/* On a device: the losses travel to the guard with the rows of the sample. */
+static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_quantise_args *k) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
+    mixp_lose_args l;
+    memset(&l, 0, sizeof l);
+    l.n = k->rows * k->cols;
+    l.x = k->x;
+    l.y = k->y;
+    l.decode = k->own;
+    l.scale = k->given_at;
+    l.beyond = mixpi_lossy_beyond(k->element);
+    l.operand = (int)role;
+    l.out = watcher ? watcher->losses(c) : NULL;
+    return l.out ? MIXPI_RUN(c, lose, &l) : MIXP_ERR_MEMORY;
+}
+
+/* After k has quantised the operand o. The first scale of delayed scaling, 1, is not judged. */
+static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
+                                       mixpi_role role, const mixp_quantise_args *k,
+                                       float decode) {
+    mixpi_lossy *o = &operands[role];
     mixpi_loss all;
-    double error, clipped, excess;
-    const mixp_result result = mixpi_loss_of(c->ctx, k, decode, &all);
+    mixp_result result;
+    o->bounds[0] = mixpi_lossy_bound(r->error, mixpi_lossy_error_bound(k->element));
+    o->bounds[1] = mixpi_lossy_bound(r->clipped, 0.01);
+    if (c->ctx->device->download) return mixpi_lossy_queue(c, role, k);
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED && k->given == 1.0f) return MIXP_OK;
+    result = mixpi_loss_of(c->ctx, k, decode, &all);
     if (result != MIXP_OK) return result;
-    error = all.seen ? all.error / (double)all.seen : 0.0;
-    clipped = all.seen ? (double)all.clipped / (double)all.seen : 0.0;
-    excess = fmax(mixpi_loss_excess(error, r->error, mixpi_lossy_error_bound(k->element)),
-                  mixpi_loss_excess(clipped, r->clipped, 0.01));
-    o->seen = 1;
-    o->error = fmax(o->error, error);
-    o->clipped = fmax(o->clipped, clipped);
-    o->excess = fmax(o->excess, excess);
+    mixpi_lossy_join(o, all.seen ? all.error / (double)all.seen : 0.0,
+                     all.seen ? (double)all.clipped / (double)all.seen : 0.0);
     return MIXP_OK;
 }
 /* --- recipes: which operand of a linear layer is quantised how ------------------------------ */
@@ -18471,17 +18541,22 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
                (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
 }
 
+/* Does a linear train, rather than evaluate or compare? */
+static int mixpi_recipe_trains(const mixp_context *ctx) {
+    return !mixpi_no_grad_now(ctx) && !ctx->evaluates &&
+           !(mixpi_watched(ctx) & MIXPI_TRIAL);
+}
+
 /* Takes the recipe r for a linear. */
 static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
         mixp_result made;
         out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r, &made);
         if (!out->scaled) return made;
+        if (out->enters) out->scaled->recipe = *r;
     }
     out->lossy = mixpi_lossy_of(c);
     out->fallen = mixpi_lossy_fallen(out->lossy);
-    out->enters = !mixpi_no_grad_now(c->ctx) && !c->ctx->evaluates &&
-                  !(mixpi_watched(c->ctx) & MIXPI_TRIAL);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
     out->call = (uint64_t)c->ctx->calls_made;
@@ -18499,6 +18574,8 @@ static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
     if (out->decided) return MIXP_OK;
     out->decided = 1;
     if (!r) return MIXP_OK;
+    out->enters = mixpi_recipe_trains(c->ctx);
+    if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) c->ctx->casting->trained = *r;
     counts = &c->ctx->casting->recipes;
     unit = mixpi_recipe_unit(r->kind);
     kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
@@ -18561,14 +18638,15 @@ static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_t
 static mixp_result mixpi_recipe_quantise(mixp_call *c, mixp_quantise_args *k,
                                          mixpi_quantised *q) {
     const mixp_device *device = c->ctx->device;
-    const int64_t one = 1;
+    const int64_t two = 2;
     k->y = (mixp_bf16 *)q->y->data;
     if (!device->kernels->quantise) return mixp_quantise(&c->ctx->exec, k, &q->decode);
     if (!device->download) k->decode = &q->decode;
     else if (mixpi_has_scale_of_array(k->scale)) {
-        q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &one);
+        q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
         if (!q->factor) return MIXP_ERR_MEMORY;
         k->decode = (float *)q->factor->data;
+        k->own = k->decode + 1;
     }
     return MIXPI_RUN(c, quantise, k);
 }
@@ -18692,9 +18770,8 @@ static mixp_result mixpi_recipe_operand(mixp_call *c, const mixpi_recipe_call *r
     if (role == MIXPI_ROLE_W) copy = mixpi_weight_place(c, k, over_rows, &r);
     if (copy) r = mixpi_weight_quantised(c, copy, k, q);
     else if (r == MIXP_OK) r = mixpi_recipe_once(c, turns ? &turned : NULL, k, q);
-    if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy) &&
-        !(rc->scaled && k->given == 1.0f))
-        r = mixpi_lossy_measure(c, &rc->recipe, &rc->lossy[role], k, q->decode);
+    if (r == MIXP_OK && mixpi_lossy_watches(c, rc->lossy))
+        r = mixpi_lossy_measure(c, &rc->recipe, rc->lossy, role, k, q->decode);
     mixpi_recipe_give(c->ctx, turned);
     if (k->amax == &amax && rc->enters && r == MIXP_OK)
         mixpi_scaled_enter(rc->scaled, role, amax);
@@ -27485,7 +27562,7 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
     mixp_result made;
     mixp_tensor *t;
     size_t i;
-    if (!mixpi_scaled_on(ctx)) return;
+    if (!mixpi_scaled_set(ctx)) return;
     for (i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
@@ -27958,7 +28035,8 @@ enum {                          /* the rows of one site */
     MIXPI_LOOK_LEAF,            /* the gradients of leaves that the site wrote */
     MIXPI_LOOK_DATA,            /* the batch: inputs that come from no site and no parameter */
     MIXPI_LOOK_LOSS,            /* two floats: mean square of the rounding error, and mean square of
-                                   the variation over the batch; see watch/precision.c */
+                                   the variation over the batch; see watch/precision.c. Then, from a
+                                   device, the mixp_losses of a linear's operands */
     MIXPI_LOOKS
 };
 
@@ -28832,6 +28910,16 @@ static void mixpi_site_casts(mixp_call *c)
 static int mixpi_site_is_pinned(const mixp_call *c) {
     const mixpi_site *site = mixpi_guarded_site(c);
     return site && site->pinned;
+}
+
+/* Where a device adds what quantising a sampled site's operands loses: behind the two floats of the
+ * row MIXPI_LOOK_LOSS. */
+static mixp_losses *mixpi_site_losses(const mixp_call *c) {
+    const int number = mixpi_entry_of(c)->site;
+    MIXPI_STATIC_ASSERT(losses, sizeof(mixp_losses) ==
+                                    sizeof(mixp_look) - offsetof(mixp_look, count));
+    if (mixpi_rows_reach(c->ctx, number) != MIXP_OK) return NULL;
+    return (mixp_losses *)(void *)&mixpi_look_row(c->ctx->watch, number, MIXPI_LOOK_LOSS)->count;
 }
 
 static mixpi_lossy *mixpi_site_operands(const mixp_call *c) {
@@ -29845,6 +29933,18 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     if (site->lost > (double)w->imprecise) site->verdict |= MIXPI_SAW_IMPRECISE;
 }
 
+/* Takes what a device measured of a linear's operands, before ranks add the counts of all rows. */
+static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
+    mixp_look *row = &w->seen[MIXPI_ROW_SITES + (number - 1) * MIXPI_LOOKS + MIXPI_LOOK_LOSS];
+    mixp_losses found;
+    int i;
+    memcpy(&found, &row->count, sizeof found);
+    memset(&row->count, 0, sizeof found);
+    for (i = 0; i < MIXPI_ROLES; i++)
+        if (found.seen >> i & 1)
+            mixpi_lossy_join(&site->operands[i], found.error[i], found.clipped[i]);
+}
+
 /* Judges the sample on this rank only: other ranks do not know how the sites are connected here. */
 static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     const int loss = mixpi_bad_loss(ctx);
@@ -29858,6 +29958,7 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
             mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_OVERFLOW;
         mixpi_judge_vanished(ctx, n);
         mixpi_judge_precision(ctx->watch, mixpi_site_at(ctx, n), n);
+        mixpi_judge_operands(ctx->watch, mixpi_site_at(ctx, n), n);
     }
 }
 
@@ -30854,7 +30955,7 @@ static const mixpi_watcher mixpi_watch_door = {
     mixpi_watch_flags, mixpi_watch_captured, mixpi_watch_replayed,
     /* tape: applying an operator */
     mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
-    mixpi_site_is_pinned, mixpi_site_operands, mixpi_look_forward,
+    mixpi_site_is_pinned, mixpi_site_operands, mixpi_site_losses, mixpi_look_forward,
     /* tape: walking back */
     mixpi_watch_begin, mixpi_look_backward, mixpi_look_leaves, mixpi_watch_walked,
     /* step */
@@ -32435,7 +32536,7 @@ static uint64_t mixpi_hash_muon(uint64_t h, const mixp_muon_settings *m) {
 
 /* Delayed scaling: its settings, and the number of words that the ranks share. */
 static uint64_t mixpi_hash_scaled(uint64_t h, const mixp_context *ctx) {
-    const mixp_recipe *r = &ctx->casting->delayed;
+    const mixp_recipe *r = &ctx->casting->trained;
     const double all[5] = { (double)mixpi_recipe_history(r), (double)r->margin,
                             (double)r->most_recent, (double)r->dy_e4m3,
                             (double)mixpi_scaled_words(ctx) };

@@ -3171,6 +3171,7 @@ __device__ inline float array_scale(const Quantising &q) {
     scale = mixpi_scale_of_array(&q.k, most);
     if (blockIdx.x || threadIdx.x) return scale;
     mixpi_give_amax(&q.k, most);
+    if (q.k.own) *q.k.own = 1.0f / scale;
     if (q.k.decode)
         *q.k.decode = __fmul_rn(1.0f / scale, q.k.times ? *q.k.times : 1.0f);
     return scale;
@@ -3330,6 +3331,72 @@ inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) 
                                                  quantise_threads, 0, on->stream, *q));
 }
 
+/* --- what quantising has lost --- */
+
+const int lose_threads = 256;
+
+struct Losing {
+    mixp_lose_args k;
+    mixpi_loss    *parts;
+    int            part_count;
+    bool           wide;
+};
+
+/* The sum over the threads of a block, as a tree; in thread 0. */
+__device__ inline mixpi_loss block_loss(mixpi_loss v) {
+    MIXPI_SHARED(double, error, lose_threads);
+    MIXPI_SHARED(int64_t, seen, lose_threads);
+    MIXPI_SHARED(int64_t, clipped, lose_threads);
+    int t = (int)threadIdx.x;
+    error[t] = v.error;
+    seen[t] = v.seen;
+    clipped[t] = v.clipped;
+    for (int k = lose_threads / 2; k; k /= 2) {
+        __syncthreads();
+        if (t >= k) continue;
+        error[t] += error[t + k];
+        seen[t] += seen[t + k];
+        clipped[t] += clipped[t + k];
+    }
+    v.error = error[t];
+    v.seen = seen[t];
+    v.clipped = clipped[t];
+    return v;
+}
+
+__global__ void __launch_bounds__(lose_threads) lose_parts(const __grid_constant__ Losing q) {
+    double decode = q.k.decode ? (double)*q.k.decode : 1.0;
+    double scale = q.k.scale ? (double)*q.k.scale : 0.0;
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    mixp_in from_y = mixpi_in(q.k.y, MIXP_BF16);
+    mixpi_loss sum = { 0.0, 0, 0 };
+    for (; i < q.k.n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        int n = (int)least(8, q.k.n - i);
+        float v[8], y[8];
+        get8_any(q.k.x, i, n, q.wide, v);
+        get8_any(from_y, i, n, q.wide, y);
+        MIXPI_UNROLL
+        for (int k = 0; k < 8; k++)
+            if (k < n) mixpi_loss_add(&sum, v[k], (double)y[k] * decode, scale, q.k.beyond);
+    }
+    sum = block_loss(sum);
+    if (threadIdx.x == 0) q.parts[blockIdx.x] = sum;
+}
+
+/* One thread block joins the parts to the operand's loss. */
+__global__ void __launch_bounds__(lose_threads) lose_join(const __grid_constant__ Losing q) {
+    mixpi_loss sum = { 0.0, 0, 0 };
+    if ((int)threadIdx.x < q.part_count) sum = q.parts[threadIdx.x];
+    sum = block_loss(sum);
+    if (threadIdx.x || (q.k.scale && *q.k.scale == 1.0f)) return;
+    double n = sum.seen ? (double)sum.seen : 1.0, error = sum.error / n;
+    double clipped = (double)sum.clipped / n;
+    mixp_losses *out = q.k.out;
+    if (error > out->error[q.k.operand]) out->error[q.k.operand] = error;
+    if (clipped > out->clipped[q.k.operand]) out->clipped[q.k.operand] = clipped;
+    out->seen |= (int64_t)1 << q.k.operand;
+}
+
 const int turn_threads = 256;
 
 /* Moves a history by one place; the newest amax becomes the last. Returns, in each thread, the
@@ -3427,6 +3494,26 @@ static mixp_result mixpi_cuda_turn(const mixp_exec *x, const mixp_turn_args *k) 
     if (!on.state) return MIXP_ERR_ORDER;
     return on.launched("turn", MIXPI_LAUNCH(turn_histories, (unsigned)k->n, turn_threads, 0,
                                             on.stream, *k));
+}
+
+static mixp_result mixpi_cuda_lose(const mixp_exec *x, const mixp_lose_args *k) {
+    Kernel on(x);
+    Losing q;
+    mixp_result r;
+    if (!k->x.data || !k->y || !k->out || k->n < 1) return MIXP_ERR_ARGUMENT;
+    if (k->operand < 0 || k->operand > 2) return MIXP_ERR_ARGUMENT;
+    if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
+    if (!on.state) return MIXP_ERR_ORDER;
+    memset((void *)&q, 0, sizeof q);
+    q.k = *k;
+    q.wide = is_wide(k->x) && is_wide(k->y);
+    q.part_count = (int)least(lose_threads, ceil_div(ceil_div(k->n, 8), lose_threads));
+    q.parts = (mixpi_loss *)scratch_of(x, (size_t)q.part_count * sizeof *q.parts);
+    if (!q.parts) return MIXP_ERR_MEMORY;
+    r = on.launched("lose", MIXPI_LAUNCH(lose_parts, (unsigned)q.part_count, lose_threads, 0,
+                                         on.stream, q));
+    if (r != MIXP_OK) return r;
+    return on.launched("lose", MIXPI_LAUNCH(lose_join, 1, lose_threads, 0, on.stream, q));
 }
 /* ==== 4. ROWS ============================================================== >>rows ====
  *
@@ -8116,7 +8203,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_gemm_epilogue,
                                     mixpi_cuda_quantise,
                                     mixpi_cuda_hadamard,
-                                    mixpi_cuda_turn };
+                                    mixpi_cuda_turn,
+                                    mixpi_cuda_lose };
 
 const int most_devices = 16;
 

@@ -42,6 +42,7 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
+    mixp_recipe     trained;    /* that of the newest linear that trains: ranks compare it */
     struct mixpi_scaled *scaled;    /* states of delayed scaling; see operators/delayed.c  */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
@@ -168,19 +169,15 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
 }
 
 /* Gives a region its own copy of its recipe. A forward pass begins where the outermost region with
- * a recipe begins. An evaluation does not change the recipe that ranks compare, because one rank
- * may evaluate alone. */
-static void mixpi_region_recipe(const mixp_context *ctx, mixpi_region *region) {
-    mixpi_casting *c = ctx->casting;
+ * a recipe begins. */
+static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     const mixp_recipe *r = region->cast.recipe;
-    const int trains = !ctx->evaluates && !mixpi_no_grad_now(ctx);
     int i, inside = 0;
     region->cast.recipe = NULL;
     if (!r || r->kind == MIXP_RECIPE_NONE) return;
     region->recipe = *r;
     region->cast.recipe = &region->recipe;
-    if (r->kind == MIXP_RECIPE_FP8_DELAYED && (trains || c->delayed.kind == MIXP_RECIPE_NONE))
-        c->delayed = *r;
+    if (r->kind == MIXP_RECIPE_FP8_DELAYED) c->delayed = *r;
     for (i = 0; i < c->n_regions; i++) inside |= c->regions[i].cast.recipe != NULL;
     if (!inside) c->linears = 0;
 }
@@ -204,7 +201,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         mixpi_region *region = &c->regions[c->n_regions];
         (void)mixpi_scope_now(ctx, &region->scope);
         region->cast = wrong ? now : cast;
-        mixpi_region_recipe(ctx, region);
+        mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
     }

@@ -8,7 +8,7 @@
 typedef struct mixpi_scaled {
     struct mixpi_scaled *next;
     mixp_tensor *weight;
-    mixp_recipe  recipe;        /* of the newest linear                                    */
+    mixp_recipe  recipe;        /* of the newest linear that trains                        */
     int          length;        /* of the history of each operand                          */
     float       *history;       /* [MIXPI_ROLES, length]: of the update that is under way first,
                                    then from old to new                                    */
@@ -19,8 +19,13 @@ typedef struct mixpi_scaled {
 static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
 /* Was a recipe of delayed scaling set in this context? */
-static int mixpi_scaled_on(const mixp_context *ctx)
+static int mixpi_scaled_set(const mixp_context *ctx)
 { return ctx->casting && ctx->casting->delayed.kind != MIXP_RECIPE_NONE; }
+
+/* Has a linear trained under one? An evaluation, which one rank may run alone, changes neither this
+ * answer nor the recipe that ranks compare. */
+static int mixpi_scaled_on(const mixp_context *ctx)
+{ return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }
 
 /* The state of the linears with `weight`; NULL: it has none. */
 static mixpi_scaled *mixpi_scaled_find(const mixp_context *ctx, const mixp_tensor *weight) {
@@ -44,13 +49,12 @@ static mixpi_scaled *mixpi_scaled_new(mixp_context *ctx, int length, mixp_result
     return s;
 }
 
-/* The state of the linears with `weight`, made at the first call. NULL with *result and the error
- * set. */
+/* The state of the linears with `weight`, made at the first call with the recipe r. NULL with
+ * *result and the error set. */
 static mixpi_scaled *mixpi_scaled_of(mixp_context *ctx, mixp_tensor *weight, const mixp_recipe *r,
                                      mixp_result *result) {
     mixpi_scaled *s = mixpi_scaled_find(ctx, weight);
     *result = MIXP_OK;
-    if (s) s->recipe = *r;
     if (s) return s;
     if (ctx->capturing) {
         *result = mixp_context_fail(ctx, MIXP_ERR_ORDER,
@@ -165,8 +169,8 @@ static mixp_result mixpi_scaled_newest(mixp_context *ctx, float *newest, int bac
     return r;
 }
 
-/* Makes the states of linears that only other ranks have met, with the recipe of the newest region.
- * The other states keep the recipe of their newest linear. */
+/* Makes the states of linears that only other ranks have met, with the recipe of the newest linear
+ * that trains. The other states keep theirs. */
 static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest) {
     mixp_tensor *t;
     mixp_result r = MIXP_OK;
@@ -174,7 +178,7 @@ static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest)
         if (!mixpi_is_scaled_weight(t)) continue;
         if ((newest[0] > 0.0f || newest[1] > 0.0f || newest[2] > 0.0f) &&
             !mixpi_scaled_find(ctx, t))
-            (void)mixpi_scaled_of(ctx, t, &ctx->casting->delayed, &r);
+            (void)mixpi_scaled_of(ctx, t, &ctx->casting->trained, &r);
         newest += MIXPI_ROLES;
     }
     return r;

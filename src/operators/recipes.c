@@ -67,17 +67,22 @@ static void mixpi_recipe_unfit(const mixp_call *c, const mixp_recipe *r, const i
                (int)mixpi_recipe_unit(r->kind), mixp_recipe_name(r->kind));
 }
 
+/* Does a linear train, rather than evaluate or compare? */
+static int mixpi_recipe_trains(const mixp_context *ctx) {
+    return !mixpi_no_grad_now(ctx) && !ctx->evaluates &&
+           !(mixpi_watched(ctx) & MIXPI_TRIAL);
+}
+
 /* Takes the recipe r for a linear. */
 static mixp_result mixpi_recipe_take(mixp_call *c, const mixp_recipe *r, mixpi_recipe_call *out) {
     if (r->kind == MIXP_RECIPE_FP8_DELAYED) {
         mixp_result made;
         out->scaled = mixpi_scaled_of(c->ctx, mixpi_recipe_weight(c), r, &made);
         if (!out->scaled) return made;
+        if (out->enters) out->scaled->recipe = *r;
     }
     out->lossy = mixpi_lossy_of(c);
     out->fallen = mixpi_lossy_fallen(out->lossy);
-    out->enters = !mixpi_no_grad_now(c->ctx) && !c->ctx->evaluates &&
-                  !(mixpi_watched(c->ctx) & MIXPI_TRIAL);
     out->recipe = *r;
     out->step = mixpi_random_step(c->ctx);
     out->call = (uint64_t)c->ctx->calls_made;
@@ -95,6 +100,8 @@ static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
     if (out->decided) return MIXP_OK;
     out->decided = 1;
     if (!r) return MIXP_OK;
+    out->enters = mixpi_recipe_trains(c->ctx);
+    if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) c->ctx->casting->trained = *r;
     counts = &c->ctx->casting->recipes;
     unit = mixpi_recipe_unit(r->kind);
     kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||

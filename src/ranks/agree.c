@@ -65,7 +65,7 @@ static uint64_t mixpi_hash_muon(uint64_t h, const mixp_muon_settings *m) {
 
 /* Delayed scaling: its settings, and the number of words that the ranks share. */
 static uint64_t mixpi_hash_scaled(uint64_t h, const mixp_context *ctx) {
-    const mixp_recipe *r = &ctx->casting->delayed;
+    const mixp_recipe *r = &ctx->casting->trained;
     const double all[5] = { (double)mixpi_recipe_history(r), (double)r->margin,
                             (double)r->most_recent, (double)r->dy_e4m3,
                             (double)mixpi_scaled_words(ctx) };

@@ -475,7 +475,7 @@ static void part_of(int step, int part, float *x, float *dy) {
     fill(dy, M * N, (uint64_t)(100 * step + part + 50), 0.01 * (1 + part));
 }
 
-static void take(layer *l, outcome *out) {
+static void take(layer *l, outcome *out, int has_state) {
     const char *why = "";
     const mixp_checkpoint c = checkpoint_of(l);
     char path[80];
@@ -483,7 +483,7 @@ static void take(layer *l, outcome *out) {
     mixp_context_error(l->ctx, &why);
     snprintf(out->why, sizeof out->why, "%s", why ? why : "");
     mixp_read(l->w, out->w, MIXP_F32, N * K);
-    if (mixp_checkpoint_save(path, &c) == MIXP_OK) {
+    if (has_state && mixp_checkpoint_save(path, &c) == MIXP_OK) {
         read_state(path, "mixprec.recipe.scales.w", (float *)(void *)out->state, 3);
         read_state(path, "mixprec.recipe.amax_history.w", (float *)(void *)out->state + 3, 3 * 4);
     }
@@ -503,12 +503,39 @@ static void pass_region(mixp_context *ctx, mixp_recipe other) {
     CHECK_INT(mixp_autocast_pop(ctx), MIXP_OK);
 }
 
-/* differs: rank 1 has another margin. late: only rank 1 applies the linear at first. */
+/* Evaluates under another recipe: with no_grad inside the region, around it, or after
+ * mixp_eval_begin. */
+static void evaluate(layer *l, mixp_recipe other, int how) {
+    static float x[M * K];
+    const int64_t xs[2] = { M, K };
+    mixp_autocast region;
+    mixp_tensor *y = NULL, *in;
+    int opened = -1;
+    memset(&region, 0, sizeof region);
+    other.margin += 5;
+    region.dtype = MIXP_BF16;
+    region.level = 1;
+    region.recipe = &other;
+    fill(x, M * K, 99, 1e5);
+    if (how == 2) CHECK_INT(mixp_eval_begin(l->ctx), MIXP_OK);
+    else mixp_step_begin(l->ctx);
+    in = mixp_input(l->ctx, MIXP_F32, 2, xs, x);
+    if (how == 1) opened = mixp_no_grad_open(l->ctx);
+    CHECK_INT(mixp_autocast_push(l->ctx, &region), MIXP_OK);
+    if (how == 0) MIXP_NO_GRAD(l->ctx) y = mixp_linear(l->ctx, in, l->w, NULL);
+    if (how != 0) y = mixp_linear(l->ctx, in, l->w, NULL);
+    CHECK(y != NULL);
+    CHECK_INT(mixp_autocast_pop(l->ctx), MIXP_OK);
+    if (how == 1) mixp_autocast_close(l->ctx, opened);
+}
+
+/* differs: 1: rank 1 has another margin; 2: training is bf16. Rank 0 alone evaluates under other
+ * recipes. */
 static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out) {
     static float x[M * K], dy[M * N];
     const rule r = { 4, 0, differs ? ranks->rank : 0 };
     mixp_recipe recipe = recipe_of(r);
-    layer l = layer_new(&recipe, ranks);
+    layer l = layer_new(differs == 2 ? NULL : &recipe, ranks);
     mixp_tensor *at;
     int step;
     mixp_optimizer_add(l.opt, l.w, NULL);
@@ -517,11 +544,12 @@ static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out)
         part_of(step, ranks->rank, x, dy);
         walk(&l, x, dy, &at);
         pass_region(l.ctx, recipe);
-        if (ranks->rank == 0 && step == 3) walk(&l, x, NULL, &at);      /* rank 0 alone evaluates */
+        if (ranks->rank == 0 && step == 3) walk(&l, x, NULL, &at);
+        if (ranks->rank == 0 && step > 3) evaluate(&l, recipe, step % 3);
         mixp_scaler_step(l.scaler, l.opt);
         mixp_scaler_update(l.scaler);
     }
-    take(&l, out);
+    take(&l, out, differs != 2);
     mixp_context_free(l.ctx);
 }
 
@@ -542,7 +570,7 @@ static outcome *trained(int differs) {
         _exit(ddp_wait(test_bad != 0));
     }
     waitpid(child, &status, 0);
-    if (!differs) CHECK_INT(status, 0);
+    if (differs != 1) CHECK_INT(status, 0);
     return all;
 }
 
@@ -570,7 +598,7 @@ static void one_trains(outcome *out) {
         CHECK_INT(mixp_scaler_step(l.scaler, l.opt), MIXP_OK);
         CHECK_INT(mixp_scaler_update(l.scaler), MIXP_OK);
     }
-    take(&l, out);
+    take(&l, out, 1);
     mixp_context_free(l.ctx);
 }
 
@@ -590,6 +618,13 @@ static void ranks(void) {
     munmap(all, RANKS * sizeof *all);
     all = trained(1);
     for (r = 0; r < RANKS; r++) CHECK_TEXT(all[r].why, "the recipe of delayed scaling");
+    munmap(all, RANKS * sizeof *all);
+    all = trained(2);
+    for (r = 0; r < RANKS; r++) {
+        if (*all[r].why) printf("  rank %d: %s\n", r, all[r].why);
+        CHECK(all[r].done && !*all[r].why);
+        CHECK(memcmp(all[r].w, all[0].w, sizeof one.w) == 0);
+    }
     munmap(all, RANKS * sizeof *all);
 }
 
