@@ -6073,9 +6073,8 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* A new function needs a case in MIXPI_P(values), or in unary_value and unary_slope, or in
- * loss_value and loss_slope. Then add 1 to the number here. */
-MIXPI_STATIC_ASSERT(every_unary_has_a_case, MIXP_UNARY_COUNT == 25);
+/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c. A new binary function needs a
+ * case in MIXPI_P(values), a new loss in loss_value and loss_slope; then add 1 to its number. */
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
 MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
@@ -8406,76 +8405,9 @@ MIXPI_V mixpi_v MIXPI_P(softplus)(mixpi_v x, float p) {
 MIXPI_V mixpi_v MIXPI_P(above_0)(mixpi_v x, mixpi_v above, mixpi_v below)
 { return mixpi_vselect_gt(x, mixpi_vzero(), above, below); }
 
-/* The functions with parameters, and the functions built on e^x - 1 and log(1 + x). */
-MIXPI_RARE mixpi_v MIXPI_P(other_value)(mixp_unary op, mixpi_v a, float p, float q) {
-    switch ((int)op) {
-    case MIXP_UNARY_SOFT_CAP: {
-        mixpi_v rest, t = mixpi_vtanh_of(a, p, &rest);
-        return mixpi_vfma(mixpi_vset(p), t, mixpi_vmul(mixpi_vset(p), rest));
-    }
-    case MIXP_UNARY_CLAMP:
-        return mixpi_vclamp(a, p, q);
-    case MIXP_UNARY_AFFINE:
-        return mixpi_vfma(mixpi_vset(p), a, mixpi_vset(q));
-    case MIXP_UNARY_LOG1P:
-        return MIXPI_P(log1p)(a);
-    case MIXP_UNARY_EXPM1:
-        return MIXPI_P(expm1)(a);
-    case MIXP_UNARY_ERF:
-        return MIXPI_P(erf)(a);
-    case MIXP_UNARY_SOFTPLUS:
-        return MIXPI_P(softplus)(a, p);
-    case MIXP_UNARY_LEAKY_RELU:
-        return MIXPI_P(above_0)(a, a, mixpi_vmul(mixpi_vset(p), a));
-    case MIXP_UNARY_ELU:
-        return MIXPI_P(above_0)(a, a, mixpi_vmul(mixpi_vset(p), MIXPI_P(expm1)(a)));
-    default:
-        return a;
-    }
-}
-
-MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
-    mixpi_v t;
-    switch (op) {
-    case MIXP_UNARY_TANH:
-        return MIXPI_P(tanh_near)(a);
-    case MIXP_UNARY_SIGMOID:
-        return mixpi_vsigmoid(a, &t);
-    case MIXP_UNARY_EXP:
-        return mixpi_vexp(a);
-    case MIXP_UNARY_LOG:
-        return mixpi_vlog(a);
-    case MIXP_UNARY_SQRT:
-    case MIXP_UNARY_ROOT:
-        return mixpi_vsqrt(a);
-    case MIXP_UNARY_POW:
-        return mixpi_vpow(a, p);
-    case MIXP_UNARY_ABS:
-        return mixpi_vabs(a);
-    case MIXP_UNARY_SIN:
-        return mixpi_vwave(a, 0);
-    case MIXP_UNARY_COS:
-        return mixpi_vwave(a, 1);
-    case MIXP_UNARY_SOFT_CAP:
-    case MIXP_UNARY_CLAMP:
-    case MIXP_UNARY_AFFINE:
-    case MIXP_UNARY_LOG1P:
-    case MIXP_UNARY_EXPM1:
-    case MIXP_UNARY_ERF:
-    case MIXP_UNARY_SOFTPLUS:
-    case MIXP_UNARY_LEAKY_RELU:
-    case MIXP_UNARY_ELU:
-        return MIXPI_P(other_value)(op, a, p, q);
-    case MIXP_UNARY_RELU:               /* handled by separate loops */
-    case MIXP_UNARY_GELU_TANH:
-    case MIXP_UNARY_GELU_ERF:
-    case MIXP_UNARY_SILU:
-    case MIXP_UNARY_SCALE:
-    case MIXP_UNARY_RELU_SQUARED:
-    case MIXP_UNARY_COUNT:
-        break;
-    }
-    return a;
+MIXPI_V mixpi_v MIXPI_P(soft_cap)(mixpi_v a, float p) {
+    mixpi_v rest, t = mixpi_vtanh_of(a, p, &rest);
+    return mixpi_vfma(mixpi_vset(p), t, mixpi_vmul(mixpi_vset(p), rest));
 }
 
 /* x <= 0 ? 0 : dy; if x is NaN, dy passes. */
@@ -8548,80 +8480,79 @@ MIXPI_V mixpi_v MIXPI_P(elu_slope)(mixpi_v dy, mixpi_v x, float p) {
     return MIXPI_P(above_0)(mixpi_vmin(x, mixpi_vset(1.0f)), dy, below);
 }
 
-/* The slopes of other_value. */
-MIXPI_RARE mixpi_v MIXPI_P(other_slope)(mixp_unary op, mixpi_v dy, mixpi_v x, float p,
-                                        float q) {
+MIXPI_V mixpi_v MIXPI_P(softplus_slope)(mixpi_v dy, mixpi_v x, float p) {
     mixpi_v rest;
+    return mixpi_vmul(dy, mixpi_vsigmoid(mixpi_vmul(x, mixpi_vset(p)), &rest));
+}
+
+/* p x^(p - 1), times dy. */
+MIXPI_V mixpi_v MIXPI_P(pow_slope)(mixpi_v dy, mixpi_v x, float p) {
+    if (p == 0.0f) return mixpi_vzero();
+    return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(x, p - 1.0f)));
+}
+
+/* 1 / (2 y), times dy. Of 0: none; a NaN stays. */
+MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
+    const mixpi_v some = mixpi_vdiv(dy, mixpi_vadd(y, y));
+    return MIXPI_P(above_0)(mixpi_vmin(y, mixpi_vset(1.0f)), some, mixpi_vzero());
+}
+
+/* One row for each mixp_unary, X(name, value of a, slope of b times dy); b is x, or y where
+ * mixpi_unary_by_result says so. LOOP: functions that dominate a step, or are short, with a loop of
+ * their own in MIXPI_P(values). CALL: all others. */
+#define MIXPI_UNARIES(LOOP, CALL)                                                             \
+    LOOP(RELU, MIXPI_P(relu)(a), MIXPI_P(relu_slope)(dy, b))                                  \
+    LOOP(GELU_TANH, MIXPI_P(gelu_tanh)(a), MIXPI_P(gelu_tanh_slope)(dy, b))                   \
+    LOOP(GELU_ERF, MIXPI_P(gelu_erf)(a), MIXPI_P(gelu_erf_slope)(dy, b))                      \
+    LOOP(SILU, MIXPI_P(silu)(a), MIXPI_P(silu_slope)(dy, b))                                  \
+    LOOP(SCALE, mixpi_vmul(a, mixpi_vset(p)), mixpi_vmul(dy, mixpi_vset(p)))                  \
+    LOOP(RELU_SQUARED, MIXPI_P(relu_squared)(a), MIXPI_P(relu_squared_slope)(dy, b))          \
+    CALL(TANH, MIXPI_P(tanh_near)(a),                                                         \
+         mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f))))                      \
+    CALL(SIGMOID, mixpi_vsigmoid(a, &rest), mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b)))  \
+    CALL(EXP, mixpi_vexp(a), mixpi_vmul(dy, b))                                               \
+    CALL(LOG, mixpi_vlog(a), mixpi_vdiv(dy, b))                                               \
+    CALL(SQRT, mixpi_vsqrt(a), mixpi_vdiv(dy, mixpi_vadd(b, b)))                              \
+    CALL(ROOT, mixpi_vsqrt(a), MIXPI_P(root_slope)(dy, b))                                    \
+    CALL(POW, mixpi_vpow(a, p), MIXPI_P(pow_slope)(dy, b, p))                                 \
+    CALL(ABS, mixpi_vabs(a), mixpi_vsign(b, dy))                                              \
+    CALL(SIN, mixpi_vwave(a, 0), mixpi_vmul(dy, mixpi_vwave(b, 1)))                           \
+    CALL(COS, mixpi_vwave(a, 1), mixpi_vneg(mixpi_vmul(dy, mixpi_vwave(b, 0))))               \
+    CALL(SOFT_CAP, MIXPI_P(soft_cap)(a, p), MIXPI_P(soft_cap_slope)(dy, b, p))                \
+    CALL(CLAMP, mixpi_vclamp(a, p, q), MIXPI_P(clamp_slope)(dy, b, p, q))                     \
+    CALL(AFFINE, mixpi_vfma(mixpi_vset(p), a, mixpi_vset(q)), mixpi_vmul(dy, mixpi_vset(p)))  \
+    CALL(LOG1P, MIXPI_P(log1p)(a), mixpi_vdiv(dy, mixpi_vadd(b, mixpi_vset(1.0f))))           \
+    CALL(EXPM1, MIXPI_P(expm1)(a), mixpi_vmul(dy, mixpi_vexp(b)))                             \
+    CALL(ERF, MIXPI_P(erf)(a), MIXPI_P(erf_slope)(dy, b))                                     \
+    CALL(SOFTPLUS, MIXPI_P(softplus)(a, p), MIXPI_P(softplus_slope)(dy, b, p))                \
+    CALL(LEAKY_RELU, MIXPI_P(above_0)(a, a, mixpi_vmul(mixpi_vset(p), a)),                    \
+         MIXPI_P(above_0)(b, dy, mixpi_vmul(dy, mixpi_vset(p))))                              \
+    CALL(ELU, MIXPI_P(above_0)(a, a, mixpi_vmul(mixpi_vset(p), MIXPI_P(expm1)(a))),           \
+         MIXPI_P(elu_slope)(dy, b, p))
+
+#define MIXPI_ROW_NONE(op, value, slope)
+#define MIXPI_ROW_ONE(op, value, slope)   + 1
+#define MIXPI_ROW_VALUE(op, value, slope) case MIXP_UNARY_##op: return value;
+#define MIXPI_ROW_SLOPE(op, value, slope) case MIXP_UNARY_##op: return slope;
+
+/* The value of a function without a loop of its own. */
+MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
+    mixpi_v rest;
+    MIXPI_STATIC_ASSERT(every_unary_has_a_case,
+                        MIXP_UNARY_COUNT == MIXPI_UNARIES(MIXPI_ROW_ONE, MIXPI_ROW_ONE));
     switch ((int)op) {
-    case MIXP_UNARY_SOFT_CAP:
-        return MIXPI_P(soft_cap_slope)(dy, x, p);
-    case MIXP_UNARY_CLAMP:
-        return MIXPI_P(clamp_slope)(dy, x, p, q);
-    case MIXP_UNARY_AFFINE:
-        return mixpi_vmul(dy, mixpi_vset(p));
-    case MIXP_UNARY_LOG1P:
-        return mixpi_vdiv(dy, mixpi_vadd(x, mixpi_vset(1.0f)));
-    case MIXP_UNARY_EXPM1:
-        return mixpi_vmul(dy, mixpi_vexp(x));
-    case MIXP_UNARY_ERF:
-        return MIXPI_P(erf_slope)(dy, x);
-    case MIXP_UNARY_SOFTPLUS:
-        return mixpi_vmul(dy, mixpi_vsigmoid(mixpi_vmul(x, mixpi_vset(p)), &rest));
-    case MIXP_UNARY_LEAKY_RELU:
-        return MIXPI_P(above_0)(x, dy, mixpi_vmul(dy, mixpi_vset(p)));
-    case MIXP_UNARY_ELU:
-        return MIXPI_P(elu_slope)(dy, x, p);
-    default:
-        return dy;
+    MIXPI_UNARIES(MIXPI_ROW_NONE, MIXPI_ROW_VALUE)
+    default: return a;
     }
 }
 
-/* dy times the slope. b: x, or y for functions whose slope needs the result. */
+/* dy times its slope. */
 MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
                                         float q) {
-    switch (op) {
-    case MIXP_UNARY_TANH:               /* 1 - y^2 */
-        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, mixpi_vset(1.0f)));
-    case MIXP_UNARY_SIGMOID:            /* y - y^2 */
-        return mixpi_vmul(dy, mixpi_vfma(mixpi_vneg(b), b, b));
-    case MIXP_UNARY_EXP:
-        return mixpi_vmul(dy, b);
-    case MIXP_UNARY_LOG:
-        return mixpi_vdiv(dy, b);
-    case MIXP_UNARY_SQRT:
-        return mixpi_vdiv(dy, mixpi_vadd(b, b));
-    case MIXP_UNARY_ROOT:               /* of 0: none; a NaN stays */
-        return MIXPI_P(above_0)(mixpi_vmin(b, mixpi_vset(1.0f)),
-                                mixpi_vdiv(dy, mixpi_vadd(b, b)), mixpi_vzero());
-    case MIXP_UNARY_POW:
-        if (p == 0.0f) return mixpi_vzero();
-        return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(b, p - 1.0f)));
-    case MIXP_UNARY_ABS:
-        return mixpi_vsign(b, dy);
-    case MIXP_UNARY_SIN:
-        return mixpi_vmul(dy, mixpi_vwave(b, 1));
-    case MIXP_UNARY_COS:
-        return mixpi_vneg(mixpi_vmul(dy, mixpi_vwave(b, 0)));
-    case MIXP_UNARY_SOFT_CAP:
-    case MIXP_UNARY_CLAMP:
-    case MIXP_UNARY_AFFINE:
-    case MIXP_UNARY_LOG1P:
-    case MIXP_UNARY_EXPM1:
-    case MIXP_UNARY_ERF:
-    case MIXP_UNARY_SOFTPLUS:
-    case MIXP_UNARY_LEAKY_RELU:
-    case MIXP_UNARY_ELU:
-        return MIXPI_P(other_slope)(op, dy, b, p, q);
-    case MIXP_UNARY_RELU:               /* handled by separate loops */
-    case MIXP_UNARY_GELU_TANH:
-    case MIXP_UNARY_GELU_ERF:
-    case MIXP_UNARY_SILU:
-    case MIXP_UNARY_SCALE:
-    case MIXP_UNARY_RELU_SQUARED:
-    case MIXP_UNARY_COUNT:
-        break;
+    switch ((int)op) {
+    MIXPI_UNARIES(MIXPI_ROW_NONE, MIXPI_ROW_SLOPE)
+    default: return dy;
     }
-    return dy;
 }
 
 /* The gradient of b in a / b: -dy a / b^2. */
@@ -8740,37 +8671,37 @@ MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *
     mixpi_vstore(y + j, a);
 }
 
-/* y = fn over n floats. Functions that dominate a step, or are short, have a separate loop. The
- * elements after the last full 16 go through t. */
+/* y = fn over n floats. The elements after the last full 16 go through t. */
 #define MIXPI_CASE(fn, value)                                                             \
     case fn:                                                                              \
         for (j = 0; j < full; j += 16) mixpi_vstore(y + j, value);                        \
         break;
-#define MIXPI_A mixpi_vload(a + j)
-#define MIXPI_B mixpi_vload(b + j)
-#define MIXPI_C mixpi_vload(c + j)
-#define MIXPI_CASE_UNARY(op, value)   MIXPI_CASE(MIXPI_FN_UNARY + (int)MIXP_UNARY_##op, value)
-#define MIXPI_CASE_UNARY_D(op, value) MIXPI_CASE(MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op, value)
+#define MIXPI_A mixpi_vload(from_a + j)
+#define MIXPI_B mixpi_vload(from_b + j)
+#define MIXPI_C mixpi_vload(from_c + j)
 #define MIXPI_CASE_BINARY(op, value)  MIXPI_CASE(MIXPI_FN_BINARY + (int)MIXP_BINARY_##op, value)
+#define MIXPI_ROW_LOOPS(op, value, slope)                                                 \
+    case MIXPI_FN_UNARY + (int)MIXP_UNARY_##op:                                           \
+        for (j = 0; j < full; j += 16) {                                                  \
+            const mixpi_v a = MIXPI_A;                                                    \
+            mixpi_vstore(y + j, value);                                                   \
+        }                                                                                 \
+        break;                                                                            \
+    case MIXPI_FN_UNARY_D + (int)MIXP_UNARY_##op:                                         \
+        for (j = 0; j < full; j += 16) {                                                  \
+            const mixpi_v dy = MIXPI_A, b = MIXPI_B;                                      \
+            (void)b;                                                                      \
+            mixpi_vstore(y + j, slope);                                                   \
+        }                                                                                 \
+        break;
 MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *const *s,
                              int64_t n) {
-    const float *a = s[0], *b = s[1], *c = s[2], *tail[3];
+    const float *from_a = s[0], *from_b = s[1], *from_c = s[2], *tail[3];
     float t[4][16];
     int64_t j, full = n & ~(int64_t)15;
     size_t left = (size_t)(n - full) * sizeof(float);
     switch (fn) {
-    MIXPI_CASE_UNARY(RELU, MIXPI_P(relu)(MIXPI_A))
-    MIXPI_CASE_UNARY(GELU_TANH, MIXPI_P(gelu_tanh)(MIXPI_A))
-    MIXPI_CASE_UNARY(GELU_ERF, MIXPI_P(gelu_erf)(MIXPI_A))
-    MIXPI_CASE_UNARY(SILU, MIXPI_P(silu)(MIXPI_A))
-    MIXPI_CASE_UNARY(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
-    MIXPI_CASE_UNARY(RELU_SQUARED, MIXPI_P(relu_squared)(MIXPI_A))
-    MIXPI_CASE_UNARY_D(RELU, MIXPI_P(relu_slope)(MIXPI_A, MIXPI_B))
-    MIXPI_CASE_UNARY_D(GELU_TANH, MIXPI_P(gelu_tanh_slope)(MIXPI_A, MIXPI_B))
-    MIXPI_CASE_UNARY_D(GELU_ERF, MIXPI_P(gelu_erf_slope)(MIXPI_A, MIXPI_B))
-    MIXPI_CASE_UNARY_D(SILU, MIXPI_P(silu_slope)(MIXPI_A, MIXPI_B))
-    MIXPI_CASE_UNARY_D(SCALE, mixpi_vmul(MIXPI_A, mixpi_vset(p)))
-    MIXPI_CASE_UNARY_D(RELU_SQUARED, MIXPI_P(relu_squared_slope)(MIXPI_A, MIXPI_B))
+    MIXPI_UNARIES(MIXPI_ROW_LOOPS, MIXPI_ROW_NONE)
     MIXPI_CASE_BINARY(ADD, mixpi_vadd(MIXPI_A, MIXPI_B))
     MIXPI_CASE_BINARY(SUB, mixpi_vsub(MIXPI_A, MIXPI_B))
     MIXPI_CASE_BINARY(MUL, mixpi_vmul(MIXPI_A, MIXPI_B))

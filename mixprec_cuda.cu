@@ -1963,17 +1963,42 @@ constexpr int
     FN_LOSS_D = FN_LOSS + (int)MIXP_LOSS_COUNT,     /* + mixp_loss_kind                      */
     FN_COPY = FN_LOSS_D + (int)MIXP_LOSS_COUNT;     /* a unchanged, for sums                 */
 
-/* All functions, in the order of the enums. A new function needs a case in unary_value and
- * unary_slope, in value and strided_kernels, or in loss_value, loss_slope and strided_kernels. */
-#define MIXPI_CUDA_UNARIES(X)  X(RELU) X(GELU_TANH) X(GELU_ERF) X(SILU) X(TANH) X(SIGMOID)    \
-                               X(EXP) X(LOG) X(SQRT) X(POW) X(SCALE) X(RELU_SQUARED)          \
-                               X(ABS) X(SIN) X(COS) X(SOFT_CAP) X(CLAMP) X(AFFINE)            \
-                               X(LOG1P) X(EXPM1) X(ERF) X(SOFTPLUS) X(LEAKY_RELU) X(ELU) X(ROOT)
+/* One row for each mixp_unary, in the order of the enum: X(name, value of a, slope of b times g); b
+ * is x, or y for functions whose slope needs the result. */
+#define MIXPI_CUDA_UNARIES(X)                                                                 \
+    X(RELU, larger(0.0f, a), b <= 0.0f ? 0.0f : g)                                            \
+    X(GELU_TANH, a * sigmoid(gelu_2u(a, a * a), &t), gelu_tanh_slope(g, b))                   \
+    X(GELU_ERF, a * normcdff(clamped(a, MIXPI_ERF_BOUND)), gelu_erf_slope(g, b))              \
+    X(SILU, a * sigmoid(a, &t), silu_slope(g, b))                                             \
+    X(TANH, tanhf(a), g * fmaf(-b, b, 1.0f))                                                  \
+    X(SIGMOID, sigmoid(a, &t), g * fmaf(-b, b, b))                                            \
+    X(EXP, expf(a), g * b)                                                                    \
+    X(LOG, logf(a), g / b)                                                                    \
+    X(SQRT, sqrtf(a), g / (b + b))                                                            \
+    X(POW, power(a, p), p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f)))                      \
+    X(SCALE, __fmul_rn(a, p), __fmul_rn(g, p))                                                \
+    X(RELU_SQUARED, squared(larger(0.0f, a)), g * twice(larger(0.0f, b)))                     \
+    X(ABS, fabsf(a), signed_by(b, g))                                                         \
+    X(SIN, sinf(a), g * cosf(b))                                                              \
+    X(COS, cosf(a), -(g * sinf(b)))                                                           \
+    X(SOFT_CAP, p * tanhf(a / p), soft_cap_slope(g, b, p))                                    \
+    X(CLAMP, confined(a, p, q), between(b, p, q) ? g : 0.0f)                                  \
+    X(AFFINE, fmaf(p, a, q), __fmul_rn(g, p))                                                 \
+    X(LOG1P, log1pf(a), g / (b + 1.0f))                                                       \
+    X(EXPM1, expm1f(a), g * expf(b))                                                          \
+    X(ERF, erff(a), erf_slope(g, b))                                                          \
+    X(SOFTPLUS, softplus(a, p), g * sigmoid(b * p, &t))                                       \
+    X(LEAKY_RELU, a > 0.0f ? a : p * a, b > 0.0f ? g : g * p)                                 \
+    X(ELU, a > 0.0f ? a : p * expm1f(a), b <= 0.0f ? g * (p * expf(b)) : g)                   \
+    X(ROOT, sqrtf(a), b == 0.0f ? 0.0f : g / (b + b))
+
+/* The others, in the order of the enums. A new one needs a case in value and strided_kernels, or in
+ * loss_value, loss_slope and strided_kernels. */
 #define MIXPI_CUDA_BINARIES(X) X(ADD) X(SUB) X(MUL) X(DIV) X(MAXIMUM) X(MINIMUM) X(SWIGLU)
 #define MIXPI_CUDA_LOSSES(X)   X(MSE) X(BCE_LOGITS) X(BCE) X(L1) X(HUBER) X(SMOOTH_L1) X(KL)  \
                                X(KL_LOG)
 
-#define MIXPI_UNARY_NUMBER(op)  MIXP_UNARY_##op,
+#define MIXPI_UNARY_NUMBER(op, value, slope) MIXP_UNARY_##op,
 #define MIXPI_BINARY_NUMBER(op) MIXP_BINARY_##op,
 #define MIXPI_LOSS_NUMBER(kind) MIXP_LOSS_##kind,
 constexpr int unary_numbers[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_NUMBER) };
@@ -2034,41 +2059,13 @@ __device__ inline float signed_by(float s, float x)
 __device__ inline float softplus(float a, float p)
 { return larger(0.0f, a) + log1pf(expf(-(fabsf(a) * p))) / p; }
 
-template <mixp_unary op> __device__ inline float unary_value(float a, float p, float q) {
-    float t;
-    switch (op) {
-    case MIXP_UNARY_RELU:      return larger(0.0f, a);
-    case MIXP_UNARY_GELU_TANH: return a * sigmoid(gelu_2u(a, a * a), &t);  /* a (1 + tanh u) / 2 */
-    case MIXP_UNARY_GELU_ERF:  return a * normcdff(clamped(a, MIXPI_ERF_BOUND));
-    case MIXP_UNARY_SILU:      return a * sigmoid(a, &t);
-    case MIXP_UNARY_TANH:      return tanhf(a);
-    case MIXP_UNARY_SIGMOID:   return sigmoid(a, &t);
-    case MIXP_UNARY_EXP:       return expf(a);
-    case MIXP_UNARY_LOG:       return logf(a);
-    case MIXP_UNARY_SQRT:
-    case MIXP_UNARY_ROOT:      return sqrtf(a);
-    case MIXP_UNARY_POW:       return power(a, p);
-    case MIXP_UNARY_SCALE:     return __fmul_rn(a, p);
-    case MIXP_UNARY_RELU_SQUARED:
-        a = larger(0.0f, a);
-        return a * a;
-    case MIXP_UNARY_ABS:       return fabsf(a);
-    case MIXP_UNARY_SIN:       return sinf(a);
-    case MIXP_UNARY_COS:       return cosf(a);
-    case MIXP_UNARY_SOFT_CAP:  return p * tanhf(a / p);
-    case MIXP_UNARY_CLAMP:
-        a = a < p ? p : a;
-        return a > q ? q : a;
-    case MIXP_UNARY_AFFINE:    return fmaf(p, a, q);
-    case MIXP_UNARY_LOG1P:     return log1pf(a);
-    case MIXP_UNARY_EXPM1:     return expm1f(a);
-    case MIXP_UNARY_ERF:       return erff(a);
-    case MIXP_UNARY_SOFTPLUS:  return softplus(a, p);
-    case MIXP_UNARY_LEAKY_RELU: return a > 0.0f ? a : p * a;
-    case MIXP_UNARY_ELU:       return a > 0.0f ? a : p * expm1f(a);
-    case MIXP_UNARY_COUNT:     break;
-    }
-    return a;
+__device__ inline float squared(float a) { return a * a; }
+__device__ inline float twice(float a) { return a + a; }
+
+/* a, but at least p and at most q. */
+__device__ inline float confined(float a, float p, float q) {
+    a = a < p ? p : a;
+    return a > q ? q : a;
 }
 
 /* g sigmoid(2u) + g x sigmoid(2u) (1 - sigmoid(2u)) (2u)'; constant beyond the bound. */
@@ -2108,44 +2105,34 @@ __device__ inline bool between(float x, float p, float q) {
            (x < q || mixp_bits_of_f32(q) == 0x7F800000u);
 }
 
-/* g: the incoming gradient; b: x, or y for functions whose slope needs the result. */
+__device__ inline float soft_cap_slope(float g, float x, float p) {
+    float t = tanhf(x / p);
+    return g * fmaf(-t, t, 1.0f);
+}
+
+#define MIXPI_UNARY_VALUE(op, value, slope) case MIXP_UNARY_##op: return value;
+#define MIXPI_UNARY_SLOPE(op, value, slope) case MIXP_UNARY_##op: return slope;
+template <mixp_unary op> __device__ inline float unary_value(float a, float p, float q) {
+    float t;
+    switch (op) {
+    MIXPI_CUDA_UNARIES(MIXPI_UNARY_VALUE)
+    case MIXP_UNARY_COUNT: break;
+    }
+    return a;
+}
+
+/* g: the incoming gradient. */
 template <mixp_unary op>
 __device__ inline float unary_slope(float g, float b, float p, float q) {
     float t;
     switch (op) {
-    case MIXP_UNARY_RELU:      return b <= 0.0f ? 0.0f : g;
-    case MIXP_UNARY_GELU_TANH: return gelu_tanh_slope(g, b);
-    case MIXP_UNARY_GELU_ERF:  return gelu_erf_slope(g, b);
-    case MIXP_UNARY_SILU:      return silu_slope(g, b);
-    case MIXP_UNARY_TANH:      return g * fmaf(-b, b, 1.0f);
-    case MIXP_UNARY_SIGMOID:   return g * fmaf(-b, b, b);
-    case MIXP_UNARY_EXP:       return g * b;
-    case MIXP_UNARY_LOG:       return g / b;
-    case MIXP_UNARY_SQRT:      return g / (b + b);
-    case MIXP_UNARY_ROOT:      return b == 0.0f ? 0.0f : g / (b + b);
-    case MIXP_UNARY_POW:       return p == 0.0f ? 0.0f : g * (p * power(b, p - 1.0f));
-    case MIXP_UNARY_SCALE:     return __fmul_rn(g, p);
-    case MIXP_UNARY_RELU_SQUARED:
-        b = larger(0.0f, b);
-        return g * (b + b);
-    case MIXP_UNARY_ABS:       return signed_by(b, g);
-    case MIXP_UNARY_SIN:       return g * cosf(b);
-    case MIXP_UNARY_COS:       return -(g * sinf(b));
-    case MIXP_UNARY_SOFT_CAP:
-        t = tanhf(b / p);
-        return g * fmaf(-t, t, 1.0f);
-    case MIXP_UNARY_CLAMP:     return between(b, p, q) ? g : 0.0f;
-    case MIXP_UNARY_AFFINE:    return __fmul_rn(g, p);
-    case MIXP_UNARY_LOG1P:     return g / (b + 1.0f);
-    case MIXP_UNARY_EXPM1:     return g * expf(b);
-    case MIXP_UNARY_ERF:       return erf_slope(g, b);
-    case MIXP_UNARY_SOFTPLUS:  return g * sigmoid(b * p, &t);
-    case MIXP_UNARY_LEAKY_RELU: return b > 0.0f ? g : g * p;
-    case MIXP_UNARY_ELU:       return b <= 0.0f ? g * (p * expf(b)) : g;
-    case MIXP_UNARY_COUNT:     break;
+    MIXPI_CUDA_UNARIES(MIXPI_UNARY_SLOPE)
+    case MIXP_UNARY_COUNT: break;
     }
     return g;
 }
+#undef MIXPI_UNARY_VALUE
+#undef MIXPI_UNARY_SLOPE
 
 /* NaN if either is NaN: larger propagates b's NaN, and the product with 0 propagates a's. */
 __device__ inline float nan_of(float a, float of_both)
@@ -2419,8 +2406,8 @@ random_elements(const __grid_constant__ RandomJob d) {
 }
 
 typedef void (*MapKernel)(Map m);
-#define MIXPI_UNARY_MAP(op)  map_dense<FN_UNARY + MIXP_UNARY_##op>,
-#define MIXPI_SLOPE_MAP(op)  map_dense<FN_UNARY_D + MIXP_UNARY_##op>,
+#define MIXPI_UNARY_MAP(op, value, slope) map_dense<FN_UNARY + MIXP_UNARY_##op>,
+#define MIXPI_SLOPE_MAP(op, value, slope) map_dense<FN_UNARY_D + MIXP_UNARY_##op>,
 #define MIXPI_LOSS_MAP(kind) map_dense<FN_LOSS_D + MIXP_LOSS_##kind>,
 const MapKernel unary_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_UNARY_MAP) };
 const MapKernel slope_maps[] = { MIXPI_CUDA_UNARIES(MIXPI_SLOPE_MAP) };
