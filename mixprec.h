@@ -16901,7 +16901,34 @@ static void mixpi_context_lose(mixp_context *ctx, const void *by) {
     if (crew) crew->lose(ctx, by);
 }
 
-/* --- walking back ---------------------------------------------------------------------- *
+/* --- is a gradient that was asked for written? ------------------------------------------ *
+ *
+ * Where the host can look, its first and last element are made a signalling NaN, which no
+ * arithmetic gives.
+ */
+static size_t mixpi_probe_of(mixp_dtype dtype, unsigned char probe[4]) {
+    const uint32_t f32 = 0x7FA1D5C3u;
+    const uint16_t low = dtype == MIXP_F16 ? 0x7D5Bu : 0x7FA5u;
+    if (dtype == MIXP_F32) memcpy(probe, &f32, 4);
+    else memcpy(probe, &low, 2);
+    return dtype == MIXP_F32 ? 4 : 2;
+}
+
+static void mixpi_probe_set(const mixp_tensor *g) {
+    unsigned char probe[4];
+    size_t size = mixpi_probe_of(g->dtype, probe);
+    memcpy(g->data, probe, size);
+    memcpy((char *)g->data + mixpi_bytes(g) - size, probe, size);
+}
+
+static int mixpi_probe_is_there(const mixp_tensor *g) {
+    unsigned char probe[4];
+    size_t size = mixpi_probe_of(g->dtype, probe);
+    return memcmp(g->data, probe, size) == 0 &&
+           memcmp((char *)g->data + mixpi_bytes(g) - size, probe, size) == 0;
+}
+
+/* --- buffers of gradients --------------------------------------------------------------- *
  *
  * own.grad is a tensor's gradient buffer. The gradient of a leaf is permanent, and in use while
  * t->grad is set. The gradient of an activation comes from the arena when its first consumer writes
@@ -16954,33 +16981,6 @@ static mixp_result mixpi_grad_settle(mixp_tensor *g) {
     mixp_result r = mixpi_end_loan(g);
     g->own.lent = NULL;
     return r == MIXP_OK && b ? mixpi_end_loan(b) : r;
-}
-
-/* --- is a gradient that was asked for written? ---
- *
- * Where the host can look, its first and last element are made a signalling NaN, which no
- * arithmetic gives.
- */
-static size_t mixpi_probe_of(mixp_dtype dtype, unsigned char probe[4]) {
-    const uint32_t f32 = 0x7FA1D5C3u;
-    const uint16_t low = dtype == MIXP_F16 ? 0x7D5Bu : 0x7FA5u;
-    if (dtype == MIXP_F32) memcpy(probe, &f32, 4);
-    else memcpy(probe, &low, 2);
-    return dtype == MIXP_F32 ? 4 : 2;
-}
-
-static void mixpi_probe_set(const mixp_tensor *g) {
-    unsigned char probe[4];
-    size_t size = mixpi_probe_of(g->dtype, probe);
-    memcpy(g->data, probe, size);
-    memcpy((char *)g->data + mixpi_bytes(g) - size, probe, size);
-}
-
-static int mixpi_probe_is_there(const mixp_tensor *g) {
-    unsigned char probe[4];
-    size_t size = mixpi_probe_of(g->dtype, probe);
-    return memcmp(g->data, probe, size) == 0 &&
-           memcmp((char *)g->data + mixpi_bytes(g) - size, probe, size) == 0;
 }
 
 MIXPREC_API mixp_tensor *mixp_call_grad(mixp_call *c, int i, int *accumulate) {
@@ -17125,6 +17125,11 @@ static mixp_result mixpi_settle_inputs(mixp_call *c) {
     return r;
 }
 
+/* --- what a walk checks ----------------------------------------------------------------- *
+ *
+ * Before an operator is walked back: nothing that its gradients are made from was overwritten.
+ * Afterwards: its backward has given each gradient that is wanted.
+ */
 /* The tensors that the gradients still wanted are made from, as a set of mixp_call_reads. */
 static uint32_t mixpi_call_read_set(const mixp_call *c) {
     const mixpi_tape_entry *e = mixpi_entry_of(c);
@@ -17203,7 +17208,7 @@ static mixp_result mixpi_check_given(mixp_call *c) {
     return MIXP_OK;
 }
 
-/* --- unscaled gradients in f16 ---
+/* --- unscaled gradients in f16 ---------------------------------------------------------- *
  *
  * Without a loss scale, small f16 gradients become 0, and no error reports it. A few early walks
  * count them, and the context warns once.
@@ -17271,6 +17276,7 @@ static void mixpi_unscaled_end(mixp_context *ctx) {
                100.0 * u->flushed / all, (double)ctx->step);
 }
 
+/* --- walking back one operator ---------------------------------------------------------- */
 static mixp_result mixpi_walk_entry(mixp_call *c) {
     mixp_context *ctx = c->ctx;
     mixp_tensor *out = c->out, *g = out->own.grad;
@@ -17635,48 +17641,6 @@ MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
     return mixpi_any_begin(ctx, 1, MIXPI_FRAME(&here));
 }
 
-/* --- cast: the one operator that the tape itself applies ------------------------------- */
-
-static mixp_result mixpi_cast_infer(mixp_call *c) {
-    mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
-    if (!mixpi_real(from) && from != MIXP_U8 && from != MIXP_I32)
-        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32",
-                                 mixp_dtype_name(from));
-    if (!mixpi_real(to))
-        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
-                                 "cast: the result must be f32, f16 or bf16, not %s",
-                                 mixp_dtype_name(to));
-    mixpi_call_reads_all(c, 0);
-    return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
-}
-
-/* Converts to the other dtype. Also the forward of reshape. */
-static mixp_result mixpi_cast_forward(mixp_call *c) {
-    if (c->out->data == c->in[0]->data) return MIXP_OK;     /* an alias */
-    return mixpi_add_into(c->ctx, mixpi_tensor_out(c->out, 0), mixpi_tensor_in(c->in[0]),
-                          c->out->count);
-}
-static mixp_result mixpi_cast_backward(mixp_call *c) {
-    int accumulate = 0;
-    mixp_tensor *grad;
-    if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
-    grad = mixp_call_grad(c, 0, &accumulate);
-    if (!grad) return MIXP_OK;                              /* not wanted */
-    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate),
-                          mixpi_tensor_in(c->out->grad), c->out->count);
-}
-
-static const mixp_op mixpi_cast_op = {
-    "cast", MIXP_CLASS_KEEP, sizeof(mixp_dtype), mixpi_cast_infer, mixpi_cast_forward,
-    mixpi_cast_backward, NULL
-};
-
-static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
-
-static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
-{ return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
-
 /* --- checking gradients ---------------------------------------------------------------- */
 
 /* The loss with t's element i set to x. */
@@ -17786,6 +17750,49 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
     return mixpi_leave(ctx, before,
                        mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }
+
+/* --- cast: the one operator that the tape itself applies ------------------------------- */
+
+static mixp_result mixpi_cast_infer(mixp_call *c) {
+    mixp_dtype from = c->in[0]->dtype, to = *(const mixp_dtype *)c->attrs;
+    if (!mixpi_real(from) && from != MIXP_U8 && from != MIXP_I32)
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "cast: input 0 is %s; it must be f32, f16, bf16, u8 or i32",
+                                 mixp_dtype_name(from));
+    if (!mixpi_real(to))
+        return mixp_context_fail(c->ctx, MIXP_ERR_DTYPE,
+                                 "cast: the result must be f32, f16 or bf16, not %s",
+                                 mixp_dtype_name(to));
+    mixpi_call_reads_all(c, 0);
+    return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
+}
+
+/* Converts to the other dtype. Also the forward of reshape. */
+static mixp_result mixpi_cast_forward(mixp_call *c) {
+    if (c->out->data == c->in[0]->data) return MIXP_OK;     /* an alias */
+    return mixpi_add_into(c->ctx, mixpi_tensor_out(c->out, 0), mixpi_tensor_in(c->in[0]),
+                          c->out->count);
+}
+static mixp_result mixpi_cast_backward(mixp_call *c) {
+    int accumulate = 0;
+    mixp_tensor *grad;
+    if (mixpi_call_move_grad(c, 0)) return MIXP_OK;
+    grad = mixp_call_grad(c, 0, &accumulate);
+    if (!grad) return MIXP_OK;                              /* not wanted */
+    return mixpi_add_into(c->ctx, mixpi_tensor_out(grad, accumulate),
+                          mixpi_tensor_in(c->out->grad), c->out->count);
+}
+
+static const mixp_op mixpi_cast_op = {
+    "cast", MIXP_CLASS_KEEP, sizeof(mixp_dtype), mixpi_cast_infer, mixpi_cast_forward,
+    mixpi_cast_backward, NULL
+};
+
+static int mixpi_is_cast(const mixp_op *op) { return op == &mixpi_cast_op; }
+
+static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
+{ return mixp_apply(ctx, &mixpi_cast_op, 1, &x, 1, &dtype); }
+
 /* ==== 8. OPERATORS (implementation) =================================================== */
 
 /* --- small helpers --------------------------------------------------------------------- */

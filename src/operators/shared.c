@@ -1,6 +1,6 @@
 #pragma once
 #include "../operators.h"
-#include "../tape/cast.c"
+#include "cast.c"
 /* ==== 8. OPERATORS (implementation) =================================================== */
 
 /* --- small helpers --------------------------------------------------------------------- */

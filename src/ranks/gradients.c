@@ -1,6 +1,6 @@
 #pragma once
 #include "hooks.c"
-#include "../tape/blocks.c"
+#include "../walk/blocks.c"
 /* --- gradients of many ranks ------------------------------------------------------------ *
  *
  * With ranks, the gradients of leaves lie in one arena, in the order in which the first walk

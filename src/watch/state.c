@@ -1,6 +1,6 @@
 #pragma once
 #include "../watch.h"
-#include "../tape/cast.c"
+#include "../operators/cast.c"
 /* --- the state of the guard ------------------------------------------------------------------ */
 
 /* Rows of device memory that collect the looks of a sampled step. The rows of the sites follow. */

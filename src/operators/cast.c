@@ -1,5 +1,5 @@
 #pragma once
-#include "walk.c"
+#include "../walk/walk.c"
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {

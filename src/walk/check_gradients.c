@@ -111,3 +111,4 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
     return mixpi_leave(ctx, before,
                        mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }
+

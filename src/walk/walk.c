@@ -1,0 +1,51 @@
+#pragma once
+#include "checks.c"
+#include "unscaled.c"
+/* --- walking back one operator ---------------------------------------------------------- */
+static mixp_result mixpi_walk_entry(mixp_call *c) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *out = c->out, *g = out->own.grad;
+    const int site = mixpi_entry(c)->site;
+    const mixpi_watcher *watcher = site ? mixpi_watcher_of(ctx) : NULL;
+    const uint64_t told = ctx->told, generation = ctx->generation;
+    mixp_result r = mixpi_check_unwritten(c);
+    if (r == MIXP_OK) r = mixpi_settle_inputs(c);
+    out->grad = g; out->own.pending = 0;
+    if (r == MIXP_OK && watcher) r = watcher->gradient(ctx, site, g);
+    if (r == MIXP_OK) r = mixpi_unscaled_count(ctx, g);
+    if (r == MIXP_OK) r = mixpi_run_inside(c, c->op->backward);
+    if (ctx->generation != generation) return r;
+    if (r == MIXP_OK) r = mixpi_entry(c)->lacks;
+    if (r == MIXP_OK) r = mixpi_check_given(c);
+    if (r == MIXP_OK && watcher) r = watcher->leaves(c, site);
+    out->grad = NULL;
+    if (r != MIXP_OK && ctx->told == told)
+        mixp_context_fail(ctx, r, "%s backward: %s", c->op->name, mixpi_why(ctx, r));
+    if (r != MIXP_OK) return r;
+    if (out->requires_grad) return mixpi_keep_grad(out);
+    if (mixpi_forget_loan(g)) return MIXP_OK;
+    r = mixpi_grad_settle(g);
+    if (g->data) mixpi_arena_give(ctx, &ctx->dev, g->data, mixpi_bytes(g));
+    g->data = NULL;
+    return r;
+}
+
+/* Clears all pending gradients. A failed walk drops the gradients that it wrote, which are
+ * incomplete. */
+static void mixpi_walk_end(mixp_context *ctx, int failed) {
+    mixpi_tape_entry *e;
+    int i;
+    for (e = ctx->tape; e; e = e->older) {
+        e->call.out->own.pending = e->told = 0;
+        e->lacks = MIXP_OK;
+        for (i = 0; i < e->call.n_in; i++) e->inputs[i] &= MIXPI_INPUT_CONSTANT;
+        mixpi_forget_loan(e->call.out->own.grad);
+        for (i = 0; i < e->call.n_in; i++) {
+            mixp_tensor *t = mixpi_grad_owner(&e->call, i);
+            if (!t || t->own.from_tape || !t->own.pending) continue;
+            t->own.pending = 0;
+            if (failed) t->grad = NULL;
+        }
+    }
+}
+
