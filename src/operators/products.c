@@ -352,16 +352,31 @@ static mixp_result mixpi_product_joined(mixp_call *c, const mixp_gemm_args *g, m
     return k.gemm.c.data && k.sums.data ? MIXPI_RUN(c, gemm_epilogue, &k) : MIXP_OK;
 }
 
+/* Quantises dy for a product that reads dy and `other`, or takes it from `both`, which holds it. */
+static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_role other,
+                                   const mixpi_quantised *both, mixpi_quantised *q) {
+    const int over_rows = other == MIXPI_ROLE_X;
+    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
+    *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, other);
+    if (!both->y)
+        return mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, over_rows, &dy, q);
+    q->y = both->y;
+    q->factor = both->factor;
+    q->decode = both->decode;
+    q->lent = 1;
+    return MIXP_OK;
+}
+
 /* dx = dy w of quantised operands. */
-static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
+static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p,
+                                   const mixpi_quantised *both) {
     mixp_gemm_args g = p->g;
-    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args w = mixpi_recipe_of(g.b, g.n, g.k);
-    mixpi_quantised qdy = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_W), qw = qdy;
+    mixpi_quantised qw = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_W), qdy;
     mixp_out to = mixpi_call_dx(c, 0);
-    mixp_result r = MIXP_OK;
+    mixp_result r;
     if (!to.data) return MIXP_OK;
-    r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 0, &dy, &qdy);
+    r = mixpi_linear_dy(c, p, MIXPI_ROLE_W, both, &qdy);
     w.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_W, 1, &w, &qw);
     if (r == MIXP_OK) {
@@ -373,15 +388,15 @@ static mixp_result mixpi_linear_dx(mixp_call *c, const mixpi_product *p) {
 }
 
 /* dw = dy' x of quantised operands. */
-static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
+static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p,
+                                   const mixpi_quantised *both) {
     mixp_gemm_args g = p->g;
-    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), g.m, g.n);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k);
-    mixpi_quantised qdy = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X), qx = qdy;
+    mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X), qdy;
     mixp_out to = mixpi_call_dx(c, 1);
-    mixp_result r = MIXP_OK;
+    mixp_result r;
     if (!to.data) return MIXP_OK;
-    r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_DY, 1, &dy, &qdy);
+    r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
     x.times = mixpi_recipe_factor(&qdy);
     if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
     if (r == MIXP_OK) {
@@ -392,11 +407,28 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p) {
     return mixpi_recipe_run(c, &g, r, &qdy, &qx);
 }
 
+/* Quantises dy once for both products that read it, if its values are the same for both. */
+static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi_quantised *both) {
+    const mixpi_recipe_call *rc = &p->quantise;
+    const mixpi_quantised for_x = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_W);
+    const mixpi_quantised for_w = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_X);
+    mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
+    *both = for_x;
+    if (!mixpi_recipe_has_one_scale(rc) || rc->recipe.wgrad_high) return MIXP_OK;
+    if (for_x.high || for_w.high) return MIXP_OK;
+    if (!mixp_call_wants(c, 0) || !mixp_call_wants(c, 1)) return MIXP_OK;
+    return mixpi_recipe_operand(c, rc, MIXPI_ROLE_DY, 0, &dy, both);
+}
+
 /* The backward pass of a linear under a recipe. The bias's gradient is made from dy itself. */
 static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
-    mixp_result r = mixpi_linear_dx(c, p);
+    mixpi_quantised both;
+    mixp_result r = mixpi_linear_both(c, p, &both);
+    if (r == MIXP_OK) r = mixpi_linear_dx(c, p, &both);
     if (r == MIXP_OK)
-        r = p->quantise.recipe.wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p);
+        r = p->quantise.recipe.wgrad_high ? mixpi_product_grad(c, 1)
+                                          : mixpi_linear_dw(c, p, &both);
+    mixpi_recipe_done(c->ctx, &both);
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 

@@ -16,13 +16,18 @@ typedef struct mixpi_recipe_call {
 
 /* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
- * before. high: the product is bf16, and does not read the operand. */
-typedef struct mixpi_quantised { mixp_tensor *y, *factor; float decode; int high; } mixpi_quantised;
+ * before. high: the product is bf16, and does not read the operand. lent: another product reads it
+ * too, and the caller gives it back. */
+typedef struct mixpi_quantised {
+    mixp_tensor *y, *factor;
+    float        decode;
+    int          high, lent;
+} mixpi_quantised;
 
 /* An operand that is not yet quantised, of the product of the operands a and b. */
 static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a,
                                           mixpi_role b) {
-    mixpi_quantised q = { NULL, NULL, 1.0f, 0 };
+    mixpi_quantised q = { NULL, NULL, 1.0f, 0, 0 };
     q.high = (rc->fallen >> a | rc->fallen >> b) & 1;
     return q;
 }
@@ -314,6 +319,19 @@ static mixp_quantise_args mixpi_recipe_of(mixp_in x, int64_t rows, int64_t cols)
     return k;
 }
 
+/* Gives back what a product quantised for itself. */
+static void mixpi_recipe_done(mixp_context *ctx, const mixpi_quantised *q) {
+    if (q->lent) return;
+    mixpi_recipe_give(ctx, q->y);
+    mixpi_recipe_give(ctx, q->factor);
+}
+
+/* Are the values of an operand the same along its rows and its columns? */
+static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
+    return rc->recipe.kind == MIXP_RECIPE_FP8_CURRENT ||
+           rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
+}
+
 /* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
  * back. */
 static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result r,
@@ -325,9 +343,7 @@ static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result
         r = MIXPI_RUN(c, gemm, g);
     }
     if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
-    mixpi_recipe_give(c->ctx, a->y);
-    mixpi_recipe_give(c->ctx, b->y);
-    mixpi_recipe_give(c->ctx, a->factor);
-    mixpi_recipe_give(c->ctx, b->factor);
+    mixpi_recipe_done(c->ctx, a);
+    mixpi_recipe_done(c->ctx, b);
     return r;
 }

@@ -156,9 +156,9 @@ static void other_recipe(void) {
 }
 
 /* In micro-batches a weight is quantised once, or once for each direction, until it is written. A
- * result of an operator is quantised for each product. */
+ * gradient with one scale is quantised once for both products, other operands for each product. */
 static void made_once(void) {
-    const int weight[MIXP_RECIPE_COUNT] = { 0, 1, 1, 1, 2, 1 };
+    const int weight[MIXP_RECIPE_COUNT] = { 0, 1, 1, 1, 2, 1 }, others[MIXP_RECIPE_COUNT] = { 0, 3, 3, 4, 4, 4 };
     int kind, i;
     for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
         mixp_context *ctx = counting_context();
@@ -168,8 +168,8 @@ static void made_once(void) {
         set_kind(ctx, (mixp_recipe_kind)kind);
         for (i = 0; i < 6; i++) {
             ran = 0;
-            of_linear(ctx, w, &first);      /* x twice, dy twice, and the weight */
-            CHECK_INT(ran, 4 + (i % 3 ? 0 : weight[kind]));
+            of_linear(ctx, w, &first);      /* x twice, dy once or twice, and the weight */
+            CHECK_INT(ran, others[kind] + (i % 3 ? 0 : weight[kind]));
             if (i == 2) mixp_write(w, ws, MIXP_F32, OUT * IN);
         }
         ran = 0;
