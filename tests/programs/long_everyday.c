@@ -2,7 +2,7 @@
  * outcomes.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * MIXPREC_EVERYDAY=mlp runs one program.
+ * MIXPREC_EVERYDAY=mlp runs one program. MIXPREC_EVERYDAY_TABLE=FILE writes the table to a file.
  */
 #define _POSIX_C_SOURCE 200809L
 #include "programs/matrix.h"
