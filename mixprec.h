@@ -18079,12 +18079,8 @@ typedef struct mixpi_scaled {
 /* Does the device have memory of its own? */
 static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
-/* Was a recipe of delayed scaling set in this context? */
-static int mixpi_scaled_set(const mixp_context *ctx)
-{ return ctx->casting && ctx->casting->delayed.kind != MIXP_RECIPE_NONE; }
-
-/* Has a linear trained under one? An evaluation, which one rank may run alone, changes neither this
- * answer nor the recipe that ranks compare. */
+/* Has a linear trained under delayed scaling? An evaluation, which one rank may run alone, changes
+ * neither this answer nor the recipe that ranks compare. */
 static int mixpi_scaled_on(const mixp_context *ctx)
 { return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }
 
@@ -27548,7 +27544,7 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
     mixp_result made;
     mixp_tensor *t;
     size_t i;
-    if (!mixpi_scaled_set(ctx)) return;
+    if (!ctx->casting || ctx->casting->delayed.kind == MIXP_RECIPE_NONE) return;
     for (i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;

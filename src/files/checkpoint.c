@@ -473,7 +473,7 @@ static void mixpi_scaled_meet(mixpi_report *r, mixp_context *ctx, const mixp_saf
     mixp_result made;
     mixp_tensor *t;
     size_t i;
-    if (!mixpi_scaled_set(ctx)) return;
+    if (!ctx->casting || ctx->casting->delayed.kind == MIXP_RECIPE_NONE) return;
     for (i = 0; i < file->n_items; i++) {
         const char *name = file->items[i].e.name;
         if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
