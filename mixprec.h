@@ -189,6 +189,8 @@
  *       divided by n
  *     the memory of mixp_input_view changes        gradients belong to the new values
  *       before mixp_backward
+ *     a recipe or a guard is on, but no region     mixp_autocast_recipe_counts stay 0; mixp_site
+ *       is open                                      finds no site
  *     schedule.total counts epochs                 mixp_optimizer_lr reaches its end early
  *     a tensor is used two steps later or more     usually an error; otherwise its values are those
  *                                                    of a tensor of this step
