@@ -371,16 +371,18 @@ report: $(BUILD)/tiny_gpt   ## the same, longer; BUILD/report/report.html draws 
 show: $(BUILD)/proof $(BUILD)/tiny_gpt   ## what fp16 loses in four models, and what brings it back: BUILD/show/show.html
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/show.sh
 
-# Debian: clang, lld, wasi-libc and libclang-rt-14-dev-wasm32.
+# Debian: clang, lld, wasi-libc and libclang-rt-14-dev-wasm32. The link is a command of its own, without -O2: with
+# it clang runs any wasm-opt that it finds, and some of them refuse vectors.
 WASM_CC    ?= clang
-WASM_FLAGS ?= -O2 -msimd128
+WASM_FLAGS ?= -O2 -fno-slp-vectorize -fno-unroll-loops -msimd128
 web: mixprec.h   ## a GPT that trains in a browser, in fp16: BUILD/web/index.html and page.wasm
 	$(Q)mkdir -p $(BUILD)/web && echo 'int f(void); int f(void) { return 0; }' >$(BUILD)/web/probe.c
 	$(Q)if ! $(WASM_CC) --target=wasm32-wasi -mexec-model=reactor $(BUILD)/web/probe.c -o $(BUILD)/web/probe.wasm \
 	    2>/dev/null; then echo 'web: no compiler for wasm32-wasi with its libc; set WASM_CC' >&2; exit 1; fi
 	$(Q)rm -f $(BUILD)/web/probe.c $(BUILD)/web/probe.wasm
-	$(Q)$(WASM_CC) --target=wasm32-wasi -mexec-model=reactor $(WASM_FLAGS) -Wl,-s -I. examples/web/page.c -lm \
-	    -o $(BUILD)/web/page.wasm && cp examples/web/index.html $(BUILD)/web/ && \
+	$(Q)$(WASM_CC) --target=wasm32-wasi $(WASM_FLAGS) -I. -c examples/web/page.c -o $(BUILD)/web/page.o
+	$(Q)$(WASM_CC) --target=wasm32-wasi -mexec-model=reactor -Wl,-s $(BUILD)/web/page.o -lm \
+	    -o $(BUILD)/web/page.wasm && rm $(BUILD)/web/page.o && cp examples/web/index.html $(BUILD)/web/ && \
 	    echo '$(PYTHON) -m http.server -d $(BUILD)/web, then open http://localhost:8000'
 
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/tools/run.sh sums.

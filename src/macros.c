@@ -12,6 +12,17 @@
 #  define MIXPI_SELDOM
 #endif
 
+/* Around everything but conversions and products. With MIXPREC_SMALL clang optimises what stands
+ * between them for size, as -Oz does. */
+#if defined(MIXPREC_SMALL) && defined(__clang__)
+#  define MIXPI_SMALL_BEGIN \
+       _Pragma("clang attribute push(__attribute__((__minsize__)), apply_to = function)")
+#  define MIXPI_SMALL_END   _Pragma("clang attribute pop")
+#else
+#  define MIXPI_SMALL_BEGIN
+#  define MIXPI_SMALL_END
+#endif
+
 #ifdef MIXPREC_ASSERT
 #  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
 #else

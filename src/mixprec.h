@@ -45,10 +45,12 @@ extern "C" {
 #endif
 
 #include "macros.c"
+MIXPI_SMALL_BEGIN
 #include "results.c"
 #include "formats.c"
 #include "cpu/shared.c"
 #include "cpu/machine.c"
+MIXPI_SMALL_END
 #ifdef __cplusplus
 }
 #endif
@@ -58,18 +60,24 @@ extern "C" {
 #ifdef MIXPI_PASS
 
 #include "cpu/pass.c"
+MIXPI_SMALL_BEGIN
 #include "cpu/vectors.c"
 #include "cpu/codes.c"
+MIXPI_SMALL_END
 #include "cpu/convert.c"
 #ifndef MIXPREC_ONLY_FORMATS
+MIXPI_SMALL_BEGIN
 #include "cpu/elementwise.c"
 #include "cpu/rows.c"
+MIXPI_SMALL_END
 #include "cpu/gemm.c"
+MIXPI_SMALL_BEGIN
 #include "cpu/attention.c"
 #include "cpu/update.c"
 #include "cpu/states.c"
 #include "cpu/look.c"
 #include "cpu/quantise.c"
+MIXPI_SMALL_END
 #endif
 #include "cpu/table.c"
 #endif  /* MIXPI_PASS */
@@ -81,6 +89,7 @@ extern "C" {
 extern "C" {
 #endif
 
+MIXPI_SMALL_BEGIN
 #include "cpu/device.c"
 #include "cpu/arrays.c"
 #ifndef MIXPREC_ONLY_FORMATS
@@ -170,6 +179,7 @@ extern "C" {
 #endif
 #include "guests.c"
 #endif
+MIXPI_SMALL_END
 #ifdef __cplusplus
 }   /* extern "C" */
 #endif

@@ -3,9 +3,15 @@
  *   make web      (clang, wasm-ld and wasi-libc: Debian's clang, lld, wasi-libc, libclang-rt-14-dev-wasm32) */
 #define MIXPREC_IMPLEMENTATION
 #define MIXPREC_STATIC
+#define MIXPREC_SMALL
+#define MIXPREC_NO_RANKS
+#define MIXPREC_NO_CHECKPOINT
 #include "mixprec.h"
 #include "../names.h"
 
+#ifdef __clang__        /* nothing here takes time: size counts */
+#  pragma clang attribute push(__attribute__((minsize)), apply_to = function)
+#endif
 #ifdef __wasm__
 #  define EXPORT(name) __attribute__((export_name(#name)))
 #else
@@ -165,3 +171,7 @@ EXPORT(page_names) const char *page_names(void) {
     page.random = kept;
     return page.text;
 }
+
+#ifdef __clang__
+#  pragma clang attribute pop
+#endif

@@ -65,6 +65,11 @@ in_browser() {
     kill "$server"
     grep -q 'data-done="300"' "$tmp/dom"
 }
+# clang runs a wasm-opt of the PATH at a link with -O2.
+unchanged() {
+    mkdir "$tmp/bin" && printf '#!/bin/sh\nexit 1\n' >"$tmp/bin/wasm-opt" && chmod +x "$tmp/bin/wasm-opt" &&
+        PATH=$tmp/bin:$PATH ${MAKE:-make} -s BUILD="$tmp/again" web && cmp "$tmp/web/page.wasm" "$tmp/again/web/page.wasm"
+}
 shown()   { sed -n 's/.*id="state"[^>]*>step 300, loss \([0-9.]*\),.*/\1/p' "$tmp/dom"; }
 painted() { sed -n 's/.*<title>painted \([0-9]*\) \([0-9]*\)<.*/\1 \2/p' "$tmp/dom" |
                 awk '{ ok = $1 > 500 && $2 > 500 } END { exit !ok }'; }
@@ -77,7 +82,8 @@ if ! ${MAKE:-make} -s BUILD="$tmp" web >"$tmp/make" 2>&1; then
     else check 'make web' cat "$tmp/make" /nonexistent; fi
     report; exit
 fi
-check 'page.wasm has at most 600 KiB'                  test "$(wc -c <"$tmp/web/page.wasm")" -le 614400
+check 'page.wasm has at most 400 KiB'                  test "$(wc -c <"$tmp/web/page.wasm")" -le 409600
+check 'no wasm-opt on the way changes it'              unchanged
 if command -v node >/dev/null; then
     check 'it trains in node'                          eval 'node "$tmp/run.cjs" "$tmp/web/page.wasm" >"$tmp/node"'
     check 'with the losses, scales and skips of here'  agrees node

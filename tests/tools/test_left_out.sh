@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_left_out.sh - builds that leave a room out: each compiles without a warning, trains, refuses what it lacks by
+# test_left_out.sh - builds that leave a room out, and one for size: each compiles without a warning, trains, refuses what it lacks by
 # name, declares none of the room's functions, and contains none of the room's code.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
@@ -39,7 +39,7 @@ build() {
     printf '#define MIXPREC_IMPLEMENTATION\n#include "mixprec.h"\n#include "train.h"\n' |
         cat - "$tmp/$1.main" >"$tmp/$1.c"
     # shellcheck disable=SC2086
-    $CC -std=c99 -O0 $warn "-D$1" -I. -I"$tmp" "$tmp/$1.c" -lm -o "$tmp/$1"
+    $CC -std=c99 "${level:--O0}" $warn "-D$1" -I. -I"$tmp" "$tmp/$1.c" -lm -o "$tmp/$1"
 }
 # calls OPTION CALL: does a file with the option still compile when it calls a function?
 calls() {
@@ -79,6 +79,13 @@ done
 check '  no code of src/ranks is there'                     gone MIXPREC_NO_RANKS ranks
 
 echo 'int main(void) { return !trained(); }' | tee "$tmp/MIXPREC_NO_WATCH.main" >"$tmp/MIXPREC_NO_CHECKPOINT.main"
+# clang alone takes MIXPREC_SMALL; its attribute must agree with those of the vector kernels.
+if command -v clang >/dev/null; then
+    cp "$tmp/MIXPREC_NO_WATCH.main" "$tmp/MIXPREC_SMALL.main"
+    small() { (CC=clang level=-O1 && build MIXPREC_SMALL); }
+    check 'MIXPREC_SMALL compiles with clang'               small
+    check '  a step is as ever'                             "$tmp/MIXPREC_SMALL"
+else skip 'MIXPREC_SMALL (no clang)'; fi
 check 'MIXPREC_NO_WATCH compiles'                           build MIXPREC_NO_WATCH
 check '  a step is as ever'                                 "$tmp/MIXPREC_NO_WATCH"
 for call in 'mixp_guard_start(0, 0)' 'mixp_guard_stop(0)' 'mixp_retry(0, 0)' 'mixp_look_at(0, MIXP_F16, 0)' \
