@@ -1,5 +1,4 @@
-/* long_pairs.c - AVX512_BF16's products over more than 10^9 lanes, against fmaf: see
- * pairs.h.
+/* long_pairs.c - AVX512_BF16's products over more than 10^9 lanes: see pairs.h.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION

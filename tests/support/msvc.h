@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <float.h>
 #include <math.h>
+#include <process.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,8 +30,10 @@
 #define va_arg(list, type)   __builtin_va_arg(list, type)
 #define va_copy(to, from)    __builtin_va_copy(to, from)
 #define va_end(list)         __builtin_va_end(list)
+#undef HUGE_VAL
 #undef INFINITY
 #undef NAN
+#define HUGE_VAL __builtin_huge_val()
 #define INFINITY __builtin_inff()
 #define NAN      __builtin_nanf("")
 #define __MINGW32__ 1       /* mixprec.h asks by it whether fmaf is mingw's, which rounds twice */

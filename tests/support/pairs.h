@@ -1,4 +1,4 @@
-/* pairs.h - products of bf16 by bf16 with AVX512_BF16, compared with fmaf lane by lane. Include it
+/* pairs.h - products of bf16 by bf16 with AVX512_BF16, compared with a reference lane by lane. Include it
  * after mixprec.h, test.h and arrays.h.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
@@ -7,6 +7,8 @@
  */
 #ifndef PAIRS_H
 #define PAIRS_H
+#include <float.h>
+#include <math.h>
 
 typedef enum pairs_kind {
     PAIRS_NORMAL,               /* no input, product or sum near the subnormals             */
@@ -27,9 +29,22 @@ static float pairs_flush(float x) {
     return u & 0x7F800000u ? x : mixp_f32_of_bits(u & 0x80000000u);
 }
 
+/* a b + c rounded once; a and b are bf16's numbers. mingw's fmaf rounds sums of very different size
+ * twice, so this is no fmaf. A double holds a b. The sum is rounded to odd (inexact, it is the neighbour
+ * whose last bit is 1), and a double has more than twice a float's bits: so the float is the nearest. */
+static float pairs_fused(float a, float b, float c) {
+    volatile double p = (double)a * (double)b, s = p + (double)c, back = s - p;
+    volatile double rest = (p - (s - back)) + ((double)c - back);
+    double exact = s;
+    uint64_t u;
+    memcpy(&u, &exact, sizeof u);
+    if (rest == 0.0 || !(fabs(exact) <= DBL_MAX) || (u & 1u)) return (float)exact;
+    return (float)nextafter(exact, rest > 0.0 ? HUGE_VAL : -HUGE_VAL);
+}
+
 static float pairs_step(float a, float b, float c, int flush) {
-    if (!flush) return fmaf(a, b, c);
-    return pairs_flush(fmaf(pairs_flush(a), pairs_flush(b), pairs_flush(c)));
+    if (!flush) return pairs_fused(a, b, c);
+    return pairs_flush(pairs_fused(pairs_flush(a), pairs_flush(b), pairs_flush(c)));
 }
 
 static int pairs_same(float a, float b) {
