@@ -108,6 +108,8 @@
  *                                                or mixp_observe is declared
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
  *                                                whose functions are not declared
+ *     MIXPREC_SMALL            implementation    clang optimises all but conversions and products
+ *                                                for size; other compilers ignore it
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A
  *                                                failed check is a bug in mixprec
  *     MIXPREC_SELF             implementation    this file's name, if you renamed it
@@ -5678,12 +5680,24 @@ extern "C" {
 #  define MIXPI_SELDOM
 #endif
 
+/* Around everything but conversions and products. With MIXPREC_SMALL clang optimises what stands
+ * between them for size, as -Oz does. */
+#if defined(MIXPREC_SMALL) && defined(__clang__)
+#  define MIXPI_SMALL_BEGIN \
+       _Pragma("clang attribute push(__attribute__((__minsize__)), apply_to = function)")
+#  define MIXPI_SMALL_END   _Pragma("clang attribute pop")
+#else
+#  define MIXPI_SMALL_BEGIN
+#  define MIXPI_SMALL_END
+#endif
+
 #ifdef MIXPREC_ASSERT
 #  define MIXPI_ASSERT(condition) MIXPREC_ASSERT(condition)
 #else
 #  define MIXPI_ASSERT(condition) ((void)0)
 #endif
 
+MIXPI_SMALL_BEGIN
 /* ==== 1. RESULTS (implementation) ===================================================== */
 
 MIXPREC_API const char *mixp_result_text(mixp_result result) {
@@ -6787,6 +6801,7 @@ static int mixpi_amx_machine(int f16) {
 #  endif
 #endif
 
+MIXPI_SMALL_END
 #ifdef __cplusplus
 }
 #endif
@@ -6851,6 +6866,7 @@ static int mixpi_amx_machine(int f16) {
 #  define MIXPI_PREFETCH_FAR(p) (void)(p)
 #endif
 
+MIXPI_SMALL_BEGIN
 /* --- vectors of 16 floats ------------------------------------------------------------- *
  * mixpi_v is 16 floats: one register of AVX-512, two of AVX2, four of NEON, an array in plain C.
  * Each instruction set defines the operations on one register: functions mixpi_r... The operations
@@ -7706,6 +7722,7 @@ MIXPI_V mixpi_vmaster_parts mixpi_vmaster_8(mixpi_vbits u, mixpi_vbits random) {
 MIXPI_V mixpi_vreg mixpi_vmaster_of(mixpi_vbits bits) { return (mixpi_vreg)bits; }
 #endif
 
+MIXPI_SMALL_END
 /* --- any narrow dtype as f32, a block at a time ---------------------------------------- *
  * The inner loop of a kernel reads only f32: the array itself if it is f32, otherwise a small
  * buffer that stays in L1. Each kernel is therefore written once and takes every mix of dtypes. */
@@ -8147,6 +8164,7 @@ MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
 }
 
 #ifndef MIXPREC_ONLY_FORMATS
+MIXPI_SMALL_BEGIN
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
 /* NaN stays NaN. */
 MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
@@ -9773,6 +9791,7 @@ MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x,
     return MIXPI_P(map_run)(x, &m);
 }
 
+MIXPI_SMALL_END
 /* --- gemm ------------------------------------------------------------------------------- *
  *
  * C is cut into blocks; each block is a task. A task packs its part of op(b) into panels of
@@ -11045,6 +11064,7 @@ MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
 { return MIXPI_P(gemm_run)(x, g, mixpi_no_pairs); }
 
+MIXPI_SMALL_BEGIN
 /* --- attention -------------------------------------------------------------------------- *
  *
  * A forward task takes some queries of one head of one sequence. A backward task takes one head of
@@ -13383,6 +13403,7 @@ MIXPI_K mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_ar
     if (r != MIXP_OK) return r;
     return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, MIXPI_P(hadamard_strip), k);
 }
+MIXPI_SMALL_END
 #endif
 /* --- the table -------------------------------------------------------------------------- */
 
@@ -13470,6 +13491,7 @@ static const mixp_kernels MIXPI_P(kernels_f16) =
 extern "C" {
 #endif
 
+MIXPI_SMALL_BEGIN
 /* Defines a CPU device. Its memory is host memory, so it has kernels and no other functions. */
 #define MIXPI_CPU(isa, kernels, name)                                                     \
     static const mixp_device isa =                                                        \
@@ -33202,6 +33224,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
 }
 
 #endif
+MIXPI_SMALL_END
 #ifdef __cplusplus
 }   /* extern "C" */
 #endif

@@ -108,8 +108,8 @@
  *                                                or mixp_observe is declared
  *     MIXPREC_NO_CHECKPOINT    every file        leaves out files: checkpoints and safetensors,
  *                                                whose functions are not declared
- *     MIXPREC_SMALL            implementation    clang optimises all but conversions and products for
- *                                                size; other compilers ignore it
+ *     MIXPREC_SMALL            implementation    clang optimises all but conversions and products
+ *                                                for size; other compilers ignore it
  *     MIXPREC_ASSERT(x)        implementation    internal checks; off unless defined. A
  *                                                failed check is a bug in mixprec
  *     MIXPREC_SELF             implementation    this file's name, if you renamed it
