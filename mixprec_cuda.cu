@@ -4681,6 +4681,57 @@ topk_places(const __grid_constant__ mixp_topk_args s) {
     }
 }
 
+/* Elements that a block sorts at once. */
+const int sort_room = 2048;
+
+/* Can topk_sorted do it? In short rows, topk_places is cheaper. */
+inline bool topk_is_sorted(const mixp_topk_args &k)
+{ return k.cols > 64 && (k.cols <= sort_room || k.k <= sort_room / 2); }
+
+/* The rank of element i of a row: one that comes earlier has a larger rank. 0: no element. */
+__device__ inline uint64_t topk_rank(const mixp_topk_args &s, int64_t row, int64_t i) {
+    if (i >= s.cols) return 0;
+    uint32_t key = mixpi_topk_key(get1(s.a, row * s.cols + i), s.smallest);
+    return (uint64_t)key << 32 | (uint32_t)~(uint32_t)i;
+}
+
+/* Sorts n ranks, a power of two, the largest first: Batcher's bitonic network (1968). */
+__device__ inline void sort_ranks(uint64_t *ranks, int n) {
+    for (int run = 2; run <= n; run *= 2)
+        for (int step = run / 2; step; step /= 2) {
+            __syncthreads();
+            for (int t = (int)threadIdx.x; t < n / 2; t += team_threads) {
+                int i = 2 * t - (t & (step - 1)), j = i + step;
+                uint64_t a = ranks[i], b = ranks[j];
+                if ((a < b) != ((i & run) == 0)) continue;
+                ranks[i] = b;
+                ranks[j] = a;
+            }
+        }
+    __syncthreads();
+}
+
+/* A block per row. Of a row of more than sort_room elements, each turn keeps the best half of the
+ * room and reads as many elements again. */
+__global__ void __launch_bounds__(team_threads)
+topk_sorted(const __grid_constant__ mixp_topk_args s) {
+    MIXPI_SHARED(uint64_t, best, sort_room);
+    int n = 2;
+    while (n < s.cols && n < sort_room) n *= 2;
+    for (int64_t row = blockIdx.x; row < s.rows; row += gridDim.x) {
+        int64_t read = 0;
+        for (int kept = 0; read < s.cols; kept = n / 2) {
+            for (int t = kept + (int)threadIdx.x; t < n; t += team_threads)
+                best[t] = topk_rank(s, row, read + t - kept);
+            read += n - kept;
+            sort_ranks(best, n);
+        }
+        for (int64_t t = threadIdx.x; t < s.k; t += team_threads)
+            s.index[row * s.k + t] = (int32_t)~(uint32_t)best[t];
+        __syncthreads();
+    }
+}
+
 struct RopeJob : mixp_rope_args { float *cosine, *sine; };
 
 __global__ void __launch_bounds__(team_threads)
@@ -5086,6 +5137,9 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
     if (k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF || !k->index) return MIXP_ERR_ARGUMENT;
     if (!on.state) return MIXP_ERR_ORDER;
     if (count <= 0) return MIXP_OK;
+    if (topk_is_sorted(*k))
+        return on.launched("topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads,
+                                                0, on.stream, *k));
     return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
                                             team_threads, 0, on.stream, *k));
 }

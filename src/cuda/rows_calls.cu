@@ -375,6 +375,9 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
     if (k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF || !k->index) return MIXP_ERR_ARGUMENT;
     if (!on.state) return MIXP_ERR_ORDER;
     if (count <= 0) return MIXP_OK;
+    if (topk_is_sorted(*k))
+        return on.launched("topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads,
+                                                0, on.stream, *k));
     return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
                                             team_threads, 0, on.stream, *k));
 }

@@ -356,6 +356,10 @@ static void picks(int64_t rows) {
     compare.y = (uint8_t *)take((size_t)n);
     by_bytes("compare bf16", s.c_str(), 5 * e, [=] { return table->compare(&x, &compare); });
     by_bytes("topk 2 of 64 bf16", s.c_str(), 2 * e, [=] { return table->topk(&x, &topk); });
+    mixp_topk_args sort = topk;
+    sort.rows = 1; sort.cols = sort.k = n < 2048 ? n : 2048;
+    if (n > 2048) sort.rows = n / 2048;
+    by_bytes("sort of 2048 bf16", s.c_str(), 2 * e, [=] { return table->topk(&x, &sort); });
     by_bytes("random normal bf16", s.c_str(), 2 * e, [=] { return table->random(&x, &random); });
     good(table->fill(&x, args_fill(test_array{ index, MIXP_I32 }, n, 0.0)), "fill");
     by_bytes("gather bf16", s.c_str(), 8 * e, [=] { return table->gather(&x, &gather); });

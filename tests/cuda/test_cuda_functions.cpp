@@ -205,12 +205,17 @@ static void compare_body() {
 static void test_compare() { in_all_schedules(compare_body); }
 
 static void topk_body() {
-    static const int64_t cases[][3] = { { 1, 1, 1 }, { 40, 8, 2 }, { 3, 700, 5 }, { 2, 65, 65 } };
+    static const int64_t cases[][3] = { { 1, 1, 1 }, { 40, 8, 2 }, { 3, 700, 5 }, { 2, 65, 65 }, { 2, 2048, 2048 },
+                                        { 1, 2049, 1024 }, { 2, 5000, 1 }, { 1, 2049, 1025 } };
     int turn = 0;
     for (const int64_t *c : cases)
         for (int smallest = 0; smallest < 2; smallest++, turn++) {
             Pair a = numbers(real_of(turn), c[0] * c[1], 1.0, turn % 2), index = output(MIXP_I32, c[0] * c[2], 0);
             mixp_topk_args k;
+            for (int64_t i = 0; i < c[0] * c[1] && c[1] > 8; i++) {
+                static const double odd[5] = { NAN, INFINITY, -INFINITY, 0.0, -0.0 };
+                if (i % 13 < 5) set_value(a, i, odd[i % 13]);
+            }
             memset((void *)&k, 0, sizeof k);
             k.rows = c[0]; k.cols = c[1]; k.k = c[2];
             k.smallest = smallest;

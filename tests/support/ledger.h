@@ -592,7 +592,7 @@ LEDGER_KERNEL(compare) {
     (void)x;
     return ledger_moves("compare", 1, ledger_in(k->a, n) + ledger_in(k->b, n), n, 0.7);
 }
-/* Bytes alone: the work, which grows with the square of a row, is not counted. */
+/* Bytes alone: what sorting costs is not counted. */
 LEDGER_KERNEL(topk) {
     const double n = (double)k->rows * (double)k->cols;
     (void)x;
