@@ -6,7 +6,9 @@
  * Include this file after mixprec.h. Call ddp_mpi before mixp_context_new, and ddp_mpi_end at the
  * end of main. Give each context the threads that a rank may use. A separate thread sends gradients
  * during the backward pass, because MPI engines move data only while they are called. The program's
- * own MPI calls must not run at the same time as mixp_backward.
+ * own MPI calls must not run at the same time as mixp_backward. Between ranks of one machine, Open
+ * MPI hides sums well only with single copies (btl_vader_single_copy_mechanism cma, the default,
+ * which some containers forbid). Without them each small piece waits until both ranks have a core.
  *
  * f16 and bf16, and f32 with ordered 1: each piece goes to one rank, which adds it in f32 in the
  * order of ranks and sends it back. That takes as many bytes as a ring and gives the bits of one
