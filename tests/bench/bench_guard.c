@@ -1,12 +1,13 @@
 /* bench_guard.c - what a guard costs: a GPT with it and one without, in turns.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     bench_guard [--gpt2|--slice] [off|on|every N] [ROUNDS]   both in turns unless told which; N = 16
+ *     bench_guard [--gpt2|--slice|--small] [off|on|every N] [ROUNDS]   both in turns unless told which; N = 16
  *
  * nanoGPT's CPU configuration: 4 layers of width 128, 4 heads, 64 tokens by 12, vocabulary 65, f16.
  * --gpt2: GPT-2 124M, 12 layers of width 768, 256 tokens, vocabulary 50257; 5 rounds unless told, which
  * take some minutes, and 6 GB.
  * --slice: one layer of width 128 with 256 tokens, vocabulary 1024: to count the instructions of.
+ * --small: two layers of width 64 with 64 tokens, vocabulary 65: a step of about half a ms.
  * Each round times N steps of one model without a guard and N of another with it, about one of which is
  * sampled; medians of the rounds' ratios are printed. The guard stays on: a guard that is turned on again
  * measures the precision of all sites in its first sample. On a busy machine use OMP_NUM_THREADS=1 and
@@ -23,7 +24,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-static const shape gpt2 = { 12, 768, 12, 50257, 256, 1, 0 }, slice = { 1, 128, 4, 1024, 256, 1, 0 };
+static const shape gpt2 = { 12, 768, 12, 50257, 256, 1, 0 }, slice = { 1, 128, 4, 1024, 256, 1, 0 },
+                   small = { 2, 64, 4, 65, 64, 1, 0 };
 
 static mixp_tensor *model_loss(model *m)
 { return model_loss_of(m, mixp_linear(m->ctx, model_top(m), m->wte, NULL)); }
@@ -100,7 +102,8 @@ int main(int argc, char **argv) {
     static model plain, guarded;
     mixp_guard_desc guard;
     const int large = argc > 1 && strcmp(argv[1], "--gpt2") == 0;
-    const int named = large || (argc > 1 && strcmp(argv[1], "--slice") == 0);
+    const int tiny = argc > 1 && strcmp(argv[1], "--small") == 0;
+    const int named = large || tiny || (argc > 1 && strcmp(argv[1], "--slice") == 0);
     const char *which = argc > 1 + named ? argv[1 + named] : "both", *why;
     int rounds = argc > 2 + named ? atoi(argv[2 + named]) : 0, i;
     memset(&guard, 0, sizeof guard);
@@ -110,7 +113,7 @@ int main(int argc, char **argv) {
         rounds = argc > 3 + named ? atoi(argv[3 + named]) : 0;
     }
     if (rounds < 1 || rounds > 1000) rounds = large ? 5 : 21;
-    model_scaled(&plain, large ? gpt2 : named ? slice : nano);
+    model_scaled(&plain, large ? gpt2 : tiny ? small : named ? slice : nano);
     model_scaled(&guarded, plain.is);
     if (mixp_guard_start(guarded.ctx, &guard) != MIXP_OK) return 2;
     if (strcmp(which, "off") == 0 || strcmp(which, "on") == 0)
