@@ -36,7 +36,7 @@ static void contrastive_batch(session *s) {
 static mixp_tensor *contrastive_unit(session *s, mixp_tensor *x, mixp_tensor *w1, mixp_tensor *w2) {
     mixp_context *c = s->ctx;
     x = mixp_linear(c, mixp_gelu(c, mixp_linear(c, x, w1, NULL)), w2, NULL);
-    return mixp_div(c, x, mixp_sqrt(c, plus(s, mixp_sum(c, mixp_mul(c, x, x), -1, 1), 1e-6f)));
+    return mixp_div(c, x, mixp_add_scalar(c, mixp_vector_norm(c, x, -1, 1), 1e-6f));
 }
 
 static mixp_tensor *contrastive_loss(session *s, int turn, int training) {

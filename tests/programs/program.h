@@ -141,8 +141,4 @@ static mixp_tensor *shaped(session *s, mixp_tensor *x, int64_t a, int64_t b, int
     const int64_t shape[4] = { a, b, c, d };
     return mixp_reshape(s->ctx, x, 2 + (c > 0) + (d > 0), shape);
 }
-/* x + value. */
-static mixp_tensor *plus(session *s, mixp_tensor *x, float value) {
-    return mixp_add_scalar(s->ctx, x, value);
-}
 #endif

@@ -43,7 +43,7 @@ static mixp_tensor *vae_loss(session *s, int turn, int training) {
     }
     h = mixp_linear(c, mixp_silu(c, mixp_linear(c, z, m->out1, NULL)), m->out2, NULL);
     fit = mixp_scale(c, mixp_bce_with_logits(c, h, x), VAE_ROWS * VAE_PIXELS);
-    kl = mixp_sub(c, plus(s, logvar, 1), mixp_add(c, mixp_mul(c, mean, mean), mixp_exp(c, logvar)));
+    kl = mixp_sub(c, logvar, mixp_add(c, mixp_square(c, mean), mixp_expm1(c, logvar)));
     kl = mixp_scale(c, mixp_sum(c, kl, MIXP_ALL, 0), -0.5f);
     return mixp_add(c, fit, kl);
 }
