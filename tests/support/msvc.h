@@ -30,6 +30,9 @@
 #define va_arg(list, type)   __builtin_va_arg(list, type)
 #define va_copy(to, from)    __builtin_va_copy(to, from)
 #define va_end(list)         __builtin_va_end(list)
+/* A long double is a double by MSVC's rules; mingw's functions of long double take 80 bits. */
+#define sqrtl(x) sqrt(x)
+#define fabsl(x) fabs(x)
 #undef HUGE_VAL
 #undef INFINITY
 #undef NAN
