@@ -472,11 +472,18 @@ COMPARE_API mixp_exponents *mixp_exponents_new(mixp_context *ctx) {
     return NULL;
 }
 
-/* Stops counting, installs the observer that was there before, and frees e. NULL is allowed. Call it between steps. */
+/* Stops counting, installs the observer that was there before, and frees e. NULL is allowed. Call it between steps.
+ * With the context's MIXP_ERR_ORDER, e goes on and nothing is freed: a region or a scope is open, or an observer that
+ * was installed after e, which may call e, is still there. */
 COMPARE_API void mixp_exponents_free(mixp_exponents *e) {
+    mixp_observer now;
     int i;
-    if (!e) return;
-    mixp_observe(e->ctx, &e->before, NULL);
+    if (!e || mixp_observe(e->ctx, &e->before, &now) != MIXP_OK) return;
+    if (now.see && now.user != e) {
+        mixp_observe(e->ctx, &now, NULL);
+        mixp_context_fail(e->ctx, MIXP_ERR_ORDER, "mixp_exponents_free: remove the newer observer first");
+        return;
+    }
     for (i = 0; i < e->n; i++) exponents_release(e->ctx, e->sites[i].counts);
     exponents_release(e->ctx, e->row);
     free(e->sites);

@@ -1051,6 +1051,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     w->capacity = n;
     r = mixpi_rows_reach(ctx, 1);
     if (r != MIXP_OK) w->capacity = before;
+    else w->full = 0;           /* an observer's sites may have found no room */
     return r;
 }
 

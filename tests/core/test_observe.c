@@ -161,6 +161,35 @@ static void test_refused(void) {
     mixp_context_free(ctx);
 }
 
+/* Counts go on if they cannot be freed: in a scope, and while an observer that calls them is there. */
+static void test_freed_in_order(void) {
+    mixp_tensor *w;
+    mixp_context *ctx = open_with(1, &w);
+    mixp_exponents *newer = mixp_exponents_new(ctx);
+    int64_t counts[MIXP_EXPONENTS], sum = 0;
+    int i;
+    mixp_exponents_free(counted);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ORDER);
+    mixp_context_clear_error(ctx);
+    step(ctx, w);
+    CHECK_INT(mixp_site_exponents(newer, -1, counts), 1);
+    for (i = 0; i < MIXP_EXPONENTS; i++) sum += counts[i];
+    CHECK_INT(sum, N + 1);
+    CHECK_INT(mixp_site_exponents(counted, -1, counts), 1);
+    for (i = 0; i < MIXP_EXPONENTS; i++) sum -= counts[i];
+    CHECK_INT(sum, 0);
+    mixp_exponents_free(newer);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    MIXP_SCOPE(ctx, "s") { mixp_exponents_free(counted); }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_ERR_ORDER);
+    mixp_context_clear_error(ctx);
+    step(ctx, w);
+    mixp_exponents_free(counted);
+    step(ctx, w);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 /* --- the observer ------------------------------------------------------------------------------ */
 
 /* Sights, one behind the other: the operator, and '<' before that of a gradient. */
@@ -353,14 +382,47 @@ static void test_limits(void) {
     }
 }
 
+static void see_nothing(mixp_context *ctx, const mixp_sight *s, void *user) {
+    (void)ctx;
+    (void)s;
+    (void)user;
+}
+
+/* Sites that found no room beside an observer find it beside a guard of more: no event tells of
+ * them. */
+static void test_room_again(void) {
+    mixp_tensor *w, *last;
+    mixp_context *ctx = bare_context(&w);
+    mixp_guard_desc g;
+    mixp_observer o;
+    mixp_event e;
+    int i, round, k;
+    memset(&o, 0, sizeof o);
+    o.see = see_nothing;
+    memset(&g, 0, sizeof g);
+    g.every = 1;
+    g.max_sites = 5000;
+    CHECK_INT(mixp_observe(ctx, &o, NULL), MIXP_OK);
+    for (round = 0; round < 4; round++) {
+        mixp_step_begin(ctx);
+        for (k = 0, last = w; k < 4200 && last; k++) last = mixp_scale(ctx, last, 1.0f);
+        if (!round) CHECK_INT(mixp_guard_start(ctx, &g), MIXP_OK);
+    }
+    for (i = 0; mixp_guard_event(ctx, i, &e); i++) CHECK(e.kind != MIXP_EVENT_FULL);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 int main(void) {
     RUN(test_bins);
     RUN(test_unsampled);
     RUN(test_refused);
+    RUN(test_freed_in_order);
     RUN(test_sights);
     RUN(test_reads_and_draws);
     RUN(test_trials);
     RUN(test_stopped_guard);
     RUN(test_limits);
+    RUN(test_room_again);
     return test_report();
 }
