@@ -4278,8 +4278,9 @@ MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_ten
 
 /* mixp_linear(gelu_tanh(mixp_linear(x, up, up_bias)), down, down_bias); biases may be NULL. With
  * MIXP_EPILOGUES_GELU, a GPU computes GELU and its slope inside the products. The results then
- * differ only by one rounding before GELU and one before its slope. While a guard is on, the three
- * operators run separately. Errors: those of the three operators. */
+ * differ only by one rounding before GELU and one before its slope. While a guard is on or an
+ * observer is installed, the three operators run separately. Errors: those of the three
+ * operators. */
 MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor *up,
                                   mixp_tensor *up_bias, mixp_tensor *down,
                                   mixp_tensor *down_bias);
@@ -5437,9 +5438,10 @@ typedef struct mixp_observer {
 
 /* Installs an observer; NULL removes it. There is one observer: *before, unless NULL, receives the
  * observer that it replaces, which you may call from your own and install again later. Needs no
- * guard, and changes no bits of a step. Operators that the device would run as one kernel run one
- * by one. The first call takes memory for 4096 sites, about 0.6 KB for each site in use, unless a
- * guard has set another limit. Call it between steps.
+ * guard. Operators that the device would run as one kernel run one by one. That changes no bits of
+ * a step, except those of mixp_mlp with MIXP_EPILOGUES_GELU. The first call takes memory for 4096
+ * sites, about 0.6 KB for each site in use, unless a guard has set another limit. Call it between
+ * steps.
  *
  * TRIALS belong to no training. mixp_step_begin forgets the gradients of all tensors in a trial. A
  * trial is not sampled by a guard, enters no scales of a recipe, and frees no blocks of
@@ -17874,13 +17876,13 @@ static float *mixpi_saved(const mixp_call *c, int slot) {
     return (float *)c->saved[slot]->data;
 }
 
-/* Fails if one of the first `required` of `count` inputs is missing, or an input is not real. */
 /* How data of a dtype that no operator computes with becomes real. */
 static const char *mixpi_real_cure(mixp_dtype dtype) {
     if (dtype == MIXP_U8 || dtype == MIXP_I32) return "; convert it with mixp_cast";
     return "; convert the data with mixp_convert before mixp_input";
 }
 
+/* Fails if one of the first `required` of `count` inputs is missing, or an input is not real. */
 static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     char quoted[MIXPI_QUOTED];
     int i;
@@ -27977,9 +27979,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     case MIXP_OP_LINEAR: case MIXP_OP_MATMUL: case MIXP_OP_ADD: case MIXP_OP_MUL:
     case MIXP_OP_SCALE: case MIXP_OP_MEAN: case MIXP_OP_SCATTER_ADD: case MIXP_OP_INDEX_ADD:
         return MIXPI_ROUNDS;
-    case MIXP_OP_SUB:
-        return MIXPI_ROUNDS | MIXPI_CUTS;
-    case MIXP_OP_SWIGLU: case MIXP_OP_SWIGLU_PACKED:
+    case MIXP_OP_SUB: case MIXP_OP_SWIGLU: case MIXP_OP_SWIGLU_PACKED:
         return MIXPI_ROUNDS | MIXPI_CUTS;
     case MIXP_OP_DIV: case MIXP_OP_ADD_SCALAR: case MIXP_OP_RSUB:
         return MIXPI_ROUNDS | MIXPI_MAY_MEAN;
@@ -30330,6 +30330,7 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     w->capacity = n;
     r = mixpi_rows_reach(ctx, 1);
     if (r != MIXP_OK) w->capacity = before;
+    else w->full = 0;           /* an observer's sites may have found no room */
     return r;
 }
 

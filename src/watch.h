@@ -271,9 +271,10 @@ typedef struct mixp_observer {
 
 /* Installs an observer; NULL removes it. There is one observer: *before, unless NULL, receives the
  * observer that it replaces, which you may call from your own and install again later. Needs no
- * guard, and changes no bits of a step. Operators that the device would run as one kernel run one
- * by one. The first call takes memory for 4096 sites, about 0.6 KB for each site in use, unless a
- * guard has set another limit. Call it between steps.
+ * guard. Operators that the device would run as one kernel run one by one. That changes no bits of
+ * a step, except those of mixp_mlp with MIXP_EPILOGUES_GELU. The first call takes memory for 4096
+ * sites, about 0.6 KB for each site in use, unless a guard has set another limit. Call it between
+ * steps.
  *
  * TRIALS belong to no training. mixp_step_begin forgets the gradients of all tensors in a trial. A
  * trial is not sampled by a guard, enters no scales of a recipe, and frees no blocks of

@@ -57,13 +57,13 @@ static float *mixpi_saved(const mixp_call *c, int slot) {
     return (float *)c->saved[slot]->data;
 }
 
-/* Fails if one of the first `required` of `count` inputs is missing, or an input is not real. */
 /* How data of a dtype that no operator computes with becomes real. */
 static const char *mixpi_real_cure(mixp_dtype dtype) {
     if (dtype == MIXP_U8 || dtype == MIXP_I32) return "; convert it with mixp_cast";
     return "; convert the data with mixp_convert before mixp_input";
 }
 
+/* Fails if one of the first `required` of `count` inputs is missing, or an input is not real. */
 static mixp_result mixpi_need_real(mixp_call *c, int required, int count) {
     char quoted[MIXPI_QUOTED];
     int i;

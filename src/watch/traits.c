@@ -24,9 +24,7 @@ static int mixpi_traits_at(mixp_op_id id) {
     case MIXP_OP_LINEAR: case MIXP_OP_MATMUL: case MIXP_OP_ADD: case MIXP_OP_MUL:
     case MIXP_OP_SCALE: case MIXP_OP_MEAN: case MIXP_OP_SCATTER_ADD: case MIXP_OP_INDEX_ADD:
         return MIXPI_ROUNDS;
-    case MIXP_OP_SUB:
-        return MIXPI_ROUNDS | MIXPI_CUTS;
-    case MIXP_OP_SWIGLU: case MIXP_OP_SWIGLU_PACKED:
+    case MIXP_OP_SUB: case MIXP_OP_SWIGLU: case MIXP_OP_SWIGLU_PACKED:
         return MIXPI_ROUNDS | MIXPI_CUTS;
     case MIXP_OP_DIV: case MIXP_OP_ADD_SCALAR: case MIXP_OP_RSUB:
         return MIXPI_ROUNDS | MIXPI_MAY_MEAN;
