@@ -362,6 +362,10 @@ static mixp_result mixpi_scaler_gone(mixp_context *ctx) {
                              "with another scaler");
 }
 
+/* Where a loss that is Inf or NaN is noted; NULL in a trial, which belongs to no update. */
+static int32_t *mixpi_loss_bad(const mixp_scaler *s)
+{ return mixpi_watched(s->ctx) & MIXPI_TRIAL ? NULL : &s->state->loss_bad; }
+
 static mixp_result mixpi_scale_both(mixp_call *c) {
     mixp_scaler *scaler = *(mixp_scaler *const *)c->attrs;
     mixp_scale_by_args k;
@@ -374,7 +378,7 @@ static mixp_result mixpi_scale_both(mixp_call *c) {
     k.a = mixpi_call_from(c);
     k.y = mixpi_call_to(c);
     if (!c->out->grad) c->out->own.scaled = 1;
-    if (!c->out->grad) k.bad = &scaler->state->loss_bad;
+    if (!c->out->grad) k.bad = mixpi_loss_bad(scaler);
     return k.y.data ? MIXPI_RUN(c, scale_by, &k) : MIXP_OK;
 }
 
@@ -394,7 +398,7 @@ static mixp_result mixpi_scaler_note(mixp_scaler *s, const mixp_tensor *loss) {
     memset(&k, 0, sizeof k);
     k.n = loss->count;
     k.factor = &s->state->scale;
-    k.bad = &s->state->loss_bad;
+    k.bad = mixpi_loss_bad(s);
     k.a = mixpi_tensor_in(loss);
     k.y.dtype = loss->dtype;
     k.y.data = mixpi_arena_take(ctx, &ctx->dev, mixpi_bytes(loss));
@@ -447,7 +451,7 @@ static mixp_result mixpi_scaled_entropy_value(mixp_call *c, const mixpi_scaled_e
     memset(&s, 0, sizeof s);
     s.n = 1;
     s.factor = a->k.scale;
-    s.bad = &a->scaler->state->loss_bad;
+    s.bad = mixpi_loss_bad(a->scaler);
     s.a = u.a;
     s.y = mixpi_call_y(c);
     return r == MIXP_OK ? MIXPI_RUN(c, scale_by, &s) : r;

@@ -334,6 +334,34 @@ static void test_trials(void) {
     mixp_context_free(ctx);
 }
 
+/* A scaled loss of Inf in a trial is no loss of the next update: after a gradient of Inf, whose loss
+ * is finite, the scale is halved under a guard. */
+static void test_trial_of_a_scaled_loss(void) {
+    static const double from = 65536.0;
+    mixp_tensor *w;
+    mixp_context *ctx = bare_context(&w);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_observer o;
+    diary d;
+    o = writer(&d, 1);
+    CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    CHECK_INT(mixp_observe(ctx, &o, NULL), MIXP_OK);
+    mixp_step_begin(ctx);
+    mixp_scaler_scale(scaler, mixp_scale(ctx, mean_of_three(ctx, w), 1e38f));
+    CHECK_INT(mixp_observe(ctx, NULL, NULL), MIXP_OK);
+    CHECK_NEAR(mixp_scaler_loss_scale(scaler), from, 0);
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_backward(ctx, mixp_scaler_scale(scaler, mean_of_three(ctx, w))), MIXP_OK);
+    CHECK_INT(mixp_fill(w->grad, (double)INFINITY), MIXP_OK);
+    mixp_scaler_step(scaler, opt);
+    mixp_scaler_update(scaler);
+    CHECK_NEAR(mixp_scaler_loss_scale(scaler), from / 2.0, 0);
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 /* With a guard that was stopped, an observer changes no dtype: pins and fallbacks do not apply. */
 static void test_stopped_guard(void) {
     mixp_tensor *w, *twice = NULL;
@@ -421,6 +449,7 @@ int main(void) {
     RUN(test_sights);
     RUN(test_reads_and_draws);
     RUN(test_trials);
+    RUN(test_trial_of_a_scaled_loss);
     RUN(test_stopped_guard);
     RUN(test_limits);
     RUN(test_room_again);
