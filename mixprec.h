@@ -2518,8 +2518,8 @@ typedef struct mixp_lose_args {
     mixp_in          x;
     const mixp_bf16 *y;
     const float     *decode;    /* NULL = 1                                                */
-    const float     *scale;     /* of delayed scaling: nothing is measured where it is 1, the first;
-                                   NULL = nothing finite is clipped                        */
+    const float     *scale;     /* scale of delayed scaling; if it is 1, the first scale, nothing
+                                   is measured. NULL = no finite value is clipped          */
     double           beyond;
     int              operand;   /* 0 to 2                                                  */
     mixp_losses     *out;
@@ -2528,7 +2528,7 @@ typedef struct mixp_lose_args {
 /* Sums over the elements of an array. */
 typedef struct mixpi_loss { double error; int64_t seen, clipped; } mixpi_loss;
 
-/* Adds x, which became y. scale: 0 = nothing finite is clipped. */
+/* Adds the loss of x, which was quantised to y. scale 0: no finite value is clipped. */
 MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale, double beyond) {
     const uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
     const double size = fabs((double)x);
@@ -3354,10 +3354,11 @@ typedef struct mixp_ranks_desc {
  *
  * Memory of these gradients: a rank keeps its pieces, 1/N. A complete gradient exists from its
  * first write in mixp_backward until its sum has arrived, in a buffer that other gradients use
- * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: before that is
- * exceeded, mixp_backward calls grad_wait and so hides less. A gradient that is written early and
- * complete late (a tied embedding, a recurrent weight) keeps its buffer for that time. Walks that
- * mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its own.
+ * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: to stay within
+ * this limit, mixp_backward calls grad_wait, and hides less of the sums. A gradient that is written
+ * early and complete late (a tied embedding, a recurrent weight) keeps its buffer for that time.
+ * Walks that mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its
+ * own.
  *
  * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
  * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
@@ -3485,7 +3486,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
- * - A loss gets another kind of number than it takes: mixp_cross_entropy of a softmax,
+ * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.
@@ -3806,7 +3807,7 @@ typedef struct mixp_recipe {
  * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An
  * operand is quantised with its scale. Its amax enters the first place of the history: the largest
  * of all linears with that parameter, of all micro-batches and of all ranks. Evaluations
- * (MIXP_NO_GRAD) and trials of mixp_observe use the scales and enter nothing.
+ * (MIXP_NO_GRAD, mixp_eval_begin) and trials of mixp_observe use the scales, but enter no amax.
  *
  * mixp_scaler_update, or mixp_optimizer_step without a scaler, ends an update, also a skipped one.
  * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history
@@ -3817,13 +3818,13 @@ typedef struct mixp_recipe {
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
  * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
- * no state, it starts from its beginning. All ranks must set the same recipe.
+ * no state, scales are 1 and histories are empty. All ranks must set the same recipe.
  *
- * On a GPU the state lies and advances in its memory, with the CPU's bits, also in replays of a
- * captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear
+ * On a GPU the state is kept and updated in device memory, with the CPU's bits, also in replays of
+ * a captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear
  * without a state in a capture (run an ordinary step first); a capture of an update between ranks;
  * a replay of an update after another linear has met delayed scaling (record the step again).
- * MIXP_ERR_DEVICE: another device without the kernel `turn`. */
+ * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `turn`. */
 
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);
@@ -4506,8 +4507,8 @@ MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int d
 /* KEEP. Over the last dimension. topk: the k largest (largest 0: smallest) elements, the largest
  * (smallest) first. sort: all elements, ascending or descending. *indices (unless NULL): their
  * positions, i32. NaN is larger than all; equal elements keep their order. The gradient goes to
- * the positions. On a GPU, a row of more than 2048 elements of which more than 1024 are wanted
- * costs the square of its length. */
+ * the positions. On a GPU, the time of sort, and of topk with k above 1024, grows with the square
+ * of the row's length if the row has more than 2048 elements. */
 MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
                                    mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,
@@ -4800,8 +4801,8 @@ MIXPREC_API mixp_result mixp_scaler_change(mixp_scaler *scaler,
 /* Save and load the scaler's state, like PyTorch's state_dict and load_state_dict. Both wait for
  * the device. A disabled scaler saves zeros and ignores a load. MIXP_ERR_ARGUMENT: a saved state
  * with scale 0 (from a disabled scaler), or a field out of range; the scaler is then unchanged.
- * PyTorch's state has the first six fields; a load with zeros in the others begins their counts and
- * the prediction anew. */
+ * PyTorch's state has only the first six fields. If the other fields are 0, a load starts the
+ * counts and the prediction from 0. */
 typedef struct mixp_scaler_saved {
     double  growth_factor, backoff_factor;
     float   scale;
@@ -5188,7 +5189,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * In sampled steps a kernel looks at the values that each site stores and at its gradient. About
  * one update in `every` is sampled, with all its steps; the distance varies by a quarter. All steps
  * between a skip of an optimizer and its next update are sampled as well. On a GPU the results stay
- * on the device, and the host reads them two steps later; after a skip it waits for them.
+ * on the device, and the host reads them two steps later; after a skip the host waits.
  *
  * A site falls back to f32 in three cases: it stores a non-finite value although its inputs are
  * finite; it stores more than `high` of its dtype's largest number; or too large a share of its
@@ -5415,7 +5416,7 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss);
  */
 typedef struct mixp_sight {
     int                site;        /* number of the site, from 1, for the context's life */
-    const char        *name, *op;   /* the site's name and operator; they last as long */
+    const char        *name, *op;   /* the site's name and operator, for the context's life */
     const int         *reads;       /* numbers of up to 4 sites that the site reads; 0 = no more */
     const mixp_tensor *tensor;      /* forward: the values that the site stored. backward: their
                                        gradient, multiplied by the loss scale */
@@ -5443,9 +5444,9 @@ typedef struct mixp_observer {
  * sites, about 0.6 KB for each site in use, unless a guard has set another limit. Call it between
  * steps.
  *
- * TRIALS belong to no training. mixp_step_begin forgets the gradients of all tensors in a trial. A
- * trial is not sampled by a guard, enters no scales of a recipe, and frees no blocks of
- * mixp_recompute. When the observer is removed, all gradients are forgotten again, and the step
+ * TRIALS are steps outside of training. In a trial mixp_step_begin forgets the gradients of all
+ * tensors. A guard does not sample a trial. A trial enters no amax of a recipe, and frees no blocks
+ * of mixp_recompute. When the observer is removed, all gradients are forgotten again, and the step
  * count has the value that it had at the call. Do not step an optimizer in a trial.
  *
  * MIXP_ERR_ORDER: a region or a scope is open. MIXP_ERR_MEMORY. */
@@ -8514,7 +8515,7 @@ MIXPI_V mixpi_v MIXPI_P(pow_slope)(mixpi_v dy, mixpi_v x, float p) {
     return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(x, p - 1.0f)));
 }
 
-/* 1 / (2 y), times dy. Of 0: none; a NaN stays. */
+/* dy / (2 y); 0 where y is 0, NaN where y is NaN. */
 MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
     const mixpi_v some = mixpi_vdiv(dy, mixpi_vadd(y, y));
     return MIXPI_P(above_0)(mixpi_vmin(y, mixpi_vset(1.0f)), some, mixpi_vzero());
@@ -15021,7 +15022,7 @@ typedef struct mixpi_lossy {
     double  excess;             /* the larger of both, as a share of its bound             */
 } mixpi_lossy;
 
-/* A loss as a share of its bound; 0: the bound is never. */
+/* A loss as a share of its bound; 0 if bound is 0, which means never. */
 static double mixpi_loss_excess(double loss, double bound)
 { return bound > 0.0 ? loss / bound : 0.0; }
 
@@ -15169,7 +15170,7 @@ struct mixp_graph {
     int           moves_scale;  /* 0: gradients from before and after a replay may be added */
     uint64_t      sites_moved;  /* the context's value when the graph was recorded */
     int64_t       lows_made;    /* the context's value when the graph was recorded */
-    int64_t       scaled_made;  /* the same                                                */
+    int64_t       scaled_made;  /* the context's value when the graph was recorded */
 };
 
 /* Marks all low copies of parameters as stale, so that their next reader renews them. Needed
@@ -15946,7 +15947,7 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
-    mixp_recipe     trained;    /* that of the newest linear that trains: ranks compare it */
+    mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it */
     struct mixpi_scaled *scaled;    /* states of delayed scaling; see operators/delayed.c  */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
@@ -17876,7 +17877,7 @@ static float *mixpi_saved(const mixp_call *c, int slot) {
     return (float *)c->saved[slot]->data;
 }
 
-/* How data of a dtype that no operator computes with becomes real. */
+/* Says how to convert data of a dtype with which no operator computes. */
 static const char *mixpi_real_cure(mixp_dtype dtype) {
     if (dtype == MIXP_U8 || dtype == MIXP_I32) return "; convert it with mixp_cast";
     return "; convert the data with mixp_convert before mixp_input";
@@ -17949,8 +17950,8 @@ static void mixpi_dropout_drawn(mixp_context *ctx) {
 /* A loss, an operator whose results it does not take, and what it takes. */
 typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistaken;
 
-/* Warns if x of a loss comes from an operator that gives another kind of number: the loss would be
- * a number like any other. */
+/* Warns if x of a loss comes from an operator whose results are of the wrong kind: the loss would
+ * be finite, but wrong. */
 static void mixpi_warn_of_maker(mixp_call *c) {
     static const char logs[] = "log-probabilities: use mixp_log_softmax";
     static const mixpi_mistaken rows[] = {
@@ -18268,8 +18269,8 @@ static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest)
     return r;
 }
 
-/* newest[words]: of this rank; becomes the largest of all ranks. table: memory for the words of all
- * ranks. */
+/* newest[words]: amax of this rank; each word becomes the largest of all ranks. table: memory for
+ * the words of all ranks. */
 static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *newest,
                                      int64_t words) {
     const int64_t ranks = (int64_t)mixpi_world(ctx);
@@ -18284,7 +18285,7 @@ static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *ne
     return r;
 }
 
-/* Gives each state the newest amax of all ranks. table, newest: memory of the host. */
+/* Gives each state the largest newest amax of all ranks. table, newest: host memory. */
 static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float *newest,
                                          int64_t words) {
     const size_t bytes = (size_t)words * sizeof *newest;
@@ -18294,7 +18295,7 @@ static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float
     if (r == MIXP_OK) r = mixpi_download(ctx, newest, there, bytes);
     if (r == MIXP_OK) r = mixpi_scaled_join(ctx, table, newest, words);
     if (r == MIXP_OK) r = mixpi_scaled_meet_all(ctx, newest);
-    there = (float *)mixpi_context_scratch(ctx, bytes);     /* the ranks have used it meanwhile */
+    there = (float *)mixpi_context_scratch(ctx, bytes);     /* the exchange has used the scratch */
     if (r == MIXP_OK && !there) r = MIXP_ERR_MEMORY;
     if (r == MIXP_OK) r = mixpi_upload(ctx, there, newest, bytes);
     return r == MIXP_OK ? mixpi_scaled_newest(ctx, there, 1) : r;
@@ -18338,7 +18339,8 @@ typedef struct mixpi_losing {
     mixpi_loss *rows;           /* of each row                                             */
 } mixpi_losing;
 
-/* Numbers above it, times the scale, do not round to the largest of the element. */
+/* A finite value is clipped if its magnitude, times the scale, is above this bound: below the bound
+ * it rounds to the element's largest number at most. */
 static double mixpi_lossy_beyond(mixp_dtype element)
 { return element == MIXP_F8_E5M2 ? 61440.0 : 464.0; }
 
@@ -18373,7 +18375,7 @@ static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k,
     return MIXP_OK;
 }
 
-/* 0: never. */
+/* The bound that a field of mixp_recipe sets; 0 = never. */
 static double mixpi_lossy_bound(float given, double usual)
 { return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual; }
 
@@ -18418,7 +18420,8 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
     return l.out ? MIXPI_RUN(c, lose, &l) : MIXP_ERR_MEMORY;
 }
 
-/* After k has quantised the operand o. The first scale of delayed scaling, 1, is not judged. */
+/* Measures what k lost, after k has quantised the operand. The first scale of delayed scaling, 1,
+ * is not judged. */
 static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
                                        mixpi_role role, const mixp_quantise_args *k,
                                        float decode) {
@@ -24145,7 +24148,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
         if (mixpi_ema_is_new(opt, i))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: '%s' was written since mixp_optimizer_set_ema, and a "
-                                     "captured step cannot start its average anew: run an ordinary "
+                                     "captured step cannot restart its average: run an ordinary "
                                      "step first",
                                      who, p->name);
         if (p->dtype == MIXP_F32 || opt->no_master) continue;
@@ -31912,8 +31915,8 @@ static int mixpi_buffer_is_free(const mixpi_exchange *d, const mixpi_buffer *w) 
     return !b->flying && (l->summed || !l->tensor->grad);
 }
 
-/* The buffer for b: the one that it had before, or else the smallest free one with that many bytes.
- * NULL if none is free. */
+/* The buffer for b: the buffer that b had before, otherwise the smallest free buffer of at least
+ * `bytes`. NULL if no buffer is free. */
 static mixpi_buffer *mixpi_buffer_find(const mixpi_exchange *d, const mixpi_bucket *b,
                                        size_t bytes) {
     mixpi_buffer *w, *best = NULL;
@@ -31972,8 +31975,8 @@ static mixp_result mixpi_buffer_enter(mixp_context *ctx, mixpi_exchange *d, mixp
 }
 
 /* Gives the divided gradient of b a buffer. At most 2 * bucket_bytes, or one buffer, are in flight:
- * before that is exceeded, the rank waits for the sums. Without scatter_ready each sum has arrived
- * when its hook returns. */
+ * to stay within this limit, the rank waits for the sums. Without scatter_ready each sum has
+ * arrived when its hook returns. */
 static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     const size_t most = ctx->ranks.scatter_ready ? 2 * (size_t)ctx->ranks.bucket_bytes : 0;
     const size_t bytes = mixpi_round_up(mixpi_leaf_bytes(ctx, &d->leaves[b->first])) +
@@ -32255,8 +32258,8 @@ static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
     return MIXP_OK;
 }
 
-/* This rank's piece, which begins at element `first`, of the gradient of parameter i: it lies alone
- * where sums are scattered. */
+/* Returns this rank's piece of the gradient of parameter i; the piece begins at element `first` of
+ * the gradient. With scattered sums, the rank has memory for the piece only. */
 static void *mixpi_piece_grad(const mixp_optimizer *opt, int64_t i, int64_t first) {
     const mixp_param_row *row = &opt->rows[i];
     const mixpi_exchange *d = opt->ctx->exchange;

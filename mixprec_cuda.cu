@@ -4684,11 +4684,11 @@ topk_places(const __grid_constant__ mixp_topk_args s) {
 /* Elements that a block sorts at once. */
 const int sort_room = 2048;
 
-/* Can topk_sorted do it? In short rows, topk_places is cheaper. */
+/* Does topk_sorted run this call? For short rows, topk_places is cheaper. */
 inline bool topk_is_sorted(const mixp_topk_args &k)
 { return k.cols > 64 && (k.cols <= sort_room || k.k <= sort_room / 2); }
 
-/* The rank of element i of a row: one that comes earlier has a larger rank. 0: no element. */
+/* The rank of element i of a row: earlier of equal elements have larger ranks. 0: no element. */
 __device__ inline uint64_t topk_rank(const mixp_topk_args &s, int64_t row, int64_t i) {
     if (i >= s.cols) return 0;
     uint32_t key = mixpi_topk_key(get1(s.a, row * s.cols + i), s.smallest);

@@ -282,7 +282,7 @@ static double compare_added(const compare_runs *m, const compare_kept *kept) {
     return kept->row.varied > most ? kept->row.varied - most : 0.0;
 }
 
-/* Sorts and returns the rows of the sites that both runs met. */
+/* Writes the rows of the sites that both runs met, sorted; sets *n to their number. */
 static mixp_result compare_rows(mixp_context *ctx, const compare_runs *m, mixp_difference *rows, int64_t room,
                                 int64_t *n) {
     const size_t bytes = (size_t)(m->n + 1) * sizeof *rows;

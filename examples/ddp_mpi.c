@@ -96,7 +96,8 @@ static int ddp_mpi_hear(void) {
     return late;
 }
 
-/* The first rank from `from` on that has not announced that it waits; the size if there is none. */
+/* The first rank at or after `from` that has not announced that it waits; the number of ranks if
+ * all have announced it. */
 static int ddp_mpi_silent(int from) {
     while (from < ddp_m.size && (from == ddp_m.rank || ddp_m.heard[from])) from++;
     return from;

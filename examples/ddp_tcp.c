@@ -348,7 +348,7 @@ typedef struct ddp_tcp_guest {
     struct in_addr host;
 } ddp_tcp_guest;
 
-/* Accepts a connection. With too many guests, the oldest one has to go. Returns the new count. */
+/* Accepts a connection. If there is no room, drops the oldest guest. Returns the new count. */
 static int ddp_tcp_let_in(int listener, ddp_tcp_guest *guests, int count) {
     struct sockaddr_in from;
     socklen_t length = sizeof from;

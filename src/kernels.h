@@ -529,8 +529,8 @@ typedef struct mixp_lose_args {
     mixp_in          x;
     const mixp_bf16 *y;
     const float     *decode;    /* NULL = 1                                                */
-    const float     *scale;     /* of delayed scaling: nothing is measured where it is 1, the first;
-                                   NULL = nothing finite is clipped                        */
+    const float     *scale;     /* scale of delayed scaling; if it is 1, the first scale, nothing
+                                   is measured. NULL = no finite value is clipped          */
     double           beyond;
     int              operand;   /* 0 to 2                                                  */
     mixp_losses     *out;
@@ -539,7 +539,7 @@ typedef struct mixp_lose_args {
 /* Sums over the elements of an array. */
 typedef struct mixpi_loss { double error; int64_t seen, clipped; } mixpi_loss;
 
-/* Adds x, which became y. scale: 0 = nothing finite is clipped. */
+/* Adds the loss of x, which was quantised to y. scale 0: no finite value is clipped. */
 MIXPREC_HD void mixpi_loss_add(mixpi_loss *sum, float x, double y, double scale, double beyond) {
     const uint32_t a = mixp_bits_of_f32(x) & 0x7FFFFFFFu;
     const double size = fabs((double)x);

@@ -101,7 +101,7 @@ typedef struct mixp_recipe {
  * each 1 at first, and a history of amax for each: the largest magnitudes in the updates so far. An
  * operand is quantised with its scale. Its amax enters the first place of the history: the largest
  * of all linears with that parameter, of all micro-batches and of all ranks. Evaluations
- * (MIXP_NO_GRAD) and trials of mixp_observe use the scales and enter nothing.
+ * (MIXP_NO_GRAD, mixp_eval_begin) and trials of mixp_observe use the scales, but enter no amax.
  *
  * mixp_scaler_update, or mixp_optimizer_step without a scaler, ends an update, also a skipped one.
  * For each operand with an amax above 0: s = max / 2^margin / amax, if amax is finite; the history
@@ -112,13 +112,13 @@ typedef struct mixp_recipe {
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
  * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
- * no state, it starts from its beginning. All ranks must set the same recipe.
+ * no state, scales are 1 and histories are empty. All ranks must set the same recipe.
  *
- * On a GPU the state lies and advances in its memory, with the CPU's bits, also in replays of a
- * captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear
+ * On a GPU the state is kept and updated in device memory, with the CPU's bits, also in replays of
+ * a captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear
  * without a state in a capture (run an ordinary step first); a capture of an update between ranks;
  * a replay of an update after another linear has met delayed scaling (record the step again).
- * MIXP_ERR_DEVICE: another device without the kernel `turn`. */
+ * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `turn`. */
 
 /* "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"; "none". "?" for an unknown kind. */
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind);

@@ -169,10 +169,11 @@ typedef struct mixp_ranks_desc {
  *
  * Memory of these gradients: a rank keeps its pieces, 1/N. A complete gradient exists from its
  * first write in mixp_backward until its sum has arrived, in a buffer that other gradients use
- * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: before that is
- * exceeded, mixp_backward calls grad_wait and so hides less. A gradient that is written early and
- * complete late (a tied embedding, a recurrent weight) keeps its buffer for that time. Walks that
- * mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its own.
+ * afterwards. With scatter_ready at most 2 * bucket_bytes of buffers are in flight: to stay within
+ * this limit, mixp_backward calls grad_wait, and hides less of the sums. A gradient that is written
+ * early and complete late (a tied embedding, a recurrent weight) keeps its buffer for that time.
+ * Walks that mixp_ranks_hold holds back add to complete gradients: then each has a buffer of its
+ * own.
  *
  * After mixp_backward a rank has only its piece of a scattered gradient: mixp_read of the gradient
  * is MIXP_ERR_ORDER, and neither operators nor your code may read its data. After unscaling or
@@ -300,7 +301,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
- * - A loss gets another kind of number than it takes: mixp_cross_entropy of a softmax,
+ * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
  * - Dropout is on in a step of mixp_eval_begin.

@@ -21,7 +21,7 @@
  * In sampled steps a kernel looks at the values that each site stores and at its gradient. About
  * one update in `every` is sampled, with all its steps; the distance varies by a quarter. All steps
  * between a skip of an optimizer and its next update are sampled as well. On a GPU the results stay
- * on the device, and the host reads them two steps later; after a skip it waits for them.
+ * on the device, and the host reads them two steps later; after a skip the host waits.
  *
  * A site falls back to f32 in three cases: it stores a non-finite value although its inputs are
  * finite; it stores more than `high` of its dtype's largest number; or too large a share of its
@@ -248,7 +248,7 @@ MIXPREC_API int mixp_retry_loss(mixp_context *ctx, const mixp_tensor *loss);
  */
 typedef struct mixp_sight {
     int                site;        /* number of the site, from 1, for the context's life */
-    const char        *name, *op;   /* the site's name and operator; they last as long */
+    const char        *name, *op;   /* the site's name and operator, for the context's life */
     const int         *reads;       /* numbers of up to 4 sites that the site reads; 0 = no more */
     const mixp_tensor *tensor;      /* forward: the values that the site stored. backward: their
                                        gradient, multiplied by the loss scale */
@@ -276,9 +276,9 @@ typedef struct mixp_observer {
  * sites, about 0.6 KB for each site in use, unless a guard has set another limit. Call it between
  * steps.
  *
- * TRIALS belong to no training. mixp_step_begin forgets the gradients of all tensors in a trial. A
- * trial is not sampled by a guard, enters no scales of a recipe, and frees no blocks of
- * mixp_recompute. When the observer is removed, all gradients are forgotten again, and the step
+ * TRIALS are steps outside of training. In a trial mixp_step_begin forgets the gradients of all
+ * tensors. A guard does not sample a trial. A trial enters no amax of a recipe, and frees no blocks
+ * of mixp_recompute. When the observer is removed, all gradients are forgotten again, and the step
  * count has the value that it had at the call. Do not step an optimizer in a trial.
  *
  * MIXP_ERR_ORDER: a region or a scope is open. MIXP_ERR_MEMORY. */

@@ -9,7 +9,7 @@
 #include "mixprec.h"
 #include "../names.h"
 
-#ifdef __clang__        /* nothing here takes time: size counts */
+#ifdef __clang__        /* this code takes little time: optimise for size */
 #  pragma clang attribute push(__attribute__((minsize)), apply_to = function)
 #endif
 #ifdef __wasm__

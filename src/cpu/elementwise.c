@@ -346,7 +346,7 @@ MIXPI_V mixpi_v MIXPI_P(pow_slope)(mixpi_v dy, mixpi_v x, float p) {
     return mixpi_vmul(dy, mixpi_vmul(mixpi_vset(p), mixpi_vpow(x, p - 1.0f)));
 }
 
-/* 1 / (2 y), times dy. Of 0: none; a NaN stays. */
+/* dy / (2 y); 0 where y is 0, NaN where y is NaN. */
 MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
     const mixpi_v some = mixpi_vdiv(dy, mixpi_vadd(y, y));
     return MIXPI_P(above_0)(mixpi_vmin(y, mixpi_vset(1.0f)), some, mixpi_vzero());

@@ -180,8 +180,8 @@ static mixp_result mixpi_scaled_meet_all(mixp_context *ctx, const float *newest)
     return r;
 }
 
-/* newest[words]: of this rank; becomes the largest of all ranks. table: memory for the words of all
- * ranks. */
+/* newest[words]: amax of this rank; each word becomes the largest of all ranks. table: memory for
+ * the words of all ranks. */
 static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *newest,
                                      int64_t words) {
     const int64_t ranks = (int64_t)mixpi_world(ctx);
@@ -196,7 +196,7 @@ static mixp_result mixpi_scaled_join(mixp_context *ctx, double *table, float *ne
     return r;
 }
 
-/* Gives each state the newest amax of all ranks. table, newest: memory of the host. */
+/* Gives each state the largest newest amax of all ranks. table, newest: host memory. */
 static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float *newest,
                                          int64_t words) {
     const size_t bytes = (size_t)words * sizeof *newest;
@@ -206,7 +206,7 @@ static mixp_result mixpi_scaled_exchange(mixp_context *ctx, double *table, float
     if (r == MIXP_OK) r = mixpi_download(ctx, newest, there, bytes);
     if (r == MIXP_OK) r = mixpi_scaled_join(ctx, table, newest, words);
     if (r == MIXP_OK) r = mixpi_scaled_meet_all(ctx, newest);
-    there = (float *)mixpi_context_scratch(ctx, bytes);     /* the ranks have used it meanwhile */
+    there = (float *)mixpi_context_scratch(ctx, bytes);     /* the exchange has used the scratch */
     if (r == MIXP_OK && !there) r = MIXP_ERR_MEMORY;
     if (r == MIXP_OK) r = mixpi_upload(ctx, there, newest, bytes);
     return r == MIXP_OK ? mixpi_scaled_newest(ctx, there, 1) : r;

@@ -11,7 +11,8 @@ typedef struct mixpi_losing {
     mixpi_loss *rows;           /* of each row                                             */
 } mixpi_losing;
 
-/* Numbers above it, times the scale, do not round to the largest of the element. */
+/* A finite value is clipped if its magnitude, times the scale, is above this bound: below the bound
+ * it rounds to the element's largest number at most. */
 static double mixpi_lossy_beyond(mixp_dtype element)
 { return element == MIXP_F8_E5M2 ? 61440.0 : 464.0; }
 
@@ -46,7 +47,7 @@ static mixp_result mixpi_loss_of(mixp_context *ctx, const mixp_quantise_args *k,
     return MIXP_OK;
 }
 
-/* 0: never. */
+/* The bound that a field of mixp_recipe sets; 0 = never. */
 static double mixpi_lossy_bound(float given, double usual)
 { return given < 0.0f ? 0.0 : given > 0.0f ? (double)given : usual; }
 
@@ -91,7 +92,8 @@ static mixp_result mixpi_lossy_queue(mixp_call *c, mixpi_role role, const mixp_q
     return l.out ? MIXPI_RUN(c, lose, &l) : MIXP_ERR_MEMORY;
 }
 
-/* After k has quantised the operand o. The first scale of delayed scaling, 1, is not judged. */
+/* Measures what k lost, after k has quantised the operand. The first scale of delayed scaling, 1,
+ * is not judged. */
 static mixp_result mixpi_lossy_measure(mixp_call *c, const mixp_recipe *r, mixpi_lossy *operands,
                                        mixpi_role role, const mixp_quantise_args *k,
                                        float decode) {

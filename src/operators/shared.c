@@ -57,7 +57,7 @@ static float *mixpi_saved(const mixp_call *c, int slot) {
     return (float *)c->saved[slot]->data;
 }
 
-/* How data of a dtype that no operator computes with becomes real. */
+/* Says how to convert data of a dtype with which no operator computes. */
 static const char *mixpi_real_cure(mixp_dtype dtype) {
     if (dtype == MIXP_U8 || dtype == MIXP_I32) return "; convert it with mixp_cast";
     return "; convert the data with mixp_convert before mixp_input";
@@ -130,8 +130,8 @@ static void mixpi_dropout_drawn(mixp_context *ctx) {
 /* A loss, an operator whose results it does not take, and what it takes. */
 typedef struct mixpi_mistaken { const char *loss, *maker, *takes; } mixpi_mistaken;
 
-/* Warns if x of a loss comes from an operator that gives another kind of number: the loss would be
- * a number like any other. */
+/* Warns if x of a loss comes from an operator whose results are of the wrong kind: the loss would
+ * be finite, but wrong. */
 static void mixpi_warn_of_maker(mixp_call *c) {
     static const char logs[] = "log-probabilities: use mixp_log_softmax";
     static const mixpi_mistaken rows[] = {

@@ -820,8 +820,8 @@ static int mixpi_buffer_is_free(const mixpi_exchange *d, const mixpi_buffer *w) 
     return !b->flying && (l->summed || !l->tensor->grad);
 }
 
-/* The buffer for b: the one that it had before, or else the smallest free one with that many bytes.
- * NULL if none is free. */
+/* The buffer for b: the buffer that b had before, otherwise the smallest free buffer of at least
+ * `bytes`. NULL if no buffer is free. */
 static mixpi_buffer *mixpi_buffer_find(const mixpi_exchange *d, const mixpi_bucket *b,
                                        size_t bytes) {
     mixpi_buffer *w, *best = NULL;
@@ -880,8 +880,8 @@ static mixp_result mixpi_buffer_enter(mixp_context *ctx, mixpi_exchange *d, mixp
 }
 
 /* Gives the divided gradient of b a buffer. At most 2 * bucket_bytes, or one buffer, are in flight:
- * before that is exceeded, the rank waits for the sums. Without scatter_ready each sum has arrived
- * when its hook returns. */
+ * to stay within this limit, the rank waits for the sums. Without scatter_ready each sum has
+ * arrived when its hook returns. */
 static mixp_result mixpi_buffer_open(mixp_context *ctx, mixpi_exchange *d, mixpi_bucket *b) {
     const size_t most = ctx->ranks.scatter_ready ? 2 * (size_t)ctx->ranks.bucket_bytes : 0;
     const size_t bytes = mixpi_round_up(mixpi_leaf_bytes(ctx, &d->leaves[b->first])) +

@@ -74,8 +74,8 @@ static mixp_result mixpi_shards_grow(mixp_optimizer *opt, size_t bytes) {
     return MIXP_OK;
 }
 
-/* This rank's piece, which begins at element `first`, of the gradient of parameter i: it lies alone
- * where sums are scattered. */
+/* Returns this rank's piece of the gradient of parameter i; the piece begins at element `first` of
+ * the gradient. With scattered sums, the rank has memory for the piece only. */
 static void *mixpi_piece_grad(const mixp_optimizer *opt, int64_t i, int64_t first) {
     const mixp_param_row *row = &opt->rows[i];
     const mixpi_exchange *d = opt->ctx->exchange;

@@ -61,7 +61,7 @@ static mixp_result mixpi_refresh_recorded(const mixp_optimizer *opt, const char 
         if (mixpi_ema_is_new(opt, i))
             return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
                                      "%s: '%s' was written since mixp_optimizer_set_ema, and a "
-                                     "captured step cannot start its average anew: run an ordinary "
+                                     "captured step cannot restart its average: run an ordinary "
                                      "step first",
                                      who, p->name);
         if (p->dtype == MIXP_F32 || opt->no_master) continue;

@@ -82,7 +82,7 @@ struct mixp_graph {
     int           moves_scale;  /* 0: gradients from before and after a replay may be added */
     uint64_t      sites_moved;  /* the context's value when the graph was recorded */
     int64_t       lows_made;    /* the context's value when the graph was recorded */
-    int64_t       scaled_made;  /* the same                                                */
+    int64_t       scaled_made;  /* the context's value when the graph was recorded */
 };
 
 /* Marks all low copies of parameters as stale, so that their next reader renews them. Needed

@@ -34,7 +34,7 @@ typedef struct mixpi_lossy {
     double  excess;             /* the larger of both, as a share of its bound             */
 } mixpi_lossy;
 
-/* A loss as a share of its bound; 0: the bound is never. */
+/* A loss as a share of its bound; 0 if bound is 0, which means never. */
 static double mixpi_loss_excess(double loss, double bound)
 { return bound > 0.0 ? loss / bound : 0.0; }
 
