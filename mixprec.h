@@ -5211,9 +5211,9 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
  * and again after each fallback. All other skips lower the scale as without a guard. On a GPU the
- * host learns of a skip one update later: without mixp_retry, the step after the skip is not
- * sampled, and a second skip lowers the scale once. Without a guard none of this code runs, and
- * nothing is allocated.
+ * host learns of a skip one update later. Without mixp_retry, the step after a skip is therefore
+ * not sampled; if it is skipped too, the scale is lowered. Without a guard none of this code runs,
+ * and nothing is allocated.
  *
  * Gradients are watched as well, multiplied by the loss scale. A site whose gradient is flushed
  * falls back in the same way. Flushing counts only if no value of the array reaches 16 times the
