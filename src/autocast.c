@@ -42,7 +42,10 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
-    mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it */
+    mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it. In a step
+                                   without such a linear: of its newest region             */
+    mixp_recipe     opened;     /* of the newest region outside of evaluations             */
+    uint64_t        trained_in, opened_in;      /* generations in which those were set     */
     struct mixpi_scaled *scaled;    /* states of delayed scaling; see operators/delayed.c  */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
@@ -182,6 +185,23 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     if (!inside) c->linears = 0;
 }
 
+/* Notes the recipe of delayed scaling of a region that may train. */
+static void mixpi_region_opened(const mixp_context *ctx, const mixpi_region *region) {
+    mixpi_casting *c = ctx->casting;
+    const mixp_recipe *r = region->cast.recipe;
+    if (!r || r->kind != MIXP_RECIPE_FP8_DELAYED || ctx->evaluates || region->no_grad) return;
+    c->opened = *r;
+    c->opened_in = ctx->generation;
+}
+
+/* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
+ * from the region, because the other ranks may have met one. */
+static void mixpi_regions_trained(const mixp_context *ctx) {
+    mixpi_casting *c = ctx->casting;
+    if (!c || c->opened_in != ctx->generation || c->trained_in == ctx->generation) return;
+    if (c->opened.kind == MIXP_RECIPE_FP8_DELAYED) c->trained = c->opened;
+}
+
 /* Opens a region. A refused block or scope opens a region as well, without effect, because its end
  * will close one. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -204,6 +224,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
+        mixpi_region_opened(ctx, region);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;

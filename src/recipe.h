@@ -112,7 +112,8 @@ typedef struct mixp_recipe {
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
  * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
- * no state, scales are 1 and histories are empty. All ranks must set the same recipe.
+ * no state, scales are 1 and histories are empty. All ranks must set the same recipe, and open its
+ * region in each step that trains; a rank may apply no linear there.
  *
  * On a GPU the state is kept and updated in device memory, with the CPU's bits, also in replays of
  * a captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear

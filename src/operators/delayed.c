@@ -18,7 +18,7 @@ typedef struct mixpi_scaled {
 /* Does the device have memory of its own? */
 static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
-/* Has a linear trained under delayed scaling? An evaluation, which one rank may run alone, changes
+/* Has a step trained under delayed scaling? An evaluation, which one rank may run alone, changes
  * neither this answer nor the recipe that ranks compare. */
 static int mixpi_scaled_on(const mixp_context *ctx)
 { return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }

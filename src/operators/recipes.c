@@ -106,7 +106,10 @@ static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
     out->decided = 1;
     if (!r) return MIXP_OK;
     out->enters = mixpi_recipe_trains(c->ctx);
-    if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) c->ctx->casting->trained = *r;
+    if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) {
+        c->ctx->casting->trained = *r;
+        c->ctx->casting->trained_in = c->ctx->generation;
+    }
     counts = &c->ctx->casting->recipes;
     unit = mixpi_recipe_unit(r->kind);
     kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||

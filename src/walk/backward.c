@@ -59,6 +59,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = ctx->walking = 1;
     mixpi_unscaled_begin(ctx);
+    mixpi_regions_trained(ctx);
     opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {

@@ -535,11 +535,22 @@ static void evaluate(layer *l, mixp_recipe other, int how) {
 #ifdef _WIN32
 static void ranks(void) { SKIP("no fork"); }
 #else
-/* differs: 1: rank 1 has another margin; 2: training is bf16. Rank 0 alone evaluates under other
+/* A step whose forward opens a region and applies no linear. */
+static void walk_past(layer *l) {
+    const int64_t all = N * K;
+    mixp_tensor *y = NULL;
+    mixp_step_begin(l->ctx);
+    MIXP_AUTOCAST(l->ctx, MIXP_BF16) y = mixp_cast(l->ctx, mixp_mul(l->ctx, l->w, l->w), MIXP_F32);
+    y = mixp_sum(l->ctx, mixp_reshape(l->ctx, y, 1, &all), 0, 0);
+    mixp_backward(l->ctx, mixp_scaler_scale(l->scaler, y));
+}
+
+/* differs: 1: rank 1 has another margin; 2: training is bf16; 3: rank 1 has no linear in its first
+ * step, nor in the one in which all ranks change the margin. Rank 0 alone evaluates under other
  * recipes. */
 static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out) {
     static float x[M * K], dy[M * N];
-    const rule r = { 4, 0, differs ? ranks->rank : 0 };
+    const rule r = { 4, 0, differs == 1 || differs == 2 ? ranks->rank : 0 };
     mixp_recipe recipe = recipe_of(r);
     layer l = layer_new(differs == 2 ? NULL : &recipe, ranks);
     mixp_tensor *at;
@@ -548,7 +559,10 @@ static void rank_trains(const mixp_ranks_desc *ranks, int differs, outcome *out)
     for (step = 0; step < STEPS && mixp_context_error(l.ctx, NULL) == MIXP_OK; step++) {
         mixp_zero_grad(l.opt);
         part_of(step, ranks->rank, x, dy);
-        walk(&l, x, dy, &at);
+        if (differs == 3 && step == 5) recipe.margin = 2;
+        if (differs == 3 && step == 5) CHECK_INT(mixp_autocast_set_recipe(l.ctx, &recipe), MIXP_OK);
+        if (differs == 3 && ranks->rank == 1 && step % 5 == 0) walk_past(&l);
+        else walk(&l, x, dy, &at);
         pass_region(l.ctx, recipe);
         if (ranks->rank == 0 && step == 3) walk(&l, x, NULL, &at);
         if (ranks->rank == 0 && step > 3) evaluate(&l, recipe, step % 3);
@@ -630,6 +644,14 @@ static void ranks(void) {
         if (*all[r].why) printf("  rank %d: %s\n", r, all[r].why);
         CHECK(all[r].done && !*all[r].why);
         CHECK(memcmp(all[r].w, all[0].w, sizeof one.w) == 0);
+    }
+    munmap(all, RANKS * sizeof *all);
+    all = trained(3);
+    for (r = 0; r < RANKS; r++) {
+        if (*all[r].why) printf("  rank %d: %s\n", r, all[r].why);
+        CHECK(all[r].done && !*all[r].why);
+        CHECK(memcmp(all[r].w, all[0].w, sizeof one.w) == 0);
+        CHECK(memcmp(all[r].state, all[0].state, sizeof one.state) == 0);
     }
     munmap(all, RANKS * sizeof *all);
 }
