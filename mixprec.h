@@ -3818,7 +3818,8 @@ typedef struct mixp_recipe {
  * A checkpoint holds the state as f32: mixprec.recipe.amax_history.NAME [3, history] and
  * mixprec.recipe.scales.NAME [3]. Set the recipe before mixp_checkpoint_load. A state in the file
  * that the program's recipe does not use, or of another length, is MIXP_ERR_SHAPE. If the file has
- * no state, scales are 1 and histories are empty. All ranks must set the same recipe.
+ * no state, scales are 1 and histories are empty. All ranks must set the same recipe, and open its
+ * region in each step that trains; a rank may apply no linear there.
  *
  * On a GPU the state is kept and updated in device memory, with the CPU's bits, also in replays of
  * a captured step. No update waits for the host, except between ranks. MIXP_ERR_ORDER: a linear
@@ -3900,7 +3901,7 @@ typedef struct mixp_autocast {
  *
  * With a recipe, also: MIXP_ERR_DTYPE: the dtype is not MIXP_BF16, because f16 does not hold the
  * decoded values. MIXP_ERR_ARGUMENT: an unknown kind, a negative count, or keep_last without
- * `linears`. MIXP_ERR_DEVICE: the context's device is not a CPU. */
+ * `linears`. MIXP_ERR_DEVICE: the context's device has no kernel for recipes. */
 MIXPREC_API mixp_result mixp_autocast_push(mixp_context *ctx,
                                            const mixp_autocast *region);
 MIXPREC_API mixp_result mixp_autocast_pop(mixp_context *ctx);
@@ -15947,7 +15948,10 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
-    mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it */
+    mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it. In a step
+                                   without such a linear: of its newest region             */
+    mixp_recipe     opened;     /* of the newest region outside of evaluations             */
+    uint64_t        trained_in, opened_in;      /* generations in which those were set     */
     struct mixpi_scaled *scaled;    /* states of delayed scaling; see operators/delayed.c  */
     char            scope[MIXPI_SCOPE_ROOM];    /* "h.3.mlp": names of scopes, joined */
 };
@@ -16087,6 +16091,23 @@ static void mixpi_region_recipe(mixpi_casting *c, mixpi_region *region) {
     if (!inside) c->linears = 0;
 }
 
+/* Notes the recipe of delayed scaling of a region that may train. */
+static void mixpi_region_opened(const mixp_context *ctx, const mixpi_region *region) {
+    mixpi_casting *c = ctx->casting;
+    const mixp_recipe *r = region->cast.recipe;
+    if (!r || r->kind != MIXP_RECIPE_FP8_DELAYED || ctx->evaluates || region->no_grad) return;
+    c->opened = *r;
+    c->opened_in = ctx->generation;
+}
+
+/* Before a walk back: a rank whose step has met no linear under delayed scaling takes the recipe
+ * from the region, because the other ranks may have met one. */
+static void mixpi_regions_trained(const mixp_context *ctx) {
+    mixpi_casting *c = ctx->casting;
+    if (!c || c->opened_in != ctx->generation || c->trained_in == ctx->generation) return;
+    if (c->opened.kind == MIXP_RECIPE_FP8_DELAYED) c->trained = c->opened;
+}
+
 /* Opens a region. A refused block or scope opens a region as well, without effect, because its end
  * will close one. */
 static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
@@ -16109,6 +16130,7 @@ static mixp_result mixpi_region_open(mixp_context *ctx, mixp_autocast cast,
         mixpi_region_recipe(c, region);
         region->kind = kind;
         region->no_grad = no_grad || mixpi_no_grad_now(ctx);
+        mixpi_region_opened(ctx, region);
     }
     /* A refused push has no pop. on_error may close regions, so it is called last. */
     if (!wrong || !mixpi_region_is_pushed(kind)) c->n_regions++;
@@ -17594,6 +17616,7 @@ static mixp_result mixpi_backward(mixp_context *ctx, mixp_tensor *loss) {
     g->own.mark = as_it_is;
     loss->own.pending = loss->own.walked = ctx->walking = 1;
     mixpi_unscaled_begin(ctx);
+    mixpi_regions_trained(ctx);
     opened = mixpi_regions_open(ctx);   /* a user's backward may apply operators */
     mixpi_region_open(ctx, mixp_autocast_current(ctx), MIXPI_REGION_IN_WALK, 1);
     for (e = ctx->tape; e && r == MIXP_OK; e = e->older) {
@@ -18107,7 +18130,7 @@ typedef struct mixpi_scaled {
 /* Does the device have memory of its own? */
 static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
-/* Has a linear trained under delayed scaling? An evaluation, which one rank may run alone, changes
+/* Has a step trained under delayed scaling? An evaluation, which one rank may run alone, changes
  * neither this answer nor the recipe that ranks compare. */
 static int mixpi_scaled_on(const mixp_context *ctx)
 { return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }
@@ -18544,7 +18567,10 @@ static mixp_result mixpi_recipe_decide(mixp_call *c, const int64_t sizes[3],
     out->decided = 1;
     if (!r) return MIXP_OK;
     out->enters = mixpi_recipe_trains(c->ctx);
-    if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) c->ctx->casting->trained = *r;
+    if (out->enters && r->kind == MIXP_RECIPE_FP8_DELAYED) {
+        c->ctx->casting->trained = *r;
+        c->ctx->casting->trained_in = c->ctx->generation;
+    }
     counts = &c->ctx->casting->recipes;
     unit = mixpi_recipe_unit(r->kind);
     kept = mixpi_recipe_keeps(c->ctx, r) || mixpi_recipe_guarded(c) ||
@@ -31106,8 +31132,9 @@ static mixp_result mixpi_ranks_share(mixp_context *ctx, double *table, int64_t w
  *
  * A divided gradient (see SCATTERED SUMS) has only this rank's piece in the arena. During a walk
  * the complete gradient lies in a buffer, from its first write until its sum has arrived; then the
- * piece is copied into the arena, and another gradient may use the buffer. Each rank chooses its
- * buffers alone: no sum depends on the choice.
+ * piece is copied into the arena, and another gradient may use the buffer. Between walks that are
+ * held back (mixp_ranks_hold) each gradient keeps its buffer, so that they take the memory of
+ * complete gradients. Each rank chooses its buffers alone: no sum depends on the choice.
  */
 typedef struct mixpi_buffer {
     char   *data;               /* device memory */
