@@ -439,7 +439,7 @@ test-ptx: $(PTX_TESTS) $(PTX_FAULTS)   ## nvcc's own code, interpreted: the GPU 
 
 test-variants: $(GPU_TESTS) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every compiler and flag, all planted faults, nvcc's link of the GPU tests
 	$(Q)$(EXPORT) tests/tools/run.sh -t 3000 'tests/tools/compile_matrix.sh full' $(GPU_RUN) $(CUDA_FMA) \
-	    tests/cuda/cuda_static.sh tests/tools/mutation.sh tests/tools/mutation_c.sh tests/cuda/ptx_plants.sh \
+	    tests/cuda/cuda_static.sh tests/tools/mutation.sh tests/tools/mutation_c.sh tests/cuda/ptx_plants.sh tests/tools/cortex_m.sh \
 	    $(patsubst %,'tests/tools/variant.sh %',$(VARIANTS))
 
 test-all: test test-long test-variants   ## all three; an hour and more
