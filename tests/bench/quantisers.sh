@@ -9,5 +9,5 @@
 python=${PYTHON:-python3} here=$(dirname "$0")
 "$python" -c 'import torchao' 2>/dev/null || { echo 'skip quantisers: no torchao'; exit 0; }
 tmp=$(mktemp -d) && trap 'rm -rf "$tmp"' EXIT
-${CC:-cc} -std=c99 -O2 -I"$here/../.." -shared -fPIC "$here/quantisers.c" -lm -o "$tmp/quantisers.so" &&
+${CC:-cc} -std=c99 -O2 -I. -shared -fPIC tests/support/quantisers.c -lm -o "$tmp/quantisers.so" &&
     "$python" -W ignore "$here/quantisers.py" "$tmp/quantisers.so" "${1:-4}" ${2:+"$2"}
