@@ -792,23 +792,25 @@ __global__ void set_betas(float *betas) { betas[0] = 0.0f; betas[1] = 1.0f; }
 
 /* --- peeks ----------------------------------------------------------------------------- */
 
-/* A block of device memory, its mirror, and the mirror's sequence. to NULL: no mirror. */
+/* A block of device memory, its mirror, and the mirror's sequence. to NULL: no mirror. A kernel's
+ * argument: without the last field it would end in bytes that nothing sets. */
 struct Mirrored {
     Mirror     *to;
     uint64_t   *turn;
     const void *from;
     int         bytes;
+    int         unused;
 };
 
 inline Mirrored mirrored(const State *s, int i) {
     Mirrored m = { &s->shared_on_device->mirrors[i], &s->block->turns[i], s->mirrored[i],
-                   (int)s->mirrored_bytes[i] };
+                   (int)s->mirrored_bytes[i], 0 };
     return m;
 }
 
 /* A block with its mirror, which is made at the first use. Without a mirror when all are taken. */
 inline Mirrored mirror_of(State *s, const void *device, size_t bytes) {
-    const Mirrored none = { NULL, NULL, device, 0 };
+    const Mirrored none = { NULL, NULL, device, 0, 0 };
     int i = 0;
     while (i < mirror_count && s->mirrored[i] != device) i++;
     if (i == mirror_count)
@@ -5873,7 +5875,7 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
 namespace {
 
 inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
-    const Mirrored none = { NULL, NULL, NULL, 0 };
+    const Mirrored none = { NULL, NULL, NULL, 0, 0 };
     Prepare p = { 1, &s->block->stop, scaler, mirror_of(s, step, sizeof *step),
                   scaler ? mirror_of(s, scaler, sizeof *scaler) : none };
     return p;

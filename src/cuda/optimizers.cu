@@ -708,7 +708,7 @@ update_chunks(const __grid_constant__ mixp_step_plan plan, const mixp_param_row 
 namespace {
 
 inline Prepare prepare_of(State *s, mixp_step_state *step, mixp_scaler_state *scaler) {
-    const Mirrored none = { NULL, NULL, NULL, 0 };
+    const Mirrored none = { NULL, NULL, NULL, 0, 0 };
     Prepare p = { 1, &s->block->stop, scaler, mirror_of(s, step, sizeof *step),
                   scaler ? mirror_of(s, scaler, sizeof *scaler) : none };
     return p;
