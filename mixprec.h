@@ -18130,8 +18130,8 @@ typedef struct mixpi_scaled {
 /* Does the device have memory of its own? */
 static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
-/* Has a step trained under delayed scaling? An evaluation, which one rank may run alone, changes
- * neither this answer nor the recipe that ranks compare. */
+/* Has this context trained a step under delayed scaling? An evaluation does not count: one rank may
+ * run it alone. It does not change the recipe that ranks compare, either. */
 static int mixpi_scaled_on(const mixp_context *ctx)
 { return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }
 

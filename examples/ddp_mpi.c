@@ -104,7 +104,7 @@ static int ddp_mpi_silent(int from) {
 }
 
 /* Finds the missing rank. Ranks that wait announce so, and listen for a second, or for up to 20
- * while several ranks are silent: on a busy machine some of them wait, too, and are slow to say so.
+ * while several ranks are silent: on a busy machine a rank that waits may announce it late.
  * The rank that announces nothing is missing. */
 static const char *ddp_mpi_late(void) {
     const struct timespec nap = { 0, 1000000 };

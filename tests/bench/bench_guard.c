@@ -11,7 +11,7 @@
  * Each round times N steps of one model without a guard and N of another with it, about one of which is
  * sampled; medians of the rounds' ratios are printed. The guard stays on: a guard that is turned on again
  * measures the precision of all sites in its first sample. On a busy machine use OMP_NUM_THREADS=1 and
- * the processor's time. One side alone, for instructions, which a busy machine does not change:
+ * the processor's time. Or count instructions, whose number does not depend on the load, of one side:
  *
  *     for w in off on; do OMP_NUM_THREADS=1 valgrind --tool=callgrind --callgrind-out-file=/dev/null \
  *         --toggle-collect=run build/bench/bench_guard --slice $w 1; done

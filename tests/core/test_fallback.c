@@ -8,6 +8,7 @@
 #include "mixprec.h"
 #include "test.h"
 #include "find.h"
+#include "lossy.h"
 #ifndef _WIN32
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -222,35 +223,6 @@ static void never(void) {
 
 /* --- the numbers of an event ------------------------------------------------------------------ */
 
-static double in_bf16(double x) { return (double)mixp_f32_from_bf16(mixp_bf16_from_f32((float)x)); }
-
-/* x on e4m3's grid, at most 448. */
-static double on_grid(double x) {
-    double a = fabs(x) > 448.0 ? 448.0 : fabs(x), step, whole, rest;
-    int e = 0;
-    frexp(a, &e);
-    step = ldexp(1.0, (e - 1 < -6 ? -6 : e - 1) - 3);
-    whole = floor(a / step);
-    rest = a / step - whole;
-    if (rest > 0.5 || (rest == 0.5 && fmod(whole, 2.0) == 1.0)) whole += 1.0;
-    return x < 0 ? -whole * step : whole * step;
-}
-
-/* Mean relative error and clipped share of x at a scale. */
-static void lose(const float *x, double scale, double *error, double *clipped) {
-    int i, seen = 0;
-    *error = *clipped = 0;
-    for (i = 0; i < ROWS * WIDTH; i++) {
-        const double v = in_bf16((double)x[i]);
-        if (v == 0) continue;
-        seen++;
-        *error += fabs(on_grid((double)(float)(v * scale)) * (double)(float)(1 / scale) - v) / fabs(v);
-        *clipped += fabs(v) * scale > 464.0;
-    }
-    *error /= seen;
-    *clipped /= seen;
-}
-
 static void numbers(void) {
     static float x[ROWS * WIDTH];
     plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
@@ -259,7 +231,7 @@ static void numbers(void) {
     mixp_event e;
     net_step(&n, &p, p.outlier, 7);
     fill_x(x, p.outlier, p.usual, 7);
-    lose(x, (double)(448.0f / (float)in_bf16(1e4)), &error, &clipped);
+    lose_at(x, ROWS * WIDTH, (double)(448.0f / (float)in_bf16(1e4)), &error, &clipped);
     CHECK(event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
     CHECK_NEAR(e.error, error, 1e-9);
     CHECK(e.clipped == 0);
@@ -275,7 +247,7 @@ static void numbers(void) {
     p.usual = 2.0f;
     net_step(&n, &p, 2.0f, 7);
     fill_x(x, 2.0f, 2.0f, 7);
-    lose(x, (double)(448.0f / (float)in_bf16(0.02)), &error, &clipped);
+    lose_at(x, ROWS * WIDTH, (double)(448.0f / (float)in_bf16(0.02)), &error, &clipped);
     CHECK(x_event_of(&n, MIXP_EVENT_OPERAND, 0, &e));
     CHECK_NEAR(e.error, error, 1e-9);
     CHECK_NEAR(e.clipped, clipped, 1e-12);

@@ -795,7 +795,7 @@ static void all_behind_group_0(model *m) { grouped(m, 0, 1); }
 typedef struct suspicion {
     const char *name;
     void      (*make)(model *m);
-    const char *part;           /* of the warning; NULL: there is none */
+    const char *part;           /* words that the warning holds; NULL: the case must not warn */
 } suspicion;
 
 static const suspicion suspicions[] = {

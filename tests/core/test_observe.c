@@ -80,7 +80,8 @@ static mixp_context *open_with(int every, mixp_tensor **w) {
     return ctx;
 }
 
-/* Each value in its bin; of all sites, the mean's one value beside them; anew in each sample. */
+/* The counter puts each value into the bin of its exponent. Without a name it counts all sites, so the
+ * value of the mean comes in. It begins at 0 in each sample. */
 static void test_bins(void) {
     mixp_tensor *w;
     mixp_context *ctx = open_with(2, &w);
@@ -271,7 +272,7 @@ static void test_sights(void) {
     CHECK(before.see == write_down && before.user == &d);
     mixp_step_begin(ctx);
     mean_of_three(ctx, w);
-    CHECK_INT(d.n, 4);                          /* nobody sees any more */
+    CHECK_INT(d.n, 4);                          /* the removed observer is not called */
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     mixp_context_free(ctx);
 }

@@ -152,8 +152,8 @@ static void a_recorded_step() {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
-/* An average starts anew when its weight is written before its first step: a captured step would do
- * so in each replay. */
+/* If a weight is written before its first step, its average starts again from the weight. A captured
+ * step would start it in each replay, so the capture is refused. */
 static void a_recorded_step_after_a_write() {
     Model a = model_on(gpu(), MIXP_F32, 0.75, false);
     const char *why;

@@ -1,10 +1,12 @@
 /* test_cuda_recipes.cpp - the quantiser of recipes on the simulated GPU: the bits of the CPU's
  * quantiser, which tests/core/test_recipes.c holds to a search through the grid; linear layers whose sums
- * are exact, bit for bit; a training near the CPU's; captured steps, which draw anew; and the state of
- * delayed scaling, which has the CPU's bits, that tests/core/test_delayed.c holds to an emulation.
+ * are exact, bit for bit; a training that stays near the CPU's; captured steps, which draw new random
+ * numbers in each replay; and the state of delayed scaling. It must have the CPU's bits;
+ * tests/core/test_delayed.c holds those to an emulation.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "cuda_pair.h"
+#include "lossy.h"
 #include <unistd.h>
 #include <vector>
 
@@ -729,7 +731,8 @@ static void delayed_like_the_cpu(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
-/* A file of the GPU resumes on the GPU and on the CPU; one without a state starts it anew. */
+/* A file that the GPU saved resumes on the GPU and on the CPU. A file without the state of delayed scaling
+ * sets the state to its beginning. */
 static void delayed_resumes(void) {
     char path[64];
     std::vector<float> end[3];
@@ -842,35 +845,6 @@ static void delayed_replays(void) {
 }
 
 /* --- fallback --------------------------------------------------------------------------------- */
-
-static double in_bf16(double x) { return (double)mixp_f32_from_bf16(mixp_bf16_from_f32((float)x)); }
-
-/* x on e4m3's grid, at most 448. */
-static double on_e4m3(double x) {
-    double a = fabs(x) > 448.0 ? 448.0 : fabs(x), step, whole, rest;
-    int e = 0;
-    frexp(a, &e);
-    step = ldexp(1.0, (e - 1 < -6 ? -6 : e - 1) - 3);
-    whole = floor(a / step);
-    rest = a / step - whole;
-    if (rest > 0.5 || (rest == 0.5 && fmod(whole, 2.0) == 1.0)) whole += 1.0;
-    return x < 0 ? -whole * step : whole * step;
-}
-
-/* Mean relative error and clipped share of x at a scale. */
-static void lose_at(const float *x, int n, double scale, double *error, double *clipped) {
-    int seen = 0;
-    *error = *clipped = 0;
-    for (int i = 0; i < n; i++) {
-        const double v = in_bf16((double)x[i]);
-        if (v == 0) continue;
-        seen++;
-        *error += fabs(on_e4m3((double)(float)(v * scale)) * (double)(float)(1 / scale) - v) / fabs(v);
-        *clipped += fabs(v) * scale > 464.0;
-    }
-    *error /= seen;
-    *clipped /= seen;
-}
 
 static int x_event(mixp_context *ctx, mixp_event_kind kind, mixp_event *e) {
     for (int i = 0; mixp_guard_event(ctx, i, e); i++)

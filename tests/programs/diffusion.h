@@ -1,6 +1,6 @@
-/* diffusion.h - a denoiser of points on two moons: noise of a random time is to be found. The time comes
- * in as sines and cosines. Late times, which are noise almost alone, count half. Nothing in it leaves
- * fp16's range.
+/* diffusion.h - a denoiser of points on two moons: it predicts the noise that was added at a random time.
+ * Sines and cosines encode the time. At a late time the points are almost only noise, so its loss counts
+ * half. No value leaves fp16's range.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum { DIFF_ROWS = 24, DIFF_TIMES = 8, DIFF_HIDDEN = 32 };

@@ -133,8 +133,8 @@ static void busy(void) {
     CHECK_NEAR(x, world.size, 0);
 }
 
-/* A rank that comes late is named by those that wait. All begin together; rank 1, too, is slow to come, as on a
- * busy machine, and the last one stays away until the others have ended the world. */
+/* Ranks that wait name the rank that is missing. All ranks begin together. Rank 1 announces late that it waits, as on
+ * a busy machine; the last rank stays away until the others have ended the world. */
 static void late(void) {
     float x = 1;
     const char *why = NULL;
