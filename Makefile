@@ -86,7 +86,7 @@ LIB   := $(BUILD)/libmixprec.a
 BUILT  = $(LIB) $(HEADER) $(BUILD)/flags
 say    = $(if $(V),,@echo "  $(1)")
 
-OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_block bench_optimizer
+OWN    = test_checkpoint test_checkpoint_stdio test_threads test_amx test_cpuid test_block bench_optimizer
 # tcc knows neither DEPENDS nor the builtins of tests/support/checked.h: tests/tools/variant.sh removes both.
 DEPENDS = -MMD -MP -MT $@ -MF $@.dep
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)

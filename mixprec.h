@@ -6709,7 +6709,15 @@ static mixp_result mixpi_topk(const mixp_exec *x, const mixp_topk_args *k) {
 #  define MIXPI_AMX 0
 #endif
 
-#if (MIXPI_AMX && !defined(MIXPI_AMX_EMULATED)) || (MIXPI_X86 && defined(_MSC_VER))
+/* clang-cl does not link the library that the compiler's own functions need. A test defines
+ * MIXPI_CPU_EMULATED, mixpi_cpuid and mixpi_xcr0. */
+#if MIXPI_X86 && (defined(_MSC_VER) || defined(MIXPI_CPU_EMULATED))
+#  define MIXPI_ASKS_CPU 1
+#else
+#  define MIXPI_ASKS_CPU 0
+#endif
+
+#if (MIXPI_ASKS_CPU || (MIXPI_AMX && !defined(MIXPI_AMX_EMULATED))) && !defined(MIXPI_CPU_EMULATED)
 static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
     __asm__ volatile("cpuid"
                      : "=a"(out[0]), "=b"(out[1]), "=c"(out[2]), "=d"(out[3])
@@ -6726,37 +6734,66 @@ static uint32_t mixpi_xcr0(void) {
 
 /* MIXPI_CPU_HAS(feature): does the processor have it, and does the system save its registers?
  * MIXPI_CPU_IS_AMD(): is the processor AMD's? Only speed depends on this answer. */
-#if !defined(_MSC_VER)
-#  define MIXPI_CPU_HAS(feature) __builtin_cpu_supports(feature)
+#if !MIXPI_ASKS_CPU
+#  define MIXPI_CPU_HAS(feature) __builtin_cpu_supports(#feature)
 #  define MIXPI_CPU_IS_AMD()     __builtin_cpu_is("amd")
-#elif MIXPI_X86
-/* clang-cl does not link the library that the compiler's own functions need. Bits of CPUID leaf 7:
- * Intel's Software Developer's Manual, volume 2A. */
-#  define MIXPI_CPU_HAS(feature) mixpi_cpu_has(feature)
-#  define MIXPI_CPU_IS_AMD()     mixpi_cpu_is_amd()
-static int mixpi_cpu_is_amd(void) {
-    uint32_t id[4];
-    mixpi_cpuid(0, 0, id);
-    return id[1] == 0x68747541u;                        /* "Auth" of "AuthenticAMD" */
-}
-static int mixpi_cpu_has(const char *feature) {
-    uint32_t id[4], wide[4], more[4] = { 0, 0, 0, 0 }, saved;
-    mixpi_cpuid(0, 0, id);
-    if (id[0] < 7) return 0;
-    mixpi_cpuid(1, 0, id);
-    if (!(id[2] & 1u << 27)) return 0;                  /* OSXSAVE: XGETBV exists */
-    saved = mixpi_xcr0();
-    if ((saved & 6u) != 6u) return 0;                   /* xmm and ymm */
-    if (strcmp(feature, "fma") == 0) return (id[2] >> 12 & 1u) != 0;
-    mixpi_cpuid(7, 0, wide);
-    if (strcmp(feature, "avx2") == 0) return (wide[1] >> 5 & 1u) != 0;
-    if ((saved & 0xE0u) != 0xE0u) return 0;             /* masks and zmm */
-    if (strcmp(feature, "avx512f") == 0) return (wide[1] >> 16 & 1u) != 0;
-    if (strcmp(feature, "avx512dq") == 0) return (wide[1] >> 17 & 1u) != 0;
-    if (strcmp(feature, "avx512bw") == 0) return (wide[1] >> 30 & 1u) != 0;
-    if (strcmp(feature, "avx512vl") == 0) return (wide[1] >> 31 & 1u) != 0;
+#else
+#  define MIXPI_CPU_HAS(feature) ((mixpi_cpu_answers() & mixpi_cpu_##feature) != 0)
+#  define MIXPI_CPU_IS_AMD()     ((mixpi_cpu_answers() & mixpi_cpu_amd) != 0)
+enum {
+    mixpi_cpu_asked    = 1 << 0,
+    mixpi_cpu_amd      = 1 << 1,
+    mixpi_cpu_fma      = 1 << 2,
+    mixpi_cpu_avx2     = 1 << 3,
+    mixpi_cpu_avx512f  = 1 << 4,
+    mixpi_cpu_avx512dq = 1 << 5,
+    mixpi_cpu_avx512bw = 1 << 6,
+    mixpi_cpu_avx512vl = 1 << 7,
+    mixpi_cpu_avx512bf16 = 1 << 8
+};
+
+/* AVX-512, of a processor whose registers the system saves. Bits of CPUID leaf 7: Intel's Software
+ * Developer's Manual, volume 2A. */
+static unsigned mixpi_cpu_ask_avx512(const uint32_t wide[4]) {
+    uint32_t more[4] = { 0, 0, 0, 0 };
+    unsigned has = 0;
     if (wide[0] >= 1) mixpi_cpuid(7, 1, more);
-    return strcmp(feature, "avx512bf16") == 0 && (more[0] >> 5 & 1u) != 0;
+    if (wide[1] >> 16 & 1u) has |= mixpi_cpu_avx512f;
+    if (wide[1] >> 17 & 1u) has |= mixpi_cpu_avx512dq;
+    if (wide[1] >> 30 & 1u) has |= mixpi_cpu_avx512bw;
+    if (wide[1] >> 31 & 1u) has |= mixpi_cpu_avx512vl;
+    if (more[0] >> 5 & 1u) has |= mixpi_cpu_avx512bf16;
+    return has;
+}
+
+static unsigned mixpi_cpu_ask(void) {
+    uint32_t id[4], wide[4], saved;
+    unsigned has = mixpi_cpu_asked;
+    mixpi_cpuid(0, 0, id);
+    if (id[1] == 0x68747541u) has |= mixpi_cpu_amd;     /* "Auth" of "AuthenticAMD" */
+    if (id[0] < 7) return has;
+    mixpi_cpuid(1, 0, id);
+    if (!(id[2] >> 27 & 1u)) return has;                /* OSXSAVE: XGETBV exists */
+    saved = mixpi_xcr0();
+    if ((saved & 6u) != 6u) return has;                 /* xmm and ymm */
+    mixpi_cpuid(7, 0, wide);
+    if (id[2] >> 12 & 1u) has |= mixpi_cpu_fma;
+    if (wide[1] >> 5 & 1u) has |= mixpi_cpu_avx2;
+    if ((saved & 0xE0u) == 0xE0u) has |= mixpi_cpu_ask_avx512(wide);    /* masks and zmm */
+    return has;
+}
+
+/* The library's only writable data, and only in clang-cl. Under a hypervisor each CPUID instruction
+ * traps, which takes microseconds, so the answers are kept. Threads that ask at the same time store
+ * the same answers. */
+static unsigned mixpi_cpu_kept;
+
+static unsigned mixpi_cpu_answers(void) {
+    unsigned has = __atomic_load_n(&mixpi_cpu_kept, __ATOMIC_RELAXED);
+    if (has) return has;
+    has = mixpi_cpu_ask();
+    __atomic_store_n(&mixpi_cpu_kept, has, __ATOMIC_RELAXED);
+    return has;
 }
 #endif
 
@@ -13504,16 +13541,16 @@ MIXPI_SMALL_BEGIN
           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
-/* These use the compiler's cached answers. A CPUID instruction would trap under a hypervisor. */
+/* These use kept answers. A CPUID instruction would trap under a hypervisor. */
 static int mixpi_has_avx2(void) {
     if (MIXPI_LEAST >= 1) return 1;
-    return MIXPI_CPU_HAS("avx2") && MIXPI_CPU_HAS("fma");
+    return MIXPI_CPU_HAS(avx2) && MIXPI_CPU_HAS(fma);
 }
 static int mixpi_has_avx512(void) {
     if (MIXPI_LEAST >= 2) return 1;
-    return mixpi_has_avx2() && MIXPI_CPU_HAS("avx512f") &&
-           MIXPI_CPU_HAS("avx512bw") && MIXPI_CPU_HAS("avx512dq") &&
-           MIXPI_CPU_HAS("avx512vl");
+    return mixpi_has_avx2() && MIXPI_CPU_HAS(avx512f) &&
+           MIXPI_CPU_HAS(avx512bw) && MIXPI_CPU_HAS(avx512dq) &&
+           MIXPI_CPU_HAS(avx512vl);
 }
 #endif
 
@@ -13523,7 +13560,7 @@ static int mixpi_has_avx512(void) {
  * library caches no state. */
 static int mixpi_has_avx512_bf16(void) {
 #  if MIXPI_BF16
-    return mixpi_has_avx512() && MIXPI_CPU_HAS("avx512bf16") &&
+    return mixpi_has_avx512() && MIXPI_CPU_HAS(avx512bf16) &&
            mixpi_pairs_answer(mixpi_pairs1_avx512, MIXPI_PAIRS_BF16);
 #  else
     return 0;

@@ -7,16 +7,16 @@
           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 
 #if MIXPI_X86
-/* These use the compiler's cached answers. A CPUID instruction would trap under a hypervisor. */
+/* These use kept answers. A CPUID instruction would trap under a hypervisor. */
 static int mixpi_has_avx2(void) {
     if (MIXPI_LEAST >= 1) return 1;
-    return MIXPI_CPU_HAS("avx2") && MIXPI_CPU_HAS("fma");
+    return MIXPI_CPU_HAS(avx2) && MIXPI_CPU_HAS(fma);
 }
 static int mixpi_has_avx512(void) {
     if (MIXPI_LEAST >= 2) return 1;
-    return mixpi_has_avx2() && MIXPI_CPU_HAS("avx512f") &&
-           MIXPI_CPU_HAS("avx512bw") && MIXPI_CPU_HAS("avx512dq") &&
-           MIXPI_CPU_HAS("avx512vl");
+    return mixpi_has_avx2() && MIXPI_CPU_HAS(avx512f) &&
+           MIXPI_CPU_HAS(avx512bw) && MIXPI_CPU_HAS(avx512dq) &&
+           MIXPI_CPU_HAS(avx512vl);
 }
 #endif
 
@@ -26,7 +26,7 @@ static int mixpi_has_avx512(void) {
  * library caches no state. */
 static int mixpi_has_avx512_bf16(void) {
 #  if MIXPI_BF16
-    return mixpi_has_avx512() && MIXPI_CPU_HAS("avx512bf16") &&
+    return mixpi_has_avx512() && MIXPI_CPU_HAS(avx512bf16) &&
            mixpi_pairs_answer(mixpi_pairs1_avx512, MIXPI_PAIRS_BF16);
 #  else
     return 0;
