@@ -4508,8 +4508,8 @@ MIXPREC_API mixp_tensor *mixp_index_add(mixp_context *ctx, mixp_tensor *x, int d
 /* KEEP. Over the last dimension. topk: the k largest (largest 0: smallest) elements, the largest
  * (smallest) first. sort: all elements, ascending or descending. *indices (unless NULL): their
  * positions, i32. NaN is larger than all; equal elements keep their order. The gradient goes to
- * the positions. On a GPU, the time of sort, and of topk with k above 1024, grows with the square
- * of the row's length if the row has more than 2048 elements. */
+ * the positions. On a GPU, sort of rows of more than 2048 elements, and topk of them with k above
+ * 1024, take 16 bytes of scratch memory an element. */
 MIXPREC_API mixp_tensor *mixp_topk(mixp_context *ctx, mixp_tensor *x, int64_t k, int largest,
                                    mixp_tensor **indices);
 MIXPREC_API mixp_tensor *mixp_sort(mixp_context *ctx, mixp_tensor *x, int descending,

@@ -1164,6 +1164,9 @@ compare_elements(const __grid_constant__ CompareJob s) {
     }
 }
 
+/* Rows of up to this length are cheaper without a sorting network. */
+const int topk_short = 64;
+
 /* One thread per element of a: the element's place is the number of elements before it. */
 __global__ void __launch_bounds__(team_threads)
 topk_places(const __grid_constant__ mixp_topk_args s) {
@@ -1182,9 +1185,9 @@ topk_places(const __grid_constant__ mixp_topk_args s) {
 /* Elements that a block sorts at once. */
 const int sort_room = 2048;
 
-/* Does topk_sorted run this call? For short rows, topk_places is cheaper. */
+/* Does topk_sorted run this call? */
 inline bool topk_is_sorted(const mixp_topk_args &k)
-{ return k.cols > 64 && (k.cols <= sort_room || k.k <= sort_room / 2); }
+{ return k.cols <= sort_room || k.k <= sort_room / 2; }
 
 /* The rank of element i of a row: earlier of equal elements have larger ranks. 0: no element. */
 __device__ inline uint64_t topk_rank(const mixp_topk_args &s, int64_t row, int64_t i) {
@@ -1227,6 +1230,58 @@ topk_sorted(const __grid_constant__ mixp_topk_args s) {
         for (int64_t t = threadIdx.x; t < s.k; t += team_threads)
             s.index[row * s.k + t] = (int32_t)~(uint32_t)best[t];
         __syncthreads();
+    }
+}
+
+/* Long rows, of which more is wanted than topk_sorted keeps: blocks sort pieces of sort_room
+ * elements, then each pass merges runs of `width` elements in pairs, until one run is left. */
+struct MergeJob : mixp_topk_args {
+    uint64_t *from, *to;        /* ranks [rows, cols]; to NULL: the last pass, which fills index */
+    int64_t   width;
+};
+
+/* A block per piece. */
+__global__ void __launch_bounds__(team_threads)
+topk_pieces(const __grid_constant__ MergeJob s) {
+    MIXPI_SHARED(uint64_t, ranks, sort_room);
+    int64_t pieces = ceil_div(s.cols, sort_room);
+    for (int64_t unit = blockIdx.x; unit < s.rows * pieces; unit += gridDim.x) {
+        int64_t row = unit / pieces, first = unit % pieces * sort_room;
+        int n = (int)least(sort_room, s.cols - first);
+        for (int t = (int)threadIdx.x; t < sort_room; t += team_threads)
+            ranks[t] = topk_rank(s, row, first + t);
+        sort_ranks(ranks, sort_room);
+        for (int t = (int)threadIdx.x; t < n; t += team_threads)
+            s.to[row * s.cols + first + t] = ranks[t];
+        __syncthreads();
+    }
+}
+
+/* How many of n sorted ranks, the largest first, are larger than `rank`? n <= 0: none. */
+__device__ inline int64_t ranks_above(const uint64_t *ranks, int64_t n, uint64_t rank) {
+    int64_t low = 0;
+    while (low < n) {
+        int64_t middle = low + (n - low) / 2;
+        if (ranks[middle] > rank) low = middle + 1;
+        else n = middle;
+    }
+    return low;
+}
+
+/* One thread per rank: its place is its place in its own run, plus the number of larger ranks in
+ * the other run of the pair. No two ranks of a row are equal. */
+__global__ void __launch_bounds__(team_threads)
+topk_merge(const __grid_constant__ MergeJob s) {
+    int64_t i = (int64_t)blockIdx.x * team_threads + threadIdx.x;
+    for (; i < s.rows * s.cols; i += (int64_t)gridDim.x * team_threads) {
+        int64_t row = i / s.cols, own = i - row * s.cols;
+        int64_t in_run = own % s.width, pair = own - own % (2 * s.width);
+        int64_t other = own - in_run == pair ? pair + s.width : pair;
+        uint64_t rank = s.from[i];
+        int64_t place = pair + in_run + ranks_above(s.from + row * s.cols + other,
+                                                    least(s.width, s.cols - other), rank);
+        if (s.to) s.to[row * s.cols + place] = rank;
+        else if (place < s.k) s.index[row * s.k + place] = (int32_t)~(uint32_t)rank;
     }
 }
 

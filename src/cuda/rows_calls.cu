@@ -368,6 +368,25 @@ static mixp_result mixpi_cuda_compare(const mixp_exec *x, const mixp_compare_arg
                                                team_threads, 0, on.stream, job));
 }
 
+/* The ranks of a pass and of the next one take turns in two halves of scratch memory. */
+static mixp_result mixpi_cuda_merged(Kernel *on, const mixp_exec *x, const mixp_topk_args *k) {
+    MergeJob job = mixpi_cuda_job<MergeJob>(*k);
+    int64_t count = k->rows * k->cols, pieces = k->rows * ceil_div(k->cols, sort_room);
+    uint64_t *ranks = (uint64_t *)scratch_of(x, (size_t)(2 * count) * sizeof(uint64_t));
+    if (!ranks) return MIXP_ERR_MEMORY;
+    job.to = ranks;
+    mixp_result r = on->launched("topk", MIXPI_LAUNCH(topk_pieces, grid_for(pieces, 1),
+                                                      team_threads, 0, on->stream, job));
+    for (job.width = sort_room; r == MIXP_OK && job.width < k->cols; job.width *= 2) {
+        job.from = job.to;
+        job.to = job.from == ranks ? ranks + count : ranks;
+        if (2 * job.width >= k->cols) job.to = NULL;
+        r = on->launched("topk", MIXPI_LAUNCH(topk_merge, grid_for(count, team_threads),
+                                              team_threads, 0, on->stream, job));
+    }
+    return r;
+}
+
 static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) {
     Kernel on(x);
     int64_t count = k->rows * k->cols;
@@ -375,11 +394,12 @@ static mixp_result mixpi_cuda_topk(const mixp_exec *x, const mixp_topk_args *k) 
     if (k->k < 1 || k->k > k->cols || k->cols > 0x7FFFFFFF || !k->index) return MIXP_ERR_ARGUMENT;
     if (!on.state) return MIXP_ERR_ORDER;
     if (count <= 0) return MIXP_OK;
-    if (topk_is_sorted(*k))
-        return on.launched("topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads,
-                                                0, on.stream, *k));
-    return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
-                                            team_threads, 0, on.stream, *k));
+    if (k->cols <= topk_short)
+        return on.launched("topk", MIXPI_LAUNCH(topk_places, grid_for(count, team_threads),
+                                                team_threads, 0, on.stream, *k));
+    if (!topk_is_sorted(*k)) return mixpi_cuda_merged(&on, x, k);
+    return on.launched("topk", MIXPI_LAUNCH(topk_sorted, grid_for(k->rows, 1), team_threads,
+                                            0, on.stream, *k));
 }
 
 static mixp_result mixpi_cuda_rope(const mixp_exec *x, const mixp_rope_args *k) {

@@ -360,6 +360,10 @@ static void picks(int64_t rows) {
     sort.rows = 1; sort.cols = sort.k = n < 2048 ? n : 2048;
     if (n > 2048) sort.rows = n / 2048;
     by_bytes("sort of 2048 bf16", s.c_str(), 2 * e, [=] { return table->topk(&x, &sort); });
+    mixp_topk_args long_sort = topk;
+    long_sort.rows = n > 65536 ? n / 65536 : 1;
+    long_sort.cols = long_sort.k = n < 65536 ? n : 65536;
+    by_bytes("sort of 65536 bf16", s.c_str(), 2 * e, [=] { return table->topk(&x, &long_sort); });
     by_bytes("random normal bf16", s.c_str(), 2 * e, [=] { return table->random(&x, &random); });
     good(table->fill(&x, args_fill(test_array{ index, MIXP_I32 }, n, 0.0)), "fill");
     by_bytes("gather bf16", s.c_str(), 8 * e, [=] { return table->gather(&x, &gather); });

@@ -2,7 +2,9 @@
  * with the CPU; and the operators that use them, through the tape.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "cuda_pair.h"
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 static mixp_dtype real_of(int i) {
     static const mixp_dtype real[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
@@ -228,6 +230,53 @@ static void topk_body() {
 }
 static void test_topk_kernel() { in_all_schedules(topk_body); }
 
+/* The definition of the order, on the numbers: NaN is above all, equal elements keep their order. */
+static std::vector<int32_t> sorted_places(const std::vector<double> &x, int smallest) {
+    std::vector<int32_t> places(x.size());
+    for (size_t i = 0; i < x.size(); i++) places[i] = (int32_t)i;
+    std::stable_sort(places.begin(), places.end(), [&](int32_t i, int32_t j) {
+        const double a = x[(size_t)i], b = x[(size_t)j];
+        const bool above = std::isnan(a) ? !std::isnan(b) : a > b;
+        const bool below = std::isnan(b) ? !std::isnan(a) : a < b;
+        return smallest ? below : above;
+    });
+    return places;
+}
+
+/* Rows around one and several pieces of 2,048 elements: the places are those of std::stable_sort. */
+static void long_sort_one(int64_t rows, int64_t cols, int64_t most, int turn) {
+    Pair a = numbers(real_of(turn), rows * cols, 1.0, turn % 2), index = output(MIXP_I32, rows * most, 0);
+    std::vector<double> x((size_t)(rows * cols));
+    mixp_topk_args k;
+    for (int64_t i = 0; i < rows * cols; i++) {
+        static const double odd[5] = { NAN, INFINITY, -INFINITY, 0.0, -0.0 };
+        const int64_t at = i * 7919 % 101;
+        x[(size_t)i] = at < 5 ? odd[at] : (double)(i * 40503 % 3001 - 1500) * 0.25;    /* many are equal */
+        if (real_of(turn) == MIXP_BF16 && at >= 5) x[(size_t)i] = (double)(i * 40503 % 251 - 125);
+        set_value(a, i, x[(size_t)i]);
+    }
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows; k.cols = cols; k.k = most;
+    k.smallest = turn / 3 % 2;
+    BOTH(topk(X, (k.a = args_in(ON(a)), k.index = AT(int32_t, index), &k)));
+    same_bits(index);
+    for (int64_t r = 0; r < rows; r++) {
+        std::vector<double> row(x.begin() + r * cols, x.begin() + (r + 1) * cols);
+        std::vector<int32_t> want = sorted_places(row, k.smallest);
+        CHECK(memcmp(want.data(), (const int32_t *)index.cpu + r * most, (size_t)most * 4) == 0);
+    }
+    finish(a); finish(index);
+}
+static void long_sort_body() {
+    static const int64_t cases[][3] = { { 2, 2047, 2047 }, { 1, 2048, 2048 }, { 3, 2049, 2049 }, { 1, 4096, 4096 },
+                                        { 2, 5000, 5000 }, { 2, 5000, 1025 }, { 1, 6145, 6144 } };
+    int turn = 0;
+    for (const int64_t *c : cases)
+        for (int smallest = 0; smallest < 2; smallest++, turn++) long_sort_one(c[0], c[1], c[2], 3 * smallest + turn % 3);
+    long_sort_one(1, 65537, 65537, 3);
+}
+static void test_long_sort() { in_all_schedules(long_sort_body); }
+
 static void random_body() {
     for (int turn = 0; turn < 9; turn++) {
         int64_t n = turn % 2 ? 1 : 5003;
@@ -403,6 +452,7 @@ int main() {
     RUN(test_gather);
     RUN(test_compare);
     RUN(test_topk_kernel);
+    RUN(test_long_sort);
     RUN(test_random);
     RUN(test_rope);
     RUN(test_smooth);
