@@ -1966,18 +1966,29 @@ MIXPREC_HD mixpi_scales mixpi_scales_power(float limit, uint32_t amax) {
     return s;
 }
 
-MIXPREC_HD mixpi_scales mixpi_scales_e8m0(float limit, uint32_t amax) {
+/* The biased exponent of amax / limit, rounded up to a power of two. */
+MIXPREC_HD int mixpi_e8m0_above(float limit, uint32_t amax) {
     const uint32_t t = mixp_bits_of_f32(mixp_f32_of_bits(amax) * (1.0f / limit));
     int e = (int)(t >> 23);
-    mixpi_scales s;
-    if (amax > 0x7F800000u) {
-        s.in = s.out = mixp_f32_of_bits(amax);
-        return s;
-    }
     e += (t & 0x7FFFFFu) != 0 && (e > 0 || t > 0x400000u);
-    if (e > 254) e = 254;
+    return e > 254 ? 254 : e;
+}
+
+/* The exponents of two between 1 and the element's largest value. */
+MIXPREC_HD uint32_t mixpi_grid_top(const mixpi_grid *g) { return (g->max >> 23) - 127u; }
+
+/* The biased exponent of amax after `add` to its bits, less that of the element's largest value. */
+MIXPREC_HD int mixpi_e8m0_of_power(const mixpi_grid *g, uint32_t add, uint32_t amax) {
+    const uint32_t e = (amax + add) >> 23, top = mixpi_grid_top(g);
+    return e > top ? (int)(e - top) : 0;
+}
+
+/* e: the biased exponent of the scale. */
+MIXPREC_HD mixpi_scales mixpi_scales_e8m0(int e, uint32_t amax) {
+    mixpi_scales s;
     s.in = mixpi_q_power(254 - e);
     s.out = mixpi_q_power(e);
+    if (amax > 0x7F800000u) s.in = s.out = mixp_f32_of_bits(amax);
     return s;
 }
 
@@ -2451,12 +2462,25 @@ typedef enum mixp_block_scale {
     MIXP_SCALE_TENSOR,          /* s = max / amax for the whole array; y = element(x s)    */
     MIXP_SCALE_POWER,           /* s = max / amax rounded down to a power of two, for each block;
                                    y = element(x s) / s                                    */
-    MIXP_SCALE_E8M0,            /* d = amax / max rounded up to a power of two, for each block;
-                                   y = element(x / d) d                                    */
+    MIXP_SCALE_E8M0,            /* d = amax / max rounded to a power of two, for each block; y =
+                                   element(x / d) d. See mixp_e8m0_rounding                */
     MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
                                    e4m3(amax s / 6) and y = element(x s / d) d             */
     MIXP_SCALE_COUNT
 } mixp_block_scale;
+
+/* How the e8m0 scale d of a block is rounded; the names are torchao's. RCEIL and CEIL clip no
+ * value. FLOOR and EVEN clip the largest values of blocks. The element's top is the largest power
+ * of two that the element holds: 2^8 (e4m3), 2^15 (e5m2), 4 (e2m1). d is at least 2^-127. Source:
+ * OCP MX 1.0, 6.3 (FLOOR); torchao, ScaleCalculationMode. */
+typedef enum mixp_e8m0_rounding {
+    MIXP_E8M0_RCEIL,            /* d = amax / max, rounded up to a power of two            */
+    MIXP_E8M0_FLOOR,            /* d = amax rounded down to a power of two, / top          */
+    MIXP_E8M0_CEIL,             /* d = amax rounded up to a power of two, / top            */
+    MIXP_E8M0_EVEN,             /* as FLOOR, after amax is rounded to the element's mantissa bits
+                                   (ties upwards)                                          */
+    MIXP_E8M0_COUNT
+} mixp_e8m0_rounding;
 
 /* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
  * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
@@ -2475,6 +2499,7 @@ typedef struct mixp_quantise_args {
     mixp_bf16       *y;
     mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
     mixp_block_scale scale;
+    mixp_e8m0_rounding e8m0;    /* of the scales of E8M0; otherwise ignored                */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -2573,6 +2598,7 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
                         k->element == MIXP_F4_E2M1;
     if (!k->x.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
     if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
+    if ((unsigned)k->e8m0 >= MIXP_E8M0_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
@@ -2615,13 +2641,25 @@ MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
            !(k->scale == MIXP_SCALE_TENSOR && given && !k->amax);
 }
 
+/* What rounds the bits of amax when only its exponent is kept; not for RCEIL. */
+MIXPREC_HD uint32_t mixpi_e8m0_add(const mixpi_grid *g, mixp_e8m0_rounding how) {
+    if (how == MIXP_E8M0_EVEN) return 1u << (g->shift - 1);
+    return how == MIXP_E8M0_CEIL ? 0x7FFFFFu : 0u;
+}
+
+/* The biased exponent of a block's e8m0 scale. */
+MIXPREC_HD int mixpi_e8m0_of(const mixpi_grid *g, mixp_e8m0_rounding how, uint32_t amax) {
+    if (how == MIXP_E8M0_RCEIL) return mixpi_e8m0_above(g->largest, amax);
+    return mixpi_e8m0_of_power(g, mixpi_e8m0_add(g, how), amax);
+}
+
 /* The scales of a block. tensor: the array's. */
-MIXPREC_HD mixpi_scales mixpi_scales_of(mixp_block_scale kind, float largest, float tensor,
-                                        uint32_t amax) {
+MIXPREC_HD mixpi_scales mixpi_scales_of(const mixp_quantise_args *k, const mixpi_grid *g,
+                                        float tensor, uint32_t amax) {
     mixpi_scales s = { 1.0f, 1.0f };
-    switch (kind) {
-    case MIXP_SCALE_POWER: return mixpi_scales_power(largest, amax);
-    case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(largest, amax);
+    switch (k->scale) {
+    case MIXP_SCALE_POWER: return mixpi_scales_power(g->largest, amax);
+    case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(mixpi_e8m0_of(g, k->e8m0, amax), amax);
     case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(tensor, amax);
     case MIXP_SCALE_TENSOR:
     case MIXP_SCALE_COUNT:
@@ -3759,7 +3797,8 @@ typedef enum mixp_recipe_kind {
                                    128; scales are powers of two. Multiples of 128. Source:
                                    DeepSeek-V3, 3.3; TransformerEngine, Float8BlockScaling   */
     MIXP_RECIPE_MXFP8,          /* e4m3 in blocks of 1 x 32 along the sum, e8m0 scales rounded up.
-                                   Multiples of 32. Source: OCP MX 1.0, arXiv 2506.08027     */
+                                   Multiples of 32. See mixp_recipe.e8m0. Source: OCP MX 1.0,
+                                   arXiv 2506.08027                                        */
     MIXP_RECIPE_NVFP4,          /* e2m1 in blocks of 1 x 16 along the sum, w of 16 x 16; e4m3 scales
                                    under an f32 scale for each tensor; dy rounds stochastically;
                                    a random Hadamard transform of 16 on both operands of the
@@ -3790,6 +3829,8 @@ typedef struct mixp_recipe {
                                    negative = never                                        */
     float clipped;              /* with a guard: the same for the share of its values that are
                                    clipped; 0 = 0.01                                       */
+    mixp_e8m0_rounding e8m0;    /* MXFP8: how the scales of blocks are rounded. FLOOR and EVEN clip:
+                                   `error` counts what that loses, `clipped` does not count it */
 } mixp_recipe;
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
@@ -13126,7 +13167,7 @@ MIXPI_V mixpi_vbits MIXPI_P(q_random)(const mixpi_grid *g, mixpi_vbits a, mixpi_
 { return mixpi_grid_random(g, a, random); }
 MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
                          mixpi_vreg *out) {
-    mixpi_scales s = mixpi_scales_of(q->k.scale, q->grid.largest, q->tensor, amax);
+    mixpi_scales s = mixpi_scales_of(&q->k, &q->grid, q->tensor, amax);
     *in = s.in;
     *out = s.out;
 }
@@ -13178,12 +13219,27 @@ MIXPI_V void MIXPI_P(q_scales_power)(float limit, mixpi_vbits amax, mixpi_vreg *
     *out = MIXPI_P(q_powers)(254u - s);
 }
 
-MIXPI_V void MIXPI_P(q_scales_e8m0)(float limit, mixpi_vbits amax, mixpi_vreg *in,
-                                    mixpi_vreg *out) {
+/* mixpi_e8m0_above */
+MIXPI_V mixpi_vbits MIXPI_P(q_e8m0_above)(float limit, mixpi_vbits amax) {
     const mixpi_vbits t = mixpi_rbits(mixpi_rof(amax) * mixpi_rset(1.0f / limit));
     const mixpi_vbits up = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), t,
                                           mixpi_vbits_all(0x3FFFFFu), mixpi_vbits_all(0x7FFFFFu));
-    const mixpi_vbits e = mixpi_vbits_min((t + up) >> 23, mixpi_vbits_all(254));
+    return mixpi_vbits_min((t + up) >> 23, mixpi_vbits_all(254));
+}
+
+/* mixpi_e8m0_of_power */
+MIXPI_V mixpi_vbits MIXPI_P(q_e8m0_of_power)(const mixpi_grid *g, mixp_e8m0_rounding how,
+                                             mixpi_vbits amax) {
+    const mixpi_vbits e = (amax + mixpi_e8m0_add(g, how)) >> 23;
+    const uint32_t top = mixpi_grid_top(g);
+    return mixpi_vbits_max(e, mixpi_vbits_all(top)) - top;
+}
+
+MIXPI_V void MIXPI_P(q_scales_e8m0)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
+                                    mixpi_vreg *out) {
+    const mixpi_vbits e = q->k.e8m0 == MIXP_E8M0_RCEIL
+                        ? MIXPI_P(q_e8m0_above)(q->grid.largest, amax)
+                        : MIXPI_P(q_e8m0_of_power)(&q->grid, q->k.e8m0, amax);
     *in = mixpi_rof(MIXPI_P(q_unless_nan)(amax, mixpi_rbits(MIXPI_P(q_powers)(254u - e))));
     *out = mixpi_rof(MIXPI_P(q_unless_nan)(amax, mixpi_rbits(MIXPI_P(q_powers)(e))));
 }
@@ -13205,7 +13261,7 @@ MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixp
     *in = mixpi_rset(q->tensor);
     *out = mixpi_rset(1.0f);
     if (q->k.scale == MIXP_SCALE_POWER) MIXPI_P(q_scales_power)(q->grid.largest, amax, in, out);
-    if (q->k.scale == MIXP_SCALE_E8M0) MIXPI_P(q_scales_e8m0)(q->grid.largest, amax, in, out);
+    if (q->k.scale == MIXP_SCALE_E8M0) MIXPI_P(q_scales_e8m0)(q, amax, in, out);
     if (q->k.scale == MIXP_SCALE_E4M3) MIXPI_P(q_scales_e4m3)(q->tensor, amax, in, out);
 }
 #endif
@@ -16076,6 +16132,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
         return "the recipe's error and clipped must be at most 1; negative means never";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
+    if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
+        return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
     return NULL;
 }
 
@@ -18639,6 +18697,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
         return;
     }
     mixpi_recipe_blocks(k, n, rows);
+    k->e8m0 = r->e8m0;
     if (square) k->block_rows = k->block_cols = n;
     if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
     if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
@@ -18728,6 +18787,7 @@ static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 &&
            p->x.data == k->x.data && p->element == k->element && p->scale == k->scale &&
+           p->e8m0 == k->e8m0 &&
            p->block_rows == k->block_rows && p->block_cols == k->block_cols &&
            p->given == k->given;
 }

@@ -1217,18 +1217,29 @@ MIXPREC_HD mixpi_scales mixpi_scales_power(float limit, uint32_t amax) {
     return s;
 }
 
-MIXPREC_HD mixpi_scales mixpi_scales_e8m0(float limit, uint32_t amax) {
+/* The biased exponent of amax / limit, rounded up to a power of two. */
+MIXPREC_HD int mixpi_e8m0_above(float limit, uint32_t amax) {
     const uint32_t t = mixp_bits_of_f32(mixp_f32_of_bits(amax) * (1.0f / limit));
     int e = (int)(t >> 23);
-    mixpi_scales s;
-    if (amax > 0x7F800000u) {
-        s.in = s.out = mixp_f32_of_bits(amax);
-        return s;
-    }
     e += (t & 0x7FFFFFu) != 0 && (e > 0 || t > 0x400000u);
-    if (e > 254) e = 254;
+    return e > 254 ? 254 : e;
+}
+
+/* The exponents of two between 1 and the element's largest value. */
+MIXPREC_HD uint32_t mixpi_grid_top(const mixpi_grid *g) { return (g->max >> 23) - 127u; }
+
+/* The biased exponent of amax after `add` to its bits, less that of the element's largest value. */
+MIXPREC_HD int mixpi_e8m0_of_power(const mixpi_grid *g, uint32_t add, uint32_t amax) {
+    const uint32_t e = (amax + add) >> 23, top = mixpi_grid_top(g);
+    return e > top ? (int)(e - top) : 0;
+}
+
+/* e: the biased exponent of the scale. */
+MIXPREC_HD mixpi_scales mixpi_scales_e8m0(int e, uint32_t amax) {
+    mixpi_scales s;
     s.in = mixpi_q_power(254 - e);
     s.out = mixpi_q_power(e);
+    if (amax > 0x7F800000u) s.in = s.out = mixp_f32_of_bits(amax);
     return s;
 }
 

@@ -133,6 +133,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
         return "the recipe's error and clipped must be at most 1; negative means never";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
+    if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
+        return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
     return NULL;
 }
 

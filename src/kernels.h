@@ -462,12 +462,25 @@ typedef enum mixp_block_scale {
     MIXP_SCALE_TENSOR,          /* s = max / amax for the whole array; y = element(x s)    */
     MIXP_SCALE_POWER,           /* s = max / amax rounded down to a power of two, for each block;
                                    y = element(x s) / s                                    */
-    MIXP_SCALE_E8M0,            /* d = amax / max rounded up to a power of two, for each block;
-                                   y = element(x / d) d                                    */
+    MIXP_SCALE_E8M0,            /* d = amax / max rounded to a power of two, for each block; y =
+                                   element(x / d) d. See mixp_e8m0_rounding                */
     MIXP_SCALE_E4M3,            /* NVFP4. s = 2688 / the array's amax; for each block d =
                                    e4m3(amax s / 6) and y = element(x s / d) d             */
     MIXP_SCALE_COUNT
 } mixp_block_scale;
+
+/* How the e8m0 scale d of a block is rounded; the names are torchao's. RCEIL and CEIL clip no
+ * value. FLOOR and EVEN clip the largest values of blocks. The element's top is the largest power
+ * of two that the element holds: 2^8 (e4m3), 2^15 (e5m2), 4 (e2m1). d is at least 2^-127. Source:
+ * OCP MX 1.0, 6.3 (FLOOR); torchao, ScaleCalculationMode. */
+typedef enum mixp_e8m0_rounding {
+    MIXP_E8M0_RCEIL,            /* d = amax / max, rounded up to a power of two            */
+    MIXP_E8M0_FLOOR,            /* d = amax rounded down to a power of two, / top          */
+    MIXP_E8M0_CEIL,             /* d = amax rounded up to a power of two, / top            */
+    MIXP_E8M0_EVEN,             /* as FLOOR, after amax is rounded to the element's mantissa bits
+                                   (ties upwards)                                          */
+    MIXP_E8M0_COUNT
+} mixp_e8m0_rounding;
 
 /* Quantises x[rows, cols] (f32 or bf16, row-major, dense) into y[rows, cols], which must not
  * overlap x. Rounds to nearest even, or stochastically; values beyond the element's largest become
@@ -486,6 +499,7 @@ typedef struct mixp_quantise_args {
     mixp_bf16       *y;
     mixp_dtype       element;   /* MIXP_F8_E4M3, MIXP_F8_E5M2 or MIXP_F4_E2M1              */
     mixp_block_scale scale;
+    mixp_e8m0_rounding e8m0;    /* of the scales of E8M0; otherwise ignored                */
     int64_t          block_rows, block_cols;    /* must divide rows and cols. One of: 1 x n, n x 1,
                                                    n x n, n a multiple of 16; 0 x 0 for TENSOR */
     int              stochastic;    /* 1: e2m1 rounds up when a random number lies below the part
@@ -584,6 +598,7 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
                         k->element == MIXP_F4_E2M1;
     if (!k->x.data || !k->y || k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
     if (!element || (unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
+    if ((unsigned)k->e8m0 >= MIXP_E8M0_COUNT) return MIXP_ERR_ARGUMENT;
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
@@ -626,13 +641,25 @@ MIXPREC_HD int mixpi_needs_amax(const mixp_quantise_args *k) {
            !(k->scale == MIXP_SCALE_TENSOR && given && !k->amax);
 }
 
+/* What rounds the bits of amax when only its exponent is kept; not for RCEIL. */
+MIXPREC_HD uint32_t mixpi_e8m0_add(const mixpi_grid *g, mixp_e8m0_rounding how) {
+    if (how == MIXP_E8M0_EVEN) return 1u << (g->shift - 1);
+    return how == MIXP_E8M0_CEIL ? 0x7FFFFFu : 0u;
+}
+
+/* The biased exponent of a block's e8m0 scale. */
+MIXPREC_HD int mixpi_e8m0_of(const mixpi_grid *g, mixp_e8m0_rounding how, uint32_t amax) {
+    if (how == MIXP_E8M0_RCEIL) return mixpi_e8m0_above(g->largest, amax);
+    return mixpi_e8m0_of_power(g, mixpi_e8m0_add(g, how), amax);
+}
+
 /* The scales of a block. tensor: the array's. */
-MIXPREC_HD mixpi_scales mixpi_scales_of(mixp_block_scale kind, float largest, float tensor,
-                                        uint32_t amax) {
+MIXPREC_HD mixpi_scales mixpi_scales_of(const mixp_quantise_args *k, const mixpi_grid *g,
+                                        float tensor, uint32_t amax) {
     mixpi_scales s = { 1.0f, 1.0f };
-    switch (kind) {
-    case MIXP_SCALE_POWER: return mixpi_scales_power(largest, amax);
-    case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(largest, amax);
+    switch (k->scale) {
+    case MIXP_SCALE_POWER: return mixpi_scales_power(g->largest, amax);
+    case MIXP_SCALE_E8M0:  return mixpi_scales_e8m0(mixpi_e8m0_of(g, k->e8m0, amax), amax);
     case MIXP_SCALE_E4M3:  return mixpi_scales_e4m3(tensor, amax);
     case MIXP_SCALE_TENSOR:
     case MIXP_SCALE_COUNT:

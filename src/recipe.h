@@ -53,7 +53,8 @@ typedef enum mixp_recipe_kind {
                                    128; scales are powers of two. Multiples of 128. Source:
                                    DeepSeek-V3, 3.3; TransformerEngine, Float8BlockScaling   */
     MIXP_RECIPE_MXFP8,          /* e4m3 in blocks of 1 x 32 along the sum, e8m0 scales rounded up.
-                                   Multiples of 32. Source: OCP MX 1.0, arXiv 2506.08027     */
+                                   Multiples of 32. See mixp_recipe.e8m0. Source: OCP MX 1.0,
+                                   arXiv 2506.08027                                        */
     MIXP_RECIPE_NVFP4,          /* e2m1 in blocks of 1 x 16 along the sum, w of 16 x 16; e4m3 scales
                                    under an f32 scale for each tensor; dy rounds stochastically;
                                    a random Hadamard transform of 16 on both operands of the
@@ -84,6 +85,8 @@ typedef struct mixp_recipe {
                                    negative = never                                        */
     float clipped;              /* with a guard: the same for the share of its values that are
                                    clipped; 0 = 0.01                                       */
+    mixp_e8m0_rounding e8m0;    /* MXFP8: how the scales of blocks are rounded. FLOOR and EVEN clip:
+                                   `error` counts what that loses, `clipped` does not count it */
 } mixp_recipe;
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,

@@ -36,7 +36,7 @@ MIXPI_V mixpi_vbits MIXPI_P(q_random)(const mixpi_grid *g, mixpi_vbits a, mixpi_
 { return mixpi_grid_random(g, a, random); }
 MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
                          mixpi_vreg *out) {
-    mixpi_scales s = mixpi_scales_of(q->k.scale, q->grid.largest, q->tensor, amax);
+    mixpi_scales s = mixpi_scales_of(&q->k, &q->grid, q->tensor, amax);
     *in = s.in;
     *out = s.out;
 }
@@ -88,12 +88,27 @@ MIXPI_V void MIXPI_P(q_scales_power)(float limit, mixpi_vbits amax, mixpi_vreg *
     *out = MIXPI_P(q_powers)(254u - s);
 }
 
-MIXPI_V void MIXPI_P(q_scales_e8m0)(float limit, mixpi_vbits amax, mixpi_vreg *in,
-                                    mixpi_vreg *out) {
+/* mixpi_e8m0_above */
+MIXPI_V mixpi_vbits MIXPI_P(q_e8m0_above)(float limit, mixpi_vbits amax) {
     const mixpi_vbits t = mixpi_rbits(mixpi_rof(amax) * mixpi_rset(1.0f / limit));
     const mixpi_vbits up = mixpi_vbits_gt(mixpi_vbits_all(0x800000u), t,
                                           mixpi_vbits_all(0x3FFFFFu), mixpi_vbits_all(0x7FFFFFu));
-    const mixpi_vbits e = mixpi_vbits_min((t + up) >> 23, mixpi_vbits_all(254));
+    return mixpi_vbits_min((t + up) >> 23, mixpi_vbits_all(254));
+}
+
+/* mixpi_e8m0_of_power */
+MIXPI_V mixpi_vbits MIXPI_P(q_e8m0_of_power)(const mixpi_grid *g, mixp_e8m0_rounding how,
+                                             mixpi_vbits amax) {
+    const mixpi_vbits e = (amax + mixpi_e8m0_add(g, how)) >> 23;
+    const uint32_t top = mixpi_grid_top(g);
+    return mixpi_vbits_max(e, mixpi_vbits_all(top)) - top;
+}
+
+MIXPI_V void MIXPI_P(q_scales_e8m0)(const mixpi_quantising *q, mixpi_vbits amax, mixpi_vreg *in,
+                                    mixpi_vreg *out) {
+    const mixpi_vbits e = q->k.e8m0 == MIXP_E8M0_RCEIL
+                        ? MIXPI_P(q_e8m0_above)(q->grid.largest, amax)
+                        : MIXPI_P(q_e8m0_of_power)(&q->grid, q->k.e8m0, amax);
     *in = mixpi_rof(MIXPI_P(q_unless_nan)(amax, mixpi_rbits(MIXPI_P(q_powers)(254u - e))));
     *out = mixpi_rof(MIXPI_P(q_unless_nan)(amax, mixpi_rbits(MIXPI_P(q_powers)(e))));
 }
@@ -115,7 +130,7 @@ MIXPI_V void MIXPI_P(q_scales)(const mixpi_quantising *q, mixpi_vbits amax, mixp
     *in = mixpi_rset(q->tensor);
     *out = mixpi_rset(1.0f);
     if (q->k.scale == MIXP_SCALE_POWER) MIXPI_P(q_scales_power)(q->grid.largest, amax, in, out);
-    if (q->k.scale == MIXP_SCALE_E8M0) MIXPI_P(q_scales_e8m0)(q->grid.largest, amax, in, out);
+    if (q->k.scale == MIXP_SCALE_E8M0) MIXPI_P(q_scales_e8m0)(q, amax, in, out);
     if (q->k.scale == MIXP_SCALE_E4M3) MIXPI_P(q_scales_e4m3)(q->tensor, amax, in, out);
 }
 #endif

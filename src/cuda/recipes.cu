@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(quantise_threads)
     uint64_t key = quantise_key(q);
     int64_t n = q.k.rows * q.k.cols;
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
-    mixpi_scales s = mixpi_scales_of(q.k.scale, q.grid.largest, array_scale(q), 0);
+    mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, array_scale(q), 0);
     for (; i < n; i += (int64_t)gridDim.x * blockDim.x * 8)
         quantise8(q, key, i, (int)least(8, n - i), s);
 }
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(quantise_threads)
         for (int64_t e = rank; e < end; e += q.team)
             most = look8(q, at + eight_at(q.k, e), 8, most);
         most = q.team > warp_size ? block_most(most) : team_most(most, q.team);
-        mixpi_scales s = mixpi_scales_of(q.k.scale, q.grid.largest, tensor, most);
+        mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, most);
         uint64_t key = quantise_key(q);
         for (int64_t e = rank; e < end; e += q.team)
             quantise8(q, key, at + eight_at(q.k, e), 8, s);
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(quantise_threads)
         uint32_t a = found[w * column_tile + (int)threadIdx.x];
         all = a > all ? a : all;
     }
-    mixpi_scales s = mixpi_scales_of(q.k.scale, q.grid.largest, tensor, all);
+    mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, all);
     in[threadIdx.x] = s.in;
     out[threadIdx.x] = s.out;
     __syncthreads();

@@ -141,6 +141,7 @@ static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
         return;
     }
     mixpi_recipe_blocks(k, n, rows);
+    k->e8m0 = r->e8m0;
     if (square) k->block_rows = k->block_cols = n;
     if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
     if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
@@ -230,6 +231,7 @@ static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 &&
            p->x.data == k->x.data && p->element == k->element && p->scale == k->scale &&
+           p->e8m0 == k->e8m0 &&
            p->block_rows == k->block_rows && p->block_cols == k->block_cols &&
            p->given == k->given;
 }

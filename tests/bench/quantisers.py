@@ -7,7 +7,7 @@ LIBRARY is quantisers.c as a shared library; MILLIONS of values go through each 
 installed. TRANSFORMER_ENGINE is a checkout; where it is given, its references in Python run as well.
 Compared are the bits of the decoded values and of the factor of a product; 0 and -0 count as the same, because
 TransformerEngine's reference makes 0 of -0 (its hardware does not). Blocks whose e8m0 scale is 2^-127 are left out
-and counted: torchao divides them by 1, so that all become 0. Ends with 1 if a bit differs.
+and counted: torchao divides them by 1 or 2^-126. Ends with 1 if a bit differs.
 """
 import ctypes
 import enum
@@ -24,7 +24,11 @@ from torchao.prototype.mx_formats.mx_tensor import to_mx
 torch.set_num_threads(1)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ROWS, COLS = 1024, 1024
-MXFP8 = 4
+MXFP8 = {4: ScaleCalculationMode.RCEIL, 7: ScaleCalculationMode.FLOOR, 8: ScaleCalculationMode.CEIL,
+         9: ScaleCalculationMode.EVEN}
+# The largest amax whose e8m0 scale is 2^-127.
+MOST_OF_SMALLEST = {ScaleCalculationMode.RCEIL: 448 * 2.0 ** -127, ScaleCalculationMode.FLOOR: (2 - 2.0 ** -23) * 2.0 ** -119,
+                    ScaleCalculationMode.CEIL: 2.0 ** -119, ScaleCalculationMode.EVEN: (2 - 2.0 ** -4 - 2.0 ** -23) * 2.0 ** -119}
 one = torch.ones(())
 
 
@@ -52,10 +56,12 @@ def ao_tensor(dtype):
     return run
 
 
-def ao_mx(x):
-    exponent, low = to_mx(x, E4M3, 32, ScaleCalculationMode.RCEIL)
-    factor = torch.ldexp(one, exponent.contiguous().view(torch.uint8).int() - 127)
-    return low.float().view(-1, 32).mul(factor.reshape(-1, 1)).view(x.shape), one
+def ao_mx(mode):
+    def run(x):
+        exponent, low = to_mx(x, E4M3, 32, mode)
+        factor = torch.ldexp(one, exponent.contiguous().view(torch.uint8).int() - 127)
+        return low.float().view(-1, 32).mul(factor.reshape(-1, 1)).view(x.shape), one
+    return run
 
 
 def te_tensor(kind):
@@ -123,16 +129,16 @@ def ours(library, which, x):
 
 def smallest_scale(which, x):
     """True for what lies in a block of MXFP8 whose scale is 2^-127."""
-    if which != MXFP8:
+    if which not in MXFP8:
         return torch.zeros(x.shape, dtype=torch.bool)
     amax = x.float().abs().view(-1, 32).amax(1, keepdim=True)
-    return (amax <= 448 * 2.0 ** -127).expand(-1, 32).reshape(x.shape)
+    return (amax <= MOST_OF_SMALLEST[MXFP8[which]]).expand(-1, 32).reshape(x.shape)
 
 
 def main():
     library, millions = ctypes.CDLL(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 4
     peers = [(0, 'e4m3, one scale', 'torchao', ao_tensor(E4M3)), (1, 'e5m2, one scale', 'torchao', ao_tensor(E5M2)),
-             (MXFP8, 'MXFP8, 1 x 32', 'torchao RCEIL', ao_mx)]
+             *((which, 'MXFP8, 1 x 32', 'torchao ' + mode.name, ao_mx(mode)) for which, mode in MXFP8.items())]
     if len(sys.argv) > 3:
         fp8 = stub_transformer_engine(sys.argv[3])
         name = 'TransformerEngine'

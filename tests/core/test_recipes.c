@@ -5,6 +5,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "reference/e8m0.h"
 
 /* --- the reference -------------------------------------------------------------------------- */
 
@@ -36,7 +37,33 @@ static double scale_to(double max, double amax) {
     return s > (double)3.40282346638528859812e38f ? (double)3.40282346638528859812e38f : s;
 }
 
-static factors factors_of(mixp_block_scale kind, const grid *g, double amax, double tensor) {
+/* amax, finite and above 0, as `how` rounds it to a power of two, less the element's largest; of the
+ * exponent. */
+static int exponent_of(mixp_e8m0_rounding how, const grid *g, double amax) {
+    int e, top;
+    double m;
+    frexp(g->max, &top);
+    m = frexp(amax, &e);                                /* 0.5 <= m < 1 */
+    if (how == MIXP_E8M0_CEIL && m > 0.5) e++;
+    if (how == MIXP_E8M0_EVEN && floor(ldexp(m, g->mantissa + 1) + 0.5) == ldexp(1.0, g->mantissa + 1)) e++;
+    return e - top;
+}
+
+/* The exponent of an e8m0 scale. */
+static int scale_exponent(mixp_e8m0_rounding how, const grid *g, double amax) {
+    double t = amax < 1e39 ? f32(amax * f32(1.0 / g->max)) : amax;
+    int e = -127;
+    if (how == MIXP_E8M0_RCEIL) {
+        while (e < 127 && ldexp(1.0, e) < t) e++;
+        return e;
+    }
+    if (amax > 1e39) amax = ldexp(1.0, 128);            /* as Inf counts */
+    if (amax > 0) e = exponent_of(how, g, amax);
+    return e < -127 ? -127 : e;
+}
+
+static factors factors_of(const mixp_quantise_args *k, const grid *g, double amax, double tensor) {
+    const mixp_block_scale kind = k->scale;
     factors f = { 1.0, 1.0 };
     int e = 0;
     if (kind == MIXP_SCALE_TENSOR) f.in = tensor;
@@ -46,11 +73,9 @@ static factors factors_of(mixp_block_scale kind, const grid *g, double amax, dou
         f.out = ldexp(1.0, 1 - e);
     }
     if (kind == MIXP_SCALE_E8M0) {
-        double t = amax < 1e39 ? f32(amax * f32(1.0 / g->max)) : amax;
-        if (t != t) f.in = f.out = t;
+        if (amax != amax) f.in = f.out = amax;
         else {
-            e = -127;
-            while (e < 127 && ldexp(1.0, e) < t) e++;
+            e = scale_exponent(k->e8m0, g, amax);
             f.in = ldexp(1.0, -e);
             f.out = ldexp(1.0, e);
         }
@@ -87,7 +112,7 @@ static double reference(const mixp_quantise_args *k) {
             for (i = r; i < r + br; i++)
                 for (j = c; j < c + bc; j++)
                     amax = larger(fabs((double)mixp_get(k->x, i * k->cols + j)), amax);
-            f = factors_of(k->scale, g, amax, tensor);
+            f = factors_of(k, g, amax, tensor);
             for (i = r; i < r + br; i++)
                 for (j = c; j < c + bc; j++) {
                     double x = f32((double)mixp_get(k->x, i * k->cols + j) * f.in);
@@ -152,13 +177,30 @@ static mixp_context *context(int threads) {
     return mixp_context_new(&desc);
 }
 
-typedef struct plan { mixp_block_scale scale; int element; int64_t rows, cols; } plan;
+typedef struct plan { mixp_block_scale scale; int element; int64_t rows, cols; mixp_e8m0_rounding e8m0; } plan;
 static const plan plans[] = {
-    { MIXP_SCALE_TENSOR, 0, 0, 0 },   { MIXP_SCALE_TENSOR, 1, 0, 0 },
-    { MIXP_SCALE_POWER, 0, 1, 128 },  { MIXP_SCALE_POWER, 0, 128, 1 }, { MIXP_SCALE_POWER, 0, 128, 128 },
-    { MIXP_SCALE_E8M0, 0, 1, 32 },    { MIXP_SCALE_E8M0, 0, 32, 1 },   { MIXP_SCALE_E8M0, 0, 32, 32 },
-    { MIXP_SCALE_E8M0, 1, 1, 32 },    { MIXP_SCALE_E8M0, 2, 1, 32 },
-    { MIXP_SCALE_E4M3, 2, 1, 16 },    { MIXP_SCALE_E4M3, 2, 16, 1 },   { MIXP_SCALE_E4M3, 2, 16, 16 }
+    { MIXP_SCALE_TENSOR, 0, 0, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_TENSOR, 1, 0, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_POWER, 0, 1, 128, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_POWER, 0, 128, 1, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_POWER, 0, 128, 128, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, 0, 32, 32, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, 1, 1, 32, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_CEIL },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_EVEN },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_FLOOR },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_CEIL },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_EVEN },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_FLOOR },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_CEIL },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_EVEN }
 };
 enum { PLANS = sizeof plans / sizeof plans[0] };
 
@@ -173,6 +215,7 @@ static mixp_quantise_args args_of(const plan *p, int low) {
     k.scale = p->scale;
     k.block_rows = p->rows;
     k.block_cols = p->cols;
+    k.e8m0 = p->e8m0;
     return k;
 }
 
@@ -223,11 +266,35 @@ static void every_bf16(void) {
     mixp_context_free(ctx);
 }
 
+/* Blocks of 32 quantised by torchao in each rounding of the scale. */
+static void recorded(void) {
+    mixp_context *ctx = context(1);
+    int i, how, j;
+    for (i = 0; i < E8M0_BLOCKS; i++)
+        for (how = 0; how < MIXP_E8M0_COUNT; how++) {
+            const e8m0_block *b = &e8m0_blocks[i];
+            mixp_quantise_args k = args_of(&plans[5], 0);
+            float decode = 0;
+            k.rows = 1;
+            k.cols = 32;
+            k.element = elements[b->element];
+            k.e8m0 = (mixp_e8m0_rounding)how;
+            for (j = 0; j < 32; j++) source[j] = mixp_f32_of_bits(b->x[j % E8M0_VALUES]);
+            CHECK_INT(mixp_quantise(mixp_context_exec(ctx), &k, &decode), MIXP_OK);
+            CHECK(decode == 1.0f);
+            for (j = 0; j < 32; j++) {
+                if (got[j].bits != b->y[how][j % E8M0_VALUES]) printf("  block %d, rounding %d, %d\n", i, how, j);
+                CHECK_INT(got[j].bits, b->y[how][j % E8M0_VALUES]);
+            }
+        }
+    mixp_context_free(ctx);
+}
+
 /* A value between two steps is rounded up as often as its distance says, and the same way each
  * time. */
 static void stochastic(void) {
     mixp_context *ctx = context(1);
-    mixp_quantise_args k = args_of(&plans[PLANS - 3], 0);
+    mixp_quantise_args k = args_of(&plans[10], 0);
     const double values[6] = { 0.1, 0.7, 1.2, 2.3, 3.9, 5.5 };
     float decode;
     int i, v;
@@ -402,6 +469,7 @@ static void quantiser_refuses(void) {
     REFUSES(k.rows = 0, MIXP_ERR_ARGUMENT);
     REFUSES(k.element = MIXP_F16, MIXP_ERR_ARGUMENT);
     REFUSES(k.scale = MIXP_SCALE_COUNT, MIXP_ERR_ARGUMENT);
+    REFUSES(k.e8m0 = MIXP_E8M0_COUNT, MIXP_ERR_ARGUMENT);
     REFUSES(k.stochastic = 1, MIXP_ERR_ARGUMENT);
     REFUSES(k.x.dtype = MIXP_F16, MIXP_ERR_DTYPE);
     REFUSES(k.block_cols = 31, MIXP_ERR_SHAPE);
@@ -440,6 +508,7 @@ static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, i
     k.scale = p->scale;
     k.block_rows = p->rows;
     k.block_cols = p->cols;
+    k.e8m0 = p->e8m0;
     if (turn) {
         mixp_context *ctx = context(1);
         mixp_convert(low, MIXP_BF16, x, MIXP_F32, rows * cols);
@@ -524,6 +593,8 @@ static void linear_of(const mixp_recipe *recipe, const six *p, int turn) {
 static void products(void) {
     const plan e4 = plans[0], e5 = plans[1], b1 = plans[2], b2 = plans[3], bb = plans[4];
     const plan m1 = plans[5], m2 = plans[6], n1 = plans[10], n2 = plans[11], nn = plans[12];
+    const plan f1 = { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR }, f2 = { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_FLOOR };
+    const six floor_of = { f1, f1, f1, f2, f2, f2 };
     const six current = { e4, e4, e5, e4, e4, e5 }, current4 = { e4, e4, e4, e4, e4, e4 };
     const six block = { b1, bb, b1, b2, bb, b2 }, mx = { m1, m1, m1, m2, m2, m2 };
     const six nv = { n1, nn, n1, n2, nn, n2 }, nv1 = { n1, n1, n1, n2, n2, n2 };
@@ -537,6 +608,9 @@ static void products(void) {
     linear_of(&r, &block, 0);
     r.kind = MIXP_RECIPE_MXFP8;
     linear_of(&r, &mx, 0);
+    r.e8m0 = MIXP_E8M0_FLOOR;
+    linear_of(&r, &floor_of, 0);
+    r.e8m0 = MIXP_E8M0_RCEIL;
     r.kind = MIXP_RECIPE_NVFP4;
     r.no_stochastic = 1;
     linear_of(&r, &nv, 1);
@@ -673,6 +747,9 @@ static void refused(void) {
     r.keep_last = -1;
     REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "negative");
     r.keep_last = 0;
+    r.e8m0 = MIXP_E8M0_COUNT;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "not a mixp_e8m0_rounding");
+    r.e8m0 = MIXP_E8M0_RCEIL;
     r.kind = MIXP_RECIPE_COUNT;
     REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "not a mixp_recipe_kind");
     CHECK(mixp_autocast_current(ctx).recipe == NULL);
@@ -779,6 +856,7 @@ static void training(void) {
 int main(void) {
     RUN(against_reference);
     RUN(every_bf16);
+    RUN(recorded);
     RUN(stochastic);
     RUN(hadamard);
     RUN(instruction_sets);

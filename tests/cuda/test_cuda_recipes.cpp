@@ -17,25 +17,31 @@ struct Form {
     mixp_dtype element;
     int64_t    block_rows, block_cols, rows, cols;
     int        stochastic;
+    mixp_e8m0_rounding e8m0;
 };
 /* Each recipe's operands, then blocks that share warps otherwise, and arrays of odd sizes. */
 static const Form forms[] = {
-    { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0 },
-    { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0 },
-    { MIXP_SCALE_TENSOR, MIXP_F4_E2M1, 0, 0, 1, 5, 1 },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 128, 5, 384, 0 },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 128, 35, 0 },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 128, 128, 256, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 300, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 1, 32, 3, 32, 0 },
-    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 48, 48, 96, 96, 1 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 9, 80, 0 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 33, 48, 1 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 67, 1 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 32, 48, 0 },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 64, 4, 192, 1 },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 4096, 2, 4096, 0 },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_TENSOR, MIXP_F4_E2M1, 0, 0, 1, 5, 1, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 128, 5, 384, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 128, 35, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 128, 128, 256, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 300, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 1, 32, 3, 32, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 48, 48, 96, 96, 1, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 9, 80, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 33, 48, 1, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 67, 1, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 32, 48, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 64, 4, 192, 1, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 4096, 2, 4096, 0, MIXP_E8M0_RCEIL },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_FLOOR },
+    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 32, 1, 64, 36, 0, MIXP_E8M0_FLOOR },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 36, 0, MIXP_E8M0_CEIL },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_EVEN },
+    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 32, 32, 32, 64, 0, MIXP_E8M0_EVEN },
 };
 
 enum Edges { plain, spread, zeros, huge, with_nan, with_inf, tiny, edge_kinds };
@@ -69,6 +75,7 @@ static mixp_quantise_args args_of(const Form &p, const Pair &x, const Pair &y) {
     k.block_rows = p.block_rows;
     k.block_cols = p.block_cols;
     k.stochastic = p.stochastic;
+    k.e8m0 = p.e8m0;
     k.seed = 3;
     k.step = 4;
     k.tensor = 5;
@@ -105,8 +112,8 @@ static void same_numbers(void) { in_all_schedules(same_numbers_body); }
 
 /* More parts of the array's amax than thread blocks look at together. */
 static void large_body(void) {
-    const Form large[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 801, 1001, 0 },
-                           { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 512, 1200, 1 } };
+    const Form large[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 801, 1001, 0, MIXP_E8M0_RCEIL },
+                           { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 512, 1200, 1, MIXP_E8M0_RCEIL } };
     for (const Form &p : large) {
         Pair x = source_of(p, MIXP_BF16, plain, 0);
         Pair y = empty(MIXP_BF16, p.rows * p.cols, 0), decode = empty(MIXP_F32, 1, 0);
@@ -123,9 +130,10 @@ static void large(void) { in_all_schedules(large_body); }
 /* Every bf16 number, each as it is and scaled by an amax beyond all. */
 static void every_bf16_body(void) {
     for (mixp_dtype element : { MIXP_F8_E4M3, MIXP_F8_E5M2, MIXP_F4_E2M1 })
-        for (mixp_block_scale scale : { MIXP_SCALE_TENSOR, MIXP_SCALE_E8M0 }) {
-            const int64_t n = scale == MIXP_SCALE_TENSOR ? 0 : 16;
-            const Form p = { scale, element, n ? 1 : 0, n, 256, 256, 0 };
+        for (int how = -1; how < MIXP_E8M0_COUNT; how++) {
+            const int64_t n = how < 0 ? 0 : 16;
+            const Form p = { n ? MIXP_SCALE_E8M0 : MIXP_SCALE_TENSOR, element, n ? 1 : 0, n, 256, 256, 0,
+                             n ? (mixp_e8m0_rounding)how : MIXP_E8M0_RCEIL };
             Pair x = empty(MIXP_BF16, 65536, 0), y = empty(MIXP_BF16, 65536, 0),
                  decode = empty(MIXP_F32, 1, 0);
             for (int64_t i = 0; i < 65536; i++) set_code(x, i, (uint64_t)i);
@@ -140,7 +148,7 @@ static void every_bf16(void) { in_all_schedules(every_bf16_body); }
 
 /* The second operand's factor is that of the product. */
 static void factors_body(void) {
-    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 16, 16, 0 };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 16, 16, 0, MIXP_E8M0_RCEIL };
     Pair x = numbers(MIXP_BF16, 256, 1.0, 0), y = empty(MIXP_BF16, 256, 0);
     Pair first = empty(MIXP_F32, 1, 0), both = empty(MIXP_F32, 1, 0);
     on_gpu = 1;
@@ -161,7 +169,7 @@ static void factors(void) { in_all_schedules(factors_body); }
 
 /* A given scale, and the amax, of an array whose size is odd. */
 static void given_body(void) {
-    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 37, 61, 0 };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 37, 61, 0, MIXP_E8M0_RCEIL };
     for (float given : { 0.0f, 3.5f }) {
         Pair x = numbers(MIXP_BF16, 37 * 61, 1.0, 0), y = empty(MIXP_BF16, 37 * 61, 0);
         Pair decode = empty(MIXP_F32, 1, 0), amax = empty(MIXP_F32, 1, 0);
@@ -185,7 +193,7 @@ static void given(void) { in_all_schedules(given_body); }
 
 /* A scale in device memory; an amax that joins an older one. A NaN does not. */
 static void joined_body(void) {
-    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 32, 48, 0 };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 32, 48, 0, MIXP_E8M0_RCEIL };
     struct Case { float old, largest, joined; };
     const Case cases[] = { { 0.0f, 7.0f, 7.0f }, { 9.0f, 7.0f, 9.0f }, { 3.0f, NAN, 3.0f },
                            { 3.0f, INFINITY, INFINITY } };
@@ -349,7 +357,7 @@ static void *no_scratch(void *, size_t) { return NULL; }
 
 /* The CPU's errors; nothing is written. */
 static void refused_body(void) {
-    const Form p = { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 32, 32, 0 };
+    const Form p = { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 32, 32, 0, MIXP_E8M0_RCEIL };
     Pair x = numbers(MIXP_F32, 1024, 1.0, 0), y = numbers(MIXP_BF16, 1024, 1.0, 0);
     Pair decode = numbers(MIXP_F32, 1, 1.0, 0);
     float ignored;
@@ -366,6 +374,7 @@ static void refused_body(void) {
     REFUSES(k.cols = 0, MIXP_ERR_ARGUMENT);
     REFUSES(k.element = MIXP_F16, MIXP_ERR_ARGUMENT);
     REFUSES(k.scale = MIXP_SCALE_COUNT, MIXP_ERR_ARGUMENT);
+    REFUSES(k.e8m0 = MIXP_E8M0_COUNT, MIXP_ERR_ARGUMENT);
     REFUSES(k.element = MIXP_F8_E4M3; k.stochastic = 1, MIXP_ERR_ARGUMENT);
     REFUSES(k.given = -1.0f, MIXP_ERR_ARGUMENT);
     REFUSES(k.given = NAN, MIXP_ERR_ARGUMENT);
