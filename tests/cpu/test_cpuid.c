@@ -5,6 +5,9 @@
 #include <stdint.h>
 #define MIXPI_CPU_EMULATED
 
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(MIXPREC_NO_SIMD)
+#define X86 1
+
 /* The processor: this machine's, or its leaves 0, 1, 7 and 7.1 as a test states them. */
 typedef struct processor {
     int      emulated;
@@ -14,8 +17,6 @@ typedef struct processor {
 static processor here;
 static int asked;               /* CPUID instructions */
 
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__)) && !defined(MIXPREC_NO_SIMD)
-#define X86 1
 static void mixpi_cpuid(uint32_t leaf, uint32_t part, uint32_t out[4]) {
     int i, row = leaf == 0 ? 0 : leaf == 1 ? 1 : part == 0 ? 2 : 3;
     asked++;
