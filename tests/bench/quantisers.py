@@ -27,8 +27,9 @@ ROWS, COLS = 1024, 1024
 MXFP8 = {4: ScaleCalculationMode.RCEIL, 7: ScaleCalculationMode.FLOOR, 8: ScaleCalculationMode.CEIL,
          9: ScaleCalculationMode.EVEN}
 # The largest amax whose e8m0 scale is 2^-127.
-MOST_OF_SMALLEST = {ScaleCalculationMode.RCEIL: 448 * 2.0 ** -127, ScaleCalculationMode.FLOOR: (2 - 2.0 ** -23) * 2.0 ** -119,
-                    ScaleCalculationMode.CEIL: 2.0 ** -119, ScaleCalculationMode.EVEN: (2 - 2.0 ** -4 - 2.0 ** -23) * 2.0 ** -119}
+MOST_OF_SMALLEST = {ScaleCalculationMode.RCEIL: 448 * 2.0 ** -127, ScaleCalculationMode.CEIL: 2.0 ** -119,
+                    ScaleCalculationMode.FLOOR: (2 - 2.0 ** -23) * 2.0 ** -119,
+                    ScaleCalculationMode.EVEN: (2 - 2.0 ** -4 - 2.0 ** -23) * 2.0 ** -119}
 one = torch.ones(())
 
 

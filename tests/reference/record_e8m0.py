@@ -1,4 +1,5 @@
-"""Records blocks in MX formats for test_recipes.c, in torchao's four roundings of a scale: python3 record_e8m0.py > e8m0.h
+"""Records blocks in MX formats, in torchao's four roundings of a scale, for test_recipes.c:
+python3 record_e8m0.py > e8m0.h
 
 Each block of 32 holds four numbers eight times; the first is the largest. Beside them stand the bf16 bits of what
 torchao decodes: rows RCEIL, FLOOR, CEIL, EVEN. Not among them are scales of 2^-127, by which torchao does not

@@ -1,10 +1,16 @@
-/* quantisers.c - mixp_quantise as a function that Python can call; quantisers.sh builds it.
+/* quantisers.c - mixp_quantise, and a linear under a recipe, as functions that Python can call; quantisers.sh and
+ * linears.sh build it.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #define MIXPREC_IMPLEMENTATION
 #include "mixprec.h"
 
-typedef struct operand { mixp_dtype element; mixp_block_scale scale; int64_t block_rows, block_cols; mixp_e8m0_rounding e8m0; } operand;
+typedef struct operand {
+    mixp_dtype         element;
+    mixp_block_scale   scale;
+    int64_t            block_rows, block_cols;
+    mixp_e8m0_rounding e8m0;
+} operand;
 
 /* In the order of quantisers.py's table. */
 static const operand operands[] = {
@@ -42,4 +48,52 @@ int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode,
     r = ctx ? mixp_quantise(mixp_context_exec(ctx), &k, decode) : MIXP_ERR_MEMORY;
     mixp_context_free(ctx);
     return (int)r;
+}
+
+/* y[rows, outs] = x[rows, ins] w[outs, ins]', and the gradients of x and w for the gradient dy of y. x, w and dy hold
+ * numbers of bf16. */
+typedef struct linear_call {
+    int          kind, dy_e4m3, e8m0;
+    int64_t      rows, outs, ins;
+    const float *x, *w, *dy;
+    float       *y, *dx, *dw;
+} linear_call;
+
+/* Runs a linear under a recipe. Returns a mixp_result, or -1: the linear was not quantised. */
+int linear(const linear_call *l);
+
+static mixp_result applied(mixp_context *ctx, const linear_call *l) {
+    int64_t x_size[2], w_size[2], y_size[2];
+    mixp_tensor *x, *w, *y = NULL, *dy;
+    x_size[0] = y_size[0] = l->rows;
+    x_size[1] = w_size[1] = l->ins;
+    w_size[0] = y_size[1] = l->outs;
+    x = mixp_param(ctx, "x", MIXP_F32, 2, x_size);
+    w = mixp_param(ctx, "w", MIXP_F32, 2, w_size);
+    mixp_write(x, l->x, MIXP_F32, l->rows * l->ins);
+    mixp_write(w, l->w, MIXP_F32, l->outs * l->ins);
+    mixp_step_begin(ctx);
+    dy = mixp_input(ctx, MIXP_F32, 2, y_size, l->dy);
+    MIXP_AUTOCAST(ctx, MIXP_BF16) y = mixp_linear(ctx, x, w, NULL);
+    mixp_backward(ctx, mixp_sum(ctx, mixp_mul(ctx, y, dy), MIXP_ALL, 0));
+    mixp_read(y, l->y, MIXP_F32, l->rows * l->outs);
+    mixp_read(x->grad, l->dx, MIXP_F32, l->rows * l->ins);
+    mixp_read(w->grad, l->dw, MIXP_F32, l->outs * l->ins);
+    return mixp_context_error(ctx, NULL);
+}
+
+int linear(const linear_call *l) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_recipe recipe;
+    int r;
+    if (!ctx) return MIXP_ERR_MEMORY;
+    memset(&recipe, 0, sizeof recipe);
+    recipe.kind = (mixp_recipe_kind)l->kind;
+    recipe.dy_e4m3 = l->dy_e4m3;
+    recipe.e8m0 = (mixp_e8m0_rounding)l->e8m0;
+    mixp_autocast_set_recipe(ctx, &recipe);
+    r = (int)applied(ctx, l);
+    if (r == MIXP_OK && mixp_autocast_recipe_counts(ctx).products != 3) r = -1;
+    mixp_context_free(ctx);
+    return r;
 }
