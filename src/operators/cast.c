@@ -16,6 +16,13 @@ static mixp_result mixpi_cast_infer(mixp_call *c) {
     return mixpi_call_output_fixed(c, to, c->in[0]->rank, c->in[0]->shape);
 }
 
+/* A cast whose result a guard may keep in f32: the last operator of a reduction that is made of
+ * several operators. */
+static mixp_result mixpi_rounding_infer(mixp_call *c) {
+    mixpi_call_reads_all(c, 0);
+    return mixp_call_output(c, *(const mixp_dtype *)c->attrs, c->in[0]->rank, c->in[0]->shape);
+}
+
 /* Converts to the other dtype. Also the forward of reshape. */
 static mixp_result mixpi_cast_forward(mixp_call *c) {
     if (c->out->data == c->in[0]->data) return MIXP_OK;     /* an alias */

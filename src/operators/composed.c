@@ -22,35 +22,60 @@ MIXPREC_API mixp_tensor *mixp_argmin(mixp_context *ctx, mixp_tensor *x, int dim,
 }
 
 typedef struct mixpi_form {
-    const char *name;           /* of a reduction; other functions have checked x          */
+    const mixp_op *op;          /* rounds the result of a reduction. NULL: the result is f32, and
+                                   the function has checked x                              */
     int dim, keep, correction;  /* correction: of var                                      */
-    int wide;                   /* 1: under autocast the result is f32; 2: it always is    */
+    int wide;                   /* 1: under autocast the result is f32                     */
     int32_t ignore;             /* of nll                                                  */
     float margin;               /* of triplet_margin                                       */
     mixp_tensor *more[2];       /* further inputs                                          */
     mixp_tensor *(*of)(mixp_context *ctx, mixp_tensor *x, const struct mixpi_form *p);
 } mixpi_form;
 
-static mixp_tensor *mixpi_in_dtype(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype)
-{ return x && x->dtype != dtype ? mixp_cast(ctx, x, dtype) : x; }
+/* x in f32. An x that a guard has raised is copied: what reads the copy counts as f32, so that
+ * nothing inside a form is low. */
+static mixp_tensor *mixpi_as_f32(mixp_context *ctx, mixp_tensor *x)
+{ return x && mixpi_plain_dtype(x) != MIXP_F32 ? mixp_cast(ctx, x, MIXP_F32) : x; }
 
-/* Computes the form of x in f32, whatever region is open, and rounds once: to the dtype that a
- * single operator of its class would have. */
+/* They round the results of forms, under names that a guard reports. */
+enum { MIXPI_OF_LOGSUMEXP, MIXPI_OF_VAR, MIXPI_OF_STD, MIXPI_OF_NORM, MIXPI_ROUNDINGS };
+
+#define MIXPI_ROUNDING(name)                                                                  \
+    { name, MIXP_CLASS_KEEP, sizeof(mixp_dtype), mixpi_rounding_infer, mixpi_cast_forward,    \
+      mixpi_cast_backward, NULL }
+static const mixp_op mixpi_roundings[MIXPI_ROUNDINGS] = {
+    MIXPI_ROUNDING("logsumexp"), MIXPI_ROUNDING("var"), MIXPI_ROUNDING("std"),
+    MIXPI_ROUNDING("vector_norm")
+};
+#undef MIXPI_ROUNDING
+
+/* The dtype that a single operator of the form's class would give y, a result of x. */
+static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x,
+                                   const mixp_tensor *y, const mixpi_form *p) {
+    if (!p->op) return MIXP_F32;
+    if (region.dtype == MIXP_F32) return mixpi_plain_dtype(x);
+    if (region.level >= 2) return y->rank ? region.dtype : MIXP_F32;
+    return p->wide ? MIXP_F32 : mixpi_plain_dtype(x);
+}
+
+/* Computes the form of x in f32, whatever region is open, and rounds once. */
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     mixp_autocast off, now;
+    mixp_dtype dtype;
     mixp_tensor *y;
-    if (p->name && !mixpi_reduces(ctx, p->name, x, p->dim)) return NULL;
+    if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
     now = mixp_autocast_current(ctx);
     memset(&off, 0, sizeof off);
     off.dtype = MIXP_F32;
     off.level = 1;
     if (mixp_autocast_push(ctx, &off) != MIXP_OK) return NULL;
-    y = p->of(ctx, mixpi_in_dtype(ctx, x, MIXP_F32), p);
+    y = p->of(ctx, mixpi_as_f32(ctx, x), p);
     mixp_autocast_pop(ctx);
-    if (p->wide == 2) return y;
-    if (!y || now.dtype == MIXP_F32) return mixpi_in_dtype(ctx, y, x->dtype);
-    if (now.level < 2) return p->wide ? y : mixpi_in_dtype(ctx, y, x->dtype);
-    return y->rank ? mixpi_in_dtype(ctx, y, now.dtype) : y;
+    if (!y) return NULL;
+    dtype = mixpi_form_dtype(now, x, y, p);
+    if (dtype == MIXP_F32) return y;
+    if (!p->wide) y->own.watch.raised = x->own.watch.raised;
+    return mixp_apply(ctx, p->op, 1, &y, 1, &dtype);
 }
 
 /* The largest value is taken off first. The bounds keep Inf - Inf away. */
@@ -70,7 +95,7 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
     p.dim = dim;
     p.keep = keep;
     p.wide = 1;
-    p.name = "logsumexp";
+    p.op = &mixpi_roundings[MIXPI_OF_LOGSUMEXP];
     p.of = mixpi_form_logsumexp;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -94,7 +119,7 @@ MIXPREC_API mixp_tensor *mixp_var(mixp_context *ctx, mixp_tensor *x, int dim, in
     p.dim = dim;
     p.keep = keep;
     p.correction = correction;
-    p.name = "var";
+    p.op = &mixpi_roundings[MIXPI_OF_VAR];
     p.of = mixpi_form_var;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -120,7 +145,7 @@ MIXPREC_API mixp_tensor *mixp_std(mixp_context *ctx, mixp_tensor *x, int dim, in
     p.dim = dim;
     p.keep = keep;
     p.correction = correction;
-    p.name = "std";
+    p.op = &mixpi_roundings[MIXPI_OF_STD];
     p.of = mixpi_form_std;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -135,7 +160,7 @@ MIXPREC_API mixp_tensor *mixp_vector_norm(mixp_context *ctx, mixp_tensor *x, int
     p.dim = dim;
     p.keep = keep;
     p.wide = 1;
-    p.name = "vector_norm";
+    p.op = &mixpi_roundings[MIXPI_OF_NORM];
     p.of = mixpi_form_norm;
     return mixpi_apply_form(ctx, x, &p);
 }
@@ -189,7 +214,6 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
     }
     mixpi_warn_of_maker(c);
     memset(&p, 0, sizeof p);
-    p.wide = 2;
     p.ignore = ignore;
     p.more[0] = targets;
     p.of = mixpi_form_nll;
@@ -198,7 +222,7 @@ MIXPREC_API mixp_tensor *mixp_nll(mixp_context *ctx, mixp_tensor *x, mixp_tensor
 
 /* |x - y + 1e-6| over the last dimension. */
 static mixp_tensor *mixpi_apart(mixp_context *ctx, mixp_tensor *x, mixp_tensor *y) {
-    mixp_tensor *d = mixp_sub(ctx, x, mixpi_in_dtype(ctx, y, MIXP_F32));
+    mixp_tensor *d = mixp_sub(ctx, x, mixpi_as_f32(ctx, y));
     d = mixp_square(ctx, mixp_add_scalar(ctx, d, 1e-6f));
     return mixpi_root(ctx, mixp_sum(ctx, d, -1, 0));
 }
@@ -225,7 +249,6 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
         return NULL;
     }
     memset(&p, 0, sizeof p);
-    p.wide = 2;
     p.margin = margin;
     p.more[0] = positive;
     p.more[1] = negative;

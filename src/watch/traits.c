@@ -68,5 +68,6 @@ static int mixpi_traits_of(const mixp_op *op) {
     const uintptr_t size = sizeof *op, at = (uintptr_t)op - first;
     if (mixpi_is_cast(op)) return MIXPI_IS_CAST | MIXPI_ROUNDS;
     if (op == &mixpi_scale_op) return MIXPI_SCALES_LOSS;
+    if (op->infer == mixpi_rounding_infer) return MIXPI_ROUNDS;
     return at < size * MIXP_OP_COUNT ? mixpi_traits_at((mixp_op_id)(int)(at / size)) : 0;
 }

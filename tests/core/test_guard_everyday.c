@@ -662,6 +662,74 @@ static void own_operators_with_known_names(void) {
     }
 }
 
+/* --- reductions made of several operators ------------------------------------------------------- */
+
+enum { VAR, STD, NORM, LOGS, FORMS, ROWS = 16 };
+
+static mixp_tensor *form_of(const net *m, int form, mixp_tensor *h) {
+    switch (form) {
+    case VAR: return mixp_var(m->ctx, h, 0, 1, 0);
+    case STD: return mixp_std(m->ctx, h, 0, 1, 0);
+    case NORM: return mixp_vector_norm(m->ctx, h, 0, 0);
+    default: return mixp_logsumexp(m->ctx, h, 0, 0);
+    }
+}
+
+/* The same of column 0, in double. */
+static double form_in_double(int form, const float *h) {
+    double mean = 0, sum = 0, top = -HUGE_VAL;
+    int i;
+    for (i = 0; i < ROWS; i++) mean += (double)h[i * N] / ROWS;
+    for (i = 0; i < ROWS; i++) if ((double)h[i * N] > top) top = (double)h[i * N];
+    for (i = 0; i < ROWS; i++) {
+        const double x = (double)h[i * N];
+        sum += form == LOGS ? exp(x - top) : form == NORM ? x * x : (x - mean) * (x - mean);
+    }
+    if (form == LOGS) return top + log(sum);
+    if (form == NORM) return sqrt(sum);
+    return form == VAR ? sum / (ROWS - 1) : sqrt(sum / (ROWS - 1));
+}
+
+/* Columns divided by a reduction of them. After two fallbacks at most, the reduction is right,
+ * also if a fallback raised what it reads. */
+static void reduces(int form, int level, float size) {
+    net m = net_open(1, 1.0f, 1e-3, 1);
+    float x[ROWS * N], h[ROWS * N], r[N];
+    double want;
+    int step, i;
+    mixp_init_normal(m.w[0], 0, 0.5);
+    mixp_autocast_set_level(m.ctx, level);
+    for (step = 0; step < 6; step++) {
+        mixp_tensor *y = NULL, *by = NULL, *loss = NULL;
+        for (i = 0; i < ROWS * N; i++) x[i] = size * (float)((i * 37 + step * 11) % 64 - 32) / 32.0f;
+        mixp_step_begin(m.ctx);
+        mixp_zero_grad(m.opt[0]);
+        MIXP_AUTOCAST(m.ctx, MIXP_F16) {
+            y = mixp_linear(m.ctx, data(&m, ROWS, N, x), m.w[0], NULL);
+            by = form_of(&m, form, y);
+            loss = mixp_mean(m.ctx, mixp_div(m.ctx, y, by), MIXP_ALL, 0);
+        }
+        mixp_read(y, h, MIXP_F32, ROWS * N);
+        mixp_read(by, r, MIXP_F32, N);
+        want = form_in_double(form, h);
+        if (step > 1) CHECK_NEAR((double)r[0], want, 2e-3 * fabs(want));
+        learn(&m, 0, loss);
+    }
+    CHECK_INT(mixp_scaler_verdict(m.scaler[0]).outcome, MIXP_STEP_APPLIED);
+    show(&m);
+    net_close(&m);
+}
+
+static void reductions_recover(void) {
+    int form, level;
+    for (form = 0; form < FORMS; form++)
+        for (level = 1; level <= 2; level++) {
+            reduces(form, level, 1.0f);
+            reduces(form, level, 1000.0f);          /* only a variance passes 65,504 */
+            reduces(form, level, 30000.0f);         /* and what it is made of falls back */
+        }
+}
+
 int main(void) {
     RUN(masks_of_inf);
     RUN(masked_scores_overflow);
@@ -676,5 +744,6 @@ int main(void) {
     RUN(depth_costs_two_skips);
     RUN(logits_of_one_operator);
     RUN(own_operators_with_known_names);
+    RUN(reductions_recover);
     return test_report();
 }

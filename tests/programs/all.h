@@ -29,6 +29,11 @@
 #include "deep.h"
 #include "modern.h"
 #include "distil.h"
+#include "density.h"
+#include "ranking.h"
+#include "sound.h"
+#include "codebook.h"
+#include "neighbours.h"
 
 /* The state that an LSTM carries: h, then c. */
 #define LSTM_STATE offsetof(lstm, h), 2 * PARTS * LSTM_ROWS * LSTM_WIDTH
@@ -69,6 +74,11 @@ static const program programs[] = {
     { "deep", sizeof(deep), deep_open, deep_batch, deep_loss, NULL, 3e-3, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
     { "modern", sizeof(modern), modern_open, modern_batch, modern_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
     { "distil", sizeof(distil), distil_open, distil_batch, distil_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
+    { "density", sizeof(density), density_open, density_batch, density_loss, NULL, 3e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
+    { "ranking", sizeof(ranking), ranking_open, ranking_batch, ranking_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
+    { "sound", sizeof(sound), sound_open, sound_batch, sound_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
+    { "codebook", sizeof(codebook), codebook_open, codebook_batch, codebook_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
+    { "neighbours", sizeof(neighbours), neighbours_open, neighbours_batch, neighbours_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
 };
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };
 #endif

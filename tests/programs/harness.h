@@ -215,9 +215,18 @@ static double score_of(const session *s, const program *p, const float *weights)
 
 /* --- is an event true? ---------------------------------------------------------------------- */
 
+/* Where in "x: cast" or "x: var" begins the name of an operator that rounds what other operators of x
+ * made, which f32 does not; NULL: the site is another operator's. */
+static const char *rounds(const char *site) {
+    static const char *const names[] = { ": cast", ": logsumexp", ": var", ": std", ": vector_norm" };
+    const char *at = NULL;
+    for (int i = 0; i < 5 && !at; i++) at = strstr(site, names[i]);
+    return at;
+}
+
 /* "x: add #2" begins as "x: add" does, and "x: cast" is of what x's operators made. */
 static int same_site(const char *event, const char *site, int loose) {
-    const char *number = strstr(event, " #"), *cast = strstr(event, ": cast");
+    const char *number = strstr(event, " #"), *cast = rounds(event);
     size_t      n = !loose ? strlen(event) + 1 : cast ? (size_t)(cast - event) + 2
                            : number ? (size_t)(number - event) : strlen(event);
     return strncmp(event, site, n) == 0;
@@ -261,7 +270,9 @@ static int event_is_true(const mixp_event *e, const truths *t, const session *s)
     case MIXP_EVENT_HIGH:     return largest > 0.9 * 0.25 * max || chunks;
     case MIXP_EVENT_FLUSHED:
         return worse(at.flushed, at.grad_flushed) > 0.9 * 0.02 || tiny(at.value) || tiny(at.grad);
-    case MIXP_EVENT_BACK:     return at.value < 0.25 * max && at.grad < max;
+    case MIXP_EVENT_BACK:
+        if (rounds(e->site)) return (double)e->largest < 0.25 * max; /* of more than it rounds */
+        return at.value < 0.25 * max && at.grad < max;
     case MIXP_EVENT_IMPRECISE: return s->program->offset;
     case MIXP_EVENT_SKIP:
         if (e->origin == MIXP_ORIGIN_FORWARD) return at.value > 0.9 * max;
