@@ -386,7 +386,8 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 
-/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32. reshape: shares x's memory; one dimension
+/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
+ * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
  * may be -1. transpose: copies with two dimensions swapped; a negative dimension counts from the
  * end. */
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);

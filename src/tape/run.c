@@ -88,6 +88,7 @@ static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast re
 
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
                                          mixp_autocast region) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
@@ -99,6 +100,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
         return MIXP_OK;
     }
     if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
+    else if (mixpi_is_cast(c->op) && watcher) watcher->choose(c, MIXP_CLASS_KEEP);
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
