@@ -4638,7 +4638,8 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
 /* BANNED under autocast: use mixp_bce_with_logits. x: probabilities. */
 MIXPREC_API mixp_tensor *mixp_bce(mixp_context *ctx, mixp_tensor *x, mixp_tensor *target);
 
-/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32. reshape: shares x's memory; one dimension
+/* KEEP. cast: to f32, f16 or bf16, also from u8 and i32; under a guard a cast to f16 or bf16 can
+ * fall back, as any operator, and its result is f32 then. reshape: shares x's memory; one dimension
  * may be -1. transpose: copies with two dimensions swapped; a negative dimension counts from the
  * end. */
 MIXPREC_API mixp_tensor *mixp_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
@@ -4803,7 +4804,7 @@ typedef struct mixp_optimizer mixp_optimizer;
 
 /* Makes a scaler. desc NULL = all defaults. NULL on error: growth_factor <= 1, backoff_factor
  * outside (0,1), a negative interval, a scale whose value or reciprocal is not a normal number,
- * NaN, or an init_scale outside [min_scale, max_scale]. */
+ * NaN, an init_scale outside [min_scale, max_scale], or a step is being captured. */
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc);
 
 /* Returns loss * scale, in f32 if loss is low; recorded for backward. Returns loss itself if the
@@ -5297,8 +5298,8 @@ typedef struct mixp_guard_desc {
 
 /* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
  * defaults. Call it between steps. On an error nothing changes. MIXP_ERR_ORDER: a region or a scope
- * is open. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites differs from its first value.
- * MIXP_ERR_DEVICE: the device has no kernel for it. */
+ * is open, or a step is being captured. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites
+ * differs from its first value. MIXP_ERR_DEVICE: the device has no kernel for it. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* MIXP_GUARDED(ctx, MIXP_F16) { ... } is MIXP_AUTOCAST with a guard. The first block starts the
  * guard with its defaults, unless a guard was started before. A guard stopped by mixp_guard_stop
@@ -5329,7 +5330,7 @@ private:
 };
 #endif
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
- * what it knows. MIXP_ERR_ORDER: a region or a scope is open. */
+ * what it knows. MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
 /* 1: the next step must be sampled: run an ordinary step instead of replaying a graph. Without a
  * fallback, replays have the bits of steps run one by one. A skip in a replay forces no sample,
@@ -5346,7 +5347,8 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
  *
  * MIXP_ERR_ARGUMENT: another dtype, a pattern longer than 95 characters, too many patterns, or no
  * site has a matching name. If sites are not known yet, a missing name becomes the context's error
- * once every optimizer has had a sampled update. MIXP_ERR_ORDER: a region or a scope is open. */
+ * once every optimizer has had a sampled update. MIXP_ERR_ORDER: a region or a scope is open, or a
+ * step is being captured. */
 MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
                                        mixp_dtype dtype);
 
@@ -5491,7 +5493,7 @@ typedef struct mixp_observer {
  * of mixp_recompute. When the observer is removed, all gradients are forgotten again, and the step
  * count has the value that it had at the call. Do not step an optimizer in a trial.
  *
- * MIXP_ERR_ORDER: a region or a scope is open. MIXP_ERR_MEMORY. */
+ * MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *observer,
                                      mixp_observer *before);
 #endif
@@ -15293,6 +15295,13 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixpi_host_put(ctx, ctx);
 }
 
+/* Fails during a capture, for calls that a graph must not repeat. */
+static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
+    if (!ctx->capturing) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: a step is being captured; call mixp_capture_end first", who);
+}
+
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     mixp_result r;
@@ -15358,10 +15367,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixp_result r = MIXP_OK;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (ctx->capturing)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_replay: a step is being captured; call mixp_capture_end "
-                                 "first");
+    if (mixpi_check_uncaptured(ctx, "mixp_replay") != MIXP_OK) return MIXP_ERR_ORDER;
     if (graph->updates && ctx->averaged)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_replay: the weights are the averages of "
@@ -15388,10 +15394,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 /* Call before freeing anything: fails during a capture, and waits for work that may use the
  * memory. */
 static mixp_result mixpi_free_begin(mixp_context *ctx, const char *who) {
-    if (ctx->capturing)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: a step is being captured; call mixp_capture_end first",
-                                 who);
+    if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
     return ctx->device->wait ? mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec)) : MIXP_OK;
 }
 
@@ -16817,6 +16820,7 @@ static void mixpi_output_dtype(mixp_call *c, mixp_op_class cls, mixp_autocast re
 
 static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
                                          mixp_autocast region) {
+    const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
     mixpi_tape_entry *e = mixpi_entry(c);
     mixp_tensor *out = c->out;
     if (!out)
@@ -16828,6 +16832,7 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
         return MIXP_OK;
     }
     if (!e->fixed_dtype) mixpi_output_dtype(c, cls, region);
+    else if (mixpi_is_cast(c->op) && watcher) watcher->choose(c, MIXP_CLASS_KEEP);
     out->data = mixpi_data_alloc(out);
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
@@ -22851,7 +22856,9 @@ MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
                                          const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
-    mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s) : NULL;
+    mixp_scaler *s;
+    if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
+    s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
     if (!s) return NULL;
     s->ctx = ctx;
     s->epoch = 1;
@@ -24933,10 +24940,8 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
                                  "mixp_tensor_set_requires_grad(t, 1), or give the optimizer only "
                                  "parameters that train",
                                  frozen->name);
-    if (opt->ctx->capturing)
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "mixp_optimizer_set_ema: a step is being captured; call "
-                                 "mixp_capture_end first");
+    if (mixpi_check_uncaptured(opt->ctx, "mixp_optimizer_set_ema") != MIXP_OK)
+        return MIXP_ERR_ORDER;
     return mixpi_need_weights(opt, "mixp_optimizer_set_ema");
 }
 
@@ -30530,7 +30535,9 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     return NULL;
 }
 
+/* Between steps? A captured step, too, keeps the guard and the observer that it began with. */
 static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
+    if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_regions_open(ctx)) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: a region or a scope is open; change the guard between steps, "

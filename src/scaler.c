@@ -179,7 +179,9 @@ MIXPI_SELDOM
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx,
                                          const mixp_scaler_desc *desc) {
     mixp_scaler_state first;
-    mixp_scaler *s = ctx ? (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s) : NULL;
+    mixp_scaler *s;
+    if (!ctx || mixpi_check_uncaptured(ctx, "mixp_scaler_new") != MIXP_OK) return NULL;
+    s = (mixp_scaler *)mixpi_owner_new(ctx, sizeof *s);
     if (!s) return NULL;
     s->ctx = ctx;
     s->epoch = 1;

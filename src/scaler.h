@@ -96,7 +96,7 @@ typedef struct mixp_optimizer mixp_optimizer;
 
 /* Makes a scaler. desc NULL = all defaults. NULL on error: growth_factor <= 1, backoff_factor
  * outside (0,1), a negative interval, a scale whose value or reciprocal is not a normal number,
- * NaN, or an init_scale outside [min_scale, max_scale]. */
+ * NaN, an init_scale outside [min_scale, max_scale], or a step is being captured. */
 MIXPREC_API mixp_scaler *mixp_scaler_new(mixp_context *ctx, const mixp_scaler_desc *desc);
 
 /* Returns loss * scale, in f32 if loss is low; recorded for backward. Returns loss itself if the

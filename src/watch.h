@@ -87,8 +87,8 @@ typedef struct mixp_guard_desc {
 
 /* Turns the guard on, or changes its settings and keeps what it knows of its sites. desc NULL = all
  * defaults. Call it between steps. On an error nothing changes. MIXP_ERR_ORDER: a region or a scope
- * is open. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites differs from its first value.
- * MIXP_ERR_DEVICE: the device has no kernel for it. */
+ * is open, or a step is being captured. MIXP_ERR_ARGUMENT: a field is out of range, or max_sites
+ * differs from its first value. MIXP_ERR_DEVICE: the device has no kernel for it. */
 MIXPREC_API mixp_result mixp_guard_start(mixp_context *ctx, const mixp_guard_desc *desc);
 /* MIXP_GUARDED(ctx, MIXP_F16) { ... } is MIXP_AUTOCAST with a guard. The first block starts the
  * guard with its defaults, unless a guard was started before. A guard stopped by mixp_guard_stop
@@ -119,7 +119,7 @@ private:
 };
 #endif
 /* Turns the guard off: every site stores the dtype of autocast. A guard that is started again keeps
- * what it knows. MIXP_ERR_ORDER: a region or a scope is open. */
+ * what it knows. MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. */
 MIXPREC_API mixp_result mixp_guard_stop(mixp_context *ctx);
 /* 1: the next step must be sampled: run an ordinary step instead of replaying a graph. Without a
  * fallback, replays have the bits of steps run one by one. A skip in a replay forces no sample,
@@ -136,7 +136,8 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
  *
  * MIXP_ERR_ARGUMENT: another dtype, a pattern longer than 95 characters, too many patterns, or no
  * site has a matching name. If sites are not known yet, a missing name becomes the context's error
- * once every optimizer has had a sampled update. MIXP_ERR_ORDER: a region or a scope is open. */
+ * once every optimizer has had a sampled update. MIXP_ERR_ORDER: a region or a scope is open, or a
+ * step is being captured. */
 MIXPREC_API mixp_result mixp_guard_pin(mixp_context *ctx, const char *pattern,
                                        mixp_dtype dtype);
 
@@ -281,6 +282,6 @@ typedef struct mixp_observer {
  * of mixp_recompute. When the observer is removed, all gradients are forgotten again, and the step
  * count has the value that it had at the call. Do not step an optimizer in a trial.
  *
- * MIXP_ERR_ORDER: a region or a scope is open. MIXP_ERR_MEMORY. */
+ * MIXP_ERR_ORDER: a region or a scope is open, or a step is being captured. MIXP_ERR_MEMORY. */
 MIXPREC_API mixp_result mixp_observe(mixp_context *ctx, const mixp_observer *observer,
                                      mixp_observer *before);

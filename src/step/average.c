@@ -44,10 +44,8 @@ static mixp_result mixpi_ema_check(const mixp_optimizer *opt, double decay) {
                                  "mixp_tensor_set_requires_grad(t, 1), or give the optimizer only "
                                  "parameters that train",
                                  frozen->name);
-    if (opt->ctx->capturing)
-        return mixp_context_fail(opt->ctx, MIXP_ERR_ORDER,
-                                 "mixp_optimizer_set_ema: a step is being captured; call "
-                                 "mixp_capture_end first");
+    if (mixpi_check_uncaptured(opt->ctx, "mixp_optimizer_set_ema") != MIXP_OK)
+        return MIXP_ERR_ORDER;
     return mixpi_need_weights(opt, "mixp_optimizer_set_ema");
 }
 

@@ -111,6 +111,13 @@ MIXPREC_API void mixp_context_free(mixp_context *ctx) {
     mixpi_host_put(ctx, ctx);
 }
 
+/* Fails during a capture, for calls that a graph must not repeat. */
+static mixp_result mixpi_check_uncaptured(mixp_context *ctx, const char *who) {
+    if (!ctx->capturing) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "%s: a step is being captured; call mixp_capture_end first", who);
+}
+
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
     const mixpi_watcher *watcher = mixpi_watcher_of(ctx);
     mixp_result r;
@@ -176,10 +183,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
     const mixpi_crew *crew = mixpi_crew_of(ctx);
     mixp_result r = MIXP_OK;
     if (!ctx) return MIXP_ERR_ARGUMENT;
-    if (ctx->capturing)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_replay: a step is being captured; call mixp_capture_end "
-                                 "first");
+    if (mixpi_check_uncaptured(ctx, "mixp_replay") != MIXP_OK) return MIXP_ERR_ORDER;
     if (graph->updates && ctx->averaged)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_replay: the weights are the averages of "
@@ -206,10 +210,7 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph) {
 /* Call before freeing anything: fails during a capture, and waits for work that may use the
  * memory. */
 static mixp_result mixpi_free_begin(mixp_context *ctx, const char *who) {
-    if (ctx->capturing)
-        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "%s: a step is being captured; call mixp_capture_end first",
-                                 who);
+    if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
     return ctx->device->wait ? mixpi_noted(ctx, who, ctx->device->wait(&ctx->exec)) : MIXP_OK;
 }
 

@@ -1090,7 +1090,9 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     return NULL;
 }
 
+/* Between steps? A captured step, too, keeps the guard and the observer that it began with. */
 static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
+    if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_regions_open(ctx)) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "%s: a region or a scope is open; change the guard between steps, "

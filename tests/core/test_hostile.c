@@ -659,6 +659,16 @@ static void capture_within_a_capture(void) {
     told(ctx, MIXP_ERR_ORDER, "mixp_capture_end");
     CHECK_INT(mixp_graph_free(first), MIXP_ERR_ORDER);
     told(ctx, MIXP_ERR_ORDER, "captured");
+    CHECK_INT(mixp_observe(ctx, NULL, NULL), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "mixp_observe: a step is being captured");
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "mixp_guard_start: a step is being captured");
+    CHECK_INT(mixp_guard_stop(ctx), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "mixp_guard_stop: a step is being captured");
+    CHECK_INT(mixp_guard_pin(ctx, "*", MIXP_F32), MIXP_ERR_ORDER);
+    told(ctx, MIXP_ERR_ORDER, "mixp_guard_pin: a step is being captured");
+    CHECK(mixp_scaler_new(ctx, NULL) == NULL);      /* each replay would reset its state */
+    told(ctx, MIXP_ERR_ORDER, "mixp_scaler_new: a step is being captured");
     second = mixp_capture_end(ctx);
     CHECK(second != NULL);
     CHECK_INT((int64_t)mixp_context_steps(ctx), 0);     /* it was recorded, not run */
