@@ -2001,6 +2001,17 @@ MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
     if (mixp_bits_of_f32(s.in) == 0x7F800000u) s.in = mixp_f32_of_bits(0x7F7FFFFFu);
     return s;
 }
+
+/* The code of an e2m1 value. */
+MIXPREC_HD uint32_t mixpi_e2m1_code(float x) {
+    const uint32_t u = mixp_bits_of_f32(x), top = (u & 0x7FFFFFFFu) >> 22;
+    const uint32_t small = top == 0xFCu;        /* 0.5 */
+    return ((top > 0xFCu ? top - 0xFCu : small) & 7u) | (u >> 28 & 8u);
+}
+MIXPREC_HD float mixpi_e2m1_value(uint32_t code) {
+    const uint32_t a = code & 7u, small = a ? 0x3F000000u : 0u;
+    return mixp_f32_of_bits((a > 1 ? (a + 0xFCu) << 22 : small) | (code & 8u) << 28);
+}
 /* ==== 4. KERNELS ======================================================= >>kernels ====
  *
  * A device is a table of kernels and memory functions: the CPU's tables are here, a GPU's is in
@@ -2516,6 +2527,9 @@ typedef struct mixp_quantise_args {
                                    otherwise 1. May be NULL                                */
     const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
     float           *own;       /* as decode, without times                                */
+    uint8_t         *scales;    /* blocks of one column: [rows / block_rows, cols] becomes the
+                                   factor that was applied last to each block's elements, as a
+                                   code of e8m0 (POWER, E8M0) or e4m3 (E4M3); NULL = unwanted */
 } mixp_quantise_args;
 
 /* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
@@ -2527,6 +2541,25 @@ typedef struct mixp_hadamard_args {
     mixp_in a;
     float  *y;
 } mixp_hadamard_args;
+
+/* Turns quantised values y[rows, cols] into codes of their elements, or codes into values. The
+ * values of codes are those that were turned into codes, bit for bit; a NaN becomes some NaN. e4m3:
+ * one byte an element. e2m1: element i lies in byte i / 2, first in the lower 4 bits. cols is a
+ * multiple of 16. The kernel's results are the same on every instruction set and at any number of
+ * threads. MIXP_ERR_ARGUMENT: an array is missing, another element or scale, or e2m1 without
+ * E4M3. MIXP_ERR_SHAPE: sizes that do not fit. */
+typedef struct mixp_recode_args {
+    int64_t          rows, cols;
+    mixp_bf16       *y;
+    uint8_t         *codes;
+    mixp_dtype       element;   /* MIXP_F8_E4M3 or MIXP_F4_E2M1                            */
+    mixp_block_scale scale;     /* how `quantise` scaled y                                 */
+    int64_t          block_rows;/* rows of a block of one column; 0 for TENSOR             */
+    const uint8_t   *scales;    /* that `quantise` wrote; ignored for TENSOR               */
+    int              decodes;   /* 0: y becomes codes; 1: codes become y                   */
+    const float     *own, *times;   /* decodes: as in mixp_quantise_args, both in device memory, */
+    float           *decode;        /* *decode becomes *own * *times; NULL = not wanted    */
+} mixp_recode_args;
 
 /* What quantising has lost: of each operand of a linear, the most that one array lost. */
 typedef struct mixp_losses {
@@ -2602,10 +2635,25 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
+    if (k->scales && c != 1) return MIXP_ERR_SHAPE;
     if (k->scale == MIXP_SCALE_TENSOR) return r == 0 && c == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
     if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
     if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
+}
+
+/* What is wrong with a call of `recode`; MIXP_OK: nothing. */
+MIXPREC_HD mixp_result mixpi_recode_wrong(const mixp_recode_args *k) {
+    const int blocks = k->scale != MIXP_SCALE_TENSOR;
+    if (!k->y || !k->codes || (blocks && !k->scales)) return MIXP_ERR_ARGUMENT;
+    if (k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
+    if ((unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->element != MIXP_F8_E4M3 && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
+    if (k->element == MIXP_F4_E2M1 && k->scale != MIXP_SCALE_E4M3) return MIXP_ERR_ARGUMENT;
+    if (k->decodes && k->decode && !k->own) return MIXP_ERR_ARGUMENT;
+    if (k->cols % 16) return MIXP_ERR_SHAPE;
+    if (!blocks) return k->block_rows ? MIXP_ERR_SHAPE : MIXP_OK;
+    return k->block_rows > 0 && k->rows % k->block_rows == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
 }
 
 /* What is wrong with a call of `hadamard`; MIXP_OK: nothing. */
@@ -2651,6 +2699,17 @@ MIXPREC_HD uint32_t mixpi_e8m0_add(const mixpi_grid *g, mixp_e8m0_rounding how) 
 MIXPREC_HD int mixpi_e8m0_of(const mixpi_grid *g, mixp_e8m0_rounding how, uint32_t amax) {
     if (how == MIXP_E8M0_RCEIL) return mixpi_e8m0_above(g->largest, amax);
     return mixpi_e8m0_of_power(g, mixpi_e8m0_add(g, how), amax);
+}
+
+/* The code of the factor by which a block's elements are multiplied last, and the factor. A factor
+ * of 0 is returned as 1: the block's values are zeros. */
+MIXPREC_HD uint8_t mixpi_scale_code(mixp_block_scale kind, float out) {
+    if (kind == MIXP_SCALE_E4M3) return mixp_e4m3_from_f32(out).bits;
+    return (uint8_t)(mixp_bits_of_f32(out) >> 23 & 0xFFu);
+}
+MIXPREC_HD float mixpi_scale_of_code(mixp_block_scale kind, uint8_t code) {
+    if (kind == MIXP_SCALE_E4M3) return code ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : 1.0f;
+    return code == 255 ? mixp_f32_of_bits(0x7FC00000u) : mixpi_q_power(code);
 }
 
 /* The scales of a block. tensor: the array's. */
@@ -3172,6 +3231,9 @@ typedef struct mixp_kernels {
     /* A guard's measure of recipes. NULL: the host measures where memory is the host's; on another
      * device nothing is measured. */
     mixp_result (*lose)(const mixp_exec *x, const mixp_lose_args *k);
+    /* Activations kept as codes. NULL: the CPU's kernel does the work where memory is the host's;
+     * another device keeps no codes. */
+    mixp_result (*recode)(const mixp_exec *x, const mixp_recode_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */
@@ -3657,14 +3719,16 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Declares that the program will not read t's values again. t must be an activation
- * (MIXP_ERR_ARGUMENT otherwise). The declaration saves memory in two places.
+ * (MIXP_ERR_ARGUMENT otherwise). The declaration saves memory in three places.
  *
  * mixp_cross_entropy writes the gradient over the logits, if a product made the logits and no other
  * operator reads them. With a large vocabulary, the logits are the largest array of a step. A
  * second walk back through such logits is MIXP_ERR_ORDER.
  *
  * mixp_add_layer_norm and mixp_add_rms_norm free their input b at once, if a product made b and no
- * operator read it before. A later read of b is MIXP_ERR_ORDER. */
+ * operator read it before. A later read of b is MIXP_ERR_ORDER.
+ *
+ * mixp_linear frees its input x at once under a recipe with codes: see mixp_recipe. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
 /* Declares that you wrote t's data without a function of mixprec: cached low copies become
@@ -3749,10 +3813,11 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
  * A recipe says how the operands of mixp_linear's three products (result, gradient of the input,
  * gradient of the weight) are quantised. A quantised operand is a bf16 array of decoded values,
  * which bf16 holds exactly; the product is the bf16 product with f32 sums. The numbers are
- * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time and no
- * memory: it shows what a format does to training. On the CPU a parameter keeps its quantised
- * values, 2 bytes for each element, or 4 where its products need other blocks (MXFP8; NVFP4 with
- * no_2d), until it is written. See the field recipe of mixp_autocast.
+ * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time: it
+ * shows what a format does to training. It saves memory on request; see CODES. On the CPU a
+ * parameter keeps its quantised values, 2 bytes for each element, or 4 where its products need
+ * other blocks (MXFP8; NVFP4 with no_2d), until it is written. See the field recipe of
+ * mixp_autocast.
  *
  * A training loop in NVFP4, whose first linear stays bf16, under a guard:
  *
@@ -3831,7 +3896,32 @@ typedef struct mixp_recipe {
                                    clipped; 0 = 0.01                                       */
     mixp_e8m0_rounding e8m0;    /* MXFP8: how the scales of blocks are rounded. FLOOR and EVEN clip:
                                    `error` counts what that loses, `clipped` does not count it */
+    int codes;                  /* 1 = keep the input of a linear as codes; see CODES        */
 } mixp_recipe;
+
+/* CODES. For the gradient of a weight, the tape keeps the input x of each linear until backward.
+ * With codes = 1 a linear keeps x as the codes of its quantised values: 1 byte for each element
+ * (FP8_CURRENT, FP8_DELAYED), 1 + 1/128 (FP8_BLOCK), 1 + 1/32 (MXFP8), or 4.5 bits (NVFP4). Then
+ * mixp_linear frees x, whose elements take 2 bytes, or 6 if autocast has cast x from f32. Backward
+ * turns the codes into bf16 values, for one linear at a time. Gradients have the bits that they
+ * have without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
+ * backward.
+ *
+ * The program declares that it does not read x again: call mixp_tensor_set_disposable(x, 1) before
+ * the last mixp_linear that reads x. A later read of x is MIXP_ERR_ORDER. A copy that autocast
+ * makes for a linear, and the GELU inside of mixp_mlp, are disposable by themselves.
+ *
+ * x stays in memory, without codes, if
+ * - the gradient of another operator reads x: of another linear (join q, k and v in one weight), of
+ *   an operator whose gradient reads its result (attention, softmax, tanh, sigmoid, exp), or of
+ *   your own operator without mixp_call_reads;
+ * - x is no result of a recorded operator, or shares memory with another tensor (mixp_reshape);
+ * - the weight needs no gradient, or the step is an evaluation or a trial;
+ * - the linear lies in a block of mixp_recompute, multiplies in bf16, or has an x or dy that fell
+ *   back to bf16.
+ *
+ * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
+ * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
  * w and dy loses: the mean of |q - x| / |x| over the values that are not 0, and the share of values
@@ -3892,6 +3982,7 @@ typedef struct mixp_recipe_counts {
     int64_t unfit;              /* linears left bf16 because a size does not fit           */
     char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
     int64_t unfit_sizes[3];     /* its rows of x, outputs and inputs                       */
+    int64_t coded;              /* linears that have kept their input as codes             */
 } mixp_recipe_counts;
 /* ==== 6. AUTOCAST ===================================================== >>autocast ====
  *
@@ -13430,6 +13521,15 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     }
 }
 
+/* Writes the codes of 16 scales, or of the first n. */
+MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, int64_t n,
+                                       mixpi_v out) {
+    float scales[16];
+    int64_t i;
+    mixpi_vstore(scales, out);
+    for (i = 0; i < n; i++) q->k.scales[at + i] = mixpi_scale_code(q->k.scale, scales[i]);
+}
+
 /* A row of blocks of one column. */
 MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
@@ -13444,6 +13544,7 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
             amax = MIXPI_P(q_look)(amax, a);
         }
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, amax);
+        if (q.k.scales) MIXPI_P(q_keep_scales)(&q, strip * q.k.cols + col, n, s.out);
         for (r = row; r < last; r++) MIXPI_P(q_write)(&q, r * q.k.cols + col, n, s);
     }
 }
@@ -13503,6 +13604,79 @@ MIXPI_K mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_ar
     if (r != MIXP_OK) return r;
     return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, MIXPI_P(hadamard_strip), k);
 }
+/* --- recode: see mixp_recode_args ------------------------------------------------------------ */
+
+/* The factors of 16 columns of a row of blocks. */
+MIXPI_RARE mixpi_v MIXPI_P(recode_scales)(const mixp_recode_args *k, int64_t strip, int64_t col) {
+    float s[16];
+    int i;
+    if (k->scale == MIXP_SCALE_TENSOR) return mixpi_vset(1.0f);
+    for (i = 0; i < 16; i++)
+        s[i] = mixpi_scale_of_code(k->scale, k->scales[strip * k->cols + col + i]);
+    return mixpi_vload(s);
+}
+
+/* The codes of 16 values of elements. */
+MIXPI_V void MIXPI_P(put_e2m1)(uint8_t *codes, mixpi_v v) {
+    float x[16];
+    int i;
+    mixpi_vstore(x, v);
+    for (i = 0; i < 8; i++)
+        codes[i] = (uint8_t)(mixpi_e2m1_code(x[2 * i]) | mixpi_e2m1_code(x[2 * i + 1]) << 4);
+}
+MIXPI_V void MIXPI_P(put_e4m3)(uint8_t *codes, mixpi_v v) {
+    static const mixp_rounding saturated = { 1, 0, 0, 0, 0, 0 };
+    static const uint32_t no_random[16] = { 0 };
+    mixpi_vput_rounded(MIXP_F8_E4M3, codes, v, &saturated, no_random);
+}
+
+MIXPI_V mixpi_v MIXPI_P(get_e2m1)(const uint8_t *codes) {
+    float x[16];
+    int i;
+    for (i = 0; i < 8; i++) {
+        x[2 * i] = mixpi_e2m1_value(codes[i]);
+        x[2 * i + 1] = mixpi_e2m1_value((uint32_t)codes[i] >> 4);
+    }
+    return mixpi_vload(x);
+}
+
+/* 16 elements from element `at` on. scales: their factors. */
+MIXPI_V void MIXPI_P(encode_16)(const mixp_recode_args *k, int64_t at, mixpi_v scales) {
+    const mixpi_v x = mixpi_vdiv(mixpi_vget(MIXP_BF16, k->y + at), scales);
+    if (k->element == MIXP_F4_E2M1) MIXPI_P(put_e2m1)(k->codes + at / 2, x);
+    else MIXPI_P(put_e4m3)(k->codes + at, x);
+}
+MIXPI_V void MIXPI_P(decode_16)(const mixp_recode_args *k, int64_t at, mixpi_v scales) {
+    mixpi_v x = k->element == MIXP_F4_E2M1 ? MIXPI_P(get_e2m1)(k->codes + at / 2)
+                                           : mixpi_vget(MIXP_F8_E4M3, k->codes + at);
+    mixpi_vcodes c;
+    x = mixpi_vmul(x, scales);
+    MIXPI_EACH(MIXPI_R(c, i) = MIXPI_P(q_bf16)(mixpi_rbits(MIXPI_R(x, i))))
+    mixpi_vput_codes(k->y + at, c, 1, 0);
+}
+
+/* A row of blocks, or a row of the array. */
+MIXPI_K void MIXPI_P(recode_strip)(const void *job, int64_t strip) {
+    const mixp_recode_args k = *(const mixp_recode_args *)job;
+    const int64_t rows = k.block_rows ? k.block_rows : 1;
+    int64_t col, r;
+    for (col = 0; col < k.cols; col += 16) {
+        const mixpi_v scales = MIXPI_P(recode_scales)(&k, strip, col);
+        for (r = strip * rows; r < (strip + 1) * rows; r++) {
+            if (k.decodes) MIXPI_P(decode_16)(&k, r * k.cols + col, scales);
+            else MIXPI_P(encode_16)(&k, r * k.cols + col, scales);
+        }
+    }
+}
+
+MIXPI_K mixp_result MIXPI_P(recode)(const mixp_exec *x, const mixp_recode_args *k) {
+    const int64_t rows = k->block_rows ? k->block_rows : 1;
+    mixp_result r = mixpi_recode_wrong(k);
+    if (r != MIXP_OK) return r;
+    mixpi_each_unit(x, k->rows / rows, rows * k->cols, MIXPI_P(recode_strip), k);
+    if (k->decodes && k->decode) *k->decode = *k->own * (k->times ? *k->times : 1.0f);
+    return MIXP_OK;
+}
 MIXPI_SMALL_END
 #endif
 /* --- the table -------------------------------------------------------------------------- */
@@ -13520,7 +13694,8 @@ MIXPI_SMALL_END
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
-    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL   \
+    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL,  \
+    MIXPI_P(recode)                                                                       \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -16128,12 +16303,16 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
         return "the recipe's keep_first and keep_last together exceed linears";
     if (!mixpi_is_flag(r->dy_e4m3) || !mixpi_is_flag(r->no_stochastic) ||
         !mixpi_is_flag(r->no_hadamard) || !mixpi_is_flag(r->no_2d) ||
-        !mixpi_is_flag(r->wgrad_high) || !mixpi_is_flag(r->most_recent))
+        !mixpi_is_flag(r->wgrad_high) || !mixpi_is_flag(r->most_recent) ||
+        !mixpi_is_flag(r->codes))
         return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
     if (r->history < 0 || r->history > 1 << 20)
         return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
     if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
         return "the recipe's error and clipped must be at most 1; negative means never";
+    if (r->codes && r->wgrad_high)
+        return "the recipe's codes and wgrad_high exclude each other: with wgrad_high the gradient "
+               "of the weight reads the input itself, which has no codes";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
         return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
@@ -16158,6 +16337,9 @@ static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recip
 static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
                                       const mixp_recipe *r, mixp_result *code) {
     const char *wrong;
+    *code = MIXP_ERR_ARGUMENT;
+    if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
+        return "the recipe's codes need a kind: without one nothing is quantised";
     *code = MIXP_OK;
     if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     *code = MIXP_ERR_ARGUMENT;
@@ -16171,6 +16353,8 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
     if (ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
+    if (r->codes && ctx->device->download && !ctx->device->kernels->recode)
+        return "this device cannot keep activations as codes; set the recipe's codes to 0";
     *code = MIXP_OK;
     return NULL;
 }
@@ -16691,8 +16875,9 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                 "gradients under MIXP_NO_GRAD only";
     if (t && t->own.spent)
         wrong = "is no longer there: it was disposable, and its last reader "
-                "(mixp_scaler_cross_entropy, mixp_add_norm or mixp_backward) has freed or "
-                "overwritten it; apply this operator before that reader";
+                "(mixp_scaler_cross_entropy, mixp_add_norm, mixp_linear under a recipe with codes "
+                "or mixp_backward) has freed or overwritten it; apply this operator before that "
+                "reader";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
@@ -16789,6 +16974,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
+        c->in[i]->own.disposable |= !cached;
     }
     return r;
 }
@@ -18579,6 +18765,8 @@ typedef struct mixpi_recipe_call {
     mixpi_lossy *lossy;         /* of the operands, under a guard; otherwise NULL          */
     int         fallen;         /* bits of the operands whose products are bf16            */
     int         enters;         /* 1: the amax of operands enters the history              */
+    int         coded;          /* 1: x is kept as codes for the gradient of the weight    */
+    float       decode;         /* factor of those codes, where memory is the host's       */
     mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 
@@ -18920,6 +19108,140 @@ static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result
     mixpi_recipe_done(c->ctx, b);
     return r;
 }
+/* --- recipes: the input of a linear kept as codes -------------------------------------------- *
+ *
+ * Forward quantises x as the gradient of the weight needs x, and keeps the codes; mixp_linear then
+ * frees x. Backward turns the codes into values again.
+ */
+enum { MIXPI_CODES, MIXPI_CODE_SCALES, MIXPI_CODE_FACTOR };     /* saved of a linear */
+
+/* Does the gradient of an input of e read t? Also of inputs that are frozen now. */
+static int mixpi_entry_reads(const mixpi_tape_entry *e, const mixp_tensor *t) {
+    const mixp_call *c = &e->call;
+    uint32_t what = 0, bits = c->out == t ? MIXP_READS_RESULT : 0u;
+    int i;
+    for (i = 0; i < c->n_in; i++) {
+        if (!(e->inputs[i] & MIXPI_INPUT_CONSTANT)) what |= e->reads[mixpi_min(i, MIXPI_READS - 1)];
+        if (c->in[i] == t) bits |= i < 31 ? 1u << i : MIXP_READS_ALL;
+    }
+    return (what & bits) != 0;
+}
+
+/* The recorded operator that made t, if t is disposable, owns its memory, and is read by no
+ * gradient of a recorded operator; otherwise NULL. */
+static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const mixp_tensor *t) {
+    const mixpi_tape_entry *e;
+    if (!t->own.disposable || t->own.spent || t->requires_grad) return NULL;
+    if (!t->own.from_tape || t->own.origin || t->own.aliased) return NULL;
+    for (e = ctx->tape; e; e = e->older) {
+        if (e->block || mixpi_entry_reads(e, t)) return NULL;
+        if (e->alias && e->call.out->own.origin == t) return NULL;
+        if (e->call.out == t) return e;
+    }
+    return NULL;
+}
+
+/* Is x kept as codes for the gradient of the weight? */
+static int mixpi_coded_wanted(const mixp_call *c, const mixpi_recipe_call *rc) {
+    const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
+    int i;
+    if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
+    if (c->ctx->in_block || mixpi_entry_of(c)->again) return 0;
+    for (i = 1; i < c->n_in; i++)
+        if (c->in[i] && mixpi_origin(c->in[i]) == c->in[0]) return 0;
+    return mixp_call_wants(c, 1) && mixpi_unread_maker(c->ctx, c->in[0]) != NULL;
+}
+
+static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
+    const mixp_context *ctx = c->ctx;
+    if (ctx->device->kernels->recode) return MIXPI_RUN(c, recode, k);
+    return mixp_cpu()->kernels->recode(&ctx->exec, k);
+}
+
+/* How the codes of x[rows, cols] lie in what the linear has saved. */
+static mixp_recode_args mixpi_coded_args(const mixp_call *c, const mixpi_recipe_call *rc,
+                                         const mixp_quantise_args *x) {
+    mixp_quantise_args plan = *x;
+    mixp_recode_args k;
+    mixpi_recipe_plan(&rc->recipe, MIXPI_ROLE_X, 1, &plan);
+    memset(&k, 0, sizeof k);
+    k.rows = x->rows;
+    k.cols = x->cols;
+    k.element = plan.element;
+    k.scale = plan.scale;
+    k.block_rows = plan.block_rows;
+    k.codes = (uint8_t *)c->saved[MIXPI_CODES]->data;
+    if (c->saved[MIXPI_CODE_SCALES])
+        k.scales = (const uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
+    return k;
+}
+
+/* Memory for the codes of x and the scales of their blocks. */
+static mixp_result mixpi_coded_save(mixp_call *c, const mixpi_recipe_call *rc,
+                                    const mixp_quantise_args *x) {
+    const int64_t count = x->rows * x->cols;
+    const int64_t bytes = rc->recipe.kind == MIXP_RECIPE_NVFP4 ? count / 2 : count;
+    const int64_t scales = count / mixpi_recipe_unit(rc->recipe.kind);
+    if (!mixp_call_save(c, MIXPI_CODES, MIXP_U8, 1, &bytes)) return MIXP_ERR_MEMORY;
+    if (mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
+    return mixp_call_save(c, MIXPI_CODE_SCALES, MIXP_U8, 1, &scales) ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
+/* Keeps the codes of x. q: forward's quantised x, if the gradient of the weight has the same;
+ * otherwise q->y is NULL and x is quantised here. The caller gives q->y back. */
+static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_quantise_args *x,
+                                    mixpi_quantised *q) {
+    mixp_recode_args k;
+    mixp_result r = mixpi_coded_save(c, rc, x);
+    if (r != MIXP_OK) return r;
+    k = mixpi_coded_args(c, rc, x);
+    if (c->saved[MIXPI_CODE_SCALES])
+        x->scales = (uint8_t *)c->saved[MIXPI_CODE_SCALES]->data;
+    if (!q->y) r = mixpi_recipe_operand(c, rc, MIXPI_ROLE_X, 1, x, q);
+    if (r != MIXP_OK) return r;
+    k.y = (mixp_bf16 *)q->y->data;
+    r = mixpi_coded_run(c, &k);
+    rc->decode = q->decode;
+    c->saved[MIXPI_CODE_FACTOR] = q->factor;
+    rc->coded = r == MIXP_OK;
+    if (!rc->coded) return r;
+    mixp_call_reads(c, 1, 0);
+    c->ctx->casting->recipes.coded++;
+    return MIXP_OK;
+}
+
+/* The values of x from the codes, into q->y. */
+static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
+                                      const mixp_quantise_args *x, mixpi_quantised *q) {
+    const mixp_tensor *factor = c->saved[MIXPI_CODE_FACTOR];
+    const int64_t count = x->rows * x->cols, two = 2;
+    mixp_recode_args k = mixpi_coded_args(c, rc, x);
+    q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
+    if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
+    if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;
+    q->decode = rc->decode;
+    k.y = (mixp_bf16 *)q->y->data;
+    k.decodes = 1;
+    if (factor) {
+        k.own = (const float *)factor->data + 1;
+        k.times = x->times;
+        k.decode = (float *)q->factor->data;
+    }
+    return mixpi_coded_run(c, &k);
+}
+
+/* Frees the input of the linear that was recorded last, if codes replace it; of a cast, also the
+ * cast's input. */
+static void mixpi_coded_give(mixp_context *ctx, const mixp_tensor *x) {
+    const mixpi_tape_entry *maker = mixpi_unread_maker(ctx, x);
+    while (maker) {
+        mixp_tensor *freed = maker->call.out;
+        const int cast = mixpi_is_cast(maker->call.op);
+        maker = cast ? mixpi_unread_maker(ctx, maker->call.in[0]) : NULL;
+        freed->own.spent = 1;
+        mixpi_arena_give(ctx, &ctx->dev, freed->data, mixpi_bytes(freed));
+    }
+}
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
 /* Attributes of a product, set by infer. linear: a weight w[out, in] and a bias. g holds the batch
@@ -19091,8 +19413,19 @@ static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64
     }
 }
 
+/* Keeps x[m, k] as codes, after the product. q: x as the product read it; given back here. */
+static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quantised *q) {
+    mixp_quantise_args x = mixpi_recipe_of(p->g.a, p->g.m, p->g.k);
+    mixp_result r;
+    if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
+    r = mixpi_coded_keep(c, &p->quantise, &x, q);
+    mixpi_recipe_give(c->ctx, q->y);
+    return r;
+}
+
 /* c = x w' of quantised operands. g: the forward product. */
-static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, mixp_gemm_args g) {
+static mixp_result mixpi_linear_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
+    const int coded = mixpi_coded_wanted(c, &p->quantise);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
     mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
@@ -19102,7 +19435,9 @@ static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, 
         g.a = mixpi_tensor_in(qx.y);
         g.b = mixpi_tensor_in(qw.y);
     }
-    return mixpi_recipe_run(c, &g, r, &qx, &qw);
+    qx.lent = coded && !qx.high && mixpi_recipe_has_one_scale(&p->quantise);
+    r = mixpi_recipe_run(c, &g, r, &qx, &qw);
+    return coded && r == MIXP_OK ? mixpi_linear_codes(c, p, &qx) : r;
 }
 
 static mixp_result mixpi_product_forward(mixp_call *c) {
@@ -19317,7 +19652,9 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p,
     if (!to.data) return MIXP_OK;
     r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
     x.times = mixpi_recipe_factor(&qdy);
-    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
+    if (r == MIXP_OK && p->quantise.coded) r = mixpi_coded_values(c, &p->quantise, &x, &qx);
+    else if (r == MIXP_OK)
+        r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
     if (r == MIXP_OK) {
         if (!qx.high) g.a = mixpi_tensor_in(qx.y);
         g = mixpi_product_db(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
@@ -19363,13 +19700,22 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
+/* Frees x after the linear that was recorded last, if its codes are kept. */
+static void mixpi_linear_give(mixp_context *ctx, const mixp_call *c) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    if (p->quantise.coded) mixpi_coded_give(ctx, c->in[0]);
+}
+
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b) {
     mixpi_product p;
+    mixp_tensor *y;
     memset(&p, 0, sizeof p);
     p.linear = 1;
     p.g.trans_b = 1;
-    return mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
+    y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
+    if (y && y->own.from_tape) mixpi_linear_give(ctx, &ctx->tape->call);
+    return y;
 }
 
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
@@ -19538,6 +19884,7 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
         return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
     x = mixp_linear(ctx, x, up, up_bias);
     if (x) x = mixp_gelu_tanh(ctx, x);
+    if (x) x->own.disposable = 1;
     return x ? mixp_linear(ctx, x, down, down_bias) : NULL;
 }
 

@@ -1252,3 +1252,14 @@ MIXPREC_HD mixpi_scales mixpi_scales_e4m3(float tensor, uint32_t amax) {
     if (mixp_bits_of_f32(s.in) == 0x7F800000u) s.in = mixp_f32_of_bits(0x7F7FFFFFu);
     return s;
 }
+
+/* The code of an e2m1 value. */
+MIXPREC_HD uint32_t mixpi_e2m1_code(float x) {
+    const uint32_t u = mixp_bits_of_f32(x), top = (u & 0x7FFFFFFFu) >> 22;
+    const uint32_t small = top == 0xFCu;        /* 0.5 */
+    return ((top > 0xFCu ? top - 0xFCu : small) & 7u) | (u >> 28 & 8u);
+}
+MIXPREC_HD float mixpi_e2m1_value(uint32_t code) {
+    const uint32_t a = code & 7u, small = a ? 0x3F000000u : 0u;
+    return mixp_f32_of_bits((a > 1 ? (a + 0xFCu) << 22 : small) | (code & 8u) << 28);
+}

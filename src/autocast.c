@@ -126,12 +126,16 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
         return "the recipe's keep_first and keep_last together exceed linears";
     if (!mixpi_is_flag(r->dy_e4m3) || !mixpi_is_flag(r->no_stochastic) ||
         !mixpi_is_flag(r->no_hadamard) || !mixpi_is_flag(r->no_2d) ||
-        !mixpi_is_flag(r->wgrad_high) || !mixpi_is_flag(r->most_recent))
+        !mixpi_is_flag(r->wgrad_high) || !mixpi_is_flag(r->most_recent) ||
+        !mixpi_is_flag(r->codes))
         return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
     if (r->history < 0 || r->history > 1 << 20)
         return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
     if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
         return "the recipe's error and clipped must be at most 1; negative means never";
+    if (r->codes && r->wgrad_high)
+        return "the recipe's codes and wgrad_high exclude each other: with wgrad_high the gradient "
+               "of the weight reads the input itself, which has no codes";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
         return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
@@ -156,6 +160,9 @@ static const char *mixpi_delayed_wrong(const mixp_context *ctx, const mixp_recip
 static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
                                       const mixp_recipe *r, mixp_result *code) {
     const char *wrong;
+    *code = MIXP_ERR_ARGUMENT;
+    if (r && r->kind == MIXP_RECIPE_NONE && r->codes)
+        return "the recipe's codes need a kind: without one nothing is quantised";
     *code = MIXP_OK;
     if (!r || r->kind == MIXP_RECIPE_NONE) return NULL;
     *code = MIXP_ERR_ARGUMENT;
@@ -169,6 +176,8 @@ static const char *mixpi_recipe_wrong(const mixp_context *ctx, mixp_dtype dtype,
     *code = ctx->device->download ? MIXP_ERR_DEVICE : MIXP_OK;
     if (ctx->device->download && !ctx->device->kernels->quantise)
         return "this device cannot quantise for a recipe; use the CPU or mixp_cuda";
+    if (r->codes && ctx->device->download && !ctx->device->kernels->recode)
+        return "this device cannot keep activations as codes; set the recipe's codes to 0";
     *code = MIXP_OK;
     return NULL;
 }

@@ -516,6 +516,9 @@ typedef struct mixp_quantise_args {
                                    otherwise 1. May be NULL                                */
     const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
     float           *own;       /* as decode, without times                                */
+    uint8_t         *scales;    /* blocks of one column: [rows / block_rows, cols] becomes the
+                                   factor that was applied last to each block's elements, as a
+                                   code of e8m0 (POWER, E8M0) or e4m3 (E4M3); NULL = unwanted */
 } mixp_quantise_args;
 
 /* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
@@ -527,6 +530,25 @@ typedef struct mixp_hadamard_args {
     mixp_in a;
     float  *y;
 } mixp_hadamard_args;
+
+/* Turns quantised values y[rows, cols] into codes of their elements, or codes into values. The
+ * values of codes are those that were turned into codes, bit for bit; a NaN becomes some NaN. e4m3:
+ * one byte an element. e2m1: element i lies in byte i / 2, first in the lower 4 bits. cols is a
+ * multiple of 16. The kernel's results are the same on every instruction set and at any number of
+ * threads. MIXP_ERR_ARGUMENT: an array is missing, another element or scale, or e2m1 without
+ * E4M3. MIXP_ERR_SHAPE: sizes that do not fit. */
+typedef struct mixp_recode_args {
+    int64_t          rows, cols;
+    mixp_bf16       *y;
+    uint8_t         *codes;
+    mixp_dtype       element;   /* MIXP_F8_E4M3 or MIXP_F4_E2M1                            */
+    mixp_block_scale scale;     /* how `quantise` scaled y                                 */
+    int64_t          block_rows;/* rows of a block of one column; 0 for TENSOR             */
+    const uint8_t   *scales;    /* that `quantise` wrote; ignored for TENSOR               */
+    int              decodes;   /* 0: y becomes codes; 1: codes become y                   */
+    const float     *own, *times;   /* decodes: as in mixp_quantise_args, both in device memory, */
+    float           *decode;        /* *decode becomes *own * *times; NULL = not wanted    */
+} mixp_recode_args;
 
 /* What quantising has lost: of each operand of a linear, the most that one array lost. */
 typedef struct mixp_losses {
@@ -602,10 +624,25 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
+    if (k->scales && c != 1) return MIXP_ERR_SHAPE;
     if (k->scale == MIXP_SCALE_TENSOR) return r == 0 && c == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
     if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
     if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
+}
+
+/* What is wrong with a call of `recode`; MIXP_OK: nothing. */
+MIXPREC_HD mixp_result mixpi_recode_wrong(const mixp_recode_args *k) {
+    const int blocks = k->scale != MIXP_SCALE_TENSOR;
+    if (!k->y || !k->codes || (blocks && !k->scales)) return MIXP_ERR_ARGUMENT;
+    if (k->rows < 1 || k->cols < 1) return MIXP_ERR_ARGUMENT;
+    if ((unsigned)k->scale >= MIXP_SCALE_COUNT) return MIXP_ERR_ARGUMENT;
+    if (k->element != MIXP_F8_E4M3 && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
+    if (k->element == MIXP_F4_E2M1 && k->scale != MIXP_SCALE_E4M3) return MIXP_ERR_ARGUMENT;
+    if (k->decodes && k->decode && !k->own) return MIXP_ERR_ARGUMENT;
+    if (k->cols % 16) return MIXP_ERR_SHAPE;
+    if (!blocks) return k->block_rows ? MIXP_ERR_SHAPE : MIXP_OK;
+    return k->block_rows > 0 && k->rows % k->block_rows == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
 }
 
 /* What is wrong with a call of `hadamard`; MIXP_OK: nothing. */
@@ -651,6 +688,17 @@ MIXPREC_HD uint32_t mixpi_e8m0_add(const mixpi_grid *g, mixp_e8m0_rounding how) 
 MIXPREC_HD int mixpi_e8m0_of(const mixpi_grid *g, mixp_e8m0_rounding how, uint32_t amax) {
     if (how == MIXP_E8M0_RCEIL) return mixpi_e8m0_above(g->largest, amax);
     return mixpi_e8m0_of_power(g, mixpi_e8m0_add(g, how), amax);
+}
+
+/* The code of the factor by which a block's elements are multiplied last, and the factor. A factor
+ * of 0 is returned as 1: the block's values are zeros. */
+MIXPREC_HD uint8_t mixpi_scale_code(mixp_block_scale kind, float out) {
+    if (kind == MIXP_SCALE_E4M3) return mixp_e4m3_from_f32(out).bits;
+    return (uint8_t)(mixp_bits_of_f32(out) >> 23 & 0xFFu);
+}
+MIXPREC_HD float mixpi_scale_of_code(mixp_block_scale kind, uint8_t code) {
+    if (kind == MIXP_SCALE_E4M3) return code ? mixp_f32_of_bits(mixpi_f32_of_e4m3(code)) : 1.0f;
+    return code == 255 ? mixp_f32_of_bits(0x7FC00000u) : mixpi_q_power(code);
 }
 
 /* The scales of a block. tensor: the array's. */
@@ -1172,6 +1220,9 @@ typedef struct mixp_kernels {
     /* A guard's measure of recipes. NULL: the host measures where memory is the host's; on another
      * device nothing is measured. */
     mixp_result (*lose)(const mixp_exec *x, const mixp_lose_args *k);
+    /* Activations kept as codes. NULL: the CPU's kernel does the work where memory is the host's;
+     * another device keeps no codes. */
+    mixp_result (*recode)(const mixp_exec *x, const mixp_recode_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */

@@ -77,6 +77,7 @@ MIXPI_SMALL_BEGIN
 #include "cpu/states.c"
 #include "cpu/look.c"
 #include "cpu/quantise.c"
+#include "cpu/recode.c"
 MIXPI_SMALL_END
 #endif
 #include "cpu/table.c"
@@ -122,6 +123,7 @@ MIXPI_SMALL_BEGIN
 #include "operators/delayed.c"
 #include "operators/lossy.c"
 #include "operators/recipes.c"
+#include "operators/coded.c"
 #include "operators/products.c"
 #include "operators/attention.c"
 #include "operators/elementwise.c"

@@ -5,10 +5,11 @@
  * A recipe says how the operands of mixp_linear's three products (result, gradient of the input,
  * gradient of the weight) are quantised. A quantised operand is a bf16 array of decoded values,
  * which bf16 holds exactly; the product is the bf16 product with f32 sums. The numbers are
- * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time and no
- * memory: it shows what a format does to training. On the CPU a parameter keeps its quantised
- * values, 2 bytes for each element, or 4 where its products need other blocks (MXFP8; NVFP4 with
- * no_2d), until it is written. See the field recipe of mixp_autocast.
+ * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time: it
+ * shows what a format does to training. It saves memory on request; see CODES. On the CPU a
+ * parameter keeps its quantised values, 2 bytes for each element, or 4 where its products need
+ * other blocks (MXFP8; NVFP4 with no_2d), until it is written. See the field recipe of
+ * mixp_autocast.
  *
  * A training loop in NVFP4, whose first linear stays bf16, under a guard:
  *
@@ -87,7 +88,32 @@ typedef struct mixp_recipe {
                                    clipped; 0 = 0.01                                       */
     mixp_e8m0_rounding e8m0;    /* MXFP8: how the scales of blocks are rounded. FLOOR and EVEN clip:
                                    `error` counts what that loses, `clipped` does not count it */
+    int codes;                  /* 1 = keep the input of a linear as codes; see CODES        */
 } mixp_recipe;
+
+/* CODES. For the gradient of a weight, the tape keeps the input x of each linear until backward.
+ * With codes = 1 a linear keeps x as the codes of its quantised values: 1 byte for each element
+ * (FP8_CURRENT, FP8_DELAYED), 1 + 1/128 (FP8_BLOCK), 1 + 1/32 (MXFP8), or 4.5 bits (NVFP4). Then
+ * mixp_linear frees x, whose elements take 2 bytes, or 6 if autocast has cast x from f32. Backward
+ * turns the codes into bf16 values, for one linear at a time. Gradients have the bits that they
+ * have without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
+ * backward.
+ *
+ * The program declares that it does not read x again: call mixp_tensor_set_disposable(x, 1) before
+ * the last mixp_linear that reads x. A later read of x is MIXP_ERR_ORDER. A copy that autocast
+ * makes for a linear, and the GELU inside of mixp_mlp, are disposable by themselves.
+ *
+ * x stays in memory, without codes, if
+ * - the gradient of another operator reads x: of another linear (join q, k and v in one weight), of
+ *   an operator whose gradient reads its result (attention, softmax, tanh, sigmoid, exp), or of
+ *   your own operator without mixp_call_reads;
+ * - x is no result of a recorded operator, or shares memory with another tensor (mixp_reshape);
+ * - the weight needs no gradient, or the step is an evaluation or a trial;
+ * - the linear lies in a block of mixp_recompute, multiplies in bf16, or has an x or dy that fell
+ *   back to bf16.
+ *
+ * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
+ * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
  * w and dy loses: the mean of |q - x| / |x| over the values that are not 0, and the share of values
@@ -148,4 +174,5 @@ typedef struct mixp_recipe_counts {
     int64_t unfit;              /* linears left bf16 because a size does not fit           */
     char    unfit_name[64];     /* name of the first such weight; "" if it has none        */
     int64_t unfit_sizes[3];     /* its rows of x, outputs and inputs                       */
+    int64_t coded;              /* linears that have kept their input as codes             */
 } mixp_recipe_counts;

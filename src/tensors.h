@@ -434,14 +434,16 @@ MIXPREC_API mixp_result mixp_gemm(mixp_context *ctx, const mixp_gemm_args *k);
 MIXPREC_API mixp_result mixp_tensor_set_requires_grad(mixp_tensor *t, int on);
 
 /* Declares that the program will not read t's values again. t must be an activation
- * (MIXP_ERR_ARGUMENT otherwise). The declaration saves memory in two places.
+ * (MIXP_ERR_ARGUMENT otherwise). The declaration saves memory in three places.
  *
  * mixp_cross_entropy writes the gradient over the logits, if a product made the logits and no other
  * operator reads them. With a large vocabulary, the logits are the largest array of a step. A
  * second walk back through such logits is MIXP_ERR_ORDER.
  *
  * mixp_add_layer_norm and mixp_add_rms_norm free their input b at once, if a product made b and no
- * operator read it before. A later read of b is MIXP_ERR_ORDER. */
+ * operator read it before. A later read of b is MIXP_ERR_ORDER.
+ *
+ * mixp_linear frees its input x at once under a recipe with codes: see mixp_recipe. */
 MIXPREC_API mixp_result mixp_tensor_set_disposable(mixp_tensor *t, int on);
 
 /* Declares that you wrote t's data without a function of mixprec: cached low copies become

@@ -297,6 +297,15 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     }
 }
 
+/* Writes the codes of 16 scales, or of the first n. */
+MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, int64_t n,
+                                       mixpi_v out) {
+    float scales[16];
+    int64_t i;
+    mixpi_vstore(scales, out);
+    for (i = 0; i < n; i++) q->k.scales[at + i] = mixpi_scale_code(q->k.scale, scales[i]);
+}
+
 /* A row of blocks of one column. */
 MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
@@ -311,6 +320,7 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
             amax = MIXPI_P(q_look)(amax, a);
         }
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, amax);
+        if (q.k.scales) MIXPI_P(q_keep_scales)(&q, strip * q.k.cols + col, n, s.out);
         for (r = row; r < last; r++) MIXPI_P(q_write)(&q, r * q.k.cols + col, n, s);
     }
 }

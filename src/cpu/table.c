@@ -2,7 +2,7 @@
 #include "rows.c"
 #include "attention.c"
 #include "states.c"
-#include "quantise.c"
+#include "recode.c"
 /* --- the table -------------------------------------------------------------------------- */
 
 #ifndef MIXPREC_ONLY_FORMATS
@@ -18,7 +18,8 @@
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
-    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL   \
+    MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL,  \
+    MIXPI_P(recode)                                                                       \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));

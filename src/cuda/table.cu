@@ -54,7 +54,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_quantise,
                                     mixpi_cuda_hadamard,
                                     mixpi_cuda_turn,
-                                    mixpi_cuda_lose };
+                                    mixpi_cuda_lose,
+                                    NULL };
 
 const int most_devices = 16;
 

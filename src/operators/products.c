@@ -1,6 +1,6 @@
 #pragma once
 #include "shared.c"
-#include "recipes.c"
+#include "coded.c"
 /* --- linear and matmul: one product ----------------------------------------------------- */
 
 /* Attributes of a product, set by infer. linear: a weight w[out, in] and a bias. g holds the batch
@@ -172,8 +172,19 @@ static void mixpi_product_at(const mixpi_axes *x, int64_t call, int array, int64
     }
 }
 
+/* Keeps x[m, k] as codes, after the product. q: x as the product read it; given back here. */
+static mixp_result mixpi_linear_codes(mixp_call *c, mixpi_product *p, mixpi_quantised *q) {
+    mixp_quantise_args x = mixpi_recipe_of(p->g.a, p->g.m, p->g.k);
+    mixp_result r;
+    if (!q->lent) *q = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_DY, MIXPI_ROLE_X);
+    r = mixpi_coded_keep(c, &p->quantise, &x, q);
+    mixpi_recipe_give(c->ctx, q->y);
+    return r;
+}
+
 /* c = x w' of quantised operands. g: the forward product. */
-static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, mixp_gemm_args g) {
+static mixp_result mixpi_linear_quantised(mixp_call *c, mixpi_product *p, mixp_gemm_args g) {
+    const int coded = mixpi_coded_wanted(c, &p->quantise);
     mixp_quantise_args x = mixpi_recipe_of(g.a, g.m, g.k), w = mixpi_recipe_of(g.b, g.n, g.k);
     mixpi_quantised qx = mixpi_recipe_empty(&p->quantise, MIXPI_ROLE_X, MIXPI_ROLE_W), qw = qx;
     mixp_result r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 0, &x, &qx);
@@ -183,7 +194,9 @@ static mixp_result mixpi_linear_quantised(mixp_call *c, const mixpi_product *p, 
         g.a = mixpi_tensor_in(qx.y);
         g.b = mixpi_tensor_in(qw.y);
     }
-    return mixpi_recipe_run(c, &g, r, &qx, &qw);
+    qx.lent = coded && !qx.high && mixpi_recipe_has_one_scale(&p->quantise);
+    r = mixpi_recipe_run(c, &g, r, &qx, &qw);
+    return coded && r == MIXP_OK ? mixpi_linear_codes(c, p, &qx) : r;
 }
 
 static mixp_result mixpi_product_forward(mixp_call *c) {
@@ -398,7 +411,9 @@ static mixp_result mixpi_linear_dw(mixp_call *c, const mixpi_product *p,
     if (!to.data) return MIXP_OK;
     r = mixpi_linear_dy(c, p, MIXPI_ROLE_X, both, &qdy);
     x.times = mixpi_recipe_factor(&qdy);
-    if (r == MIXP_OK) r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
+    if (r == MIXP_OK && p->quantise.coded) r = mixpi_coded_values(c, &p->quantise, &x, &qx);
+    else if (r == MIXP_OK)
+        r = mixpi_recipe_operand(c, &p->quantise, MIXPI_ROLE_X, 1, &x, &qx);
     if (r == MIXP_OK) {
         if (!qx.high) g.a = mixpi_tensor_in(qx.y);
         g = mixpi_product_db(&g, qdy.high ? mixpi_call_dy(c) : mixpi_tensor_in(qdy.y));
@@ -444,13 +459,22 @@ static mixp_result mixpi_product_backward(mixp_call *c) {
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }
 
+/* Frees x after the linear that was recorded last, if its codes are kept. */
+static void mixpi_linear_give(mixp_context *ctx, const mixp_call *c) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    if (p->quantise.coded) mixpi_coded_give(ctx, c->in[0]);
+}
+
 MIXPREC_API mixp_tensor *mixp_linear(mixp_context *ctx, mixp_tensor *x, mixp_tensor *w,
                                      mixp_tensor *b) {
     mixpi_product p;
+    mixp_tensor *y;
     memset(&p, 0, sizeof p);
     p.linear = 1;
     p.g.trans_b = 1;
-    return mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
+    y = mixpi_apply_op(ctx, MIXP_OP_LINEAR, 2, x, w, b, &p);
+    if (y && y->own.from_tape) mixpi_linear_give(ctx, &ctx->tape->call);
+    return y;
 }
 
 MIXPREC_API mixp_tensor *mixp_matmul(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b,
@@ -619,6 +643,7 @@ MIXPREC_API mixp_tensor *mixp_mlp(mixp_context *ctx, mixp_tensor *x, mixp_tensor
         return mixp_apply(ctx, &mixpi_mlp_op, MIXPI_MLP_INPUTS, in, 3, NULL);
     x = mixp_linear(ctx, x, up, up_bias);
     if (x) x = mixp_gelu_tanh(ctx, x);
+    if (x) x->own.disposable = 1;
     return x ? mixp_linear(ctx, x, down, down_bias) : NULL;
 }
 

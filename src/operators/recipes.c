@@ -11,6 +11,8 @@ typedef struct mixpi_recipe_call {
     mixpi_lossy *lossy;         /* of the operands, under a guard; otherwise NULL          */
     int         fallen;         /* bits of the operands whose products are bf16            */
     int         enters;         /* 1: the amax of operands enters the history              */
+    int         coded;          /* 1: x is kept as codes for the gradient of the weight    */
+    float       decode;         /* factor of those codes, where memory is the host's       */
     mixpi_scaled *scaled;       /* state of delayed scaling, or NULL                       */
 } mixpi_recipe_call;
 

@@ -84,8 +84,9 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                 "gradients under MIXP_NO_GRAD only";
     if (t && t->own.spent)
         wrong = "is no longer there: it was disposable, and its last reader "
-                "(mixp_scaler_cross_entropy, mixp_add_norm or mixp_backward) has freed or "
-                "overwritten it; apply this operator before that reader";
+                "(mixp_scaler_cross_entropy, mixp_add_norm, mixp_linear under a recipe with codes "
+                "or mixp_backward) has freed or overwritten it; apply this operator before that "
+                "reader";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;

@@ -57,6 +57,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
+        c->in[i]->own.disposable |= !cached;
     }
     return r;
 }

@@ -1,13 +1,16 @@
 /* bench_recipes.c - what a recipe below 16 bits costs: one GPT with it and in bf16, in turns.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     bench_recipes [--gpt2|--quantiser] [ROUNDS]
+ *     bench_recipes [--gpt2] [--codes|--memory] [ROUNDS]
+ *     bench_recipes --quantiser [ROUNDS]
  *
  * nanoGPT's CPU configuration: 4 layers of width 128, 4 heads, 64 tokens by 12, vocabulary 65; a round
  * is 8 steps in bf16, then 8 with the recipe. --gpt2: two of GPT-2's layers (width 768, 12 heads, 256
  * tokens) and a vocabulary of 1024; a round is a step of each. Each line is the median of the rounds'
  * ratios, and their spread; first of the processor's time, which other programs change less, then of
  * the clock's. --quantiser: the quantiser alone on one thread, in elements per nanosecond.
+ * --codes: each recipe with codes beside itself without. --memory: bytes of activations, at levels 1 and 2: the
+ * peak of a step, less what is in use between steps.
  * OMP_WAIT_POLICY=passive keeps waiting threads out of the processor's time.
  */
 #define _POSIX_C_SOURCE 199309L
@@ -38,12 +41,13 @@ static double seconds(clockid_t clock) {
 }
 
 /* Seconds of a round's steps under a recipe; kind NONE: in bf16. */
-static spent run(model *m, mixp_recipe_kind kind) {
+static spent run(model *m, mixp_recipe_kind kind, int codes) {
     spent s = { -seconds(CLOCK_PROCESS_CPUTIME_ID), -seconds(CLOCK_MONOTONIC) };
     mixp_recipe r;
     int i;
     memset(&r, 0, sizeof r);
     r.kind = kind;
+    r.codes = codes;
     for (i = 0; i < m->is.steps; i++) {
         mixp_tensor *loss = NULL;
         mixp_step_begin(m->ctx);
@@ -68,13 +72,14 @@ static void print_ratios(double *ratio, int n) {
     printf("  %5.2f (%5.2f to %5.2f)", ratio[n / 2], ratio[0], ratio[n - 1]);
 }
 
-static void compare(model *m, mixp_recipe_kind kind, int rounds) {
+/* A recipe beside bf16; codes 1: with codes, beside itself without. */
+static void compare(model *m, mixp_recipe_kind kind, int codes, int rounds) {
     static double cpu[MOST_ROUNDS], wall[MOST_ROUNDS];
     double least = 1e30;
     int i;
-    run(m, kind);
+    run(m, kind, codes);
     for (i = 0; i < rounds; i++) {
-        spent first = run(m, MIXP_RECIPE_NONE), second = run(m, kind);
+        spent first = run(m, codes ? kind : MIXP_RECIPE_NONE, 0), second = run(m, kind, codes);
         cpu[i] = second.cpu / first.cpu;
         wall[i] = second.wall / first.wall;
         if (first.cpu < least) least = first.cpu;
@@ -82,7 +87,36 @@ static void compare(model *m, mixp_recipe_kind kind, int rounds) {
     printf("%-12s", mixp_recipe_name(kind));
     print_ratios(cpu, rounds);
     print_ratios(wall, rounds);
-    printf("   bf16 %6.2f ms of the processor\n", 1e3 * least / m->is.steps);
+    printf("   %s %6.2f ms of the processor\n", codes ? "without codes" : "bf16", 1e3 * least / m->is.steps);
+}
+
+/* --- memory ------------------------------------------------------------------------------------- */
+
+/* Bytes of activations of a step. */
+static double bytes_of(shape is, mixp_recipe_kind kind, int codes, int level) {
+    static model m;
+    double bytes;
+    is.steps = 2;
+    model_open(&m, is);
+    mixp_autocast_set_level(m.ctx, level);
+    run(&m, kind, codes);
+    bytes = (double)mixp_context_memory(m.ctx).peak;
+    mixp_step_begin(m.ctx);
+    mixp_zero_grad(m.opt);
+    bytes -= (double)mixp_context_memory(m.ctx).used;
+    mixp_context_free(m.ctx);
+    return bytes;
+}
+
+static void memory(shape is) {
+    int level, kind;
+    for (level = 1; level < 3; level++)
+        for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
+            const double with = bytes_of(is, (mixp_recipe_kind)kind, 1, level);
+            const double without = bytes_of(is, (mixp_recipe_kind)kind, 0, level);
+            printf("level %d  %-12s  %8.2f MB without codes, %8.2f MB with, %5.3f\n", level,
+                   mixp_recipe_name((mixp_recipe_kind)kind), 1e-6 * without, 1e-6 * with, with / without);
+        }
 }
 
 /* --- the quantiser alone -------------------------------------------------------------------- */
@@ -151,19 +185,28 @@ static void rates(int rounds) {
     mixp_context_free(ctx);
 }
 
+static int is_given(int argc, char **argv, const char *option) {
+    int i;
+    for (i = 1; i < argc; i++)
+        if (strcmp(argv[i], option) == 0) return 1;
+    return 0;
+}
+
 int main(int argc, char **argv) {
     static model m;
-    const int large = argc > 1 && strcmp(argv[1], "--gpt2") == 0;
-    const int alone = argc > 1 && strcmp(argv[1], "--quantiser") == 0;
-    int rounds = argc > 1 + (large || alone) ? atoi(argv[1 + (large || alone)]) : 0, kind;
+    const int large = is_given(argc, argv, "--gpt2"), codes = is_given(argc, argv, "--codes");
+    const int alone = is_given(argc, argv, "--quantiser");
+    const shape is = large ? gpt2 : nano;
+    int rounds = argc > 1 ? atoi(argv[argc - 1]) : 0, kind;
     const char *why;
     if (rounds < 1 || rounds > MOST_ROUNDS) rounds = alone ? 51 : large ? 5 : 21;
-    if (alone) {
-        rates(rounds);
+    if (alone || is_given(argc, argv, "--memory")) {
+        if (alone) rates(rounds);
+        else memory(is);
         return 0;
     }
-    model_open(&m, large ? gpt2 : nano);
-    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) compare(&m, (mixp_recipe_kind)kind, rounds);
+    model_open(&m, is);
+    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) compare(&m, (mixp_recipe_kind)kind, codes, rounds);
     if (mixp_context_error(m.ctx, &why) != MIXP_OK) printf("%s\n", why);
     mixp_context_free(m.ctx);
     return 0;

@@ -58,6 +58,12 @@ static void model_open(model *m, shape is) {
     for (k = 0; k < is.time; k++) m->place[k] = k;
 }
 
+/* y, which the next linear reads last: recipes with codes may free it. */
+static mixp_tensor *last_read(mixp_tensor *y) {
+    mixp_tensor_set_disposable(y, 1);
+    return y;
+}
+
 /* The activations that the head reads. */
 static mixp_tensor *model_top(model *m) {
     int64_t tokens[2];
@@ -71,10 +77,10 @@ static mixp_tensor *model_top(model *m) {
                  mixp_embedding(ctx, m->wpe, mixp_input(ctx, MIXP_I32, 1, tokens + 1, m->place)));
     for (l = 0; l < m->is.layers; l++) {
         mixp_tensor *const *w = m->w[l];
-        y = mixp_linear(ctx, mixp_layer_norm(ctx, x, w[0], NULL, 1e-5f), w[1], NULL);
+        y = mixp_linear(ctx, last_read(mixp_layer_norm(ctx, x, w[0], NULL, 1e-5f)), w[1], NULL);
         x = mixp_add(ctx, x, mixp_linear(ctx, mixp_attention(ctx, y, m->is.heads, 1, 0.0f), w[2], NULL));
-        y = mixp_linear(ctx, mixp_layer_norm(ctx, x, w[3], NULL, 1e-5f), w[4], NULL);
-        x = mixp_add(ctx, x, mixp_linear(ctx, mixp_gelu_tanh(ctx, y), w[5], NULL));
+        y = mixp_linear(ctx, last_read(mixp_layer_norm(ctx, x, w[3], NULL, 1e-5f)), w[4], NULL);
+        x = mixp_add(ctx, x, mixp_linear(ctx, last_read(mixp_gelu_tanh(ctx, y)), w[5], NULL));
     }
     return mixp_layer_norm(ctx, x, m->ln_f, NULL, 1e-5f);
 }
