@@ -6202,6 +6202,47 @@ static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
     return !empty && *r == MIXP_OK;
 }
 
+static mixp_result mixpi_cpu_copy(const mixp_exec *x, const mixp_copy_args *k, mixpi_unit unit) {
+    mixpi_copy_job c;
+    mixp_result r;
+    if (!mixpi_copy_starts(k, &r)) return r;
+    mixpi_copy_plan(&c, k);
+    return mixpi_each_unit(x, c.tiles, c.tile_rows * c.tile_cols, unit, &c);
+}
+
+typedef mixp_result (*mixpi_copy_kernel)(const mixp_exec *, const mixp_copy_args *);
+
+/* Fills dst by copying a 4096-byte pattern of the value repeatedly. */
+static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
+                                  mixpi_copy_kernel copy) {
+    const size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
+    unsigned char pattern[4096];
+    mixp_copy_args c;
+    uint64_t code;
+    size_t wide, i;
+    if (!size) return MIXP_ERR_DTYPE;
+    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
+    if (k->n == 0) return MIXP_OK;
+    code = mixp_encode(k->dst.dtype, k->value, 0);
+    wide = bytes < sizeof pattern ? bytes : sizeof pattern;
+    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
+    if (bytes == wide) {
+        memcpy(k->dst.data, pattern, bytes);
+        return MIXP_OK;
+    }
+    memset(&c, 0, sizeof c);
+    c.rank = 2;
+    c.shape[0] = (int64_t)(bytes / wide);
+    c.shape[1] = (int64_t)wide;
+    c.src = mixpi_in(pattern, MIXP_U8);
+    c.src_strides[1] = 1;
+    c.dst = mixpi_out_to(k->dst.data, MIXP_U8, 0);
+    c.dst_strides[0] = (int64_t)wide;
+    c.dst_strides[1] = 1;
+    memcpy((char *)k->dst.data + bytes / wide * wide, pattern, bytes % wide);
+    return copy(x, &c);
+}
+
 /* --- maps and sums ----------------------------------------------------------------------- *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
  * one shape. Contiguous axes are merged. A short last axis is merged with the axis before it even
@@ -6977,6 +7018,362 @@ static int mixpi_amx_machine(int f16) {
 #  endif
 #endif
 
+#ifndef MIXPREC_ONLY_FORMATS
+/* --- what a kernel does once a call --------------------------------------------------------- *
+ * A kernel checks its arguments, plans its work and runs tasks. Only the tasks differ between
+ * instruction sets: mixpi_cpu_NAME is compiled once, and each set's kernel passes its tasks. */
+
+/* The tasks of maps and sums. */
+typedef struct mixpi_map_units { mixpi_unit map, sum, join; } mixpi_map_units;
+
+/* y (+)= m's values. */
+static mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m, mixpi_unit unit) {
+    if (!mixpi_map_is_real(m)) return MIXP_ERR_DTYPE;
+    mixpi_map_plan(m);
+    return mixpi_each_unit(x, m->outputs * m->blocks, mixpi_map_block(m), unit, m);
+}
+
+/* y (+)= factor times the sum of the map's values over the axes along which y repeats. */
+static mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_sum *s, const mixpi_map_units *units) {
+    int64_t tiles;
+    if (!mixpi_map_is_real(&s->map)) return MIXP_ERR_DTYPE;
+    mixpi_sum_plan(s);
+    tiles = s->map.outputs * s->tiles;
+    if (tiles == 0) return MIXP_OK;
+    if (s->runs > 1) {
+        size_t count = (size_t)mixpi_sum_partial(s, s->runs, 0);
+        s->partial = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!s->partial) return MIXP_ERR_MEMORY;
+    }
+    mixpi_each_unit(x, tiles * s->runs, mixpi_sum_unit_work(s), units->sum, s);
+    if (s->runs > 1)
+        mixpi_each_unit(x, tiles, s->runs * mixpi_map_block(&s->map), units->join, s);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_unary(const mixp_exec *x, const mixp_unary_args *k,
+                                   const mixpi_map_units *units) {
+    mixpi_map m;
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    m.q = k->q;
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary_backward_args *k,
+                                            const mixpi_map_units *units) {
+    mixpi_map m;
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->dy, NULL);
+    if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
+    else if (!mixpi_unary_by_factor(k->op)) mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    m.q = k->q;
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_binary(const mixp_exec *x, const mixp_binary_args *k,
+                                    const mixpi_map_units *units) {
+    mixpi_map m;
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
+    mixpi_map_source(&m, k->a, k->a_strides);
+    mixpi_map_source(&m, k->b, k->b_strides);
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_binary_backward(const mixp_exec *x, const mixp_binary_args *k,
+                                             const mixpi_map_units *units) {
+    mixpi_sum s;
+    float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
+    int sums;
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    sums = mixpi_binary_repeats(k);
+    mixpi_binary_slope_map(&s.map, k, sums);
+    s.map.p = s.factor = sign;
+    return sums ? mixpi_sum_run(x, &s, units) : mixpi_map_run(x, &s.map, units->map);
+}
+
+static mixp_result mixpi_cpu_reduce(const mixp_exec *x, const mixp_reduce_args *k,
+                                    const mixpi_map_units *units) {
+    mixpi_sum s;
+    mixpi_reduce_map(&s.map, MIXPI_FN_COPY, k, 0);
+    s.factor = k->factor;
+    return mixpi_sum_run(x, &s, units);
+}
+
+static mixp_result mixpi_cpu_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k,
+                                             const mixpi_map_units *units) {
+    mixpi_map m;
+    mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
+    m.p = k->factor;
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static void mixpi_note_bad(const mixp_scale_by_args *k) {
+    int64_t i;
+    for (i = 0; i < k->n; i++) {
+        float one = mixp_get(k->a, i);
+        if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
+    }
+}
+
+static mixp_result mixpi_cpu_scale_by(const mixp_exec *x, const mixp_scale_by_args *k,
+                                      const mixpi_map_units *units) {
+    mixpi_map m;
+    if (!k->factor) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->factor[0];
+    if (k->bad && mixpi_map_is_real(&m)) mixpi_note_bad(k);
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_where(const mixp_exec *x, const mixp_where_args *k,
+                                   const mixpi_map_units *units) {
+    mixpi_map m;
+    if (!mixpi_where_valid(k)) return MIXP_ERR_ARGUMENT;
+    mixpi_where_map(&m, k);
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_where_backward(const mixp_exec *x, const mixp_where_args *k,
+                                            const mixpi_map_units *units) {
+    mixpi_sum s;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data) return MIXP_ERR_ARGUMENT;
+    mixpi_where_slope_map(&s.map, k);
+    s.factor = 1.0f;
+    if (!mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides))
+        return mixpi_map_run(x, &s.map, units->map);
+    return mixpi_sum_run(x, &s, units);
+}
+
+static mixp_result mixpi_cpu_dropout(const mixp_exec *x, const mixp_dropout_args *k,
+                                     mixpi_unit unit) {
+    mixpi_dropout_job d;
+    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    mixpi_dropout_plan(&d, k);
+    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_BLOCK, unit, &d);
+}
+
+static mixp_result mixpi_cpu_random(const mixp_exec *x, const mixp_random_args *k,
+                                    mixpi_unit unit) {
+    mixpi_random_job d;
+    if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
+        return MIXP_ERR_ARGUMENT;
+    if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    d.k = k;
+    d.key = mixp_random_key(k->seed, k->step, k->tensor);
+    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), 8 * MIXPI_BLOCK, unit, &d);
+}
+
+/* --- max, gather, rope --- */
+
+static mixp_result mixpi_cpu_max(const mixp_exec *x, const mixp_max_args *k, mixpi_unit unit) {
+    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
+    if (!mixpi_reads(k->a) || !mixpi_may_write(k->y)) return MIXP_ERR_DTYPE;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->outer * tiles, k->n * mixpi_min(k->inner, MIXPI_BLOCK), unit, k);
+}
+
+static mixp_result mixpi_cpu_max_backward(const mixp_exec *x, const mixp_max_backward_args *k,
+                                          mixpi_unit unit) {
+    mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
+    int64_t each = mixpi_min(lines.length, MIXPI_BLOCK);
+    if (!mixpi_reads(k->dy) || !mixpi_writes(k->da) || (k->shared && !mixpi_reads(k->a)))
+        return MIXP_ERR_DTYPE;
+    if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->outer * (lines.along_n ? 1 : k->n) * lines.blocks, each, unit, k);
+}
+
+static mixp_result mixpi_cpu_gather(const mixp_exec *x, const mixp_gather_args *k,
+                                    mixpi_unit unit) {
+    int64_t count = k->outer * k->m * k->inner;
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, mixpi_ceil_div(count, MIXPI_BLOCK), 4 * MIXPI_BLOCK, unit, k);
+}
+
+static mixp_result mixpi_cpu_gather_backward(const mixp_exec *x, const mixp_gather_args *k,
+                                             mixpi_unit unit) {
+    int64_t count = k->outer * k->m * k->inner, tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (!k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->outer * tiles, k->m * mixpi_min(k->inner, MIXPI_BLOCK), unit, k);
+}
+
+static mixp_result mixpi_cpu_rope(const mixp_exec *x, const mixp_rope_args *k, mixpi_unit unit) {
+    mixpi_rope_job job = { k, NULL, NULL };
+    int64_t pairs = k->t * (k->d / 2);
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    job.cosine = (float *)mixpi_scratch(x, (size_t)(2 * pairs) * sizeof(float));
+    if (!job.cosine) return MIXP_ERR_MEMORY;
+    job.sine = job.cosine + pairs;
+    mixpi_each_unit(x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16,
+                    mixpi_rope_run, &job);
+    return mixpi_each_unit(x, k->rows * k->t, k->heads * k->d, unit, &job);
+}
+
+/* --- softmax, norms, embedding --- */
+
+static mixp_result mixpi_cpu_softmax(const mixp_exec *x, const mixp_softmax_args *k,
+                                     mixpi_unit row) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+static mixp_result mixpi_cpu_softmax_backward(const mixp_exec *x,
+                                              const mixp_softmax_backward_args *k,
+                                             mixpi_unit row) {
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da))
+        return MIXP_ERR_DTYPE;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+static mixp_result mixpi_cpu_norm(const mixp_exec *x, const mixp_norm_args *k, mixpi_unit row) {
+    mixp_result r = mixpi_norm_check(k);
+    if (r != MIXP_OK) return r;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+static mixp_result mixpi_cpu_add_norm(const mixp_exec *x, const mixp_norm_args *k,
+                                      mixpi_unit row) {
+    mixp_result r = mixpi_norm_check(k);
+    if (!mixpi_reads(k->b) || !mixpi_writes(k->sum)) return MIXP_ERR_DTYPE;
+    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+/* join: adds the tasks' sums of a block of columns. */
+static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k,
+                                           mixpi_unit row, mixpi_unit join) {
+    mixpi_norm_back_job job = mixpi_norm_back_plan(k);
+    mixpi_units units = { row, NULL, k->rows, 1 };
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
+        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
+        !mixpi_may_write(k->dbeta) || !mixpi_may_write(k->db))
+        return MIXP_ERR_DTYPE;
+    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
+        return MIXP_ERR_ARGUMENT;
+    if (k->dgamma.data || k->dbeta.data) {
+        size_t count = (size_t)(job.tasks * 2 * job.wide);
+        job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!job.sums) return MIXP_ERR_MEMORY;
+    }
+    units.job = &job;
+    units.per_task = job.per_task;
+    mixpi_run_units(x, &units, k->rows * k->cols);
+    if (!job.sums) return MIXP_OK;
+    return mixpi_each_unit(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), job.tasks * MIXPI_BLOCK, join,
+                           &job);
+}
+
+static mixp_result mixpi_cpu_embedding(const mixp_exec *x, const mixp_embedding_args *k,
+                                       mixpi_unit row) {
+    if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+static mixp_result mixpi_cpu_embedding_backward(const mixp_exec *x,
+                                                const mixp_embedding_backward_args *k,
+                                               mixpi_unit row) {
+    mixpi_embedding_back_job job = { k, NULL, NULL };
+    void *memory;
+    if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_embedding_back_carve(&job, memory);
+    mixpi_embedding_back_lists(&job);
+    return mixpi_each_unit(x, k->vocab, mixpi_embedding_back_work(k), row, &job);
+}
+
+/* --- losses --- */
+
+static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k,
+                                           mixpi_unit row) {
+    mixpi_entropy_job job = { k, NULL };
+    if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(x, k->rows, k->cols, row, &job);
+    mixpi_entropy_mean(&job);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
+                                                    const mixp_cross_entropy_backward_args *k,
+                                                   mixpi_unit row) {
+    mixpi_entropy_back_job job = { k, 0.0f };
+    if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
+        return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.factor = mixp_get(k->dloss, 0) / k->counted[0];
+    return mixpi_each_unit(x, k->rows, k->cols, row, &job);
+}
+
+static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
+                                                const mixp_cross_entropy_both_args *k,
+                                               mixpi_unit row) {
+    const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
+    mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
+    if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
+    if (back.dlogits.accumulate || k->loss.before ||
+        mixpi_bad_id(back.targets, back.rows, back.cols, back.ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.loss.losses = (double *)mixpi_scratch(x, (size_t)back.rows * sizeof(double));
+    if (!job.loss.losses) return MIXP_ERR_MEMORY;
+    job.back.factor = k->scale[0] * k->share / (float)mixpi_entropy_count(&k->loss);
+    mixpi_each_unit(x, back.rows, back.cols, row, &job);
+    mixpi_entropy_mean(&job.loss);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
+                                  const mixpi_map_units *units) {
+    mixpi_sum s;
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n,
+                   mixpi_out_to(k->y, MIXP_F32, 0));
+    mixpi_map_source(&s.map, k->a, NULL);
+    mixpi_map_source(&s.map, k->target, NULL);
+    s.map.axes.s[0][0] = 0;
+    s.map.q = k->delta;
+    s.factor = (float)(1.0 / (double)(k->over ? k->over : k->n));
+    return mixpi_sum_run(x, &s, units);
+}
+
+static mixp_result mixpi_cpu_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k,
+                                           const mixpi_map_units *units) {
+    mixpi_map m;
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
+    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)k->kind, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->a, NULL);
+    mixpi_map_source(&m, k->target, NULL);
+    m.p = mixp_get(k->dloss, 0) / (float)(k->over ? k->over : k->n);
+    m.q = k->delta;
+    return mixpi_map_run(x, &m, units->map);
+}
+#endif
 MIXPI_SMALL_END
 #ifdef __cplusplus
 }
@@ -7003,6 +7400,10 @@ MIXPI_SMALL_END
 #  define MIXPI_SPEED
 #endif
 #define MIXPI_K static MIXPI_SPEED MIXPI_TARGET
+/* The kernel mixpi_NAME of this set: what mixpi_cpu_NAME does, with the set's tasks. */
+#define MIXPI_KERNEL(name, args, tasks)                                                   \
+    MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const args *k)                  \
+    { return mixpi_cpu_##name(x, k, tasks); }
 /* Vectors stay in registers only if their functions are inlined. Plain C, -O0 and sanitizers do not
  * inline them: there speed matters less, and inlining would take minutes to compile. */
 #if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)
@@ -8305,40 +8706,8 @@ MIXPI_K void MIXPI_P(copy_unit)(const void *job, int64_t unit) {
                        mixpi_min(x->n[b] - col, c->tile_cols));
 }
 
-MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, const mixp_copy_args *k) {
-    mixpi_copy_job c;
-    mixp_result r;
-    if (!mixpi_copy_starts(k, &r)) return r;
-    mixpi_copy_plan(&c, k);
-    return mixpi_each_unit(x, c.tiles, c.tile_rows * c.tile_cols, MIXPI_P(copy_unit), &c);
-}
-
-/* Fills dst by copying a 4096-byte pattern of the value repeatedly. */
-MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
-    const size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
-    unsigned char pattern[4096];
-    mixp_copy_args c;
-    uint64_t code;
-    size_t wide, i;
-    if (!size) return MIXP_ERR_DTYPE;
-    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
-    if (k->n == 0) return MIXP_OK;
-    code = mixp_encode(k->dst.dtype, k->value, 0);
-    wide = bytes < sizeof pattern ? bytes : sizeof pattern;
-    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
-    memset(&c, 0, sizeof c);
-    c.rank = 2;
-    c.shape[0] = (int64_t)(bytes / wide);
-    c.shape[1] = (int64_t)wide;
-    c.src = mixpi_in(pattern, MIXP_U8);
-    c.src_strides[1] = 1;
-    c.dst = mixpi_out_to(k->dst.data, MIXP_U8, 0);
-    c.dst_strides[0] = (int64_t)wide;
-    c.dst_strides[1] = 1;
-    memcpy((char *)k->dst.data + bytes / wide * wide, pattern, bytes % wide);
-    return MIXPI_P(copy)(x, &c);
-}
-
+MIXPI_KERNEL(copy, mixp_copy_args, MIXPI_P(copy_unit))
+MIXPI_KERNEL(fill, mixp_fill_args, MIXPI_P(copy))
 #ifndef MIXPREC_ONLY_FORMATS
 MIXPI_SMALL_BEGIN
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
@@ -8978,13 +9347,6 @@ MIXPI_K void MIXPI_P(map_unit)(const void *job, int64_t unit) {
     if (y == buf) MIXPI_P(write)(m->y, off[0] + j, n, y);
 }
 
-/* y (+)= m's values. */
-MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m) {
-    if (!mixpi_map_is_real(m)) return MIXP_ERR_DTYPE;
-    mixpi_map_plan(m);
-    return mixpi_each_unit(x, m->outputs * m->blocks, mixpi_map_block(m), MIXPI_P(map_unit), m);
-}
-
 /* --- sums --- */
 
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
@@ -9061,119 +9423,19 @@ MIXPI_K void MIXPI_P(sum_join)(const void *job, int64_t unit) {
     MIXPI_P(write)(m->y, off[0] + j, n, acc);
 }
 
-/* y (+)= factor times the sum of the map's values over the axes along which y repeats. */
-MIXPI_K mixp_result MIXPI_P(sum_run)(const mixp_exec *x, mixpi_sum *s) {
-    int64_t tiles;
-    if (!mixpi_map_is_real(&s->map)) return MIXP_ERR_DTYPE;
-    mixpi_sum_plan(s);
-    tiles = s->map.outputs * s->tiles;
-    if (tiles == 0) return MIXP_OK;
-    if (s->runs > 1) {
-        size_t count = (size_t)mixpi_sum_partial(s, s->runs, 0);
-        s->partial = (float *)mixpi_scratch(x, count * sizeof(float));
-        if (!s->partial) return MIXP_ERR_MEMORY;
-    }
-    mixpi_each_unit(x, tiles * s->runs, mixpi_sum_unit_work(s), MIXPI_P(sum_unit), s);
-    if (s->runs > 1)
-        mixpi_each_unit(x, tiles, s->runs * mixpi_map_block(&s->map), MIXPI_P(sum_join), s);
-    return MIXP_OK;
-}
-
 /* --- the kernels themselves --- */
 
-MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, const mixp_unary_args *k) {
-    mixpi_map m;
-    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
-    mixpi_map_source(&m, k->a, NULL);
-    m.p = k->p;
-    m.q = k->q;
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x,
-                                            const mixp_unary_backward_args *k) {
-    mixpi_map m;
-    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
-    mixpi_map_source(&m, k->dy, NULL);
-    if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
-    else if (!mixpi_unary_by_factor(k->op)) mixpi_map_source(&m, k->a, NULL);
-    m.p = k->p;
-    m.q = k->q;
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, const mixp_binary_args *k) {
-    mixpi_map m;
-    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
-    mixpi_map_source(&m, k->a, k->a_strides);
-    mixpi_map_source(&m, k->b, k->b_strides);
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x,
-                                             const mixp_binary_args *k) {
-    mixpi_sum s;
-    float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
-    int sums;
-    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
-    sums = mixpi_binary_repeats(k);
-    mixpi_binary_slope_map(&s.map, k, sums);
-    s.map.p = s.factor = sign;
-    return sums ? MIXPI_P(sum_run)(x, &s) : MIXPI_P(map_run)(x, &s.map);
-}
-
-MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, const mixp_reduce_args *k) {
-    mixpi_sum s;
-    mixpi_reduce_map(&s.map, MIXPI_FN_COPY, k, 0);
-    s.factor = k->factor;
-    return MIXPI_P(sum_run)(x, &s);
-}
-
-MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x,
-                                             const mixp_reduce_args *k) {
-    mixpi_map m;
-    mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
-    m.p = k->factor;
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K void MIXPI_P(note_bad)(const mixp_scale_by_args *k) {
-    int64_t i;
-    for (i = 0; i < k->n; i++) {
-        float one = MIXPI_P(read_one)(k->a, i);
-        if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
-    }
-}
-
-MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_args *k) {
-    mixpi_map m;
-    if (!k->factor) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
-    mixpi_map_source(&m, k->a, NULL);
-    m.p = k->factor[0];
-    if (k->bad && mixpi_map_is_real(&m)) MIXPI_P(note_bad)(k);
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(where)(const mixp_exec *x, const mixp_where_args *k) {
-    mixpi_map m;
-    if (!mixpi_where_valid(k)) return MIXP_ERR_ARGUMENT;
-    mixpi_where_map(&m, k);
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(where_backward)(const mixp_exec *x, const mixp_where_args *k) {
-    mixpi_sum s;
-    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data) return MIXP_ERR_ARGUMENT;
-    mixpi_where_slope_map(&s.map, k);
-    s.factor = 1.0f;
-    if (!mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides))
-        return MIXPI_P(map_run)(x, &s.map);
-    return MIXPI_P(sum_run)(x, &s);
-}
+static const mixpi_map_units MIXPI_P(map_units) =
+    { MIXPI_P(map_unit), MIXPI_P(sum_unit), MIXPI_P(sum_join) };
+MIXPI_KERNEL(unary, mixp_unary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(unary_backward, mixp_unary_backward_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(binary, mixp_binary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(binary_backward, mixp_binary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(reduce, mixp_reduce_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(reduce_backward, mixp_reduce_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(scale_by, mixp_scale_by_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(where, mixp_where_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(where_backward, mixp_where_args, &MIXPI_P(map_units))
 
 /* One block. */
 MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
@@ -9189,14 +9451,7 @@ MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
     if (y == out) MIXPI_P(write)(k->y, first, n, out);
 }
 
-MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args *k) {
-    mixpi_dropout_job d;
-    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    mixpi_dropout_plan(&d, k);
-    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_BLOCK,
-                           MIXPI_P(dropout_unit), &d);
-}
+MIXPI_KERNEL(dropout, mixp_dropout_args, MIXPI_P(dropout_unit))
 
 /* One block. */
 MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
@@ -9207,18 +9462,7 @@ MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
     MIXPI_P(write)(d->k->y, first, n, out);
 }
 
-MIXPI_K mixp_result MIXPI_P(random)(const mixp_exec *x, const mixp_random_args *k) {
-    mixpi_random_job d;
-    if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
-        return MIXP_ERR_ARGUMENT;
-    if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
-        return MIXP_ERR_ARGUMENT;
-    if (!mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    d.k = k;
-    d.key = mixp_random_key(k->seed, k->step, k->tensor);
-    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), 8 * MIXPI_BLOCK,
-                           MIXPI_P(random_unit), &d);
-}
+MIXPI_KERNEL(random, mixp_random_args, MIXPI_P(random_unit))
 
 /* --- max, argmax and gather --- */
 
@@ -9262,14 +9506,7 @@ MIXPI_K void MIXPI_P(max_unit)(const void *args, int64_t unit) {
     if (k->y.data) MIXPI_P(write)(k->y, at, n, value);
 }
 
-MIXPI_K mixp_result MIXPI_P(max)(const mixp_exec *x, const mixp_max_args *k) {
-    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
-    if (!mixpi_reads(k->a) || !mixpi_may_write(k->y)) return MIXP_ERR_DTYPE;
-    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
-        return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->outer * tiles, k->n * mixpi_min(k->inner, MIXPI_BLOCK),
-                           MIXPI_P(max_unit), k);
-}
+MIXPI_KERNEL(max, mixp_max_args, MIXPI_P(max_unit))
 
 /* The gradient of element j of a column; the column's index is at `at`. */
 MIXPI_V float MIXPI_P(max_share)(const mixp_max_backward_args *k, int64_t at, int64_t j,
@@ -9299,16 +9536,7 @@ MIXPI_K void MIXPI_P(max_back_unit)(const void *args, int64_t unit) {
     MIXPI_P(write)(k->da, from, n, out);
 }
 
-MIXPI_K mixp_result MIXPI_P(max_backward)(const mixp_exec *x,
-                                          const mixp_max_backward_args *k) {
-    mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
-    int64_t each = mixpi_min(lines.length, MIXPI_BLOCK);
-    if (!mixpi_reads(k->dy) || !mixpi_writes(k->da) || (k->shared && !mixpi_reads(k->a)))
-        return MIXP_ERR_DTYPE;
-    if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->outer * (lines.along_n ? 1 : k->n) * lines.blocks, each,
-                           MIXPI_P(max_back_unit), k);
-}
+MIXPI_KERNEL(max_backward, mixp_max_backward_args, MIXPI_P(max_back_unit))
 
 /* A piece of the gathered elements. */
 MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
@@ -9323,14 +9551,7 @@ MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
     MIXPI_P(write)(k->y, first, n, out);
 }
 
-MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_gather_args *k) {
-    int64_t count = k->outer * k->m * k->inner;
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, mixpi_ceil_div(count, MIXPI_BLOCK), 4 * MIXPI_BLOCK,
-                           MIXPI_P(gather_unit), k);
-}
+MIXPI_KERNEL(gather, mixp_gather_args, MIXPI_P(gather_unit))
 
 /* Up to a block of columns of one o; no other unit adds to these columns. */
 MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
@@ -9350,15 +9571,7 @@ MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(gather_backward)(const mixp_exec *x,
-                                             const mixp_gather_args *k) {
-    int64_t count = k->outer * k->m * k->inner, tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (!k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->outer * tiles, k->m * mixpi_min(k->inner, MIXPI_BLOCK),
-                           MIXPI_P(gather_back_unit), k);
-}
+MIXPI_KERNEL(gather_backward, mixp_gather_args, MIXPI_P(gather_back_unit))
 
 /* --- rotary embeddings --- */
 
@@ -9430,18 +9643,7 @@ MIXPI_K void MIXPI_P(rope_unit)(const void *args, int64_t unit) {
 }
 #undef MIXPI_ROPE_PART
 
-MIXPI_K mixp_result MIXPI_P(rope)(const mixp_exec *x, const mixp_rope_args *k) {
-    mixpi_rope_job job = { k, NULL, NULL };
-    int64_t pairs = k->t * (k->d / 2);
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
-    job.cosine = (float *)mixpi_scratch(x, (size_t)(2 * pairs) * sizeof(float));
-    if (!job.cosine) return MIXP_ERR_MEMORY;
-    job.sine = job.cosine + pairs;
-    mixpi_each_unit(x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16,
-                    mixpi_rope_run, &job);
-    return mixpi_each_unit(x, k->rows * k->t, k->heads * k->d, MIXPI_P(rope_unit), &job);
-}
+MIXPI_KERNEL(rope, mixp_rope_args, MIXPI_P(rope_unit))
 
 /* --- softmax, norms, embedding, losses ------------------------------------------------- */
 /* e = exp(p + shift). e has room for a multiple of 16 floats; p may have n only. */
@@ -9519,12 +9721,7 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, const mixp_softmax_args *k) {
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(softmax_row),
-                          k);
-}
+MIXPI_KERNEL(softmax, mixp_softmax_args, MIXPI_P(softmax_row))
 
 /* -sum(dy y) of the row at `at`; for log_softmax, -sum(dy). */
 MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
@@ -9558,13 +9755,7 @@ MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x,
-                                              const mixp_softmax_backward_args *k) {
-    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da))
-        return MIXP_ERR_DTYPE;
-    return mixpi_each_unit(x, k->rows, k->cols,
-                          MIXPI_P(softmax_back_row), k);
-}
+MIXPI_KERNEL(softmax_backward, mixp_softmax_backward_args, MIXPI_P(softmax_back_row))
 
 /* --- layer norm, rms norm --- */
 
@@ -9633,11 +9824,7 @@ MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
-    mixp_result r = mixpi_norm_check(k);
-    if (r != MIXP_OK) return r;
-    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(norm_row), k);
-}
+MIXPI_KERNEL(norm, mixp_norm_args, MIXPI_P(norm_row))
 
 /* Computes a row of sums, and its norm while the row is in the cache. */
 MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
@@ -9655,12 +9842,7 @@ MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
     MIXPI_P(norm_row)(&of_sum, row);
 }
 
-MIXPI_K mixp_result MIXPI_P(add_norm)(const mixp_exec *x, const mixp_norm_args *k) {
-    mixp_result r = mixpi_norm_check(k);
-    if (!mixpi_reads(k->b) || !mixpi_writes(k->sum)) return MIXP_ERR_DTYPE;
-    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(add_norm_row), k);
-}
+MIXPI_KERNEL(add_norm, mixp_norm_args, MIXPI_P(add_norm_row))
 
 /* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row. Returns dy. */
 MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
@@ -9760,27 +9942,8 @@ MIXPI_K void MIXPI_P(norm_back_join)(const void *args, int64_t block) {
 }
 
 MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x,
-                                           const mixp_norm_backward_args *k) {
-    mixpi_norm_back_job job = mixpi_norm_back_plan(k);
-    mixpi_units units = { MIXPI_P(norm_back_row), NULL, k->rows, 1 };
-    if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
-        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
-        !mixpi_may_write(k->dbeta) || !mixpi_may_write(k->db))
-        return MIXP_ERR_DTYPE;
-    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
-        return MIXP_ERR_ARGUMENT;
-    if (k->dgamma.data || k->dbeta.data) {
-        size_t count = (size_t)(job.tasks * 2 * job.wide);
-        job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
-        if (!job.sums) return MIXP_ERR_MEMORY;
-    }
-    units.job = &job;
-    units.per_task = job.per_task;
-    mixpi_run_units(x, &units, k->rows * k->cols);
-    if (!job.sums) return MIXP_OK;
-    return mixpi_each_unit(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), job.tasks * MIXPI_BLOCK,
-                           MIXPI_P(norm_back_join), &job);
-}
+                                           const mixp_norm_backward_args *k)
+{ return mixpi_cpu_norm_backward(x, k, MIXPI_P(norm_back_row), MIXPI_P(norm_back_join)); }
 
 /* --- embedding --- */
 
@@ -9790,14 +9953,7 @@ MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
     MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
 }
 
-MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k) {
-    if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(embedding_row),
-                          k);
-}
+MIXPI_KERNEL(embedding, mixp_embedding_args, MIXPI_P(embedding_row))
 
 /* A row of dtable: adds the rows of dy on its list, and rounds once. */
 MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
@@ -9820,20 +9976,7 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
-                                                const mixp_embedding_backward_args *k) {
-    mixpi_embedding_back_job job = { k, NULL, NULL };
-    void *memory;
-    if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
-    if (!memory) return MIXP_ERR_MEMORY;
-    mixpi_embedding_back_carve(&job, memory);
-    mixpi_embedding_back_lists(&job);
-    return mixpi_each_unit(x, k->vocab, mixpi_embedding_back_work(k),
-                          MIXPI_P(embedding_back_row), &job);
-}
+MIXPI_KERNEL(embedding_backward, mixp_embedding_backward_args, MIXPI_P(embedding_back_row))
 
 /* --- losses --- */
 
@@ -9867,18 +10010,7 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
                                   (double)log_sum);
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x,
-                                           const mixp_cross_entropy_args *k) {
-    mixpi_entropy_job job = { k, NULL };
-    if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
-    if (!job.losses) return MIXP_ERR_MEMORY;
-    mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(entropy_row), &job);
-    mixpi_entropy_mean(&job);
-    return MIXP_OK;
-}
+MIXPI_KERNEL(cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
 
 /* factor (softmax - onehot) of a row. */
 MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
@@ -9905,17 +10037,7 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
-        const mixp_cross_entropy_backward_args *k) {
-    mixpi_entropy_back_job job = { k, 0.0f };
-    if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
-        return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    job.factor = MIXPI_P(read_one)(k->dloss, 0) / k->counted[0];
-    return mixpi_each_unit(x, k->rows, k->cols,
-                          MIXPI_P(entropy_back_row), &job);
-}
+MIXPI_KERNEL(cross_entropy_backward, mixp_cross_entropy_backward_args, MIXPI_P(entropy_back_row))
 
 /* Computes a row's loss, and its gradient while the row is in the cache. */
 MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
@@ -9924,48 +10046,10 @@ MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
     MIXPI_P(entropy_back_row)(&job->back, row);
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy_both)(const mixp_exec *x,
-                                                const mixp_cross_entropy_both_args *k) {
-    const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
-    mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
-    if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
-    if (back.dlogits.accumulate || k->loss.before ||
-        mixpi_bad_id(back.targets, back.rows, back.cols, back.ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    job.loss.losses = (double *)mixpi_scratch(x, (size_t)back.rows * sizeof(double));
-    if (!job.loss.losses) return MIXP_ERR_MEMORY;
-    job.back.factor = k->scale[0] * k->share / (float)mixpi_entropy_count(&k->loss);
-    mixpi_each_unit(x, back.rows, back.cols, MIXPI_P(entropy_both_row),
-                   &job);
-    mixpi_entropy_mean(&job.loss);
-    return MIXP_OK;
-}
+MIXPI_KERNEL(cross_entropy_both, mixp_cross_entropy_both_args, MIXPI_P(entropy_both_row))
 
-MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
-    mixpi_sum s;
-    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n,
-                   mixpi_out_to(k->y, MIXP_F32, 0));
-    mixpi_map_source(&s.map, k->a, NULL);
-    mixpi_map_source(&s.map, k->target, NULL);
-    s.map.axes.s[0][0] = 0;
-    s.map.q = k->delta;
-    s.factor = (float)(1.0 / (double)(k->over ? k->over : k->n));
-    return MIXPI_P(sum_run)(x, &s);
-}
-
-MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x,
-                                           const mixp_loss_backward_args *k) {
-    mixpi_map m;
-    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
-    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)k->kind, 1, &k->n, k->da);
-    mixpi_map_source(&m, k->a, NULL);
-    mixpi_map_source(&m, k->target, NULL);
-    m.p = MIXPI_P(read_one)(k->dloss, 0) / (float)(k->over ? k->over : k->n);
-    m.q = k->delta;
-    return MIXPI_P(map_run)(x, &m);
-}
+MIXPI_KERNEL(loss, mixp_loss_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(loss_backward, mixp_loss_backward_args, &MIXPI_P(map_units))
 
 MIXPI_SMALL_END
 /* --- gemm ------------------------------------------------------------------------------- *
@@ -10357,10 +10441,20 @@ static mixpi_source mixpi_source_of(mixp_in a, int64_t first, int64_t ld) {
     return s;
 }
 
+/* What a gemm depends on of its instruction set. lanes: multiply-adds that take the time of one in
+ * plain C, the unit of work. */
+typedef struct mixpi_gemm_shape {
+    int64_t   tall, wide;       /* rows and columns of a tile                              */
+    int64_t   lanes;
+    mixp_task task;             /* a block                                                 */
+} mixpi_gemm_shape;
+
 typedef struct mixpi_gemm_job {
     const mixp_gemm_args *g;
+    const mixpi_gemm_shape *set;
     int64_t down, across;       /* blocks along m and n                                    */
     int64_t depth;              /* elements of k in one pass                               */
+    int64_t bands;              /* panels of all columns of c                              */
     int64_t cols;               /* columns of the widest block                             */
     int     low;                /* c is f16 or bf16: sums wait in `part`                   */
     int     pairs;              /* how a and b are packed: MIXPI_FLOATS, ...                */
@@ -10380,7 +10474,7 @@ typedef struct mixpi_gemm_block {
     int64_t steps;              /* of a tile: depth, or its number of pairs                */
     float  *a_pack;             /* job->panels panels of op(a)                             */
     float  *turn;               /* 16 rows of pairs of a', for tiles that need a by rows   */
-    float  *b_pack;             /* op(b) in panels of MIXPI_NR columns                     */
+    float  *b_pack;             /* op(b) in panels of set->wide columns                    */
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: the bias of the block's columns                */
     float  *part;               /* sums of a c that is not f32; a row has job->cols        */
@@ -10389,6 +10483,129 @@ typedef struct mixpi_gemm_block {
     uintptr_t ask_step;         /* bytes from a step of the sum to the next, in a row      */
     int64_t   asks;             /* rows of a, or lines of a', still to prefetch            */
 } mixpi_gemm_block;
+
+/* Cuts a block's scratch memory and returns its size in floats. With `from` NULL it only
+ * measures. */
+static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
+    const mixpi_gemm_job *job = s->job;
+    int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
+    int64_t spill = 15 * job->set->wide;    /* what pack_transposed writes past the last panel */
+    int64_t rows =
+        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t packed = job->panels * job->tall, turned = 0;
+    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
+    mixpi_carver c = { from, 0 };
+    if (job->pairs >= MIXPI_AMX_BF16) {
+        turned = 16 * (packed + 15);
+        packed += job->tall;            /* tiles read rows beyond the last */
+    }
+    if (steps < job->depth) steps = job->depth;
+    s->a_pack = mixpi_carve(&c, packed * ld);
+    s->turn = mixpi_carve(&c, turned);
+    s->strip = mixpi_carve(&c, strip);
+    s->bias = mixpi_carve(&c, job->cols);
+    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
+    s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
+    return c.used;
+}
+
+/* Sets s to the block of task `index`, before its first pass. */
+static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, int64_t index) {
+    const mixp_gemm_args *g = job->g;
+    const int64_t wide = job->set->wide, blocks = job->down * job->across;
+    int64_t z = index, down, across;
+    memset(s, 0, sizeof *s);
+    s->job = job;
+    s->m1 = g->m;
+    s->n1 = g->n;
+    if (blocks > 1) {
+        z = index / blocks;
+        down = index / job->across % job->down;
+        across = index % job->across;
+        s->m0 = g->m * down / job->down;
+        s->m1 = g->m * (down + 1) / job->down;
+        s->n0 = job->bands * across / job->across * wide;
+        s->n1 = mixpi_min(g->n, job->bands * (across + 1) / job->across * wide);
+    }
+    s->a_at = z * g->stride_a;
+    s->b_at = z * g->stride_b;
+    s->c_at = z * g->stride_c;
+}
+
+/* The number of elements packed: a once per column of blocks, b once per row of blocks. */
+static double mixpi_gemm_packed(const mixp_gemm_args *g, int64_t down, int64_t across)
+{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+
+/* The cost of a cut: elements packed more than once and, above all, threads idle in the last
+ * round. */
+static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t across,
+                              int64_t idle) {
+    int64_t blocks = g->batch * down * across;
+    double  waste = (double)(blocks + idle) / (double)blocks;
+    return mixpi_gemm_packed(g, down, across) * (waste * waste * waste);
+}
+
+/* Chooses the number of blocks: as few as the largest block size allows, or more to keep threads
+ * busy. The search stops where packing costs more than the best cut, because many threads make many
+ * candidate cuts. */
+static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
+    const mixp_gemm_args *g = job->g;
+    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
+            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t most_m, most_n;
+    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double best = 1e300;
+    int64_t m, n;
+    job->down = least_m;
+    job->across = least_n;
+    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
+    if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
+    most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
+    most_n = mixpi_min(job->bands, least_n + threads);
+    for (m = least_m; m <= most_m; m++)
+        for (n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
+            int64_t idle = (threads - g->batch * m * n % threads) % threads;
+            double  cost = mixpi_gemm_cost(g, m, n, idle);
+            if (cost < best) {
+                best = cost;
+                job->down = m;
+                job->across = n;
+            }
+            if (!idle) break;
+        }
+}
+
+/* Runs a gemm. have: the pairs that the device multiplies. */
+static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
+                                  const mixpi_gemm_shape *set) {
+    mixpi_gemm_job   job;
+    mixpi_gemm_block block;
+    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
+    const int64_t    work = g->m * g->n * g->k * g->batch / set->lanes;
+    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
+    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
+#if defined(MIXPREC_CBLAS)
+    if (mixpi_gemm_cblas(g)) return MIXP_OK;
+#endif
+    job.g = g;
+    job.set = set;
+    job.low = g->c.dtype != MIXP_F32;
+    job.pairs = mixpi_pairs_for(have, g->a, g->b);
+    job.tall = set->tall;
+    job.panels = MIXPI_PANELS;
+    if (job.pairs >= MIXPI_AMX_BF16) {
+        job.tall = 32;
+        job.panels = 4;
+    }
+    job.bands = mixpi_ceil_div(g->n, set->wide);
+    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
+    mixpi_gemm_grid(&job, mixpi_workers(x, work));
+    job.cols = mixpi_ceil_div(job.bands, job.across) * set->wide;
+    block.job = &job;
+    job.slices.floats = mixpi_gemm_carve(&block, NULL);
+    return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,
+                            &job.slices);
+}
 #endif
 
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
@@ -11093,55 +11310,12 @@ MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
     }
 }
 
-/* Cuts a block's scratch memory and returns its size in floats. With `from` NULL it only
- * measures. */
-MIXPI_K int64_t MIXPI_P(gemm_carve)(mixpi_gemm_block *s, float *from) {
-    const mixpi_gemm_job *job = s->job;
-    int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
-    int64_t spill = 15 * MIXPI_NR;      /* what pack_transposed writes beyond the last panel */
-    int64_t rows =
-        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
-    int64_t packed = job->panels * job->tall, turned = 0;
-    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
-    mixpi_carver c = { from, 0 };
-    if (job->pairs >= MIXPI_AMX_BF16) {
-        turned = 16 * (packed + 15);
-        packed += job->tall;            /* tiles read rows beyond the last */
-    }
-    if (steps < job->depth) steps = job->depth;
-    s->a_pack = mixpi_carve(&c, packed * ld);
-    s->turn = mixpi_carve(&c, turned);
-    s->strip = mixpi_carve(&c, strip);
-    s->bias = mixpi_carve(&c, job->cols);
-    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
-    s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
-    return c.used;
-}
-
-/* Sets s to the block of task `index`, before its first pass. */
-MIXPI_K void MIXPI_P(gemm_block)(mixpi_gemm_block *s, const mixpi_gemm_job *job,
-                                 int64_t index) {
-    const mixp_gemm_args *g = job->g;
-    int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR),
-            z = index / (job->down * job->across);
-    int64_t down = index / job->across % job->down, across = index % job->across;
-    memset(s, 0, sizeof *s);
-    s->job = job;
-    s->a_at = z * g->stride_a;
-    s->b_at = z * g->stride_b;
-    s->c_at = z * g->stride_c;
-    s->m0 = g->m * down / job->down;
-    s->m1 = g->m * (down + 1) / job->down;
-    s->n0 = panels * across / job->across * MIXPI_NR;
-    s->n1 = mixpi_min(g->n, panels * (across + 1) / job->across * MIXPI_NR);
-}
-
 MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     const mixpi_gemm_job *job = (const mixpi_gemm_job *)arg;
     const mixp_gemm_args *g = job->g;
     mixpi_gemm_block s;
-    MIXPI_P(gemm_block)(&s, job, index);
-    (void)MIXPI_P(gemm_carve)(&s, mixpi_slice(&job->slices, worker));
+    mixpi_gemm_block_of(&s, job, index);
+    (void)mixpi_gemm_carve(&s, mixpi_slice(&job->slices, worker));
     if (g->bias.data)
         MIXPI_P(widen_rows)
         (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
@@ -11158,87 +11332,12 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
 #endif
 }
 
-/* The number of elements packed: a once per column of blocks, b once per row of blocks. */
-MIXPI_K double MIXPI_P(gemm_packed)(const mixp_gemm_args *g, int64_t down, int64_t across)
-{ return (double)across * (double)g->m + (double)down * (double)g->n; }
-
-/* The cost of a cut: elements packed more than once and, above all, threads idle in the last
- * round. */
-MIXPI_K double MIXPI_P(gemm_cost)(const mixp_gemm_args *g, int64_t down, int64_t across,
-                                  int64_t idle) {
-    int64_t blocks = g->batch * down * across;
-    double  waste = (double)(blocks + idle) / (double)blocks;
-    return MIXPI_P(gemm_packed)(g, down, across) * (waste * waste * waste);
-}
-
-/* Chooses the number of blocks: as few as the largest block size allows, or more to keep threads
- * busy. The search stops where packing costs more than the best cut, because many threads make many
- * candidate cuts. */
-MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
-    const mixp_gemm_args *g = job->g;
-    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
-            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
-    int64_t most_m = mixpi_ceil_div(g->m, job->tall),
-            most_n = mixpi_ceil_div(g->n, MIXPI_NR);
-    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
-    double best = 1e300;
-    int64_t m, n;
-    job->down = least_m;
-    job->across = least_n;
-    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
-    if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
-    most_m = mixpi_min(most_m, least_m + threads);
-    most_n = mixpi_min(most_n, least_n + threads);
-    for (m = least_m; m <= most_m; m++)
-        for (n = least_n; n <= most_n && MIXPI_P(gemm_packed)(g, m, n) < best; n++) {
-            int64_t idle = (threads - g->batch * m * n % threads) % threads;
-            double  cost = MIXPI_P(gemm_cost)(g, m, n, idle);
-            if (cost < best) {
-                best = cost;
-                job->down = m;
-                job->across = n;
-            }
-            if (!idle) break;
-        }
-}
-
-/* The work of `sums` multiply-adds, in elements. A vector of 16 takes as long as one multiply-add
- * in plain C. */
-MIXPI_V int64_t MIXPI_P(sums_work)(int64_t sums)
-{ return MIXPI_PASS == 0 ? sums : sums / 16; }
-
-/* Runs a gemm. have: the pairs that the device multiplies. */
-MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *g,
-                                      mixpi_pairs have) {
-    mixpi_gemm_job   job;
-    mixpi_gemm_block block;
-    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
-    const int64_t    work = MIXPI_P(sums_work)(g->m * g->n * g->k * g->batch);
-    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
-    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
-#if defined(MIXPREC_CBLAS)
-    if (mixpi_gemm_cblas(g)) return MIXP_OK;
-#endif
-    job.g = g;
-    job.low = g->c.dtype != MIXP_F32;
-    job.pairs = mixpi_pairs_for(have, g->a, g->b);
-    job.tall = MIXPI_MR;
-    job.panels = MIXPI_PANELS;
-    if (job.pairs >= MIXPI_AMX_BF16) {
-        job.tall = 32;
-        job.panels = 4;
-    }
-    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
-    MIXPI_P(gemm_grid)(&job, mixpi_workers(x, work));
-    job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.across) * MIXPI_NR;
-    block.job = &job;
-    job.slices.floats = MIXPI_P(gemm_carve)(&block, NULL);
-    return mixpi_run_sliced(x, g->batch * job.down * job.across, work, MIXPI_P(gemm_task), &job,
-                            &job.slices);
-}
+#define MIXPI_SUM_LANES (MIXPI_PASS == 0 ? 1 : 16)
+static const mixpi_gemm_shape MIXPI_P(gemm_shape) =
+    { MIXPI_MR, MIXPI_NR, MIXPI_SUM_LANES, MIXPI_P(gemm_task) };
 
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, mixpi_no_pairs); }
+{ return mixpi_cpu_gemm(x, g, mixpi_no_pairs, &MIXPI_P(gemm_shape)); }
 
 MIXPI_SMALL_BEGIN
 /* --- attention -------------------------------------------------------------------------- *
@@ -11423,6 +11522,59 @@ static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
     room->p = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     room->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     return c.used;
+}
+
+/* The work of forward: two products for each score, and the score itself. Backward has five
+ * products. lanes: see mixpi_cpu_gemm. */
+static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes) {
+    const int64_t scores = k->b * k->heads * k->t * k->keys;
+    return scores * 2 * k->d / lanes + scores;
+}
+
+static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
+                                       mixpi_pairs have, int64_t lanes, mixp_task task) {
+    int64_t many = k->b * k->heads, workers;
+    const int64_t work = mixpi_attention_work(k, lanes);
+    mixpi_attention_job  job;
+    mixpi_attention_room room;
+    mixp_result r;
+    if (mixpi_attention_empty(k)) return MIXP_OK;
+    r = mixpi_attention_check(k);
+    if (r != MIXP_OK) return r;
+    job.k = k;
+    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
+    job.drops = mixpi_drops_of(k);
+    job.chunks = 1;
+    workers = mixpi_workers(x, work);
+    if (many < 2 * workers)     /* too few heads: cut them by queries */
+        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, many),
+                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
+    job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
+    return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
+}
+
+static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
+                                                const mixp_attention_backward_args *k,
+                                                mixpi_pairs have, int64_t lanes, mixp_task task) {
+    const mixp_attention_args *forward = &k->forward;
+    mixpi_attention_grad_job  job;
+    mixpi_attention_grad_room room;
+    mixp_result r;
+    int pairs;
+    if (mixpi_attention_empty(forward)) return MIXP_OK;
+    r = mixpi_attention_check(forward);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
+        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    pairs = mixpi_pairs_for(have, forward->q, forward->k);
+    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    job.heads = mixpi_heads_of(forward, pairs);
+    job.drops = mixpi_drops_of(forward);
+    job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
+    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
+                            2 * mixpi_attention_work(forward, lanes), task, &job, &job.slices);
 }
 #endif
 
@@ -11944,78 +12096,28 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) 
                           room.dq + g * h->t * h->wide);
 }
 
-/* The work of forward: two products for each score, and the score itself. Backward has five
- * products. */
-MIXPI_K int64_t MIXPI_P(attention_work)(const mixp_attention_args *k) {
-    const int64_t scores = k->b * k->heads * k->t * k->keys;
-    return MIXPI_P(sums_work)(scores * 2 * k->d) + scores;
-}
-
-MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
-                                           const mixp_attention_args *k,
-                                           mixpi_pairs have) {
-    int64_t many = k->b * k->heads, workers;
-    const int64_t work = MIXPI_P(attention_work)(k);
-    mixpi_attention_job  job;
-    mixpi_attention_room room;
-    mixp_result r;
-    if (mixpi_attention_empty(k)) return MIXP_OK;
-    r = mixpi_attention_check(k);
-    if (r != MIXP_OK) return r;
-    job.k = k;
-    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
-    job.drops = mixpi_drops_of(k);
-    job.chunks = 1;
-    workers = mixpi_workers(x, work);
-    if (many < 2 * workers)     /* too few heads: cut them by queries */
-        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, many),
-                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
-    job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
-    return mixpi_run_sliced(x, many * job.chunks, work, MIXPI_P(attention_task), &job,
-                            &job.slices);
-}
-
-MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
-                                                    const mixp_attention_backward_args *k,
-                                                    mixpi_pairs have) {
-    const mixp_attention_args *forward = &k->forward;
-    mixpi_attention_grad_job  job;
-    mixpi_attention_grad_room room;
-    mixp_result r;
-    int pairs;
-    if (mixpi_attention_empty(forward)) return MIXP_OK;
-    r = mixpi_attention_check(forward);
-    if (r != MIXP_OK) return r;
-    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
-        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
-    job.k = k;
-    pairs = mixpi_pairs_for(have, forward->q, forward->k);
-    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
-    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
-    job.heads = mixpi_heads_of(forward, pairs);
-    job.drops = mixpi_drops_of(forward);
-    job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
-    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
-                            2 * MIXPI_P(attention_work)(forward), MIXPI_P(attention_grad_task),
-                            &job, &job.slices);
-}
-
 MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k)
-{ return MIXPI_P(attention_run)(x, k, mixpi_no_pairs); }
+{ return mixpi_cpu_attention(x, k, mixpi_no_pairs, MIXPI_SUM_LANES, MIXPI_P(attention_task)); }
 MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
-                                                const mixp_attention_backward_args *k)
-{ return MIXPI_P(attention_backward_run)(x, k, mixpi_no_pairs); }
+                                                const mixp_attention_backward_args *k) {
+    return mixpi_cpu_attention_backward(x, k, mixpi_no_pairs, MIXPI_SUM_LANES,
+                                        MIXPI_P(attention_grad_task));
+}
 
 /* gemm, attention and its backward with pairs, for a separate table. */
 #define MIXPI_WITH_PAIRS(name)                                                            \
     MIXPI_K mixp_result MIXPI_P(gemm_##name)(const mixp_exec *x, const mixp_gemm_args *g) \
-    { return MIXPI_P(gemm_run)(x, g, MIXPI_P(name)); }                                    \
+    { return mixpi_cpu_gemm(x, g, MIXPI_P(name), &MIXPI_P(gemm_shape)); }                 \
     MIXPI_K mixp_result MIXPI_P(attention_##name)(const mixp_exec *x,                     \
-                                                  const mixp_attention_args *k)           \
-    { return MIXPI_P(attention_run)(x, k, MIXPI_P(name)); }                               \
+                                                  const mixp_attention_args *k) {         \
+        return mixpi_cpu_attention(x, k, MIXPI_P(name), MIXPI_SUM_LANES,                  \
+                                   MIXPI_P(attention_task));                              \
+    }                                                                                     \
     MIXPI_K mixp_result MIXPI_P(attention_backward_##name)(                               \
-        const mixp_exec *x, const mixp_attention_backward_args *k)                        \
-    { return MIXPI_P(attention_backward_run)(x, k, MIXPI_P(name)); }
+        const mixp_exec *x, const mixp_attention_backward_args *k) {                      \
+        return mixpi_cpu_attention_backward(x, k, MIXPI_P(name), MIXPI_SUM_LANES,         \
+                                            MIXPI_P(attention_grad_task));                \
+    }
 #if MIXPI_PASS == 2 && MIXPI_BF16
 static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_FLOATS };
 MIXPI_WITH_PAIRS(bf16)
@@ -12030,9 +12132,9 @@ MIXPI_WITH_PAIRS(bf16)
 static const mixpi_pairs MIXPI_P(amx) = { MIXPI_AMX_BF16, MIXPI_FLOATS };
 static const mixpi_pairs MIXPI_P(amx_f16) = { MIXPI_AMX_BF16, MIXPI_AMX_F16 };
 MIXPI_K mixp_result MIXPI_P(gemm_amx)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx)); }
+{ return mixpi_cpu_gemm(x, g, MIXPI_P(amx), &MIXPI_P(gemm_shape)); }
 MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx_f16)); }
+{ return mixpi_cpu_gemm(x, g, MIXPI_P(amx_f16), &MIXPI_P(gemm_shape)); }
 #endif
 #undef MIXPI_WITH_PAIRS
 
@@ -12233,6 +12335,85 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     s->norm = sqrt(squares);
     step->clipped = 1.0f;
 }
+
+/* factor: of the gradients. write: 1 also unscales them in place; MIXPI_CHUNK_SCALE only
+ * multiplies. */
+static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
+    mixpi_chunk_job job;
+    memset(&job, 0, sizeof job);
+    job.factor = factor;
+    job.write = write;
+    return job;
+}
+
+static mixp_result mixpi_cpu_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *k,
+                                        mixp_task task) {
+    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
+    mixpi_chunk_job job = mixpi_look_job_of(factor, k->unscale != 0);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    if (r != MIXP_OK) return r;
+    mixpi_sum_up(&job, k->step);
+    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, mixp_task task) {
+    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
+    mixpi_chunk_job job = mixpi_look_job_of(factor, MIXPI_CHUNK_SCALE);
+    mixp_result r;
+    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    if (r == MIXP_OK) k->step->clipped = factor;
+    return r;
+}
+
+static mixp_result mixpi_prepare(const mixp_exec *x, const mixp_prepare_args *k) {
+    (void)x;
+    mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k) {
+    (void)x;
+    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
+    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
+    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
+    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
+    (void)x;
+    if (k->reads) {
+        mixp_agree_read(k->table, k->size, k->step, k->scaler);
+        return MIXP_OK;
+    }
+    memset(k->table, 0, bytes);
+    mixp_agree_fill(row, k->plan, k->step, k->scaler);
+    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->in_parts) mixpi_agree_part(row, k->step);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k,
+                                    mixp_task task) {
+    mixpi_chunk_job job;
+    mixp_result r;
+    int64_t i;
+    memset(&job, 0, sizeof job);
+    job.plan = k->plan;
+    job.step = k->step;
+    job.counting = k->lost != NULL;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    if (r != MIXP_OK || k->step->skip) return r;
+    for (i = 0; k->lost && i < job.count; i++) {
+        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
+        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
+    }
+    for (i = 0; i < k->count; i++)
+        if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;
+    return MIXP_OK;
+}
 #endif
 
 /* How many bytes ahead `stream` prefetches. Far prefetches helped an Intel Xeon; an AMD Zen 4
@@ -12315,64 +12496,8 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     }
 }
 
-/* factor: of the gradients. write: 1 also unscales them in place; MIXPI_CHUNK_SCALE only
- * multiplies. */
-MIXPI_K mixpi_chunk_job MIXPI_P(look_job)(float factor, int write) {
-    mixpi_chunk_job job;
-    memset(&job, 0, sizeof job);
-    job.factor = factor;
-    job.write = write;
-    return job;
-}
-
-MIXPI_K mixp_result MIXPI_P(grad_stats)(const mixp_exec *x,
-                                        const mixp_grad_stats_args *k) {
-    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
-    mixpi_chunk_job job = MIXPI_P(look_job)(factor, k->unscale != 0);
-    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
-    if (r != MIXP_OK) return r;
-    mixpi_sum_up(&job, k->step);
-    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
-    return MIXP_OK;
-}
-
-MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_clip_args *k) {
-    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
-    mixpi_chunk_job job = MIXPI_P(look_job)(factor, MIXPI_CHUNK_SCALE);
-    mixp_result r;
-    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
-    if (r == MIXP_OK) k->step->clipped = factor;
-    return r;
-}
-
-MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args *k) {
-    (void)x;
-    mixp_step_prepare(k->plan, k->step, k->scaler);
-    return MIXP_OK;
-}
-
-MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
-    (void)x;
-    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
-    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
-    return MIXP_OK;
-}
-
-MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k) {
-    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
-    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
-    (void)x;
-    if (k->reads) {
-        mixp_agree_read(k->table, k->size, k->step, k->scaler);
-        return MIXP_OK;
-    }
-    memset(k->table, 0, bytes);
-    mixp_agree_fill(row, k->plan, k->step, k->scaler);
-    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
-    if (k->in_parts) mixpi_agree_part(row, k->step);
-    return MIXP_OK;
-}
+MIXPI_KERNEL(grad_stats, mixp_grad_stats_args, MIXPI_P(gather_chunk))
+MIXPI_KERNEL(clip, mixp_clip_args, MIXPI_P(gather_chunk))
 
 /* mixpi_decay_of for 16 elements. */
 MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,
@@ -13065,24 +13190,7 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     mixpi_vfence();
 }
 
-MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *k) {
-    mixpi_chunk_job job;
-    mixp_result r;
-    int64_t i;
-    memset(&job, 0, sizeof job);
-    job.plan = k->plan;
-    job.step = k->step;
-    job.counting = k->lost != NULL;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(update_chunk));
-    if (r != MIXP_OK || k->step->skip) return r;
-    for (i = 0; k->lost && i < job.count; i++) {
-        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
-        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
-    }
-    for (i = 0; i < k->count; i++)
-        if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;
-    return MIXP_OK;
-}
+MIXPI_KERNEL(update, mixp_update_args, MIXPI_P(update_chunk))
 
 /* --- look -------------------------------------------------------------------------------- */
 
@@ -13112,6 +13220,27 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     to->least += p->least - p->flushed;
     to->subnormal += p->subnormal - p->flushed;
     to->saturated += p->past;
+}
+
+static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k,
+                                     mixp_task task) {
+    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
+    mixpi_look_job job;
+    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    job.at = mixpi_look_limits_of(k->low);
+    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
+    if (!job.pieces) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, n, k->n, task, &job);
+    for (i = 0; i < n; i++) {
+        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
+        int e;
+        mixpi_look_join(k->row, &job.pieces[i], count);
+        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
+        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
+            k->exponents[e] += job.pieces[i].exponents[e];
+    }
+    return MIXP_OK;
 }
 #endif
 
@@ -13204,25 +13333,7 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k) {
-    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
-    mixpi_look_job job;
-    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
-    job.k = k;
-    job.at = mixpi_look_limits_of(k->low);
-    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
-    if (!job.pieces) return MIXP_ERR_MEMORY;
-    mixpi_parallel(x, n, k->n, MIXPI_P(look_piece), &job);
-    for (i = 0; i < n; i++) {
-        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
-        int e;
-        mixpi_look_join(k->row, &job.pieces[i], count);
-        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
-        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
-            k->exponents[e] += job.pieces[i].exponents[e];
-    }
-    return MIXP_OK;
-}
+MIXPI_KERNEL(look_at, mixp_look_args, MIXPI_P(look_piece))
 
 /* --- quantise and hadamard: see mixp_quantise_args ------------------------------------------ *
  * Blocks of 16 columns or more are taken 16 at a time, so that their scales are computed together.
@@ -13247,6 +13358,42 @@ static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_u
     *amax = 0;
     for (i = 0; i < q->k.rows; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
     return MIXP_OK;
+}
+
+/* The tasks: a row's largest magnitude; a row by the array's scale; blocks of 16 columns or more;
+ * blocks of one column. */
+typedef struct mixpi_quantise_units {
+    mixpi_unit row_amax, row, blocks, columns;
+} mixpi_quantise_units;
+
+static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
+                                      const mixpi_quantise_units *units) {
+    const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
+    mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
+    mixpi_quantising q;
+    uint32_t amax = 0;
+    mixp_result r = mixpi_quantise_wrong(k);
+    if (r != MIXP_OK) return r;
+    memset(&q, 0, sizeof q);
+    q.k = *k;
+    q.grid = mixpi_grid_of(k->element);
+    q.key = mixp_random_key(k->seed, k->step, k->tensor);
+    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
+    if (r != MIXP_OK) return r;
+    q.tensor = mixpi_scale_of_array(k, amax);
+    if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
+    mixpi_give_amax(k, amax);
+    mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
+    if (k->own) *k->own = 1.0f / q.tensor;
+    if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_hadamard(const mixp_exec *x, const mixp_hadamard_args *k,
+                                      mixpi_unit strip) {
+    mixp_result r = mixpi_hadamard_wrong(k);
+    if (r != MIXP_OK) return r;
+    return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
 }
 #endif
 
@@ -13549,27 +13696,9 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_args *k) {
-    const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
-    mixpi_unit unit = k->block_cols == 1 ? MIXPI_P(q_columns) : MIXPI_P(q_blocks);
-    mixpi_quantising q;
-    uint32_t amax = 0;
-    mixp_result r = mixpi_quantise_wrong(k);
-    if (r != MIXP_OK) return r;
-    memset(&q, 0, sizeof q);
-    q.k = *k;
-    q.grid = mixpi_grid_of(k->element);
-    q.key = mixp_random_key(k->seed, k->step, k->tensor);
-    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, MIXPI_P(q_row_amax), &amax);
-    if (r != MIXP_OK) return r;
-    q.tensor = mixpi_scale_of_array(k, amax);
-    if (k->scale == MIXP_SCALE_TENSOR) unit = MIXPI_P(q_row);
-    mixpi_give_amax(k, amax);
-    mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
-    if (k->own) *k->own = 1.0f / q.tensor;
-    if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
-    return MIXP_OK;
-}
+static const mixpi_quantise_units MIXPI_P(quantise_units) =
+    { MIXPI_P(q_row_amax), MIXPI_P(q_row), MIXPI_P(q_blocks), MIXPI_P(q_columns) };
+MIXPI_KERNEL(quantise, mixp_quantise_args, &MIXPI_P(quantise_units))
 
 /* --- the random Hadamard transform --- */
 
@@ -13599,11 +13728,7 @@ MIXPI_K void MIXPI_P(hadamard_strip)(const void *job, int64_t strip) {
     if (c < k->cols) MIXPI_P(hadamard_tile)(k, strip * 16 * k->cols + c, k->cols - c);
 }
 
-MIXPI_K mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_args *k) {
-    mixp_result r = mixpi_hadamard_wrong(k);
-    if (r != MIXP_OK) return r;
-    return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, MIXPI_P(hadamard_strip), k);
-}
+MIXPI_KERNEL(hadamard, mixp_hadamard_args, MIXPI_P(hadamard_strip))
 /* --- recode: see mixp_recode_args ------------------------------------------------------------ */
 
 /* The factors of 16 columns of a row of blocks. */
@@ -13689,8 +13814,8 @@ MIXPI_SMALL_END
     MIXPI_P(embedding), MIXPI_P(embedding_backward), attention,                           \
     attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
     MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
-    MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
-    MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
+    MIXPI_P(grad_stats), MIXPI_P(clip), mixpi_prepare, MIXPI_P(update),                \
+    mixpi_advance, MIXPI_P(look_at), mixpi_agree,                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
@@ -13729,6 +13854,8 @@ static const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_FOLD
 #undef MIXPI_R
 #undef MIXPI_K
+#undef MIXPI_KERNEL
+#undef MIXPI_SUM_LANES
 #undef MIXPI_FLAT
 #undef MIXPI_SPEED
 #undef MIXPI_V

@@ -50,6 +50,9 @@ MIXPI_SMALL_BEGIN
 #include "formats.c"
 #include "cpu/shared.c"
 #include "cpu/machine.c"
+#ifndef MIXPREC_ONLY_FORMATS
+#include "cpu/starts.c"
+#endif
 MIXPI_SMALL_END
 #ifdef __cplusplus
 }

@@ -184,6 +184,59 @@ static int64_t mixpi_attention_grad_carve(mixpi_attention_grad_room *room,
     room->g = mixpi_carve(&c, MIXPI_QUERIES * MIXPI_KEYS);
     return c.used;
 }
+
+/* The work of forward: two products for each score, and the score itself. Backward has five
+ * products. lanes: see mixpi_cpu_gemm. */
+static int64_t mixpi_attention_work(const mixp_attention_args *k, int64_t lanes) {
+    const int64_t scores = k->b * k->heads * k->t * k->keys;
+    return scores * 2 * k->d / lanes + scores;
+}
+
+static mixp_result mixpi_cpu_attention(const mixp_exec *x, const mixp_attention_args *k,
+                                       mixpi_pairs have, int64_t lanes, mixp_task task) {
+    int64_t many = k->b * k->heads, workers;
+    const int64_t work = mixpi_attention_work(k, lanes);
+    mixpi_attention_job  job;
+    mixpi_attention_room room;
+    mixp_result r;
+    if (mixpi_attention_empty(k)) return MIXP_OK;
+    r = mixpi_attention_check(k);
+    if (r != MIXP_OK) return r;
+    job.k = k;
+    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
+    job.drops = mixpi_drops_of(k);
+    job.chunks = 1;
+    workers = mixpi_workers(x, work);
+    if (many < 2 * workers)     /* too few heads: cut them by queries */
+        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, many),
+                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
+    job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
+    return mixpi_run_sliced(x, many * job.chunks, work, task, &job, &job.slices);
+}
+
+static mixp_result mixpi_cpu_attention_backward(const mixp_exec *x,
+                                                const mixp_attention_backward_args *k,
+                                                mixpi_pairs have, int64_t lanes, mixp_task task) {
+    const mixp_attention_args *forward = &k->forward;
+    mixpi_attention_grad_job  job;
+    mixpi_attention_grad_room room;
+    mixp_result r;
+    int pairs;
+    if (mixpi_attention_empty(forward)) return MIXP_OK;
+    r = mixpi_attention_check(forward);
+    if (r != MIXP_OK) return r;
+    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
+        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    pairs = mixpi_pairs_for(have, forward->q, forward->k);
+    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
+    job.heads = mixpi_heads_of(forward, pairs);
+    job.drops = mixpi_drops_of(forward);
+    job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
+    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
+                            2 * mixpi_attention_work(forward, lanes), task, &job, &job.slices);
+}
 #endif
 
 /* Computes c[m, n] by tiles. n is whole vectors; `all` has the three matrices and their strides. */
@@ -704,78 +757,28 @@ MIXPI_K void MIXPI_P(attention_grad_task)(void *arg, int64_t index, int worker) 
                           room.dq + g * h->t * h->wide);
 }
 
-/* The work of forward: two products for each score, and the score itself. Backward has five
- * products. */
-MIXPI_K int64_t MIXPI_P(attention_work)(const mixp_attention_args *k) {
-    const int64_t scores = k->b * k->heads * k->t * k->keys;
-    return MIXPI_P(sums_work)(scores * 2 * k->d) + scores;
-}
-
-MIXPI_K mixp_result MIXPI_P(attention_run)(const mixp_exec *x,
-                                           const mixp_attention_args *k,
-                                           mixpi_pairs have) {
-    int64_t many = k->b * k->heads, workers;
-    const int64_t work = MIXPI_P(attention_work)(k);
-    mixpi_attention_job  job;
-    mixpi_attention_room room;
-    mixp_result r;
-    if (mixpi_attention_empty(k)) return MIXP_OK;
-    r = mixpi_attention_check(k);
-    if (r != MIXP_OK) return r;
-    job.k = k;
-    job.heads = mixpi_heads_of(k, mixpi_pairs_for(have, k->q, k->k));
-    job.drops = mixpi_drops_of(k);
-    job.chunks = 1;
-    workers = mixpi_workers(x, work);
-    if (many < 2 * workers)     /* too few heads: cut them by queries */
-        job.chunks = mixpi_min(mixpi_ceil_div(2 * workers, many),
-                               mixpi_ceil_div(k->t, MIXPI_QUERIES));
-    job.slices.floats = mixpi_attention_carve(&room, &job.heads, NULL);
-    return mixpi_run_sliced(x, many * job.chunks, work, MIXPI_P(attention_task), &job,
-                            &job.slices);
-}
-
-MIXPI_K mixp_result MIXPI_P(attention_backward_run)(const mixp_exec *x,
-                                                    const mixp_attention_backward_args *k,
-                                                    mixpi_pairs have) {
-    const mixp_attention_args *forward = &k->forward;
-    mixpi_attention_grad_job  job;
-    mixpi_attention_grad_room room;
-    mixp_result r;
-    int pairs;
-    if (mixpi_attention_empty(forward)) return MIXP_OK;
-    r = mixpi_attention_check(forward);
-    if (r != MIXP_OK) return r;
-    if (!mixpi_reads(k->dy) || !mixpi_may_write(k->dq) || !mixpi_may_write(k->dk) ||
-        !mixpi_may_write(k->dv)) return MIXP_ERR_DTYPE;
-    job.k = k;
-    pairs = mixpi_pairs_for(have, forward->q, forward->k);
-    if (forward->v.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
-    if (k->dy.dtype != forward->q.dtype) pairs = MIXPI_FLOATS;
-    job.heads = mixpi_heads_of(forward, pairs);
-    job.drops = mixpi_drops_of(forward);
-    job.slices.floats = mixpi_attention_grad_carve(&room, &job.heads, NULL);
-    return mixpi_run_sliced(x, forward->b * forward->kv_heads,
-                            2 * MIXPI_P(attention_work)(forward), MIXPI_P(attention_grad_task),
-                            &job, &job.slices);
-}
-
 MIXPI_K mixp_result MIXPI_P(attention)(const mixp_exec *x, const mixp_attention_args *k)
-{ return MIXPI_P(attention_run)(x, k, mixpi_no_pairs); }
+{ return mixpi_cpu_attention(x, k, mixpi_no_pairs, MIXPI_SUM_LANES, MIXPI_P(attention_task)); }
 MIXPI_K mixp_result MIXPI_P(attention_backward)(const mixp_exec *x,
-                                                const mixp_attention_backward_args *k)
-{ return MIXPI_P(attention_backward_run)(x, k, mixpi_no_pairs); }
+                                                const mixp_attention_backward_args *k) {
+    return mixpi_cpu_attention_backward(x, k, mixpi_no_pairs, MIXPI_SUM_LANES,
+                                        MIXPI_P(attention_grad_task));
+}
 
 /* gemm, attention and its backward with pairs, for a separate table. */
 #define MIXPI_WITH_PAIRS(name)                                                            \
     MIXPI_K mixp_result MIXPI_P(gemm_##name)(const mixp_exec *x, const mixp_gemm_args *g) \
-    { return MIXPI_P(gemm_run)(x, g, MIXPI_P(name)); }                                    \
+    { return mixpi_cpu_gemm(x, g, MIXPI_P(name), &MIXPI_P(gemm_shape)); }                 \
     MIXPI_K mixp_result MIXPI_P(attention_##name)(const mixp_exec *x,                     \
-                                                  const mixp_attention_args *k)           \
-    { return MIXPI_P(attention_run)(x, k, MIXPI_P(name)); }                               \
+                                                  const mixp_attention_args *k) {         \
+        return mixpi_cpu_attention(x, k, MIXPI_P(name), MIXPI_SUM_LANES,                  \
+                                   MIXPI_P(attention_task));                              \
+    }                                                                                     \
     MIXPI_K mixp_result MIXPI_P(attention_backward_##name)(                               \
-        const mixp_exec *x, const mixp_attention_backward_args *k)                        \
-    { return MIXPI_P(attention_backward_run)(x, k, MIXPI_P(name)); }
+        const mixp_exec *x, const mixp_attention_backward_args *k) {                      \
+        return mixpi_cpu_attention_backward(x, k, MIXPI_P(name), MIXPI_SUM_LANES,         \
+                                            MIXPI_P(attention_grad_task));                \
+    }
 #if MIXPI_PASS == 2 && MIXPI_BF16
 static const mixpi_pairs MIXPI_P(bf16) = { MIXPI_PAIRS_BF16, MIXPI_FLOATS };
 MIXPI_WITH_PAIRS(bf16)
@@ -790,9 +793,9 @@ MIXPI_WITH_PAIRS(bf16)
 static const mixpi_pairs MIXPI_P(amx) = { MIXPI_AMX_BF16, MIXPI_FLOATS };
 static const mixpi_pairs MIXPI_P(amx_f16) = { MIXPI_AMX_BF16, MIXPI_AMX_F16 };
 MIXPI_K mixp_result MIXPI_P(gemm_amx)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx)); }
+{ return mixpi_cpu_gemm(x, g, MIXPI_P(amx), &MIXPI_P(gemm_shape)); }
 MIXPI_K mixp_result MIXPI_P(gemm_amx_f16)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, MIXPI_P(amx_f16)); }
+{ return mixpi_cpu_gemm(x, g, MIXPI_P(amx_f16), &MIXPI_P(gemm_shape)); }
 #endif
 #undef MIXPI_WITH_PAIRS
 

@@ -406,37 +406,5 @@ MIXPI_K void MIXPI_P(copy_unit)(const void *job, int64_t unit) {
                        mixpi_min(x->n[b] - col, c->tile_cols));
 }
 
-MIXPI_K mixp_result MIXPI_P(copy)(const mixp_exec *x, const mixp_copy_args *k) {
-    mixpi_copy_job c;
-    mixp_result r;
-    if (!mixpi_copy_starts(k, &r)) return r;
-    mixpi_copy_plan(&c, k);
-    return mixpi_each_unit(x, c.tiles, c.tile_rows * c.tile_cols, MIXPI_P(copy_unit), &c);
-}
-
-/* Fills dst by copying a 4096-byte pattern of the value repeatedly. */
-MIXPI_K mixp_result MIXPI_P(fill)(const mixp_exec *x, const mixp_fill_args *k) {
-    const size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
-    unsigned char pattern[4096];
-    mixp_copy_args c;
-    uint64_t code;
-    size_t wide, i;
-    if (!size) return MIXP_ERR_DTYPE;
-    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
-    if (k->n == 0) return MIXP_OK;
-    code = mixp_encode(k->dst.dtype, k->value, 0);
-    wide = bytes < sizeof pattern ? bytes : sizeof pattern;
-    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
-    memset(&c, 0, sizeof c);
-    c.rank = 2;
-    c.shape[0] = (int64_t)(bytes / wide);
-    c.shape[1] = (int64_t)wide;
-    c.src = mixpi_in(pattern, MIXP_U8);
-    c.src_strides[1] = 1;
-    c.dst = mixpi_out_to(k->dst.data, MIXP_U8, 0);
-    c.dst_strides[0] = (int64_t)wide;
-    c.dst_strides[1] = 1;
-    memcpy((char *)k->dst.data + bytes / wide * wide, pattern, bytes % wide);
-    return MIXPI_P(copy)(x, &c);
-}
-
+MIXPI_KERNEL(copy, mixp_copy_args, MIXPI_P(copy_unit))
+MIXPI_KERNEL(fill, mixp_fill_args, MIXPI_P(copy))

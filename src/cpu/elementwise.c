@@ -1,5 +1,6 @@
 #pragma once
 #include "convert.c"
+#include "starts.c"
 /* --- elementwise, reductions, dropout -------------------------------------------------- */
 /* NaN stays NaN. */
 MIXPI_V mixpi_v mixpi_vclamp(mixpi_v x, float low, float high)
@@ -637,13 +638,6 @@ MIXPI_K void MIXPI_P(map_unit)(const void *job, int64_t unit) {
     if (y == buf) MIXPI_P(write)(m->y, off[0] + j, n, y);
 }
 
-/* y (+)= m's values. */
-MIXPI_K mixp_result MIXPI_P(map_run)(const mixp_exec *x, mixpi_map *m) {
-    if (!mixpi_map_is_real(m)) return MIXP_ERR_DTYPE;
-    mixpi_map_plan(m);
-    return mixpi_each_unit(x, m->outputs * m->blocks, mixpi_map_block(m), MIXPI_P(map_unit), m);
-}
-
 /* --- sums --- */
 
 /* acc[i] = sum of acc[i], acc[i + period], ... below n. */
@@ -720,119 +714,19 @@ MIXPI_K void MIXPI_P(sum_join)(const void *job, int64_t unit) {
     MIXPI_P(write)(m->y, off[0] + j, n, acc);
 }
 
-/* y (+)= factor times the sum of the map's values over the axes along which y repeats. */
-MIXPI_K mixp_result MIXPI_P(sum_run)(const mixp_exec *x, mixpi_sum *s) {
-    int64_t tiles;
-    if (!mixpi_map_is_real(&s->map)) return MIXP_ERR_DTYPE;
-    mixpi_sum_plan(s);
-    tiles = s->map.outputs * s->tiles;
-    if (tiles == 0) return MIXP_OK;
-    if (s->runs > 1) {
-        size_t count = (size_t)mixpi_sum_partial(s, s->runs, 0);
-        s->partial = (float *)mixpi_scratch(x, count * sizeof(float));
-        if (!s->partial) return MIXP_ERR_MEMORY;
-    }
-    mixpi_each_unit(x, tiles * s->runs, mixpi_sum_unit_work(s), MIXPI_P(sum_unit), s);
-    if (s->runs > 1)
-        mixpi_each_unit(x, tiles, s->runs * mixpi_map_block(&s->map), MIXPI_P(sum_join), s);
-    return MIXP_OK;
-}
-
 /* --- the kernels themselves --- */
 
-MIXPI_K mixp_result MIXPI_P(unary)(const mixp_exec *x, const mixp_unary_args *k) {
-    mixpi_map m;
-    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
-    mixpi_map_source(&m, k->a, NULL);
-    m.p = k->p;
-    m.q = k->q;
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(unary_backward)(const mixp_exec *x,
-                                            const mixp_unary_backward_args *k) {
-    mixpi_map m;
-    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
-    mixpi_map_source(&m, k->dy, NULL);
-    if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
-    else if (!mixpi_unary_by_factor(k->op)) mixpi_map_source(&m, k->a, NULL);
-    m.p = k->p;
-    m.q = k->q;
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(binary)(const mixp_exec *x, const mixp_binary_args *k) {
-    mixpi_map m;
-    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
-    mixpi_map_source(&m, k->a, k->a_strides);
-    mixpi_map_source(&m, k->b, k->b_strides);
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(binary_backward)(const mixp_exec *x,
-                                             const mixp_binary_args *k) {
-    mixpi_sum s;
-    float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
-    int sums;
-    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
-    sums = mixpi_binary_repeats(k);
-    mixpi_binary_slope_map(&s.map, k, sums);
-    s.map.p = s.factor = sign;
-    return sums ? MIXPI_P(sum_run)(x, &s) : MIXPI_P(map_run)(x, &s.map);
-}
-
-MIXPI_K mixp_result MIXPI_P(reduce)(const mixp_exec *x, const mixp_reduce_args *k) {
-    mixpi_sum s;
-    mixpi_reduce_map(&s.map, MIXPI_FN_COPY, k, 0);
-    s.factor = k->factor;
-    return MIXPI_P(sum_run)(x, &s);
-}
-
-MIXPI_K mixp_result MIXPI_P(reduce_backward)(const mixp_exec *x,
-                                             const mixp_reduce_args *k) {
-    mixpi_map m;
-    mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
-    m.p = k->factor;
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K void MIXPI_P(note_bad)(const mixp_scale_by_args *k) {
-    int64_t i;
-    for (i = 0; i < k->n; i++) {
-        float one = MIXPI_P(read_one)(k->a, i);
-        if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
-    }
-}
-
-MIXPI_K mixp_result MIXPI_P(scale_by)(const mixp_exec *x, const mixp_scale_by_args *k) {
-    mixpi_map m;
-    if (!k->factor) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
-    mixpi_map_source(&m, k->a, NULL);
-    m.p = k->factor[0];
-    if (k->bad && mixpi_map_is_real(&m)) MIXPI_P(note_bad)(k);
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(where)(const mixp_exec *x, const mixp_where_args *k) {
-    mixpi_map m;
-    if (!mixpi_where_valid(k)) return MIXP_ERR_ARGUMENT;
-    mixpi_where_map(&m, k);
-    return MIXPI_P(map_run)(x, &m);
-}
-
-MIXPI_K mixp_result MIXPI_P(where_backward)(const mixp_exec *x, const mixp_where_args *k) {
-    mixpi_sum s;
-    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data) return MIXP_ERR_ARGUMENT;
-    mixpi_where_slope_map(&s.map, k);
-    s.factor = 1.0f;
-    if (!mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides))
-        return MIXPI_P(map_run)(x, &s.map);
-    return MIXPI_P(sum_run)(x, &s);
-}
+static const mixpi_map_units MIXPI_P(map_units) =
+    { MIXPI_P(map_unit), MIXPI_P(sum_unit), MIXPI_P(sum_join) };
+MIXPI_KERNEL(unary, mixp_unary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(unary_backward, mixp_unary_backward_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(binary, mixp_binary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(binary_backward, mixp_binary_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(reduce, mixp_reduce_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(reduce_backward, mixp_reduce_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(scale_by, mixp_scale_by_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(where, mixp_where_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(where_backward, mixp_where_args, &MIXPI_P(map_units))
 
 /* One block. */
 MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
@@ -848,14 +742,7 @@ MIXPI_K void MIXPI_P(dropout_unit)(const void *job, int64_t unit) {
     if (y == out) MIXPI_P(write)(k->y, first, n, out);
 }
 
-MIXPI_K mixp_result MIXPI_P(dropout)(const mixp_exec *x, const mixp_dropout_args *k) {
-    mixpi_dropout_job d;
-    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    mixpi_dropout_plan(&d, k);
-    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_BLOCK,
-                           MIXPI_P(dropout_unit), &d);
-}
+MIXPI_KERNEL(dropout, mixp_dropout_args, MIXPI_P(dropout_unit))
 
 /* One block. */
 MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
@@ -866,18 +753,7 @@ MIXPI_FLAT void MIXPI_P(random_unit)(const void *job, int64_t unit) {
     MIXPI_P(write)(d->k->y, first, n, out);
 }
 
-MIXPI_K mixp_result MIXPI_P(random)(const mixp_exec *x, const mixp_random_args *k) {
-    mixpi_random_job d;
-    if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
-        return MIXP_ERR_ARGUMENT;
-    if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
-        return MIXP_ERR_ARGUMENT;
-    if (!mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    d.k = k;
-    d.key = mixp_random_key(k->seed, k->step, k->tensor);
-    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), 8 * MIXPI_BLOCK,
-                           MIXPI_P(random_unit), &d);
-}
+MIXPI_KERNEL(random, mixp_random_args, MIXPI_P(random_unit))
 
 /* --- max, argmax and gather --- */
 
@@ -921,14 +797,7 @@ MIXPI_K void MIXPI_P(max_unit)(const void *args, int64_t unit) {
     if (k->y.data) MIXPI_P(write)(k->y, at, n, value);
 }
 
-MIXPI_K mixp_result MIXPI_P(max)(const mixp_exec *x, const mixp_max_args *k) {
-    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
-    if (!mixpi_reads(k->a) || !mixpi_may_write(k->y)) return MIXP_ERR_DTYPE;
-    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
-        return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->outer * tiles, k->n * mixpi_min(k->inner, MIXPI_BLOCK),
-                           MIXPI_P(max_unit), k);
-}
+MIXPI_KERNEL(max, mixp_max_args, MIXPI_P(max_unit))
 
 /* The gradient of element j of a column; the column's index is at `at`. */
 MIXPI_V float MIXPI_P(max_share)(const mixp_max_backward_args *k, int64_t at, int64_t j,
@@ -958,16 +827,7 @@ MIXPI_K void MIXPI_P(max_back_unit)(const void *args, int64_t unit) {
     MIXPI_P(write)(k->da, from, n, out);
 }
 
-MIXPI_K mixp_result MIXPI_P(max_backward)(const mixp_exec *x,
-                                          const mixp_max_backward_args *k) {
-    mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
-    int64_t each = mixpi_min(lines.length, MIXPI_BLOCK);
-    if (!mixpi_reads(k->dy) || !mixpi_writes(k->da) || (k->shared && !mixpi_reads(k->a)))
-        return MIXP_ERR_DTYPE;
-    if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->outer * (lines.along_n ? 1 : k->n) * lines.blocks, each,
-                           MIXPI_P(max_back_unit), k);
-}
+MIXPI_KERNEL(max_backward, mixp_max_backward_args, MIXPI_P(max_back_unit))
 
 /* A piece of the gathered elements. */
 MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
@@ -982,14 +842,7 @@ MIXPI_K void MIXPI_P(gather_unit)(const void *args, int64_t unit) {
     MIXPI_P(write)(k->y, first, n, out);
 }
 
-MIXPI_K mixp_result MIXPI_P(gather)(const mixp_exec *x, const mixp_gather_args *k) {
-    int64_t count = k->outer * k->m * k->inner;
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, mixpi_ceil_div(count, MIXPI_BLOCK), 4 * MIXPI_BLOCK,
-                           MIXPI_P(gather_unit), k);
-}
+MIXPI_KERNEL(gather, mixp_gather_args, MIXPI_P(gather_unit))
 
 /* Up to a block of columns of one o; no other unit adds to these columns. */
 MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
@@ -1009,15 +862,7 @@ MIXPI_K void MIXPI_P(gather_back_unit)(const void *args, int64_t unit) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(gather_backward)(const mixp_exec *x,
-                                             const mixp_gather_args *k) {
-    int64_t count = k->outer * k->m * k->inner, tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (!k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->outer * tiles, k->m * mixpi_min(k->inner, MIXPI_BLOCK),
-                           MIXPI_P(gather_back_unit), k);
-}
+MIXPI_KERNEL(gather_backward, mixp_gather_args, MIXPI_P(gather_back_unit))
 
 /* --- rotary embeddings --- */
 
@@ -1089,16 +934,5 @@ MIXPI_K void MIXPI_P(rope_unit)(const void *args, int64_t unit) {
 }
 #undef MIXPI_ROPE_PART
 
-MIXPI_K mixp_result MIXPI_P(rope)(const mixp_exec *x, const mixp_rope_args *k) {
-    mixpi_rope_job job = { k, NULL, NULL };
-    int64_t pairs = k->t * (k->d / 2);
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
-    job.cosine = (float *)mixpi_scratch(x, (size_t)(2 * pairs) * sizeof(float));
-    if (!job.cosine) return MIXP_ERR_MEMORY;
-    job.sine = job.cosine + pairs;
-    mixpi_each_unit(x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16,
-                    mixpi_rope_run, &job);
-    return mixpi_each_unit(x, k->rows * k->t, k->heads * k->d, MIXPI_P(rope_unit), &job);
-}
+MIXPI_KERNEL(rope, mixp_rope_args, MIXPI_P(rope_unit))
 

@@ -389,10 +389,20 @@ static mixpi_source mixpi_source_of(mixp_in a, int64_t first, int64_t ld) {
     return s;
 }
 
+/* What a gemm depends on of its instruction set. lanes: multiply-adds that take the time of one in
+ * plain C, the unit of work. */
+typedef struct mixpi_gemm_shape {
+    int64_t   tall, wide;       /* rows and columns of a tile                              */
+    int64_t   lanes;
+    mixp_task task;             /* a block                                                 */
+} mixpi_gemm_shape;
+
 typedef struct mixpi_gemm_job {
     const mixp_gemm_args *g;
+    const mixpi_gemm_shape *set;
     int64_t down, across;       /* blocks along m and n                                    */
     int64_t depth;              /* elements of k in one pass                               */
+    int64_t bands;              /* panels of all columns of c                              */
     int64_t cols;               /* columns of the widest block                             */
     int     low;                /* c is f16 or bf16: sums wait in `part`                   */
     int     pairs;              /* how a and b are packed: MIXPI_FLOATS, ...                */
@@ -412,7 +422,7 @@ typedef struct mixpi_gemm_block {
     int64_t steps;              /* of a tile: depth, or its number of pairs                */
     float  *a_pack;             /* job->panels panels of op(a)                             */
     float  *turn;               /* 16 rows of pairs of a', for tiles that need a by rows   */
-    float  *b_pack;             /* op(b) in panels of MIXPI_NR columns                     */
+    float  *b_pack;             /* op(b) in panels of set->wide columns                    */
     float  *strip;              /* widened: 16 rows of a transposed b, or one row          */
     float  *bias;               /* widened: the bias of the block's columns                */
     float  *part;               /* sums of a c that is not f32; a row has job->cols        */
@@ -421,6 +431,129 @@ typedef struct mixpi_gemm_block {
     uintptr_t ask_step;         /* bytes from a step of the sum to the next, in a row      */
     int64_t   asks;             /* rows of a, or lines of a', still to prefetch            */
 } mixpi_gemm_block;
+
+/* Cuts a block's scratch memory and returns its size in floats. With `from` NULL it only
+ * measures. */
+static int64_t mixpi_gemm_carve(mixpi_gemm_block *s, float *from) {
+    const mixpi_gemm_job *job = s->job;
+    int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
+    int64_t spill = 15 * job->set->wide;    /* what pack_transposed writes past the last panel */
+    int64_t rows =
+        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
+    int64_t packed = job->panels * job->tall, turned = 0;
+    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
+    mixpi_carver c = { from, 0 };
+    if (job->pairs >= MIXPI_AMX_BF16) {
+        turned = 16 * (packed + 15);
+        packed += job->tall;            /* tiles read rows beyond the last */
+    }
+    if (steps < job->depth) steps = job->depth;
+    s->a_pack = mixpi_carve(&c, packed * ld);
+    s->turn = mixpi_carve(&c, turned);
+    s->strip = mixpi_carve(&c, strip);
+    s->bias = mixpi_carve(&c, job->cols);
+    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
+    s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
+    return c.used;
+}
+
+/* Sets s to the block of task `index`, before its first pass. */
+static void mixpi_gemm_block_of(mixpi_gemm_block *s, const mixpi_gemm_job *job, int64_t index) {
+    const mixp_gemm_args *g = job->g;
+    const int64_t wide = job->set->wide, blocks = job->down * job->across;
+    int64_t z = index, down, across;
+    memset(s, 0, sizeof *s);
+    s->job = job;
+    s->m1 = g->m;
+    s->n1 = g->n;
+    if (blocks > 1) {
+        z = index / blocks;
+        down = index / job->across % job->down;
+        across = index % job->across;
+        s->m0 = g->m * down / job->down;
+        s->m1 = g->m * (down + 1) / job->down;
+        s->n0 = job->bands * across / job->across * wide;
+        s->n1 = mixpi_min(g->n, job->bands * (across + 1) / job->across * wide);
+    }
+    s->a_at = z * g->stride_a;
+    s->b_at = z * g->stride_b;
+    s->c_at = z * g->stride_c;
+}
+
+/* The number of elements packed: a once per column of blocks, b once per row of blocks. */
+static double mixpi_gemm_packed(const mixp_gemm_args *g, int64_t down, int64_t across)
+{ return (double)across * (double)g->m + (double)down * (double)g->n; }
+
+/* The cost of a cut: elements packed more than once and, above all, threads idle in the last
+ * round. */
+static double mixpi_gemm_cost(const mixp_gemm_args *g, int64_t down, int64_t across,
+                              int64_t idle) {
+    int64_t blocks = g->batch * down * across;
+    double  waste = (double)(blocks + idle) / (double)blocks;
+    return mixpi_gemm_packed(g, down, across) * (waste * waste * waste);
+}
+
+/* Chooses the number of blocks: as few as the largest block size allows, or more to keep threads
+ * busy. The search stops where packing costs more than the best cut, because many threads make many
+ * candidate cuts. */
+static void mixpi_gemm_grid(mixpi_gemm_job *job, int64_t threads) {
+    const mixp_gemm_args *g = job->g;
+    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
+            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
+    int64_t most_m, most_n;
+    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
+    double best = 1e300;
+    int64_t m, n;
+    job->down = least_m;
+    job->across = least_n;
+    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
+    if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
+    most_m = mixpi_min(mixpi_ceil_div(g->m, job->tall), least_m + threads);
+    most_n = mixpi_min(job->bands, least_n + threads);
+    for (m = least_m; m <= most_m; m++)
+        for (n = least_n; n <= most_n && mixpi_gemm_packed(g, m, n) < best; n++) {
+            int64_t idle = (threads - g->batch * m * n % threads) % threads;
+            double  cost = mixpi_gemm_cost(g, m, n, idle);
+            if (cost < best) {
+                best = cost;
+                job->down = m;
+                job->across = n;
+            }
+            if (!idle) break;
+        }
+}
+
+/* Runs a gemm. have: the pairs that the device multiplies. */
+static mixp_result mixpi_cpu_gemm(const mixp_exec *x, const mixp_gemm_args *g, mixpi_pairs have,
+                                  const mixpi_gemm_shape *set) {
+    mixpi_gemm_job   job;
+    mixpi_gemm_block block;
+    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
+    const int64_t    work = g->m * g->n * g->k * g->batch / set->lanes;
+    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
+    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
+#if defined(MIXPREC_CBLAS)
+    if (mixpi_gemm_cblas(g)) return MIXP_OK;
+#endif
+    job.g = g;
+    job.set = set;
+    job.low = g->c.dtype != MIXP_F32;
+    job.pairs = mixpi_pairs_for(have, g->a, g->b);
+    job.tall = set->tall;
+    job.panels = MIXPI_PANELS;
+    if (job.pairs >= MIXPI_AMX_BF16) {
+        job.tall = 32;
+        job.panels = 4;
+    }
+    job.bands = mixpi_ceil_div(g->n, set->wide);
+    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
+    mixpi_gemm_grid(&job, mixpi_workers(x, work));
+    job.cols = mixpi_ceil_div(job.bands, job.across) * set->wide;
+    block.job = &job;
+    job.slices.floats = mixpi_gemm_carve(&block, NULL);
+    return mixpi_run_sliced(x, g->batch * job.down * job.across, work, set->task, &job,
+                            &job.slices);
+}
 #endif
 
 MIXPI_V void MIXPI_P(tile_body)(const mixpi_tile *t, const int rows, const int nv)
@@ -1125,55 +1258,12 @@ MIXPI_K void MIXPI_P(gemm_pass)(mixpi_gemm_block *s) {
     }
 }
 
-/* Cuts a block's scratch memory and returns its size in floats. With `from` NULL it only
- * measures. */
-MIXPI_K int64_t MIXPI_P(gemm_carve)(mixpi_gemm_block *s, float *from) {
-    const mixpi_gemm_job *job = s->job;
-    int64_t ld = job->depth + MIXPI_PAD, strip = 16 * ld > MIXPI_NB ? 16 * ld : MIXPI_NB;
-    int64_t spill = 15 * MIXPI_NR;      /* what pack_transposed writes beyond the last panel */
-    int64_t rows =
-        job->depth < job->g->k ? mixpi_ceil_div(job->g->m, job->down) : job->tall;
-    int64_t packed = job->panels * job->tall, turned = 0;
-    int64_t steps = mixpi_pair_steps(job->pairs, job->depth);
-    mixpi_carver c = { from, 0 };
-    if (job->pairs >= MIXPI_AMX_BF16) {
-        turned = 16 * (packed + 15);
-        packed += job->tall;            /* tiles read rows beyond the last */
-    }
-    if (steps < job->depth) steps = job->depth;
-    s->a_pack = mixpi_carve(&c, packed * ld);
-    s->turn = mixpi_carve(&c, turned);
-    s->strip = mixpi_carve(&c, strip);
-    s->bias = mixpi_carve(&c, job->cols);
-    s->b_pack = mixpi_carve(&c, job->cols * steps + spill);
-    s->part = mixpi_carve(&c, job->low ? job->cols * rows : 0);
-    return c.used;
-}
-
-/* Sets s to the block of task `index`, before its first pass. */
-MIXPI_K void MIXPI_P(gemm_block)(mixpi_gemm_block *s, const mixpi_gemm_job *job,
-                                 int64_t index) {
-    const mixp_gemm_args *g = job->g;
-    int64_t panels = mixpi_ceil_div(g->n, MIXPI_NR),
-            z = index / (job->down * job->across);
-    int64_t down = index / job->across % job->down, across = index % job->across;
-    memset(s, 0, sizeof *s);
-    s->job = job;
-    s->a_at = z * g->stride_a;
-    s->b_at = z * g->stride_b;
-    s->c_at = z * g->stride_c;
-    s->m0 = g->m * down / job->down;
-    s->m1 = g->m * (down + 1) / job->down;
-    s->n0 = panels * across / job->across * MIXPI_NR;
-    s->n1 = mixpi_min(g->n, panels * (across + 1) / job->across * MIXPI_NR);
-}
-
 MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
     const mixpi_gemm_job *job = (const mixpi_gemm_job *)arg;
     const mixp_gemm_args *g = job->g;
     mixpi_gemm_block s;
-    MIXPI_P(gemm_block)(&s, job, index);
-    (void)MIXPI_P(gemm_carve)(&s, mixpi_slice(&job->slices, worker));
+    mixpi_gemm_block_of(&s, job, index);
+    (void)mixpi_gemm_carve(&s, mixpi_slice(&job->slices, worker));
     if (g->bias.data)
         MIXPI_P(widen_rows)
         (s.bias, 0, mixpi_source_of(g->bias, s.n0, 0), 1, (int)(s.n1 - s.n0));
@@ -1190,85 +1280,10 @@ MIXPI_K void MIXPI_P(gemm_task)(void *arg, int64_t index, int worker) {
 #endif
 }
 
-/* The number of elements packed: a once per column of blocks, b once per row of blocks. */
-MIXPI_K double MIXPI_P(gemm_packed)(const mixp_gemm_args *g, int64_t down, int64_t across)
-{ return (double)across * (double)g->m + (double)down * (double)g->n; }
-
-/* The cost of a cut: elements packed more than once and, above all, threads idle in the last
- * round. */
-MIXPI_K double MIXPI_P(gemm_cost)(const mixp_gemm_args *g, int64_t down, int64_t across,
-                                  int64_t idle) {
-    int64_t blocks = g->batch * down * across;
-    double  waste = (double)(blocks + idle) / (double)blocks;
-    return MIXPI_P(gemm_packed)(g, down, across) * (waste * waste * waste);
-}
-
-/* Chooses the number of blocks: as few as the largest block size allows, or more to keep threads
- * busy. The search stops where packing costs more than the best cut, because many threads make many
- * candidate cuts. */
-MIXPI_K void MIXPI_P(gemm_grid)(mixpi_gemm_job *job, int64_t threads) {
-    const mixp_gemm_args *g = job->g;
-    int64_t least_m = mixpi_ceil_div(g->m, MIXPI_MB),
-            least_n = mixpi_ceil_div(g->n, MIXPI_NB);
-    int64_t most_m = mixpi_ceil_div(g->m, job->tall),
-            most_n = mixpi_ceil_div(g->n, MIXPI_NR);
-    double work = (double)g->m * (double)g->n * (double)g->k * (double)g->batch;
-    double best = 1e300;
-    int64_t m, n;
-    job->down = least_m;
-    job->across = least_n;
-    if (work < 65536.0 * (double)threads) threads = 1 + (int64_t)(work / 65536.0);
-    if (threads == 1 || g->batch * least_m * least_n >= 8 * threads) return;
-    most_m = mixpi_min(most_m, least_m + threads);
-    most_n = mixpi_min(most_n, least_n + threads);
-    for (m = least_m; m <= most_m; m++)
-        for (n = least_n; n <= most_n && MIXPI_P(gemm_packed)(g, m, n) < best; n++) {
-            int64_t idle = (threads - g->batch * m * n % threads) % threads;
-            double  cost = MIXPI_P(gemm_cost)(g, m, n, idle);
-            if (cost < best) {
-                best = cost;
-                job->down = m;
-                job->across = n;
-            }
-            if (!idle) break;
-        }
-}
-
-/* The work of `sums` multiply-adds, in elements. A vector of 16 takes as long as one multiply-add
- * in plain C. */
-MIXPI_V int64_t MIXPI_P(sums_work)(int64_t sums)
-{ return MIXPI_PASS == 0 ? sums : sums / 16; }
-
-/* Runs a gemm. have: the pairs that the device multiplies. */
-MIXPI_K mixp_result MIXPI_P(gemm_run)(const mixp_exec *x, const mixp_gemm_args *g,
-                                      mixpi_pairs have) {
-    mixpi_gemm_job   job;
-    mixpi_gemm_block block;
-    int64_t          passes = mixpi_ceil_div(g->k, MIXPI_KC);
-    const int64_t    work = MIXPI_P(sums_work)(g->m * g->n * g->k * g->batch);
-    if (g->m <= 0 || g->n <= 0 || g->batch <= 0) return MIXP_OK;
-    if (!mixpi_gemm_readable(g)) return MIXP_ERR_DTYPE;
-#if defined(MIXPREC_CBLAS)
-    if (mixpi_gemm_cblas(g)) return MIXP_OK;
-#endif
-    job.g = g;
-    job.low = g->c.dtype != MIXP_F32;
-    job.pairs = mixpi_pairs_for(have, g->a, g->b);
-    job.tall = MIXPI_MR;
-    job.panels = MIXPI_PANELS;
-    if (job.pairs >= MIXPI_AMX_BF16) {
-        job.tall = 32;
-        job.panels = 4;
-    }
-    job.depth = passes ? mixpi_ceil_div(g->k, passes) : 1;
-    MIXPI_P(gemm_grid)(&job, mixpi_workers(x, work));
-    job.cols = mixpi_ceil_div(mixpi_ceil_div(g->n, MIXPI_NR), job.across) * MIXPI_NR;
-    block.job = &job;
-    job.slices.floats = MIXPI_P(gemm_carve)(&block, NULL);
-    return mixpi_run_sliced(x, g->batch * job.down * job.across, work, MIXPI_P(gemm_task), &job,
-                            &job.slices);
-}
+#define MIXPI_SUM_LANES (MIXPI_PASS == 0 ? 1 : 16)
+static const mixpi_gemm_shape MIXPI_P(gemm_shape) =
+    { MIXPI_MR, MIXPI_NR, MIXPI_SUM_LANES, MIXPI_P(gemm_task) };
 
 MIXPI_K mixp_result MIXPI_P(gemm)(const mixp_exec *x, const mixp_gemm_args *g)
-{ return MIXPI_P(gemm_run)(x, g, mixpi_no_pairs); }
+{ return mixpi_cpu_gemm(x, g, mixpi_no_pairs, &MIXPI_P(gemm_shape)); }
 

@@ -29,6 +29,27 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     to->subnormal += p->subnormal - p->flushed;
     to->saturated += p->past;
 }
+
+static mixp_result mixpi_cpu_look_at(const mixp_exec *x, const mixp_look_args *k,
+                                     mixp_task task) {
+    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
+    mixpi_look_job job;
+    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
+    job.k = k;
+    job.at = mixpi_look_limits_of(k->low);
+    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
+    if (!job.pieces) return MIXP_ERR_MEMORY;
+    mixpi_parallel(x, n, k->n, task, &job);
+    for (i = 0; i < n; i++) {
+        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
+        int e;
+        mixpi_look_join(k->row, &job.pieces[i], count);
+        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
+        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
+            k->exponents[e] += job.pieces[i].exponents[e];
+    }
+    return MIXP_OK;
+}
 #endif
 
 /* The common case: full lanes, with only zeros and numbers that are finite and normal in the low
@@ -120,23 +141,5 @@ MIXPI_K void MIXPI_P(look_piece)(void *arg, int64_t index, int worker) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(look_at)(const mixp_exec *x, const mixp_look_args *k) {
-    int64_t i, n = mixpi_ceil_div(k->n, MIXPI_CHUNK);
-    mixpi_look_job job;
-    if (!mixpi_reads(k->x)) return MIXP_ERR_DTYPE;
-    job.k = k;
-    job.at = mixpi_look_limits_of(k->low);
-    job.pieces = (mixpi_look_piece *)mixpi_scratch(x, (size_t)n * sizeof *job.pieces);
-    if (!job.pieces) return MIXP_ERR_MEMORY;
-    mixpi_parallel(x, n, k->n, MIXPI_P(look_piece), &job);
-    for (i = 0; i < n; i++) {
-        int64_t count = mixpi_min(MIXPI_CHUNK, k->n - i * MIXPI_CHUNK);
-        int e;
-        mixpi_look_join(k->row, &job.pieces[i], count);
-        if (k->total) mixpi_look_join(k->total, &job.pieces[i], count);
-        for (e = 0; k->exponents && e < MIXPI_EXPONENTS; e++)
-            k->exponents[e] += job.pieces[i].exponents[e];
-    }
-    return MIXP_OK;
-}
+MIXPI_KERNEL(look_at, mixp_look_args, MIXPI_P(look_piece))
 

@@ -18,6 +18,10 @@
 #  define MIXPI_SPEED
 #endif
 #define MIXPI_K static MIXPI_SPEED MIXPI_TARGET
+/* The kernel mixpi_NAME of this set: what mixpi_cpu_NAME does, with the set's tasks. */
+#define MIXPI_KERNEL(name, args, tasks)                                                   \
+    MIXPI_K mixp_result MIXPI_P(name)(const mixp_exec *x, const args *k)                  \
+    { return mixpi_cpu_##name(x, k, tasks); }
 /* Vectors stay in registers only if their functions are inlined. Plain C, -O0 and sanitizers do not
  * inline them: there speed matters less, and inlining would take minutes to compile. */
 #if MIXPI_PASS != 0 && defined(__OPTIMIZE__) && !defined(MIXPI_SANITIZED)

@@ -1,6 +1,7 @@
 #pragma once
 #include "shared.c"
 #include "machine.c"
+#include "starts.c"
 #if MIXPI_LEAST == 0
 #  define MIXPI_PASS 0
 #  include MIXPREC_SELF

@@ -24,6 +24,42 @@ static mixp_result mixpi_q_amax(const mixp_exec *x, mixpi_quantising *q, mixpi_u
     for (i = 0; i < q->k.rows; i++) *amax = q->amax[i] > *amax ? q->amax[i] : *amax;
     return MIXP_OK;
 }
+
+/* The tasks: a row's largest magnitude; a row by the array's scale; blocks of 16 columns or more;
+ * blocks of one column. */
+typedef struct mixpi_quantise_units {
+    mixpi_unit row_amax, row, blocks, columns;
+} mixpi_quantise_units;
+
+static mixp_result mixpi_cpu_quantise(const mixp_exec *x, const mixp_quantise_args *k,
+                                      const mixpi_quantise_units *units) {
+    const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
+    mixpi_unit unit = k->block_cols == 1 ? units->columns : units->blocks;
+    mixpi_quantising q;
+    uint32_t amax = 0;
+    mixp_result r = mixpi_quantise_wrong(k);
+    if (r != MIXP_OK) return r;
+    memset(&q, 0, sizeof q);
+    q.k = *k;
+    q.grid = mixpi_grid_of(k->element);
+    q.key = mixp_random_key(k->seed, k->step, k->tensor);
+    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, units->row_amax, &amax);
+    if (r != MIXP_OK) return r;
+    q.tensor = mixpi_scale_of_array(k, amax);
+    if (k->scale == MIXP_SCALE_TENSOR) unit = units->row;
+    mixpi_give_amax(k, amax);
+    mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
+    if (k->own) *k->own = 1.0f / q.tensor;
+    if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_hadamard(const mixp_exec *x, const mixp_hadamard_args *k,
+                                      mixpi_unit strip) {
+    mixp_result r = mixpi_hadamard_wrong(k);
+    if (r != MIXP_OK) return r;
+    return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, strip, k);
+}
 #endif
 
 /* --- one register: the bits of mixpi_grid_round, mixpi_grid_random and mixpi_scales_of --- */
@@ -325,27 +361,9 @@ MIXPI_K void MIXPI_P(q_columns)(const void *job, int64_t strip) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(quantise)(const mixp_exec *x, const mixp_quantise_args *k) {
-    const int64_t rows = k->scale == MIXP_SCALE_TENSOR ? 1 : k->block_rows;
-    mixpi_unit unit = k->block_cols == 1 ? MIXPI_P(q_columns) : MIXPI_P(q_blocks);
-    mixpi_quantising q;
-    uint32_t amax = 0;
-    mixp_result r = mixpi_quantise_wrong(k);
-    if (r != MIXP_OK) return r;
-    memset(&q, 0, sizeof q);
-    q.k = *k;
-    q.grid = mixpi_grid_of(k->element);
-    q.key = mixp_random_key(k->seed, k->step, k->tensor);
-    if (mixpi_needs_amax(k)) r = mixpi_q_amax(x, &q, MIXPI_P(q_row_amax), &amax);
-    if (r != MIXP_OK) return r;
-    q.tensor = mixpi_scale_of_array(k, amax);
-    if (k->scale == MIXP_SCALE_TENSOR) unit = MIXPI_P(q_row);
-    mixpi_give_amax(k, amax);
-    mixpi_each_unit(x, k->rows / rows, rows * k->cols, unit, &q);
-    if (k->own) *k->own = 1.0f / q.tensor;
-    if (k->decode) *k->decode = 1.0f / q.tensor * (k->times ? *k->times : 1.0f);
-    return MIXP_OK;
-}
+static const mixpi_quantise_units MIXPI_P(quantise_units) =
+    { MIXPI_P(q_row_amax), MIXPI_P(q_row), MIXPI_P(q_blocks), MIXPI_P(q_columns) };
+MIXPI_KERNEL(quantise, mixp_quantise_args, &MIXPI_P(quantise_units))
 
 /* --- the random Hadamard transform --- */
 
@@ -375,8 +393,4 @@ MIXPI_K void MIXPI_P(hadamard_strip)(const void *job, int64_t strip) {
     if (c < k->cols) MIXPI_P(hadamard_tile)(k, strip * 16 * k->cols + c, k->cols - c);
 }
 
-MIXPI_K mixp_result MIXPI_P(hadamard)(const mixp_exec *x, const mixp_hadamard_args *k) {
-    mixp_result r = mixpi_hadamard_wrong(k);
-    if (r != MIXP_OK) return r;
-    return mixpi_each_unit(x, k->rows / 16, 16 * k->cols, MIXPI_P(hadamard_strip), k);
-}
+MIXPI_KERNEL(hadamard, mixp_hadamard_args, MIXPI_P(hadamard_strip))

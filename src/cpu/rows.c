@@ -76,12 +76,7 @@ MIXPI_K void MIXPI_P(softmax_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(softmax)(const mixp_exec *x, const mixp_softmax_args *k) {
-    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(softmax_row),
-                          k);
-}
+MIXPI_KERNEL(softmax, mixp_softmax_args, MIXPI_P(softmax_row))
 
 /* -sum(dy y) of the row at `at`; for log_softmax, -sum(dy). */
 MIXPI_K float MIXPI_P(softmax_back_sum)(const mixp_softmax_backward_args *k, int64_t at) {
@@ -115,13 +110,7 @@ MIXPI_K void MIXPI_P(softmax_back_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(softmax_backward)(const mixp_exec *x,
-                                              const mixp_softmax_backward_args *k) {
-    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da))
-        return MIXP_ERR_DTYPE;
-    return mixpi_each_unit(x, k->rows, k->cols,
-                          MIXPI_P(softmax_back_row), k);
-}
+MIXPI_KERNEL(softmax_backward, mixp_softmax_backward_args, MIXPI_P(softmax_back_row))
 
 /* --- layer norm, rms norm --- */
 
@@ -190,11 +179,7 @@ MIXPI_K void MIXPI_P(norm_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(norm)(const mixp_exec *x, const mixp_norm_args *k) {
-    mixp_result r = mixpi_norm_check(k);
-    if (r != MIXP_OK) return r;
-    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(norm_row), k);
-}
+MIXPI_KERNEL(norm, mixp_norm_args, MIXPI_P(norm_row))
 
 /* Computes a row of sums, and its norm while the row is in the cache. */
 MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
@@ -212,12 +197,7 @@ MIXPI_K void MIXPI_P(add_norm_row)(const void *args, int64_t row) {
     MIXPI_P(norm_row)(&of_sum, row);
 }
 
-MIXPI_K mixp_result MIXPI_P(add_norm)(const mixp_exec *x, const mixp_norm_args *k) {
-    mixp_result r = mixpi_norm_check(k);
-    if (!mixpi_reads(k->b) || !mixpi_writes(k->sum)) return MIXP_ERR_DTYPE;
-    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(add_norm_row), k);
-}
+MIXPI_KERNEL(add_norm, mixp_norm_args, MIXPI_P(add_norm_row))
 
 /* h = (a - mean) rstd and d = dy gamma for columns [i, i+n) of a row. Returns dy. */
 MIXPI_K const float *MIXPI_P(norm_back_block)(const mixp_norm_backward_args *k,
@@ -317,27 +297,8 @@ MIXPI_K void MIXPI_P(norm_back_join)(const void *args, int64_t block) {
 }
 
 MIXPI_K mixp_result MIXPI_P(norm_backward)(const mixp_exec *x,
-                                           const mixp_norm_backward_args *k) {
-    mixpi_norm_back_job job = mixpi_norm_back_plan(k);
-    mixpi_units units = { MIXPI_P(norm_back_row), NULL, k->rows, 1 };
-    if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
-        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
-        !mixpi_may_write(k->dbeta) || !mixpi_may_write(k->db))
-        return MIXP_ERR_DTYPE;
-    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
-        return MIXP_ERR_ARGUMENT;
-    if (k->dgamma.data || k->dbeta.data) {
-        size_t count = (size_t)(job.tasks * 2 * job.wide);
-        job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
-        if (!job.sums) return MIXP_ERR_MEMORY;
-    }
-    units.job = &job;
-    units.per_task = job.per_task;
-    mixpi_run_units(x, &units, k->rows * k->cols);
-    if (!job.sums) return MIXP_OK;
-    return mixpi_each_unit(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), job.tasks * MIXPI_BLOCK,
-                           MIXPI_P(norm_back_join), &job);
-}
+                                           const mixp_norm_backward_args *k)
+{ return mixpi_cpu_norm_backward(x, k, MIXPI_P(norm_back_row), MIXPI_P(norm_back_join)); }
 
 /* --- embedding --- */
 
@@ -347,14 +308,7 @@ MIXPI_K void MIXPI_P(embedding_row)(const void *args, int64_t row) {
     MIXPI_P(convert_plain)(mixpi_out_at(k->y, row * k->cols), from, k->cols);
 }
 
-MIXPI_K mixp_result MIXPI_P(embedding)(const mixp_exec *x, const mixp_embedding_args *k) {
-    if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
-    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    return mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(embedding_row),
-                          k);
-}
+MIXPI_KERNEL(embedding, mixp_embedding_args, MIXPI_P(embedding_row))
 
 /* A row of dtable: adds the rows of dy on its list, and rounds once. */
 MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
@@ -377,20 +331,7 @@ MIXPI_K void MIXPI_P(embedding_back_row)(const void *args, int64_t id) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(embedding_backward)(const mixp_exec *x,
-                                                const mixp_embedding_backward_args *k) {
-    mixpi_embedding_back_job job = { k, NULL, NULL };
-    void *memory;
-    if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
-    if (!memory) return MIXP_ERR_MEMORY;
-    mixpi_embedding_back_carve(&job, memory);
-    mixpi_embedding_back_lists(&job);
-    return mixpi_each_unit(x, k->vocab, mixpi_embedding_back_work(k),
-                          MIXPI_P(embedding_back_row), &job);
-}
+MIXPI_KERNEL(embedding_backward, mixp_embedding_backward_args, MIXPI_P(embedding_back_row))
 
 /* --- losses --- */
 
@@ -424,18 +365,7 @@ MIXPI_K void MIXPI_P(entropy_row)(const void *args, int64_t row) {
                                   (double)log_sum);
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy)(const mixp_exec *x,
-                                           const mixp_cross_entropy_args *k) {
-    mixpi_entropy_job job = { k, NULL };
-    if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
-    if (!job.losses) return MIXP_ERR_MEMORY;
-    mixpi_each_unit(x, k->rows, k->cols, MIXPI_P(entropy_row), &job);
-    mixpi_entropy_mean(&job);
-    return MIXP_OK;
-}
+MIXPI_KERNEL(cross_entropy, mixp_cross_entropy_args, MIXPI_P(entropy_row))
 
 /* factor (softmax - onehot) of a row. */
 MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
@@ -462,17 +392,7 @@ MIXPI_K void MIXPI_P(entropy_back_row)(const void *args, int64_t row) {
     }
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy_backward)(const mixp_exec *x,
-        const mixp_cross_entropy_backward_args *k) {
-    mixpi_entropy_back_job job = { k, 0.0f };
-    if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
-        return MIXP_ERR_DTYPE;
-    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    job.factor = MIXPI_P(read_one)(k->dloss, 0) / k->counted[0];
-    return mixpi_each_unit(x, k->rows, k->cols,
-                          MIXPI_P(entropy_back_row), &job);
-}
+MIXPI_KERNEL(cross_entropy_backward, mixp_cross_entropy_backward_args, MIXPI_P(entropy_back_row))
 
 /* Computes a row's loss, and its gradient while the row is in the cache. */
 MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
@@ -481,46 +401,8 @@ MIXPI_K void MIXPI_P(entropy_both_row)(const void *args, int64_t row) {
     MIXPI_P(entropy_back_row)(&job->back, row);
 }
 
-MIXPI_K mixp_result MIXPI_P(cross_entropy_both)(const mixp_exec *x,
-                                                const mixp_cross_entropy_both_args *k) {
-    const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
-    mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
-    if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
-    if (back.dlogits.accumulate || k->loss.before ||
-        mixpi_bad_id(back.targets, back.rows, back.cols, back.ignore) >= 0)
-        return MIXP_ERR_ARGUMENT;
-    job.loss.losses = (double *)mixpi_scratch(x, (size_t)back.rows * sizeof(double));
-    if (!job.loss.losses) return MIXP_ERR_MEMORY;
-    job.back.factor = k->scale[0] * k->share / (float)mixpi_entropy_count(&k->loss);
-    mixpi_each_unit(x, back.rows, back.cols, MIXPI_P(entropy_both_row),
-                   &job);
-    mixpi_entropy_mean(&job.loss);
-    return MIXP_OK;
-}
+MIXPI_KERNEL(cross_entropy_both, mixp_cross_entropy_both_args, MIXPI_P(entropy_both_row))
 
-MIXPI_K mixp_result MIXPI_P(loss)(const mixp_exec *x, const mixp_loss_args *k) {
-    mixpi_sum s;
-    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n,
-                   mixpi_out_to(k->y, MIXP_F32, 0));
-    mixpi_map_source(&s.map, k->a, NULL);
-    mixpi_map_source(&s.map, k->target, NULL);
-    s.map.axes.s[0][0] = 0;
-    s.map.q = k->delta;
-    s.factor = (float)(1.0 / (double)(k->over ? k->over : k->n));
-    return MIXPI_P(sum_run)(x, &s);
-}
-
-MIXPI_K mixp_result MIXPI_P(loss_backward)(const mixp_exec *x,
-                                           const mixp_loss_backward_args *k) {
-    mixpi_map m;
-    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
-    if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
-    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)k->kind, 1, &k->n, k->da);
-    mixpi_map_source(&m, k->a, NULL);
-    mixpi_map_source(&m, k->target, NULL);
-    m.p = MIXPI_P(read_one)(k->dloss, 0) / (float)(k->over ? k->over : k->n);
-    m.q = k->delta;
-    return MIXPI_P(map_run)(x, &m);
-}
+MIXPI_KERNEL(loss, mixp_loss_args, &MIXPI_P(map_units))
+MIXPI_KERNEL(loss_backward, mixp_loss_backward_args, &MIXPI_P(map_units))
 

@@ -294,6 +294,47 @@ static int mixpi_copy_starts(const mixp_copy_args *k, mixp_result *r) {
     return !empty && *r == MIXP_OK;
 }
 
+static mixp_result mixpi_cpu_copy(const mixp_exec *x, const mixp_copy_args *k, mixpi_unit unit) {
+    mixpi_copy_job c;
+    mixp_result r;
+    if (!mixpi_copy_starts(k, &r)) return r;
+    mixpi_copy_plan(&c, k);
+    return mixpi_each_unit(x, c.tiles, c.tile_rows * c.tile_cols, unit, &c);
+}
+
+typedef mixp_result (*mixpi_copy_kernel)(const mixp_exec *, const mixp_copy_args *);
+
+/* Fills dst by copying a 4096-byte pattern of the value repeatedly. */
+static mixp_result mixpi_cpu_fill(const mixp_exec *x, const mixp_fill_args *k,
+                                  mixpi_copy_kernel copy) {
+    const size_t size = mixp_dtype_size(k->dst.dtype), bytes = (size_t)k->n * size;
+    unsigned char pattern[4096];
+    mixp_copy_args c;
+    uint64_t code;
+    size_t wide, i;
+    if (!size) return MIXP_ERR_DTYPE;
+    if (k->n < 0 || k->dst.accumulate || (k->n && !k->dst.data)) return MIXP_ERR_ARGUMENT;
+    if (k->n == 0) return MIXP_OK;
+    code = mixp_encode(k->dst.dtype, k->value, 0);
+    wide = bytes < sizeof pattern ? bytes : sizeof pattern;
+    for (i = 0; i < wide; i += size) mixpi_store_code(pattern + i, size, code);
+    if (bytes == wide) {
+        memcpy(k->dst.data, pattern, bytes);
+        return MIXP_OK;
+    }
+    memset(&c, 0, sizeof c);
+    c.rank = 2;
+    c.shape[0] = (int64_t)(bytes / wide);
+    c.shape[1] = (int64_t)wide;
+    c.src = mixpi_in(pattern, MIXP_U8);
+    c.src_strides[1] = 1;
+    c.dst = mixpi_out_to(k->dst.data, MIXP_U8, 0);
+    c.dst_strides[0] = (int64_t)wide;
+    c.dst_strides[1] = 1;
+    memcpy((char *)k->dst.data + bytes / wide * wide, pattern, bytes % wide);
+    return copy(x, &c);
+}
+
 /* --- maps and sums ----------------------------------------------------------------------- *
  * Every elementwise kernel is a map: out = fn(sources), each array with its own strides over
  * one shape. Contiguous axes are merged. A short last axis is merged with the axis before it even

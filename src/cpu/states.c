@@ -570,22 +570,5 @@ MIXPI_K void MIXPI_P(update_chunk)(void *arg, int64_t index, int worker) {
     mixpi_vfence();
 }
 
-MIXPI_K mixp_result MIXPI_P(update)(const mixp_exec *x, const mixp_update_args *k) {
-    mixpi_chunk_job job;
-    mixp_result r;
-    int64_t i;
-    memset(&job, 0, sizeof job);
-    job.plan = k->plan;
-    job.step = k->step;
-    job.counting = k->lost != NULL;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(update_chunk));
-    if (r != MIXP_OK || k->step->skip) return r;
-    for (i = 0; k->lost && i < job.count; i++) {
-        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
-        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
-    }
-    for (i = 0; i < k->count; i++)
-        if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;
-    return MIXP_OK;
-}
+MIXPI_KERNEL(update, mixp_update_args, MIXPI_P(update_chunk))
 

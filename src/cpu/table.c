@@ -13,8 +13,8 @@
     MIXPI_P(embedding), MIXPI_P(embedding_backward), attention,                           \
     attention_backward, MIXPI_P(cross_entropy), MIXPI_P(cross_entropy_backward),          \
     MIXPI_P(loss), MIXPI_P(loss_backward), MIXPI_P(dropout), gemm, MIXPI_P(scale_by),     \
-    MIXPI_P(grad_stats), MIXPI_P(clip), MIXPI_P(prepare), MIXPI_P(update),                \
-    MIXPI_P(advance), MIXPI_P(look_at), MIXPI_P(agree),                                   \
+    MIXPI_P(grad_stats), MIXPI_P(clip), mixpi_prepare, MIXPI_P(update),                \
+    mixpi_advance, MIXPI_P(look_at), mixpi_agree,                                   \
     MIXPI_P(where), MIXPI_P(where_backward), MIXPI_P(max), MIXPI_P(max_backward),         \
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
@@ -53,6 +53,8 @@ static const mixp_kernels MIXPI_P(kernels_f16) =
 #undef MIXPI_FOLD
 #undef MIXPI_R
 #undef MIXPI_K
+#undef MIXPI_KERNEL
+#undef MIXPI_SUM_LANES
 #undef MIXPI_FLAT
 #undef MIXPI_SPEED
 #undef MIXPI_V

@@ -197,6 +197,85 @@ static void mixpi_sum_up(const mixpi_chunk_job *job, mixp_step_state *step) {
     s->norm = sqrt(squares);
     step->clipped = 1.0f;
 }
+
+/* factor: of the gradients. write: 1 also unscales them in place; MIXPI_CHUNK_SCALE only
+ * multiplies. */
+static mixpi_chunk_job mixpi_look_job_of(float factor, int write) {
+    mixpi_chunk_job job;
+    memset(&job, 0, sizeof job);
+    job.factor = factor;
+    job.write = write;
+    return job;
+}
+
+static mixp_result mixpi_cpu_grad_stats(const mixp_exec *x, const mixp_grad_stats_args *k,
+                                        mixp_task task) {
+    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
+    mixpi_chunk_job job = mixpi_look_job_of(factor, k->unscale != 0);
+    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    if (r != MIXP_OK) return r;
+    mixpi_sum_up(&job, k->step);
+    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_clip(const mixp_exec *x, const mixp_clip_args *k, mixp_task task) {
+    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
+    mixpi_chunk_job job = mixpi_look_job_of(factor, MIXPI_CHUNK_SCALE);
+    mixp_result r;
+    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    if (r == MIXP_OK) k->step->clipped = factor;
+    return r;
+}
+
+static mixp_result mixpi_prepare(const mixp_exec *x, const mixp_prepare_args *k) {
+    (void)x;
+    mixp_step_prepare(k->plan, k->step, k->scaler);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_advance(const mixp_exec *x, const mixp_advance_args *k) {
+    (void)x;
+    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
+    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_agree(const mixp_exec *x, const mixp_agree_args *k) {
+    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
+    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
+    (void)x;
+    if (k->reads) {
+        mixp_agree_read(k->table, k->size, k->step, k->scaler);
+        return MIXP_OK;
+    }
+    memset(k->table, 0, bytes);
+    mixp_agree_fill(row, k->plan, k->step, k->scaler);
+    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
+    if (k->in_parts) mixpi_agree_part(row, k->step);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_update(const mixp_exec *x, const mixp_update_args *k,
+                                    mixp_task task) {
+    mixpi_chunk_job job;
+    mixp_result r;
+    int64_t i;
+    memset(&job, 0, sizeof job);
+    job.plan = k->plan;
+    job.step = k->step;
+    job.counting = k->lost != NULL;
+    r = mixpi_each_chunk(x, &job, k->rows, k->count, task);
+    if (r != MIXP_OK || k->step->skip) return r;
+    for (i = 0; k->lost && i < job.count; i++) {
+        k->lost[job.chunks[i].row].updates += job.chunks[i].updates;
+        k->lost[job.chunks[i].row].lost += job.chunks[i].lost;
+    }
+    for (i = 0; i < k->count; i++)
+        if (!k->rows[i].active && k->rows[i].missed) ++*k->rows[i].missed;
+    return MIXP_OK;
+}
 #endif
 
 /* How many bytes ahead `stream` prefetches. Far prefetches helped an Intel Xeon; an AMD Zen 4
@@ -279,64 +358,8 @@ MIXPI_K void MIXPI_P(gather_chunk)(void *arg, int64_t index, int worker) {
     }
 }
 
-/* factor: of the gradients. write: 1 also unscales them in place; MIXPI_CHUNK_SCALE only
- * multiplies. */
-MIXPI_K mixpi_chunk_job MIXPI_P(look_job)(float factor, int write) {
-    mixpi_chunk_job job;
-    memset(&job, 0, sizeof job);
-    job.factor = factor;
-    job.write = write;
-    return job;
-}
-
-MIXPI_K mixp_result MIXPI_P(grad_stats)(const mixp_exec *x,
-                                        const mixp_grad_stats_args *k) {
-    const float factor = k->scale ? mixp_scaler_inverse(*k->scale) : 1.0f;
-    mixpi_chunk_job job = MIXPI_P(look_job)(factor, k->unscale != 0);
-    mixp_result r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
-    if (r != MIXP_OK) return r;
-    mixpi_sum_up(&job, k->step);
-    if (k->plan) mixp_step_prepare(k->plan, k->step, k->scaler);
-    return MIXP_OK;
-}
-
-MIXPI_K mixp_result MIXPI_P(clip)(const mixp_exec *x, const mixp_clip_args *k) {
-    const float factor = (float)mixp_clip_coefficient(k->step->stats.norm, k->max_norm);
-    mixpi_chunk_job job = MIXPI_P(look_job)(factor, MIXPI_CHUNK_SCALE);
-    mixp_result r;
-    if (k->step->stats.found_inf || factor >= 1.0f) return MIXP_OK;
-    r = mixpi_each_chunk(x, &job, k->rows, k->count, MIXPI_P(gather_chunk));
-    if (r == MIXP_OK) k->step->clipped = factor;
-    return r;
-}
-
-MIXPI_K mixp_result MIXPI_P(prepare)(const mixp_exec *x, const mixp_prepare_args *k) {
-    (void)x;
-    mixp_step_prepare(k->plan, k->step, k->scaler);
-    return MIXP_OK;
-}
-
-MIXPI_K mixp_result MIXPI_P(advance)(const mixp_exec *x, const mixp_advance_args *k) {
-    (void)x;
-    if (k->largest) mixp_scaler_note_scaled(k->scaler, *k->largest);
-    mixp_scaler_advance_guarded(k->scaler, k->rule, k->forgives, k->falls);
-    return MIXP_OK;
-}
-
-MIXPI_K mixp_result MIXPI_P(agree)(const mixp_exec *x, const mixp_agree_args *k) {
-    double *row = k->table + (int64_t)k->rank * MIXP_AGREE_WORDS;
-    size_t bytes = (size_t)k->size * MIXP_AGREE_WORDS * sizeof *row;
-    (void)x;
-    if (k->reads) {
-        mixp_agree_read(k->table, k->size, k->step, k->scaler);
-        return MIXP_OK;
-    }
-    memset(k->table, 0, bytes);
-    mixp_agree_fill(row, k->plan, k->step, k->scaler);
-    mixpi_agree_bad(row, k->looks, k->n_looks, k->first_leaf);
-    if (k->in_parts) mixpi_agree_part(row, k->step);
-    return MIXP_OK;
-}
+MIXPI_KERNEL(grad_stats, mixp_grad_stats_args, MIXPI_P(gather_chunk))
+MIXPI_KERNEL(clip, mixp_clip_args, MIXPI_P(gather_chunk))
 
 /* mixpi_decay_of for 16 elements. */
 MIXPI_F mixpi_v MIXPI_P(decay)(const mixp_step_scalars *u, int cautious, mixpi_v update,

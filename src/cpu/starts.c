@@ -1,0 +1,357 @@
+#pragma once
+#include "shared.c"
+#include "machine.c"
+/* --- what a kernel does once a call --------------------------------------------------------- *
+ * A kernel checks its arguments, plans its work and runs tasks. Only the tasks differ between
+ * instruction sets: mixpi_cpu_NAME is compiled once, and each set's kernel passes its tasks. */
+
+/* The tasks of maps and sums. */
+typedef struct mixpi_map_units { mixpi_unit map, sum, join; } mixpi_map_units;
+
+/* y (+)= m's values. */
+static mixp_result mixpi_map_run(const mixp_exec *x, mixpi_map *m, mixpi_unit unit) {
+    if (!mixpi_map_is_real(m)) return MIXP_ERR_DTYPE;
+    mixpi_map_plan(m);
+    return mixpi_each_unit(x, m->outputs * m->blocks, mixpi_map_block(m), unit, m);
+}
+
+/* y (+)= factor times the sum of the map's values over the axes along which y repeats. */
+static mixp_result mixpi_sum_run(const mixp_exec *x, mixpi_sum *s, const mixpi_map_units *units) {
+    int64_t tiles;
+    if (!mixpi_map_is_real(&s->map)) return MIXP_ERR_DTYPE;
+    mixpi_sum_plan(s);
+    tiles = s->map.outputs * s->tiles;
+    if (tiles == 0) return MIXP_OK;
+    if (s->runs > 1) {
+        size_t count = (size_t)mixpi_sum_partial(s, s->runs, 0);
+        s->partial = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!s->partial) return MIXP_ERR_MEMORY;
+    }
+    mixpi_each_unit(x, tiles * s->runs, mixpi_sum_unit_work(s), units->sum, s);
+    if (s->runs > 1)
+        mixpi_each_unit(x, tiles, s->runs * mixpi_map_block(&s->map), units->join, s);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_unary(const mixp_exec *x, const mixp_unary_args *k,
+                                   const mixpi_map_units *units) {
+    mixpi_map m;
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)k->op, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    m.q = k->q;
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_unary_backward(const mixp_exec *x, const mixp_unary_backward_args *k,
+                                            const mixpi_map_units *units) {
+    mixpi_map m;
+    if ((unsigned)k->op >= MIXP_UNARY_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY_D + (int)k->op, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->dy, NULL);
+    if (mixpi_unary_by_result(k->op)) mixpi_map_source(&m, k->y, NULL);
+    else if (!mixpi_unary_by_factor(k->op)) mixpi_map_source(&m, k->a, NULL);
+    m.p = k->p;
+    m.q = k->q;
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_binary(const mixp_exec *x, const mixp_binary_args *k,
+                                    const mixpi_map_units *units) {
+    mixpi_map m;
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_BINARY + (int)k->op, k->rank, k->shape, k->y);
+    mixpi_map_source(&m, k->a, k->a_strides);
+    mixpi_map_source(&m, k->b, k->b_strides);
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_binary_backward(const mixp_exec *x, const mixp_binary_args *k,
+                                             const mixpi_map_units *units) {
+    mixpi_sum s;
+    float sign = k->which && k->op == MIXP_BINARY_SUB ? -1.0f : 1.0f;
+    int sums;
+    if (!mixpi_binary_valid(k)) return MIXP_ERR_ARGUMENT;
+    sums = mixpi_binary_repeats(k);
+    mixpi_binary_slope_map(&s.map, k, sums);
+    s.map.p = s.factor = sign;
+    return sums ? mixpi_sum_run(x, &s, units) : mixpi_map_run(x, &s.map, units->map);
+}
+
+static mixp_result mixpi_cpu_reduce(const mixp_exec *x, const mixp_reduce_args *k,
+                                    const mixpi_map_units *units) {
+    mixpi_sum s;
+    mixpi_reduce_map(&s.map, MIXPI_FN_COPY, k, 0);
+    s.factor = k->factor;
+    return mixpi_sum_run(x, &s, units);
+}
+
+static mixp_result mixpi_cpu_reduce_backward(const mixp_exec *x, const mixp_reduce_args *k,
+                                             const mixpi_map_units *units) {
+    mixpi_map m;
+    mixpi_reduce_map(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, k, 1);
+    m.p = k->factor;
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static void mixpi_note_bad(const mixp_scale_by_args *k) {
+    int64_t i;
+    for (i = 0; i < k->n; i++) {
+        float one = mixp_get(k->a, i);
+        if ((mixp_bits_of_f32(one) & 0x7FFFFFFFu) >= 0x7F800000u) *k->bad = 1;
+    }
+}
+
+static mixp_result mixpi_cpu_scale_by(const mixp_exec *x, const mixp_scale_by_args *k,
+                                      const mixpi_map_units *units) {
+    mixpi_map m;
+    if (!k->factor) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&m, MIXPI_FN_UNARY + (int)MIXP_UNARY_SCALE, 1, &k->n, k->y);
+    mixpi_map_source(&m, k->a, NULL);
+    m.p = k->factor[0];
+    if (k->bad && mixpi_map_is_real(&m)) mixpi_note_bad(k);
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_where(const mixp_exec *x, const mixp_where_args *k,
+                                   const mixpi_map_units *units) {
+    mixpi_map m;
+    if (!mixpi_where_valid(k)) return MIXP_ERR_ARGUMENT;
+    mixpi_where_map(&m, k);
+    return mixpi_map_run(x, &m, units->map);
+}
+
+static mixp_result mixpi_cpu_where_backward(const mixp_exec *x, const mixp_where_args *k,
+                                            const mixpi_map_units *units) {
+    mixpi_sum s;
+    if (k->rank < 0 || k->rank > MIXP_MAX_RANK || !k->mask.data) return MIXP_ERR_ARGUMENT;
+    mixpi_where_slope_map(&s.map, k);
+    s.factor = 1.0f;
+    if (!mixpi_repeats(k->rank, k->shape, k->which ? k->b_strides : k->a_strides))
+        return mixpi_map_run(x, &s.map, units->map);
+    return mixpi_sum_run(x, &s, units);
+}
+
+static mixp_result mixpi_cpu_dropout(const mixp_exec *x, const mixp_dropout_args *k,
+                                     mixpi_unit unit) {
+    mixpi_dropout_job d;
+    if (!(k->p >= 0.0f && k->p <= 1.0f)) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    mixpi_dropout_plan(&d, k);
+    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), MIXPI_BLOCK, unit, &d);
+}
+
+static mixp_result mixpi_cpu_random(const mixp_exec *x, const mixp_random_args *k,
+                                    mixpi_unit unit) {
+    mixpi_random_job d;
+    if ((unsigned)k->kind >= MIXP_RANDOM_COUNT || k->y.accumulate || k->n < 0)
+        return MIXP_ERR_ARGUMENT;
+    if (k->kind == MIXP_RANDOM_BERNOULLI && !(k->at >= 0.0f && k->at <= 1.0f))
+        return MIXP_ERR_ARGUMENT;
+    if (!mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    d.k = k;
+    d.key = mixp_random_key(k->seed, k->step, k->tensor);
+    return mixpi_each_unit(x, mixpi_ceil_div(k->n, MIXPI_BLOCK), 8 * MIXPI_BLOCK, unit, &d);
+}
+
+/* --- max, gather, rope --- */
+
+static mixp_result mixpi_cpu_max(const mixp_exec *x, const mixp_max_args *k, mixpi_unit unit) {
+    int64_t tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
+    if (!mixpi_reads(k->a) || !mixpi_may_write(k->y)) return MIXP_ERR_DTYPE;
+    if (k->n < 1 || k->n > 0x7FFFFFFF || !k->index || k->y.accumulate)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->outer * tiles, k->n * mixpi_min(k->inner, MIXPI_BLOCK), unit, k);
+}
+
+static mixp_result mixpi_cpu_max_backward(const mixp_exec *x, const mixp_max_backward_args *k,
+                                          mixpi_unit unit) {
+    mixpi_lines lines = mixpi_lines_of(k->n, k->inner);
+    int64_t each = mixpi_min(lines.length, MIXPI_BLOCK);
+    if (!mixpi_reads(k->dy) || !mixpi_writes(k->da) || (k->shared && !mixpi_reads(k->a)))
+        return MIXP_ERR_DTYPE;
+    if (!k->index || (k->shared && !k->ties)) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->outer * (lines.along_n ? 1 : k->n) * lines.blocks, each, unit, k);
+}
+
+static mixp_result mixpi_cpu_gather(const mixp_exec *x, const mixp_gather_args *k,
+                                    mixpi_unit unit) {
+    int64_t count = k->outer * k->m * k->inner;
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, mixpi_ceil_div(count, MIXPI_BLOCK), 4 * MIXPI_BLOCK, unit, k);
+}
+
+static mixp_result mixpi_cpu_gather_backward(const mixp_exec *x, const mixp_gather_args *k,
+                                             mixpi_unit unit) {
+    int64_t count = k->outer * k->m * k->inner, tiles = mixpi_ceil_div(k->inner, MIXPI_BLOCK);
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (!k->y.accumulate || mixpi_bad_id(k->ids, count, k->n, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->outer * tiles, k->m * mixpi_min(k->inner, MIXPI_BLOCK), unit, k);
+}
+
+static mixp_result mixpi_cpu_rope(const mixp_exec *x, const mixp_rope_args *k, mixpi_unit unit) {
+    mixpi_rope_job job = { k, NULL, NULL };
+    int64_t pairs = k->t * (k->d / 2);
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->d < 2 || k->d % 2 || !(k->base > 0.0)) return MIXP_ERR_ARGUMENT;
+    job.cosine = (float *)mixpi_scratch(x, (size_t)(2 * pairs) * sizeof(float));
+    if (!job.cosine) return MIXP_ERR_MEMORY;
+    job.sine = job.cosine + pairs;
+    mixpi_each_unit(x, mixpi_ceil_div(k->t, MIXPI_ROPE_RUN), MIXPI_ROPE_RUN * k->d * 16,
+                    mixpi_rope_run, &job);
+    return mixpi_each_unit(x, k->rows * k->t, k->heads * k->d, unit, &job);
+}
+
+/* --- softmax, norms, embedding --- */
+
+static mixp_result mixpi_cpu_softmax(const mixp_exec *x, const mixp_softmax_args *k,
+                                     mixpi_unit row) {
+    if (!mixpi_reads(k->a) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+static mixp_result mixpi_cpu_softmax_backward(const mixp_exec *x,
+                                              const mixp_softmax_backward_args *k,
+                                             mixpi_unit row) {
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->y) || !mixpi_writes(k->da))
+        return MIXP_ERR_DTYPE;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+static mixp_result mixpi_cpu_norm(const mixp_exec *x, const mixp_norm_args *k, mixpi_unit row) {
+    mixp_result r = mixpi_norm_check(k);
+    if (r != MIXP_OK) return r;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+static mixp_result mixpi_cpu_add_norm(const mixp_exec *x, const mixp_norm_args *k,
+                                      mixpi_unit row) {
+    mixp_result r = mixpi_norm_check(k);
+    if (!mixpi_reads(k->b) || !mixpi_writes(k->sum)) return MIXP_ERR_DTYPE;
+    if (r != MIXP_OK || k->sum.accumulate) return r != MIXP_OK ? r : MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+/* join: adds the tasks' sums of a block of columns. */
+static mixp_result mixpi_cpu_norm_backward(const mixp_exec *x, const mixp_norm_backward_args *k,
+                                           mixpi_unit row, mixpi_unit join) {
+    mixpi_norm_back_job job = mixpi_norm_back_plan(k);
+    mixpi_units units = { row, NULL, k->rows, 1 };
+    if (!mixpi_reads(k->dy) || !mixpi_reads(k->a) || !mixpi_may_read(k->gamma) ||
+        !mixpi_may_write(k->da) || !mixpi_may_write(k->dgamma) ||
+        !mixpi_may_write(k->dbeta) || !mixpi_may_write(k->db))
+        return MIXP_ERR_DTYPE;
+    if (k->db.data && (!k->da.data || k->da.dtype != MIXP_F32 || k->db.accumulate))
+        return MIXP_ERR_ARGUMENT;
+    if (k->dgamma.data || k->dbeta.data) {
+        size_t count = (size_t)(job.tasks * 2 * job.wide);
+        job.sums = (float *)mixpi_scratch(x, count * sizeof(float));
+        if (!job.sums) return MIXP_ERR_MEMORY;
+    }
+    units.job = &job;
+    units.per_task = job.per_task;
+    mixpi_run_units(x, &units, k->rows * k->cols);
+    if (!job.sums) return MIXP_OK;
+    return mixpi_each_unit(x, mixpi_ceil_div(k->cols, MIXPI_BLOCK), job.tasks * MIXPI_BLOCK, join,
+                           &job);
+}
+
+static mixp_result mixpi_cpu_embedding(const mixp_exec *x, const mixp_embedding_args *k,
+                                       mixpi_unit row) {
+    if (!mixpi_reads(k->table) || !mixpi_writes(k->y)) return MIXP_ERR_DTYPE;
+    if (k->y.accumulate) return MIXP_ERR_ARGUMENT;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    return mixpi_each_unit(x, k->rows, k->cols, row, k);
+}
+
+static mixp_result mixpi_cpu_embedding_backward(const mixp_exec *x,
+                                                const mixp_embedding_backward_args *k,
+                                               mixpi_unit row) {
+    mixpi_embedding_back_job job = { k, NULL, NULL };
+    void *memory;
+    if (!mixpi_reads(k->dy) || !mixpi_writes(k->dtable)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->ids, k->rows, k->vocab, MIXPI_NO_INDEX) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    memory = mixpi_scratch(x, mixpi_embedding_back_carve(&job, NULL));
+    if (!memory) return MIXP_ERR_MEMORY;
+    mixpi_embedding_back_carve(&job, memory);
+    mixpi_embedding_back_lists(&job);
+    return mixpi_each_unit(x, k->vocab, mixpi_embedding_back_work(k), row, &job);
+}
+
+/* --- losses --- */
+
+static mixp_result mixpi_cpu_cross_entropy(const mixp_exec *x, const mixp_cross_entropy_args *k,
+                                           mixpi_unit row) {
+    mixpi_entropy_job job = { k, NULL };
+    if (!mixpi_reads(k->logits)) return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.losses = (double *)mixpi_scratch(x, (size_t)k->rows * sizeof(double));
+    if (!job.losses) return MIXP_ERR_MEMORY;
+    mixpi_each_unit(x, k->rows, k->cols, row, &job);
+    mixpi_entropy_mean(&job);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_cross_entropy_backward(const mixp_exec *x,
+                                                    const mixp_cross_entropy_backward_args *k,
+                                                   mixpi_unit row) {
+    mixpi_entropy_back_job job = { k, 0.0f };
+    if (!mixpi_reads(k->dloss) || !mixpi_reads(k->logits) || !mixpi_writes(k->dlogits))
+        return MIXP_ERR_DTYPE;
+    if (mixpi_bad_id(k->targets, k->rows, k->cols, k->ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.factor = mixp_get(k->dloss, 0) / k->counted[0];
+    return mixpi_each_unit(x, k->rows, k->cols, row, &job);
+}
+
+static mixp_result mixpi_cpu_cross_entropy_both(const mixp_exec *x,
+                                                const mixp_cross_entropy_both_args *k,
+                                               mixpi_unit row) {
+    const mixp_cross_entropy_backward_args back = mixpi_entropy_back_of(k);
+    mixpi_entropy_both_job job = { { &k->loss, NULL }, { &back, 0.0f } };
+    if (!mixpi_reads(back.logits) || !mixpi_writes(back.dlogits)) return MIXP_ERR_DTYPE;
+    if (back.dlogits.accumulate || k->loss.before ||
+        mixpi_bad_id(back.targets, back.rows, back.cols, back.ignore) >= 0)
+        return MIXP_ERR_ARGUMENT;
+    job.loss.losses = (double *)mixpi_scratch(x, (size_t)back.rows * sizeof(double));
+    if (!job.loss.losses) return MIXP_ERR_MEMORY;
+    job.back.factor = k->scale[0] * k->share / (float)mixpi_entropy_count(&k->loss);
+    mixpi_each_unit(x, back.rows, back.cols, row, &job);
+    mixpi_entropy_mean(&job.loss);
+    return MIXP_OK;
+}
+
+static mixp_result mixpi_cpu_loss(const mixp_exec *x, const mixp_loss_args *k,
+                                  const mixpi_map_units *units) {
+    mixpi_sum s;
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    mixpi_map_init(&s.map, MIXPI_FN_LOSS + (int)k->kind, 1, &k->n,
+                   mixpi_out_to(k->y, MIXP_F32, 0));
+    mixpi_map_source(&s.map, k->a, NULL);
+    mixpi_map_source(&s.map, k->target, NULL);
+    s.map.axes.s[0][0] = 0;
+    s.map.q = k->delta;
+    s.factor = (float)(1.0 / (double)(k->over ? k->over : k->n));
+    return mixpi_sum_run(x, &s, units);
+}
+
+static mixp_result mixpi_cpu_loss_backward(const mixp_exec *x, const mixp_loss_backward_args *k,
+                                           const mixpi_map_units *units) {
+    mixpi_map m;
+    if ((unsigned)k->kind >= MIXP_LOSS_COUNT) return MIXP_ERR_ARGUMENT;
+    if (!mixpi_reads(k->dloss)) return MIXP_ERR_DTYPE;
+    mixpi_map_init(&m, MIXPI_FN_LOSS_D + (int)k->kind, 1, &k->n, k->da);
+    mixpi_map_source(&m, k->a, NULL);
+    mixpi_map_source(&m, k->target, NULL);
+    m.p = mixp_get(k->dloss, 0) / (float)(k->over ? k->over : k->n);
+    m.q = k->delta;
+    return mixpi_map_run(x, &m, units->map);
+}
