@@ -35,13 +35,16 @@ static void mixpi_lossy_unpack(mixpi_lossy *o, int32_t state) {
     o->clean = state >> 10;
 }
 
+/* Was a guard ever started? Sites that only an observer has seen are not saved. */
+static int mixpi_guard_was_on(const mixpi_watch *w) { return w && w->most_sites; }
+
 /* Before saving: settles everything, and packs the sites into the rows of the file. */
 MIXPI_SELDOM
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
     int n, i;
-    if (!w || !w->capacity) return r;
+    if (!mixpi_guard_was_on(w)) return r;
     if (mixpi_packed_reach(ctx, w->n_sites) != MIXP_OK) return MIXP_ERR_MEMORY;
     for (n = 0; n < w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_number(w, n + 1);
@@ -101,7 +104,7 @@ static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
     mixpi_state_item item;
     size_t i;
-    if (!w->capacity) return 0;
+    if (!mixpi_guard_was_on(w)) return 0;
     memset(&item, 0, sizeof item);
     item.optional = 1;
     item.e.dtype = MIXP_I64;
@@ -137,7 +140,7 @@ static int mixpi_guard_items(mixpi_state *s) {
 /* Gives the guard's arrays the length that the file has. */
 static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
     const mixpi_watch *w = s->ctx->watch;
-    if (!w->capacity) return;
+    if (!mixpi_guard_was_on(w)) return;
     if (rows > w->capacity)
         mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
                           "the file has %.0f sites of a guard, and this guard's max_sites is %d: "
@@ -189,7 +192,7 @@ MIXPI_SELDOM
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int n, i;
-    if (!w || !w->capacity) return;
+    if (!mixpi_guard_was_on(w)) return;
     mixpi_watch_forget(w);
     for (n = 0; n < w->packed && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];

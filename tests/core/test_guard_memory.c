@@ -350,6 +350,36 @@ static void files_without_sites(void) {
     mixp_context_free(next.ctx);
 }
 
+/* Bytes of the file that c saves after a few steps. */
+static long saved_bytes(chain *c) {
+    char path[64];
+    mixp_checkpoint what = all_of(c);
+    FILE *f;
+    long bytes;
+    snprintf(path, sizeof path, "guard_memory_%ld.safetensors", (long)getpid());
+    CHECK_INT(chain_step(c, 40), MIXP_OK);
+    CHECK_INT(mixp_checkpoint_save(path, &what), MIXP_OK);
+    f = fopen(path, "rb");
+    CHECK(f && !fseek(f, 0, SEEK_END));
+    bytes = f ? ftell(f) : 0;
+    if (f) fclose(f);
+    remove(path);
+    return bytes;
+}
+
+/* Without a guard, a file has no state of one, whoever observes. */
+static void files_of_observers(void) {
+    chain plain = chain_open(NULL, 0), seen = chain_open(NULL, 0), guarded = chain_open(NULL, 1);
+    const long bytes = saved_bytes(&plain);
+    seen.counts = mixp_exponents_new(seen.ctx);
+    CHECK(seen.counts != NULL);
+    CHECK_INT(saved_bytes(&seen), bytes);
+    CHECK(saved_bytes(&guarded) > bytes);
+    chain_close(&seen);
+    mixp_context_free(plain.ctx);
+    mixp_context_free(guarded.ctx);
+}
+
 /* A file with more sites than max_sites is refused, and changes nothing. */
 static void files_with_too_many_sites(void) {
     char path[64];
@@ -387,6 +417,7 @@ int main(void) {
     RUN(events_survive_their_growth);
     RUN(files_have_the_rows_of_their_sites);
     RUN(files_without_sites);
+    RUN(files_of_observers);
     RUN(files_with_too_many_sites);
     return test_report();
 }
