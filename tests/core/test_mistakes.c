@@ -754,6 +754,10 @@ static void kl_of_logs(model *m) { mixp_kl_div(m->ctx, logs(m), mixp_detach(m->c
 static void mse_of_softmax(model *m) { mixp_mse(m->ctx, soft(m), mixp_detach(m->ctx, soft(m))); }
 static void column_less_vector(model *m) { mixp_sub(m->ctx, column(m), vector(m)); }
 static void vector_less_column(model *m) { mixp_sub(m->ctx, vector(m), column(m)); }
+static void column_less_row(model *m) {
+    static const int64_t row[2] = { 1, 8 };
+    mixp_sub(m->ctx, column(m), mixp_reshape(m->ctx, vector(m), 2, row));
+}
 static void column_less_column(model *m) { mixp_sub(m->ctx, column(m), column(m)); }
 static void column_times_vector(model *m) { mixp_mul(m->ctx, column(m), vector(m)); }
 static void column_less_one(model *m)
@@ -813,6 +817,9 @@ static const suspicion suspicions[] = {
     { "mse_of_softmax", mse_of_softmax, NULL },
     { "column_less_vector", column_less_vector, "broadcast to [8, 8]" },
     { "vector_less_column", vector_less_column, "broadcast to [8, 8]" },
+    { "all_pairs_of_column", column_less_vector, "for all pairs, reshape the second to [1, 8]" },
+    { "all_pairs_of_vector", vector_less_column, "for all pairs, reshape the first to [1, 8]" },
+    { "column_less_row", column_less_row, NULL },
     { "column_less_column", column_less_column, NULL },
     { "column_times_vector", column_times_vector, NULL },
     { "column_less_one", column_less_one, NULL },
