@@ -987,7 +987,10 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (i == opt->count) wrong = "this optimizer does not have the parameter";
     else if ((unsigned)what > MIXP_STATE_EMA) wrong = "kind is not a kind of state";
     else if (!host) wrong = "the host memory is NULL";
-    else if (!mixpi_is_own(opt, i)) wrong = "another rank keeps its states";
+    else if (!mixpi_is_own(opt, i))
+        wrong = "the states are sharded, and this rank does not keep all of them: to read the "
+                "average, call mixp_optimizer_swap_ema on all ranks and read the weight; to read "
+                "other states, ask the rank that keeps them, or read a checkpoint";
     else if (!mixpi_held_of(opt, row, what).data && what != MIXP_STATE_MASTER)
         wrong = what == MIXP_STATE_EMA ? "there is no average: call mixp_optimizer_set_ema"
                                        : "this kind of optimizer does not have this state";

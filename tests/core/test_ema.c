@@ -441,7 +441,7 @@ static void test_sharded_states(void) {
     mixp_context_desc d;
     mixp_optimizer *opt;
     mixp_context *ctx;
-    mixp_tensor *p;
+    mixp_tensor *p, *q;
     int i;
     memset(&ranks, 0, sizeof ranks);
     memset(&d, 0, sizeof d);
@@ -454,7 +454,11 @@ static void test_sharded_states(void) {
     p = mixp_param(ctx, "w", MIXP_F32, 2, shape);
     CHECK_INT(mixp_fill(p, 3.0), MIXP_OK);
     CHECK_INT(mixp_optimizer_add(opt, p, NULL), MIXP_OK);
+    q = mixp_param(ctx, "of_rank_1", MIXP_F32, 2, shape);
+    CHECK_INT(mixp_optimizer_add(opt, q, NULL), MIXP_OK);
     CHECK_INT(mixp_optimizer_set_ema(opt, 0.5), MIXP_OK);
+    told(ctx, mixp_optimizer_read(opt, q, MIXP_STATE_EMA, w, COUNT), MIXP_ERR_ARGUMENT,
+         "mixp_optimizer_swap_ema on all ranks");
     told(ctx, mixp_optimizer_swap_ema(opt), MIXP_ERR_RANKS, "the cable is cut");
     CHECK_INT(mixp_read(p, w, MIXP_F32, COUNT), MIXP_OK);
     for (i = 0; i < COUNT; i++) CHECK_NEAR(w[i], 3.0, 0.0);
