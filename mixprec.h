@@ -20391,12 +20391,13 @@ static int mixpi_is_column(const mixp_tensor *a, const mixp_tensor *b)
 /* Warns of predictions [n, 1] less targets [n], whose result is [n, n], as in NumPy and PyTorch. */
 static void mixpi_warn_of_column(mixp_call *c) {
     const double n = (double)c->in[0]->count;
+    const char *vector = c->in[0]->rank == 1 ? "first" : "second";
     if (c->op != mixp_op_builtin(MIXP_OP_SUB) || c->in[0]->count < 2) return;
     if (!mixpi_is_column(c->in[0], c->in[1]) && !mixpi_is_column(c->in[1], c->in[0])) return;
     mixpi_warn(c->ctx,
-               "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]; to subtract row by row, "
-               "reshape both to one shape",
-               n, n, n, n);
+               "mixp_sub: [%.0f, 1] and [%.0f] broadcast to [%.0f, %.0f]. To subtract row by row, "
+               "reshape both to one shape; for all pairs, reshape the %s to [1, %.0f]",
+               n, n, n, n, vector, n);
 }
 
 static mixp_result mixpi_binary_infer(mixp_call *c) {
@@ -24687,7 +24688,10 @@ MIXPREC_API mixp_result mixp_optimizer_read(const mixp_optimizer *opt,
     if (i == opt->count) wrong = "this optimizer does not have the parameter";
     else if ((unsigned)what > MIXP_STATE_EMA) wrong = "kind is not a kind of state";
     else if (!host) wrong = "the host memory is NULL";
-    else if (!mixpi_is_own(opt, i)) wrong = "another rank keeps its states";
+    else if (!mixpi_is_own(opt, i))
+        wrong = "the states are sharded, and this rank does not keep all of them: to read the "
+                "average, call mixp_optimizer_swap_ema on all ranks and read the weight; to read "
+                "other states, ask the rank that keeps them, or read a checkpoint";
     else if (!mixpi_held_of(opt, row, what).data && what != MIXP_STATE_MASTER)
         wrong = what == MIXP_STATE_EMA ? "there is no average: call mixp_optimizer_set_ema"
                                        : "this kind of optimizer does not have this state";
@@ -31295,13 +31299,16 @@ static void mixpi_lossy_unpack(mixpi_lossy *o, int32_t state) {
     o->clean = state >> 10;
 }
 
+/* Was a guard ever started? Sites that only an observer has seen are not saved. */
+static int mixpi_guard_was_on(const mixpi_watch *w) { return w && w->most_sites; }
+
 /* Before saving: settles everything, and packs the sites into the rows of the file. */
 MIXPI_SELDOM
 static mixp_result mixpi_guard_pack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = mixpi_guard_catch_up(ctx);
     int n, i;
-    if (!w || !w->capacity) return r;
+    if (!mixpi_guard_was_on(w)) return r;
     if (mixpi_packed_reach(ctx, w->n_sites) != MIXP_OK) return MIXP_ERR_MEMORY;
     for (n = 0; n < w->n_sites; n++) {
         const mixpi_site *site = mixpi_site_number(w, n + 1);
@@ -31361,7 +31368,7 @@ static int mixpi_guard_items(mixpi_state *s) {
     mixpi_watch *w = s->ctx->watch;
     mixpi_state_item item;
     size_t i;
-    if (!w->capacity) return 0;
+    if (!mixpi_guard_was_on(w)) return 0;
     memset(&item, 0, sizeof item);
     item.optional = 1;
     item.e.dtype = MIXP_I64;
@@ -31397,7 +31404,7 @@ static int mixpi_guard_items(mixpi_state *s) {
 /* Gives the guard's arrays the length that the file has. */
 static void mixpi_guard_meet(mixpi_state *s, int64_t rows) {
     const mixpi_watch *w = s->ctx->watch;
-    if (!w->capacity) return;
+    if (!mixpi_guard_was_on(w)) return;
     if (rows > w->capacity)
         mixpi_report_fail(s->report, MIXP_ERR_SHAPE,
                           "the file has %.0f sites of a guard, and this guard's max_sites is %d: "
@@ -31449,7 +31456,7 @@ MIXPI_SELDOM
 static void mixpi_guard_unpack(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     int n, i;
-    if (!w || !w->capacity) return;
+    if (!mixpi_guard_was_on(w)) return;
     mixpi_watch_forget(w);
     for (n = 0; n < w->packed && w->hashes[n]; n++) {
         const int32_t *state = &w->states[n * MIXPI_SITE_STATES];

@@ -137,20 +137,27 @@ static double compare_varied(const float *a, const float *b, int64_t rows, int64
     return sqrt(off / all);
 }
 
+/* An array of *n records of `size` bytes, made long enough for a site; new records are zeroed. Returns the array; NULL
+ * without memory, and the old array stays. */
+static void *compare_grown(void *old, int *n, size_t size, int site) {
+    const int room = site <= *n ? *n : site > 2 * *n ? site + 64 : 2 * *n;
+    char *longer = (char *)old;
+    if (room > *n) longer = (char *)realloc(old, (size_t)room * size);
+    if (!longer) return NULL;
+    memset(longer + (size_t)*n * size, 0, (size_t)(room - *n) * size);
+    *n = room;
+    return longer;
+}
+
 /* The place of a site, made if it is new; NULL without memory. */
 static compare_kept *compare_place(compare_runs *m, mixp_context *ctx, int site) {
-    const int room = site > 2 * m->n ? site + 64 : 2 * m->n;
-    compare_kept *longer;
-    if (site <= m->n) return &m->kept[site - 1];
-    longer = (compare_kept *)realloc(m->kept, (size_t)room * sizeof *longer);
-    if (!longer) {
-        m->result = compare_out_of_memory(ctx, (size_t)room * sizeof *longer);
+    compare_kept *kept = (compare_kept *)compare_grown(m->kept, &m->n, sizeof *kept, site);
+    if (!kept) {
+        m->result = compare_out_of_memory(ctx, (size_t)site * sizeof *kept);
         return NULL;
     }
-    memset(longer + m->n, 0, (size_t)(room - m->n) * sizeof *longer);
-    m->kept = longer;
-    m->n = room;
-    return &m->kept[site - 1];
+    m->kept = kept;
+    return &kept[site - 1];
 }
 
 /* The first run keeps, the second compares. Only the first pass through a site counts. */
@@ -337,7 +344,7 @@ COMPARE_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc 
     const char *wrong = compare_wrong(desc, rows, room, n);
     mixp_observer observer, before;
     compare_runs m;
-    mixp_result r;
+    mixp_result r, back;
     if (!ctx) return MIXP_ERR_ARGUMENT;
     if (wrong) return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT, "mixp_compare: %s", wrong);
     memset(&m, 0, sizeof m);
@@ -351,7 +358,8 @@ COMPARE_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc 
     r = compare_run(ctx, &m, &desc->a);
     m.second = 1;
     if (r == MIXP_OK) r = compare_run(ctx, &m, &desc->b);
-    mixp_observe(ctx, &before, NULL);
+    back = mixp_observe(ctx, &before, NULL);
+    if (r == MIXP_OK) r = back;
     if (r == MIXP_OK) r = compare_rows(ctx, &m, rows, room, n);
     compare_free(&m);
     return r;
@@ -399,19 +407,13 @@ static mixp_result exponents_zero(mixp_context *ctx, void *p, size_t bytes) {
 
 /* The place of a site, with counts; NULL without memory. */
 static exponents_site *exponents_place(mixp_exponents *e, int site) {
-    const int room = site > 2 * e->n ? site + 64 : 2 * e->n;
-    exponents_site *longer;
-    if (site > e->n) {
-        longer = (exponents_site *)realloc(e->sites, (size_t)room * sizeof *longer);
-        if (!longer) return NULL;
-        memset(longer + e->n, 0, (size_t)(room - e->n) * sizeof *longer);
-        e->sites = longer;
-        e->n = room;
-    }
-    longer = &e->sites[site - 1];
-    if (!longer->counts)
-        longer->counts = (int64_t *)exponents_allocate(e->ctx, MIXP_EXPONENTS * sizeof *longer->counts);
-    return longer->counts ? longer : NULL;
+    exponents_site *place = (exponents_site *)compare_grown(e->sites, &e->n, sizeof *place, site);
+    if (!place) return NULL;
+    e->sites = place;
+    place += site - 1;
+    if (!place->counts)
+        place->counts = (int64_t *)exponents_allocate(e->ctx, MIXP_EXPONENTS * sizeof *place->counts);
+    return place->counts ? place : NULL;
 }
 
 /* Counts the values of one site. The first sight in a sample begins at zero. */
