@@ -44,7 +44,14 @@ typedef struct ddp_tcp_way {
     size_t bytes, done; /* done: bytes of head and data moved so far */
 } ddp_tcp_way;
 
+/* A word to one rank that a full socket did not take, or not all of. */
+typedef struct ddp_tcp_word {
+    char text[sizeof(ddp_tcp_head) + 200];
+    size_t bytes, done;
+} ddp_tcp_word;
+
 static struct ddp_tcp_state {
+    ddp_tcp_word word[DDP_TCP_MOST];
     int rank, size, socket[DDP_TCP_MOST], busy[DDP_TCP_MOST];
     char *pieces; /* the pieces of all ranks that this rank adds */
     size_t room;
@@ -62,10 +69,23 @@ static const char *ddp_tcp_fail(const char *text, int rank, const char *more) {
 
 /* --- messages --------------------------------------------------------------------------------- */
 
-/* Continues sending to rank r. Returns 0 when the rank is gone. */
+/* Continues sending a word to rank r. Returns 0 when the rank is gone. */
+static int ddp_tcp_speak(int r) {
+    ddp_tcp_word *w = &ddp_t.word[r];
+    while (w->done < w->bytes) {
+        const ssize_t went = send(ddp_t.socket[r], w->text + w->done, w->bytes - w->done, MSG_NOSIGNAL);
+        if (went < 0 && errno == EINTR) continue;
+        if (went < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
+        w->done += (size_t)went;
+    }
+    return 1;
+}
+
+/* Continues sending to rank r, after an unfinished word. Returns 0 when the rank is gone. */
 static int ddp_tcp_push(int r, ddp_tcp_way *w) {
     const size_t head = sizeof w->head, all = head + w->bytes;
-    while (w->done < all) {
+    if (!ddp_tcp_speak(r)) return 0;
+    while (w->done < all && ddp_t.word[r].done == ddp_t.word[r].bytes) {
         const char *at =
             w->done < head ? (const char *)&w->head + w->done : w->from + (w->done - head);
         const size_t n = w->done < head ? head - w->done : all - w->done;
@@ -242,15 +262,21 @@ DDP_TCP_HOOK(ddp_tcp_max, DDP_MAX)
 DDP_TCP_HOOK(ddp_tcp_gather, DDP_GATHER)
 DDP_TCP_HOOK(ddp_tcp_scatter, DDP_SCATTER)
 
-/* Sends a word to all ranks between sums. A full socket loses it; a time limit then expires. */
+/* Sends a word to all ranks between sums. What a full socket does not take precedes the next message;
+ * a further word is lost meanwhile, and a time limit then expires. */
 static void ddp_tcp_tell(int kind, const char *text) {
+    ddp_tcp_head head;
+    memset(&head, 0, sizeof head);
+    head.kind = kind;
+    head.bytes = (int64_t)strlen(text);
     for (int r = 0; r < ddp_t.size; r++) {
-        ddp_tcp_way w;
-        memset(&w, 0, sizeof w);
-        w.head.kind = kind;
-        w.head.bytes = (int64_t)(w.bytes = strlen(text));
-        w.from = text;
-        if (r != ddp_t.rank && ddp_t.socket[r] > 0) ddp_tcp_push(r, &w);
+        ddp_tcp_word *w = &ddp_t.word[r];
+        if (r == ddp_t.rank || ddp_t.socket[r] <= 0 || w->done < w->bytes) continue;
+        memcpy(w->text, &head, sizeof head);
+        memcpy(w->text + sizeof head, text, (size_t)head.bytes);
+        w->bytes = sizeof head + (size_t)head.bytes;
+        w->done = 0;
+        ddp_tcp_speak(r);
     }
 }
 static void ddp_tcp_busy(void *user, int on) {

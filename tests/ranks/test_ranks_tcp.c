@@ -27,11 +27,23 @@ static int unlucky_bind(int s, const struct sockaddr *at, socklen_t n) {
     }
     return bind(s, at, n);
 }
+/* A socket that takes so many bytes, and then is full; -1: as it is. */
+static long socket_takes = -1;
+static ssize_t full_send(int s, const void *data, size_t n, int flags) {
+    if (socket_takes < 0) return send(s, data, n, flags);
+    if (n > (size_t)socket_takes) n = (size_t)socket_takes;
+    socket_takes -= (long)n;
+    if (n) return send(s, data, n, flags);
+    errno = EAGAIN;
+    return -1;
+}
 #define connect unlucky_connect
 #define bind unlucky_bind
+#define send full_send
 #include "../../examples/ddp_tcp.c"
 #undef connect
 #undef bind
+#undef send
 
 /* A port that was free a moment ago, below those that the system gives to connections. */
 static int free_port(void) {
@@ -312,8 +324,40 @@ static void strangers(void) {
     ddp_tcp_end(0);
 }
 
+/* A word that a full socket takes a part of is completed before the next message begins. */
+static void words_are_whole(void) {
+    ddp_tcp_head got[2];
+    ddp_tcp_way w;
+    char data[5] = "";
+    int ends[2];
+    long takes;
+    for (takes = 0; takes <= (long)sizeof got[0]; takes += 10) {
+        CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+        memset(&ddp_t, 0, sizeof ddp_t), memset(&w, 0, sizeof w);
+        ddp_t.size = 2;
+        ddp_t.socket[1] = ends[0];
+        w.head.kind = DDP_TCP_DATA;
+        w.from = "abcd";
+        w.bytes = 4;
+        socket_takes = takes;
+        ddp_tcp_busy(NULL, 1);
+        CHECK_INT(ddp_tcp_push(1, &w), 1);
+        socket_takes = -1;
+        CHECK_INT(ddp_tcp_push(1, &w), 1);
+        CHECK_INT(recv(ends[1], &got[0], sizeof got[0], MSG_DONTWAIT), (long)sizeof got[0]);
+        CHECK_INT(recv(ends[1], &got[1], sizeof got[1], MSG_DONTWAIT), (long)sizeof got[1]);
+        CHECK_INT(recv(ends[1], data, 4, MSG_DONTWAIT), 4);
+        CHECK_INT(got[0].kind, DDP_TCP_BUSY);
+        CHECK_INT(got[1].kind, DDP_TCP_DATA);
+        CHECK(strcmp(data, "abcd") == 0);
+        close(ends[0]), close(ends[1]);
+    }
+    memset(&ddp_t, 0, sizeof ddp_t);
+}
+
 int main(void) {
     setvbuf(stdout, NULL, _IOLBF, 0);
+    RUN(words_are_whole);
     RUN(bits);
     RUN(dtypes);
     RUN(unlike);
