@@ -213,7 +213,8 @@
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
  * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never
- * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD.
+ * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD. A derivative by an input
+ * may be part of a loss: see mixp_jvp.
  */
 #if !defined(MIXPI_PASS) && !defined(MIXPREC_H_INCLUDED)
 #define MIXPREC_H_INCLUDED
@@ -3345,6 +3346,8 @@ struct mixp_tensor {
         mixp_tensor *lent;      /* of a gradient: another gradient that reads this memory  */
         int          borrowed;  /* 1: a gradient whose memory belongs to another tensor    */
         int          disposable;/* 1: the program does not read the values again           */
+        mixp_tensor *tangent;   /* while mixp_jvp runs: the derivative along its direction   */
+        int          leads;     /* while mixp_jvp runs: 1: y depends on this tensor        */
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
@@ -4214,6 +4217,32 @@ MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
  * gradients depend on was overwritten since (by a step, mixp_write, mixp_fill ...). The message
  * names the tensor, the operator and the writer. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
+
+/* The derivative of y along a direction, in forward mode, as torch.func.jvp gives it: the sum over
+ * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real; NULL:
+ * ones, which give the derivative of each row of y by its own row of x[rows, 1]. y was made from x
+ * in this step. x requires gradients, or was made from what does, since before an operator read it.
+ * The result is 0 if y does not depend on x. Results under MIXP_NO_GRAD and of mixp_detach count as
+ * constants.
+ *
+ * Recorded operators make the result, in the region of autocast that is open now. So mixp_backward
+ * walks it back as part of a loss, and its own mixp_jvp is the second derivative:
+ *
+ *     u_x  = mixp_jvp(ctx, u, x, NULL);
+ *     u_xx = mixp_jvp(ctx, u_x, x, NULL);
+ *
+ * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
+ * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
+ * embedding, scatter_add, index_add, and functions made of these. Each operator that it applies
+ * rounds. It takes up to three times the time of the forward pass from x to y. Bits, threads and
+ * lifetime: as of the operators.
+ *
+ * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
+ * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no
+ * gradient; y was not recorded; a tensor in between was overwritten or freed since; an operator's
+ * own function calls mixp_jvp. */
+MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
+                                  mixp_tensor *tangent);
 
 /* Computes y = block(ctx, x, user) and frees all that the block recorded, except y. mixp_backward
  * computes the block's operators again when it reaches them, and then frees their results. This
@@ -16999,7 +17028,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (t && mixpi_is_stale(t)) wrong = MIXPI_STALE;
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
-                "gradients under MIXP_NO_GRAD only";
+                "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";
     if (t && t->own.spent)
         wrong = "is no longer there: it was disposable, and its last reader "
                 "(mixp_scaler_cross_entropy, mixp_add_norm, mixp_linear under a recipe with codes "
@@ -17603,23 +17632,23 @@ static uint32_t mixpi_call_read_set(const mixp_call *c) {
     return what;
 }
 
-static mixp_result mixpi_was_written(const mixp_call *c, int i) {
+/* who: the public function that would read it. */
+static mixp_result mixpi_was_written(const mixp_call *c, int i, const char *who) {
     mixp_tensor *t = mixpi_call_tensor(c, i), *origin = mixpi_origin(t);
     char which[MIXPI_QUOTED], shape[224];
     if (i == c->n_in) snprintf(which, sizeof which, "its result");
     else if (!*mixpi_quoted(origin, which)) snprintf(which, sizeof which, "its input %d", i);
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "mixp_backward:%s%s %s was written%s%s since %s read it, so gradients "
-                             "would be wrong: call mixp_backward before the write, or run forward "
-                             "again",
-                             *which == ' ' ? "" : " ", which,
+                             "%s:%s%s %s was written%s%s since %s read it, so gradients would be "
+                             "wrong: call %s before the write, or run forward again",
+                             who, *which == ' ' ? "" : " ", which,
                              mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
                              origin->own.writer ? " by " : "",
-                             origin->own.writer ? origin->own.writer : "", c->op->name);
+                             origin->own.writer ? origin->own.writer : "", c->op->name, who);
 }
 
 /* A walk reads what forward read: fails if any of it was written since. */
-static mixp_result mixpi_check_unwritten(const mixp_call *c) {
+static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
     const uint32_t what = mixpi_call_read_set(c);
     const mixpi_tape_entry *e = mixpi_entry_of(c);
     int i;
@@ -17627,7 +17656,7 @@ static mixp_result mixpi_check_unwritten(const mixp_call *c) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         uint32_t bit = i == c->n_in ? MIXP_READS_RESULT : i < 31 ? 1u << i : 0u;
         if (!t || !(what == MIXP_READS_ALL || (what & bit))) continue;
-        if (mixpi_origin(t)->version != e->versions[i]) return mixpi_was_written(c, i);
+        if (mixpi_origin(t)->version != e->versions[i]) return mixpi_was_written(c, i, who);
     }
     return MIXP_OK;
 }
@@ -17746,7 +17775,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     const int site = mixpi_entry(c)->site;
     const mixpi_watcher *watcher = site ? mixpi_watcher_of(ctx) : NULL;
     const uint64_t told = ctx->told, generation = ctx->generation;
-    mixp_result r = mixpi_check_unwritten(c);
+    mixp_result r = mixpi_check_unwritten(c, "mixp_backward");
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
     out->grad = g; out->own.pending = 0;
     if (r == MIXP_OK && watcher) r = watcher->gradient(ctx, site, g);
@@ -17853,7 +17882,8 @@ static mixp_result mixpi_rerun_run(mixpi_tape_entry *e) {
     int i;
     for (i = 0; i <= c->n_in && r == MIXP_OK; i++) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
-        if (t && mixpi_origin(t)->version != e->versions[i]) r = mixpi_was_written(c, i);
+        if (t && mixpi_origin(t)->version != e->versions[i])
+            r = mixpi_was_written(c, i, "mixp_backward");
     }
     if (r == MIXP_OK) r = mixpi_rerun_memory(e);
     if (r != MIXP_OK) return r;
@@ -21761,9 +21791,9 @@ static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
 /* Attributes of transpose, permute and flip. first, strides: where the result's elements lie in
  * x. */
 typedef struct mixpi_reorder {
-    int        n;
-    const int *dims;            /* the caller's array of n dimensions, not copied          */
-    int64_t    first, strides[MIXP_MAX_RANK];
+    int     n;                  /* -1: dims is NULL                                        */
+    int     dims[MIXP_MAX_RANK];/* up to n dimensions                                      */
+    int64_t first, strides[MIXP_MAX_RANK];
 } mixpi_reorder;
 
 /* y[i] = x[first + i . strides], or the gradient the other way. Each element of x is read once. */
@@ -21801,9 +21831,10 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
 static mixp_tensor *mixpi_apply_reorder(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int n,
                                         const int *dims) {
     mixpi_reorder p;
+    int i;
     memset(&p, 0, sizeof p);
-    p.n = n;
-    p.dims = dims;
+    p.n = dims || !n ? n : -1;
+    for (i = 0; i < p.n && i < MIXP_MAX_RANK; i++) p.dims[i] = dims[i];
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
@@ -21821,7 +21852,7 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK], strides[MIXP_MAX_RANK];
     unsigned seen = 0;
     int i;
-    if (p->n != x->rank || (p->n && !p->dims))
+    if (p->n != x->rank)
         return mixpi_bad_shapes(c, "dims must name each dimension of x once");
     mixpi_dense_strides(x->rank, x->shape, strides);
     for (i = 0; i < p->n; i++) {
@@ -22903,15 +22934,33 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
     return mixpi_apply_form(ctx, x, &p);
 }
 
-/* Two passes. The mean counts as a constant: the deviations sum to 0, and so does its share of the
- * gradient. */
+/* x minus its mean along dim. The mean counts as a constant in backward: the gradient of a sum of
+ * squares of deviations has no share of it, because deviations sum to 0. mixp_jvp counts it. */
+typedef struct mixpi_deviation { mixp_binary_args k; int dim; } mixpi_deviation;
+
+static mixp_result mixpi_deviation_forward(mixp_call *c) { return mixpi_binary_forward(c); }
+
+static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim) {
+    static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
+                                       mixpi_binary_infer, mixpi_deviation_forward,
+                                       mixpi_binary_backward, NULL };
+    mixp_tensor *in[2];
+    mixpi_deviation p;
+    memset(&p, 0, sizeof p);
+    p.k.op = MIXP_BINARY_SUB;
+    p.dim = dim;
+    in[0] = x;
+    in[1] = mixp_mean(ctx, mixp_detach(ctx, x), dim, 1);
+    return mixp_apply(ctx, &deviation, 2, in, 2, &p);
+}
+
+/* Two passes. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *mean = mixp_mean(ctx, mixp_detach(ctx, x), p->dim, 1);
-    mixp_tensor *y = mixp_square(ctx, mixp_sub(ctx, x, mean));
+    mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
     double left;
-    if (!y) return NULL;
-    left = (double)(x->count / mean->count) - p->correction;
     y = mixp_sum(ctx, y, p->dim, p->keep);
+    if (!y) return NULL;
+    left = (double)(x->count / y->count) - p->correction;
     return mixp_scale(ctx, y, left > 0.0 ? (float)(1.0 / left) : mixp_f32_of_bits(0x7F800000u));
 }
 
@@ -23153,6 +23202,301 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
 #undef MIXPI_COMPARISON
 #undef MIXPI_LOSS
 
+/* --- derivatives along a direction ------------------------------------------------------- *
+ *
+ * mixp_jvp follows the tape from x to y, oldest operator first. own.tangent of a tensor on the way
+ * is its derivative along the direction. Tangents are made by recorded operators, so mixp_backward
+ * walks them back, and mixp_jvp follows them for the next derivative.
+ */
+
+/* The tangent of input i of a call; NULL: the input does not depend on x. */
+static mixp_tensor *mixpi_tangent(const mixp_call *c, int i) {
+    const mixp_tensor *t = mixpi_grad_owner(c, i);
+    return t ? t->own.tangent : NULL;
+}
+
+static mixp_tensor *mixpi_tangent_or_zeros(const mixp_call *c, int i) {
+    mixp_tensor *d = mixpi_tangent(c, i), *x = c->in[i];
+    return d ? d : mixp_full(c->ctx, x->dtype, x->rank, x->shape, 0.0);
+}
+
+/* a + b, one of which may be missing. */
+static mixp_tensor *mixpi_plus(mixp_context *ctx, mixp_tensor *a, mixp_tensor *b)
+{ return !a ? b : !b ? a : mixp_add(ctx, a, b); }
+
+static mixp_tensor *mixpi_constant(mixp_context *ctx, double value)
+{ return mixp_full(ctx, MIXP_F32, 0, NULL, value); }
+
+/* p x + q */
+static mixp_tensor *mixpi_affine(mixp_context *ctx, mixp_tensor *x, float p, float q)
+{ return mixpi_apply_unary_by(ctx, MIXP_OP_ADD_SCALAR, MIXP_UNARY_AFFINE, x, p, q); }
+
+/* a (1 - a) */
+static mixp_tensor *mixpi_times_rest(mixp_context *ctx, mixp_tensor *a)
+{ return mixp_mul(ctx, a, mixp_rsub(ctx, a, 1.0f)); }
+
+/* The slope of x sigmoid(x). Beyond the bounds these three slopes are flat. */
+static mixp_tensor *mixpi_silu_slope(mixp_context *ctx, mixp_tensor *x) {
+    mixp_tensor *s = mixp_sigmoid(ctx, x);
+    x = mixp_clamp(ctx, x, -MIXPI_SILU_BOUND, MIXPI_SILU_BOUND);
+    return mixp_add(ctx, s, mixp_mul(ctx, x, mixpi_times_rest(ctx, s)));
+}
+
+/* The normal distribution, plus x times its density. */
+static mixp_tensor *mixpi_gelu_erf_slope(mixp_context *ctx, mixp_tensor *x) {
+    mixp_tensor *below, *density;
+    x = mixp_clamp(ctx, x, -MIXPI_ERF_BOUND, MIXPI_ERF_BOUND);
+    below = mixpi_affine(ctx, mixp_erf(ctx, mixp_scale(ctx, x, 0.707106781f)), 0.5f, 0.5f);
+    density = mixp_exp(ctx, mixp_scale(ctx, mixp_mul(ctx, x, x), -0.5f));
+    return mixp_add(ctx, below, mixp_mul(ctx, x, mixp_scale(ctx, density, MIXPI_DENSITY)));
+}
+
+static mixp_tensor *mixpi_gelu_tanh_slope(mixp_context *ctx, mixp_tensor *x) {
+    mixp_tensor *square, *s, *inner;
+    x = mixp_clamp(ctx, x, -MIXPI_GELU_BOUND, MIXPI_GELU_BOUND);
+    square = mixp_mul(ctx, x, x);
+    inner = mixpi_affine(ctx, square, MIXPI_GELU_CUBIC, MIXPI_GELU_LINEAR);
+    s = mixp_sigmoid(ctx, mixp_mul(ctx, x, inner));
+    inner = mixp_mul(ctx, x, mixpi_affine(ctx, square, MIXPI_GELU_SLOPE, MIXPI_GELU_LINEAR));
+    return mixp_add(ctx, s, mixp_mul(ctx, inner, mixpi_times_rest(ctx, s)));
+}
+
+/* p x^(p-1). Of 1, x and x^2 every further slope is right at 0 too. */
+static mixp_tensor *mixpi_pow_slope(mixp_context *ctx, mixp_tensor *x, float p) {
+    if (p == 0.0f || p == 1.0f) return mixpi_constant(ctx, (double)p);
+    return mixp_scale(ctx, p == 2.0f ? x : mixp_pow(ctx, x, p - 1.0f), p);
+}
+
+/* The slope of y at x. */
+static mixp_tensor *mixpi_slope(mixp_context *ctx, const mixp_unary_args *k, mixp_tensor *x,
+                                mixp_tensor *y) {
+    switch (k->op) {
+    case MIXP_UNARY_SIGMOID:   return mixpi_times_rest(ctx, y);
+    case MIXP_UNARY_SILU:      return mixpi_silu_slope(ctx, x);
+    case MIXP_UNARY_GELU_ERF:  return mixpi_gelu_erf_slope(ctx, x);
+    case MIXP_UNARY_GELU_TANH: return mixpi_gelu_tanh_slope(ctx, x);
+    case MIXP_UNARY_EXP:       return y;
+    case MIXP_UNARY_EXPM1:     return mixp_add_scalar(ctx, y, 1.0f);
+    case MIXP_UNARY_LOG:       return mixp_reciprocal(ctx, x);
+    case MIXP_UNARY_LOG1P:     return mixp_reciprocal(ctx, mixp_add_scalar(ctx, x, 1.0f));
+    case MIXP_UNARY_SQRT:      return mixp_reciprocal(ctx, mixp_scale(ctx, y, 2.0f));
+    case MIXP_UNARY_ROOT:       /* where y is 0, its slope is 0: 1 / Inf                   */
+        x = mixp_eq(ctx, y, mixpi_constant(ctx, 0.0));
+        y = mixp_masked_fill(ctx, y, x, mixp_f32_of_bits(0x7F800000u));
+        return mixp_reciprocal(ctx, mixp_scale(ctx, y, 2.0f));
+    case MIXP_UNARY_POW:       return mixpi_pow_slope(ctx, x, k->p);
+    case MIXP_UNARY_SIN:       return mixp_cos(ctx, x);
+    case MIXP_UNARY_COS:       return mixp_neg(ctx, mixp_sin(ctx, x));
+    case MIXP_UNARY_SOFTPLUS:  return mixp_sigmoid(ctx, mixp_scale(ctx, x, k->p));
+    case MIXP_UNARY_RELU_SQUARED: return mixp_scale(ctx, mixp_relu(ctx, x), 2.0f);
+    case MIXP_UNARY_ERF:
+        x = mixp_exp(ctx, mixp_neg(ctx, mixp_mul(ctx, x, x)));
+        return mixp_scale(ctx, x, MIXPI_ERF_SLOPE);
+    default:                    /* tanh, and soft_cap, which is p tanh(x / p)              */
+        if (k->op == MIXP_UNARY_SOFT_CAP) y = mixp_scale(ctx, y, 1.0f / k->p);
+        return mixp_rsub(ctx, mixp_mul(ctx, y, y), 1.0f);
+    }
+}
+
+/* Functions made of pieces choose between tangents; the others multiply by a slope. */
+static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *d = mixpi_tangent(c, 0), *x = c->in[0], *below;
+    if (mixpi_unary_by_factor(k->op)) return mixp_scale(ctx, d, k->p);
+    switch (k->op) {
+    case MIXP_UNARY_CLAMP:
+        d = mixp_masked_fill(ctx, d, mixp_lt(ctx, x, mixpi_constant(ctx, k->p)), 0.0f);
+        return mixp_masked_fill(ctx, d, mixp_gt(ctx, x, mixpi_constant(ctx, k->q)), 0.0f);
+    case MIXP_UNARY_ABS:
+        d = mixp_masked_fill(ctx, d, mixp_eq(ctx, x, mixpi_constant(ctx, 0.0)), 0.0f);
+        below = mixp_neg(ctx, d);
+        break;
+    case MIXP_UNARY_ELU:        /* p e^x is y + p */
+        below = mixp_mul(ctx, d, mixp_add_scalar(ctx, c->out, k->p));
+        break;
+    case MIXP_UNARY_RELU: case MIXP_UNARY_LEAKY_RELU:       /* relu: p is 0 */
+        below = mixp_scale(ctx, d, k->p);
+        break;
+    default: return mixp_mul(ctx, d, mixpi_slope(ctx, k, x, c->out));
+    }
+    return mixp_where(ctx, mixp_gt(ctx, x, mixpi_constant(ctx, 0.0)), d, below);
+}
+
+/* The tangent of the larger or smaller operand; of equal operands, the mean of both. */
+static mixp_tensor *mixpi_chosen_tangent(mixp_call *c, int larger) {
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *a = c->in[0], *b = c->in[1], *mean, *one;
+    mixp_tensor *da = mixpi_tangent_or_zeros(c, 0), *db = mixpi_tangent_or_zeros(c, 1);
+    mean = mixp_scale(ctx, mixp_add(ctx, da, db), 0.5f);
+    one = mixp_where(ctx, larger ? mixp_gt(ctx, a, b) : mixp_lt(ctx, a, b), da, db);
+    return mixp_where(ctx, mixp_eq(ctx, a, b), mean, one);
+}
+
+static mixp_tensor *mixpi_binary_tangent(mixp_call *c) {
+    const mixp_binary op = ((const mixp_binary_args *)c->attrs)->op;
+    mixp_context *ctx = c->ctx;
+    mixp_tensor *a = c->in[0], *b = c->in[1];
+    mixp_tensor *da = mixpi_tangent(c, 0), *db = mixpi_tangent(c, 1);
+    if (op == MIXP_BINARY_ADD) return mixpi_plus(ctx, da, db);
+    if (op == MIXP_BINARY_SUB) return mixpi_plus(ctx, da, db ? mixp_neg(ctx, db) : NULL);
+    if (op == MIXP_BINARY_MAXIMUM || op == MIXP_BINARY_MINIMUM)
+        return mixpi_chosen_tangent(c, op == MIXP_BINARY_MAXIMUM);
+    if (op == MIXP_BINARY_DIV) {        /* (da - y db) / b */
+        if (db) db = mixp_neg(ctx, mixp_mul(ctx, c->out, db));
+        return mixp_div(ctx, mixpi_plus(ctx, da, db), b);
+    }
+    if (op == MIXP_BINARY_SWIGLU) {
+        if (da) da = mixp_mul(ctx, da, mixpi_silu_slope(ctx, a));
+        a = mixp_silu(ctx, a);
+    }
+    if (da) da = mixp_mul(ctx, da, b);
+    if (db) db = mixp_mul(ctx, a, db);
+    return mixpi_plus(ctx, da, db);
+}
+
+static mixp_tensor *mixpi_product_of(mixp_call *c, mixp_tensor *a, mixp_tensor *b) {
+    const mixpi_product *p = (const mixpi_product *)c->attrs;
+    if (!a || !b) return NULL;
+    if (p->linear) return mixp_linear(c->ctx, a, b, NULL);
+    return mixp_matmul(c->ctx, a, b, p->g.trans_a, p->g.trans_b);
+}
+
+static mixp_tensor *mixpi_product_tangent(mixp_call *c) {
+    mixp_tensor *left = mixpi_product_of(c, mixpi_tangent(c, 0), c->in[1]);
+    mixp_tensor *right = mixpi_product_of(c, c->in[0], mixpi_tangent(c, 1));
+    return mixpi_plus(c->ctx, mixpi_plus(c->ctx, left, right), mixpi_tangent(c, 2));
+}
+
+/* The operator itself, on tangents in place of its real inputs, in which it is linear. */
+static mixp_tensor *mixpi_applied_tangent(mixp_call *c) {
+    mixp_tensor **in = (mixp_tensor **)mixpi_step_alloc(c->ctx, (size_t)c->n_in * sizeof *in);
+    int i, required = 0;
+    for (i = 0; in && i < c->n_in; i++) {
+        in[i] = c->in[i];
+        if (!in[i]) continue;
+        if (mixpi_real(in[i]->dtype)) in[i] = mixpi_tangent_or_zeros(c, i);
+        required = i + 1;
+    }
+    return in ? mixp_apply(c->ctx, c->op, c->n_in, in, required, c->attrs) : NULL;
+}
+
+/* Of operators that are neither elementwise nor products. */
+static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
+    const mixpi_padding *pad = (const mixpi_padding *)c->attrs;
+    mixp_tensor *d = mixpi_tangent(c, 0), *y = c->out;
+    int id = 0;
+    if (c->op->forward == mixpi_cast_forward)                       /* casts and reshapes  */
+        return mixp_reshape(c->ctx, d, y->rank, y->shape);
+    if (c->op->forward == mixpi_deviation_forward)
+        return mixp_sub(c->ctx, d, mixp_mean(c->ctx, d, ((mixpi_deviation *)c->attrs)->dim, 1));
+    while (id < MIXP_OP_COUNT && mixp_op_builtin((mixp_op_id)id) != c->op) id++;
+    switch (id) {
+    case MIXP_OP_EXPAND: return mixp_expand(c->ctx, d, y->rank, y->shape);
+    case MIXP_OP_PAD: return mixp_pad(c->ctx, d, pad->dim, pad->before, pad->after, 0.0f);
+    case MIXP_OP_MASKED_FILL: return mixp_masked_fill(c->ctx, d, c->in[1], 0.0f);
+    case MIXP_OP_SUM: case MIXP_OP_MEAN: case MIXP_OP_CUMSUM: case MIXP_OP_TRANSPOSE:
+    case MIXP_OP_PERMUTE: case MIXP_OP_FLIP: case MIXP_OP_CONCAT: case MIXP_OP_STACK:
+    case MIXP_OP_SLICE: case MIXP_OP_WHERE: case MIXP_OP_GATHER: case MIXP_OP_SCATTER_ADD:
+    case MIXP_OP_INDEX_ADD: case MIXP_OP_EMBEDDING: return mixpi_applied_tangent(c);
+    default: break;
+    }
+    mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                      "mixp_jvp: there is no tangent of %s; write %s with elementwise operators, "
+                      "products and sums", c->op->name, c->op->name);
+    return NULL;
+}
+
+#define MIXPI_ASK_X "; call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x"
+
+/* Makes the tangent of a call's result, in its shape and dtype, if an input has a tangent. */
+static mixp_result mixpi_tangent_make(mixp_call *c) {
+    mixp_tensor *y = c->out, *d;
+    const uint64_t told = c->ctx->told;
+    int i, follows = 0;
+    for (i = 0; i < c->n_in; i++) {
+        if (!mixpi_tangent(c, i)) continue;
+        follows = 1;
+        if (!mixp_call_wants(c, i))
+            return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
+                                     "mixp_jvp: x required no gradient when %s read it" MIXPI_ASK_X,
+                                     c->op->name);
+    }
+    if (!follows) return MIXP_OK;
+    if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (c->op->forward == mixpi_unary_forward) d = mixpi_unary_tangent(c);
+    else if (c->op->forward == mixpi_binary_forward) d = mixpi_binary_tangent(c);
+    else if (c->op->forward == mixpi_product_forward) d = mixpi_product_tangent(c);
+    else d = mixpi_other_tangent(c);
+    if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
+        d = mixp_expand(c->ctx, d, y->rank, y->shape);
+    if (d && d->dtype != y->dtype) d = mixp_cast(c->ctx, d, y->dtype);
+    y->own.tangent = d;
+    return c->ctx->told == told ? MIXP_OK : mixpi_failed(c->ctx);
+}
+
+
+/* Marks the inputs of a call: y depends on them; or clears the marks. */
+static void mixpi_lead(const mixp_call *c, int leads) {
+    int i;
+    for (i = 0; i < c->n_in; i++)
+        if (c->in[i]) mixpi_grad_owner(c, i)->own.leads = leads;
+}
+
+/* Finds the operators that y depends on, and makes their tangents, oldest first. */
+static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x, mixp_tensor *d) {
+    mixpi_tape_entry *e, **list;
+    mixp_result r = MIXP_OK;
+    int64_t n = 0, i;
+    list = (mixpi_tape_entry **)mixpi_step_alloc(ctx, (size_t)(ctx->calls_made + 1) * sizeof e);
+    if (!list) return NULL;
+    y->own.leads = 1;
+    for (e = ctx->tape; e; e = e->older) {
+        if (!e->call.out->own.leads) continue;
+        mixpi_lead(&e->call, 1);
+        list[n++] = e;
+    }
+    x->own.tangent = d;
+    for (i = n; i > 0 && r == MIXP_OK; i--) r = mixpi_tangent_make(&list[i - 1]->call);
+    d = y->own.tangent;
+    for (i = 0; i < n; i++) {
+        mixpi_lead(&list[i]->call, 0);
+        list[i]->call.out->own.tangent = NULL;
+    }
+    x->own.tangent = NULL;
+    y->own.leads = 0;
+    if (r != MIXP_OK) return NULL;
+    return d ? d : mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);
+}
+
+static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, const mixp_tensor *x,
+                                   const mixp_tensor *d) {
+    if (mixpi_check_outside(ctx, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
+    if (!mixpi_wants_grad(x))
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_jvp: x requires no gradient"
+                                 MIXPI_ASK_X);
+    if (y != x && !y->own.from_tape)
+        return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                                 "mixp_jvp: nothing was recorded for y: it was made under "
+                                 "MIXP_NO_GRAD, or depends on nothing that requires a gradient");
+    if (!mixpi_real(d->dtype))
+        return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "mixp_jvp: the tangent must be f32, f16 or "
+                                 "bf16");
+    if (d->rank == x->rank && !memcmp(d->shape, x->shape, (size_t)x->rank * sizeof *x->shape))
+        return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_jvp: the tangent and x have other shapes");
+}
+
+MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
+                                  mixp_tensor *tangent) {
+    mixpi_outer o;
+    if (!mixpi_outer_call(&o, ctx, "jvp of y", y, NULL, NULL) ||
+        !mixpi_outer_call(&o, ctx, "jvp by x", x, tangent, NULL)) return NULL;
+    if (mixpi_jvp_check(ctx, y, x, tangent ? tangent : x) != MIXP_OK) return NULL;
+    if (!tangent) tangent = mixp_full(ctx, x->dtype, x->rank, x->shape, 1.0);
+    else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);
+    return tangent ? mixpi_jvp(ctx, y, x, tangent) : NULL;
+}
 /* ==== 9. SCALER (implementation) ====================================================== */
 
 struct mixp_scaler {

@@ -213,5 +213,6 @@
  *
  * DOES NOT: compile graphs, run Python, convolve, stride (tensors are row-major and dense), train
  * tokenizers, print, exit or abort. There is no double backward: a gradient is a constant and never
- * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD.
+ * part of a loss, so operators accept a gradient only under MIXP_NO_GRAD. A derivative by an input
+ * may be part of a loss: see mixp_jvp.
  */

@@ -140,6 +140,7 @@ MIXPI_SMALL_BEGIN
 #include "operators/picking.c"
 #include "operators/composed.c"
 #include "operators/table.c"
+#include "operators/tangents.c"
 #include "scaler.c"
 #include "optimizers.c"
 #include "step/table.c"

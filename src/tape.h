@@ -36,6 +36,32 @@ MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
  * names the tensor, the operator and the writer. */
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
+/* The derivative of y along a direction, in forward mode, as torch.func.jvp gives it: the sum over
+ * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real; NULL:
+ * ones, which give the derivative of each row of y by its own row of x[rows, 1]. y was made from x
+ * in this step. x requires gradients, or was made from what does, since before an operator read it.
+ * The result is 0 if y does not depend on x. Results under MIXP_NO_GRAD and of mixp_detach count as
+ * constants.
+ *
+ * Recorded operators make the result, in the region of autocast that is open now. So mixp_backward
+ * walks it back as part of a loss, and its own mixp_jvp is the second derivative:
+ *
+ *     u_x  = mixp_jvp(ctx, u, x, NULL);
+ *     u_xx = mixp_jvp(ctx, u_x, x, NULL);
+ *
+ * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
+ * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
+ * embedding, scatter_add, index_add, and functions made of these. Each operator that it applies
+ * rounds. It takes up to three times the time of the forward pass from x to y. Bits, threads and
+ * lifetime: as of the operators.
+ *
+ * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
+ * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no
+ * gradient; y was not recorded; a tensor in between was overwritten or freed since; an operator's
+ * own function calls mixp_jvp. */
+MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
+                                  mixp_tensor *tangent);
+
 /* Computes y = block(ctx, x, user) and frees all that the block recorded, except y. mixp_backward
  * computes the block's operators again when it reaches them, and then frees their results. This
  * trades time for memory, as torch.utils.checkpoint does. The bits are those without

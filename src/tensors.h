@@ -60,6 +60,8 @@ struct mixp_tensor {
         mixp_tensor *lent;      /* of a gradient: another gradient that reads this memory  */
         int          borrowed;  /* 1: a gradient whose memory belongs to another tensor    */
         int          disposable;/* 1: the program does not read the values again           */
+        mixp_tensor *tangent;   /* while mixp_jvp runs: the derivative along its direction   */
+        int          leads;     /* while mixp_jvp runs: 1: y depends on this tensor        */
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */

@@ -100,15 +100,33 @@ MIXPREC_API mixp_tensor *mixp_logsumexp(mixp_context *ctx, mixp_tensor *x, int d
     return mixpi_apply_form(ctx, x, &p);
 }
 
-/* Two passes. The mean counts as a constant: the deviations sum to 0, and so does its share of the
- * gradient. */
+/* x minus its mean along dim. The mean counts as a constant in backward: the gradient of a sum of
+ * squares of deviations has no share of it, because deviations sum to 0. mixp_jvp counts it. */
+typedef struct mixpi_deviation { mixp_binary_args k; int dim; } mixpi_deviation;
+
+static mixp_result mixpi_deviation_forward(mixp_call *c) { return mixpi_binary_forward(c); }
+
+static mixp_tensor *mixpi_deviations(mixp_context *ctx, mixp_tensor *x, int dim) {
+    static const mixp_op deviation = { "deviation", MIXP_CLASS_PROMOTE, sizeof(mixpi_deviation),
+                                       mixpi_binary_infer, mixpi_deviation_forward,
+                                       mixpi_binary_backward, NULL };
+    mixp_tensor *in[2];
+    mixpi_deviation p;
+    memset(&p, 0, sizeof p);
+    p.k.op = MIXP_BINARY_SUB;
+    p.dim = dim;
+    in[0] = x;
+    in[1] = mixp_mean(ctx, mixp_detach(ctx, x), dim, 1);
+    return mixp_apply(ctx, &deviation, 2, in, 2, &p);
+}
+
+/* Two passes. */
 static mixp_tensor *mixpi_form_var(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
-    mixp_tensor *mean = mixp_mean(ctx, mixp_detach(ctx, x), p->dim, 1);
-    mixp_tensor *y = mixp_square(ctx, mixp_sub(ctx, x, mean));
+    mixp_tensor *y = mixp_square(ctx, mixpi_deviations(ctx, x, p->dim));
     double left;
-    if (!y) return NULL;
-    left = (double)(x->count / mean->count) - p->correction;
     y = mixp_sum(ctx, y, p->dim, p->keep);
+    if (!y) return NULL;
+    left = (double)(x->count / y->count) - p->correction;
     return mixp_scale(ctx, y, left > 0.0 ? (float)(1.0 / left) : mixp_f32_of_bits(0x7F800000u));
 }
 

@@ -55,9 +55,9 @@ static mixp_copy_args mixpi_copy_to(const mixp_tensor *t) {
 /* Attributes of transpose, permute and flip. first, strides: where the result's elements lie in
  * x. */
 typedef struct mixpi_reorder {
-    int        n;
-    const int *dims;            /* the caller's array of n dimensions, not copied          */
-    int64_t    first, strides[MIXP_MAX_RANK];
+    int     n;                  /* -1: dims is NULL                                        */
+    int     dims[MIXP_MAX_RANK];/* up to n dimensions                                      */
+    int64_t first, strides[MIXP_MAX_RANK];
 } mixpi_reorder;
 
 /* y[i] = x[first + i . strides], or the gradient the other way. Each element of x is read once. */
@@ -95,9 +95,10 @@ static mixp_result mixpi_transpose_infer(mixp_call *c) {
 static mixp_tensor *mixpi_apply_reorder(mixp_context *ctx, mixp_op_id id, mixp_tensor *x, int n,
                                         const int *dims) {
     mixpi_reorder p;
+    int i;
     memset(&p, 0, sizeof p);
-    p.n = n;
-    p.dims = dims;
+    p.n = dims || !n ? n : -1;
+    for (i = 0; i < p.n && i < MIXP_MAX_RANK; i++) p.dims[i] = dims[i];
     return mixpi_apply_one(ctx, id, x, &p);
 }
 
@@ -115,7 +116,7 @@ static mixp_result mixpi_permute_infer(mixp_call *c) {
     int64_t shape[MIXP_MAX_RANK], strides[MIXP_MAX_RANK];
     unsigned seen = 0;
     int i;
-    if (p->n != x->rank || (p->n && !p->dims))
+    if (p->n != x->rank)
         return mixpi_bad_shapes(c, "dims must name each dimension of x once");
     mixpi_dense_strides(x->rank, x->shape, strides);
     for (i = 0; i < p->n; i++) {

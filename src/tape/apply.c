@@ -81,7 +81,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
     if (t && mixpi_is_stale(t)) wrong = MIXPI_STALE;
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
-                "gradients under MIXP_NO_GRAD only";
+                "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";
     if (t && t->own.spent)
         wrong = "is no longer there: it was disposable, and its last reader "
                 "(mixp_scaler_cross_entropy, mixp_add_norm, mixp_linear under a recipe with codes "

@@ -15,23 +15,23 @@ static uint32_t mixpi_call_read_set(const mixp_call *c) {
     return what;
 }
 
-static mixp_result mixpi_was_written(const mixp_call *c, int i) {
+/* who: the public function that would read it. */
+static mixp_result mixpi_was_written(const mixp_call *c, int i, const char *who) {
     mixp_tensor *t = mixpi_call_tensor(c, i), *origin = mixpi_origin(t);
     char which[MIXPI_QUOTED], shape[224];
     if (i == c->n_in) snprintf(which, sizeof which, "its result");
     else if (!*mixpi_quoted(origin, which)) snprintf(which, sizeof which, "its input %d", i);
     return mixp_context_fail(c->ctx, MIXP_ERR_ORDER,
-                             "mixp_backward:%s%s %s was written%s%s since %s read it, so gradients "
-                             "would be wrong: call mixp_backward before the write, or run forward "
-                             "again",
-                             *which == ' ' ? "" : " ", which,
+                             "%s:%s%s %s was written%s%s since %s read it, so gradients would be "
+                             "wrong: call %s before the write, or run forward again",
+                             who, *which == ' ' ? "" : " ", which,
                              mixpi_shape_text(t->rank, t->shape, shape, sizeof shape),
                              origin->own.writer ? " by " : "",
-                             origin->own.writer ? origin->own.writer : "", c->op->name);
+                             origin->own.writer ? origin->own.writer : "", c->op->name, who);
 }
 
 /* A walk reads what forward read: fails if any of it was written since. */
-static mixp_result mixpi_check_unwritten(const mixp_call *c) {
+static mixp_result mixpi_check_unwritten(const mixp_call *c, const char *who) {
     const uint32_t what = mixpi_call_read_set(c);
     const mixpi_tape_entry *e = mixpi_entry_of(c);
     int i;
@@ -39,7 +39,7 @@ static mixp_result mixpi_check_unwritten(const mixp_call *c) {
         mixp_tensor *t = mixpi_call_tensor(c, i);
         uint32_t bit = i == c->n_in ? MIXP_READS_RESULT : i < 31 ? 1u << i : 0u;
         if (!t || !(what == MIXP_READS_ALL || (what & bit))) continue;
-        if (mixpi_origin(t)->version != e->versions[i]) return mixpi_was_written(c, i);
+        if (mixpi_origin(t)->version != e->versions[i]) return mixpi_was_written(c, i, who);
     }
     return MIXP_OK;
 }

@@ -8,7 +8,7 @@ static mixp_result mixpi_walk_entry(mixp_call *c) {
     const int site = mixpi_entry(c)->site;
     const mixpi_watcher *watcher = site ? mixpi_watcher_of(ctx) : NULL;
     const uint64_t told = ctx->told, generation = ctx->generation;
-    mixp_result r = mixpi_check_unwritten(c);
+    mixp_result r = mixpi_check_unwritten(c, "mixp_backward");
     if (r == MIXP_OK) r = mixpi_settle_inputs(c);
     out->grad = g; out->own.pending = 0;
     if (r == MIXP_OK && watcher) r = watcher->gradient(ctx, site, g);

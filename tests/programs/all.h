@@ -34,6 +34,7 @@
 #include "sound.h"
 #include "codebook.h"
 #include "neighbours.h"
+#include "pinn.h"
 
 /* The state that an LSTM carries: h, then c. */
 #define LSTM_STATE offsetof(lstm, h), 2 * PARTS * LSTM_ROWS * LSTM_WIDTH
@@ -79,6 +80,7 @@ static const program programs[] = {
     { "sound", sizeof(sound), sound_open, sound_batch, sound_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
     { "codebook", sizeof(codebook), codebook_open, codebook_batch, codebook_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
     { "neighbours", sizeof(neighbours), neighbours_open, neighbours_batch, neighbours_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
+    { "pinn", sizeof(pinn), pinn_open, pinn_batch, pinn_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
 };
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };
 #endif
