@@ -30,7 +30,10 @@ typedef struct mixp_checkpoint_value {
 
 typedef struct mixp_checkpoint {
     mixp_context          *ctx;            /* parameters, step count, seed                 */
-    mixp_scaler           *scaler;         /* NULL = none                                  */
+    mixp_scaler           *scaler;         /* NULL = none. Each further scaler, as of a GAN:
+                                              fill a mixp_scaler_saved with mixp_scaler_save
+                                              before saving, put the struct in `values` as
+                                              MIXP_U8, and after loading call mixp_scaler_load */
     mixp_optimizer *const *optimizers;
     int                    n_optimizers;
     const mixp_checkpoint_value *values;

@@ -389,34 +389,44 @@ static void train(session *s, const program *p, outcome *o, int turn, int step, 
     if (p->after) p->after(s, turn);
 }
 
-static mixp_checkpoint checkpoint_of(session *s, const program *p, mixp_checkpoint_value *value) {
+/* What a checkpoint takes beside context, scaler and optimizers: a program's state, a second scaler. */
+typedef struct extras {
+    mixp_checkpoint_value value[2];
+    mixp_scaler_saved     second;
+} extras;
+
+static void extra(mixp_checkpoint *c, extras *x, const char *name, mixp_dtype dtype, int64_t count, void *data) {
+    mixp_checkpoint_value *v = &x->value[c->n_values++];
+    v->name = name;
+    v->dtype = dtype;
+    v->count = count;
+    v->data = data;
+}
+
+static mixp_checkpoint checkpoint_of(session *s, const program *p, extras *x) {
     mixp_checkpoint c;
     memset(&c, 0, sizeof c);
     c.ctx = s->ctx;
     c.scaler = s->scaler[0];
     c.optimizers = s->opt;
     c.n_optimizers = turns_of(p);
-    value->name = "state";
-    value->dtype = MIXP_F32;
-    value->count = p->state;
-    value->data = (char *)s->model + p->state_at;
-    c.values = value;
-    c.n_values = p->state > 0;
+    c.values = x->value;
+    if (p->state) extra(&c, x, "state", MIXP_F32, p->state, (char *)s->model + p->state_at);
+    if (scalers_of(p) > 1) extra(&c, x, "scaler_2", MIXP_U8, sizeof x->second, &x->second);
     return c;
 }
 
-/* A second scaler is saved as PyTorch's are: by its state. */
 static session *resumed(session *s, const program *p, const char *path) {
-    mixp_checkpoint_value value;
-    mixp_checkpoint       c = checkpoint_of(s, p, &value);
-    mixp_scaler_saved     second;
-    session              *next;
+    extras          x;
+    mixp_checkpoint c = checkpoint_of(s, p, &x);
+    session        *next;
+    if (scalers_of(p) > 1) mixp_scaler_save(s->scaler[1], &x.second);
     mixp_checkpoint_save(path, &c);
-    if (scalers_of(p) > 1) mixp_scaler_save(s->scaler[1], &second);
     next = session_open(p, &s->how, mixp_context_device(s->ctx), NULL);
-    c = checkpoint_of(next, p, &value);
+    memset(&x, 0, sizeof x);
+    c = checkpoint_of(next, p, &x);
     mixp_checkpoint_load(path, &c);
-    if (scalers_of(p) > 1) mixp_scaler_load(next->scaler[1], &second);
+    if (scalers_of(p) > 1) mixp_scaler_load(next->scaler[1], &x.second);
     remove(path);
     session_close(s);
     return next;
