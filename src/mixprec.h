@@ -176,6 +176,7 @@ MIXPI_SMALL_BEGIN
 #include "ranks/hooks.c"
 #include "ranks/gradients.c"
 #include "ranks/shards.c"
+#include "ranks/settings.c"
 #include "ranks/agree.c"
 #include "ranks/check.c"
 #ifndef MIXPREC_NO_CHECKPOINT

@@ -2,7 +2,7 @@
 #include "../step.h"
 #include "../step/table.c"
 #include "shards.c"
-#include "../operators/delayed.c"
+#include "settings.c"
 /* --- what all ranks have found --------------------------------------------------------------- *
  *
  * After the look and before the decision, the ranks sum one small table, on the device and without
@@ -37,63 +37,7 @@ static mixp_result mixpi_opt_agree(mixp_optimizer *o, mixp_scaler_state *s,
     return r == MIXP_OK ? MIXPI_STEP_RUN(o, agree, &k) : r;
 }
 
-/* Formats two different numbers with enough digits to show the difference. */
-static void mixpi_tell_apart(double a, double b, char *here, char *there, size_t room) {
-    int digits = 6;
-    do {
-        snprintf(here, room, "%.*g", digits, a);
-        snprintf(there, room, "%.*g", digits, b);
-    } while (strcmp(here, there) == 0 && (digits += 3) <= 18);
-}
-
 /* --- what must be alike in every step --------------------------------------------------------- */
-
-static uint64_t mixpi_hash_number(uint64_t h, double x) { return mixpi_hash(h, &x, sizeof x); }
-
-static uint64_t mixpi_hash_group(uint64_t h, const mixp_param_group *g) {
-    const double all[9] = { g->lr,       g->beta1,    g->beta2,           g->eps,
-                            g->weight_decay, g->momentum, g->dampening,   (double)g->nesterov,
-                            (double)g->f32_states };
-    return mixpi_hash(h, all, sizeof all);
-}
-
-static uint64_t mixpi_hash_muon(uint64_t h, const mixp_muon_settings *m) {
-    const double all[6] = { m->a, m->b, m->c, (double)m->iterations, (double)m->f32,
-                            (double)m->rate };
-    return mixpi_hash(h, all, sizeof all);
-}
-
-/* Delayed scaling: its settings, and the number of words that the ranks share. */
-static uint64_t mixpi_hash_scaled(uint64_t h, const mixp_context *ctx) {
-    const mixp_recipe *r = &ctx->casting->trained;
-    const double all[5] = { (double)mixpi_recipe_history(r), (double)r->margin,
-                            (double)r->most_recent, (double)r->dy_e4m3,
-                            (double)mixpi_scaled_words(ctx) };
-    return mixpi_hash(h, all, sizeof all);
-}
-
-/* Hash of all settings that a step's result depends on, apart from gradients and states. */
-static uint64_t mixpi_settings_hash(const mixp_optimizer *o) {
-    const mixp_step_plan *p = &o->plan;
-    const double all[20] = {
-        (double)p->kind,           (double)p->order,          p->max_norm,
-        (double)p->cautious,       (double)p->schedule.kind,  (double)p->schedule.warmup,
-        (double)p->schedule.total, p->schedule.min_factor,    p->schedule.gamma,
-        (double)p->schedule.every, (double)p->schedule.decay, p->schedule.start_factor,
-        (double)p->spike.of,
-        (double)p->spike.window,   (double)p->spike.max_in_a_row, p->spike.z,
-        (double)o->states.m,       (double)o->states.v,       (double)o->states.master,
-        o->clipped ? o->clip_norm : -1.0
-    };
-    uint64_t h = mixpi_hash(1469598103934665603u, all, sizeof all);
-    int64_t i;
-    int k;
-    for (k = 0; k < p->n_groups; k++) h = mixpi_hash_group(h, &p->groups[k]);
-    for (i = 0; i < o->count; i++) h = mixpi_hash_number(h, (double)o->rows[i].group);
-    if (mixpi_scaled_on(o->ctx)) h = mixpi_hash_scaled(h, o->ctx);
-    if (o->muon) h = mixpi_hash_muon(h, &o->muon->settings);
-    return h >> 11;
-}
 
 /* The byte range [*first, *end) of all weights that step number `taken` compares: at most
  * MIXPI_COMPARED bytes, and the following bytes the next time. */
@@ -152,7 +96,6 @@ static mixp_result mixpi_plan_compared(mixp_optimizer *o) {
  * Before the first walk, ranks do not know each other's devices, and give no name either. */
 static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agreement *a,
                                         int other) {
-    const mixpi_exchange *d = o->ctx->exchange;
     const int one_loaded = !(a->here > 0.0) || !(a->there > 0.0);
     mixp_result r = MIXP_OK;
     if (one_loaded)
@@ -160,7 +103,7 @@ static mixp_result mixpi_weights_differ(const mixp_optimizer *o, const mixp_agre
                                  "ranks differ: rank %d loaded a checkpoint and rank %d did not; "
                                  "all ranks must load it; the step was skipped",
                                  a->here > 0.0 ? 0 : other, a->here > 0.0 ? other : 0);
-    if (d && d->n_buckets && !d->far) r = mixp_ranks_check(o->ctx);
+    if (mixpi_ranks_are_here(o->ctx)) r = mixp_ranks_check(o->ctx);
     if (r != MIXP_OK) return r;
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
                              "ranks differ: rank %d has other weights than rank 0; the step was "
@@ -201,13 +144,7 @@ static mixp_result mixpi_opt_differs(const mixp_optimizer *o) {
                                  "rank 0; all ranks must use the same parameters in each step; the "
                                  "step was skipped",
                                  other);
-    if (a->word == MIXP_AGREE_SETTINGS)
-        return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,
-                                 "ranks differ: an optimizer's settings (kind, groups, schedule, "
-                                 "states, spikes, max_norm) or the recipe of delayed scaling "
-                                 "differ between rank %d and rank 0; use the same settings on all "
-                                 "ranks; the step was skipped",
-                                 other);
+    if (a->word == MIXP_AGREE_SETTINGS) return mixpi_settings_differ(o, other);
     if (a->word == MIXP_AGREE_WEIGHTS) return mixpi_weights_differ(o, a, other);
     mixpi_tell_apart(a->here, a->there, here, there, sizeof here);
     return mixp_context_fail(o->ctx, MIXP_ERR_RANKS,

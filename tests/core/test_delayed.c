@@ -637,7 +637,7 @@ static void ranks(void) {
     }
     munmap(all, RANKS * sizeof *all);
     all = trained(1);
-    for (r = 0; r < RANKS; r++) CHECK_TEXT(all[r].why, "the recipe of delayed scaling");
+    for (r = 0; r < RANKS; r++) CHECK_TEXT(all[r].why, "the setting 'recipe.margin' is 0 on rank 0 and 1 on rank 1");
     munmap(all, RANKS * sizeof *all);
     all = trained(2);
     for (r = 0; r < RANKS; r++) {

@@ -20,7 +20,7 @@ int fsync(int fd) {
     return 0;
 }
 
-enum { NOTHING, FILL, FLIP, BETA1, BETA2, EPS, DECAY, LIMIT, WINDOW, STATES, SECOND_GROUP, KIND, CLIP, LATER, LOADS, SAVES,
+enum { NOTHING, FILL, FLIP, BETA1, BETA2, EPS, DECAY, LIMIT, WINDOW, STATES, SECOND_GROUP, GROUP_STATES, KIND, CLIP, LATER, LOADS, SAVES,
        CHECKS, CHECKS_ON_0, FROM_0, FROM_1, BUSY, SLOW_SAVE, SLOW_WEIGHTS, UNUSED, POSTS, WAYS };
 
 typedef struct outcome {
@@ -121,6 +121,12 @@ static net net_open(const run *r, const mixp_ranks_desc *ranks) {
         mixp_optimizer_group(n.opt, 0, &g);
         g.lr *= 2;
         mixp_optimizer_add_group(n.opt, &g);
+    }
+    if (odd == GROUP_STATES) {
+        mixp_param_group g;
+        mixp_optimizer_group(n.opt, 0, &g);
+        g.f32_states = 1;
+        CHECK_INT(mixp_optimizer_set_group(n.opt, 0, &g), MIXP_OK);
     }
     mixp_optimizer_add(n.opt, n.w, NULL);
     if (r->way == POSTS) mixp_guard_start(n.ctx, &guard);
@@ -275,10 +281,12 @@ static void settings(void) {
         {EPS, 0, "ranks differ: eps is 1e-08 on rank 0 and 1e-07 on rank 1"},
         {DECAY, 1, "ranks differ: weight_decay is 0.01 on rank 0 and 0.02 on rank 1"},
         {LIMIT, 0, "ranks differ: max_norm is 1 on rank 0 and 0.5 on rank 1"},
-        {WINDOW, 0, "ranks differ: an optimizer's settings"},
-        {STATES, 0, "ranks differ: an optimizer's settings"},
-        {SECOND_GROUP, 0, "ranks differ: an optimizer's settings"},
-        {CLIP, 0, "ranks differ: an optimizer's settings"},
+        {WINDOW, 0, "ranks differ: the setting 'spike.of' is 0 on rank 0 and 1 on rank 1"},
+        {STATES, 0, "ranks differ: the setting 'states.m' is 0 on rank 0 and 1 on rank 1"},
+        {SECOND_GROUP, 0, "ranks differ: the setting 'number of groups' is 1 on rank 0 and 2 on rank 1"},
+        {GROUP_STATES, 0, "ranks differ: the setting 'f32_states' of group 0 is 0 on rank 0 and 1 on rank 1"},
+        {CLIP, 0, "ranks differ: the setting 'max_norm of mixp_clip_grad_norm (-1: no call)' is 0.02 on rank 0 "
+                  "and 0.01 on rank 1"},
         {UNUSED, 0, "ranks differ: unused is 0 on rank 0 and 1 on rank 1"},
         {POSTS, 0, "ranks differ: the guard's delay in updates (CPU 0, GPU 1) is 0 on rank 0 and 1 on rank 1"},
     };
