@@ -3278,6 +3278,10 @@ __global__ void __launch_bounds__(quantise_threads)
     mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, all);
     in[threadIdx.x] = s.in;
     out[threadIdx.x] = s.out;
+    if (q.k.scales && (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x < q.k.cols)
+        q.k.scales[blockIdx.x / across * q.k.cols +
+                   (int64_t)(blockIdx.x % across) * column_tile + threadIdx.x] =
+            mixpi_scale_code(q.k.scale, s.out);
     __syncthreads();
     quantise_down(q, at, n, warp, in + lane * 8, out + lane * 8);
 }
@@ -3318,6 +3322,104 @@ inline mixp_result quantise_look(const mixp_exec *x, Kernel *on, Quantising *q) 
     if (!q->parts) return MIXP_ERR_MEMORY;
     return on->launched("quantise", MIXPI_LAUNCH(quantise_amax, (unsigned)q->part_count,
                                                  quantise_threads, 0, on->stream, *q));
+}
+
+/* --- recode --- */
+
+struct Recoding {
+    mixp_recode_args k;
+    bool wide;
+};
+/* The codes of 8 elements; those of e2m1 fill lo. */
+struct Codes8 { uint32_t lo, hi; };
+
+/* The factors of 8 elements from element i on. */
+__device__ inline void factors8(const mixp_recode_args &k, int64_t i, float *s) {
+    int64_t row = i / k.cols, rows = k.block_rows ? k.block_rows : 1;
+    int64_t at = row / rows * k.cols + i % k.cols;
+    MIXPI_UNROLL
+    for (int j = 0; j < 8; j++)
+        s[j] = k.block_rows ? mixpi_scale_of_code(k.scale, k.scales[at + j]) : 1.0f;
+}
+
+__device__ inline bool is_e2m1(const mixp_recode_args &k) { return k.element == MIXP_F4_E2M1; }
+
+__device__ inline uint8_t *codes_at(const mixp_recode_args &k, int64_t i)
+{ return k.codes + (is_e2m1(k) ? i / 2 : i); }
+
+__device__ inline void put_codes8(const Recoding &q, int64_t i, Codes8 c) {
+    uint8_t *p = codes_at(q.k, i);
+    bool narrow = is_e2m1(q.k);
+    if (q.wide && narrow) *(uint32_t *)(void *)p = c.lo;
+    else if (q.wide) *(uint2 *)(void *)p = make_uint2(c.lo, c.hi);
+    if (q.wide) return;
+    MIXPI_UNROLL
+    for (int j = 0; j < 4; j++) {
+        p[j] = (uint8_t)(c.lo >> 8 * j);
+        if (!narrow) p[j + 4] = (uint8_t)(c.hi >> 8 * j);
+    }
+}
+
+__device__ inline Codes8 get_codes8(const Recoding &q, int64_t i) {
+    const uint8_t *p = codes_at(q.k, i);
+    bool narrow = is_e2m1(q.k);
+    Codes8 c = { 0, 0 };
+    if (q.wide) {
+        c.lo = *(const uint32_t *)(const void *)p;
+        if (!narrow) c.hi = *(const uint32_t *)(const void *)(p + 4);
+        return c;
+    }
+    MIXPI_UNROLL
+    for (int j = 0; j < 4; j++) {
+        c.lo |= (uint32_t)p[j] << 8 * j;
+        if (!narrow) c.hi |= (uint32_t)p[j + 4] << 8 * j;
+    }
+    return c;
+}
+
+__device__ inline void encode8(const Recoding &q, int64_t i, const float *s) {
+    bool narrow = is_e2m1(q.k);
+    Codes8 c = { 0, 0 };
+    float v[8];
+    get8_any(mixpi_in(q.k.y, MIXP_BF16), i, 8, q.wide, v);
+    MIXPI_UNROLL
+    for (int j = 0; j < 8; j++) {
+        float x = v[j] / s[j];
+        uint32_t code = narrow ? mixpi_e2m1_code(x)
+                               : mixpi_round_f32(MIXP_F8_E4M3, mixp_bits_of_f32(x), 1, 0, 0);
+        if (narrow) c.lo |= code << 4 * j;
+        else if (j < 4) c.lo |= code << 8 * (j % 4);
+        else c.hi |= code << 8 * (j % 4);
+    }
+    put_codes8(q, i, c);
+}
+
+__device__ inline void decode8(const Recoding &q, int64_t i, const float *s) {
+    Codes8 c = get_codes8(q, i);
+    float v[8];
+    MIXPI_UNROLL
+    for (int j = 0; j < 8; j++) {
+        float x = is_e2m1(q.k)
+                ? mixpi_e2m1_value(c.lo >> 4 * j)
+                : mixp_f32_of_bits(mixpi_f32_of_e4m3((j < 4 ? c.lo : c.hi) >> 8 * (j % 4) & 0xFFu));
+        v[j] = __fmul_rn(x, s[j]);
+    }
+    put8_any(mixpi_out_to(q.k.y, MIXP_BF16, 0), i, 8, q.wide, v);
+}
+
+/* 8 elements of a row in each thread. */
+__global__ void __launch_bounds__(quantise_threads)
+    recode_eights(const __grid_constant__ Recoding q) {
+    int64_t n = q.k.rows * q.k.cols;
+    int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    if (i == 0 && q.k.decodes && q.k.decode)
+        *q.k.decode = __fmul_rn(*q.k.own, q.k.times ? *q.k.times : 1.0f);
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x * 8) {
+        float s[8];
+        factors8(q.k, i, s);
+        if (q.k.decodes) decode8(q, i, s);
+        else encode8(q, i, s);
+    }
 }
 
 /* --- what quantising has lost --- */
@@ -3464,6 +3566,21 @@ static mixp_result mixpi_cuda_quantise(const mixp_exec *x, const mixp_quantise_a
     if (r != MIXP_OK) return r;
     return on.launched("quantise",
                        MIXPI_LAUNCH(kernel, grid, quantise_threads, 0, on.stream, q));
+}
+
+static mixp_result mixpi_cuda_recode(const mixp_exec *x, const mixp_recode_args *k) {
+    Kernel on(x);
+    Recoding q;
+    mixp_result r = mixpi_recode_wrong(k);
+    if (r != MIXP_OK) return r;
+    if (!on.state) return MIXP_ERR_ORDER;
+    memset((void *)&q, 0, sizeof q);
+    q.k = *k;
+    q.wide = is_wide(k->y) && is_wide(k->codes);
+    return on.launched("recode",
+                       MIXPI_LAUNCH(recode_eights,
+                                    grid_for(k->rows * k->cols / 8, quantise_threads),
+                                    quantise_threads, 0, on.stream, q));
 }
 
 static mixp_result mixpi_cuda_hadamard(const mixp_exec *x, const mixp_hadamard_args *k) {
@@ -8323,7 +8440,7 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_hadamard,
                                     mixpi_cuda_turn,
                                     mixpi_cuda_lose,
-                                    NULL };
+                                    mixpi_cuda_recode };
 
 const int most_devices = 16;
 

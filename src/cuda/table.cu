@@ -55,7 +55,7 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_hadamard,
                                     mixpi_cuda_turn,
                                     mixpi_cuda_lose,
-                                    NULL };
+                                    mixpi_cuda_recode };
 
 const int most_devices = 16;
 

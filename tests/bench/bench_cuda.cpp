@@ -452,6 +452,23 @@ static void quantisers(int64_t all_rows) {
                      (double)(2 * f.passes + 2) * (double)n,
                      [=] { return table->quantise(&x, &k); });
         }
+    mixp_recode_args c;
+    memset((void *)&c, 0, sizeof c);
+    c.rows = rows; c.cols = width; c.y = y;
+    c.codes = (uint8_t *)take((size_t)n);
+    for (const Form &f : forms)
+        for (c.decodes = 0; c.decodes < 2; c.decodes++) {
+            double bytes = f.element == MIXP_F4_E2M1 ? 0.5 : 1.0;
+            c.element = f.element; c.scale = f.scale; c.block_rows = f.n;
+            if (f.n) {
+                k.element = f.element; k.scale = f.scale; k.block_rows = f.n; k.block_cols = 1;
+                c.scales = k.scales = (uint8_t *)take((size_t)(n / f.n));
+                table->quantise(&x, &k);
+            }
+            by_bytes(std::string(c.decodes ? "decode " : "encode ") + f.name, s.c_str(),
+                     (2 + bytes + (f.n ? 1.0 / (double)f.n : 0.0)) * (double)n,
+                     [=] { return table->recode(&x, &c); });
+        }
     by_bytes("hadamard bf16", s.c_str(), 6.0 * (double)n,
              [=] { return table->hadamard(&x, &h); });
     mixp_lose_args l;

@@ -127,6 +127,65 @@ static void large_body(void) {
 }
 static void large(void) { in_all_schedules(large_body); }
 
+/* Codes of the quantised values, the scales of their blocks, and the values of the codes. `off`: of the
+ * arrays, so that no 16 bytes are aligned. */
+static void recode_one(const Form &p, Edges edges, int off) {
+    const int64_t n = p.rows * p.cols;
+    const bool low = p.element == MIXP_F4_E2M1;
+    Pair x = source_of(p, MIXP_BF16, edges, off), y = empty(MIXP_BF16, n, off);
+    Pair scales = empty(MIXP_U8, p.block_rows ? n / p.block_rows : 1, off);
+    Pair codes = empty(MIXP_U8, low ? n / 2 : n, off), back = empty(MIXP_BF16, n, off);
+    Pair own = numbers(MIXP_F32, 1, 1.0, 0), times = numbers(MIXP_F32, 1, 1.0, 0), both = empty(MIXP_F32, 1, 0);
+    for (int gpu = 1; gpu >= 0; gpu--) {
+        const mixp_kernels *on = gpu ? gpu_kernels : mixp_cpu()->kernels;
+        const mixp_exec *e = gpu ? &gpu_exec : &cpu_exec;
+        mixp_recode_args c;
+        on_gpu = gpu;
+        mixp_quantise_args k = args_of(p, x, y);
+        if (p.block_rows) k.scales = AT(uint8_t, scales);
+        CHECK_INT(on->quantise(e, &k), MIXP_OK);
+        memset((void *)&c, 0, sizeof c);
+        c.rows = p.rows;
+        c.cols = p.cols;
+        c.y = AT(mixp_bf16, y);
+        c.codes = AT(uint8_t, codes);
+        c.element = p.element;
+        c.scale = p.scale;
+        c.block_rows = p.block_rows;
+        c.scales = k.scales;
+        CHECK_INT(on->recode(e, &c), MIXP_OK);
+        c.y = AT(mixp_bf16, back);
+        c.decodes = 1;
+        c.own = AT(float, own);
+        c.times = AT(float, times);
+        c.decode = AT(float, both);
+        CHECK_INT(on->recode(e, &c), MIXP_OK);
+    }
+    WAIT();
+    if (p.block_rows) same_bits(scales);
+    if (edges != with_nan) same_bits(codes);
+    same_but_nan(back);
+    same_bits(both);
+    for (int64_t i = 0; i < n; i++) {
+        mixp_bf16 a = ((mixp_bf16 *)y.gpu)[i], b = ((mixp_bf16 *)back.gpu)[i];
+        const bool nan = (a.bits & 0x7FFF) > 0x7F80;
+        CHECK(nan ? (b.bits & 0x7FFF) > 0x7F80 : a.bits == b.bits);
+    }
+    Pair *all[] = { &x, &y, &scales, &codes, &back, &own, &times, &both };
+    for (Pair *one : all) finish(*one);
+}
+static void recoded_body(void) {
+    const Form columns[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL },
+                             { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 256, 48, 0, MIXP_E8M0_RCEIL },
+                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 272, 0, MIXP_E8M0_RCEIL },
+                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 32, 16, 0, MIXP_E8M0_FLOOR },
+                             { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 320, 0, MIXP_E8M0_RCEIL } };
+    for (const Form &p : columns)
+        for (int edges = 0; edges < edge_kinds; edges++)
+            for (int off = 0; off < 2; off++) recode_one(p, (Edges)edges, off);
+}
+static void recoded(void) { in_all_schedules(recoded_body); }
+
 /* Every bf16 number, each as it is and scaled by an amax beyond all. */
 static void every_bf16_body(void) {
     for (mixp_dtype element : { MIXP_F8_E4M3, MIXP_F8_E5M2, MIXP_F4_E2M1 })
@@ -392,6 +451,15 @@ static void refused_body(void) {
     CHECK_INT(gpu_kernels->hadamard(&gpu_exec, &h), MIXP_ERR_DTYPE);
     h.a.data = NULL;
     CHECK_INT(gpu_kernels->hadamard(&gpu_exec, &h), MIXP_ERR_ARGUMENT);
+    mixp_recode_args c;
+    memset((void *)&c, 0, sizeof c);
+    CHECK_INT(gpu_kernels->recode(&gpu_exec, &c), MIXP_ERR_ARGUMENT);
+    c.rows = c.cols = 32;
+    c.y = AT(mixp_bf16, y);
+    c.codes = AT(uint8_t, x);
+    c.element = MIXP_F8_E4M3;
+    c.block_rows = 32;
+    CHECK_INT(gpu_kernels->recode(&gpu_exec, &c), MIXP_ERR_SHAPE);
     same_bits(x);
     same_bits(y);
     same_bits(decode);
@@ -513,7 +581,9 @@ static Net net_of(const mixp_recipe *recipe, bool gpu) {
 
 static mixp_tensor *two_linears(mixp_context *ctx, mixp_tensor *x, void *user) {
     const Net *n = (const Net *)user;
-    return mixp_linear(ctx, mixp_gelu_tanh(ctx, mixp_linear(ctx, x, n->w[0], NULL)), n->w[1], NULL);
+    x = mixp_gelu_tanh(ctx, mixp_linear(ctx, x, n->w[0], NULL));
+    mixp_tensor_set_disposable(x, 1);
+    return mixp_linear(ctx, x, n->w[1], NULL);
 }
 
 static void new_batch(int t) {
@@ -593,6 +663,38 @@ static void replays(void) {
         }
         finish_net(eager);
         finish_net(played);
+    }
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* An input kept as codes: the bits of a run without codes, in replays and under a guard, with less memory. */
+static void with_codes(void) {
+    for (Mode m : modes()) {
+        if (m.recipe.wgrad_high) continue;
+        Net plain = net_of(&m.recipe, true);
+        m.recipe.codes = 1;
+        Net played = net_of(&m.recipe, true), guarded = net_of(&m.recipe, true);
+        CHECK_INT(mixp_guard_start(guarded.ctx, NULL), MIXP_OK);
+        new_batch(0);
+        for (Net *n : { &plain, &played, &guarded }) train(*n, false);
+        CHECK(weights(plain) == weights(played));
+        CHECK_INT(mixp_autocast_recipe_counts(plain.ctx).coded, 0);
+        CHECK_INT(mixp_autocast_recipe_counts(played.ctx).coded, 1);
+        CHECK(mixp_autocast_recipe_counts(guarded.ctx).coded >= 1);
+        CHECK(mixp_context_memory(played.ctx).peak < mixp_context_memory(plain.ctx).peak);
+        CHECK_INT(mixp_capture_begin(played.ctx), MIXP_OK);
+        train(played, false);
+        mixp_graph *graph = mixp_capture_end(played.ctx);
+        CHECK(graph != NULL);
+        for (int t = 1; t < 3 && graph; t++) {
+            new_batch(t);
+            train(plain, false);
+            train(guarded, false);
+            CHECK_INT(mixp_replay(graph), MIXP_OK);
+            CHECK(weights(plain) == weights(played));
+            CHECK(weights(plain) == weights(guarded));
+        }
+        for (Net *n : { &plain, &played, &guarded }) finish_net(*n);
     }
     CHECK_INT(cudasim::leaks(), 0);
 }
@@ -947,6 +1049,7 @@ static void delayed_is_refused(void) {
 int main(void) {
     RUN(same_numbers);
     RUN(large);
+    RUN(recoded);
     RUN(every_bf16);
     RUN(factors);
     RUN(given);
@@ -958,6 +1061,7 @@ int main(void) {
     RUN(exact_sums);
     RUN(near_the_cpu);
     RUN(replays);
+    RUN(with_codes);
     RUN(delayed_like_the_cpu);
     RUN(delayed_resumes);
     RUN(delayed_replays);

@@ -615,6 +615,12 @@ LEDGER_KERNEL(hadamard) {
     (void)x;
     return ledger_moves("hadamard", 1, ledger_in(k->a, n), 4 * n, 0.7);
 }
+LEDGER_KERNEL(recode) {
+    double n = (double)k->rows * (double)k->cols, codes = k->element == MIXP_F4_E2M1 ? n / 2 : n;
+    double scales = k->block_rows ? n / (double)k->block_rows : 0;
+    (void)x;
+    return ledger_moves("recode", 1, scales + (k->decodes ? codes : 2 * n), k->decodes ? 2 * n : codes, 0.7);
+}
 LEDGER_KERNEL(turn) {
     double n = (double)k->n * (double)k->length;
     (void)x;
@@ -685,6 +691,7 @@ static const mixp_device *ledger_device(void) {
     kernels.quantise = ledger_quantise;
     kernels.hadamard = ledger_hadamard;
     kernels.turn = ledger_turn;
+    kernels.recode = ledger_recode;
     kernels.lose = ledger_lose;
     kernels.look = ledger_look;
     kernels.agree = ledger_agree;
