@@ -92,9 +92,10 @@ DEPENDS = -MMD -MP -MT $@ -MF $@.dep
 done   = $(if $(filter $(OWN),$(notdir $@)),,-DMIXPREC_IMPLEMENTATION_DONE)
 
 # `light` optimises a program less than the library. It follows CFLAGS, because make cannot append
-# to a CFLAGS of the command line. Most tests only call the compiled library: tests/tools/variant.sh saves
-# time with LIGHT=-O0. INLINE names the tests of the header's inline functions, which a program
+# to a CFLAGS of the command line. Most tests only call the compiled library: they take -O1 unless CFLAGS is
+# given, and tests/tools/variant.sh saves more time with LIGHT=-O0. INLINE names the tests of the header's inline functions, which a program
 # compiles itself.
+LIGHT  ?= $(if $(filter file,$(origin CFLAGS)),-O1)
 INLINE  = test_formats test_bits test_numerics test_functions
 light   = $(if $(filter $(INLINE),$(notdir $@)),,$(if $(filter $(BUILD)/test_%,$@),$(LIGHT)))
 
@@ -195,6 +196,7 @@ $(SIM_LINKED): private SIM_FLAGS += -DCOMPANION_LINKED
 $(addsuffix /test_cuda_by_hand,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): examples/by_hand_cuda.cu
 $(addsuffix /test_cuda_everyday,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): $(wildcard tests/programs/*.h)
 $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
+$(CUDA_PLAIN): private SIM_FLAGS += -O0
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
 
 $(CUDA_PLAIN): $(BUILD)/%: %.cpp $(LIB) $(COMPANION) $(wildcard tests/support/*.h)
@@ -401,6 +403,8 @@ ifneq ($(filter test test-long test-variants test-all coverage,$(MAKECMDGOALS)),
     MAKEFLAGS += -j$(JOBS)
   endif
 endif
+# Some tests sleep, until a rank's patience ends or a hang is found: one test more runs than there are cores.
+RUN_JOBS = $(if $(filter file,$(origin JOBS)),$(shell echo $$(($(JOBS) + 1))),$(JOBS))
 # Without a C++ compiler or CUDA's headers, each of these programs counts as one skip.
 CPP_RUN  = $(if $(CPP_TESTS),$(CPP_TESTS),'echo 0 passed, 0 failed, 1 skipped')
 GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \
@@ -409,7 +413,7 @@ CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
                $(call program,test_cuda*.cpp)) skipped')
 
 test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/tools/run.sh -j $(JOBS) $(LONG_SCRIPTS) 'tests/tools/compile_matrix.sh short' \
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/tools/run.sh -j $(RUN_JOBS) $(LONG_SCRIPTS) 'tests/tools/compile_matrix.sh short' \
 	    $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
 	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
 

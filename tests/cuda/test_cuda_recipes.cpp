@@ -624,13 +624,15 @@ static void finish_net(Net &n) {
     mixp_context_free(n.ctx);
 }
 
+static int steps_of_a_mode(void) { return getenv("MIXPREC_TEST_QUICK") ? 2 : 4; }
+
 /* Sums in another order turn few roundings over. With `again` the GPU computes its blocks twice, and
  * its weights keep their bits. */
 static void near_the_cpu(void) {
     for (const Mode &m : modes()) {
         Net cpu = net_of(&m.recipe, false), gpu = net_of(&m.recipe, true),
             twice = net_of(&m.recipe, true);
-        for (int t = 0; t < 4; t++) {
+        for (int t = 0; t < steps_of_a_mode(); t++) {
             new_batch(t);
             double a = mixp_item(train(cpu, false)), b = mixp_item(train(gpu, false));
             train(twice, true);
@@ -655,8 +657,8 @@ static void replays(void) {
         train(played, false);
         mixp_graph *graph = mixp_capture_end(played.ctx);
         CHECK(graph != NULL);
-        for (int t = 1; t < 4 && graph; t++) {
-            new_batch(t);
+        for (int t = 0; t < steps_of_a_mode() && graph; t++) {
+            new_batch(t + 1);
             train(eager, false);
             CHECK_INT(mixp_replay(graph), MIXP_OK);
             CHECK(weights(eager) == weights(played));

@@ -181,6 +181,7 @@ for cc in gcc clang; do
     cell '-std=c99 -O3 -march=native' a b
     cell '-std=c99 -O1 -m32 -msse2 -mfpmath=sse' a b
     cell '-std=c99 -O1 -funsigned-char -fshort-enums -fno-strict-aliasing' a b
+    [ $cc = gcc ] || cell '-std=c99 -O1 -DMIXPREC_SMALL' a b
     if echo '#include <cblas.h>' | $cc -E - >/dev/null 2>&1; then
         cell '-std=c99 -O1 -DMIXPREC_CBLAS' a b -lopenblas
     else skip "$cc -DMIXPREC_CBLAS (no cblas.h)"; fi
