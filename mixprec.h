@@ -3919,7 +3919,8 @@ typedef struct mixp_recipe {
  *   an operator whose gradient reads its result (attention, softmax, tanh, sigmoid, exp), or of
  *   your own operator without mixp_call_reads;
  * - x is no result of a recorded operator, or shares memory with another tensor (mixp_reshape);
- * - the weight needs no gradient, or the step is an evaluation or a trial;
+ * - the weight needs no gradient, or the step is an evaluation or a trial. An evaluation with
+ *   batches as large as those of training may then set the peak of memory: use smaller ones;
  * - the linear lies in a block of mixp_recompute, multiplies in bf16, or has an x or dy that fell
  *   back to bf16.
  *

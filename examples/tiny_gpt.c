@@ -226,7 +226,7 @@ static void make_scaler(trainer *t) {
 /* The recipe of the options. */
 static mixp_recipe recipe_of(const config *c) {
     enum { NONE, STOCHASTIC, HADAMARD, BLOCKS_2D, ALL };
-    mixp_recipe r = {.kind = (mixp_recipe_kind)c->recipe};
+    mixp_recipe r = {.kind = (mixp_recipe_kind)c->recipe, .codes = (int)c->codes};
     r.no_stochastic = c->without == STOCHASTIC || c->without == ALL;
     r.no_hadamard = c->without == HADAMARD || c->without == ALL;
     r.no_2d = c->without == BLOCKS_2D || c->without == ALL;

@@ -154,8 +154,11 @@ static int64_t model_tensors(const gpt *m, mixp_tensor **all) {
 
 /* ==== Layers ======================================================================== */
 
-static mixp_tensor *linear(const gpt *m, mixp_tensor *x, layer l)
-{ return mixp_linear(m->ctx, x, l.w, l.b); }
+/* The last reader of x: a recipe with codes may free it. */
+static mixp_tensor *linear(const gpt *m, mixp_tensor *x, layer l) {
+    mixp_tensor_set_disposable(x, 1);
+    return mixp_linear(m->ctx, x, l.w, l.b);
+}
 
 static mixp_tensor *norm(const gpt *m, mixp_tensor *x, layer l) {
     if (m->rms) return mixp_rms_norm(m->ctx, x, l.w, 1e-5f);
@@ -169,6 +172,7 @@ static mixp_tensor *activate(const gpt *m, mixp_tensor *x) {
 
 /* With --epilogues, products may compute the tanh form of GELU in their own pass. */
 static mixp_tensor *feed_forward(const gpt *m, mixp_tensor *x, const block *b) {
+    mixp_tensor_set_disposable(x, 1);
     if (m->activation == ACTIVATION_GELU_TANH)
         return mixp_mlp(m->ctx, x, b->up.w, b->up.b, b->down.w, b->down.b);
     return linear(m, activate(m, linear(m, x, b->up)), b->down);

@@ -60,7 +60,7 @@ typedef struct config {
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, muon_lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, no_master, moments, masters, rule;
+    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, codes, no_master, moments, masters, rule;
     int64_t growth_interval;
     int64_t epilogues;                  /* MIXP_EPILOGUES_ */
     double  init_scale;
@@ -174,6 +174,7 @@ static const option options[] = {
                "with bf16 on a CPU: numbers that the linear layers multiply"),
     CHOICE_OPT("recipe-without", without, "none", "none|stochastic|hadamard|2d|all",
                "part of nvfp4 that is left out, to see what it does"),
+    FLAG_OPT("codes", codes, "with a recipe: inputs of linear layers wait for backward as codes"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
     CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two are stored"),
     CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
@@ -770,6 +771,8 @@ static void check_options(const config *c) {
                "or leave it out");
     if (c->without && c->recipe != MIXP_RECIPE_NVFP4)
         die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave it out");
+    if (c->codes && !c->recipe)
+        die(2, "--codes keeps the codes of a recipe: add --recipe, or leave it out");
     if (c->masters && (c->level != 3 || c->dtype != DTYPE_BF16 || c->no_master))
         die(2, "--masters is about what lies beside weights of bf16: add --level 3 --dtype bf16, "
                "without --no-master, or leave it out");

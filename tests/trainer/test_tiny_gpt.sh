@@ -116,6 +116,7 @@ refuses "what lies beside f32 weights"       2 "add --level 3 --dtype bf16" $sma
 refuses "or beside weights of fp16"          2 "add --level 3 --dtype bf16" $small --masters 16bit --level 3
 refuses "a recipe in fp16"                   2 "--recipe needs bf16"         $small --recipe mxfp8
 refuses "a recipe without autocast"          2 "--recipe needs bf16"         $small --recipe fp8 --dtype bf16 --level 0
+refuses "codes of no recipe"                 2 "--codes keeps the codes of a recipe" $small --codes
 refuses "a part of no recipe"                2 "--recipe-without leaves out a part of nvfp4" $small --recipe-without 2d
 refuses "an unknown recipe"                  2 "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4" $small --recipe fp6
 refuses "a word for the guard's steps"       2 "a number of steps from 1" $small --guard none
@@ -518,6 +519,14 @@ for recipe in fp8 fp8-delayed mxfp8 nvfp4; do
     check "--recipe $recipe trains other weights" sh -c "! cmp -s plain_bf16/checkpoint.safetensors $recipe/checkpoint.safetensors"
     gpt 0 $fit --recipe $recipe --steps 4 --decay-steps 8 --out $recipe.2 && gpt 0 --out $recipe.2 --resume --steps 8
     check "--recipe $recipe resumes bit for bit" cmp -s $recipe/checkpoint.safetensors $recipe.2/checkpoint.safetensors
+done
+for recipe in fp8 nvfp4; do
+    gpt 0 $fit --recipe $recipe --codes --steps 8 --decay-steps 8 --out $recipe.codes
+    check "--codes keeps the bits of $recipe" cmp -s $recipe/checkpoint.safetensors $recipe.codes/checkpoint.safetensors
+    wide="--data text --layers 4 --heads 2 --width 64 --block 32 --batch 4 --eval-batches 1 --threads 1 --dtype bf16 --recipe $recipe"
+    gpt 0 $wide --steps 3 --profile --quiet; cp out table; full=$(bytes activations)
+    gpt 0 $wide --steps 3 --profile --quiet --codes; cp out table; kept=$(bytes activations)
+    check "--codes takes memory off activations of $recipe" test "${kept:-0}" -gt 0 -a "${kept:-0}" -lt "$full"   # evaluation's are left
 done
 for part in stochastic hadamard 2d all; do
     gpt 0 $fit --recipe nvfp4 --recipe-without $part --steps 8 --decay-steps 8 --out nvfp4.$part
