@@ -5852,6 +5852,16 @@ extern "C" {
 #  define MIXPI_SELDOM
 #endif
 
+/* Around rooms that take little of a step: gcc optimises what stands between them for size. Before
+ * version 12, its pragma drops other flags of the program. */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 12 && defined(__OPTIMIZE__)
+#  define MIXPI_SELDOM_BEGIN _Pragma("GCC push_options") _Pragma("GCC optimize(\"Os\")")
+#  define MIXPI_SELDOM_END   _Pragma("GCC pop_options")
+#else
+#  define MIXPI_SELDOM_BEGIN
+#  define MIXPI_SELDOM_END
+#endif
+
 /* Around everything but conversions and products. With MIXPREC_SMALL clang optimises what stands
  * between them for size, as -Oz does. */
 #if defined(MIXPREC_SMALL) && defined(__clang__)
@@ -14117,6 +14127,7 @@ MIXPREC_API mixp_result mixp_convert(void *dst, mixp_dtype to, const void *src,
 { return mixp_convert_rounded(dst, to, src, from, n, NULL); }
 
 #ifndef MIXPREC_ONLY_FORMATS
+MIXPI_SELDOM_BEGIN
 /* --- the environment -------------------------------------------------------------------- */
 
 /* Values at the limits of the formats, with their codes: ones, zeros, the largest numbers, ties,
@@ -14338,6 +14349,7 @@ MIXPREC_API mixp_result mixp_self_check(char *message, size_t size) {
     return MIXP_OK;
 }
 
+MIXPI_SELDOM_END
 /* ==== 5. TENSORS (implementation) ===================================================== */
 
 /* One block of memory from the allocator. Pieces form a list that the context frees. */
@@ -16310,6 +16322,7 @@ MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain)
 MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 { return mixpi_init_fan(t, 0, 0, gain); }
 
+MIXPI_SELDOM_BEGIN
 /* --- recipes: the quantiser ----------------------------------------------------------------- */
 
 MIXPREC_API const char *mixp_recipe_name(mixp_recipe_kind kind) {
@@ -16339,6 +16352,7 @@ MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t 
     k.y = y;
     return x ? mixp_cpu()->kernels->hadamard(x, &k) : MIXP_ERR_ARGUMENT;
 }
+MIXPI_SELDOM_END
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 
 #define MIXPI_MAX_REGIONS   64
@@ -18139,6 +18153,7 @@ MIXPI_APART MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx) {
     return mixpi_any_begin(ctx, 1, MIXPI_FRAME(&here));
 }
 
+MIXPI_SELDOM_BEGIN
 /* --- checking gradients ---------------------------------------------------------------- */
 
 /* The loss with t's element i set to x. */
@@ -18249,6 +18264,7 @@ MIXPREC_API mixp_result mixp_check_gradients(mixp_context *ctx, mixpi_tensor_fn 
                        mixpi_do_check_gradients(ctx, fn, user, n_inputs, inputs, eps, worst));
 }
 
+MIXPI_SELDOM_END
 /* --- cast: the one operator that the tape itself applies ------------------------------- */
 
 static mixp_result mixpi_cast_infer(mixp_call *c) {
@@ -18568,6 +18584,7 @@ static mixp_call *mixpi_outer_call(mixpi_outer *o, mixp_context *ctx, const char
     return &o->call;
 }
 
+MIXPI_SELDOM_BEGIN
 /* --- recipes: delayed scaling ---------------------------------------------------------------- */
 
 /* State of the linears with one weight. Scales and history lie in the device's memory. */
@@ -19269,6 +19286,7 @@ static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result
     mixpi_recipe_done(c->ctx, b);
     return r;
 }
+MIXPI_SELDOM_END
 /* --- recipes: the input of a linear kept as codes -------------------------------------------- *
  *
  * Forward quantises x as the gradient of the weight needs x, and keeps the codes; mixp_linear then
@@ -21051,6 +21069,7 @@ MIXPREC_API mixp_tensor *mixp_add_rms_norm(mixp_context *ctx, mixp_tensor *a,
     return mixpi_add_norm(ctx, MIXP_OP_RMS_NORM, mixpi_norm_of(1, eps), in, sum);
 }
 
+MIXPI_SELDOM_BEGIN
 /* --- embedding ------------------------------------------------------------------------- */
 
 /* Names the invalid index that made a kernel fail. Possible only if indices are in host memory. */
@@ -21371,6 +21390,7 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
     return mixpi_apply_one(ctx, MIXP_OP_DROPOUT, x, &k);
 }
 
+MIXPI_SELDOM_END
 /* --- losses ---------------------------------------------------------------------------- */
 
 static mixp_result mixpi_cross_entropy_infer(mixp_call *c) {
@@ -22283,6 +22303,7 @@ MIXPREC_API mixp_result mixp_split_sizes(mixp_context *ctx, mixp_tensor *x, int 
                              "NULL, each must be at least 1, and their sum the size of a dimension",
                              text, n, dim);
 }
+MIXPI_SELDOM_BEGIN
 /* --- tensors of one number, and of random numbers ----------------------------------------- */
 
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
@@ -23112,6 +23133,7 @@ MIXPREC_API mixp_tensor *mixp_triplet_margin(mixp_context *ctx, mixp_tensor *anc
     return mixpi_apply_form(ctx, anchor, &p);
 }
 
+MIXPI_SELDOM_END
 /* --- the table ------------------------------------------------------------------------- */
 
 #define MIXPI_ROW(name, cls, attrs, infer, forward, backward)                             \
@@ -24052,6 +24074,7 @@ MIXPREC_API mixp_tensor *mixp_scaler_cross_entropy(mixp_scaler *scaler, mixp_ten
     return scaled;
 }
 
+MIXPI_SELDOM_BEGIN
 /* ==== 10. OPTIMIZERS (implementation) ================================================== */
 
 /* A parameter on the host. Kernels see the row with the same index. */
@@ -25073,6 +25096,7 @@ MIXPREC_API double mixp_optimizer_lr(const mixp_optimizer *opt, int group) {
                             mixp_optimizer_applied(opt));
 }
 
+MIXPI_SELDOM_END
 /* ==== 11. STEP (implementation) ======================================================= */
 
 /* --- the table of parameters -------------------------------------------------------------- */
@@ -26435,6 +26459,7 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler) {
     return v;
 }
 
+MIXPI_SELDOM_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
 /* ==== 13. CHECKPOINT (implementation) ================================================= */
 
@@ -34332,6 +34357,7 @@ MIXPREC_API mixp_context *mixp_context_new(const mixp_context_desc *desc) {
     return ctx;
 }
 
+MIXPI_SELDOM_END
 #endif
 MIXPI_SMALL_END
 #ifdef __cplusplus

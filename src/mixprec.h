@@ -97,7 +97,9 @@ MIXPI_SMALL_BEGIN
 #include "cpu/device.c"
 #include "cpu/arrays.c"
 #ifndef MIXPREC_ONLY_FORMATS
+MIXPI_SELDOM_BEGIN
 #include "cpu/self_check.c"
+MIXPI_SELDOM_END
 #include "tensors/parts.c"
 #include "tensors/block.c"
 #include "tensors/errors.c"
@@ -107,7 +109,9 @@ MIXPI_SMALL_BEGIN
 #include "tensors/watcher.c"
 #include "tensors/context.c"
 #include "tensors/tensors.c"
+MIXPI_SELDOM_BEGIN
 #include "recipe.c"
+MIXPI_SELDOM_END
 #include "autocast.c"
 #include "tape/apply.c"
 #include "tape/run.c"
@@ -120,34 +124,45 @@ MIXPI_SMALL_BEGIN
 #include "walk/blocks.c"
 #include "walk/backward.c"
 #include "walk/begin.c"
+MIXPI_SELDOM_BEGIN
 #include "walk/check_gradients.c"
+MIXPI_SELDOM_END
 #include "operators/cast.c"
 #include "operators/shared.c"
+MIXPI_SELDOM_BEGIN
 #include "operators/delayed.c"
 #include "operators/lossy.c"
 #include "operators/recipes.c"
+MIXPI_SELDOM_END
 #include "operators/coded.c"
 #include "operators/products.c"
 #include "operators/attention.c"
 #include "operators/elementwise.c"
 #include "operators/sums.c"
 #include "operators/norms.c"
+MIXPI_SELDOM_BEGIN
 #include "operators/choosing.c"
+MIXPI_SELDOM_END
 #include "operators/losses.c"
 #include "operators/shapes.c"
+MIXPI_SELDOM_BEGIN
 #include "operators/random.c"
 #include "operators/scans.c"
 #include "operators/picking.c"
 #include "operators/composed.c"
+MIXPI_SELDOM_END
 #include "operators/table.c"
 #include "operators/tangents.c"
 #include "scaler.c"
+MIXPI_SELDOM_BEGIN
 #include "optimizers.c"
+MIXPI_SELDOM_END
 #include "step/table.c"
 #include "step/muon.c"
 #include "step/gradients.c"
 #include "step/average.c"
 #include "step/step.c"
+MIXPI_SELDOM_BEGIN
 #ifndef MIXPREC_NO_CHECKPOINT
 #include "files/safetensors.c"
 #include "files/disk.c"
@@ -185,6 +200,7 @@ MIXPI_SMALL_BEGIN
 #include "ranks/door.c"
 #endif
 #include "guests.c"
+MIXPI_SELDOM_END
 #endif
 MIXPI_SMALL_END
 #ifdef __cplusplus
