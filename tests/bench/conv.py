@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """conv.py - conv2d of examples/conv.h, forward and backward in fp32, and PyTorch's, turn by turn in one process.
 
-    make bench-conv         or: python3 tests/bench/conv.py build/bench/libconv.so [ROUNDS]
+    make bench-conv         or: python3 tests/bench/conv.py build/bench/libconv.so [ROUNDS [THREADS]]
 
 Shapes of ResNet-18, batch 8, images of 32 and of 56; 2 threads each. Prints medians of ROUNDS turns, and the median,
-lowest and highest of PyTorch's time over ours.
+lowest and highest of PyTorch's time over ours. With THREADS 1, time is the processor's, which a busy machine changes
+little: OMP_NUM_THREADS=1 python3 tests/bench/conv.py build/bench/libconv.so 9 1
 """
 import ctypes
 import statistics
@@ -16,12 +17,14 @@ import torch
 
 lib = ctypes.CDLL(sys.argv[1])
 rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
+threads = int(sys.argv[3]) if len(sys.argv) > 3 else 2
+clock = time.process_time if threads == 1 else time.perf_counter
 lib.layer_new.restype = ctypes.c_void_p
 lib.layer_new.argtypes = [ctypes.c_int] + 4 * [ctypes.c_int64] + [ctypes.c_int] + 2 * [ctypes.c_void_p]
 lib.layer_steps.restype = lib.layer_sum.restype = ctypes.c_double
 lib.layer_steps.argtypes = [ctypes.c_void_p, ctypes.c_int]
 lib.layer_sum.argtypes = [ctypes.c_void_p]
-torch.set_num_threads(2)
+torch.set_num_threads(threads)
 random = numpy.random.default_rng(1)
 all_ratios = []
 
@@ -30,19 +33,24 @@ for size, channels in ((32, ((3, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1
     for into, out, stride in channels:
         x = random.standard_normal((8, into, size, size), dtype=numpy.float32)
         w = random.standard_normal((out, into, 3, 3), dtype=numpy.float32) * 0.05
-        ours = lib.layer_new(2, 8, into, out, size, stride, x.ctypes.data, w.ctypes.data)
+        ours = lib.layer_new(threads, 8, into, out, size, stride, x.ctypes.data, w.ctypes.data)
         tx, tw = torch.from_numpy(x).requires_grad_(), torch.from_numpy(w).requires_grad_()
 
+        def mine():
+            start = clock()
+            lib.layer_steps(ours, 1)
+            return clock() - start
+
         def theirs():
-            start = time.perf_counter()
+            start = clock()
             tx.grad = tw.grad = None
             torch.nn.functional.conv2d(tx, tw, stride=stride, padding=1).mean().backward()
-            return time.perf_counter() - start
+            return clock() - start
 
         same = torch.nn.functional.conv2d(tx, tw, stride=stride, padding=1).sum().item()
         assert abs(lib.layer_sum(ours) - same) < 1e-2 * (1 + abs(same)), "the results differ"
         lib.layer_steps(ours, 2), theirs(), theirs()
-        pairs = [(lib.layer_steps(ours, 1), theirs()) for _ in range(rounds)]
+        pairs = [(mine(), theirs()) for _ in range(rounds)]
         ratios = sorted(b / a for a, b in pairs)
         all_ratios.append(statistics.median(ratios))
         print("%2d x %2d, %3d to %3d, stride %d: mixprec %7.2f ms, PyTorch %7.2f ms; PyTorch / mixprec %.2f (%.2f to %.2f)"

@@ -1,4 +1,4 @@
-/* gpt.h - the GPT of bench_guard.c and bench_recipes.c: one text of the model, so that their steps are alike.
+/* gpt.h - the GPT of bench_guard.c, bench_recipes.c and bench_recompute.c: one text of the model, so that their steps are alike.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Include it after mixprec.h. nano: nanoGPT's CPU configuration, 4 layers of width 128, 4 heads, 64 tokens by 12,
@@ -14,8 +14,13 @@ enum { MOST_LAYERS = 12, MOST_TOKENS = 768, WEIGHTS = 6 };
 typedef struct shape { int layers, width, heads, vocab, time, batch, steps; } shape;
 static const shape nano = { 4, 128, 4, 65, 64, 12, 8 };
 
+struct model;
+typedef struct block { struct model *of; int layer; } block;
+
 typedef struct model {
     shape           is;
+    int             again;          /* 1: backward computes each layer again (mixp_recompute) */
+    block           blocks[MOST_LAYERS];
     mixp_context   *ctx;
     mixp_scaler    *scaler;         /* NULL: none */
     mixp_optimizer *opt;
@@ -64,11 +69,21 @@ static mixp_tensor *last_read(mixp_tensor *y) {
     return y;
 }
 
+/* One layer: a block for mixp_recompute. */
+static mixp_tensor *model_layer(mixp_context *ctx, mixp_tensor *x, void *user) {
+    const block *b = (const block *)user;
+    mixp_tensor *const *w = b->of->w[b->layer], *y;
+    y = mixp_linear(ctx, last_read(mixp_layer_norm(ctx, x, w[0], NULL, 1e-5f)), w[1], NULL);
+    x = mixp_add(ctx, x, mixp_linear(ctx, mixp_attention(ctx, y, b->of->is.heads, 1, 0.0f), w[2], NULL));
+    y = mixp_linear(ctx, last_read(mixp_layer_norm(ctx, x, w[3], NULL, 1e-5f)), w[4], NULL);
+    return mixp_add(ctx, x, mixp_linear(ctx, last_read(mixp_gelu_tanh(ctx, y)), w[5], NULL));
+}
+
 /* The activations that the head reads. */
 static mixp_tensor *model_top(model *m) {
     int64_t tokens[2];
     mixp_context *ctx = m->ctx;
-    mixp_tensor *x, *y, *ids;
+    mixp_tensor *x, *ids;
     int l;
     tokens[0] = m->is.batch;
     tokens[1] = m->is.time;
@@ -76,11 +91,9 @@ static mixp_tensor *model_top(model *m) {
     x = mixp_add(ctx, mixp_embedding(ctx, m->wte, ids),
                  mixp_embedding(ctx, m->wpe, mixp_input(ctx, MIXP_I32, 1, tokens + 1, m->place)));
     for (l = 0; l < m->is.layers; l++) {
-        mixp_tensor *const *w = m->w[l];
-        y = mixp_linear(ctx, last_read(mixp_layer_norm(ctx, x, w[0], NULL, 1e-5f)), w[1], NULL);
-        x = mixp_add(ctx, x, mixp_linear(ctx, mixp_attention(ctx, y, m->is.heads, 1, 0.0f), w[2], NULL));
-        y = mixp_linear(ctx, last_read(mixp_layer_norm(ctx, x, w[3], NULL, 1e-5f)), w[4], NULL);
-        x = mixp_add(ctx, x, mixp_linear(ctx, last_read(mixp_gelu_tanh(ctx, y)), w[5], NULL));
+        m->blocks[l].of = m;
+        m->blocks[l].layer = l;
+        x = m->again ? mixp_recompute(ctx, model_layer, &m->blocks[l], x) : model_layer(ctx, x, &m->blocks[l]);
     }
     return mixp_layer_norm(ctx, x, m->ln_f, NULL, 1e-5f);
 }
