@@ -390,7 +390,7 @@ web: mixprec.h   ## a GPT that trains in a browser, in fp16: BUILD/web/index.htm
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/tools/run.sh sums.
 SCRIPTS = $(call tests_like,test_*.sh) tests/tools/symbols.sh tests/tools/rooms.sh tests/tools/metrics.sh tests/tools/install.sh
 # The longest tests come first, so that parallel tests end at about the same time.
-LONG_SCRIPTS = tests/trainer/test_tiny_gpt.sh tests/tools/symbols.sh tests/tools/test_cmake.sh tests/programs/test_overflow.sh
+LONG_SCRIPTS = tests/trainer/test_tiny_gpt.sh tests/tools/test_left_out.sh tests/tools/rooms.sh tests/tools/symbols.sh tests/tools/test_cmake.sh tests/programs/test_overflow.sh
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
 # Most tests use one core; a compiler uses up to a gigabyte.
