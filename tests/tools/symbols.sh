@@ -54,6 +54,19 @@ else
     skip 'size of formats alone (no size)'
 fi
 
+# The whole implementation, if make has built it as README's figure is measured: gcc 12 or later, x86-64, -O2.
+whole=${BUILD:-build}/mixprec.o
+measured() {
+    [ -f "$whole" ] && command -v size >/dev/null 2>&1 && grep -q -- '-O2' "${BUILD:-build}/flags" &&
+        echo 'x __GNUC__ __clang__ __x86_64__ __GNUC_MINOR__' | $CC -E -P - | grep -Eq '^x (1[2-9]|[2-9][0-9]) __clang__ 1 '
+}
+text_of() { size "$1" | awk 'NR == 2 { print $1 }'; }
+if measured; then
+    check 'the implementation: less than 800,000 bytes' [ "$(text_of "$whole")" -lt 800000 ]
+else
+    skip 'size of the implementation (not gcc 12 at -O2 on x86-64, or not built)'
+fi
+
 # --- macros and pragmas ------------------------------------------------------------------
 # new_macros SOURCE PRELUDE: the names SOURCE defines and PRELUDE alone does not.
 new_macros() {
