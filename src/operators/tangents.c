@@ -106,8 +106,8 @@ static mixp_tensor *mixpi_unary_tangent(mixp_call *c) {
     if (mixpi_unary_by_factor(k->op)) return mixp_scale(ctx, d, k->p);
     switch (k->op) {
     case MIXP_UNARY_CLAMP:
-        d = mixp_masked_fill(ctx, d, mixp_lt(ctx, x, mixpi_constant(ctx, k->p)), 0.0f);
-        return mixp_masked_fill(ctx, d, mixp_gt(ctx, x, mixpi_constant(ctx, k->q)), 0.0f);
+        d = mixp_masked_fill(ctx, d, mixp_lt(ctx, x, mixpi_constant(ctx, (double)k->p)), 0.0f);
+        return mixp_masked_fill(ctx, d, mixp_gt(ctx, x, mixpi_constant(ctx, (double)k->q)), 0.0f);
     case MIXP_UNARY_ABS:
         d = mixp_masked_fill(ctx, d, mixp_eq(ctx, x, mixpi_constant(ctx, 0.0)), 0.0f);
         below = mixp_neg(ctx, d);
