@@ -349,9 +349,44 @@ static void test_jvp_refused(void) {
     mixp_context_free(c);
 }
 
+static mixp_tensor *jvp_block_w;
+static mixp_tensor *jvp_block(mixp_context *c, mixp_tensor *x, void *user) {
+    mixp_tensor *y = mixp_linear(c, mixp_tanh(c, mixp_linear(c, x, jvp_block_w, NULL)), jvp_block_w, NULL);
+    return user ? mixp_jvp(c, y, x, NULL) : y;
+}
+
+/* A block of mixp_recompute may call mixp_jvp, with the same bits; it cannot be followed from outside. */
+static void test_jvp_and_blocks(void) {
+    static const float v[4] = { 0.5f, -1.0f, 0.25f, 2.0f };
+    const int64_t shape[2] = { 2, 2 };
+    float grad[2][4];
+    mixp_context *c = case_context();
+    mixp_tensor *x, *y;
+    int again;
+    jvp_block_w = mixp_param(c, "w", MIXP_F32, 2, shape);
+    mixp_write(jvp_block_w, v, MIXP_F32, 4);
+    for (again = 0; again < 2; again++) {
+        mixp_step_begin(c);
+        jvp_block_w->grad = NULL;
+        x = mixp_input(c, MIXP_F32, 2, shape, v);
+        mixp_tensor_set_requires_grad(x, 1);
+        y = again ? mixp_recompute(c, jvp_block, c, x) : jvp_block(c, x, c);
+        CHECK_INT(mixp_backward(c, mixp_sum(c, mixp_square(c, y), MIXP_ALL, 0)), MIXP_OK);
+        CHECK_INT(mixp_read(jvp_block_w->grad, grad[again], MIXP_F32, 4), MIXP_OK);
+    }
+    CHECK(memcmp(grad[0], grad[1], sizeof grad[0]) == 0);
+    mixp_step_begin(c);
+    x = mixp_input(c, MIXP_F32, 2, shape, v);
+    mixp_tensor_set_requires_grad(x, 1);
+    y = mixp_recompute(c, jvp_block, NULL, x);
+    jvp_refused(c, mixp_jvp(c, y, x, NULL), MIXP_ERR_ORDER, "made in a block of mixp_recompute");
+    mixp_context_free(c);
+}
+
 static void jvp_run_cases(void) {
     RUN(test_jvp_beside_pytorch);
     RUN(test_jvp_beside_differences);
     RUN(test_jvp_of_little);
     RUN(test_jvp_refused);
+    RUN(test_jvp_and_blocks);
 }
