@@ -3348,6 +3348,7 @@ struct mixp_tensor {
         int          disposable;/* 1: the program does not read the values again           */
         mixp_tensor *tangent;   /* while mixp_jvp runs: the derivative along its direction   */
         int          leads;     /* while mixp_jvp runs: 1: y depends on this tensor        */
+        int          derivative;/* 1: mixp_jvp made it: if not recorded, it is a constant  */
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */
@@ -3908,7 +3909,9 @@ typedef struct mixp_recipe {
  * mixp_linear frees x, whose elements take 2 bytes, or 6 if autocast has cast x from f32. Backward
  * turns the codes into bf16 values, for one linear at a time. Gradients have the bits that they
  * have without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
- * backward.
+ * backward. FP8_DELAYED with an update between forward and backward, as where two optimizers take
+ * turns: codes keep forward's scale of x; without codes backward quantises x by the scale after
+ * the update.
  *
  * The program declares that it does not read x again: call mixp_tensor_set_disposable(x, 1) before
  * the last mixp_linear that reads x. A later read of x is MIXP_ERR_ORDER. A copy that autocast
@@ -4223,8 +4226,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real; NULL:
  * ones, which give the derivative of each row of y by its own row of x[rows, 1]. y was made from x
  * in this step. x requires gradients, or was made from what does, since before an operator read it.
- * The result is 0 if y does not depend on x. Results under MIXP_NO_GRAD and of mixp_detach count as
- * constants.
+ * The result is 0 if y does not depend on x, as where y is a derivative that is constant. Results
+ * under MIXP_NO_GRAD and of mixp_detach count as constants.
  *
  * Recorded operators make the result, in the region of autocast that is open now. So mixp_backward
  * walks it back as part of a loss, and its own mixp_jvp is the second derivative:
@@ -19325,6 +19328,7 @@ static int mixpi_coded_wanted(const mixp_call *c, const mixpi_recipe_call *rc) {
     const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
     int i;
     if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
+    if (rc->coded) return 0;    /* kept already: a guard measures the product a second time */
     if (c->ctx->in_block || mixpi_entry_of(c)->again) return 0;
     for (i = 1; i < c->n_in; i++)
         if (c->in[i] && mixpi_origin(c->in[i]) == c->in[0]) return 0;
@@ -23492,7 +23496,9 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     x->own.tangent = NULL;
     y->own.leads = 0;
     if (r != MIXP_OK) return NULL;
-    return d ? d : mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);
+    if (!d) d = mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);
+    if (d) d->own.derivative = !mixpi_no_grad_now(ctx) && !d->own.cut;
+    return d;
 }
 
 static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, const mixp_tensor *x,
@@ -23501,7 +23507,7 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
     if (!mixpi_wants_grad(x))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_jvp: x requires no gradient"
                                  MIXPI_ASK_X);
-    if (y != x && !y->own.from_tape)
+    if (y != x && !y->own.from_tape && !y->own.derivative)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_jvp: nothing was recorded for y: it was made under "
                                  "MIXP_NO_GRAD, or depends on nothing that requires a gradient");

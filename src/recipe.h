@@ -97,7 +97,9 @@ typedef struct mixp_recipe {
  * mixp_linear frees x, whose elements take 2 bytes, or 6 if autocast has cast x from f32. Backward
  * turns the codes into bf16 values, for one linear at a time. Gradients have the bits that they
  * have without codes. FP8_BLOCK, MXFP8 and NVFP4 quantise x for this gradient in forward instead of
- * backward.
+ * backward. FP8_DELAYED with an update between forward and backward, as where two optimizers take
+ * turns: codes keep forward's scale of x; without codes backward quantises x by the scale after
+ * the update.
  *
  * The program declares that it does not read x again: call mixp_tensor_set_disposable(x, 1) before
  * the last mixp_linear that reads x. A later read of x is MIXP_ERR_ORDER. A copy that autocast

@@ -40,8 +40,8 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real; NULL:
  * ones, which give the derivative of each row of y by its own row of x[rows, 1]. y was made from x
  * in this step. x requires gradients, or was made from what does, since before an operator read it.
- * The result is 0 if y does not depend on x. Results under MIXP_NO_GRAD and of mixp_detach count as
- * constants.
+ * The result is 0 if y does not depend on x, as where y is a derivative that is constant. Results
+ * under MIXP_NO_GRAD and of mixp_detach count as constants.
  *
  * Recorded operators make the result, in the region of autocast that is open now. So mixp_backward
  * walks it back as part of a loss, and its own mixp_jvp is the second derivative:

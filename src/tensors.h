@@ -62,6 +62,7 @@ struct mixp_tensor {
         int          disposable;/* 1: the program does not read the values again           */
         mixp_tensor *tangent;   /* while mixp_jvp runs: the derivative along its direction   */
         int          leads;     /* while mixp_jvp runs: 1: y depends on this tensor        */
+        int          derivative;/* 1: mixp_jvp made it: if not recorded, it is a constant  */
         int          spilled;   /* 1: made in a block of mixp_recompute, and freed with it  */
         int          aliased;   /* 1: a tensor that is not on the tape reads this memory   */
         int          spent;     /* 1: the values are overwritten by their gradient, or freed */

@@ -38,6 +38,7 @@ static int mixpi_coded_wanted(const mixp_call *c, const mixpi_recipe_call *rc) {
     const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
     int i;
     if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
+    if (rc->coded) return 0;    /* kept already: a guard measures the product a second time */
     if (c->ctx->in_block || mixpi_entry_of(c)->again) return 0;
     for (i = 1; i < c->n_in; i++)
         if (c->in[i] && mixpi_origin(c->in[i]) == c->in[0]) return 0;

@@ -266,7 +266,9 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     x->own.tangent = NULL;
     y->own.leads = 0;
     if (r != MIXP_OK) return NULL;
-    return d ? d : mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);
+    if (!d) d = mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);
+    if (d) d->own.derivative = !mixpi_no_grad_now(ctx) && !d->own.cut;
+    return d;
 }
 
 static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, const mixp_tensor *x,
@@ -275,7 +277,7 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
     if (!mixpi_wants_grad(x))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_jvp: x requires no gradient"
                                  MIXPI_ASK_X);
-    if (y != x && !y->own.from_tape)
+    if (y != x && !y->own.from_tape && !y->own.derivative)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_jvp: nothing was recorded for y: it was made under "
                                  "MIXP_NO_GRAD, or depends on nothing that requires a gradient");

@@ -4,6 +4,7 @@
  * SPDX-License-Identifier: MIT OR Unlicense */
 #include "mixprec.h"
 #include "test.h"
+#include "new_optimizer.h"
 #include "numbers.h"
 
 /* --- the kernel ------------------------------------------------------------------------------ */
@@ -532,6 +533,58 @@ static void two_walks(void) {
     mixp_context_free(o[1].ctx);
 }
 
+/* A guard that measures products a second time keeps no codes a second time. */
+static void counted_once(void) {
+    one o = one_of(1);
+    int t;
+    CHECK_INT(mixp_guard_start(o.ctx, NULL), MIXP_OK);
+    for (t = 0; t < 4; t++) {
+        mixp_step_begin(o.ctx);
+        CHECK_INT(mixp_backward(o.ctx, applied(&o, NOTHING)), MIXP_OK);
+    }
+    CHECK_INT(mixp_autocast_recipe_counts(o.ctx).quantised, 4);
+    CHECK_INT(mixp_autocast_recipe_counts(o.ctx).coded, 4);
+    CHECK_INT(mixp_context_error(o.ctx, NULL), MIXP_OK);
+    mixp_context_free(o.ctx);
+}
+
+/* w's gradient under delayed scaling, of x by the scale 1. between: another optimizer's update moves the
+ * scale before backward. */
+static one delayed(int with_codes, int between) {
+    one o = one_of(with_codes);
+    mixp_optimizer *opt = new_sgd(o.ctx);
+    mixp_tensor *x, *y = NULL;
+    mixp_recipe r;
+    memset(&r, 0, sizeof r);
+    r.kind = MIXP_RECIPE_FP8_DELAYED;
+    r.codes = with_codes;
+    CHECK_INT(mixp_autocast_set_recipe(o.ctx, &r), MIXP_OK);
+    mixp_optimizer_add(opt, o.u, NULL);
+    x = result(&o);
+    mixp_tensor_set_disposable(x, 1);
+    MIXP_AUTOCAST(o.ctx, MIXP_BF16) y = mixp_linear(o.ctx, x, o.w, NULL);
+    if (between) {
+        CHECK_INT(mixp_backward(o.ctx, mixp_mean(o.ctx, o.u, MIXP_ALL, 0)), MIXP_OK);
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    }
+    CHECK_INT(mixp_backward(o.ctx, mixp_sum(o.ctx, mixp_mul(o.ctx, y, y), MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_context_error(o.ctx, NULL), MIXP_OK);
+    return o;
+}
+
+/* Codes hold x as forward has quantised it. */
+static void update_between(void) {
+    static float a[WIDTH * WIDTH], b[WIDTH * WIDTH];
+    one kept = delayed(1, 1), alone = delayed(0, 0), anew = delayed(0, 1);
+    same_bits(kept.w->grad, alone.w->grad);
+    mixp_read(anew.w->grad, a, MIXP_F32, WIDTH * WIDTH);
+    mixp_read(alone.w->grad, b, MIXP_F32, WIDTH * WIDTH);
+    CHECK(memcmp(a, b, sizeof a) != 0);
+    mixp_context_free(kept.ctx);
+    mixp_context_free(alone.ctx);
+    mixp_context_free(anew.ctx);
+}
+
 /* --- refusals ---------------------------------------------------------------------------------- */
 
 static void a_freed_input_is_refused(void) {
@@ -614,6 +667,8 @@ int main(void) {
     RUN(inputs_that_stay);
     RUN(evaluations);
     RUN(two_walks);
+    RUN(counted_once);
+    RUN(update_between);
     RUN(a_freed_input_is_refused);
     RUN(refusals);
     return test_report();

@@ -314,6 +314,15 @@ static void test_jvp_of_little(void) {
     mixp_read(mixp_jvp(c, mixp_scale(c, x, 2.0f), h, NULL), got, MIXP_F32, 3);
     CHECK_NEAR(got[1], 0.0, 0.0);                       /* it does not depend on h */
     CHECK_NEAR(mixp_item(mixp_jvp(c, mixp_vector_norm(c, mixp_sub(c, x, x), 0, 0), x, NULL)), 0.0, 0.0);
+    y = mixp_square(c, x);                              /* derivatives 2 x, 2, 0 and 0 */
+    y = mixp_jvp(c, mixp_jvp(c, y, x, NULL), x, NULL);
+    mixp_read(y, got, MIXP_F32, 3);
+    CHECK_NEAR(got[2], 2.0, 0.0);
+    y = mixp_jvp(c, y, x, NULL);
+    CHECK(y != NULL);
+    if (y) mixp_read(mixp_jvp(c, y, x, NULL), got, MIXP_F32, 3);
+    CHECK_NEAR(got[2], 0.0, 0.0);
+    y = mixp_square(c, h);
     CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
     jvp_refused(c, mixp_jvp(c, y, x, mixp_full(c, MIXP_F32, 1, &one, 1.0)), MIXP_ERR_SHAPE, "tangent");
     jvp_refused(c, mixp_jvp(c, y, x, mixp_full(c, MIXP_I32, 1, &three, 1.0)), MIXP_ERR_DTYPE, "tangent");
@@ -339,6 +348,10 @@ static void test_jvp_refused(void) {
     jvp_refused(c, mixp_jvp(c, mixp_softmax(c, h), w, NULL), MIXP_ERR_ARGUMENT, "no tangent of softmax");
     CHECK(mixp_jvp(c, h, w, NULL) != NULL);             /* what failed has left nothing behind */
     MIXP_NO_GRAD(c) y = mixp_scale(c, w, 2.0f);
+    jvp_refused(c, mixp_jvp(c, y, w, NULL), MIXP_ERR_ORDER, "nothing was recorded for y");
+    y = mixp_square(c, w);
+    MIXP_NO_GRAD(c) y = mixp_jvp(c, y, w, NULL);        /* 2 w is no constant */
+    CHECK(y != NULL);
     jvp_refused(c, mixp_jvp(c, y, w, NULL), MIXP_ERR_ORDER, "nothing was recorded for y");
     h = mixp_square(c, w);
     mixp_fill(w, 0.25);
