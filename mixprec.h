@@ -13717,10 +13717,15 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 /* Writes the codes of 16 scales, or of the first n. */
 MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, int64_t n,
                                        mixpi_v out) {
+    uint8_t codes[16];
     float scales[16];
-    int64_t i;
-    mixpi_vstore(scales, out);
-    for (i = 0; i < n; i++) q->k.scales[at + i] = mixpi_scale_code(q->k.scale, scales[i]);
+    int i;
+    if (q->k.scale == MIXP_SCALE_E4M3) mixpi_vput(MIXP_F8_E4M3, codes, out, 0);
+    else {
+        mixpi_vstore(scales, out);
+        for (i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
+    }
+    memcpy(q->k.scales + at, codes, (size_t)n);
 }
 
 /* A row of blocks of one column. */
@@ -13779,11 +13784,18 @@ MIXPI_KERNEL(hadamard, mixp_hadamard_args, MIXPI_P(hadamard_strip))
 
 /* The factors of 16 columns of a row of blocks. */
 MIXPI_RARE mixpi_v MIXPI_P(recode_scales)(const mixp_recode_args *k, int64_t strip, int64_t col) {
+    const uint8_t *codes = k->scales;
+    const mixpi_v one = mixpi_vset(1.0f);
+    mixpi_v v;
     float s[16];
     int i;
-    if (k->scale == MIXP_SCALE_TENSOR) return mixpi_vset(1.0f);
-    for (i = 0; i < 16; i++)
-        s[i] = mixpi_scale_of_code(k->scale, k->scales[strip * k->cols + col + i]);
+    if (k->scale == MIXP_SCALE_TENSOR) return one;
+    codes += strip * k->cols + col;
+    if (k->scale == MIXP_SCALE_E4M3) {          /* 1 for 0, as mixpi_scale_of_code */
+        v = mixpi_vget(MIXP_F8_E4M3, codes);
+        return mixpi_vselect_gt(mixpi_vset(0.5f * MIXP_E4M3_TINY), v, one, v);
+    }
+    for (i = 0; i < 16; i++) s[i] = mixpi_scale_of_code(k->scale, codes[i]);
     return mixpi_vload(s);
 }
 

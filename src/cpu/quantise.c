@@ -336,10 +336,15 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
 /* Writes the codes of 16 scales, or of the first n. */
 MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, int64_t n,
                                        mixpi_v out) {
+    uint8_t codes[16];
     float scales[16];
-    int64_t i;
-    mixpi_vstore(scales, out);
-    for (i = 0; i < n; i++) q->k.scales[at + i] = mixpi_scale_code(q->k.scale, scales[i]);
+    int i;
+    if (q->k.scale == MIXP_SCALE_E4M3) mixpi_vput(MIXP_F8_E4M3, codes, out, 0);
+    else {
+        mixpi_vstore(scales, out);
+        for (i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
+    }
+    memcpy(q->k.scales + at, codes, (size_t)n);
 }
 
 /* A row of blocks of one column. */
