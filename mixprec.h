@@ -6315,10 +6315,9 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c. A new binary function needs a
- * case in MIXPI_P(values), a new loss in loss_value and loss_slope; then add 1 to its number. */
+/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, a new loss in MIXPI_LOSSES. A new
+ * binary function needs a case in MIXPI_P(values); then add 1 to its number. */
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
-MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
 typedef struct mixpi_map {
     int        fn, sources;
@@ -9143,26 +9142,46 @@ MIXPI_V mixpi_v MIXPI_P(root_slope)(mixpi_v dy, mixpi_v y) {
 
 #define MIXPI_ROW_NONE(op, value, slope)
 #define MIXPI_ROW_ONE(op, value, slope)   + 1
-#define MIXPI_ROW_VALUE(op, value, slope) case MIXP_UNARY_##op: return value;
-#define MIXPI_ROW_SLOPE(op, value, slope) case MIXP_UNARY_##op: return slope;
+/* Every 16 of n elements, n a multiple of 16: y = value, of a, or of a and b. */
+#define MIXPI_EACH_16_OF_1(value)                                                         \
+    for (j = 0; j < n; j += 16) {                                                         \
+        const mixpi_v a = mixpi_vload(from_a + j);                                        \
+        mixpi_vstore(y + j, value);                                                       \
+    }                                                                                     \
+    break;
+#define MIXPI_EACH_16_OF_2(first, value)                                                  \
+    for (j = 0; j < n; j += 16) {                                                         \
+        const mixpi_v first = mixpi_vload(from_a + j), b = mixpi_vload(from_b + j);       \
+        (void)first;                                                                      \
+        (void)b;                                                                          \
+        mixpi_vstore(y + j, value);                                                       \
+    }                                                                                     \
+    break;
+#define MIXPI_ROW_VALUE(op, value, slope) case MIXP_UNARY_##op: MIXPI_EACH_16_OF_1(value)
+#define MIXPI_ROW_SLOPE(op, value, slope) case MIXP_UNARY_##op: MIXPI_EACH_16_OF_2(dy, slope)
 
-/* The value of a function without a loop of its own. */
-MIXPI_RARE mixpi_v MIXPI_P(unary_value)(mixp_unary op, mixpi_v a, float p, float q) {
+/* The values of a function without a loop in MIXPI_P(values). The loop stands inside the switch:
+ * a call for each 16 elements would pass them through memory where they are two registers. */
+MIXPI_RARE void MIXPI_P(unary_value)(mixp_unary op, float p, float q, float *y,
+                                     const float *from_a, int64_t n) {
     mixpi_v rest;
+    int64_t j;
     MIXPI_STATIC_ASSERT(every_unary_has_a_case,
                         MIXP_UNARY_COUNT == MIXPI_UNARIES(MIXPI_ROW_ONE, MIXPI_ROW_ONE));
     switch ((int)op) {
     MIXPI_UNARIES(MIXPI_ROW_NONE, MIXPI_ROW_VALUE)
-    default: return a;
+    default: break;
     }
 }
 
-/* dy times its slope. */
-MIXPI_RARE mixpi_v MIXPI_P(unary_slope)(mixp_unary op, mixpi_v dy, mixpi_v b, float p,
-                                        float q) {
+/* dy times its slopes. */
+MIXPI_RARE void MIXPI_P(unary_slope)(mixp_unary op, float p, float q, float *y,
+                                     const float *const *s, int64_t n) {
+    const float *from_a = s[0], *from_b = s[1];
+    int64_t j;
     switch ((int)op) {
     MIXPI_UNARIES(MIXPI_ROW_NONE, MIXPI_ROW_SLOPE)
-    default: return dy;
+    default: break;
     }
 }
 
@@ -9199,87 +9218,85 @@ MIXPI_V mixpi_v MIXPI_P(kl_value)(mixpi_v x, mixpi_v target) {
     return mixpi_vselect_gt(mixpi_vabs(target), mixpi_vzero(), t, none);
 }
 
-/* The loss of x against its target. */
-MIXPI_RARE mixpi_v MIXPI_P(loss_value)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
-                                       float delta) {
-    const mixpi_v one = mixpi_vset(1.0f);
-    mixpi_v s, t;
-    switch (kind) {
-    case MIXP_LOSS_MSE:
-        s = mixpi_vsub(x, target);
-        return mixpi_vmul(s, s);
-    case MIXP_LOSS_BCE_LOGITS:
-        t = mixpi_vlog1p(mixpi_vexp(mixpi_vneg(mixpi_vabs(x))));
-        s = mixpi_vfma(mixpi_vneg(x), target, mixpi_vmax(mixpi_vzero(), x));
-        return mixpi_vadd(s, t);
-    case MIXP_LOSS_BCE:
-        s = MIXPI_P(bce_log)(mixpi_vlog(x));
-        t = MIXPI_P(bce_log)(mixpi_vlog1p(mixpi_vneg(x)));
-        t = mixpi_vmul(mixpi_vsub(one, target), t);
-        return mixpi_vneg(mixpi_vfma(target, s, t));
-    case MIXP_LOSS_L1:
-        return mixpi_vabs(mixpi_vsub(x, target));
-    case MIXP_LOSS_HUBER:
-        return MIXPI_P(huber_value)(mixpi_vsub(x, target), delta);
-    case MIXP_LOSS_SMOOTH_L1:
-        s = MIXPI_P(huber_value)(mixpi_vsub(x, target), delta);
-        return mixpi_vdiv(s, mixpi_vset(delta));
-    case MIXP_LOSS_KL:
-        return MIXPI_P(kl_value)(x, target);
-    case MIXP_LOSS_KL_LOG:
-        return mixpi_vmul(mixpi_vexp(target), mixpi_vsub(target, x));
-    case MIXP_LOSS_COUNT:
-        break;
-    }
-    return x;
+MIXPI_V mixpi_v MIXPI_P(mse)(mixpi_v d) { return mixpi_vmul(d, d); }
+
+MIXPI_V mixpi_v MIXPI_P(bce_logits)(mixpi_v x, mixpi_v target) {
+    mixpi_v t = mixpi_vlog1p(mixpi_vexp(mixpi_vneg(mixpi_vabs(x))));
+    mixpi_v s = mixpi_vfma(mixpi_vneg(x), target, mixpi_vmax(mixpi_vzero(), x));
+    return mixpi_vadd(s, t);
+}
+/* (1-t) s - t (1-s): no cancellation */
+MIXPI_V mixpi_v MIXPI_P(bce_logits_slope)(mixpi_v x, mixpi_v target) {
+    mixpi_v t, s = mixpi_vsigmoid(x, &t);
+    s = mixpi_vmul(mixpi_vsub(mixpi_vset(1.0f), target), s);
+    return mixpi_vfma(mixpi_vneg(target), t, s);
 }
 
-/* p times its slope. */
-MIXPI_RARE mixpi_v MIXPI_P(loss_slope)(mixp_loss_kind kind, mixpi_v x, mixpi_v target,
-                                       float p, float delta) {
-    const mixpi_v one = mixpi_vset(1.0f), by = mixpi_vset(p);
-    mixpi_v s, t;
-    switch (kind) {
-    case MIXP_LOSS_MSE:
-        s = mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(x, target));
-        return mixpi_vmul(s, by);
-    case MIXP_LOSS_BCE_LOGITS:          /* (1-t) s - t (1-s): no cancellation */
-        s = mixpi_vsigmoid(x, &t);
-        s = mixpi_vmul(mixpi_vsub(one, target), s);
-        return mixpi_vmul(mixpi_vfma(mixpi_vneg(target), t, s), by);
-    case MIXP_LOSS_BCE:
-        s = mixpi_vmul(mixpi_vsub(x, target), by);
-        t = mixpi_vmul(mixpi_vsub(one, x), x);
-        return mixpi_vdiv(s, mixpi_vmax(mixpi_vset(MIXPI_BCE_LEAST), t));
-    case MIXP_LOSS_L1:
-        return mixpi_vsign(mixpi_vsub(x, target), by);
-    case MIXP_LOSS_HUBER:
-        return mixpi_vmul(mixpi_vclamp(mixpi_vsub(x, target), -delta, delta), by);
-    case MIXP_LOSS_SMOOTH_L1:
-        s = mixpi_vdiv(mixpi_vsub(x, target), mixpi_vset(delta));
-        return mixpi_vmul(mixpi_vclamp(s, -1.0f, 1.0f), by);
-    case MIXP_LOSS_KL:
-        return mixpi_vneg(mixpi_vmul(target, by));
-    case MIXP_LOSS_KL_LOG:
-        return mixpi_vneg(mixpi_vmul(mixpi_vexp(target), by));
-    case MIXP_LOSS_COUNT:
-        break;
-    }
-    return x;
+MIXPI_V mixpi_v MIXPI_P(bce)(mixpi_v x, mixpi_v target) {
+    mixpi_v s = MIXPI_P(bce_log)(mixpi_vlog(x));
+    mixpi_v t = MIXPI_P(bce_log)(mixpi_vlog1p(mixpi_vneg(x)));
+    t = mixpi_vmul(mixpi_vsub(mixpi_vset(1.0f), target), t);
+    return mixpi_vneg(mixpi_vfma(target, s, t));
+}
+MIXPI_V mixpi_v MIXPI_P(bce_slope)(mixpi_v x, mixpi_v target, mixpi_v by) {
+    mixpi_v s = mixpi_vmul(mixpi_vsub(x, target), by);
+    mixpi_v t = mixpi_vmul(mixpi_vsub(mixpi_vset(1.0f), x), x);
+    return mixpi_vdiv(s, mixpi_vmax(mixpi_vset(MIXPI_BCE_LEAST), t));
 }
 
-/* fn of 16 floats at each of s, for functions without a loop in MIXPI_P(values). */
+/* One row for each mixp_loss_kind, X(name, loss of a against its target b, its slope times p). */
+#define MIXPI_LOSSES(X)                                                                       \
+    X(MSE, MIXPI_P(mse)(mixpi_vsub(a, b)),                                                    \
+      mixpi_vmul(mixpi_vmul(mixpi_vset(2.0f), mixpi_vsub(a, b)), mixpi_vset(p)))              \
+    X(BCE_LOGITS, MIXPI_P(bce_logits)(a, b),                                                  \
+      mixpi_vmul(MIXPI_P(bce_logits_slope)(a, b), mixpi_vset(p)))                             \
+    X(BCE, MIXPI_P(bce)(a, b), MIXPI_P(bce_slope)(a, b, mixpi_vset(p)))                       \
+    X(L1, mixpi_vabs(mixpi_vsub(a, b)), mixpi_vsign(mixpi_vsub(a, b), mixpi_vset(p)))         \
+    X(HUBER, MIXPI_P(huber_value)(mixpi_vsub(a, b), q),                                       \
+      mixpi_vmul(mixpi_vclamp(mixpi_vsub(a, b), -q, q), mixpi_vset(p)))                       \
+    X(SMOOTH_L1, mixpi_vdiv(MIXPI_P(huber_value)(mixpi_vsub(a, b), q), mixpi_vset(q)),        \
+      mixpi_vmul(mixpi_vclamp(mixpi_vdiv(mixpi_vsub(a, b), mixpi_vset(q)), -1.0f, 1.0f),      \
+                 mixpi_vset(p)))                                                              \
+    X(KL, MIXPI_P(kl_value)(a, b), mixpi_vneg(mixpi_vmul(b, mixpi_vset(p))))                  \
+    X(KL_LOG, mixpi_vmul(mixpi_vexp(b), mixpi_vsub(b, a)),                                    \
+      mixpi_vneg(mixpi_vmul(mixpi_vexp(b), mixpi_vset(p))))
+
+#define MIXPI_ROW_LOSS(kind, value, slope)   case MIXP_LOSS_##kind: MIXPI_EACH_16_OF_2(a, value)
+#define MIXPI_ROW_LOSS_D(kind, value, slope) case MIXP_LOSS_##kind: MIXPI_EACH_16_OF_2(a, slope)
+
+/* The losses of elements against their targets. */
+MIXPI_RARE void MIXPI_P(loss_value)(mixp_loss_kind kind, float q, float *y,
+                                    const float *const *s, int64_t n) {
+    const float *from_a = s[0], *from_b = s[1];
+    int64_t j;
+    MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == MIXPI_LOSSES(MIXPI_ROW_ONE));
+    switch ((int)kind) {
+    MIXPI_LOSSES(MIXPI_ROW_LOSS)
+    default: break;
+    }
+}
+
+/* p times their slopes. */
+MIXPI_RARE void MIXPI_P(loss_slope)(mixp_loss_kind kind, float p, float q, float *y,
+                                    const float *const *s, int64_t n) {
+    const float *from_a = s[0], *from_b = s[1];
+    int64_t j;
+    switch ((int)kind) {
+    MIXPI_LOSSES(MIXPI_ROW_LOSS_D)
+    default: break;
+    }
+}
+
+/* y = fn over n floats, n a multiple of 16, for functions without a loop in MIXPI_P(values). */
 MIXPI_RARE void MIXPI_P(value)(int fn, float p, float q, float *y, const float *const *s,
-                               int64_t j) {
-    mixpi_v a = mixpi_vload(s[0] + j), b = mixpi_vload(s[1] + j);
+                               int64_t n) {
     if (fn < MIXPI_FN_UNARY_D)
-        a = MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), a, p, q);
+        MIXPI_P(unary_value)((mixp_unary)(fn - MIXPI_FN_UNARY), p, q, y, s[0], n);
     else if (fn < MIXPI_FN_BINARY)
-        a = MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), a, b, p, q);
+        MIXPI_P(unary_slope)((mixp_unary)(fn - MIXPI_FN_UNARY_D), p, q, y, s, n);
     else if (fn < MIXPI_FN_LOSS_D)
-        a = MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), a, b, q);
-    else a = MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), a, b, p, q);
-    mixpi_vstore(y + j, a);
+        MIXPI_P(loss_value)((mixp_loss_kind)(fn - MIXPI_FN_LOSS), q, y, s, n);
+    else MIXPI_P(loss_slope)((mixp_loss_kind)(fn - MIXPI_FN_LOSS_D), p, q, y, s, n);
 }
 
 /* y = fn over n floats. The elements after the last full 16 go through t. */
@@ -9327,9 +9344,7 @@ MIXPI_K void MIXPI_P(values)(int fn, float p, float q, float *y, const float *co
     MIXPI_CASE(MIXPI_FN_WHERE, mixpi_vwhere(MIXPI_A, MIXPI_B, MIXPI_C))
     MIXPI_CASE(MIXPI_FN_KEPT, mixpi_vwhere(MIXPI_A, MIXPI_B, mixpi_vset(q)))
     MIXPI_CASE(MIXPI_FN_MASKED, mixpi_vwhere(MIXPI_A, mixpi_vset(q), MIXPI_B))
-    default:
-        for (j = 0; j < full; j += 16) MIXPI_P(value)(fn, p, q, y, s, j);
-        break;
+    default: MIXPI_P(value)(fn, p, q, y, s, full);
     }
     if (left == 0) return;
     memset(t, 0, sizeof t);

@@ -361,10 +361,9 @@ enum {
     MIXPI_FN_COPY = MIXPI_FN_LOSS_D + MIXP_LOSS_COUNT       /* a itself, in sums           */
 };
 
-/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c. A new binary function needs a
- * case in MIXPI_P(values), a new loss in loss_value and loss_slope; then add 1 to its number. */
+/* A new mixp_unary needs a row in MIXPI_UNARIES of elementwise.c, a new loss in MIXPI_LOSSES. A new
+ * binary function needs a case in MIXPI_P(values); then add 1 to its number. */
 MIXPI_STATIC_ASSERT(every_binary_has_a_case, MIXP_BINARY_COUNT == 7);
-MIXPI_STATIC_ASSERT(every_loss_has_a_case, MIXP_LOSS_COUNT == 8);
 
 typedef struct mixpi_map {
     int        fn, sources;
