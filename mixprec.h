@@ -194,6 +194,7 @@
  *     a recipe or a guard is on, but no region     mixp_autocast_recipe_counts stay 0; mixp_site
  *       is open                                      finds no site
  *     schedule.total counts epochs                 mixp_optimizer_lr reaches its end early
+ *     the second of two scalers is not saved       after a resume its loss scale begins anew
  *     a tensor is used two steps later or more     usually an error; otherwise its values are those
  *                                                    of a tensor of this step
  *     another number, such as a probability,       mixp_context_warning, if a built-in operator
@@ -17078,10 +17079,10 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
                 "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";
     if (t && t->own.spent)
-        wrong = "is no longer there: it was disposable, and its last reader "
-                "(mixp_scaler_cross_entropy, mixp_add_norm, mixp_linear under a recipe with codes "
-                "or mixp_backward) has freed or overwritten it; apply this operator before that "
-                "reader";
+        wrong = "is no longer there: it was disposable, and an operator that read it "
+                "(mixp_scaler_cross_entropy, mixp_add_layer_norm, mixp_add_rms_norm, mixp_linear "
+                "under a recipe with codes) or mixp_backward has freed or overwritten it; call "
+                "mixp_tensor_set_disposable before its last reader only";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;
@@ -25682,9 +25683,11 @@ static mixpi_mark mixpi_mark_of(const mixpi_slot *slot) {
 /* Returns why a scaler cannot use a gradient, or NULL. */
 static const char *mixpi_mark_wrong(const mixp_scaler *scaler, const mixpi_mark *m) {
     if (m->kind == MIXPI_MARK_MIXED)
-        return "is a sum over two loss scales, which no factor can undo; call mixp_backward on all "
-               "losses of a step before mixp_scaler_update, and mixp_zero_grad after it; an "
-               "optimizer that steps less often than others needs a scaler of its own";
+        return "is a sum over two loss scales, which no factor can undo; with one scaler, call "
+               "mixp_backward on all losses of a step before mixp_scaler_update, and "
+               "mixp_zero_grad after it; with two scalers (a GAN), call mixp_zero_grad on this "
+               "optimizer before mixp_backward of its own loss; an optimizer that steps less often "
+               "than others needs a scaler of its own";
     if (m->kind == MIXPI_MARK_LOST)
         return "was scaled by a scaler that was freed; call mixp_zero_grad, and start again from "
                "the loss";
@@ -28341,7 +28344,7 @@ typedef struct mixpi_diff {
     mixp_result result;
     int         n;
     char        text[320];
-    char        hint[128];      /* what to do, if known                                    */
+    char        hint[160];      /* what to do, if known                                    */
 } mixpi_diff;
 
 /* "f32 [2, 3]" */
@@ -28389,12 +28392,27 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
                     mixpi_describe(here_text, sizeof here_text, here));
 }
 
+/* Does the description's optimizer of this state, "optimizer.3.", train parameters? Each of them
+ * has the state `missed`. */
+static int mixpi_state_trains(const mixpi_state *s, const char *name) {
+    const size_t length = strcspn(name + strlen("optimizer."), ".") + strlen("optimizer.") + 1;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const char *here = s->items[i].e.name;
+        if (strncmp(here, name, length) == 0 && strncmp(here + length, "missed.", 7) == 0) return 1;
+    }
+    return 0;
+}
+
 /* Suggests the part of the description whose state the file has and the description lacks. */
-static void mixpi_state_hint(mixpi_diff *d, const char *name) {
+static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *name) {
     const char *hint = "";
     if (strncmp(name, "scaler.", 7) == 0) hint = "; the file has a scaler's state: set .scaler";
-    if (strncmp(name, "optimizer", 9) == 0)
-        hint = "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
+    if (strncmp(name, "optimizer.", 10) == 0)
+        hint = mixpi_state_trains(s, name)
+             ? "; in the file this optimizer trains other parameters: build the same model, and "
+               "set .optimizers in the order in which they were saved"
+             : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
                ".optimizers";
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
         hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
@@ -28427,7 +28445,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
-            mixpi_state_hint(&diff, there->name);
+            mixpi_state_hint(&diff, s, there->name);
         }
         else mixpi_diff_pair(&diff, here, there);
         i += order <= 0;

@@ -194,7 +194,7 @@ typedef struct mixpi_diff {
     mixp_result result;
     int         n;
     char        text[320];
-    char        hint[128];      /* what to do, if known                                    */
+    char        hint[160];      /* what to do, if known                                    */
 } mixpi_diff;
 
 /* "f32 [2, 3]" */
@@ -242,12 +242,27 @@ static void mixpi_diff_pair(mixpi_diff *d, const mixp_st_entry *here,
                     mixpi_describe(here_text, sizeof here_text, here));
 }
 
+/* Does the description's optimizer of this state, "optimizer.3.", train parameters? Each of them
+ * has the state `missed`. */
+static int mixpi_state_trains(const mixpi_state *s, const char *name) {
+    const size_t length = strcspn(name + strlen("optimizer."), ".") + strlen("optimizer.") + 1;
+    size_t i;
+    for (i = 0; i < s->n_items; i++) {
+        const char *here = s->items[i].e.name;
+        if (strncmp(here, name, length) == 0 && strncmp(here + length, "missed.", 7) == 0) return 1;
+    }
+    return 0;
+}
+
 /* Suggests the part of the description whose state the file has and the description lacks. */
-static void mixpi_state_hint(mixpi_diff *d, const char *name) {
+static void mixpi_state_hint(mixpi_diff *d, const mixpi_state *s, const char *name) {
     const char *hint = "";
     if (strncmp(name, "scaler.", 7) == 0) hint = "; the file has a scaler's state: set .scaler";
-    if (strncmp(name, "optimizer", 9) == 0)
-        hint = "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
+    if (strncmp(name, "optimizer.", 10) == 0)
+        hint = mixpi_state_trains(s, name)
+             ? "; in the file this optimizer trains other parameters: build the same model, and "
+               "set .optimizers in the order in which they were saved"
+             : "; the file has an optimizer's state: call mixp_optimizer_add first, and set "
                ".optimizers";
     if (strncmp(name, "mixprec.recipe.", 15) == 0)
         hint = "; the file has the state of the recipe fp8_delayed: call mixp_autocast_set_recipe "
@@ -280,7 +295,7 @@ static void mixpi_state_compare(mixpi_state *s, mixp_safetensors *file) {
             file->items[k].wanted = 0;
         else if (order > 0) {
             mixpi_diff_note(&diff, MIXP_ERR_SHAPE, there->name, "in the file only");
-            mixpi_state_hint(&diff, there->name);
+            mixpi_state_hint(&diff, s, there->name);
         }
         else mixpi_diff_pair(&diff, here, there);
         i += order <= 0;

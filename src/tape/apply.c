@@ -83,10 +83,10 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
                 "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";
     if (t && t->own.spent)
-        wrong = "is no longer there: it was disposable, and its last reader "
-                "(mixp_scaler_cross_entropy, mixp_add_norm, mixp_linear under a recipe with codes "
-                "or mixp_backward) has freed or overwritten it; apply this operator before that "
-                "reader";
+        wrong = "is no longer there: it was disposable, and an operator that read it "
+                "(mixp_scaler_cross_entropy, mixp_add_layer_norm, mixp_add_rms_norm, mixp_linear "
+                "under a recipe with codes) or mixp_backward has freed or overwritten it; call "
+                "mixp_tensor_set_disposable before its last reader only";
     if (t && t->ctx != ctx)
         wrong = "belongs to another context; copy it with mixp_read and mixp_input";
     if (!wrong) return MIXP_OK;

@@ -1520,6 +1520,39 @@ static mixp_checkpoint one_weight(mixp_optimizer_desc d, mixp_optimizer *keep[1]
     return all;
 }
 
+/* Two optimizers of one kind in another order than the file's: the error says so, and changes nothing. */
+static void test_optimizers_in_another_order(void) {
+    static const char *const name[] = { "a", "b" };
+    const int64_t one = 1;
+    mixp_optimizer *opt[2], *turned[2];
+    mixp_checkpoint all;
+    mixp_tensor *w[2];
+    const char *why;
+    int i;
+    memset(&all, 0, sizeof all);
+    all.ctx = mixp_context_new(NULL);
+    for (i = 0; i < 2; i++) {
+        w[i] = mixp_param(all.ctx, name[i], MIXP_F32, 1, &one);
+        mixp_fill(w[i], 1.0 + i);
+        opt[i] = turned[1 - i] = mixp_optimizer_new(all.ctx, NULL);
+        mixp_optimizer_add(opt[i], w[i], NULL);
+    }
+    all.optimizers = opt;
+    all.n_optimizers = 2;
+    CHECK_INT(mixp_checkpoint_save("order", &all), MIXP_OK);
+    mixp_fill(w[1], 5.0);
+    all.optimizers = turned;
+    CHECK_INT(mixp_checkpoint_load("order", &all), MIXP_ERR_SHAPE);
+    CHECK_INT(mixp_context_error(all.ctx, &why), MIXP_ERR_SHAPE);
+    CHECK_TEXT(why, "set .optimizers in the order in which they were saved (order)");
+    CHECK_NEAR(mixp_item(w[1]), 5.0, 0.0);
+    mixp_context_clear_error(all.ctx);
+    all.optimizers = opt;
+    CHECK_INT(mixp_checkpoint_load("order", &all), MIXP_OK);
+    CHECK_NEAR(mixp_item(w[1]), 2.0, 0.0);
+    mixp_context_free(all.ctx);
+}
+
 /* Adam, AdamW and RMSprop have the same states, and so have SGD, Lion and Muon: a file loads into
  * its own kind only, and the error changes nothing and names both kinds. */
 static void test_kinds(void) {
@@ -2199,6 +2232,7 @@ int main(int argc, char **argv) {
     RUN(test_file_of_a_checkpoint);
     RUN(test_load_refuses);
     RUN(test_kinds);
+    RUN(test_optimizers_in_another_order);
     RUN(test_kinds_in_the_file);
     RUN(test_load_of_two_metadata);
     RUN(test_load_looks_first);
