@@ -3758,8 +3758,9 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
  *
  * MIXP_ERR_ORDER: a tensor is from an earlier step. MIXP_ERR_SHAPE: the counts differ. */
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
-/* Returns the value of a one-element tensor; waits for the device. NaN if t is NULL. NaN and
- * MIXP_ERR_SHAPE if t has more than one element. */
+/* Returns the value of a one-element tensor; waits for the device. Read a loss of a training step
+ * before mixp_eval_begin. NaN if t is NULL. NaN and MIXP_ERR_SHAPE if t has more than one element.
+ * NaN and MIXP_ERR_ORDER if t is from an earlier step or evaluation. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
 #ifndef MIXPREC_NO_RANKS
@@ -4224,17 +4225,26 @@ MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* The derivative of y along a direction, in forward mode, as torch.func.jvp gives it: the sum over
- * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real; NULL:
- * ones, which give the derivative of each row of y by its own row of x[rows, 1]. y was made from x
- * in this step. x requires gradients, or was made from what does, since before an operator read it.
- * The result is 0 if y does not depend on x, as where y is a derivative that is constant. Results
- * under MIXP_NO_GRAD and of mixp_detach count as constants.
+ * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real. NULL
+ * means ones: for x[rows, 1] the result is the derivative of each row of y by its own row of x. If
+ * x has several columns, NULL gives the sum of all partial derivatives; for one of them pass a
+ * tangent with 1 in its column and 0 elsewhere. y was made from x in this step. If x is an input,
+ * call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x. The result is 0 if y
+ * does not depend on x, as where y is a derivative that is constant. Results under MIXP_NO_GRAD and
+ * of mixp_detach count as constants.
  *
  * Recorded operators make the result, in the region of autocast that is open now. So mixp_backward
  * walks it back as part of a loss, and its own mixp_jvp is the second derivative:
  *
  *     u_x  = mixp_jvp(ctx, u, x, NULL);
  *     u_xx = mixp_jvp(ctx, u_x, x, NULL);
+ *
+ * A partial derivative, where the columns of xt[rows, 2] are x and t:
+ *
+ *     const float   d[2]   = {0, 1};
+ *     const int64_t row[2] = {1, 2}, all[2] = {rows, 2};
+ *     mixp_tensor  *by_t = mixp_expand(ctx, mixp_input(ctx, MIXP_F32, 2, row, d), 2, all);
+ *     mixp_tensor  *u_t  = mixp_jvp(ctx, u, xt, by_t);
  *
  * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
  * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
@@ -5681,8 +5691,10 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
  * names the kinds of its optimizers; files of versions that did not name them load into any kind
  * with the same states. If the file lacks the state of the spike check, of a predictive rule
- * or of delayed scaling, that state starts from its beginning. States that the program does not use
- * are ignored, but for that of delayed scaling, which is an error.
+ * or of delayed scaling, that state starts from its beginning. If the file has state of the spike
+ * check, a predictive rule, the guard or averages that the program does not use, that state is
+ * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
+ * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
  * Needs host memory for the file's data; with sharded states also for those of the largest
  * parameter.
  *
@@ -23531,6 +23543,7 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
 
 static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, const mixp_tensor *x,
                                    const mixp_tensor *d) {
+    char d_shape[224], x_shape[224];
     if (mixpi_check_outside(ctx, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_wants_grad(x))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_jvp: x requires no gradient"
@@ -23544,7 +23557,10 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
                                  "bf16");
     if (d->rank == x->rank && !memcmp(d->shape, x->shape, (size_t)x->rank * sizeof *x->shape))
         return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_jvp: the tangent and x have other shapes");
+    return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
+                             "mixp_jvp: the tangent is %s, x is %s: they must be equal",
+                             mixpi_shape_text(d->rank, d->shape, d_shape, sizeof d_shape),
+                             mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
 MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,

@@ -58,8 +58,10 @@ MIXPREC_API mixp_result mixp_checkpoint_save(const char *path,
  * schedule, spike, ...), the scaler's rule and the guard's settings are the program's. The file
  * names the kinds of its optimizers; files of versions that did not name them load into any kind
  * with the same states. If the file lacks the state of the spike check, of a predictive rule
- * or of delayed scaling, that state starts from its beginning. States that the program does not use
- * are ignored, but for that of delayed scaling, which is an error.
+ * or of delayed scaling, that state starts from its beginning. If the file has state of the spike
+ * check, a predictive rule, the guard or averages that the program does not use, that state is
+ * ignored. Any other difference is an error: a scaler, an optimizer, a parameter or the state of
+ * delayed scaling that only the file has; a scaler, an optimizer or a parameter that it lacks.
  * Needs host memory for the file's data; with sharded states also for those of the largest
  * parameter.
  *

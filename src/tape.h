@@ -37,17 +37,26 @@ MIXPREC_API mixp_result mixp_eval_begin(mixp_context *ctx);
 MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
 
 /* The derivative of y along a direction, in forward mode, as torch.func.jvp gives it: the sum over
- * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real; NULL:
- * ones, which give the derivative of each row of y by its own row of x[rows, 1]. y was made from x
- * in this step. x requires gradients, or was made from what does, since before an operator read it.
- * The result is 0 if y does not depend on x, as where y is a derivative that is constant. Results
- * under MIXP_NO_GRAD and of mixp_detach count as constants.
+ * the elements of x of dy/dx times tangent, in y's shape and dtype. tangent: x's shape, real. NULL
+ * means ones: for x[rows, 1] the result is the derivative of each row of y by its own row of x. If
+ * x has several columns, NULL gives the sum of all partial derivatives; for one of them pass a
+ * tangent with 1 in its column and 0 elsewhere. y was made from x in this step. If x is an input,
+ * call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x. The result is 0 if y
+ * does not depend on x, as where y is a derivative that is constant. Results under MIXP_NO_GRAD and
+ * of mixp_detach count as constants.
  *
  * Recorded operators make the result, in the region of autocast that is open now. So mixp_backward
  * walks it back as part of a loss, and its own mixp_jvp is the second derivative:
  *
  *     u_x  = mixp_jvp(ctx, u, x, NULL);
  *     u_xx = mixp_jvp(ctx, u_x, x, NULL);
+ *
+ * A partial derivative, where the columns of xt[rows, 2] are x and t:
+ *
+ *     const float   d[2]   = {0, 1};
+ *     const int64_t row[2] = {1, 2}, all[2] = {rows, 2};
+ *     mixp_tensor  *by_t = mixp_expand(ctx, mixp_input(ctx, MIXP_F32, 2, row, d), 2, all);
+ *     mixp_tensor  *u_t  = mixp_jvp(ctx, u, xt, by_t);
  *
  * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
  * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,

@@ -471,8 +471,9 @@ MIXPREC_API mixp_result mixp_write(mixp_tensor *t, const void *host, mixp_dtype 
  *
  * MIXP_ERR_ORDER: a tensor is from an earlier step. MIXP_ERR_SHAPE: the counts differ. */
 MIXPREC_API mixp_result mixp_copy(mixp_tensor *to, const mixp_tensor *from);
-/* Returns the value of a one-element tensor; waits for the device. NaN if t is NULL. NaN and
- * MIXP_ERR_SHAPE if t has more than one element. */
+/* Returns the value of a one-element tensor; waits for the device. Read a loss of a training step
+ * before mixp_eval_begin. NaN if t is NULL. NaN and MIXP_ERR_SHAPE if t has more than one element.
+ * NaN and MIXP_ERR_ORDER if t is from an earlier step or evaluation. */
 MIXPREC_API double mixp_item(const mixp_tensor *t);
 
 #ifndef MIXPREC_NO_RANKS

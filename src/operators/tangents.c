@@ -273,6 +273,7 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
 
 static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, const mixp_tensor *x,
                                    const mixp_tensor *d) {
+    char d_shape[224], x_shape[224];
     if (mixpi_check_outside(ctx, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_wants_grad(x))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "mixp_jvp: x requires no gradient"
@@ -286,7 +287,10 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
                                  "bf16");
     if (d->rank == x->rank && !memcmp(d->shape, x->shape, (size_t)x->rank * sizeof *x->shape))
         return MIXP_OK;
-    return mixp_context_fail(ctx, MIXP_ERR_SHAPE, "mixp_jvp: the tangent and x have other shapes");
+    return mixp_context_fail(ctx, MIXP_ERR_SHAPE,
+                             "mixp_jvp: the tangent is %s, x is %s: they must be equal",
+                             mixpi_shape_text(d->rank, d->shape, d_shape, sizeof d_shape),
+                             mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
 MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,

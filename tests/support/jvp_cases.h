@@ -294,6 +294,26 @@ static void jvp_refused(mixp_context *c, const mixp_tensor *y, mixp_result resul
     mixp_context_clear_error(c);
 }
 
+/* A tangent with 1 in one column gives the partial derivative by that column. */
+static void test_jvp_of_a_column(void) {
+    static const float v[4] = { 2.0f, 3.0f, 5.0f, 7.0f }, d[2] = { 0.0f, 1.0f };
+    const int64_t row[2] = { 1, 2 }, all[2] = { 2, 2 };
+    mixp_context *c = case_context();
+    mixp_tensor *xt, *u, *by_t;
+    float got[4];
+    mixp_step_begin(c);
+    xt = mixp_input(c, MIXP_F32, 2, all, v);
+    mixp_tensor_set_requires_grad(xt, 1);
+    u = mixp_square(c, xt);
+    by_t = mixp_expand(c, mixp_input(c, MIXP_F32, 2, row, d), 2, all);
+    mixp_read(mixp_jvp(c, u, xt, by_t), got, MIXP_F32, 4);
+    CHECK_NEAR(got[0], 0.0, 0.0);
+    CHECK_NEAR(got[1], 6.0, 0.0);
+    CHECK_NEAR(got[2], 0.0, 0.0);
+    CHECK_NEAR(got[3], 14.0, 0.0);
+    mixp_context_free(c);
+}
+
 /* x itself, an activation, an input that requires gradients, dtypes of a tangent. */
 static void test_jvp_of_little(void) {
     static const float v[3] = { 1.0f, 2.0f, -3.0f };
@@ -324,7 +344,8 @@ static void test_jvp_of_little(void) {
     CHECK_NEAR(got[2], 0.0, 0.0);
     y = mixp_square(c, h);
     CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
-    jvp_refused(c, mixp_jvp(c, y, x, mixp_full(c, MIXP_F32, 1, &one, 1.0)), MIXP_ERR_SHAPE, "tangent");
+    jvp_refused(c, mixp_jvp(c, y, x, mixp_full(c, MIXP_F32, 1, &one, 1.0)), MIXP_ERR_SHAPE,
+                "the tangent is [1], x is [3]: they must be equal");
     jvp_refused(c, mixp_jvp(c, y, x, mixp_full(c, MIXP_I32, 1, &three, 1.0)), MIXP_ERR_DTYPE, "tangent");
     mixp_context_free(c);
 }
@@ -399,6 +420,7 @@ static void test_jvp_and_blocks(void) {
 static void jvp_run_cases(void) {
     RUN(test_jvp_beside_pytorch);
     RUN(test_jvp_beside_differences);
+    RUN(test_jvp_of_a_column);
     RUN(test_jvp_of_little);
     RUN(test_jvp_refused);
     RUN(test_jvp_and_blocks);
