@@ -225,7 +225,7 @@ static void profile_line(profile_printer print, const char *indent, const char *
 }
 
 static const char *const profile_groups[] = {"GEMM", "attention", "elementwise", "optimizer",
-                                             "watching"};
+                                             "guard+log"};
 #define PROFILE_GROUP(group, kernel, what, parameters, arguments)  PROFILE_##group,
 #define PROFILE_WHAT(group, kernel, what, parameters, arguments)   what,
 static const profile_group profile_group_of[] = {PROFILE_KERNELS(PROFILE_GROUP)};

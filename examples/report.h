@@ -1674,7 +1674,8 @@ REPORT_UNUSED static report_result report_summary(const char *path, FILE *out, c
         if (report_is_there(t.loss))
             fprintf(out, "loss     %s  %.4g -> %.4g\n", spark, t.first, t.loss);
         report_spark(&d, REPORT_FIELD(norm), spark, 40);
-        fprintf(out, "norm     %s  gradients clipped in %.0f%%\n", spark, 100 * t.clipped);
+        fprintf(out, "norm     %s  of all gradients\n", spark);
+        fprintf(out, "         gradients clipped in %.0f%% of the logged steps\n", 100 * t.clipped);
         snprintf(a, sizeof a, "%.8g", t.scale);
         fprintf(out, "scale    %s; %.0f of %s steps skipped\n",
                 report_is_there(t.scale) ? a : "none", t.skipped,

@@ -478,7 +478,10 @@ static void train_or_validate(trainer *t) {
     if (t->c.compare) compare(t);
     if (t->c.eval_only) say("val %.4f at step %lld\n", validate(t), (long long)t->step);
     if (only_looks(t)) return;
-    if (is_training(t)) train(t);
+    if (is_training(t)) {
+        train(t);
+        tell_no_events(t);
+    }
     if (!stop_signal && t->best_step + t->step > 0)
         say("best val %.4f at step %lld, after %lld steps%s%s\n", t->best_val,
             (long long)t->best_step, (long long)t->step, t->c.out[0] ? "; in " : "", t->c.out);
@@ -495,7 +498,7 @@ static int finish(trainer *t, int trained) {
     if (c->sample > 0 && !t->ranks.rank) sample_text(t);
     if (c->export_to[0] && !t->ranks.rank) export_weights(t);
     if (trained && c->out[0] && !c->quiet && !t->save_failed)
-        say_line("again", "%s --out %s --resume --steps 0 --sample 500", t->program, c->out);
+        say_line("sample again:", " %s --out %s --resume --steps 0 --sample 500", t->program, c->out);
     return stop_signal ? stop_status() : t->save_failed || t->best_failed;
 }
 

@@ -171,14 +171,14 @@ static const option options[] = {
     CHOICE_OPT("level", level, "1", "0|1|2|3",
                "stored low: 0 nothing, 1 as in PyTorch, 2 activations, 3 weights too"),
     CHOICE_OPT("recipe", recipe, "none", "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4",
-               "with bf16 on a CPU: numbers that the linear layers multiply"),
+               "with bf16: the numbers that linear layers multiply"),
     CHOICE_OPT("recipe-without", without, "none", "none|stochastic|hadamard|2d|all",
                "part of nvfp4 that is left out, to see what it does"),
     FLAG_OPT("codes", codes, "with a recipe: inputs of linear layers wait for backward as codes"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
-    CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two are stored"),
+    CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two moments are stored"),
     CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
-               "with level 3 and bf16: what lies beside a weight"),
+               "with level 3 and bf16: how the master copy of a weight is stored"),
     CHOICE_OPT("rule", rule, "auto",
                "torch|static|apex|apex-hysteresis|deepspeed|megatron|tensorflow|keras|paddle|"
                "jmp|modulus|colossalai|predictive|auto",
@@ -188,7 +188,8 @@ static const option options[] = {
               "clean steps before the scale grows; auto = the rule's"),
 
     {"guard", TEXT, AT(guard), "auto", 0, 15, "on|off|N",
-     "sites that overflow fall back to f32; look every N steps; auto = on (16) for fp16"},
+     "a site (an operator of one layer) that overflows falls back to f32; look every N steps; "
+     "auto = on (16) for fp16"},
     /* in the order of MIXP_EPILOGUES_BIAS, _GELU and both */
     CHOICE_OPT("epilogues", epilogues, "off", "off|bias|gelu|on",
                "on a GPU: sums for biases, GELU by tanh, or both in a product's own pass"),
@@ -227,7 +228,8 @@ static const option options[] = {
              "write the weights at the end as GPT-2's, for transformers to load"),
     FLAG_OPT("eval-only", eval_only, "validate, sample, and train nothing"),
     CHOICE_OPT("compare", compare, "no", "no|fp32|fp16|bf16",
-               "train nothing, and tell how far each site is from this dtype's"),
+               "train nothing, and tell how far the result of each site (an operator of one layer) is from "
+               "this dtype's"),
     {"device", TEXT, AT(device), "auto", 0, 15, "auto|cpu|cuda[:N]",
      "what to train on; auto = a GPU when there is one"},
     {"ranks", TEXT, AT(ranks), "", 0, 15, "fork:N|tcp|mpi|nccl",
@@ -433,7 +435,7 @@ static void print_option(const option *o) {
              : long_list ? "NAME" : o->choices);
     if (o->kind == CHOICE) snprintf(limits, sizeof limits, " [%s]", o->initial);
     if (o->kind == WHOLE || o->kind == REAL)
-        snprintf(limits, sizeof limits, o->high < 1e8 ? " [%s;\t%g\tto\t%g]" : " [%s;\tfrom\t%g]",
+        snprintf(limits, sizeof limits, o->high < 1e8 ? " [%s;\t%.10g\tto\t%.10g]" : " [%s;\tfrom\t%.10g]",
                  o->initial, o->low, o->high);
     snprintf(text, sizeof text, "%s%s%s%s", o->help, limits, long_list ? ": " : "",
              long_list ? o->choices : "");

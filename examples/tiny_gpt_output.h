@@ -101,6 +101,7 @@ static void print_run(const trainer *t) {
                  (long long)t->step, (long long)c->steps);
     else if (c->resume)
         say_line("resumed", "at step %lld of %lld", (long long)t->step, (long long)c->steps);
+    if (guard_every(c)) say_line("guard", "on: a site that overflows falls back to f32");
     if (c->init[0]) say_line("begun", "with the weights of %s", c->init);
 }
 
@@ -195,7 +196,7 @@ static void log_line(trainer *t, double loss, double val) {
     }
     write_metrics(t, loss, val, &v, 1e3 * each);
     if (!t->c.quiet && !t->rows++)
-        say(ROW, "step", "loss", "val", "norm", "lr", "scale", "skips @last", "tok/s", "ms");
+        say(ROW, "step", "loss", "val", "norm", "lr", "scale", "skips @step", "tok/s", "ms");
     if (!t->c.quiet) print_row(t, &v, loss, val, each);
     if (!t->c.quiet && t->train_loss != ABSENT)
         say_line("train", "loss %.4f on training data, as val is taken", t->train_loss);
@@ -220,6 +221,12 @@ static void look_for_divergence(trainer *t, const mixp_verdict *v, double loss) 
                  v->bad_tensor);
     warn("at step %lld %s%s: the run seems to have diverged. %s", (long long)t->step, what, where,
          what_to_try(&t->c));
+}
+
+/* At the end of training: says so if the guard is on and had nothing to report. */
+static void tell_no_events(const trainer *t) {
+    if (guard_every(&t->c) && !t->events && !t->c.quiet)
+        say_line("guard", "no event: every site stayed in its dtype");
 }
 
 /* Prints the guard's events since the last call. On a GPU they arrive some steps later. */

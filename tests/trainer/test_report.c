@@ -238,7 +238,7 @@ static void test_summary(void) {
     CHECK_TEXT(text, "sites    h.1: linear: f32 from step 20 to 30");
     CHECK_TEXT(text, "flushes at most 25% of a layer's gradient, in h.0");
     CHECK_TEXT(text, "time     GEMM 75%, the rest 25%");
-    CHECK_TEXT(text, "gradients clipped in ");
+    CHECK_TEXT(text, "         gradients clipped in ");
     CHECK_TEXT(text, "         step 20: Inf & \"NaN\"\n");
     for (line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) CHECK(strlen(line) < 80);
 }
