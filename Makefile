@@ -446,7 +446,7 @@ test-variants: $(GPU_TESTS) $(CUDA_FMA) $(PTX_TESTS) $(EXAMPLES)   ## every comp
 	    tests/cuda/cuda_static.sh tests/tools/mutation.sh tests/tools/mutation_c.sh tests/cuda/ptx_plants.sh tests/tools/cortex_m.sh \
 	    $(patsubst %,'tests/tools/variant.sh %',$(VARIANTS))
 
-test-all: test test-long test-variants   ## all three; an hour and more
+test-all: test test-long test-variants   ## test, test-long and test-variants; an hour and more
 
 test-gpu: $(GPU_TESTS)   ## the CUDA tests on the GPU that is there, then under compute-sanitizer (needs nvcc)
 	$(Q)if [ -z '$(NVCC)' ]; then echo 'test-gpu: nvcc was not found; set CUDA=dir' >&2; exit 1; fi
@@ -510,7 +510,14 @@ dist: mixprec.h mixprec_cuda.cu   ## a release in BUILD/dist: header, companion,
 clean:   ## remove everything that was built
 	rm -rf $(BUILD)
 
+# The targets that most people want come first.
 help:   ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { line = sprintf("  make %-14s", $$1); n = split($$2, word, " "); \
+	@awk -F ':.*## ' 'function show(name, text,    line, word, n, i) { \
+	    line = sprintf("  make %-14s", name); n = split(text, word, " "); \
 	    for (i = 1; i <= n; i++) { if (length(line " " word[i]) > 79) { print line; line = sprintf("%21s", "") } \
-	        line = line " " word[i] } print line }' Makefile
+	        line = line " " word[i] } print line } \
+	    /^[a-z-]+:.*## / { text[$$1] = $$2; order[++count] = $$1 } \
+	    END { n = split("run show test", first, " "); \
+	        for (i = 1; i <= n; i++) { show(first[i], text[first[i]]); shown[first[i]] = 1 } \
+	        for (i = 1; i <= count; i++) if (!(order[i] in shown)) show(order[i], text[order[i]]) }' Makefile
+	@echo '  BUILD is the folder of what make builds: $(BUILD), or another with BUILD=dir'
