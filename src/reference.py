@@ -227,7 +227,9 @@ pre { overflow-x: auto; padding: .7rem; background: var(--code); border-radius: 
 table { border-collapse: collapse; width: 100% } th { text-align: left }
 td, th { padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
          overflow-wrap: anywhere }
-.hidden { display: none }
+main.searching { display: flex; flex-direction: column } .searching section { display: contents }
+.searching h2 { display: none }
+.hidden { display: none !important }
 """
 SCRIPT = """
 const field = document.getElementById('search'), found = document.getElementById('found');
@@ -240,11 +242,15 @@ function search() {
     const text = item.dataset.names + ' ' + (words.length && field.value.length > 3 ? item.textContent.toLowerCase() : '');
     const hit = words.every(word => text.includes(word));
     item.classList.toggle('hidden', !hit);
+    item.classList.toggle('named', words.every(word => item.dataset.names.includes(word)));
+    item.style.order = item.classList.contains('named') ? 0 : 1;    /* names come before other text */
     count += hit;
   }
   for (const part of rest) part.classList.toggle('hidden', words.length > 0);
+  document.querySelector('main').classList.toggle('searching', words.length > 0);
   for (const s of document.querySelectorAll('main section'))
     s.classList.toggle('hidden', words.length > 0 && !s.querySelector('[data-names]:not(.hidden)'));
+  for (const table of document.querySelectorAll('table')) table.style.order = table.querySelector('.named') ? 0 : 1;
   found.textContent = words.length ? count + ' found' : '';
 }
 field.addEventListener('input', search);

@@ -42,10 +42,20 @@ fits() {
         --dump-dom "file://$tmp/wide.html" 2>/dev/null | grep -o '<title>w[0-9]*' | tee "$tmp/width"
     [ "$(sed 's/[^0-9]//g' "$tmp/width")" -le "$1" ]
 }
+# The first item found by its text stands below the last item found by its name.
+names_first() {
+    sed "s#</body>#<script>field.value = '$1'; search(); const at = which => items.filter(i => !i.classList.contains('hidden') \\&\\&\
+ i.closest('article') \\&\\& i.classList.contains('named') === which).map(i => i.getBoundingClientRect().top);\
+ document.title = at(true).length > 1 \\&\\& at(false).length > 1 \\&\\& Math.max(...at(true)) < Math.min(...at(false)) ? 'first' : 'mixed';</script></body>#" \
+        "$page" >"$tmp/found.html"
+    timeout 100 "$browser" --headless --no-sandbox --disable-gpu --dump-dom "file://$tmp/found.html" 2>/dev/null |
+        grep -q '<title>first</title>'
+}
 if [ -z "$browser" ]; then skip 'the page in a browser (no Chromium)'
 elif [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'the page in a browser: in make test-long'
 else
     check 'it fits a desktop'                     fits 1280
     check 'it fits a phone'                       fits 500
+    check 'a search shows names before texts'     names_first scaler
 fi
 report
