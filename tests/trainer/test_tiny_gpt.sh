@@ -863,7 +863,7 @@ if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; t
     # Keys that are pressed while it trains, Ctrl-C among them, are not echoed into the bar.
     # In the foreground: a shell's background jobs ignore SIGINT.
     rm -f keys; mkfifo keys
-    { await grep -q '%' out
+    { await grep -q '% step' out
       printf 'zzz'; sleep 0.3; printf '\003'; await grep -q 'stopped after step' out; } >keys 2>/dev/null &
     : >out; TERM=xterm timeout 300 $heeding script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
     check "nor the last words behind it" grep -q "$(printf '\r\033')\[Ktiny_gpt: stopped after step" out
