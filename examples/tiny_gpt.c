@@ -480,7 +480,7 @@ static void train_or_validate(trainer *t) {
     if (only_looks(t)) return;
     if (is_training(t)) {
         train(t);
-        tell_no_events(t);
+        if (!stop_signal) tell_no_events(t);
     }
     if (!stop_signal && t->best_step + t->step > 0)
         say("best val %.4f at step %lld, after %lld steps%s%s\n", t->best_val,

@@ -867,6 +867,7 @@ if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; t
       printf 'zzz'; sleep 0.3; printf '\003'; await grep -q 'stopped after step' out; } >keys 2>/dev/null &
     : >out; TERM=xterm timeout 300 $heeding script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
     check "nor the last words behind it" grep -q "$(printf '\r\033')\[Ktiny_gpt: stopped after step" out
+    check "and the guard does not sum up"  sh -c '! grep -q "no event" out'
     check "Ctrl-C is not written into the bar" sh -c 'grep -q "stopped after step" out && ! grep -q "\^C" out && ! grep -q zzz out'
     terminal --out shown; terminal --out shown --resume --steps 201
     check "a checkpoint that is loaded is named" work 'loading shown/checkpoint.safetensors'
