@@ -3917,7 +3917,8 @@ typedef struct mixp_recipe {
  *
  * The program declares that it does not read x again: call mixp_tensor_set_disposable(x, 1) before
  * the last mixp_linear that reads x. A later read of x is MIXP_ERR_ORDER. A copy that autocast
- * makes for a linear, and the GELU inside of mixp_mlp, are disposable by themselves.
+ * makes for a linear, and the GELU inside of mixp_mlp, are disposable by themselves. mixp_jvp
+ * along the weight of a linear reads x again, which is then MIXP_ERR_ORDER.
  *
  * x stays in memory, without codes, if
  * - the gradient of another operator reads x: of another linear (join q, k and v in one weight), of
@@ -4250,9 +4251,10 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
  * embedding, scatter_add, index_add, and functions made of these, such as mixp_mlp, var, std,
  * vector_norm, logsumexp, split, topk and sort. It does not know softmax, norms, attention, losses,
- * max (take mixp_topk with k = 1), prod, or dropout (take mixp_bernoulli and
- * mixp_mul). Each operator that it applies rounds. It takes up to three times the time of the
- * forward pass from x to y. Bits, threads and lifetime: as of the operators.
+ * max (take mixp_topk with k = 1), prod, or dropout (take mixp_bernoulli and mixp_mul). Each
+ * operator that it applies rounds. Under a recipe, products of tangents are bf16 products. It takes
+ * up to three times the time of the forward pass from x to y. Bits, threads and lifetime: as of the
+ * operators.
  *
  * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
  * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no
@@ -23565,6 +23567,19 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
                              mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
+/* Under a recipe, products of tangents are bf16 products: keep_first and keep_last count the
+ * model's linears alone, and delayed scales learn nothing of tangents. */
+static mixp_tensor *mixpi_jvp_unquantised(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
+                                          mixp_tensor *d) {
+    mixp_autocast region = mixp_autocast_current(ctx);
+    if (!region.recipe) return mixpi_jvp(ctx, y, x, d);
+    region.recipe = NULL;
+    if (mixp_autocast_push(ctx, &region) != MIXP_OK) return NULL;
+    d = mixpi_jvp(ctx, y, x, d);
+    mixp_autocast_pop(ctx);
+    return d;
+}
+
 MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
                                   mixp_tensor *tangent) {
     mixpi_outer o;
@@ -23573,7 +23588,7 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
     if (mixpi_jvp_check(ctx, y, x, tangent ? tangent : x) != MIXP_OK) return NULL;
     if (!tangent) tangent = mixp_full(ctx, x->dtype, x->rank, x->shape, 1.0);
     else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);
-    return tangent ? mixpi_jvp(ctx, y, x, tangent) : NULL;
+    return tangent ? mixpi_jvp_unquantised(ctx, y, x, tangent) : NULL;
 }
 /* ==== 9. SCALER (implementation) ====================================================== */
 

@@ -103,7 +103,8 @@ typedef struct mixp_recipe {
  *
  * The program declares that it does not read x again: call mixp_tensor_set_disposable(x, 1) before
  * the last mixp_linear that reads x. A later read of x is MIXP_ERR_ORDER. A copy that autocast
- * makes for a linear, and the GELU inside of mixp_mlp, are disposable by themselves.
+ * makes for a linear, and the GELU inside of mixp_mlp, are disposable by themselves. mixp_jvp
+ * along the weight of a linear reads x again, which is then MIXP_ERR_ORDER.
  *
  * x stays in memory, without codes, if
  * - the gradient of another operator reads x: of another linear (join q, k and v in one weight), of

@@ -293,6 +293,19 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
                              mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
+/* Under a recipe, products of tangents are bf16 products: keep_first and keep_last count the
+ * model's linears alone, and delayed scales learn nothing of tangents. */
+static mixp_tensor *mixpi_jvp_unquantised(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
+                                          mixp_tensor *d) {
+    mixp_autocast region = mixp_autocast_current(ctx);
+    if (!region.recipe) return mixpi_jvp(ctx, y, x, d);
+    region.recipe = NULL;
+    if (mixp_autocast_push(ctx, &region) != MIXP_OK) return NULL;
+    d = mixpi_jvp(ctx, y, x, d);
+    mixp_autocast_pop(ctx);
+    return d;
+}
+
 MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
                                   mixp_tensor *tangent) {
     mixpi_outer o;
@@ -301,5 +314,5 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
     if (mixpi_jvp_check(ctx, y, x, tangent ? tangent : x) != MIXP_OK) return NULL;
     if (!tangent) tangent = mixp_full(ctx, x->dtype, x->rank, x->shape, 1.0);
     else if (tangent->dtype != x->dtype) tangent = mixp_cast(ctx, tangent, x->dtype);
-    return tangent ? mixpi_jvp(ctx, y, x, tangent) : NULL;
+    return tangent ? mixpi_jvp_unquantised(ctx, y, x, tangent) : NULL;
 }

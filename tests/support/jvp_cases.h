@@ -417,6 +417,74 @@ static void test_jvp_and_blocks(void) {
     mixp_context_free(c);
 }
 
+enum { RECIPE_WIDTH = 32, RECIPE_LINEARS = 3 };
+
+/* A net of linears. Bit i of the result: linear i was quantised. */
+static int recipe_net(mixp_context *c, mixp_tensor **x, mixp_tensor *const *w) {
+    int i, quantised = 0;
+    for (i = 0; i < RECIPE_LINEARS; i++) {
+        const int64_t before = mixp_autocast_recipe_counts(c).quantised;
+        *x = mixp_tanh(c, mixp_linear(c, *x, w[i], NULL));
+        if (mixp_autocast_recipe_counts(c).quantised > before) quantised |= 1 << i;
+    }
+    return quantised;
+}
+
+/* The loss after three steps. With derivatives of the net, whose tangents belong to no loss. */
+static double recipe_run(mixp_recipe r, int derivatives) {
+    static const char *const name[RECIPE_LINEARS] = { "w0", "w1", "w2" };
+    const int64_t shape[2] = { RECIPE_WIDTH, RECIPE_WIDTH };
+    const int middle = r.keep_first ? 2 : 7;
+    float data[RECIPE_WIDTH * RECIPE_WIDTH];
+    mixp_context *c = case_context();
+    mixp_scaler *scaler = mixp_scaler_new(c, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(c, NULL);
+    mixp_tensor *w[RECIPE_LINEARS], *x, *y, *z, *loss = NULL;
+    double last;
+    int i, k;
+    for (i = 0; i < RECIPE_LINEARS; i++) w[i] = mixp_param(c, name[i], MIXP_F32, 2, shape);
+    CHECK_INT(mixp_init_all(c, "*", mixp_init_xavier_normal, 1.0), MIXP_OK);
+    CHECK_INT(mixp_optimizer_add_all(opt, "*"), MIXP_OK);
+    CHECK_INT(mixp_autocast_set_recipe(c, &r), MIXP_OK);
+    for (i = 0; i < RECIPE_WIDTH * RECIPE_WIDTH; i++) data[i] = (float)((i * 37) % 64 - 32) / 16.0f;
+    for (i = 0; i < 3; i++) {
+        mixp_step_begin(c);
+        mixp_zero_grad(opt);
+        MIXP_AUTOCAST(c, MIXP_BF16) {
+            x = y = z = mixp_input(c, MIXP_F32, 2, shape, data);
+            mixp_tensor_set_requires_grad(x, 1);
+            CHECK_INT(recipe_net(c, &y, w), middle);
+            for (k = 0; k < derivatives; k++) CHECK(mixp_jvp(c, y, x, NULL) != NULL);
+            CHECK_INT(recipe_net(c, &z, w), middle);
+            loss = mixp_mse(c, mixp_add(c, y, z), mixp_detach(c, x));
+        }
+        CHECK_INT(mixp_backward(c, mixp_scaler_scale(scaler, loss)), MIXP_OK);
+        CHECK_INT(mixp_scaler_step(scaler, opt), MIXP_OK);
+        CHECK_INT(mixp_scaler_update(scaler), MIXP_OK);
+    }
+    last = mixp_item(loss);
+    CHECK_INT(mixp_context_error(c, NULL), MIXP_OK);
+    mixp_context_free(c);
+    return last;
+}
+
+/* Tangents are no linears of a recipe: the layers that it keeps, delayed scales and losses stay. */
+static void test_jvp_under_recipes(void) {
+    int kind, derivatives;
+    for (kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
+        mixp_recipe r;
+        memset(&r, 0, sizeof r);
+        r.kind = (mixp_recipe_kind)kind;
+        if (r.kind == MIXP_RECIPE_FP8_BLOCK) continue;      /* needs multiples of 128 */
+        if (r.kind == MIXP_RECIPE_NVFP4) r.no_stochastic = r.no_hadamard = 1;
+        for (derivatives = 1; derivatives < 3; derivatives++)
+            CHECK_NEAR(recipe_run(r, derivatives), recipe_run(r, 0), 0.0);
+        r.keep_first = r.keep_last = 1;
+        r.linears = RECIPE_LINEARS;
+        CHECK_NEAR(recipe_run(r, 1), recipe_run(r, 0), 0.0);
+    }
+}
+
 static void jvp_run_cases(void) {
     RUN(test_jvp_beside_pytorch);
     RUN(test_jvp_beside_differences);
@@ -424,4 +492,5 @@ static void jvp_run_cases(void) {
     RUN(test_jvp_of_little);
     RUN(test_jvp_refused);
     RUN(test_jvp_and_blocks);
+    RUN(test_jvp_under_recipes);
 }
