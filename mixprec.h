@@ -194,7 +194,7 @@
  *     a recipe or a guard is on, but no region     mixp_autocast_recipe_counts stay 0; mixp_site
  *       is open                                      finds no site
  *     schedule.total counts epochs                 mixp_optimizer_lr reaches its end early
- *     the second of two scalers is not saved       after a resume its loss scale begins anew
+ *     the second of two scalers is not saved       after a resume its loss scale is init_scale
  *     a tensor is used two steps later or more     usually an error; otherwise its values are those
  *                                                    of a tensor of this step
  *     another number, such as a probability,       mixp_context_warning, if a built-in operator
@@ -18648,8 +18648,8 @@ typedef struct mixpi_scaled {
 /* Does the device have memory of its own? */
 static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
-/* Has this context trained a step under delayed scaling? An evaluation does not count: one rank may
- * run it alone. It does not change the recipe that ranks compare, either. */
+/* Has this context trained a step under delayed scaling? An evaluation does not count, because one
+ * rank may run an evaluation alone. Nor does it change the recipe that ranks compare. */
 static int mixpi_scaled_on(const mixp_context *ctx)
 { return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }
 
@@ -23567,8 +23567,8 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
                              mixpi_shape_text(x->rank, x->shape, x_shape, sizeof x_shape));
 }
 
-/* Under a recipe, products of tangents are bf16 products: keep_first and keep_last count the
- * model's linears alone, and delayed scales learn nothing of tangents. */
+/* Makes the tangents in a region without a recipe, as bf16 products. So keep_first and keep_last
+ * count only the linears of the model, and a tangent changes no scale of delayed scaling. */
 static mixp_tensor *mixpi_jvp_unquantised(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
                                           mixp_tensor *d) {
     mixp_autocast region = mixp_autocast_current(ctx);
@@ -31470,7 +31470,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     return NULL;
 }
 
-/* Between steps? A captured step, too, keeps the guard and the observer that it began with. */
+/* Refuses a change of the guard or the observer inside a region or during a capture. A captured
+ * step keeps the guard and the observer that it began with. */
 static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
     if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_regions_open(ctx)) return MIXP_OK;

@@ -194,7 +194,7 @@
  *     a recipe or a guard is on, but no region     mixp_autocast_recipe_counts stay 0; mixp_site
  *       is open                                      finds no site
  *     schedule.total counts epochs                 mixp_optimizer_lr reaches its end early
- *     the second of two scalers is not saved       after a resume its loss scale begins anew
+ *     the second of two scalers is not saved       after a resume its loss scale is init_scale
  *     a tensor is used two steps later or more     usually an error; otherwise its values are those
  *                                                    of a tensor of this step
  *     another number, such as a probability,       mixp_context_warning, if a built-in operator

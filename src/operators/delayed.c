@@ -18,8 +18,8 @@ typedef struct mixpi_scaled {
 /* Does the device have memory of its own? */
 static int mixpi_scaled_apart(const mixp_context *ctx) { return ctx->device->download != NULL; }
 
-/* Has this context trained a step under delayed scaling? An evaluation does not count: one rank may
- * run it alone. It does not change the recipe that ranks compare, either. */
+/* Has this context trained a step under delayed scaling? An evaluation does not count, because one
+ * rank may run an evaluation alone. Nor does it change the recipe that ranks compare. */
 static int mixpi_scaled_on(const mixp_context *ctx)
 { return ctx->casting && ctx->casting->trained.kind != MIXP_RECIPE_NONE; }
 

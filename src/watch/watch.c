@@ -1090,7 +1090,8 @@ static const char *mixpi_guard_wrong(const mixp_context *ctx, const mixp_guard_d
     return NULL;
 }
 
-/* Between steps? A captured step, too, keeps the guard and the observer that it began with. */
+/* Refuses a change of the guard or the observer inside a region or during a capture. A captured
+ * step keeps the guard and the observer that it began with. */
 static mixp_result mixpi_guard_between(mixp_context *ctx, const char *who) {
     if (mixpi_check_uncaptured(ctx, who) != MIXP_OK) return MIXP_ERR_ORDER;
     if (!mixpi_regions_open(ctx)) return MIXP_OK;

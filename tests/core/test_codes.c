@@ -575,14 +575,14 @@ static one delayed(int with_codes, int between) {
 /* Codes hold x as forward has quantised it. */
 static void update_between(void) {
     static float a[WIDTH * WIDTH], b[WIDTH * WIDTH];
-    one kept = delayed(1, 1), alone = delayed(0, 0), anew = delayed(0, 1);
-    same_bits(kept.w->grad, alone.w->grad);
-    mixp_read(anew.w->grad, a, MIXP_F32, WIDTH * WIDTH);
-    mixp_read(alone.w->grad, b, MIXP_F32, WIDTH * WIDTH);
+    one coded = delayed(1, 1), undisturbed = delayed(0, 0), rescaled = delayed(0, 1);
+    same_bits(coded.w->grad, undisturbed.w->grad);
+    mixp_read(rescaled.w->grad, a, MIXP_F32, WIDTH * WIDTH);
+    mixp_read(undisturbed.w->grad, b, MIXP_F32, WIDTH * WIDTH);
     CHECK(memcmp(a, b, sizeof a) != 0);
-    mixp_context_free(kept.ctx);
-    mixp_context_free(alone.ctx);
-    mixp_context_free(anew.ctx);
+    mixp_context_free(coded.ctx);
+    mixp_context_free(undisturbed.ctx);
+    mixp_context_free(rescaled.ctx);
 }
 
 /* --- refusals ---------------------------------------------------------------------------------- */

@@ -2,17 +2,9 @@
 // SPDX-License-Identifier: MIT OR Unlicense
 #include "companion.h"
 #include "test.h"
+#include "gpu_context.h"
 
-static mixp_context *conv_context(void) {
-    mixp_context_desc desc = mixp_context_desc();
-    const char       *why = "";
-    desc.device = mixp_cuda(0, &why);
-    if (!desc.device) {
-        printf("no GPU: %s\n", why);
-        exit(cudasim::simulated ? 2 : 77);
-    }
-    return mixp_context_new(&desc);
-}
+static mixp_context *conv_context(void) { return gpu_context(); }
 #include "conv_cases.h"
 
 int main() {
