@@ -41,11 +41,12 @@ static void mixpi_rerun_spill(mixpi_rerun *b) {
 }
 
 /* Gives a call memory for its result and for what it saves. The result of the block still has both,
- * unless a later operator has freed it or let its gradient overwrite it. */
+ * unless a later operator has freed it or let its gradient overwrite it. A reshape has the memory
+ * of its input. */
 static mixp_result mixpi_rerun_memory(mixpi_tape_entry *e) {
     mixp_call *c = &e->call;
     int k;
-    if (mixpi_rerun_keeps(e->block, e) && (e->alias || !c->out->own.spent)) return MIXP_OK;
+    if (!e->alias && mixpi_rerun_keeps(e->block, e) && !c->out->own.spent) return MIXP_OK;
     c->out->data = e->alias ? c->in[0]->data : mixpi_data_alloc(c->out);
     if (!c->out->data) return MIXP_ERR_MEMORY;
     for (k = 0; k < MIXP_MAX_SAVED; k++) {
