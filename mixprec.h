@@ -3620,7 +3620,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
  * free it or the context.
  *
- * mixp_capture_end returns NULL on error.
+ * mixp_capture_end returns NULL on error. A call that failed since mixp_capture_begin is such an
+ * error, because the graph would lack the work of that call; the context keeps the first error.
  *
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: a call in the capture
  * allocated, waited, or multiplied shapes that no earlier step had; a low weight was written since
@@ -14458,6 +14459,7 @@ struct mixp_context {
     mixp_exec          exec;
     mixp_result  error;
     uint64_t     told;          /* errors reported so far                                  */
+    uint64_t     failures;      /* told, and failures that came after an error             */
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
     char         warning[320];  /* the first warning; "" = none                            */
@@ -14468,6 +14470,7 @@ struct mixp_context {
     mixpi_block *block;         /* source of host memory; NULL: an allocator               */
     uint64_t     seed, step, generation;
     uint64_t     capture_step;  /* the step count when a capture began                     */
+    uint64_t     capture_failures;  /* failures when it began                              */
     int64_t      tensors_made;  /* ids of permanent tensors                                */
     int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
     int64_t      allocations;
@@ -14641,7 +14644,9 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
 MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
                                           const char *format, ...) {
     va_list args;
-    if (!ctx || ctx->error != MIXP_OK) return code;
+    if (!ctx) return code;
+    ctx->failures++;
+    if (ctx->error != MIXP_OK) return code;
     ctx->error = code;
     ctx->told++;
     va_start(args, format);
@@ -15710,6 +15715,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
+    ctx->capture_failures = ctx->failures;
     ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;
@@ -15728,10 +15734,19 @@ static void mixpi_capture_undo(mixp_context *ctx) {
     ctx->replays += ctx->scale_moved != 0;
 }
 
+/* Fails if a call failed since mixp_capture_begin: the recording lacks the work of that call. */
+static mixp_result mixpi_capture_check(mixp_context *ctx) {
+    if (!ctx->capturing || ctx->failures == ctx->capture_failures) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_capture_end: a call failed during the capture, so there is no "
+                             "graph; mend that call and record the step again");
+}
+
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
-    mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
+    const int whole = ctx && mixpi_capture_check(ctx) == MIXP_OK;
+    mixp_graph *g = whole ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
     const uint64_t step = ctx ? ctx->step : 0;
     if (ctx && ctx->capturing) mixpi_capture_undo(ctx);
     if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);

@@ -232,6 +232,15 @@ static void compare_see(mixp_context *ctx, const mixp_sight *s, void *user) {
     compare_value(m, ctx, kept, s);
 }
 
+/* Ends a capture that fn has left open: in a capture the context works on another stream. */
+static mixp_result compare_uncapture(mixp_context *ctx, const void *stream) {
+    if (mixp_context_exec(ctx)->stream == stream) return MIXP_OK;
+    mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                      "mixp_compare: fn has left a capture open; fn must call mixp_capture_end, or must not capture");
+    mixp_graph_free(mixp_capture_end(ctx));
+    return MIXP_ERR_ORDER;
+}
+
 /* Closes the region of a run, and any region that fn left open. */
 static mixp_result compare_close(mixp_context *ctx) {
     const int open = mixp_no_grad_open(ctx);    /* regions open before this one */
@@ -257,13 +266,16 @@ static mixp_result compare_refuse(mixp_context *ctx, const compare_runs *m) {
 
 /* One run: forward, then backward. */
 static mixp_result compare_run(mixp_context *ctx, compare_runs *m, const mixp_autocast *region) {
+    const void *stream = mixp_context_exec(ctx)->stream;
     mixp_tensor *loss;
-    mixp_result r = mixp_step_begin(ctx);
+    mixp_result r = mixp_step_begin(ctx), recorded;
     if (r == MIXP_OK) r = mixp_autocast_push(ctx, region);
     if (r != MIXP_OK) return r;
     m->region = mixp_autocast_current(ctx);
     loss = m->desc->fn(ctx, m->desc->user);
+    recorded = compare_uncapture(ctx, stream);
     r = compare_close(ctx);
+    if (r == MIXP_OK) r = recorded;
     if (r == MIXP_OK) r = compare_refuse(ctx, m);
     if (r != MIXP_OK) return r;
     if (loss && m->desc->scale > 0.0f) loss = mixp_scale(ctx, loss, m->desc->scale);
@@ -337,8 +349,8 @@ static const char *compare_wrong(const mixp_compare_desc *d, const mixp_differen
  * values; gradients of parameters are forgotten. Allocates host memory for the results of all sites, and frees it.
  * Waits for the device. Both runs are trials: see mixp_observe.
  *
- * MIXP_ERR_ORDER: a region is open, or fn uses dropout, which would draw different numbers in each run (pass training
- * 0). MIXP_ERR_ARGUMENT: fn, rows, room or n is missing, or a setting is out of range. */
+ * MIXP_ERR_ORDER: a region is open, fn uses dropout, which would draw different numbers in each run (pass training
+ * 0), or fn leaves a capture open, which is then ended. MIXP_ERR_ARGUMENT: fn, rows, room or n is missing, or a setting is out of range. */
 COMPARE_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc, mixp_difference *rows,
                                      int64_t room, int64_t *n) {
     const char *wrong = compare_wrong(desc, rows, room, n);

@@ -333,7 +333,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
  * free it or the context.
  *
- * mixp_capture_end returns NULL on error.
+ * mixp_capture_end returns NULL on error. A call that failed since mixp_capture_begin is such an
+ * error, because the graph would lack the work of that call; the context keeps the first error.
  *
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: a call in the capture
  * allocated, waited, or multiplied shapes that no earlier step had; a low weight was written since

@@ -132,6 +132,7 @@ MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx) {
                                  "mixp_capture_begin: a capture is already active; call "
                                  "mixp_capture_end first");
     ctx->capture_step = ctx->step;
+    ctx->capture_failures = ctx->failures;
     ctx->scale_moved = ctx->cast_recorded = ctx->update_recorded = 0;
     r = mixpi_noted(ctx, "mixp_capture_begin", ctx->device->capture_begin(&ctx->exec));
     ctx->capturing = r == MIXP_OK;
@@ -150,10 +151,19 @@ static void mixpi_capture_undo(mixp_context *ctx) {
     ctx->replays += ctx->scale_moved != 0;
 }
 
+/* Fails if a call failed since mixp_capture_begin: the recording lacks the work of that call. */
+static mixp_result mixpi_capture_check(mixp_context *ctx) {
+    if (!ctx->capturing || ctx->failures == ctx->capture_failures) return MIXP_OK;
+    return mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                             "mixp_capture_end: a call failed during the capture, so there is no "
+                             "graph; mend that call and record the step again");
+}
+
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
     mixp_result r = MIXP_ERR_DEVICE;
-    mixp_graph *g = ctx ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
+    const int whole = ctx && mixpi_capture_check(ctx) == MIXP_OK;
+    mixp_graph *g = whole ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
     const uint64_t step = ctx ? ctx->step : 0;
     if (ctx && ctx->capturing) mixpi_capture_undo(ctx);
     if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);

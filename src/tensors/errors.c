@@ -42,7 +42,9 @@ static mixp_result mixpi_leave(mixp_context *ctx, int before, mixp_result r) {
 MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
                                           const char *format, ...) {
     va_list args;
-    if (!ctx || ctx->error != MIXP_OK) return code;
+    if (!ctx) return code;
+    ctx->failures++;
+    if (ctx->error != MIXP_OK) return code;
     ctx->error = code;
     ctx->told++;
     va_start(args, format);

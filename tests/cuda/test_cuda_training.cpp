@@ -5,6 +5,7 @@
  * nothing, a step neither waits nor allocates, and a graph replays the step bit for bit. No failed
  * allocation causes a leak. */
 #include "companion.h"
+#include "examples/compare.h"
 #include "test.h"
 #include "new_optimizer.h"
 #include "shared_b.h"
@@ -409,8 +410,76 @@ static void a_graph_cannot_wait(void) {
     mixp_item(train(&m));
     CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_ERR_ORDER);
     CHECK_TEXT(why, "captured");
-    mixp_capture_end(m.ctx);
+    CHECK(mixp_capture_end(m.ctx) == NULL);
     mixp_context_clear_error(m.ctx);
+    train(&m);
+    fine(&m);
+    mixp_context_free(m.ctx);
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* An operator that fails leaves nothing on the stream, so the device would make a graph without it. clears:
+ * the program clears the error before the capture ends; the graph is refused all the same. An older error is
+ * none of the capture. */
+static void a_failed_call_makes_no_graph(void) {
+    for (int clears = 0; clears < 2; clears++) {
+        Model m;
+        const char *why = "";
+        float x[6] = { 0 };
+        const int64_t two[1] = { 2 }, three[1] = { 3 };
+        model_open(&m, gpu(), MIXP_F16, 1, 1024);
+        next_batch(&m, 0);
+        train(&m);
+        const uint64_t steps = mixp_context_steps(m.ctx);
+        CHECK_INT(mixp_capture_begin(m.ctx), MIXP_OK);
+        train(&m);
+        CHECK(mixp_add(m.ctx, mixp_input(m.ctx, MIXP_F32, 1, two, x),
+                       mixp_input(m.ctx, MIXP_F32, 1, three, x)) == NULL);
+        if (clears) mixp_context_clear_error(m.ctx);
+        CHECK(mixp_capture_end(m.ctx) == NULL);
+        CHECK_INT(mixp_context_error(m.ctx, &why), clears ? MIXP_ERR_ORDER : MIXP_ERR_SHAPE);
+        CHECK_TEXT(why, clears ? "a call failed during the capture" : "add");
+        CHECK_INT(mixp_context_steps(m.ctx), steps);
+        CHECK_INT(mixp_capture_begin(m.ctx), MIXP_OK);      /* with the old error */
+        train(&m);
+        mixp_graph *graph = mixp_capture_end(m.ctx);
+        CHECK(graph != NULL);
+        CHECK_INT(mixp_replay(graph), MIXP_OK);
+        mixp_context_clear_error(m.ctx);
+        train(&m);
+        fine(&m);
+        mixp_context_free(m.ctx);
+    }
+    CHECK_INT(cudasim::leaks(), 0);
+}
+
+/* mixp_compare ends a capture that its function has left open, and removes its observer. */
+static mixp_tensor *begins_a_capture(mixp_context *ctx, void *user) {
+    Model *m = (Model *)user;
+    mixp_capture_begin(ctx);
+    return mixp_mean(ctx, m->gain, MIXP_ALL, 0);
+}
+static void a_comparison_ends_a_capture(void) {
+    Model m;
+    const char *why = "";
+    mixp_compare_desc d;
+    mixp_difference rows[4];
+    mixp_observer left;
+    int64_t n = 0;
+    memset(&d, 0, sizeof d);
+    d.a.dtype = MIXP_F16;
+    d.b.dtype = MIXP_F32;
+    d.fn = begins_a_capture;
+    d.user = &m;
+    model_open(&m, gpu(), MIXP_F16, 1, 1024);
+    next_batch(&m, 0);
+    train(&m);
+    CHECK_INT(mixp_compare(m.ctx, &d, rows, 4, &n), MIXP_ERR_ORDER);
+    mixp_context_error(m.ctx, &why);
+    CHECK_TEXT(why, "mixp_compare: fn has left a capture open");
+    mixp_context_clear_error(m.ctx);
+    CHECK_INT(mixp_observe(m.ctx, NULL, &left), MIXP_OK);
+    CHECK(left.see == NULL);
     train(&m);
     fine(&m);
     mixp_context_free(m.ctx);
@@ -1155,6 +1224,8 @@ int main(void) {
     RUN(a_graph_replays_the_step);
     RUN(gradients_from_before_a_graph);
     RUN(a_graph_cannot_wait);
+    RUN(a_failed_call_makes_no_graph);
+    RUN(a_comparison_ends_a_capture);
     cudasim::host_sees_device = true;           /* that is quicker */
     RUN(the_cpu_has_no_graphs);
     RUN(a_graph_converts_each_write);
