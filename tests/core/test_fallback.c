@@ -1,6 +1,6 @@
 /* test_fallback.c - operands that a recipe quantises badly fall back to bf16 under a guard, one by
- * one: a layer with outlier channels of 10^4, the error in the event beside loops in double, return
- * and relapse, clipped values of delayed scaling, resume, two ranks, refusals.
+ * one: a layer with outlier channels of 10^4, the error in the event beside loops in double and beside
+ * counts, return and relapse, clipped values of delayed scaling, resume, two ranks, refusals.
  * SPDX-License-Identifier: MIT OR Unlicense */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -255,6 +255,86 @@ static void numbers(void) {
     mixp_context_free(n.ctx);
 }
 
+/* --- one linear whose losses are counted ------------------------------------------------------- */
+
+/* A step of sum(linear(x, w) dy) with weights of 1; *e: the event of an operand. 0: there is none. */
+static int loses(mixp_recipe_kind kind, const float *x, const float *dy, const char *operand, mixp_event *e) {
+    const int64_t shape[2] = { ROWS, WIDTH };
+    plan p = plan_of(kind, 1);
+    net n = net_new(&p, NULL);
+    mixp_tensor *y = NULL;
+    int k, found = 0;
+    mixp_fill(n.w[0], 1.0);
+    mixp_step_begin(n.ctx);
+    mixp_zero_grad(n.opt);
+    y = mixp_input(n.ctx, MIXP_F32, 2, shape, x);
+    mixp_tensor_set_requires_grad(y, 1);
+    MIXP_AUTOCAST(n.ctx, MIXP_BF16) y = mixp_linear(n.ctx, y, n.w[0], NULL);
+    y = mixp_mul(n.ctx, y, mixp_input(n.ctx, MIXP_F32, 2, shape, dy));
+    CHECK_INT(mixp_backward(n.ctx, mixp_sum(n.ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(n.opt), MIXP_OK);
+    for (k = 0; !found && mixp_guard_event(n.ctx, k, e); k++)
+        found = e->kind == MIXP_EVENT_OPERAND && strcmp(e->operand, operand) == 0;
+    mixp_context_free(n.ctx);
+    return found;
+}
+
+/* The largest number of the element, which gives a scale of 1, and `lost` numbers that become 0; the others
+ * are on the grid. */
+static void fill_exact(float *x, float largest, float tiny, int lost) {
+    int i;
+    for (i = 0; i < ROWS * WIDTH; i++) x[i] = i % 16 == 0 ? largest : 1.0f;
+    for (i = 0; lost; i++)
+        if (i % 16) {
+            x[i] = tiny;
+            lost--;
+        }
+}
+
+/* Just below the usual bound of each element nothing is told; just above it the event has the share. */
+static void bounds(void) {
+    static const struct { mixp_recipe_kind kind; const char *operand; float largest, tiny; double bound; } cases[] = {
+        { MIXP_RECIPE_FP8_CURRENT, "x", 448.0f, 1e-6f, 0.1 },
+        { MIXP_RECIPE_FP8_CURRENT, "dy", 57344.0f, 1e-7f, 0.15 },
+        { MIXP_RECIPE_NVFP4, "x", 6.0f, 0.1f, 0.6 }
+    };
+    static float x[ROWS * WIDTH], dy[ROWS * WIDTH];
+    int i, above;
+    for (i = 0; i < 3; i++)
+        for (above = 0; above < 2; above++) {
+            const int lost = (int)(cases[i].bound * ROWS * WIDTH) + (above ? 20 : -20);
+            const int is_x = *cases[i].operand == 'x';
+            mixp_event e;
+            fill_exact(x, 1.0f, 0.0f, 0);
+            fill_exact(dy, 1.0f, 0.0f, 0);
+            fill_exact(is_x ? x : dy, cases[i].largest, cases[i].tiny, lost);
+            CHECK_INT(loses(cases[i].kind, x, dy, cases[i].operand, &e), above);
+            if (!above) continue;
+            CHECK_NEAR(e.error, (double)lost / (ROWS * WIDTH), 1e-6);
+            CHECK(e.clipped == 0);
+        }
+}
+
+/* Zeros and NaN do not count; an Inf counts as lost and as clipped, and leaves the scale at 1. A guard judges
+ * no operand of a step whose forward met a NaN, so a NaN is shown to the sum itself. */
+static void odd_values(void) {
+    static float x[ROWS * WIDTH], dy[ROWS * WIDTH];
+    const int count = ROWS * WIDTH, infs = 300, lost = 2000;
+    mixpi_loss sum = { 0.0, 0, 0 };
+    mixp_event e;
+    int i;
+    fill_exact(dy, 1.0f, 0.0f, 0);
+    for (i = 0; i < count; i++) x[i] = i % 2 ? (i % 4 == 1 ? 0.0f : -0.0f) : 448.0f;
+    for (i = 0; i < infs; i++) x[2 * i] = mixp_f32_of_bits(i % 2 ? 0x7F800000u : 0xFF800000u);
+    for (i = infs; i < infs + lost; i++) x[2 * i] = i % 2 ? 1e-6f : -1e-6f;
+    CHECK(loses(MIXP_RECIPE_FP8_CURRENT, x, dy, "x", &e));
+    CHECK_NEAR(e.error, (double)(infs + lost) / (count / 2), 1e-9);
+    CHECK_NEAR(e.clipped, (double)infs / (count / 2), 1e-12);
+    mixpi_loss_add(&sum, mixp_f32_of_bits(0x7FC00000u), 1.0, 1.0, 464.0);
+    mixpi_loss_add(&sum, mixp_f32_of_bits(0xFF800001u), 1.0, 1.0, 464.0);
+    CHECK(sum.error == 0 && sum.seen == 0 && sum.clipped == 0);
+}
+
 /* --- return and relapse ----------------------------------------------------------------------- */
 
 /* Every step is sampled; clean is 2. Outliers at steps 0 and 5: back after 2 clean samples, then
@@ -421,6 +501,8 @@ int main(void) {
     RUN(outliers);
     RUN(never);
     RUN(numbers);
+    RUN(bounds);
+    RUN(odd_values);
     RUN(returns);
     RUN(resume);
     RUN(ranks);

@@ -169,6 +169,84 @@ plant entropy_smooth       'cross_entropy: smoothing takes the mean for the targ
 plant max_first            'max: the last of equals' \
     cuda_functions test_max 's/a.index < b.index/a.index > b.index/'
 
+# --- recipes -------------------------------------------------------------------------------
+plant cuda_turn_moves      'turn: a history stays where it is' \
+    cuda_recipes turned 's/i - 1/i/'
+plant cuda_turn_barrier    'turn: a part moves before its neighbours are read' \
+    cuda_recipes turned 's/__syncthreads();//'
+plant cuda_turn_loop       'turn: the oldest amax does not count' \
+    cuda_recipes turned 's/first = 1/first = 2/'
+plant cuda_turn_loop       'turn: one thread block reads a part of a long history' \
+    cuda_recipes turned 's/first < length/first == 1/'
+plant cuda_turn_last       'turn: the newest amax is not kept' \
+    cuda_recipes turned 's/= newest/= 0.0f/'
+plant cuda_turn_first      'turn: the newest amax stays in its place' \
+    cuda_recipes turned 's/history.*;//'
+plant cuda_turn_scale      'turn: the scale follows the newest amax' \
+    cuda_recipes turned 's/newest, largest/newest, newest/'
+plant cuda_turn_scale      'turn: the scale of another operand' \
+    cuda_recipes turned 's/scales.i. =/scales[0] =/'
+plant cuda_turn_unused     'turn: an operand without an amax turns' \
+    cuda_recipes turned 's/if .*;//'
+plant cuda_turn_operand    'turn: each operand has the first history' \
+    cuda_recipes turned 's/(int64_t)i/0/'
+plant lose_tree            'lose: a step of the tree is missing' \
+    cuda_recipes lost 's/k; k/k > 1; k/'
+plant lose_barrier         'lose: no barrier in the tree' \
+    cuda_recipes lost 's/__syncthreads();//'
+plant lose_clipped         'lose: clipped values count twice' \
+    cuda_recipes lost 's/t + k/t/'
+plant lose_decode          'lose: the factor of y is lost' \
+    cuda_recipes lost 's/(double)\*q.k.decode/1.0/'
+plant lose_scale           'lose: a value is clipped by its own size' \
+    cuda_recipes lost 's/(double)\*q.k.scale/1.0/'
+plant lose_stride          'lose: elements are measured twice' \
+    cuda_recipes lost 's/ \* 8//'
+plant lose_parts           'lose: the last part is left out' \
+    cuda_recipes lost 's/< q.part_count/+ 1 < q.part_count/'
+plant lose_begin           'lose: the first scale is judged' \
+    cuda_recipes lost 's/ || (.*)) return/) return/'
+plant lose_mean            'lose: the mean is over the zeros, too' \
+    cuda_recipes lost 's/(double)sum.seen/(double)q.k.n/'
+plant lose_most            'lose: a smaller share overwrites a larger one' \
+    cuda_recipes lost 's/if ([^)]*) //'
+plant lose_seen            'lose: the other operands are forgotten' \
+    cuda_recipes lost 's/|=/=/'
+plant recode_at            'recode: the scales of another row of blocks' \
+    cuda_recipes recoded 's,row / rows,row / (rows + 1),'
+plant recode_at            'recode: each 16 columns have the same scales' \
+    cuda_recipes recoded 's/% k.cols/% 16/'
+plant recode_low           'recode: the halves of a byte change places' \
+    cuda_recipes recoded 's/4 \* j/4 * (j ^ 1)/'
+plant recode_value         'recode: the codes are read from the end' \
+    cuda_recipes recoded 's/4 \* j/4 * (7 - j)/'
+plant recode_high          'recode: a code falls on another' \
+    cuda_recipes recoded 's/j % 4/j % 2/'
+plant recode_put           'recode: half of the codes are not written' \
+    cuda_recipes recoded 's/if (!narrow)/if (0)/'
+plant recode_get           'recode: the first four codes are read twice' \
+    cuda_recipes recoded 's/(p + 4)/p/'
+plant recode_times         'recode: the factor of the other operand is lost' \
+    cuda_recipes recoded 's/q.k.times ? .q.k.times : 1.0f/1.0f/'
+plant recode_divides       'recode: values are multiplied by their scale' \
+    cuda_recipes recoded 's,/ s.j.,* s[j],'
+plant recode_wide          'recode: 8 codes at an address of 1 byte' \
+    cuda_recipes recoded 's/ && is_wide(k->codes)//' sanitized
+plant quantise_code        'quantise: the codes are those of the inverse scales' \
+    cuda_recipes recoded 's/s.out/s.in/'
+plant quantise_code_at     'quantise: the codes of the scales lie in the first row' \
+    cuda_recipes recoded 's,blockIdx.x / across,0u,'
+plant cuda_hadamard_at     'hadamard: every 16 rows are the first' \
+    cuda_recipes hadamard 's/ \* 16 \* k.cols/ * k.cols/'
+plant cuda_hadamard_sign   'hadamard: the signs are lost' \
+    cuda_recipes hadamard 's/mixpi_hadamard_sign(i)/1.0f/'
+plant cuda_hadamard_step   'hadamard: a step is missing' \
+    cuda_recipes hadamard 's/< 16/< 8/'
+plant cuda_hadamard_half   'hadamard: a difference has the wrong sign' \
+    cuda_recipes hadamard 's/a - b/b - a/'
+plant cuda_hadamard_size   'hadamard: not divided by 4' \
+    cuda_recipes hadamard 's/ \* 0.25f//'
+
 # --- optimizers ----------------------------------------------------------------------------
 plant last_block           'the first block thinks it is the last' \
     cuda_optimizers gather_plain 's/== gridDim.x - 1;/== 0;/'

@@ -273,6 +273,42 @@ plant update_lost        turn    watch_scale test_lost_updates
 plant pin_void           no      watch_events test_patterns_given_again
 plant sight_sample       swap    observe     test_bins
 
+plant recode_strip_end   bound   codes       codes_are_exact
+plant recode_scale_at    factor  codes       codes_are_exact
+plant recode_scale_zero  factor  codes       codes_are_exact
+plant recode_pair        sign    codes       codes_are_exact
+plant recode_nibble      sign    codes       codes_are_exact
+plant recode_factor      factor  codes       factor
+plant scale_of_code      turn    codes       codes_are_exact
+plant e2m1_half          zero    codes       codes_are_exact
+plant keep_scales_at     sign    codes       codes_are_exact
+plant keep_scales        factor  codes       codes_are_exact
+plant loss_none          drop    fallback    odd_values
+plant loss_inf           drop    fallback    odd_values
+plant loss_inf_clipped   drop    fallback    odd_values
+plant loss_error         factor  fallback    numbers
+plant loss_clipped       factor  fallback    numbers
+plant loss_clipped       logic   fallback    numbers
+plant loss_row           factor  fallback    numbers
+plant loss_sum           drop    fallback    numbers
+plant loss_beyond        swap    fallback    numbers
+plant loss_bound         swap    fallback    bounds
+plant loss_first         never   fallback    numbers
+plant turn_largest       drop    delayed     against_emulation
+plant turn_moves         sign    delayed     against_emulation
+plant turn_last          drop    delayed     against_emulation
+plant turn_first         drop    delayed     against_emulation
+plant turn_operand       factor  delayed     against_emulation
+plant turn_unused        never   delayed     other_updates
+plant turned_amax        swap    delayed     against_emulation
+plant turned_inf         swap    delayed     against_emulation
+plant turn_limit         swap    delayed     against_emulation
+plant hadamard_sign      swap    recipes     hadamard
+plant hadamard_step      never   recipes     hadamard
+plant hadamard_rest      never   recipes     hadamard
+plant hadamard_strip     factor  recipes     hadamard
+plant hadamard_size      factor  recipes     hadamard
+
 # By an emulation of AMX, whose packing needs AVX-512.
 plant pairs_beyond       drop    amx         f16_in_the_stated_order
 plant pairs_turned       drop    amx         bf16_in_the_stated_order
