@@ -228,13 +228,28 @@ table { border-collapse: collapse; width: 100% } th { text-align: left }
 td, th { padding: .25rem .6rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
          overflow-wrap: anywhere }
 main.searching { display: flex; flex-direction: column } .searching section { display: contents }
-.searching h2 { display: none }
+.again { display: none } .searching .again { display: block; order: 1 }
 .hidden { display: none !important }
 """
 SCRIPT = """
 const field = document.getElementById('search'), found = document.getElementById('found');
 const items = [...document.querySelectorAll('[data-names]')];
 const rest = [...document.querySelectorAll('nav, .note, .lead, section > p, #manual')];
+const sections = [...document.querySelectorAll('main section')];
+for (const s of sections) {     /* a second heading, above the items that are found by their text */
+  const heading = s.querySelector('h2').cloneNode(true);
+  heading.className = 'again';
+  heading.append(', in the text');
+  s.querySelector('h2').after(heading);
+}
+function headings(s, searching) {
+  const hits = s.querySelectorAll('[data-names]:not(.hidden)').length;
+  let named = s.querySelectorAll('.named:not(.hidden)').length;
+  if (named && s.querySelector('table')) named = hits;      /* a table is one item */
+  s.classList.toggle('hidden', searching && !hits);
+  s.querySelector('h2').classList.toggle('hidden', searching && !named);
+  s.querySelector('.again').classList.toggle('hidden', !searching || named === hits);
+}
 function search() {
   const words = field.value.toLowerCase().split(/\\s+/).filter(Boolean);
   let count = 0;
@@ -248,8 +263,7 @@ function search() {
   }
   for (const part of rest) part.classList.toggle('hidden', words.length > 0);
   document.querySelector('main').classList.toggle('searching', words.length > 0);
-  for (const s of document.querySelectorAll('main section'))
-    s.classList.toggle('hidden', words.length > 0 && !s.querySelector('[data-names]:not(.hidden)'));
+  for (const s of sections) headings(s, words.length > 0);
   for (const table of document.querySelectorAll('table')) table.style.order = table.querySelector('.named') ? 0 : 1;
   found.textContent = words.length ? count + ' found' : '';
 }

@@ -51,11 +51,25 @@ names_first() {
     timeout 100 "$browser" --headless --no-sandbox --disable-gpu --dump-dom "file://$tmp/found.html" 2>/dev/null |
         grep -q '<title>first</title>'
 }
+# The heading next above each item found is that of the item's section; a section without hits shows none.
+under_headings() {
+    sed "s#</body>#<script>field.value = '$1'; search(); const shown = [...document.querySelectorAll('h2')].filter(h => h.offsetHeight);\
+ const y = e => e.getBoundingClientRect().top, hits = items.filter(i => !i.classList.contains('hidden'));\
+ const over = i => shown.filter(h => y(h) <= y(i)).sort((a, b) => y(b) - y(a))[0];\
+ const right = hits.every(i => over(i) \&\& over(i).closest('section') === i.closest('section'));\
+ const used = shown.every(h => hits.some(i => over(i) === h));\
+ document.title = hits.length \&\& right \&\& used ? 'headed' : 'bare';</script></body>#" "$page" >"$tmp/found.html"
+    timeout 100 "$browser" --headless --no-sandbox --disable-gpu --dump-dom "file://$tmp/found.html" 2>/dev/null |
+        grep -q '<title>headed</title>'
+}
 if [ -z "$browser" ]; then skip 'the page in a browser (no Chromium)'
 elif [ -n "$MIXPREC_TEST_QUICK" ]; then skip 'the page in a browser: in make test-long'
 else
     check 'it fits a desktop'                     fits 1280
     check 'it fits a phone'                       fits 500
     check 'a search shows names before texts'     names_first scaler
+    check 'each hit stands under its section'     under_headings scaler
+    check 'so it does if only texts are found'    under_headings pinned
+    check 'and if only names are'                 under_headings mixp_scaler_update_to
 fi
 report
