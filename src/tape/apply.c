@@ -69,7 +69,7 @@ static const char *mixpi_quoted(const mixp_tensor *t, char *text) {
 static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
                                      int required, const mixp_tensor *t) {
     const char *wrong = NULL;
-    char quoted[MIXPI_QUOTED];
+    char quoted[MIXPI_QUOTED], stale[192];
     if (mixpi_is_spilled(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: input %d " MIXPI_SPILLED, op->name, i);
     if (t && !mixpi_is_tensor(t))
@@ -78,7 +78,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                  "gradient that mixp_backward has released",
                                  op->name, i);
     if (!t && i < required) wrong = "is NULL";
-    if (t && mixpi_is_stale(t)) wrong = MIXPI_STALE;
+    if (t && mixpi_is_stale(t)) wrong = mixpi_stale(t->ctx, stale);
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
                 "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";

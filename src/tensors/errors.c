@@ -82,8 +82,18 @@ static int mixpi_is_stale(const mixp_tensor *t)
 /* Is t a tensor, and not a stale activation? */
 static int mixpi_is_live(const mixp_tensor *t) { return mixpi_is_tensor(t) && !mixpi_is_stale(t); }
 
-#define MIXPI_STALE "is of an earlier step, and mixp_step_begin has recycled it: to keep its " \
-                    "values, mixp_copy them into a tensor of mixp_param or mixp_view before that"
+/* The call that began the current step. */
+static const char *mixpi_beginner(const mixp_context *ctx)
+{ return ctx->evaluates ? "mixp_eval_begin" : "mixp_step_begin"; }
+
+/* What is wrong with a stale tensor of ctx. */
+static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
+    snprintf(text, 192,
+             "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them "
+             "into a tensor of mixp_param or mixp_view before that",
+             mixpi_beginner(ctx));
+    return text;
+}
 
 /* Was t made in this step, in a block that has freed it since? */
 static int mixpi_is_spilled(const mixp_tensor *t) {
@@ -95,11 +105,13 @@ static int mixpi_is_spilled(const mixp_tensor *t) {
 
 /* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
 static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
+    char stale[192];
     if (mixpi_is_spilled(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_SPILLED, who);
     if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_stale(t)) return MIXP_OK;
-    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_STALE, who);
+    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor %s", who,
+                             mixpi_stale(t->ctx, stale));
 }
 
 /* Every write to t's memory calls this function. The new version tells readers of t, in any shape,

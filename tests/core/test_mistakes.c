@@ -144,6 +144,21 @@ static void tensor_of_the_last_step(model *m) {
     mixp_step_begin(m->ctx);
     mixp_linear(m->ctx, x, m->w, m->b);
 }
+static void item_in_an_evaluation(model *m) {
+    const mixp_tensor *loss = loss_of(m);
+    mixp_eval_begin(m->ctx);
+    mixp_item(loss);
+}
+static void tensor_in_an_evaluation(model *m) {
+    mixp_tensor *x = input(m);
+    mixp_eval_begin(m->ctx);
+    mixp_linear(m->ctx, x, m->w, m->b);
+}
+static void backward_in_an_evaluation(model *m) {
+    mixp_tensor *loss = loss_of(m);
+    mixp_eval_begin(m->ctx);
+    mixp_backward(m->ctx, loss);
+}
 static void two_contexts(model *m) {
     static mixp_context *other;
     mixp_context_free(other);
@@ -604,6 +619,9 @@ static const mistake mistakes[] = {
     MISTAKE(small_read, SHAPE, "count is 4"),
     MISTAKE(item_of_a_matrix, SHAPE, "16 elements"),
     MISTAKE(tensor_of_the_last_step, ORDER, "mixp_step_begin has recycled it"),
+    MISTAKE(item_in_an_evaluation, ORDER, "mixp_item: the tensor is of an earlier step, and mixp_eval_begin"),
+    MISTAKE(tensor_in_an_evaluation, ORDER, "mixp_eval_begin has recycled it"),
+    MISTAKE(backward_in_an_evaluation, ORDER, "the loss is of an earlier step, and mixp_eval_begin has recycled it"),
     MISTAKE(two_contexts, ARGUMENT, "another context"),
     MISTAKE(backward_of_nothing, ARGUMENT, "NULL"),
     MISTAKE(backward_of_a_matrix, SHAPE, "mean or sum"),
