@@ -14684,8 +14684,18 @@ static int mixpi_is_stale(const mixp_tensor *t)
 /* Is t a tensor, and not a stale activation? */
 static int mixpi_is_live(const mixp_tensor *t) { return mixpi_is_tensor(t) && !mixpi_is_stale(t); }
 
-#define MIXPI_STALE "is of an earlier step, and mixp_step_begin has recycled it: to keep its " \
-                    "values, mixp_copy them into a tensor of mixp_param or mixp_view before that"
+/* The call that began the current step. */
+static const char *mixpi_beginner(const mixp_context *ctx)
+{ return ctx->evaluates ? "mixp_eval_begin" : "mixp_step_begin"; }
+
+/* What is wrong with a stale tensor of ctx. */
+static const char *mixpi_stale(const mixp_context *ctx, char text[192]) {
+    snprintf(text, 192,
+             "is of an earlier step, and %s has recycled it: to keep its values, mixp_copy them "
+             "into a tensor of mixp_param or mixp_view before that",
+             mixpi_beginner(ctx));
+    return text;
+}
 
 /* Was t made in this step, in a block that has freed it since? */
 static int mixpi_is_spilled(const mixp_tensor *t) {
@@ -14697,11 +14707,13 @@ static int mixpi_is_spilled(const mixp_tensor *t) {
 
 /* MIXP_ERR_ARGUMENT if t is no tensor, MIXP_ERR_ORDER if t is an activation of an earlier step. */
 static mixp_result mixpi_tensor_live(const mixp_tensor *t, const char *who) {
+    char stale[192];
     if (mixpi_is_spilled(t))
         return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_SPILLED, who);
     if (!mixpi_is_tensor(t)) return MIXP_ERR_ARGUMENT;
     if (!mixpi_is_stale(t)) return MIXP_OK;
-    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor " MIXPI_STALE, who);
+    return mixp_context_fail(t->ctx, MIXP_ERR_ORDER, "%s: the tensor %s", who,
+                             mixpi_stale(t->ctx, stale));
 }
 
 /* Every write to t's memory calls this function. The new version tells readers of t, in any shape,
@@ -17096,7 +17108,7 @@ static const char *mixpi_quoted(const mixp_tensor *t, char *text) {
 static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i,
                                      int required, const mixp_tensor *t) {
     const char *wrong = NULL;
-    char quoted[MIXPI_QUOTED];
+    char quoted[MIXPI_QUOTED], stale[192];
     if (mixpi_is_spilled(t))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER, "%s: input %d " MIXPI_SPILLED, op->name, i);
     if (t && !mixpi_is_tensor(t))
@@ -17105,7 +17117,7 @@ static mixp_result mixpi_check_input(mixp_context *ctx, const mixp_op *op, int i
                                  "gradient that mixp_backward has released",
                                  op->name, i);
     if (!t && i < required) wrong = "is NULL";
-    if (t && mixpi_is_stale(t)) wrong = MIXPI_STALE;
+    if (t && mixpi_is_stale(t)) wrong = mixpi_stale(t->ctx, stale);
     if (t && t->own.is_grad && !mixpi_no_grad_now(ctx))
         wrong = "is a gradient, which counts as a constant: there is no double backward; use "
                 "gradients under MIXP_NO_GRAD only, and mixp_jvp for a derivative in a loss";
@@ -18087,9 +18099,9 @@ MIXPREC_API mixp_tensor *mixp_recompute(mixp_context *ctx, mixp_block_fn block, 
 static mixp_result mixpi_check_loss(mixp_context *ctx, const mixp_tensor *loss) {
     if (ctx && loss && !mixpi_is_live(loss))
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
-                                 "mixp_backward: the loss is of an earlier step, and "
-                                 "mixp_step_begin has recycled it: call mixp_backward in the step "
-                                 "that made the loss");
+                                 "mixp_backward: the loss is of an earlier step, and %s has "
+                                 "recycled it: call mixp_backward in the step that made the loss",
+                                 mixpi_beginner(ctx));
     if (!ctx || !loss || loss->ctx != ctx || loss->count != 1)
         return mixp_context_fail(
             ctx, loss && loss->ctx == ctx ? MIXP_ERR_SHAPE : MIXP_ERR_ARGUMENT,

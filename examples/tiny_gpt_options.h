@@ -187,9 +187,9 @@ static const option options[] = {
     WHOLE_OPT("growth-interval", growth_interval, "auto", 1, 2147483647,
               "clean steps before the scale grows; auto = the rule's"),
 
-    {"guard", TEXT, AT(guard), "auto", 0, 15, "on|off|N",
-     "a site (an operator of one layer) that overflows falls back to f32; look every N steps; "
-     "auto = on (16) for fp16"},
+    {"guard", TEXT, AT(guard), "auto", 0, 15, "on|off|auto|N",
+     "a site (an operator of one layer) that overflows falls back to f32; with a recipe, an "
+     "operand that loses too much to bf16; look every N steps; auto = on (16) for fp16"},
     /* in the order of MIXP_EPILOGUES_BIAS, _GELU and both */
     CHOICE_OPT("epilogues", epilogues, "off", "off|bias|gelu|on",
                "on a GPU: sums for biases, GELU by tanh, or both in a product's own pass"),
@@ -348,7 +348,17 @@ static int64_t find_choice(const char *choices, const char *word) {
     }
 }
 
+/* Writes a number as people do: 0.1, 1e-6. */
+static const char *limit_text(double number, char text[32]) {
+    char *e;
+    snprintf(text, 32, "%.10g", number);
+    e = strchr(text, 'e');
+    if (e) snprintf(e + 1, 8, "%d", atoi(e + 1));
+    return text;
+}
+
 static double parse_number(const option *o, const char *text) {
+    char   low[32], high[32];
     char  *end = NULL;
     double value = strtod(text, &end);
     int    is_number = end != text && *end == '\0' && strchr("-.0123456789", text[0]);
@@ -357,8 +367,8 @@ static double parse_number(const option *o, const char *text) {
             o->kind == WHOLE ? "whole " : "", o->name,
             strcmp(o->initial, "auto") == 0 ? (o->kind == WHOLE ? 100 : 0.1) : atof(o->initial));
     if (!(value >= o->low && value <= o->high))
-        die(2, "--%s %s is out of range: give a number from %.10g to %.10g", o->name, text, o->low,
-            o->high);
+        die(2, "--%s %s is out of range: give a number from %s to %s", o->name, text,
+            limit_text(o->low, low), limit_text(o->high, high));
     return value;
 }
 
@@ -428,15 +438,15 @@ static void print_wrapped(const char *left, const char *text) {
 
 static void print_option(const option *o) {
     int  long_list = o->kind == CHOICE && strlen(o->choices) > 16;
-    char left[64], limits[64] = "", text[400];
+    char left[64], limits[96] = "", text[400], low[32], high[32];
     if (!o->name) { printf("\n%s\n", o->help); return; }
     snprintf(left, sizeof left, "  --%s %s", o->name,
              o->kind == WHOLE ? "N" : o->kind == REAL ? "X" : o->kind == FLAG ? ""
              : long_list ? "NAME" : o->choices);
     if (o->kind == CHOICE) snprintf(limits, sizeof limits, " [%s]", o->initial);
     if (o->kind == WHOLE || o->kind == REAL)
-        snprintf(limits, sizeof limits, o->high < 1e8 ? " [%s;\t%.10g\tto\t%.10g]" : " [%s;\tfrom\t%.10g]",
-                 o->initial, o->low, o->high);
+        snprintf(limits, sizeof limits, o->high < 1e8 ? " [%s;\t%s\tto\t%s]" : " [%s;\tfrom\t%s]",
+                 o->initial, limit_text(o->low, low), limit_text(o->high, high));
     snprintf(text, sizeof text, "%s%s%s%s", o->help, limits, long_list ? ": " : "",
              long_list ? o->choices : "");
     print_wrapped(left, text);
@@ -670,8 +680,8 @@ static int64_t guard_every(const config *c) {
         return c->dtype == DTYPE_FP16 && c->level > 0 && !c->ordered ? AUTO : 0;
     if (strcmp(text, "on") == 0) return AUTO;
     if (end == text || *end || every < 1 || every > 1 << 20)
-        die(2, "--guard: \"%s\" is not one of on|off|auto or a number of steps from 1 to 1048576",
-            text);
+        die(2, "--guard: \"%s\" is not one of on|off|auto or a number of steps from 0 to 1048576, where 0 is "
+               "off", text);
     return every;
 }
 

@@ -119,7 +119,8 @@ refuses "a recipe without autocast"          2 "--recipe needs bf16"         $sm
 refuses "codes of no recipe"                 2 "--codes keeps the codes of a recipe" $small --codes
 refuses "a part of no recipe"                2 "--recipe-without leaves out a part of nvfp4" $small --recipe-without 2d
 refuses "an unknown recipe"                  2 "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4" $small --recipe fp6
-refuses "a word for the guard's steps"       2 "a number of steps from 1" $small --guard none
+refuses "a word for the guard's steps"       2 "on|off|auto or a number of steps from 0 to 1048576, where 0 is off" $small --guard none
+refuses "a number beyond a large limit"      2 "give a number from 0 to 1e12" $small --steps 1e13
 refuses "width not divisible by heads"       2 "not divisible"               --width 10 --heads 3
 refuses "min-lr above lr"                    2 "above --lr"                  --lr 1e-4 --min-lr 1e-3
 refuses "warm-up longer than the schedule"   2 "lower it, or raise"          --warmup 20 --steps 10
@@ -191,6 +192,8 @@ done
 check "--help lists each option" test -z "$missing"
 check "in 79 columns, all of it" awk 'length > 79 { exit 1 }' help
 [ ! -r "$root/Makefile" ] || check "as those of make help" sh -c "cd '$root' && ${MAKE:-make} -s help | awk 'length > 79 { exit 1 } END { exit NR < 15 }'"
+check "--help names each word of --guard" grep -q "^  --guard on|off|auto|N  " help
+check "--help writes numbers as people do" sh -c "grep -q 'auto; 1e-6 to 1000000' help && ! grep -q 'e[-+]0' help"
 check "--help has examples" grep -q "^Examples" help
 check "--resume tells what stretches" grep -q -- "--resume .*decay-steps=auto stretches" help
 gpt 0 --version; check "--version" grep -Eq '^tiny_gpt [0-9]+\.[0-9]+\.[0-9]+$' out
@@ -523,6 +526,8 @@ for recipe in fp8 fp8-delayed mxfp8 nvfp4; do
     gpt 0 $fit --recipe $recipe --steps 4 --decay-steps 8 --out $recipe.2 && gpt 0 --out $recipe.2 --resume --steps 8
     check "--recipe $recipe resumes bit for bit" cmp -s $recipe/checkpoint.safetensors $recipe.2/checkpoint.safetensors
 done
+gpt 0 $fit --recipe mxfp8 --guard on --steps 1; check "the guard says what falls back to bf16" \
+    sh -c 'tr -s " \n" " " <out | grep -q "guard on: a site that overflows falls back to f32, an operand that loses too much to bf16"'
 for recipe in fp8 nvfp4; do
     gpt 0 $fit --recipe $recipe --codes --steps 8 --decay-steps 8 --out $recipe.codes
     check "--codes keeps the bits of $recipe" cmp -s $recipe/checkpoint.safetensors $recipe.codes/checkpoint.safetensors
