@@ -235,12 +235,16 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     return c->ctx->told == told ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
-
-/* Marks the inputs of a call: y depends on them; or clears the marks. */
+/* Marks the inputs of a call: y depends on them; or clears the marks. They have no tangent then,
+ * also where on_error has left an earlier mixp_jvp by an exception. */
 static void mixpi_lead(const mixp_call *c, int leads) {
     int i;
-    for (i = 0; i < c->n_in; i++)
-        if (c->in[i]) mixpi_grad_owner(c, i)->own.leads = leads;
+    for (i = 0; i < c->n_in; i++) {
+        mixp_tensor *t = c->in[i] ? mixpi_grad_owner(c, i) : NULL;
+        if (!t) continue;
+        t->own.leads = leads;
+        t->own.tangent = NULL;
+    }
 }
 
 /* Finds the operators that y depends on, and makes their tangents, oldest first. */
@@ -259,11 +263,8 @@ static mixp_tensor *mixpi_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor *x,
     x->own.tangent = d;
     for (i = n; i > 0 && r == MIXP_OK; i--) r = mixpi_tangent_make(&list[i - 1]->call);
     d = y->own.tangent;
-    for (i = 0; i < n; i++) {
-        mixpi_lead(&list[i]->call, 0);
-        list[i]->call.out->own.tangent = NULL;
-    }
-    x->own.tangent = NULL;
+    for (i = 0; i < n; i++) mixpi_lead(&list[i]->call, 0);
+    x->own.tangent = y->own.tangent = NULL;
     y->own.leads = 0;
     if (r != MIXP_OK) return NULL;
     if (!d) d = mixp_full(ctx, y->dtype, y->rank, y->shape, 0.0);

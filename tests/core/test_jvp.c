@@ -1,13 +1,55 @@
-/* test_jvp.c - the cases of jvp_cases.h on the CPU.
+/* test_jvp.c - the cases of jvp_cases.h on the CPU, and a mixp_jvp that on_error leaves.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
+#include <setjmp.h>
 #include "mixprec.h"
 #include "test.h"
 
 static mixp_context *case_context(void) { return mixp_context_new(NULL); }
 #include "jvp_cases.h"
 
+static jmp_buf out_of_it;
+static void jumps(mixp_result code, const char *message, void *user) {
+    (void)code; (void)message; (void)user;
+    longjmp(out_of_it, 1);
+}
+
+/* An operator without a tangent stands behind p w. The derivative of p w along p, afterwards, is the
+ * row sums of w: 3 and 7. */
+static void test_left_by_a_jump(void) {
+    static const int64_t square[2] = { 2, 2 };
+    static const float values[4] = { 1, 2, 3, 4 };
+    static mixp_context *ctx;
+    static mixp_tensor *p, *w;
+    mixp_context_desc d;
+    mixp_tensor *y;
+    float got[4];
+    int turn;
+    memset(&d, 0, sizeof d);
+    d.on_error = jumps;
+    ctx = mixp_context_new(&d);
+    p = mixp_param(ctx, "p", MIXP_F32, 2, square);
+    w = mixp_param(ctx, "w", MIXP_F32, 2, square);
+    CHECK_INT(mixp_write(w, values, MIXP_F32, 4), MIXP_OK);
+    if (!setjmp(out_of_it)) {
+        mixp_step_begin(ctx);
+        mixp_jvp(ctx, mixp_softmax(ctx, mixp_matmul(ctx, p, w, 0, 0)), w, NULL);
+        CHECK(0);
+    }
+    mixp_context_clear_error(ctx);
+    turn = setjmp(out_of_it);
+    CHECK_INT(turn, 0);
+    if (!turn) {
+        CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+        y = mixp_jvp(ctx, mixp_matmul(ctx, p, w, 0, 1), p, NULL);
+        CHECK_INT(mixp_read(y, got, MIXP_F32, 4), MIXP_OK);
+        CHECK(got[0] == 3 && got[1] == 7 && got[2] == 3 && got[3] == 7);
+    }
+    mixp_context_free(ctx);
+}
+
 int main(void) {
     jvp_run_cases();
+    RUN(test_left_by_a_jump);
     return test_report();
 }
