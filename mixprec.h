@@ -15549,7 +15549,7 @@ struct mixpi_watcher {
     mixp_result (*replayed)(mixp_context *ctx);     /* before a replay */
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
     int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
-    void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
+    void        (*casts)(mixp_call *c);             /* sets `casts` of its site */
     int         (*stays_uncast)(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
                                 mixp_result *r);
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
@@ -17189,6 +17189,13 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
 static int mixpi_call_is_wide(const mixp_call *c) {
     const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
     return watcher && watcher->is_wide(c);
+}
+
+/* Tells the guard that the operator computes in the low dtype of an input, also outside of regions:
+ * its site can fall back although its result is f32. */
+static void mixpi_call_is_low_inside(mixp_call *c) {
+    const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;
+    if (watcher) watcher->casts(c);
 }
 
 /* Has the user pinned the operator's site? */
@@ -21644,6 +21651,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->x = mixpi_call_x(c, 0);
     h->w = mixpi_call_x(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
+    if (mixpi_is_low(c->in[0]->dtype)) mixpi_call_is_low_inside(c);
     logits = mixpi_chunked_room(c, h);
     if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     h->k.loss = (float *)c->out->data;
@@ -29202,7 +29210,7 @@ typedef struct mixpi_site {
     int          turn;          /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
-    int          casts;         /* 1: autocast casts its inputs */
+    int          casts;         /* 1: autocast casts its inputs, or it computes in a low dtype */
     int          carries;       /* 1: it stores f32 if its inputs are f32 */
     int          changed;       /* samples begun when its state changed; older ones do not count */
     mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low

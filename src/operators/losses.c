@@ -178,6 +178,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->x = mixpi_call_x(c, 0);
     h->w = mixpi_call_x(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
+    if (mixpi_is_low(c->in[0]->dtype)) mixpi_call_is_low_inside(c);
     logits = mixpi_chunked_room(c, h);
     if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     h->k.loss = (float *)c->out->data;
