@@ -48,7 +48,7 @@ static struct ddp_mpi_state {
     int threaded, ordered, rank, size;
     MPI_Comm world, aside; /* aside: of words about ranks */
     int busy;              /* ranks that have announced that they are busy */
-    double seconds;        /* time limit of the current sum */
+    double seconds, until; /* of the current sum: its time limit, and when that ends */
     char *heard;           /* of each rank: 1: it has announced that it waits */
     int *counts;           /* four tables of a number for each rank, for MPI */
     char *pieces;          /* the pieces of all ranks that this rank adds */
@@ -126,8 +126,8 @@ static const char *ddp_mpi_late(void) {
 /* Completes an operation. code: the result of its begin. A wait for a small table polls often at
  * first. The thread sleeps between polls, so that the scheduler wakes it at once beside a computing
  * thread; with yields it made no progress on a machine with few cores. No time limit runs while a
- * rank is busy. */
-static const char *ddp_mpi_finish(int code, MPI_Request *request, double until) {
+ * rank is busy; afterwards the whole limit is left for all operations of the sum. */
+static const char *ddp_mpi_finish(int code, MPI_Request *request) {
     const struct timespec nap = { 0, 20000 };
     const int looks = ddp_m.threaded && pthread_equal(pthread_self(), ddp_m.thread) ? 0 : 50;
     int done = code != MPI_SUCCESS;
@@ -135,8 +135,8 @@ static const char *ddp_mpi_finish(int code, MPI_Request *request, double until) 
         code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
         if (done || code != MPI_SUCCESS) break;
         if (turn % 16 == 15 && ddp_mpi_hear()) return ddp_mpi_late();
-        if (ddp_m.busy) until = MPI_Wtime() + ddp_m.seconds;
-        if (MPI_Wtime() > until) return ddp_mpi_late();
+        if (ddp_m.busy) ddp_m.until = MPI_Wtime() + ddp_m.seconds;
+        if (MPI_Wtime() > ddp_m.until) return ddp_mpi_late();
         if (turn >= looks) nanosleep(&nap, NULL);
     }
     return ddp_mpi_says(code);
@@ -144,7 +144,7 @@ static const char *ddp_mpi_finish(int code, MPI_Request *request, double until) 
 
 /* Checks that all ranks ask for the same, by the largest and smallest hash. Otherwise returns a
  * message that says which rank asks for what. */
-static const char *ddp_mpi_alike(const ddp_mpi_job *job, double until) {
+static const char *ddp_mpi_alike(const ddp_mpi_job *job) {
     const int64_t asked[3] = { job->what, job->count, job->dtype };
     int64_t hash = (asked[1] * 64 + asked[2]) * 4 + asked[0], ends[2], *all;
     MPI_Request request = MPI_REQUEST_NULL;
@@ -152,13 +152,12 @@ static const char *ddp_mpi_alike(const ddp_mpi_job *job, double until) {
     ends[0] = hash, ends[1] = -hash;
     why = ddp_mpi_finish(
         MPI_Iallreduce(MPI_IN_PLACE, ends, 2, MPI_INT64_T, MPI_MAX, ddp_m.world, &request),
-        &request, until);
+        &request);
     if (why || ends[0] == -ends[1]) return why;
     all = malloc((size_t)ddp_m.size * sizeof asked);
     if (!all) return "ranks do not ask alike";
     why = ddp_mpi_finish(
-        MPI_Iallgather(asked, 3, MPI_INT64_T, all, 3, MPI_INT64_T, ddp_m.world, &request), &request,
-        until);
+        MPI_Iallgather(asked, 3, MPI_INT64_T, all, 3, MPI_INT64_T, ddp_m.world, &request), &request);
     for (int r = 0; r < ddp_m.size && !why; r++)
         if (memcmp(all + 3 * r, asked, sizeof asked))
             why = ddp_unlike(ddp_m.why, sizeof ddp_m.why, ddp_m.rank, asked, r, all + 3 * r);
@@ -176,8 +175,7 @@ static MPI_Datatype ddp_mpi_type(mixp_dtype dtype) {
 }
 
 /* A sum by the engine, in its order. */
-static const char *ddp_mpi_engine(const ddp_mpi_job *job, char *data, int64_t n, int root,
-                                  double until) {
+static const char *ddp_mpi_engine(const ddp_mpi_job *job, char *data, int64_t n, int root) {
     const MPI_Op op = job->what == DDP_MAX ? MPI_MAX : MPI_SUM;
     const MPI_Datatype type = ddp_mpi_type(job->dtype);
     MPI_Request request = MPI_REQUEST_NULL;
@@ -188,13 +186,13 @@ static const char *ddp_mpi_engine(const ddp_mpi_job *job, char *data, int64_t n,
     else
         code = MPI_Ireduce(root == ddp_m.rank ? MPI_IN_PLACE : data, data, (int)n, type, op, root,
                            ddp_m.world, &request);
-    return ddp_mpi_finish(code, &request, until);
+    return ddp_mpi_finish(code, &request);
 }
 
 /* Piece p of `data` begins at p * apart elements and has min(each, n - p * apart) of them: rank
  * p gets all ranks' pieces p, and adds them to its own. */
 static const char *ddp_mpi_fold(const ddp_mpi_job *job, char *data, int64_t apart, int64_t each,
-                                int64_t n, double until) {
+                                int64_t n) {
     const size_t size = mixp_dtype_size(job->dtype);
     const MPI_Datatype type = ddp_mpi_type(job->dtype);
     int *counts = ddp_m.counts, *at = counts + ddp_m.size, *mine = at + ddp_m.size,
@@ -213,7 +211,7 @@ static const char *ddp_mpi_fold(const ddp_mpi_job *job, char *data, int64_t apar
     }
     why = ddp_mpi_finish(
         MPI_Ialltoallv(data, counts, at, type, ddp_m.pieces, mine, to, type, ddp_m.world, &request),
-        &request, until);
+        &request);
     if (!why)
         ddp_fold(data + (size_t)at[ddp_m.rank] * size, ddp_m.rows, ddp_m.size, counts[ddp_m.rank],
                  job->dtype, job->what == DDP_MAX);
@@ -221,7 +219,7 @@ static const char *ddp_mpi_fold(const ddp_mpi_job *job, char *data, int64_t apar
 }
 
 /* A sum in the order of ranks: each rank adds a piece and sends it to all. */
-static const char *ddp_mpi_in_order(const ddp_mpi_job *job, double until) {
+static const char *ddp_mpi_in_order(const ddp_mpi_job *job) {
     const size_t size = mixp_dtype_size(job->dtype);
     const MPI_Datatype type = ddp_mpi_type(job->dtype);
     const char *why = NULL;
@@ -232,24 +230,24 @@ static const char *ddp_mpi_in_order(const ddp_mpi_job *job, double until) {
         int64_t each;
         n = left < DDP_MPI_PIECE ? left : DDP_MPI_PIECE;
         each = (n + ddp_m.size - 1) / ddp_m.size;
-        why = ddp_mpi_fold(job, data, each, each, n, until);
+        why = ddp_mpi_fold(job, data, each, each, n);
         if (!why)
             why = ddp_mpi_finish(MPI_Iallgatherv(MPI_IN_PLACE, 0, type, data, ddp_m.counts,
                                                  ddp_m.counts + ddp_m.size, type, ddp_m.world,
                                                  &request),
-                                 &request, until);
+                                 &request);
     }
     return why;
 }
 
 /* A scattered sum in the order of ranks: each rank gets only its own piece. */
-static const char *ddp_mpi_scatter_in_order(const ddp_mpi_job *job, double until) {
+static const char *ddp_mpi_scatter_in_order(const ddp_mpi_job *job) {
     const int64_t most = DDP_MPI_PIECE / ddp_m.size + 1;
     const char *why = NULL;
     for (int64_t done = 0, each; done < job->count && !why; done += each) {
         each = job->count - done < most ? job->count - done : most;
         why = ddp_mpi_fold(job, job->data + (size_t)done * mixp_dtype_size(job->dtype), job->count,
-                           each, job->count * ddp_m.size, until);
+                           each, job->count * ddp_m.size);
     }
     return why;
 }
@@ -259,21 +257,21 @@ static const char *ddp_mpi_scatter_in_order(const ddp_mpi_job *job, double until
 static const char *ddp_mpi_do(const ddp_mpi_job *job) {
     const size_t bytes = (size_t)job->count * mixp_dtype_size(job->dtype);
     const int low = ddp_mpi_type(job->dtype) == MPI_UINT16_T;
-    const double until = MPI_Wtime() + job->seconds;
     MPI_Request request = MPI_REQUEST_NULL;
     const char *why;
     ddp_m.seconds = job->seconds;
-    why = ddp_mpi_alike(job, until);
+    ddp_m.until = MPI_Wtime() + job->seconds;
+    why = ddp_mpi_alike(job);
     if (why) return why;
     if (job->what == DDP_GATHER)
         return ddp_mpi_finish(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, job->data, (int)bytes,
                                              MPI_BYTE, ddp_m.world, &request),
-                              &request, until);
-    if (!job->on_gpu && job->what == DDP_SCATTER) return ddp_mpi_scatter_in_order(job, until);
-    if (!job->on_gpu && (ddp_m.ordered || low)) return ddp_mpi_in_order(job, until);
-    if (job->what != DDP_SCATTER) return ddp_mpi_engine(job, job->data, job->count, -1, until);
+                              &request);
+    if (!job->on_gpu && job->what == DDP_SCATTER) return ddp_mpi_scatter_in_order(job);
+    if (!job->on_gpu && (ddp_m.ordered || low)) return ddp_mpi_in_order(job);
+    if (job->what != DDP_SCATTER) return ddp_mpi_engine(job, job->data, job->count, -1);
     for (int r = 0; r < ddp_m.size && !why; r++)
-        why = ddp_mpi_engine(job, job->data + (size_t)r * bytes, job->count, r, until);
+        why = ddp_mpi_engine(job, job->data + (size_t)r * bytes, job->count, r);
     return why;
 }
 
