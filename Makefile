@@ -244,7 +244,7 @@ PTX_TESTS := $(foreach a,$(PTX_ARCHS),$(PTX_NAMES:%=$(BUILD)/ptx/sm_$a/%))
 PTX_FLAGS  = -std=c++17 --no-compress -x cu $(INCLUDES)
 ptx_for    = -gencode arch=compute_$1,code=compute_$1
 
-$(BUILD)/ptx/runtime.o: tests/cuda/runtime.cpp $(wildcard tests/cuda/*.h) tests/support/cudasim.h
+$(BUILD)/ptx/runtime.o: tests/cuda/runtime.cpp $(wildcard tests/cuda/*.h) $(wildcard tests/support/cudasim*.h)
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -Wall -Wextra $(if $(WERROR),-Werror) -O2 -fwrapv -frounding-math \
 	    -ffp-contract=off -fno-strict-aliasing -isystem $(CUDA)/include -Itests -Itests/support -c $< -o $@
@@ -274,7 +274,7 @@ $(BUILD)/ptx/ptx_faults: tests/cuda/ptx_faults.cu $(BUILD)/ptx/runtime.o
 # Programs for a GPU on the simulated one: the trainer and the bench.
 $(BUILD)/cudasim.o: SIM_MORE = $(SANE)
 $(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: tests/cuda/inside.cu tests/cuda/inside.h $(COMPANION) $(HEADER) \
-        tests/support/cudasim.h tests/support/checked.h
+        $(wildcard tests/support/cudasim*.h) tests/support/checked.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SIM_MORE) -x c++ -c $< -o $@
 
@@ -288,7 +288,7 @@ $(BUILD)/tiny_gpt_sim: $(BUILD)/tiny_gpt_sim.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(SIM_LINK)
 
-$(BUILD)/bench_cuda_sim.o: tests/bench/bench_cuda.cpp tests/support/ledger.h $(HEADER) tests/support/cudasim.h
+$(BUILD)/bench_cuda_sim.o: tests/bench/bench_cuda.cpp tests/support/ledger.h $(HEADER) $(wildcard tests/support/cudasim*.h)
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) $(SIM_FLAGS) $(SANE) -c $< -o $@
 

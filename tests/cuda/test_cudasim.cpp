@@ -748,6 +748,20 @@ static void products(void) {
     cudaFree(c);
 }
 
+/* Scales of outers and blocks that the matrix has not are zero: cuBLAS's documentation asks for it. */
+static void padded_scales(void) {
+    unsigned char scales[512] = { 0 };
+    for (int at = 0; at < 256; at++) scales[at] = at % 16 < 2 ? 127 : 0;   /* 16 outers, 2 blocks */
+    const cudasim::Operand A = { NULL, scales, CUDA_R_8F_E4M3, cudasim::by_32, true, 16, 64, 64 };
+    CHECK_INT(dies("padding", [&] { cudasim::scale_values(A); }), 0);
+    CHECK(cudasim::scale_values(A) == std::vector<double>(32, 1.0));
+    for (int at : { 2, 4, 256, 511 }) {
+        scales[at] = 1;
+        CHECK_INT(dies("padding", [&] { cudasim::scale_values(A); }), 1);
+        scales[at] = 0;
+    }
+}
+
 /* What cudaMalloc gives is the GPU's alone: kernels and copies see it, the host does not. */
 template <bool fault> void fill_out(float *out) { out[threadIdx.x + (fault ? 1 : 0)] = (float)threadIdx.x; }
 static void hidden_memory(void) {
@@ -803,5 +817,6 @@ int main(void) {
     RUN(failures);
     RUN(attributes);
     RUN(products);
+    RUN(padded_scales);
     return test_report() || cudasim::leaks() != 0;
 }

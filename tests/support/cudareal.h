@@ -28,11 +28,11 @@ static int  devices = 1, driver = 0, capability_major = 0, capability_minor = 0;
 static int  processors = 0, max_shared = 0;
 static bool eager = false, unaligned_algorithms = true, other_libm = false, cut_sums = false;
 static bool old_loader = false;
-static bool host_sees_device = true, epilogues = true;
+static bool host_sees_device = true, epilogues = true, narrow_products = true;
 static size_t library_version = 0;
 static double algorithm_ms[3], joined_ms = 0, kernel_ms = 0;
 static int  first_algorithm = 0;
-static long fail_at = 0, fault_at = 0, refused_products = 0;
+static long fail_at = 0, fault_at = 0, refused_products = 0, refused_narrow = 0;
 static cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 enum Gelu { exact_tanh, rough_tanh, by_erf };
 static Gelu gelu_kind = rough_tanh;         /* nothing says how exact cuBLASLt's is */
@@ -41,7 +41,7 @@ static size_t check_wants = 0;
 
 struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products,
-         heuristics, checks, joined;
+         heuristics, checks, joined, narrow;
     int  algorithm;
     long shared;
 };

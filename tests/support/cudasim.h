@@ -28,6 +28,9 @@
  * prints the counts at its end. `fail_at` makes the n-th resource request from now on fail,
  * `fault_at` the n-th kernel.
  *
+ * cuBLASLt is as strict as NVIDIA's documentation: products of fp8, MXFP8 and NVFP4 codes are accepted
+ * only for the capability, the library's version, the layouts and the sizes that it lists.
+ *
  * A program that is built through tests/cuda/canonical_nan.awk has the NaNs of a GPU: every NaN that
  * its arithmetic makes is 0x7FFFFFFF.
  *
@@ -98,6 +101,8 @@ inline cublasStatus_t refused_with = CUBLAS_STATUS_NOT_SUPPORTED;
 inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fails with this  */
 inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
 inline bool epilogues = true;               /* has it sums and GELU in a product's pass?     */
+inline bool narrow_products = true;         /* has it any algorithm for fp8, MXFP8 and NVFP4? */
+inline long refused_narrow = 0;             /* so many of the next of these that it refuses  */
 enum Gelu { exact_tanh, rough_tanh, by_erf };       /* rough: as tanh.approx; erf: another one */
 inline Gelu gelu_kind = exact_tanh;
 inline cublasStatus_t check_says = CUBLAS_STATUS_SUCCESS;       /* of an algorithm that was kept */
@@ -121,7 +126,8 @@ const bool one_nan = false;
 
 struct Count {
     long launches, copies, waits, resources, released, queries, pageable, replays, products,
-         heuristics, checks, joined;        /* joined: products with sums or GELU            */
+         heuristics, checks, joined,        /* joined: products with sums or GELU            */
+         narrow;                            /* of the products: of fp8, MXFP8, NVFP4 codes   */
     int  algorithm;                         /* of the newest product                         */
     long shared;                            /* dynamic bytes of the newest launch with any   */
 };
@@ -1470,6 +1476,25 @@ template <class T> T attribute(const Attributes &a, int key, T otherwise) {
 inline size_t type_bytes(cudaDataType_t t)
 { return t == CUDA_R_32F ? 4 : t == CUDA_R_16F || t == CUDA_R_16BF ? 2 : 0; }
 
+/* Of a narrow type's code; 0: an ordinary type. CUDA's headers before 12.8 do not name e2m1. */
+inline bool is_e2m1(cudaDataType_t t) { return (int)t == 33; }
+inline int code_bits(cudaDataType_t t)
+{ return t == CUDA_R_8F_E4M3 || t == CUDA_R_8F_E5M2 ? 8 : is_e2m1(t) ? 4 : 0; }
+
+/* How the scales of A or B lie: cublasLtMatmulMatrixScale_t, of which headers name all from 12.9. */
+enum Scaling { one_scale = 0, by_16 = 1, by_32 = 2, by_128 = 4, by_128x128 = 5 };
+const int a_scale_mode = 31, b_scale_mode = 32;     /* attributes of a matmul's descriptor   */
+#if CUDART_VERSION >= 12090
+static_assert((int)one_scale == (int)CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F &&
+              (int)by_16 == (int)CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3 &&
+              (int)by_32 == (int)CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0 &&
+              (int)by_128 == (int)CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F &&
+              (int)by_128x128 == (int)CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F, "of scales");
+static_assert(a_scale_mode == (int)CUBLASLT_MATMUL_DESC_A_SCALE_MODE &&
+              b_scale_mode == (int)CUBLASLT_MATMUL_DESC_B_SCALE_MODE &&
+              (int)CUDA_R_4F_E2M1 == 33, "of attributes and types");
+#endif
+
 inline double get(const void *p, cudaDataType_t t, int64_t i) {
     const char *at = (const char *)p + i * (int64_t)type_bytes(t);
     float f;
@@ -1494,6 +1519,7 @@ struct Product {        /* one matmul, its descriptors copied */
     const void *a, *b, *c;
     void *bias, *aux, *out;             /* bias: or sums. aux: what is before GELU       */
     int64_t aux_ld;
+    cudaDataType_t bias_type;
     const float *alpha, *beta;          /* in device memory; NULL: here[0] and here[1]   */
     float here[2];
     bool ta, tb;
@@ -1516,6 +1542,8 @@ inline bool has_vector(int e) {
            e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 
+#include "cudasim_narrow.h"
+
 /* What a call's descriptors say, copied; and is that a product that cuBLASLt's tables list? */
 inline cublasStatus_t read_product(Product &p, cublasLtMatmulDesc_t desc,
                                    const cublasLtMatrixLayout_t (&of)[4]) {
@@ -1523,8 +1551,9 @@ inline cublasStatus_t read_product(Product &p, cublasLtMatmulDesc_t desc,
     p.d = *(Desc *)(void *)desc;
     for (int i = 0; i < 4; i++) *to[i] = *(Layout *)(void *)of[i];
 
-    bool same = p.A.type == p.B.type && p.C.type == p.D.type && type_bytes(p.A.type) &&
-                (p.D.type == p.A.type || p.D.type == CUDA_R_32F);
+    bool same = is_narrow(p) ? narrow_types(p)
+                             : p.A.type == p.B.type && p.C.type == p.D.type && type_bytes(p.A.type) &&
+                               (p.D.type == p.A.type || p.D.type == CUDA_R_32F);
     bool compute = p.d.compute == CUBLAS_COMPUTE_32F ||
                    (p.d.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && p.A.type == CUDA_R_32F);
     p.ta = attribute(p.d, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_N) != CUBLAS_OP_N;
@@ -1545,8 +1574,8 @@ inline cublasStatus_t read_product(Product &p, cublasLtMatmulDesc_t desc,
     if (p.epilogue != CUBLASLT_EPILOGUE_DEFAULT && p.epilogue != CUBLASLT_EPILOGUE_BIAS &&
         (!epilogues || !is_joined(p.epilogue) || batch_of(p.D) != 1))
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (has_vector(p.epilogue) &&
-        attribute<cudaDataType_t>(p.d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.D.type) != p.D.type)
+    p.bias_type = attribute<cudaDataType_t>(p.d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.D.type);
+    if (has_vector(p.epilogue) && p.bias_type != (is_narrow(p) ? narrow_bias(p) : p.D.type))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     p.bias = attribute<void *>(p.d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, nullptr);
     p.aux = attribute<void *>(p.d, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, nullptr);
@@ -1554,7 +1583,8 @@ inline cublasStatus_t read_product(Product &p, cublasLtMatmulDesc_t desc,
     if (has_vector(p.epilogue) && !p.bias) return CUBLAS_STATUS_INVALID_VALUE;
     if (has_aux(p.epilogue) && (!p.aux || p.aux_ld % 8 || p.aux_ld < (int64_t)p.D.rows))
         return CUBLAS_STATUS_INVALID_VALUE;
-    return CUBLAS_STATUS_SUCCESS;
+    return is_narrow(p) ? check_narrow(p)
+         : has_scales(p.d) ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS;
 }
 
 /* tanh; when it is rough, off by up to 2^-11 of its value, as PTX has it for tanh.approx.f32. */
@@ -1585,7 +1615,7 @@ inline double gelu_slope(double x) {
 inline double finished(const Product &p, uint64_t i, uint64_t j, double x) {
     int64_t at = (int64_t)i + (int64_t)j * p.aux_ld;
     if (p.epilogue == CUBLASLT_EPILOGUE_BIAS || p.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS)
-        x += get(p.bias, p.D.type, (int64_t)i);
+        x += get(p.bias, p.bias_type, (int64_t)i);
     if (p.epilogue == CUBLASLT_EPILOGUE_DGELU) return x * gelu_slope(get(p.aux, p.D.type, at));
     if (!has_aux(p.epilogue)) return x;
     put(p.aux, p.D.type, at, x);
@@ -1603,12 +1633,42 @@ inline void column_sums(const Product &p) {
     }
 }
 
-inline void multiply(const Product &p) {
+/* Element (i, j) of product z becomes what its sum over k makes of it. */
+inline void put_sum(const Product &p, int64_t z, uint64_t i, uint64_t j, double sum) {
     float alpha = p.alpha ? *p.alpha : p.here[0], beta = p.beta ? *p.beta : p.here[1];
+    int64_t o = (int64_t)(i + j * (uint64_t)p.D.ld) + z * stride_of(p.D);
+    int64_t c = (int64_t)(i + j * (uint64_t)p.C.ld) + z * stride_of(p.C);
+    double old = beta != 0.0f ? get(p.c, p.C.type, c) * (double)beta : 0.0;
+    put(p.out, p.D.type, o, finished(p, i, j, sum * (double)alpha + old));
+}
+
+/* The sum over k of codes times codes, each block's times its two scales. */
+inline void multiply_narrow(const Product &p) {
+    const Operand A = operand(p, false), B = operand(p, true);
+    const std::vector<double> a = scale_values(A), b = scale_values(B);
+    const std::vector<double> x = code_values(A), y = code_values(B);
+    const uint64_t width = block_width(A), blocks = blocks_of(A);
+    for (uint64_t j = 0; j < p.n; j++)
+        for (uint64_t i = 0; i < p.m; i++) {
+            double sum = 0.0;
+            for (uint64_t block = 0; block < blocks; block++) {
+                double part = 0.0, scale = a[i * blocks + block] * b[j * blocks + block];
+                for (uint64_t l = block * width; l < p.k && l < (block + 1) * width; l++) {
+                    double term = x[i * p.k + l] * y[j * p.k + l];
+                    part = cut_sums ? (double)cut_sum((float)part, &term, 1) : part + term;
+                }
+                sum += part * scale;
+            }
+            put_sum(p, 0, i, j, sum);
+        }
+}
+
+inline void multiply(const Product &p) {
+    if (is_narrow(p)) return multiply_narrow(p);
     for (int64_t z = 0; z < batch_of(p.D); z++)
         for (uint64_t j = 0; j < p.n; j++)
             for (uint64_t i = 0; i < p.m; i++) {
-                double sum = 0.0, old = 0.0;
+                double sum = 0.0;
                 for (uint64_t l = 0; l < p.k; l++) {
                     uint64_t at = p.ta ? l + i * (uint64_t)p.A.ld : i + l * (uint64_t)p.A.ld;
                     uint64_t bt = p.tb ? j + l * (uint64_t)p.B.ld : l + j * (uint64_t)p.B.ld;
@@ -1618,11 +1678,7 @@ inline void multiply(const Product &p) {
                           : p.A.type == CUDA_R_32F ? (double)(float)(sum + term)
                                                    : (double)cut_sum((float)sum, &term, 1);
                 }
-                int64_t o = (int64_t)(i + j * (uint64_t)p.D.ld) + z * stride_of(p.D);
-                int64_t c = (int64_t)(i + j * (uint64_t)p.C.ld) + z * stride_of(p.C);
-                if (beta != 0.0f) old = get(p.c, p.C.type, c) * (double)beta;
-                sum = sum * (double)alpha + old;
-                put(p.out, p.D.type, o, finished(p, i, j, sum));
+                put_sum(p, z, i, j, sum);
             }
     if (p.epilogue == CUBLASLT_EPILOGUE_BGRADB) column_sums(p);
 }
@@ -1660,11 +1716,14 @@ inline uint64_t alignment_of(const void *p) {
 inline size_t attribute_bytes(const Desc *, int key) {
     return key == CUBLASLT_MATMUL_DESC_BIAS_POINTER ||
            key == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER ||
-           key == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD ? 8
+           key == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD ||
+           key == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER ||
+           key == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER ? 8
          : key == CUBLASLT_MATMUL_DESC_TRANSA || key == CUBLASLT_MATMUL_DESC_TRANSB ||
            key == CUBLASLT_MATMUL_DESC_EPILOGUE || key == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE ||
-           key == CUBLASLT_MATMUL_DESC_POINTER_MODE
-         ? 4 : 0;
+           key == CUBLASLT_MATMUL_DESC_POINTER_MODE ||
+           ((key == a_scale_mode || key == b_scale_mode) && library_version >= 120800)
+         ? 4 : key == CUBLASLT_MATMUL_DESC_FAST_ACCUM ? 1 : 0;
 }
 inline size_t attribute_bytes(const Layout *, int key) {
     return key == CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET ? 8
@@ -1750,7 +1809,7 @@ inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t 
 }
 
 /* Three algorithms, of 4 MiB, 64 KiB and no workspace, as far as the preference allows. Each
- * remembers the alignments that it was chosen for, the bias's included. While a stream is captured
+ * remembers the alignments that it was chosen for, the bias's included, and the codes and scales. While a stream is captured
  * there is none, as in cuBLASLt 13.3. */
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
         cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
@@ -1767,11 +1826,13 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     if (cudasim::capturing()) return CUBLAS_STATUS_INTERNAL_ERROR;
     if (cudasim::heuristic_says != CUBLAS_STATUS_SUCCESS) return cudasim::heuristic_says;
     cudasim::count.heuristics++;
+    if (cudasim::is_narrow(p) && !cudasim::narrow_products) return CUBLAS_STATUS_NOT_SUPPORTED;
     uint64_t room = cudasim::attribute<uint64_t>(prefers,
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 0), packed = 0;
     for (int i = 0; i < 4; i++) {
         uint32_t to = cudasim::attribute<uint32_t>(prefers, keys[i], 256);
-        if (to < (cudasim::unaligned_algorithms ? 1 : 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (to < (cudasim::unaligned_algorithms && !cudasim::is_narrow(p) ? 1 : 16))
+            return CUBLAS_STATUS_NOT_SUPPORTED;
         packed |= (uint64_t)(to > 256 ? 256 : to) << 16 * i;
     }
     for (int n = 0; n < 3 && *found < asked; n++) {
@@ -1783,6 +1844,7 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
         r.algo.data[1] = packed;
         r.algo.data[2] = p.bias ? cudasim::alignment_of(p.bias) : 1;
         r.algo.data[3] = p.aux ? cudasim::alignment_of(p.aux) : 1;
+        r.algo.data[4] = cudasim::narrow_kind(p);
         r.workspaceSize = cudasim::needs[i];
         r.state = CUBLAS_STATUS_SUCCESS;
         r.wavesCount = 1.0f;
@@ -1800,7 +1862,9 @@ inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDe
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     cudasim::count.checks++;
     if (cudasim::check_says != CUBLAS_STATUS_SUCCESS) return cudasim::check_says;
-    if (!cudasim::is_known(algo)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cudasim::is_narrow(p) && !cudasim::narrow_products) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!cudasim::is_known(algo) || algo->data[4] != cudasim::narrow_kind(p))
+        return CUBLAS_STATUS_INVALID_VALUE;
     for (int i = 0; i < 4; i++) {
         uint64_t to = algo->data[1] >> 16 * i & 0xFFFFu;
         if (!to || (to & (to - 1))) return CUBLAS_STATUS_INVALID_VALUE;
@@ -1819,7 +1883,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t d
     cudasim::Product p{};
     cublasStatus_t status = cudasim::read_product(p, desc, { a, b, c, d });
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (!cudasim::is_known(algo)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!cudasim::is_known(algo) || algo->data[4] != cudasim::narrow_kind(p))
+        return CUBLAS_STATUS_INVALID_VALUE;
     size_t need = cudasim::needs[algo->data[0] - 0x51];
     p.a = A; p.b = B; p.c = C; p.out = D;
     if (!cudasim::take_factors(p, alpha, beta)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -1836,8 +1901,10 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t d
     }
     uint64_t values = p.epilogue == CUBLASLT_EPILOGUE_BGRADB ? p.n : p.m;
     size_t size = cudasim::type_bytes(p.D.type);
+    if (cudasim::is_narrow(p)) status = cudasim::check_narrow_memory(p);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (cudasim::has_vector(p.epilogue) &&
-        (!p.bias || !cudasim::on_device(p.bias, values * size)))
+        (!p.bias || !cudasim::on_device(p.bias, values * cudasim::type_bytes(p.bias_type))))
         return CUBLAS_STATUS_INVALID_VALUE;
     if (cudasim::has_vector(p.epilogue) && !cudasim::is_aligned(p.bias, algo->data[2]))
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -1851,7 +1918,12 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t lt, cublasLtMatmulDesc_t d
         cudasim::result(cudaErrorInvalidValue);     /* a kernel of its own could not be launched */
         return cudasim::refused_with;
     }
+    if (cudasim::is_narrow(p) && cudasim::refused_narrow > 0 && cudasim::refused_narrow--) {
+        cudasim::result(cudaErrorInvalidValue);
+        return cudasim::refused_with;
+    }
     cudasim::count.products++;
+    cudasim::count.narrow += cudasim::is_narrow(p);
     cudasim::count.joined += cudasim::is_joined(p.epilogue);
     cudasim::count.algorithm = (int)algo->data[0] - 0x51;
     double took = cudasim::algorithm_ms[cudasim::count.algorithm] +
