@@ -4,6 +4,28 @@
  *
  * Unscale, clip, step, update, in this order. The gradients' marks decide which call may use which
  * gradients. Then the verdict: what became of the step, and why.
+ *
+ * TWO NETWORKS IN TURN, such as a GAN's discriminator d and generator g: begin a step for each.
+ *
+ *     mixp_step_begin(ctx);  mixp_zero_grad(d);
+ *     ... fake under MIXP_NO_GRAD; the loss of d ...
+ *     mixp_backward(ctx, mixp_scaler_scale(d_scaler, loss));
+ *     mixp_scaler_step(d_scaler, d);  mixp_scaler_update(d_scaler);
+ *     mixp_step_begin(ctx);  mixp_zero_grad(g);
+ *     ... fake; the loss of g, through the discriminator ...
+ *     mixp_backward(ctx, mixp_scaler_scale(g_scaler, loss));
+ *     mixp_scaler_step(g_scaler, g);  mixp_scaler_update(g_scaler);
+ *
+ * With a scaler each, an overflow in one network leaves the scale of the other. One scaler for both
+ * works too; update it after each network, or once after both. mixp_retry repeats one of these
+ * steps, if the step has its own update. A checkpoint takes one scaler; see mixp_checkpoint for the
+ * second. The walk of g adds to the gradients of d as well, so clear them before the next walk of
+ * d, as above.
+ *
+ * One step for both runs the generator once: give mixp_detach(ctx, fake) to the discriminator in
+ * the loss of d, and compute the loss of g from fake after d has stepped. The step then keeps the
+ * activations of both networks. Without overflows and random numbers all of these
+ * forms have the same bits.
  */
 
 /* Divides the gradients of opt by their scale, in place, and checks them for Inf and NaN. Call it
@@ -19,9 +41,9 @@ MIXPREC_API mixp_result mixp_scaler_unscale(mixp_scaler *scaler, mixp_optimizer 
  * fails changes nothing. */
 MIXPREC_API mixp_result mixp_scaler_step(mixp_scaler *scaler, mixp_optimizer *opt);
 /* Advances the scale once, for all optimizers stepped or unscaled since the last update, and makes
- * these optimizers ready for the next step. MIXP_ERR_ORDER: no optimizer was stepped or unscaled.
- * MIXP_ERR_DIVERGED: max_floor_skips skips in a row at the lowest scale; the message names the
- * first bad tensor. */
+ * these optimizers ready for the next step. Networks that train in turn: see the top of STEP.
+ * MIXP_ERR_ORDER: no optimizer was stepped or unscaled. MIXP_ERR_DIVERGED: max_floor_skips skips in
+ * a row at the lowest scale; the message names the first bad tensor. */
 MIXPREC_API mixp_result mixp_scaler_update(mixp_scaler *scaler);
 
 /* Scales the gradients in place so that their global norm is at most max_norm: coefficient min(1,

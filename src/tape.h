@@ -7,7 +7,8 @@
  * mixp_backward walks the recorded calls back.
  */
 /* Begins a step. Call it first in every training or evaluation step. Frees the activations, their
- * gradients and the tape of the previous step, and counts the step for random numbers. Every call
+ * gradients and the tape of the previous step, and counts the step for random numbers. Of networks
+ * that train in turn, as in a GAN, each has its own step: see the top of STEP. Every call
  * refuses a tensor of the previous step (MIXP_ERR_ORDER), and usually those of older steps. To keep
  * values, use mixp_copy; to keep a loss, mixp_item.
  *
