@@ -3583,7 +3583,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are six:
+ * changes nothing and is no error. There are seven:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -3591,6 +3591,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
+ * - A recipe asks for codes, and a step that trained kept none. It is reported at the next
+ *   mixp_step_begin or mixp_eval_begin.
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
@@ -3930,6 +3932,8 @@ typedef struct mixp_recipe {
  *   batches as large as those of training may then set the peak of memory: use smaller ones;
  * - the linear lies in a block of mixp_recompute, multiplies in bf16, or has an x or dy that fell
  *   back to bf16.
+ *
+ * If codes free nothing in a step, on_warning gets a linear and the reason.
  *
  * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
  * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
@@ -16489,6 +16493,10 @@ struct mixpi_casting {
     mixp_recipe     block_recipe;       /* of the block form                               */
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
+    int             coded;      /* linears of this step that keep their input as codes     */
+    int             uncoded;    /* linears of this step that were to do so, and cannot     */
+    char            uncoded_name[64];   /* weight of the newest of them                     */
+    const char     *uncoded_why;    /* and why its input stays                              */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
     mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it. In a step
                                    without such a linear: of its newest region             */
@@ -16505,6 +16513,18 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
     ctx->casting = (mixpi_casting *)mixpi_host_alloc(ctx, sizeof *ctx->casting);
     if (ctx->casting) ctx->casting->block_level = 1;
     return ctx->casting;
+}
+
+/* A step ends: warns if it trained under a recipe with codes, and no linear kept codes. */
+static void mixpi_casting_turn(mixp_context *ctx) {
+    mixpi_casting *c = ctx->casting;
+    if (!c) return;
+    if (c->uncoded && !c->coded && ctx->walked_in == ctx->generation)
+        mixpi_warn(ctx,
+                   "the recipe's codes free no memory: none of %d linears kept its input x as "
+                   "codes. Of the last, '%s', %s. See CODES at mixp_recipe, or set codes to 0",
+                   c->uncoded, c->uncoded_name, c->uncoded_why);
+    c->linears = c->coded = c->uncoded = 0;
 }
 
 /* --- regions --------------------------------------------------------------------------- */
@@ -18229,7 +18249,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->tape = NULL;
     ctx->calls_made = 0;
     ctx->in_block = 0;
-    if (ctx->casting) ctx->casting->linears = 0;
+    mixpi_casting_turn(ctx);
     ctx->generation++;
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
     return r;
@@ -19425,16 +19445,36 @@ static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const
     return NULL;
 }
 
-/* Is x kept as codes for the gradient of the weight? */
+/* Why the input x of a linear cannot be kept as codes; NULL: it can. */
+static const char *mixpi_coded_hindrance(const mixp_call *c) {
+    const mixp_tensor *x = c->in[0];
+    int i;
+    if (c->ctx->in_block) return "x is in a block of mixp_recompute";
+    for (i = 1; i < c->n_in; i++)
+        if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is the weight or the bias, too";
+    if (mixpi_unread_maker(c->ctx, x)) return NULL;
+    if (!x->own.from_tape) return "x is no result of a recorded operator";
+    if (!x->own.disposable)
+        return "x is not disposable: call mixp_tensor_set_disposable(x, 1) before the last "
+               "mixp_linear that reads it";
+    if (x->requires_grad) return "x keeps its gradient (mixp_tensor_set_requires_grad)";
+    return "another gradient reads x, or x shares its memory";
+}
+
+/* Is x kept as codes for the gradient of the weight? Notes the linear if x cannot be kept. */
 static int mixpi_coded_wanted(const mixp_call *c, const mixpi_recipe_call *rc) {
     const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
-    int i;
+    mixpi_casting *casting = c->ctx->casting;
+    const char *why;
     if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
     if (rc->coded) return 0;    /* kept already: a guard measures the product a second time */
-    if (c->ctx->in_block || mixpi_entry_of(c)->again) return 0;
-    for (i = 1; i < c->n_in; i++)
-        if (c->in[i] && mixpi_origin(c->in[i]) == c->in[0]) return 0;
-    return mixp_call_wants(c, 1) && mixpi_unread_maker(c->ctx, c->in[0]) != NULL;
+    if (mixpi_entry_of(c)->again || !mixp_call_wants(c, 1)) return 0;
+    why = mixpi_coded_hindrance(c);
+    if (!why) return 1;
+    casting->uncoded++;
+    casting->uncoded_why = why;
+    snprintf(casting->uncoded_name, sizeof casting->uncoded_name, "%.63s", c->in[1]->name);
+    return 0;
 }
 
 static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
@@ -19492,6 +19532,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     if (!rc->coded) return r;
     mixp_call_reads(c, 1, 0);
     c->ctx->casting->recipes.coded++;
+    c->ctx->casting->coded++;
     return MIXP_OK;
 }
 

@@ -296,7 +296,7 @@ MIXPREC_API mixp_result mixp_context_error(const mixp_context *ctx, const char *
 MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
 
 /* Returns the context's first warning, "" for none. The text lives in the context. A warning
- * changes nothing and is no error. There are six:
+ * changes nothing and is no error. There are seven:
  *
  * - f16 gradients of a loss that no scaler has multiplied become 0. The 1st, 2nd, 4th, ... 64th
  *   mixp_backward that meets unscaled f16 gradients counts them. It warns if more than 5 % of the
@@ -304,6 +304,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
+ * - A recipe asks for codes, and a step that trained kept none. It is reported at the next
+ *   mixp_step_begin or mixp_eval_begin.
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.

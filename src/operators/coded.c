@@ -33,16 +33,36 @@ static const mixpi_tape_entry *mixpi_unread_maker(const mixp_context *ctx, const
     return NULL;
 }
 
-/* Is x kept as codes for the gradient of the weight? */
+/* Why the input x of a linear cannot be kept as codes; NULL: it can. */
+static const char *mixpi_coded_hindrance(const mixp_call *c) {
+    const mixp_tensor *x = c->in[0];
+    int i;
+    if (c->ctx->in_block) return "x is in a block of mixp_recompute";
+    for (i = 1; i < c->n_in; i++)
+        if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is the weight or the bias, too";
+    if (mixpi_unread_maker(c->ctx, x)) return NULL;
+    if (!x->own.from_tape) return "x is no result of a recorded operator";
+    if (!x->own.disposable)
+        return "x is not disposable: call mixp_tensor_set_disposable(x, 1) before the last "
+               "mixp_linear that reads it";
+    if (x->requires_grad) return "x keeps its gradient (mixp_tensor_set_requires_grad)";
+    return "another gradient reads x, or x shares its memory";
+}
+
+/* Is x kept as codes for the gradient of the weight? Notes the linear if x cannot be kept. */
 static int mixpi_coded_wanted(const mixp_call *c, const mixpi_recipe_call *rc) {
     const int fallen = rc->fallen >> MIXPI_ROLE_DY | rc->fallen >> MIXPI_ROLE_X;
-    int i;
+    mixpi_casting *casting = c->ctx->casting;
+    const char *why;
     if (!rc->recipe.codes || !rc->enters || fallen & 1) return 0;
     if (rc->coded) return 0;    /* kept already: a guard measures the product a second time */
-    if (c->ctx->in_block || mixpi_entry_of(c)->again) return 0;
-    for (i = 1; i < c->n_in; i++)
-        if (c->in[i] && mixpi_origin(c->in[i]) == c->in[0]) return 0;
-    return mixp_call_wants(c, 1) && mixpi_unread_maker(c->ctx, c->in[0]) != NULL;
+    if (mixpi_entry_of(c)->again || !mixp_call_wants(c, 1)) return 0;
+    why = mixpi_coded_hindrance(c);
+    if (!why) return 1;
+    casting->uncoded++;
+    casting->uncoded_why = why;
+    snprintf(casting->uncoded_name, sizeof casting->uncoded_name, "%.63s", c->in[1]->name);
+    return 0;
 }
 
 static mixp_result mixpi_coded_run(mixp_call *c, const mixp_recode_args *k) {
@@ -100,6 +120,7 @@ static mixp_result mixpi_coded_keep(mixp_call *c, mixpi_recipe_call *rc, mixp_qu
     if (!rc->coded) return r;
     mixp_call_reads(c, 1, 0);
     c->ctx->casting->recipes.coded++;
+    c->ctx->casting->coded++;
     return MIXP_OK;
 }
 

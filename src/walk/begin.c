@@ -23,7 +23,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->tape = NULL;
     ctx->calls_made = 0;
     ctx->in_block = 0;
-    if (ctx->casting) ctx->casting->linears = 0;
+    mixpi_casting_turn(ctx);
     ctx->generation++;
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
     return r;

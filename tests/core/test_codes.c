@@ -427,13 +427,23 @@ static void threads(void) {
 
 typedef struct one { mixp_context *ctx; mixp_tensor *w, *u, *p; } one;
 
+static char warned[400];
+static void hear(const char *message, void *user) {
+    (void)user;
+    snprintf(warned, sizeof warned, "%s", message);
+}
+
 static one one_of(int codes_on) {
+    mixp_context_desc d;
     mixp_recipe r;
     one o;
     memset(&r, 0, sizeof r);
     r.kind = MIXP_RECIPE_MXFP8;
     r.codes = codes_on;
-    o.ctx = mixp_context_new(NULL);
+    memset(&d, 0, sizeof d);
+    d.on_warning = hear;
+    warned[0] = 0;
+    o.ctx = mixp_context_new(&d);
     o.w = param(o.ctx, "w", WIDTH, WIDTH);
     o.u = param(o.ctx, "u", WIDTH, WIDTH);
     o.p = param(o.ctx, "p", WIDTH, 0);
@@ -486,6 +496,13 @@ static mixp_tensor *applied(one *o, why w) {
     return mixp_mean(o->ctx, mixp_mul(o->ctx, x, x), MIXP_ALL, 0);
 }
 
+/* What the warning says of x, or of "u" beside "w". FROZEN: nothing trains that codes could serve. */
+static const char *const reasons[WHYS] = {
+    "", "Of the last, 'w', x is not disposable: call mixp_tensor_set_disposable(x, 1)", "another gradient reads x",
+    "none of 2 linears kept its input x as codes. Of the last, 'w', another gradient reads x", "or x shares its memory",
+    "or x shares its memory", "x keeps its gradient", "x is no result of a recorded operator", "", "x is the weight"
+};
+
 static void inputs_that_stay(void) {
     int w;
     for (w = NOTHING; w < WHYS; w++) {
@@ -497,6 +514,13 @@ static void inputs_that_stay(void) {
         if (w == SHARED_BEFORE) same_bits(a.u->grad, b.u->grad);
         CHECK_INT(mixp_autocast_recipe_counts(b.ctx).coded, w == NOTHING);
         CHECK_INT(mixp_context_error(b.ctx, NULL), MIXP_OK);
+        CHECK(!warned[0]);                      /* not before the step has ended */
+        CHECK_INT(mixp_step_begin(a.ctx), MIXP_OK);
+        CHECK(!warned[0]);
+        CHECK_INT(mixp_step_begin(b.ctx), MIXP_OK);
+        if (!reasons[w][0]) CHECK(!warned[0]);
+        CHECK_TEXT(warned, reasons[w]);
+        CHECK_TEXT(warned, warned[0] ? "the recipe's codes free no memory" : "");
         mixp_context_free(a.ctx);
         mixp_context_free(b.ctx);
     }
@@ -511,6 +535,10 @@ static void evaluations(void) {
     CHECK_INT(mixp_autocast_recipe_counts(o.ctx).quantised, 2);
     CHECK_INT(mixp_autocast_recipe_counts(o.ctx).coded, 0);
     CHECK_INT(mixp_context_error(o.ctx, NULL), MIXP_OK);
+    mixp_step_begin(o.ctx);
+    CHECK(applied(&o, UNDECLARED) != NULL);     /* a forward pass alone */
+    mixp_step_begin(o.ctx);
+    CHECK(!warned[0]);
     mixp_context_free(o.ctx);
 }
 
