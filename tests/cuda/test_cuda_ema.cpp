@@ -133,6 +133,10 @@ static void a_recorded_step() {
     train(a);
     CHECK_INT(mixp_optimizer_swap_ema(a.opt), MIXP_ERR_ORDER);
     mixp_context_clear_error(a.ctx);
+    CHECK(mixp_capture_end(a.ctx) == NULL);         /* the graph would lack what was refused */
+    mixp_context_clear_error(a.ctx);
+    CHECK_INT(mixp_capture_begin(a.ctx), MIXP_OK);
+    train(a);
     mixp_graph *graph = mixp_capture_end(a.ctx);
     CHECK(graph != NULL);
     for (int t = 2; t < 6; t++) {
