@@ -6,6 +6,7 @@
 #include "companion.h"
 #include "test.h"
 #include "numbers.h"
+#include "gpu_context.h"
 #include <vector>
 
 typedef std::vector<float> Floats;
@@ -18,13 +19,6 @@ struct Model {
     mixp_scaler    *scaler;
     mixp_tensor    *w, *g;
 };
-
-static const mixp_device *gpu() {
-    const char *why = "";
-    const mixp_device *device = mixp_cuda(0, &why);
-    if (!device) { printf("no GPU: %s\n", why); exit(cudasim::simulated ? 2 : 77); }
-    return device;
-}
 
 static void set(mixp_tensor *t, uint64_t seed, double size, int bad) {
     float values[COUNT];

@@ -8,16 +8,9 @@
 #include "companion.h"
 #include <unistd.h>
 #include "programs/laws.h"
+#include "gpu_context.h"
 
 enum { STEPS = 8 };
-
-static const mixp_device *gpu(void) {
-    const char        *why = "";
-    const mixp_device *device = mixp_cuda(0, &why);
-    if (!device && !cudasim::simulated) { printf("no GPU: %s\n", why); exit(77); }
-    if (!device) { printf("no simulated GPU: %s\n", why); exit(2); }
-    return device;
-}
 
 static void fine(const session *s, const char *name) {
     const char *why;

@@ -5,6 +5,7 @@
 #include "companion.h"
 #include "test.h"
 #include "numbers.h"
+#include "gpu_context.h"
 #include <vector>
 
 static const int64_t shapes[2][2] = { { 24, 16 }, { 16, 40 } };
@@ -16,13 +17,6 @@ struct Model {
     mixp_scaler    *scaler;
     mixp_tensor    *w[2], *g[2];
 };
-
-static const mixp_device *gpu() {
-    const char *why = "";
-    const mixp_device *device = mixp_cuda(0, &why);
-    if (!device) { printf("no GPU: %s\n", why); exit(cudasim::simulated ? 2 : 77); }
-    return device;
-}
 
 static Model model_on(const mixp_device *device, int f32) {
     mixp_optimizer_desc d = mixp_muon_defaults();

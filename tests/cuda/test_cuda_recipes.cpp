@@ -7,6 +7,7 @@
  */
 #include "cuda_pair.h"
 #include "lossy.h"
+#include "gpu_context.h"
 #include <unistd.h>
 #include <vector>
 
@@ -494,12 +495,10 @@ static std::vector<Mode> modes(void) {
     return all;
 }
 
-static mixp_context *context_on(bool gpu) {
-    const char *why = "";
+static mixp_context *context_on(bool on_gpu) {
     mixp_context_desc desc;
     memset((void *)&desc, 0, sizeof desc);
-    desc.device = gpu ? mixp_cuda(0, &why) : mixp_cpu();
-    if (!desc.device) { printf("no GPU: %s\n", why); exit(cudasim::simulated ? 2 : 77); }
+    desc.device = on_gpu ? gpu() : mixp_cpu();
     desc.threads = 1;
     desc.seed = 7;
     return mixp_context_new(&desc);
@@ -1041,14 +1040,9 @@ static void falls_back(void) {
 
 /* A device that cannot end an update: a typed error, and nothing changes. */
 static void delayed_is_refused(void) {
-    const char *why = "";
-    const mixp_device *device = mixp_cuda(0, &why);
-    mixp_kernels kernels;
-    mixp_device without;
+    mixp_kernels kernels = *gpu()->kernels;
+    mixp_device without = *gpu();
     mixp_context_desc desc;
-    if (!device) { printf("no GPU: %s\n", why); exit(cudasim::simulated ? 2 : 77); }
-    kernels = *device->kernels;
-    without = *device;
     kernels.turn = NULL;
     without.kernels = &kernels;
     memset((void *)&desc, 0, sizeof desc);

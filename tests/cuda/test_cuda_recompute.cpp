@@ -5,6 +5,7 @@
 #include "companion.h"
 #include "test.h"
 #include "numbers.h"
+#include "gpu_context.h"
 #include <vector>
 
 enum { LAYERS = 3, WIDTH = 32, ROWS = 16 };
@@ -16,13 +17,6 @@ struct Model {
     mixp_scaler    *scaler;
     mixp_tensor    *gain[LAYERS], *up[LAYERS], *down[LAYERS];
 };
-
-static const mixp_device *gpu() {
-    const char *why = "";
-    const mixp_device *device = mixp_cuda(0, &why);
-    if (!device) { printf("no GPU: %s\n", why); exit(cudasim::simulated ? 2 : 77); }
-    return device;
-}
 
 static Model model_on_gpu() {
     static const char *const names[3][LAYERS] = { { "g0", "g1", "g2" }, { "u0", "u1", "u2" },

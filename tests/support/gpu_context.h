@@ -1,4 +1,4 @@
-/* gpu_context.h - a context on the GPU, for the CUDA tests that only need one.
+/* gpu_context.h - the GPU, and a context on it, for CUDA tests.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Include it after companion.h and test.h. Without a GPU the program ends: 77 is a skip; 2 means that the
@@ -7,14 +7,17 @@
 #ifndef GPU_CONTEXT_H
 #define GPU_CONTEXT_H
 
-static mixp_context *gpu_context(void) {
+static inline const mixp_device *gpu(void) {
+    const char        *why = "";
+    const mixp_device *device = mixp_cuda(0, &why);
+    if (device) return device;
+    printf("no GPU: %s\n", why);
+    exit(cudasim::simulated ? 2 : 77);
+}
+
+static inline mixp_context *gpu_context(void) {
     mixp_context_desc desc = mixp_context_desc();
-    const char       *why = "";
-    desc.device = mixp_cuda(0, &why);
-    if (!desc.device) {
-        printf("no GPU: %s\n", why);
-        exit(cudasim::simulated ? 2 : 77);
-    }
+    desc.device = gpu();
     return mixp_context_new(&desc);
 }
 
