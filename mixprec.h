@@ -5393,6 +5393,9 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  *
  *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "cast" (of an input)
  *
+ * The operators that mixp_jvp applies are named by the operator that the program has called: "h.3:
+ * tangent of tanh".
+ *
  * Reshapes, casts and dropout are not part of a site's identity: an evaluation, in which
  * mixp_dropout does nothing, has the sites of training.
  *
@@ -5450,7 +5453,9 @@ typedef struct mixp_guard_desc {
     int     every;              /* samples about one update in `every`; 0 = 16, 1 = each update; at
                                    most 2^20 */
     int     clean;              /* clean samples until a site returns to its low dtype; 0 = 4; at
-                                   most 2^20                                             */
+                                   most 2^20. With 1, one batch that is smaller or easier than the
+                                   others, such as the last of an epoch, returns a site; each
+                                   relapse then may cost a skip, and doubles the number */
     float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
     float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
@@ -14534,6 +14539,7 @@ struct mixp_context {
     int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,
                                      which runs only at replays */
     int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
+    const char    *tangent_of;  /* the operator whose tangent mixp_jvp makes; NULL: of none */
     int            in_block;    /* 1: a block of mixp_recompute is running                 */
     int            evaluates;   /* 1: the step began with mixp_eval_begin, which counts none */
     int            averaged;    /* optimizers whose averages are in the weights            */
@@ -17096,6 +17102,7 @@ struct mixpi_tape_entry {
     int               fixed_dtype;  /* 1: infer fixed the result's dtype; autocast keeps it */
     int               alias;    /* 1: the result shares its input's memory                 */
     int               site;     /* number of the site; 0: no guard watches */
+    const char       *tangent_of;   /* the operator of whose tangent it is a part; or NULL   */
     mixpi_rerun      *block;    /* block that computes it again; NULL: it stays in memory   */
     int               again;    /* 1: forward runs again, and must not decide anew         */
     int               told;     /* bit i: the next operator has made input i's gradient */
@@ -17360,6 +17367,7 @@ static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, i
     e->call.ctx = ctx;
     e->call.op = op;
     e->call.n_in = n_in;
+    e->tangent_of = ctx->tangent_of;
     e->versions = (uint64_t *)(void *)(e + 1);
     e->call.in = (mixp_tensor **)(void *)(e->versions + versions);
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);
@@ -18249,6 +18257,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->tape = NULL;
     ctx->calls_made = 0;
     ctx->in_block = 0;
+    ctx->tangent_of = NULL;
     mixpi_casting_turn(ctx);
     ctx->generation++;
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);
@@ -23583,6 +23592,20 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
 
 #define MIXPI_ASK_X "; call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x"
 
+/* The tangent of a call's result, perhaps in another shape or dtype. */
+static mixp_tensor *mixpi_tangent_of(mixp_call *c) {
+    if (c->op->forward == mixpi_unary_forward) return mixpi_unary_tangent(c);
+    if (c->op->forward == mixpi_binary_forward) return mixpi_binary_tangent(c);
+    if (c->op->forward == mixpi_product_forward) return mixpi_product_tangent(c);
+    return mixpi_other_tangent(c);
+}
+
+/* The operator that the program called: of a part of a tangent, the operator of that tangent. */
+static const char *mixpi_called(const mixp_call *c) {
+    const char *of = mixpi_entry_of(c)->tangent_of;
+    return of ? of : c->op->name;
+}
+
 /* Makes the tangent of a call's result, in its shape and dtype, if an input has a tangent. */
 static mixp_result mixpi_tangent_make(mixp_call *c) {
     mixp_tensor *y = c->out, *d;
@@ -23598,13 +23621,12 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     }
     if (!follows) return MIXP_OK;
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
-    if (c->op->forward == mixpi_unary_forward) d = mixpi_unary_tangent(c);
-    else if (c->op->forward == mixpi_binary_forward) d = mixpi_binary_tangent(c);
-    else if (c->op->forward == mixpi_product_forward) d = mixpi_product_tangent(c);
-    else d = mixpi_other_tangent(c);
+    c->ctx->tangent_of = mixpi_called(c);
+    d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
         d = mixp_expand(c->ctx, d, y->rank, y->shape);
     if (d && d->dtype != y->dtype) d = mixp_cast(c->ctx, d, y->dtype);
+    c->ctx->tangent_of = NULL;
     y->own.tangent = d;
     return c->ctx->told == told ? MIXP_OK : mixpi_failed(c->ctx);
 }
@@ -29662,10 +29684,12 @@ MIXPI_SELDOM
 static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
+    const char *of = ctx->tangent_of;
     int i, same = 0;
     size_t n;
     mixpi_site_stem(ctx, v, site->from[0], stem);
-    snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
+    if (of) snprintf(name, sizeof name, "%.53s%stangent of %.20s", stem, *stem ? ": " : "", of);
+    else snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
     n = strlen(name);
     for (i = 1; i <= ctx->watch->n_sites; i++) {
         const char *other = mixpi_site_at(ctx, i)->name;

@@ -209,6 +209,20 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
 
 #define MIXPI_ASK_X "; call mixp_tensor_set_requires_grad(x, 1) before the first operator reads x"
 
+/* The tangent of a call's result, perhaps in another shape or dtype. */
+static mixp_tensor *mixpi_tangent_of(mixp_call *c) {
+    if (c->op->forward == mixpi_unary_forward) return mixpi_unary_tangent(c);
+    if (c->op->forward == mixpi_binary_forward) return mixpi_binary_tangent(c);
+    if (c->op->forward == mixpi_product_forward) return mixpi_product_tangent(c);
+    return mixpi_other_tangent(c);
+}
+
+/* The operator that the program called: of a part of a tangent, the operator of that tangent. */
+static const char *mixpi_called(const mixp_call *c) {
+    const char *of = mixpi_entry_of(c)->tangent_of;
+    return of ? of : c->op->name;
+}
+
 /* Makes the tangent of a call's result, in its shape and dtype, if an input has a tangent. */
 static mixp_result mixpi_tangent_make(mixp_call *c) {
     mixp_tensor *y = c->out, *d;
@@ -224,13 +238,12 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     }
     if (!follows) return MIXP_OK;
     if (mixpi_check_unwritten(c, "mixp_jvp") != MIXP_OK) return MIXP_ERR_ORDER;
-    if (c->op->forward == mixpi_unary_forward) d = mixpi_unary_tangent(c);
-    else if (c->op->forward == mixpi_binary_forward) d = mixpi_binary_tangent(c);
-    else if (c->op->forward == mixpi_product_forward) d = mixpi_product_tangent(c);
-    else d = mixpi_other_tangent(c);
+    c->ctx->tangent_of = mixpi_called(c);
+    d = mixpi_tangent_of(c);
     if (d && (d->rank != y->rank || memcmp(d->shape, y->shape, (size_t)y->rank * sizeof *y->shape)))
         d = mixp_expand(c->ctx, d, y->rank, y->shape);
     if (d && d->dtype != y->dtype) d = mixp_cast(c->ctx, d, y->dtype);
+    c->ctx->tangent_of = NULL;
     y->own.tangent = d;
     return c->ctx->told == told ? MIXP_OK : mixpi_failed(c->ctx);
 }

@@ -14,6 +14,7 @@ struct mixpi_tape_entry {
     int               fixed_dtype;  /* 1: infer fixed the result's dtype; autocast keeps it */
     int               alias;    /* 1: the result shares its input's memory                 */
     int               site;     /* number of the site; 0: no guard watches */
+    const char       *tangent_of;   /* the operator of whose tangent it is a part; or NULL   */
     mixpi_rerun      *block;    /* block that computes it again; NULL: it stays in memory   */
     int               again;    /* 1: forward runs again, and must not decide anew         */
     int               told;     /* bit i: the next operator has made input i's gradient */

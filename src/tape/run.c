@@ -152,6 +152,7 @@ static mixpi_tape_entry *mixpi_entry_new(mixp_context *ctx, const mixp_op *op, i
     e->call.ctx = ctx;
     e->call.op = op;
     e->call.n_in = n_in;
+    e->tangent_of = ctx->tangent_of;
     e->versions = (uint64_t *)(void *)(e + 1);
     e->call.in = (mixp_tensor **)(void *)(e->versions + versions);
     memcpy(e->call.in, in, (size_t)n_in * sizeof *in);

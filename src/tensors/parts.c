@@ -110,6 +110,7 @@ struct mixp_context {
     int            cast_recorded; /* 1: since then, a low copy was renewed by a recorded kernel,
                                      which runs only at replays */
     int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
+    const char    *tangent_of;  /* the operator whose tangent mixp_jvp makes; NULL: of none */
     int            in_block;    /* 1: a block of mixp_recompute is running                 */
     int            evaluates;   /* 1: the step began with mixp_eval_begin, which counts none */
     int            averaged;    /* optimizers whose averages are in the weights            */

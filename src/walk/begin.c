@@ -23,6 +23,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     ctx->tape = NULL;
     ctx->calls_made = 0;
     ctx->in_block = 0;
+    ctx->tangent_of = NULL;
     mixpi_casting_turn(ctx);
     ctx->generation++;
     if (!ctx->evaluates) ctx->step += mixpi_world(ctx);

@@ -159,10 +159,12 @@ MIXPI_SELDOM
 static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
     char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
+    const char *of = ctx->tangent_of;
     int i, same = 0;
     size_t n;
     mixpi_site_stem(ctx, v, site->from[0], stem);
-    snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
+    if (of) snprintf(name, sizeof name, "%.53s%stangent of %.20s", stem, *stem ? ": " : "", of);
+    else snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
     n = strlen(name);
     for (i = 1; i <= ctx->watch->n_sites; i++) {
         const char *other = mixpi_site_at(ctx, i)->name;

@@ -48,8 +48,44 @@ static void test_left_by_a_jump(void) {
     mixp_context_free(ctx);
 }
 
+/* Sites of tangents are named by the operators that the program called, in a second derivative too. The
+ * tangent of x w along w is 4 * 60,000, which passes f16's range. */
+static void test_names_of_sites(void) {
+    static const int64_t n[1] = { 16 };
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F16, 1, n), *y = NULL;
+    mixp_site_info site;
+    mixp_event e;
+    char text[500] = "";
+    int i, of_tanh = 0;
+    mixp_fill(w, 0.125);
+    CHECK_INT(mixp_optimizer_add(opt, w, NULL), MIXP_OK);
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    mixp_step_begin(ctx);
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        mixp_tensor *x = mixp_full(ctx, MIXP_F16, 1, n, 4.0), *d = mixp_full(ctx, MIXP_F16, 1, n, 60000.0);
+        y = mixp_tanh(ctx, mixp_mul(ctx, x, w));
+        y = mixp_jvp(ctx, mixp_jvp(ctx, y, w, d), w, NULL);
+    }
+    CHECK_INT(mixp_backward(ctx, mixp_mean(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    for (i = 0; mixp_site(ctx, i, &site); i++) {
+        const char *colon = strstr(site.name, ": "), *op = colon ? colon + 2 : site.name;
+        of_tanh += strncmp(op, "tangent of tanh", 15) == 0;
+        if (strncmp(op, "tangent of tanh", 15) == 0 || strncmp(op, "tangent of mul", 14) == 0) continue;
+        CHECK(!strcmp(op, "tanh") || !strcmp(op, "mul") || !strcmp(op, "mean"));
+    }
+    CHECK(of_tanh >= 4);
+    for (i = 0; mixp_guard_event(ctx, i, &e) && strcmp(e.site, "tangent of mul"); i++) {}
+    CHECK_TEXT(mixp_event_text(&e, text, sizeof text), "step 1: tangent of mul overflowed: stores f32 now");
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 int main(void) {
     jvp_run_cases();
     RUN(test_left_by_a_jump);
+    RUN(test_names_of_sites);
     return test_report();
 }
