@@ -196,12 +196,23 @@ $(SIM_LINKED): private SIM_FLAGS += -DCOMPANION_LINKED
 $(addsuffix /test_cuda_by_hand,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): examples/by_hand_cuda.cu
 $(addsuffix /test_cuda_everyday,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): $(wildcard tests/programs/*.h)
 $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
-$(CUDA_PLAIN): private SIM_FLAGS += -O0
+$(CUDA_PLAIN) $(BUILD)/simulated.h.gch: private SIM_FLAGS += -O0
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
+
+# Most of what a plain CUDA test compiles are headers: they are compiled once. by_hand begins with macros of its own.
+WITH_HEADERS := $(filter-out %/test_cuda_by_hand,$(CUDA_PLAIN))
+$(WITH_HEADERS): $(BUILD)/simulated.h.gch
+$(WITH_HEADERS): private HEADERS = -include $(BUILD)/simulated.h
+$(WITH_HEADERS): private SIM_FLAGS += -Wno-unused-function
+
+$(BUILD)/simulated.h.gch: $(wildcard tests/support/*.h) tests/cuda/inside.h $(HEADER)
+	$(call say,c++ $@)
+	$(Q)printf '#include "support/checked.h"\n#include "companion.h"\n' >$(BUILD)/simulated.h
+	$(Q)$(CXX) $(SIM_FLAGS) $(filter -f%,$(OMP_LINK)) -DCOMPANION_LINKED -x c++-header $(BUILD)/simulated.h -o $@
 
 $(CUDA_PLAIN): $(BUILD)/%: %.cpp $(LIB) $(COMPANION) $(wildcard tests/support/*.h)
 	$(call say,c++ $@)
-	$(Q)$(CXX) $(SIM_FLAGS) $< $(filter %.o,$^) $(LIB) $(OMP_LINK) -lm -o $@
+	$(Q)$(CXX) $(HEADERS) $(SIM_FLAGS) $< $(filter %.o,$^) $(LIB) $(OMP_LINK) -lm -o $@
 
 $(CUDA_SANE): $(BUILD)/sane/%: %.cpp $(HEADER) $(COMPANION) $(wildcard tests/support/*.h)
 	$(call say,c++ $@)
@@ -412,7 +423,8 @@ GPU_RUN  = $(if $(GPU_TESTS),$(GPU_TESTS),'echo 0 passed, 0 failed, $(words \
 CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
                $(call program,test_cuda*.cpp)) skipped')
 
-test: $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
+# The two longest compilations come first, so that no core waits for them.
+test: $(LIB) $(if $(CUDA_TESTS),$(BUILD)/cudasim_plain.o) $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
 	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/tools/run.sh -j $(RUN_JOBS) $(LONG_SCRIPTS) 'tests/tools/compile_matrix.sh short' \
 	    $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
 	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
@@ -428,10 +440,11 @@ coverage:   ## what of mixprec.h the C tests reach (needs gcov; takes minutes)
 # The order lets parallel tests end at about the same time.
 LONGEST_FIRST = $(filter %_training,$(CUDA_SANE)) $(filter-out %_training,$(CUDA_SANE))
 
-test-long: $(BUILD)/test_ranks $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PTX_FAULTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
+test-long: $(BUILD)/test_ranks $(BUILD)/test_refused $(BUILD)/test_ranks_refused $(BUILD)/test_gpt2 $(CUDA_SANE) $(PTX_TESTS) $(PTX_FAULTS) $(SIM_PROGRAMS) $(BENCH_BUILDS) $(LONG) $(PLANTED) $(EXAMPLES)   ## what takes longer: sanitizers, exhaustive tests, simulated CUDA
 	$(Q)$(EXPORT) tests/tools/run.sh -t 1500 -j $(JOBS) 'PTX_ARCHS="$(PTX_ARCHS)" tests/cuda/ptx.sh' tests/cuda/cuda_programs.sh 'ARCHS="75 90" tests/cuda/cuda_static.sh' \
 	    $(LONG) $(call CUDA_RUN,$(LONGEST_FIRST)) 'tests/tools/variant.sh arm' 'tests/tools/variant.sh amx' tests/ranks/ranks_mpi.sh tests/ranks/ranks_nccl.sh \
-	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' tests/programs/test_overflow.sh 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
+	    'RANKS_KILLS=50 MIXPREC_TEST_ONLY=killed_rank $(BUILD)/test_ranks' $(BUILD)/test_refused $(BUILD)/test_ranks_refused \
+	    tests/tools/rooms.sh tests/tools/test_left_out.sh tests/programs/test_overflow.sh 'tests/tools/mutation.sh -n' 'tests/tools/mutation_c.sh -n' \
 	    tests/tools/test_packages.sh tests/tools/test_reference_page.sh tests/programs/test_web.sh \
 	    $(patsubst %,'$(PYTHON) %',$(call tests_like,interop*.py))
 
