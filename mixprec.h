@@ -12377,6 +12377,13 @@ static int mixpi_row_is_coded(const mixp_param_row *row) {
            (row->v && row->v_dtype != MIXP_F32);
 }
 
+/* The largest scratch memory that a kernel of this file takes for rows[count]. */
+static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
+    int64_t i, n = 0;
+    for (i = 0; i < count; i++) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
+    return (size_t)n * sizeof(mixpi_chunk);
+}
+
 /* Cuts the active rows into chunks, in scratch memory, and runs task over them. */
 static mixp_result mixpi_each_chunk(const mixp_exec *x, mixpi_chunk_job *job,
                                     const mixp_param_row *rows, int64_t count,
@@ -26208,12 +26215,21 @@ static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
     return crew ? crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
 }
 
+/* Takes the memory of the step's kernels, before anything is changed. Where the device has memory
+ * of its own, these kernels take none. */
+static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+    mixp_result r = crew ? crew->plan(opt) : MIXP_OK;
+    if (r != MIXP_OK || opt->ctx->device->download) return r;
+    return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
+               ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
 /* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                               const mixpi_scaling *is) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_step_plan *plan = &opt->plan;
-    mixp_result r = crew ? crew->plan(opt) : MIXP_OK;   /* before anything is changed */
+    mixp_result r = mixpi_opt_room(opt);
     int tallied;
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->seed = opt->ctx->seed;
@@ -26234,7 +26250,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
-    if (r == MIXP_OK && opt->shards) r = crew->gather(opt);
+    if (r == MIXP_OK && opt->shards) r = opt->ctx->crew->gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     if (r == MIXP_OK) mixpi_stepped(opt);
     opt->clipped = 0;

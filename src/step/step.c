@@ -90,12 +90,21 @@ static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
     return crew ? crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
 }
 
+/* Takes the memory of the step's kernels, before anything is changed. Where the device has memory
+ * of its own, these kernels take none. */
+static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
+    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
+    mixp_result r = crew ? crew->plan(opt) : MIXP_OK;
+    if (r != MIXP_OK || opt->ctx->device->download) return r;
+    return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
+               ? MIXP_OK : MIXP_ERR_MEMORY;
+}
+
 /* Applies one step, after mixpi_refresh. scaler NULL: applies the gradients unchecked. */
 static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
                               const mixpi_scaling *is) {
-    const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_step_plan *plan = &opt->plan;
-    mixp_result r = crew ? crew->plan(opt) : MIXP_OK;   /* before anything is changed */
+    mixp_result r = mixpi_opt_room(opt);
     int tallied;
     if (r != MIXP_OK) return mixpi_crew_stop(opt->ctx, r);
     plan->seed = opt->ctx->seed;
@@ -116,7 +125,7 @@ static mixp_result mixpi_step(mixp_optimizer *opt, mixp_scaler *scaler,
     if (r == MIXP_OK) r = mixpi_opt_update(opt, tallied);
     if (r == MIXP_OK) r = mixpi_opt_average(opt);
     if (r == MIXP_OK && tallied) r = mixpi_tally_post(opt);
-    if (r == MIXP_OK && opt->shards) r = crew->gather(opt);
+    if (r == MIXP_OK && opt->shards) r = opt->ctx->crew->gather(opt);
     if (r == MIXP_OK) mixpi_opt_written(opt);
     if (r == MIXP_OK) mixpi_stepped(opt);
     opt->clipped = 0;

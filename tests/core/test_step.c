@@ -353,7 +353,73 @@ static void test_views(void) {
 
 static void test_sequences(void) { world_sequences(4000); }
 
+/* --- a step that is refused memory ------------------------------------------------------------- */
+
+enum { MANY = 100000 };         /* elements: more than one chunk of an update                  */
+typedef struct refusal { int on, left; } refusal;
+
+/* Refuses one allocation: the one behind `left` others. */
+static void *scarce(size_t bytes, void *user) {
+    refusal *r = (refusal *)user;
+    return r->on && r->left-- == 0 ? NULL : malloc(bytes);
+}
+static void gives(void *p, void *user) { (void)user; free(p); }
+
+/* AdamW's first step from 1, with a gradient of 1 and the rate 0.25, leads to 0.75, and its average
+ * with decay 0.5 to 0.875. The second parameter has no gradient. 1: no allocation was refused. */
+static int step_with_refusal(int at) {
+    static const int64_t shape[1] = { MANY };
+    static float got[MANY];
+    refusal memory = { 0, 0 };
+    mixp_context_desc d;
+    mixp_optimizer_desc adam = mixp_adam_defaults();
+    mixp_context *ctx;
+    mixp_optimizer *opt;
+    mixp_tensor *w, *rest;
+    int all;
+    memset(&d, 0, sizeof d);
+    d.allocate = scarce;
+    d.release = gives;
+    d.user = &memory;
+    adam.lr = 0.25;
+    ctx = mixp_context_new(&d);
+    opt = mixp_optimizer_new(ctx, &adam);
+    w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
+    rest = mixp_param(ctx, "rest", MIXP_F32, 1, shape);
+    mixp_fill(w, 1.0);
+    mixp_optimizer_add(opt, w, NULL);
+    mixp_optimizer_add(opt, rest, NULL);
+    mixp_optimizer_set_ema(opt, 0.5);
+    mixp_step_begin(ctx);
+    mixp_backward(ctx, mixp_sum(ctx, mixp_slice(ctx, w, 0, 0, MANY), MIXP_ALL, 0));
+    memory.on = 1;
+    memory.left = at;
+    all = mixp_optimizer_step(opt) == MIXP_OK;
+    memory.on = 0;
+    if (!all) {
+        mixp_read(w, got, MIXP_F32, MANY);
+        CHECK(got[0] == 1.0f && got[MANY - 1] == 1.0f);
+        CHECK_INT(mixp_optimizer_applied(opt), 0);
+        mixp_context_clear_error(ctx);
+        CHECK_INT(mixp_optimizer_step(opt), MIXP_OK);
+    }
+    mixp_read(w, got, MIXP_F32, MANY);
+    CHECK_NEAR(got[0], 0.75, 1e-6);
+    CHECK_NEAR(got[MANY - 1], 0.75, 1e-6);
+    mixp_optimizer_read(opt, w, MIXP_STATE_EMA, got, MANY);
+    CHECK_NEAR(got[MANY - 1], 0.875, 1e-6);
+    mixp_context_free(ctx);
+    return all;
+}
+
+static void test_refused_memory(void) {
+    int at = 0;
+    while (!step_with_refusal(at)) at++;
+    CHECK(at > 0);
+}
+
 int main(void) {
+    RUN(test_refused_memory);
     RUN(test_anothers_zero_grad);
     RUN(test_anothers_step_and_update);
     RUN(test_update_of_another_scaler);
