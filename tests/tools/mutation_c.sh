@@ -215,6 +215,7 @@ plant recycled           yes     borders     a_gradient_that_was_given_back
 plant printable          never   borders     no_control_character_of_a_name_is_told
 plant capture_twice      zero    hostile     capture_within_a_capture
 plant capture_undo       drop    orders      a_capture_that_fails
+plant capture_failed     always  orders      two_masters
 plant views_once         never   orders      views_are_summed_once
 plant agree_graded       zero    ranks       frozen_on_one
 plant far_shared         drop    ranks_apart unlike_devices
@@ -261,6 +262,7 @@ plant guard_probe        never   guard_everyday depth_costs_two_skips
 plant guard_meant        never   guard_everyday masks_of_inf
 plant siblings_fall      always  guard_everyday depth_costs_two_skips
 plant retry_loss         zero    guard_everyday an_evaluation_is_repeated
+plant logits_low         never   guard_everyday logits_of_one_operator
 plant heads_differ       never   guard_ranks ranks_may_part
 plant agree_guard        zero    guard_ranks guards_started_later
 plant retries            bound   guard       test_retry
@@ -274,6 +276,7 @@ plant pin_void           no      watch_events test_patterns_given_again
 plant sight_sample       swap    observe     test_bins
 
 plant recode_strip_end   bound   codes       codes_are_exact
+plant codes_told         turn    codes       inputs_that_stay
 plant recode_scale_at    factor  codes       codes_are_exact
 plant recode_scale_zero  factor  codes       codes_are_exact
 plant recode_pair        sign    codes       codes_are_exact
