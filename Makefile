@@ -200,6 +200,7 @@ $(CUDA_PLAIN) $(BUILD)/simulated.h.gch: private SIM_FLAGS += -O0
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
 
 # Most of what a plain CUDA test compiles are headers: they are compiled once. by_hand begins with macros of its own.
+# Of unused functions in headers gcc warns only if the headers are compiled so.
 WITH_HEADERS := $(filter-out %/test_cuda_by_hand,$(CUDA_PLAIN))
 $(WITH_HEADERS): $(BUILD)/simulated.h.gch
 $(WITH_HEADERS): private HEADERS = -include $(BUILD)/simulated.h

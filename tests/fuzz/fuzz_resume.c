@@ -53,6 +53,7 @@ static void pieces_copy(void) {
 static void context_excused(mixp_context *copy, const mixp_context *now) {
     copy->error = now->error;
     copy->told = now->told;
+    copy->failures = now->failures;
     memcpy(copy->message, now->message, sizeof copy->message);
     copy->allocations = now->allocations;
     copy->permanent = now->permanent;
