@@ -2529,9 +2529,9 @@ typedef struct mixp_quantise_args {
                                    otherwise 1. May be NULL                                */
     const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
     float           *own;       /* as decode, without times                                */
-    uint8_t         *scales;    /* blocks of one column: [rows / block_rows, cols] becomes the
-                                   factor that was applied last to each block's elements, as a
-                                   code of e8m0 (POWER, E8M0) or e4m3 (E4M3); NULL = unwanted */
+    uint8_t         *scales;    /* blocks: [rows / block_rows, cols / block_cols] becomes the factor
+                                   that was applied last to each block's elements, as a code of
+                                   e8m0 (POWER, E8M0) or e4m3 (E4M3); NULL = unwanted      */
 } mixp_quantise_args;
 
 /* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
@@ -2562,6 +2562,22 @@ typedef struct mixp_recode_args {
     const float     *own, *times;   /* decodes: as in mixp_quantise_args, both in device memory, */
     float           *decode;        /* *decode becomes *own * *times; NULL = not wanted    */
 } mixp_recode_args;
+
+/* How an operand of a product was quantised: fields of mixp_quantise_args. */
+typedef struct mixp_narrow {
+    mixp_dtype       element;
+    mixp_block_scale scale;
+    int64_t          block_rows, block_cols;    /* of the operand as it is stored          */
+    const uint8_t   *scales;    /* that `quantise` wrote; NULL for TENSOR                  */
+} mixp_narrow;
+
+/* A product whose operands are quantised values: the result of `gemm` with the same arguments,
+ * within the rounding of its sums. a and b of gemm are bf16 and dense. The kernel may multiply
+ * codes of 8 or 4 bits in the device's own formats. Where it cannot, it runs `gemm`. */
+typedef struct mixp_gemm_narrow_args {
+    mixp_gemm_args gemm;
+    mixp_narrow    a, b;
+} mixp_gemm_narrow_args;
 
 /* What quantising has lost: of each operand of a linear, the most that one array lost. */
 typedef struct mixp_losses {
@@ -2637,8 +2653,8 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
-    if (k->scales && c != 1) return MIXP_ERR_SHAPE;
-    if (k->scale == MIXP_SCALE_TENSOR) return r == 0 && c == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
+    if (k->scale == MIXP_SCALE_TENSOR)
+        return r == 0 && c == 0 && !k->scales ? MIXP_OK : MIXP_ERR_SHAPE;
     if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
     if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
@@ -3236,6 +3252,8 @@ typedef struct mixp_kernels {
     /* Activations kept as codes. NULL: the CPU's kernel does the work where memory is the host's;
      * another device keeps no codes. */
     mixp_result (*recode)(const mixp_exec *x, const mixp_recode_args *k);
+    /* Products for mixp_context_desc.narrow_products. NULL: gemm does the work. */
+    mixp_result (*gemm_narrow)(const mixp_exec *x, const mixp_gemm_narrow_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */
@@ -3243,6 +3261,7 @@ typedef struct mixp_gemm_count {
     int64_t direct;             /* the vendor's library, operands as they are              */
     int64_t packed;             /* the vendor's library, with copies of the operands       */
     int64_t plain;              /* a kernel without tensor cores, about 50 times slower    */
+    int64_t narrow;             /* the vendor's library, in fp8 or fp4: see narrow_products   */
 } mixp_gemm_count;
 
 struct mixp_device {
@@ -3523,7 +3542,23 @@ typedef struct mixp_context_desc {
     int       gemm_measure;                         /* GPU: 1: time the library's algorithms once
                                                        for each new shape and keep the fastest: see
                                                        mixp_context_gemm_choices           */
+    int       narrow_products;                      /* GPU: 1: products of recipes in the library's
+                                                       fp8 and fp4: see below              */
 } mixp_context_desc;
+
+/* NARROW PRODUCTS. A recipe's products are bf16 products of decoded values. With narrow_products =
+ * 1 a GPU multiplies their codes, where cuBLASLt has the format:
+ *
+ *     FP8_CURRENT, FP8_DELAYED   capability 8.9 and up
+ *     FP8_BLOCK                  9.0, cuBLASLt 12.9
+ *     MXFP8, NVFP4               10.0 and up, cuBLASLt 12.8
+ *
+ * cuBLASLt is asked once for each shape. A product that it refuses stays a bf16 product, and
+ * mixp_context_gemm_count tells how many ran in which way. The operands have the same values either
+ * way, but the sums may round more: on capability 9.0 the tensor cores keep about 14 bits of fp8
+ * sums between additions in f32 (DeepSeek-V3, 3.3.2). The codes and scales take scratch memory: up
+ * to 1.1 bytes for each element of both operands. Keep it off until you have measured it on your
+ * GPU: it was tested on a simulation of cuBLASLt. A CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
  * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. A CPU ignores both
@@ -3822,11 +3857,12 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
  * A recipe says how the operands of mixp_linear's three products (result, gradient of the input,
  * gradient of the weight) are quantised. A quantised operand is a bf16 array of decoded values,
  * which bf16 holds exactly; the product is the bf16 product with f32 sums. The numbers are
- * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time: it
- * shows what a format does to training. It saves memory on request; see CODES. On the CPU a
- * parameter keeps its quantised values, 2 bytes for each element, or 4 where its products need
- * other blocks (MXFP8; NVFP4 with no_2d), until it is written. See the field recipe of
- * mixp_autocast.
+ * therefore those of exact fp8 or fp4 products, on every processor. By itself a recipe saves no
+ * time: it shows what a format does to training. Some GPUs multiply the codes themselves, on
+ * request: see NARROW PRODUCTS below mixp_context_desc. A recipe saves memory on request; see
+ * CODES. On the CPU a parameter keeps its quantised values, 2 bytes for each element, or 4 where
+ * its products need other blocks (MXFP8; NVFP4 with no_2d), until it is written. See the field
+ * recipe of mixp_autocast.
  *
  * A training loop in NVFP4, whose first linear stays bf16, under a guard:
  *
@@ -13761,6 +13797,20 @@ MIXPI_K void MIXPI_P(q_row)(const void *job, int64_t row) {
     MIXPI_P(q_write)(&q, row * q.k.cols, q.k.cols, s);
 }
 
+/* Writes the codes of 16 scales, or of the first n. */
+MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, int64_t n,
+                                       mixpi_v out) {
+    uint8_t codes[16];
+    float scales[16];
+    int i;
+    if (q->k.scale == MIXP_SCALE_E4M3) mixpi_vput(MIXP_F8_E4M3, codes, out, 0);
+    else {
+        mixpi_vstore(scales, out);
+        for (i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
+    }
+    memcpy(q->k.scales + at, codes, (size_t)n);
+}
+
 /* A row of blocks of 16 columns or more. */
 MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
@@ -13775,6 +13825,8 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
         for (b = 0; b < blocks; b++) amax[b] = MIXPI_P(q_block_amax)(&q, row, rows, col + b * n, n);
         memcpy(&all, amax, sizeof amax);
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, all);
+        if (q.k.scales)
+            MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
         mixpi_vstore(in, s.in);
         mixpi_vstore(out, s.out);
         for (r = row; r < row + rows; r++)
@@ -13784,20 +13836,6 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
                 MIXPI_P(q_write)(&q, r * q.k.cols + col + b * n, n, s);
             }
     }
-}
-
-/* Writes the codes of 16 scales, or of the first n. */
-MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, int64_t n,
-                                       mixpi_v out) {
-    uint8_t codes[16];
-    float scales[16];
-    int i;
-    if (q->k.scale == MIXP_SCALE_E4M3) mixpi_vput(MIXP_F8_E4M3, codes, out, 0);
-    else {
-        mixpi_vstore(scales, out);
-        for (i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
-    }
-    memcpy(q->k.scales + at, codes, (size_t)n);
 }
 
 /* A row of blocks of one column. */
@@ -13950,7 +13988,7 @@ MIXPI_SMALL_END
     MIXPI_P(gather), MIXPI_P(gather_backward), MIXPI_P(rope), MIXPI_P(random),            \
     mixpi_compare, mixpi_topk, MIXPI_P(add_norm),                                         \
     MIXPI_P(cross_entropy_both), NULL, MIXPI_P(quantise), MIXPI_P(hadamard), NULL, NULL,  \
-    MIXPI_P(recode)                                                                       \
+    MIXPI_P(recode), NULL                                                                 \
 }
 static const mixp_kernels MIXPI_P(kernels) =
     MIXPI_TABLE(MIXPI_P(attention), MIXPI_P(attention_backward), MIXPI_P(gemm));
@@ -14560,6 +14598,7 @@ struct mixp_context {
     int            made_runs;   /* consecutive generations before made_in that made tensors */
     int            scale_asked; /* 1: the program has read or set a loss scale              */
     int            epilogues;   /* epilogues of the description                             */
+    int            narrow;      /* narrow_products, and the device has them                 */
 };
 
 /* --- a block of the caller's ------------------------------------------------------------- *
@@ -15688,6 +15727,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->on_error = d->on_error;
     ctx->on_warning = d->on_warning;
     ctx->epilogues = d->epilogues;
+    ctx->narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
     ctx->generation = 1;
     ctx->made_in = 1;
     ctx->allocations = 1;
@@ -15890,7 +15930,7 @@ MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
-    mixp_gemm_count none = { 0, 0, 0 };
+    mixp_gemm_count none = { 0, 0, 0, 0 };
     return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
 }
 
@@ -19092,9 +19132,10 @@ typedef struct mixpi_recipe_call {
 /* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
- * too, and the caller gives it back. */
+ * too, and the caller gives it back. how, scales: for narrow products. */
 typedef struct mixpi_quantised {
-    mixp_tensor *y, *factor;
+    mixp_tensor *y, *factor, *scales;
+    mixp_narrow  how;
     float        decode;
     int          high, lent;
 } mixpi_quantised;
@@ -19102,7 +19143,9 @@ typedef struct mixpi_quantised {
 /* An operand that is not yet quantised, of the product of the operands a and b. */
 static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a,
                                           mixpi_role b) {
-    mixpi_quantised q = { NULL, NULL, 1.0f, 0, 0 };
+    mixpi_quantised q;
+    memset(&q, 0, sizeof q);
+    q.decode = 1.0f;
     q.high = (rc->fallen >> a | rc->fallen >> b) & 1;
     return q;
 }
@@ -19335,15 +19378,37 @@ static mixp_result mixpi_weight_quantised(mixp_call *c, mixpi_weight_copy *copy,
     return MIXP_OK;
 }
 
+/* How k quantises its array, for a narrow product. */
+static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
+    const mixp_narrow how = { k->element, k->scale, k->block_rows, k->block_cols, k->scales };
+    return how;
+}
+
+/* Where narrow products run, they need the scales of blocks: memory for them, unless codes of x
+ * have it. */
+static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
+    int64_t count;
+    if (!c->ctx->narrow) return MIXP_OK;
+    if (k->scale != MIXP_SCALE_TENSOR && !k->scales) {
+        count = k->rows / k->block_rows * (k->cols / k->block_cols);
+        q->scales = mixp_activation(c->ctx, MIXP_U8, 1, &count);
+        if (!q->scales) return MIXP_ERR_MEMORY;
+        k->scales = (uint8_t *)q->scales->data;
+    }
+    q->how = mixpi_recipe_how(k);
+    return MIXP_OK;
+}
+
 /* Quantises an operand into an array of the arena. turned: transformed first, into *turned, which
  * the caller gives back; NULL: not transformed. */
 static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **turned, mixp_quantise_args *k,
                                      mixpi_quantised *q) {
     const int64_t count = k->rows * k->cols;
-    mixp_result r = MIXP_OK;
+    mixp_result r;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
-    if (turned) r = mixpi_recipe_turn(c, k, turned);
+    r = mixpi_recipe_scales(c, k, q);
+    if (turned && r == MIXP_OK) r = mixpi_recipe_turn(c, k, turned);
     return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
 }
 
@@ -19404,12 +19469,25 @@ static void mixpi_recipe_done(mixp_context *ctx, const mixpi_quantised *q) {
     if (q->lent) return;
     mixpi_recipe_give(ctx, q->y);
     mixpi_recipe_give(ctx, q->factor);
+    mixpi_recipe_give(ctx, q->scales);
 }
 
 /* Are the values of an operand the same along its rows and its columns? */
 static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
     return rc->recipe.kind == MIXP_RECIPE_FP8_CURRENT ||
            rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
+}
+
+/* The product of two quantised operands. one, other: how they were quantised, in any order. */
+static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
+                                        const mixpi_quantised *one, const mixpi_quantised *other) {
+    const int turned = !one->high && g->a.data != one->y->data;
+    mixp_gemm_narrow_args k;
+    if (one->high || !c->ctx->narrow) return MIXPI_RUN(c, gemm, g);
+    k.gemm = *g;
+    k.a = turned ? other->how : one->how;
+    k.b = turned ? one->how : other->how;
+    return MIXPI_RUN(c, gemm_narrow, &k);
 }
 
 /* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
@@ -19420,7 +19498,7 @@ static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result
     if (r == MIXP_OK) {
         g->alpha = a->high ? 1.0f : a->decode * b->decode;
         g->alpha_at = mixpi_recipe_factor(b);
-        r = MIXPI_RUN(c, gemm, g);
+        r = mixpi_recipe_product(c, g, a, b);
     }
     if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
     mixpi_recipe_done(c->ctx, a);
@@ -19558,6 +19636,8 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
     const mixp_tensor *factor = c->saved[MIXPI_CODE_FACTOR];
     const int64_t count = x->rows * x->cols, two = 2;
     mixp_recode_args k = mixpi_coded_args(c, rc, x);
+    const mixp_narrow how = { k.element, k.scale, k.block_rows, k.block_rows ? 1 : 0, k.scales };
+    q->how = how;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
     if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;
@@ -19959,6 +20039,7 @@ static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_r
     q->y = both->y;
     q->factor = both->factor;
     q->decode = both->decode;
+    q->how = both->how;
     q->lent = 1;
     return MIXP_OK;
 }

@@ -1439,7 +1439,7 @@ inline mixp_result open_products(State *s) {
 /* How many products have run in each way so far. */
 mixp_gemm_count gemm_count(const mixp_exec *x) {
     State *s = state_of(x);
-    mixp_gemm_count none = { 0, 0, 0 };
+    mixp_gemm_count none = { 0, 0, 0, 0 };
     return s ? s->products : none;
 }
 
@@ -3215,6 +3215,8 @@ __global__ void __launch_bounds__(quantise_threads)
             most = look8(q, at + eight_at(q.k, e), 8, most);
         most = q.team > warp_size ? block_most(most) : team_most(most, q.team);
         mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, most);
+        if (q.k.scales && rank == 0 && end)
+            q.k.scales[b + own] = mixpi_scale_code(q.k.scale, s.out);
         uint64_t key = quantise_key(q);
         for (int64_t e = rank; e < end; e += q.team)
             quantise8(q, key, at + eight_at(q.k, e), 8, s);
@@ -6318,6 +6320,8 @@ struct Product {
     size_t    at_a, at_b, at_bias, at_c, bytes;     /* offsets in, and size of, scratch memory */
     cublasLtEpilogue_t epilogue;
     void     *sums, *before;                        /* for an epilogue; otherwise NULL       */
+    const void *scales_a, *scales_b;                /* of a narrow product; otherwise NULL   */
+    int32_t   mode_a, mode_b;                       /* how they lie                          */
 };
 
 /* Must the operand be copied to get this dtype (strict: and alignment)? */
@@ -6385,11 +6389,12 @@ const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
 const int64_t most_batch = 65535;
 
 /* The properties that choose an algorithm. flags: which of a, b and c are unaligned, and whether
- * alpha is in device memory. No padding, because keys are compared as bytes. */
+ * alpha is in device memory. modes: of the scales of a, and 16 times those of b. No padding,
+ * because keys are compared as bytes. */
 const int32_t unaligned_a = 1, unaligned_b = 2, unaligned_c = 4, alpha_on_device = 8;
 struct PlanKey {
     int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
-    int32_t trans_a, trans_b, dtype, dtype_c, epilogue, flags;
+    int32_t trans_a, trans_b, dtype_a, dtype_b, dtype_c, epilogue, flags, modes;
 };
 
 struct Plan {
@@ -6449,7 +6454,8 @@ inline PlanKey plan_key(const Product &p) {
     key.stride_b = many ? g.stride_b : 0;
     key.stride_c = many ? g.stride_c : 0;
     key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
-    key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.epilogue = p.epilogue;
+    key.dtype_a = g.a.dtype; key.dtype_b = g.b.dtype; key.dtype_c = g.c.dtype;
+    key.epilogue = p.epilogue; key.modes = p.mode_a + 16 * p.mode_b;
     if (!p.pack_a && !starts_aligned(matrix_a(g))) key.flags |= unaligned_a;
     if (!p.pack_b && !starts_aligned(matrix_b(g))) key.flags |= unaligned_b;
     if (!p.finish && !starts_aligned(matrix_c(g))) key.flags |= unaligned_c;
@@ -6464,8 +6470,18 @@ inline unsigned plan_list(const PlanKey &key) {
     return (unsigned)(h >> 40) % plan_lists;
 }
 
-inline cudaDataType_t library_type(int32_t dtype)
-{ return dtype == MIXP_F16 ? CUDA_R_16F : dtype == MIXP_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+inline cudaDataType_t library_type(int32_t dtype) {
+    switch (dtype) {
+    case MIXP_F16: return CUDA_R_16F;
+    case MIXP_BF16: return CUDA_R_16BF;
+    case MIXP_F8_E4M3: return CUDA_R_8F_E4M3;
+    case MIXP_F8_E5M2: return CUDA_R_8F_E5M2;
+#if CUBLAS_VERSION >= 120800
+    case MIXP_F4_E2M1: return CUDA_R_4F_E2M1;
+#endif
+    default: return CUDA_R_32F;
+    }
+}
 
 /* The layout of a row-major matrix for cuBLASLt, in which rows are columns. */
 inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows,
@@ -6519,20 +6535,56 @@ inline bool plan_set_alpha(Plan *p) {
            plan_set(p, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
 }
 
+/* The layouts of scales that the companion was compiled with; 0: one scale for the array. */
+#if CUBLAS_VERSION >= 120800
+const int32_t scales_of_16 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3,
+              scales_of_32 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+#else
+const int32_t scales_of_16 = 0, scales_of_32 = 0;
+#endif
+#if CUBLAS_VERSION >= 120900
+const int32_t scales_of_128 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+              scales_of_squares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+#else
+const int32_t scales_of_128 = 0, scales_of_squares = 0;
+#endif
+
+/* Sets the addresses of the scales. cuBLASLt's a is our b. */
+inline bool plan_set_scales(Plan *p, const void *of_a, const void *of_b) {
+    return (p->key.modes % 16 == 0 ||
+            plan_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a)) &&
+           (p->key.modes / 16 == 0 ||
+            plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b));
+}
+
+/* at: a sample address. */
+inline bool plan_set_modes(Plan *p, const void *at) {
+    int32_t of_a = p->key.modes % 16, of_b = p->key.modes / 16;
+    if (!p->key.modes) return true;
+#if CUBLAS_VERSION >= 120800
+    return plan_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &of_a, sizeof of_a) &&
+           plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &of_b, sizeof of_b) &&
+           plan_set_scales(p, at, at);
+#else
+    (void)of_a, (void)of_b, (void)at;
+    return false;
+#endif
+}
+
 inline bool plan_describe(Plan *p, const void *at) {
     const PlanKey &k = p->key;
     cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
                CUBLAS_STATUS_SUCCESS &&
-           layout_make(&p->a, k.dtype, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k,
+           layout_make(&p->a, k.dtype_a, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k,
                        k.lda, k.batch, k.stride_a) &&
-           layout_make(&p->b, k.dtype, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n,
+           layout_make(&p->b, k.dtype_b, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n,
                        k.ldb, k.batch, k.stride_b) &&
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
-           plan_set_alpha(p) && plan_set_epilogue(p, at);
+           plan_set_alpha(p) && plan_set_modes(p, at) && plan_set_epilogue(p, at);
 }
 
 /* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
@@ -6556,9 +6608,9 @@ inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
                p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
                sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b),
-                          key.dtype) &&
+                          key.dtype_b) &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a),
-                          key.dtype) &&
+                          key.dtype_a) &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & unaligned_c),
                           key.dtype_c) &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & unaligned_c),
@@ -6722,10 +6774,11 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
     return r;
 }
 
-/* Sets the addresses of this call's bias or sums, and of the values before GELU. */
+/* Sets the addresses of this call's bias or sums, of the values before GELU, and of scales. */
 inline bool product_point(const Product &p, Plan *plan) {
     const void *vector = p.sums ? p.sums : p.g.bias.data;
-    return (!has_vector(p.epilogue) ||
+    return plan_set_scales(plan, p.scales_a, p.scales_b) &&
+           (!has_vector(p.epilogue) ||
             plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
            (!has_before(p.epilogue) ||
             plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before,
@@ -7104,7 +7157,7 @@ inline void write_words(Writer *w, const void *from, int count) {
 }
 
 inline void write_head(Writer *w, const State *s) {
-    write_text(w, "mixprec products 1: cuBLASLt %zu, capability %d, %d multiprocessors\n",
+    write_text(w, "mixprec products 2: cuBLASLt %zu, capability %d, %d multiprocessors\n",
                cublasLtGetVersion(), s->capability, s->processors);
 }
 
@@ -7195,8 +7248,8 @@ mixp_result choices_read(State *s, const char *text) {
     Writer w = { head, sizeof head, 0 };
     int lines = text ? lines_of(text) - 2 : 0;
     if (!text) return MIXP_OK;
-    if (!read_word(&text, "mixprec products 1:") || lines < 0) return MIXP_ERR_FORMAT;
-    text -= strlen("mixprec products 1:");
+    if (!read_word(&text, "mixprec products 2:") || lines < 0) return MIXP_ERR_FORMAT;
+    text -= strlen("mixprec products 2:");
     write_head(&w, s);
     if (!read_word(&text, head)) return MIXP_ERR_SHAPE;
     s->choices = (Choice *)host_new(s->host, (size_t)(lines + 1) * sizeof *s->choices);
@@ -7205,6 +7258,252 @@ mixp_result choices_read(State *s, const char *text) {
 }
 
 }   /* namespace */
+/* --- narrow products ---------------------------------------------------------------------- *
+ *
+ * Products of fp8 and fp4 codes, which cuBLASLt multiplies. The quantised values, in bf16, are
+ * turned into codes in scratch memory, each row as long as the sum: the order that every GPU takes.
+ * The scales of blocks are laid out as cuBLASLt reads them. What cuBLASLt refuses stays a bf16
+ * product.
+ */
+namespace {
+
+const int encode_threads = 256;
+const int64_t codes_each = 16;  /* a thread's elements of a sum: a part of one block         */
+
+/* One operand: y[rows, cols] becomes codes[outer, sum]. over_rows: the sum runs over rows. */
+struct Encoding {
+    const mixp_bf16 *y;
+    mixp_narrow      how;
+    int64_t          rows, cols;
+    bool             over_rows;
+    int32_t          mode;          /* of its scales for cuBLASLt; 0: one for the array      */
+    uint8_t         *codes;
+    void            *scales;
+};
+
+__host__ __device__ inline int64_t outer_of(const Encoding &e)
+{ return e.over_rows ? e.cols : e.rows; }
+__host__ __device__ inline int64_t sum_of(const Encoding &e)
+{ return e.over_rows ? e.rows : e.cols; }
+
+/* The code of the scale at place s of the sum. */
+__device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) {
+    int64_t row = e.over_rows ? s : outer, col = e.over_rows ? outer : s;
+    return e.how.scales[row / e.how.block_rows * (e.cols / e.how.block_cols) +
+                        col / e.how.block_cols];
+}
+
+__device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
+    return element == MIXP_F4_E2M1 ? mixpi_e2m1_code(x)
+                                   : mixpi_round_f32(element, mixp_bits_of_f32(x), 1, 0, 0);
+}
+
+/* 16 elements of a sum in each thread. Neighbours in a warp are neighbours in y. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_codes(const __grid_constant__ Encoding e) {
+    int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
+    int64_t step = e.over_rows ? e.cols : 1;
+    bool half = e.how.element == MIXP_F4_E2M1;
+    int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
+        int64_t o = e.over_rows ? t % outer : t / (sum / codes_each);
+        int64_t s = (e.over_rows ? t / outer : t % (sum / codes_each)) * codes_each;
+        int64_t at = e.over_rows ? s * e.cols + o : o * e.cols + s;
+        float scale = e.how.scales ? mixpi_scale_of_code(e.how.scale, scale_at(e, o, s)) : 1.0f;
+        uint32_t words[4] = {};
+        MIXPI_UNROLL
+        for (int i = 0; i < codes_each; i++) {
+            uint32_t code = narrow_code(e.how.element,
+                                        get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
+            words[half ? i / 8 : i / 4] |= code << (half ? i % 8 * 4 : i % 4 * 8);
+        }
+        at = o * sum + s;
+        if (half) *(uint2 *)(void *)(e.codes + at / 2) = make_uint2(words[0], words[1]);
+        else *(uint4 *)(void *)(e.codes + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+/* --- the order of scales in memory ---
+ * Source: cuBLAS documentation, the sections on the layouts of block scaling factors. */
+
+/* Blocks of 16 or 32: bytes, in tiles of 128 x 4; in a tile, rows 32 apart are neighbours. */
+const int64_t tile_outer = 128, tile_blocks = 4;
+
+inline bool in_tiles(int32_t mode)
+{ return mode && (mode == scales_of_16 || mode == scales_of_32); }
+
+__host__ __device__ inline int64_t up_to(int64_t n, int64_t of) { return ceil_div(n, of) * of; }
+
+/* Scale i of tiles; 0 beyond the operand. block: elements of the sum under one scale. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_tiles(const __grid_constant__ Encoding e, int64_t block) {
+    int64_t outer = outer_of(e), blocks = sum_of(e) / block;
+    int64_t across = ceil_div(blocks, tile_blocks), size = tile_outer * tile_blocks;
+    int64_t n = ceil_div(outer, tile_outer) * across * size;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t in = i % size, tile = i / size;
+        int64_t o = tile / across * tile_outer + in / 4 % 4 * 32 + in / 16;
+        int64_t b = tile % across * tile_blocks + in % 4;
+        bool there = o < outer && b < blocks;
+        ((uint8_t *)e.scales)[i] = there ? scale_at(e, o, b * block) : (uint8_t)0;
+    }
+}
+
+/* Blocks of 128, as f32: one row after another for each block of the sum (squares = false), or the
+ * blocks of the sum one after another for each 128 rows, padded to 4. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_floats(const __grid_constant__ Encoding e, bool squares) {
+    int64_t rows = squares ? outer_of(e) / 128 : outer_of(e), blocks = sum_of(e) / 128;
+    int64_t pitch = up_to(blocks, 4), n = squares ? rows * pitch : rows * blocks;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t o = squares ? i / pitch * 128 : i % rows, b = squares ? i % pitch : i / rows;
+        ((float *)e.scales)[i] =
+            b < blocks ? mixpi_scale_of_code(e.how.scale, scale_at(e, o, b * 128)) : 0.0f;
+    }
+}
+
+/* --- a call --- */
+
+/* The scales' mode of an operand of blocks; 0: cuBLASLt has none, or is older. */
+inline int32_t mode_of(const Encoding &e) {
+    int64_t along = e.over_rows ? e.how.block_rows : e.how.block_cols;
+    int64_t across = e.over_rows ? e.how.block_cols : e.how.block_rows;
+    bool four = e.how.element == MIXP_F4_E2M1;
+    if (cublasLtGetVersion() < 120800) return 0;
+    if (e.how.scale == MIXP_SCALE_E4M3) return four && along == 16 ? scales_of_16 : 0;
+    if (e.how.scale == MIXP_SCALE_E8M0) return !four && along == 32 ? scales_of_32 : 0;
+    if (e.how.scale != MIXP_SCALE_POWER || four || along != 128) return 0;
+    if (cublasLtGetVersion() < 120900) return 0;
+    return across == 128 ? scales_of_squares : across == 1 ? scales_of_128 : 0;
+}
+
+/* May cuBLASLt take the operand? Its rows of codes are multiples of 16 bytes. */
+inline bool encoding_suits(const Encoding &e, const Matrix &m) {
+    bool four = e.how.element == MIXP_F4_E2M1, whole = e.how.scale == MIXP_SCALE_TENSOR;
+    if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || sum_of(e) % (four ? 32 : 16)) return false;
+    if (whole) return !four;
+    return e.how.scales && e.mode && m.rows % e.how.block_rows == 0 &&
+           m.cols % e.how.block_cols == 0;
+}
+
+inline Encoding encoding_of(const Matrix &m, const mixp_narrow &how, bool over_rows) {
+    Encoding e = { (const mixp_bf16 *)m.at.data, how, m.rows, m.cols, over_rows, 0, NULL, NULL };
+    e.mode = mode_of(e);
+    return e;
+}
+
+inline size_t codes_room(const Encoding &e) {
+    int64_t n = e.rows * e.cols;
+    return (size_t)up_to(e.how.element == MIXP_F4_E2M1 ? n / 2 : n, 256);
+}
+
+/* Bytes for the scales; 0 where one scale is the product's alpha. */
+inline size_t scales_room(const Encoding &e) {
+    int64_t blocks;
+    if (!e.mode) return 0;
+    blocks = sum_of(e) / (e.over_rows ? e.how.block_rows : e.how.block_cols);
+    if (in_tiles(e.mode))
+        return (size_t)up_to(up_to(outer_of(e), tile_outer) * up_to(blocks, tile_blocks), 256);
+    return (size_t)up_to(outer_of(e) * up_to(blocks, 4) * 4, 256);
+}
+
+inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
+    unsigned grid = grid_for((int64_t)scales_room(e) / (in_tiles(e.mode) ? 1 : 4), encode_threads);
+    if (!e.mode) return MIXP_OK;
+    if (in_tiles(e.mode))
+        return k->launched("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
+                                                e.mode == scales_of_16 ? (int64_t)16 : 32));
+    return k->launched("gemm", MIXPI_LAUNCH(narrow_floats, grid, encode_threads, 0, k->stream, e,
+                                            e.mode == scales_of_squares));
+}
+
+/* Writes the operand's codes and scales to *room, and moves *room behind them. */
+inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
+    mixp_result r;
+    e->codes = (uint8_t *)*room;
+    e->scales = *room + codes_room(*e);
+    *room += codes_room(*e) + scales_room(*e);
+    r = k->launched("gemm",
+                    MIXPI_LAUNCH(narrow_codes,
+                                 grid_for(e->rows * e->cols / codes_each, encode_threads),
+                                 encode_threads, 0, k->stream, *e));
+    return r == MIXP_OK ? lay_scales(k, *e) : r;
+}
+
+/* The product of the codes, for cuBLASLt. Their addresses are not known yet. */
+inline Product product_of_codes(const mixp_gemm_args &g, const Encoding &a, const Encoding &b) {
+    Product p;
+    memset((void *)&p, 0, sizeof p);
+    p.g = g;
+    p.g.a = mixpi_in(NULL, a.how.element);
+    p.g.b = mixpi_in(NULL, b.how.element);
+    p.g.trans_a = 0;
+    p.g.trans_b = 1;
+    p.g.lda = p.g.ldb = g.k;
+    p.mode_a = a.mode;
+    p.mode_b = b.mode;
+    p.epilogue = g.bias.data ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    return p;
+}
+
+/* May cuBLASLt take the result? */
+inline bool result_suits(const mixp_gemm_args &g) {
+    if (g.batch != 1 || g.m <= 0 || g.n <= 0 || g.k <= 0) return false;
+    if (g.alpha == 0.0f && !g.alpha_at) return false;
+    if (!is_wide(as_in(g.c)) || g.ldc < g.n) return false;
+    if (g.bias.data) return g.c.dtype == MIXP_BF16 && g.bias.dtype == MIXP_BF16 && is_wide(g.bias);
+    return g.c.dtype == MIXP_BF16 || g.c.dtype == MIXP_F32;
+}
+
+inline mixp_result narrow_run(Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b,
+                              char *room) {
+    mixp_result r = encode(k, a, &room);
+    if (r == MIXP_OK) r = encode(k, b, &room);
+    p.g.a.data = a->codes;
+    p.g.b.data = b->codes;
+    p.scales_a = a->scales;
+    p.scales_b = b->scales;
+    if (r == MIXP_OK) r = product_measure(k, p, plan);
+    return r == MIXP_OK ? product_run(k, p, plan) : r;
+}
+
+/* *done: cuBLASLt multiplied the codes. */
+inline mixp_result narrow_try(const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n,
+                              bool *done) {
+    Encoding a = encoding_of(matrix_a(n.gemm), n.a, n.gemm.trans_a != 0);
+    Encoding b = encoding_of(matrix_b(n.gemm), n.b, n.gemm.trans_b == 0);
+    Product p = product_of_codes(n.gemm, a, b);
+    Plan *plan = NULL;
+    char *room;
+    mixp_result r;
+    if (!result_suits(n.gemm) || !encoding_suits(a, matrix_a(n.gemm)) ||
+        !encoding_suits(b, matrix_b(n.gemm)))
+        return MIXP_OK;
+    r = open_products(k->state);
+    if (r == MIXP_OK) r = plan_of(k->state, p, &plan);
+    if (r != MIXP_OK || !plan_usable(plan)) return r;
+    room = (char *)scratch_of(x, codes_room(a) + scales_room(a) + codes_room(b) + scales_room(b));
+    if (!room) return MIXP_ERR_MEMORY;
+    r = narrow_run(k, p, plan, &a, &b, room);
+    *done = r == MIXP_OK && plan_usable(plan);
+    return r;
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_gemm_narrow(const mixp_exec *x, const mixp_gemm_narrow_args *n) {
+    Kernel k(x);
+    bool done = false;
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    r = narrow_try(x, &k, *n, &done);
+    if (r != MIXP_OK) return r;
+    if (!done) return mixpi_cuda_gemm(x, &n->gemm);
+    k.state->products.narrow++;
+    return MIXP_OK;
+}
 /* ==== 7. ATTENTION ==================================================== >>attention ====
  *
  * Flash attention: scores are computed one tile at a time and never stored. q, k and v are read in
@@ -8440,7 +8739,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_hadamard,
                                     mixpi_cuda_turn,
                                     mixpi_cuda_lose,
-                                    mixpi_cuda_recode };
+                                    mixpi_cuda_recode,
+                                    mixpi_cuda_gemm_narrow };
 
 const int most_devices = 16;
 

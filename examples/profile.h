@@ -28,6 +28,8 @@ typedef enum profile_group {
     X(GEMM, gemm, "gemm", (const mixp_exec *x, const mixp_gemm_args *k), (x, k))                  \
     X(GEMM, gemm_epilogue, "gemm with sums or gelu",                                              \
       (const mixp_exec *x, const mixp_gemm_epilogue_args *k), (x, k))                             \
+    X(GEMM, gemm_narrow, "gemm in fp8 or fp4",                                                    \
+      (const mixp_exec *x, const mixp_gemm_narrow_args *k), (x, k))                               \
     X(ATTENTION, attention, "forward",                                                            \
       (const mixp_exec *x, const mixp_attention_args *k), (x, k))                                 \
     X(ATTENTION, attention_backward, "backward",                                                  \

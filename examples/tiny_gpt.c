@@ -243,6 +243,7 @@ static void make_trainer(trainer *t) {
     t->ctx = mixp_context_new(&(mixp_context_desc){
         .device = t->is_profiled ? profile_device(t->device) : t->device,
         .seed = (uint64_t)c->seed, .threads = (int)c->threads, .epilogues = (int)c->epilogues,
+        .narrow_products = (int)c->narrow,
         .ranks = !t->ranks.size ? NULL : t->is_profiled ? profile_ranks(&t->ranks) : &t->ranks});
     t->x = (int32_t *)malloc(batch);
     t->y = (int32_t *)malloc(batch);

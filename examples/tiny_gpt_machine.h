@@ -251,9 +251,9 @@ static void print_memory(trainer *t) {
 /* On a GPU, products that cuBLASLt refuses are slow: there should be none. */
 static void print_products(trainer *t) {
     mixp_gemm_count n = mixp_context_gemm_count(t->ctx);
-    if (n.direct + n.packed + n.plain == 0) return;
-    say("products: %.0f as they are, %.0f with packed operands, %.0f without tensor cores\n",
-        (double)n.direct, (double)n.packed, (double)n.plain);
+    if (n.direct + n.packed + n.plain + n.narrow == 0) return;
+    say("products: %.0f as they are, %.0f in fp8 or fp4, %.0f with packed operands, %.0f without tensor cores\n",
+        (double)n.direct, (double)n.narrow, (double)n.packed, (double)n.plain);
 }
 
 /* The first step allocates memory, so it is not timed. */

@@ -60,7 +60,7 @@ typedef struct config {
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, muon_lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, codes, no_master, moments, masters, rule;
+    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, codes, narrow, no_master, moments, masters, rule;
     int64_t growth_interval;
     int64_t epilogues;                  /* MIXP_EPILOGUES_ */
     double  init_scale;
@@ -175,6 +175,7 @@ static const option options[] = {
     CHOICE_OPT("recipe-without", without, "none", "none|stochastic|hadamard|2d|all",
                "part of nvfp4 that is left out, to see what it does"),
     FLAG_OPT("codes", codes, "with a recipe: inputs of linear layers wait for backward as codes"),
+    FLAG_OPT("narrow-products", narrow, "with a recipe, on a GPU: products in cuBLASLt's fp8 and fp4"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
     CHOICE_OPT("moments", moments, "f32", "f32|bf16|8bit", "how AdamW's two moments are stored"),
     CHOICE_OPT("masters", masters, "f32", "f32|16bit|8bit",
@@ -785,6 +786,8 @@ static void check_options(const config *c) {
         die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave it out");
     if (c->codes && !c->recipe)
         die(2, "--codes keeps the codes of a recipe: add --recipe, or leave it out");
+    if (c->narrow && !c->recipe)
+        die(2, "--narrow-products multiplies the codes of a recipe: add --recipe, or leave it out");
     if (c->masters && (c->level != 3 || c->dtype != DTYPE_BF16 || c->no_master))
         die(2, "--masters is about what lies beside weights of bf16: add --level 3 --dtype bf16, "
                "without --no-master, or leave it out");

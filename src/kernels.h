@@ -516,9 +516,9 @@ typedef struct mixp_quantise_args {
                                    otherwise 1. May be NULL                                */
     const float     *times;     /* device memory: *decode is multiplied by it; NULL = 1    */
     float           *own;       /* as decode, without times                                */
-    uint8_t         *scales;    /* blocks of one column: [rows / block_rows, cols] becomes the
-                                   factor that was applied last to each block's elements, as a
-                                   code of e8m0 (POWER, E8M0) or e4m3 (E4M3); NULL = unwanted */
+    uint8_t         *scales;    /* blocks: [rows / block_rows, cols / block_cols] becomes the factor
+                                   that was applied last to each block's elements, as a code of
+                                   e8m0 (POWER, E8M0) or e4m3 (E4M3); NULL = unwanted      */
 } mixp_quantise_args;
 
 /* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
@@ -549,6 +549,22 @@ typedef struct mixp_recode_args {
     const float     *own, *times;   /* decodes: as in mixp_quantise_args, both in device memory, */
     float           *decode;        /* *decode becomes *own * *times; NULL = not wanted    */
 } mixp_recode_args;
+
+/* How an operand of a product was quantised: fields of mixp_quantise_args. */
+typedef struct mixp_narrow {
+    mixp_dtype       element;
+    mixp_block_scale scale;
+    int64_t          block_rows, block_cols;    /* of the operand as it is stored          */
+    const uint8_t   *scales;    /* that `quantise` wrote; NULL for TENSOR                  */
+} mixp_narrow;
+
+/* A product whose operands are quantised values: the result of `gemm` with the same arguments,
+ * within the rounding of its sums. a and b of gemm are bf16 and dense. The kernel may multiply
+ * codes of 8 or 4 bits in the device's own formats. Where it cannot, it runs `gemm`. */
+typedef struct mixp_gemm_narrow_args {
+    mixp_gemm_args gemm;
+    mixp_narrow    a, b;
+} mixp_gemm_narrow_args;
 
 /* What quantising has lost: of each operand of a linear, the most that one array lost. */
 typedef struct mixp_losses {
@@ -624,8 +640,8 @@ MIXPREC_HD mixp_result mixpi_quantise_wrong(const mixp_quantise_args *k) {
     if (k->stochastic && k->element != MIXP_F4_E2M1) return MIXP_ERR_ARGUMENT;
     if (!(k->given >= 0.0f && k->given < mixp_f32_of_bits(0x7F800000u))) return MIXP_ERR_ARGUMENT;
     if (k->x.dtype != MIXP_F32 && k->x.dtype != MIXP_BF16) return MIXP_ERR_DTYPE;
-    if (k->scales && c != 1) return MIXP_ERR_SHAPE;
-    if (k->scale == MIXP_SCALE_TENSOR) return r == 0 && c == 0 ? MIXP_OK : MIXP_ERR_SHAPE;
+    if (k->scale == MIXP_SCALE_TENSOR)
+        return r == 0 && c == 0 && !k->scales ? MIXP_OK : MIXP_ERR_SHAPE;
     if (r < 1 || c < 1 || k->rows % r || k->cols % c) return MIXP_ERR_SHAPE;
     if (r == 1) return c % 16 ? MIXP_ERR_SHAPE : MIXP_OK;
     return r % 16 == 0 && (c == 1 || c == r) ? MIXP_OK : MIXP_ERR_SHAPE;
@@ -1223,6 +1239,8 @@ typedef struct mixp_kernels {
     /* Activations kept as codes. NULL: the CPU's kernel does the work where memory is the host's;
      * another device keeps no codes. */
     mixp_result (*recode)(const mixp_exec *x, const mixp_recode_args *k);
+    /* Products for mixp_context_desc.narrow_products. NULL: gemm does the work. */
+    mixp_result (*gemm_narrow)(const mixp_exec *x, const mixp_gemm_narrow_args *k);
 } mixp_kernels;
 
 /* How many matrix products a GPU has run in each way. A captured product counts once. */
@@ -1230,6 +1248,7 @@ typedef struct mixp_gemm_count {
     int64_t direct;             /* the vendor's library, operands as they are              */
     int64_t packed;             /* the vendor's library, with copies of the operands       */
     int64_t plain;              /* a kernel without tensor cores, about 50 times slower    */
+    int64_t narrow;             /* the vendor's library, in fp8 or fp4: see narrow_products   */
 } mixp_gemm_count;
 
 struct mixp_device {

@@ -11,5 +11,6 @@
 #include "cuda/rows_calls.cu"
 #include "cuda/optimizers.cu"
 #include "cuda/gemm.cu"
+#include "cuda/narrow.cu"
 #include "cuda/attention.cu"
 #include "cuda/table.cu"

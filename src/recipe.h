@@ -5,11 +5,12 @@
  * A recipe says how the operands of mixp_linear's three products (result, gradient of the input,
  * gradient of the weight) are quantised. A quantised operand is a bf16 array of decoded values,
  * which bf16 holds exactly; the product is the bf16 product with f32 sums. The numbers are
- * therefore those of exact fp8 or fp4 products, on every processor. A recipe saves no time: it
- * shows what a format does to training. It saves memory on request; see CODES. On the CPU a
- * parameter keeps its quantised values, 2 bytes for each element, or 4 where its products need
- * other blocks (MXFP8; NVFP4 with no_2d), until it is written. See the field recipe of
- * mixp_autocast.
+ * therefore those of exact fp8 or fp4 products, on every processor. By itself a recipe saves no
+ * time: it shows what a format does to training. Some GPUs multiply the codes themselves, on
+ * request: see NARROW PRODUCTS below mixp_context_desc. A recipe saves memory on request; see
+ * CODES. On the CPU a parameter keeps its quantised values, 2 bytes for each element, or 4 where
+ * its products need other blocks (MXFP8; NVFP4 with no_2d), until it is written. See the field
+ * recipe of mixp_autocast.
  *
  * A training loop in NVFP4, whose first linear stays bf16, under a guard:
  *

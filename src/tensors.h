@@ -236,7 +236,23 @@ typedef struct mixp_context_desc {
     int       gemm_measure;                         /* GPU: 1: time the library's algorithms once
                                                        for each new shape and keep the fastest: see
                                                        mixp_context_gemm_choices           */
+    int       narrow_products;                      /* GPU: 1: products of recipes in the library's
+                                                       fp8 and fp4: see below              */
 } mixp_context_desc;
+
+/* NARROW PRODUCTS. A recipe's products are bf16 products of decoded values. With narrow_products =
+ * 1 a GPU multiplies their codes, where cuBLASLt has the format:
+ *
+ *     FP8_CURRENT, FP8_DELAYED   capability 8.9 and up
+ *     FP8_BLOCK                  9.0, cuBLASLt 12.9
+ *     MXFP8, NVFP4               10.0 and up, cuBLASLt 12.8
+ *
+ * cuBLASLt is asked once for each shape. A product that it refuses stays a bf16 product, and
+ * mixp_context_gemm_count tells how many ran in which way. The operands have the same values either
+ * way, but the sums may round more: on capability 9.0 the tensor cores keep about 14 bits of fp8
+ * sums between additions in f32 (DeepSeek-V3, 3.3.2). The codes and scales take scratch memory: up
+ * to 1.1 bytes for each element of both operands. Keep it off until you have measured it on your
+ * GPU: it was tested on a simulation of cuBLASLt. A CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
  * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. A CPU ignores both

@@ -308,6 +308,20 @@ MIXPI_K void MIXPI_P(q_row)(const void *job, int64_t row) {
     MIXPI_P(q_write)(&q, row * q.k.cols, q.k.cols, s);
 }
 
+/* Writes the codes of 16 scales, or of the first n. */
+MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, int64_t n,
+                                       mixpi_v out) {
+    uint8_t codes[16];
+    float scales[16];
+    int i;
+    if (q->k.scale == MIXP_SCALE_E4M3) mixpi_vput(MIXP_F8_E4M3, codes, out, 0);
+    else {
+        mixpi_vstore(scales, out);
+        for (i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
+    }
+    memcpy(q->k.scales + at, codes, (size_t)n);
+}
+
 /* A row of blocks of 16 columns or more. */
 MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
     const mixpi_quantising q = *(const mixpi_quantising *)job;
@@ -322,6 +336,8 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
         for (b = 0; b < blocks; b++) amax[b] = MIXPI_P(q_block_amax)(&q, row, rows, col + b * n, n);
         memcpy(&all, amax, sizeof amax);
         s = MIXPI_P(q_scales_16)((const mixpi_quantising *)job, all);
+        if (q.k.scales)
+            MIXPI_P(q_keep_scales)(&q, strip * (q.k.cols / n) + col / n, blocks, s.out);
         mixpi_vstore(in, s.in);
         mixpi_vstore(out, s.out);
         for (r = row; r < row + rows; r++)
@@ -331,20 +347,6 @@ MIXPI_K void MIXPI_P(q_blocks)(const void *job, int64_t strip) {
                 MIXPI_P(q_write)(&q, r * q.k.cols + col + b * n, n, s);
             }
     }
-}
-
-/* Writes the codes of 16 scales, or of the first n. */
-MIXPI_RARE void MIXPI_P(q_keep_scales)(const mixpi_quantising *q, int64_t at, int64_t n,
-                                       mixpi_v out) {
-    uint8_t codes[16];
-    float scales[16];
-    int i;
-    if (q->k.scale == MIXP_SCALE_E4M3) mixpi_vput(MIXP_F8_E4M3, codes, out, 0);
-    else {
-        mixpi_vstore(scales, out);
-        for (i = 0; i < 16; i++) codes[i] = mixpi_scale_code(q->k.scale, scales[i]);
-    }
-    memcpy(q->k.scales + at, codes, (size_t)n);
 }
 
 /* A row of blocks of one column. */

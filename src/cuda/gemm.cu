@@ -167,6 +167,8 @@ struct Product {
     size_t    at_a, at_b, at_bias, at_c, bytes;     /* offsets in, and size of, scratch memory */
     cublasLtEpilogue_t epilogue;
     void     *sums, *before;                        /* for an epilogue; otherwise NULL       */
+    const void *scales_a, *scales_b;                /* of a narrow product; otherwise NULL   */
+    int32_t   mode_a, mode_b;                       /* how they lie                          */
 };
 
 /* Must the operand be copied to get this dtype (strict: and alignment)? */
@@ -234,11 +236,12 @@ const int plan_lists = 256, most_plans = 4096, most_algorithms = 8;
 const int64_t most_batch = 65535;
 
 /* The properties that choose an algorithm. flags: which of a, b and c are unaligned, and whether
- * alpha is in device memory. No padding, because keys are compared as bytes. */
+ * alpha is in device memory. modes: of the scales of a, and 16 times those of b. No padding,
+ * because keys are compared as bytes. */
 const int32_t unaligned_a = 1, unaligned_b = 2, unaligned_c = 4, alpha_on_device = 8;
 struct PlanKey {
     int64_t m, n, k, lda, ldb, ldc, batch, stride_a, stride_b, stride_c;
-    int32_t trans_a, trans_b, dtype, dtype_c, epilogue, flags;
+    int32_t trans_a, trans_b, dtype_a, dtype_b, dtype_c, epilogue, flags, modes;
 };
 
 struct Plan {
@@ -298,7 +301,8 @@ inline PlanKey plan_key(const Product &p) {
     key.stride_b = many ? g.stride_b : 0;
     key.stride_c = many ? g.stride_c : 0;
     key.trans_a = g.trans_a != 0; key.trans_b = g.trans_b != 0;
-    key.dtype = g.a.dtype; key.dtype_c = g.c.dtype; key.epilogue = p.epilogue;
+    key.dtype_a = g.a.dtype; key.dtype_b = g.b.dtype; key.dtype_c = g.c.dtype;
+    key.epilogue = p.epilogue; key.modes = p.mode_a + 16 * p.mode_b;
     if (!p.pack_a && !starts_aligned(matrix_a(g))) key.flags |= unaligned_a;
     if (!p.pack_b && !starts_aligned(matrix_b(g))) key.flags |= unaligned_b;
     if (!p.finish && !starts_aligned(matrix_c(g))) key.flags |= unaligned_c;
@@ -313,8 +317,18 @@ inline unsigned plan_list(const PlanKey &key) {
     return (unsigned)(h >> 40) % plan_lists;
 }
 
-inline cudaDataType_t library_type(int32_t dtype)
-{ return dtype == MIXP_F16 ? CUDA_R_16F : dtype == MIXP_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+inline cudaDataType_t library_type(int32_t dtype) {
+    switch (dtype) {
+    case MIXP_F16: return CUDA_R_16F;
+    case MIXP_BF16: return CUDA_R_16BF;
+    case MIXP_F8_E4M3: return CUDA_R_8F_E4M3;
+    case MIXP_F8_E5M2: return CUDA_R_8F_E5M2;
+#if CUBLAS_VERSION >= 120800
+    case MIXP_F4_E2M1: return CUDA_R_4F_E2M1;
+#endif
+    default: return CUDA_R_32F;
+    }
+}
 
 /* The layout of a row-major matrix for cuBLASLt, in which rows are columns. */
 inline bool layout_make(cublasLtMatrixLayout_t *layout, int32_t dtype, int64_t rows,
@@ -368,20 +382,56 @@ inline bool plan_set_alpha(Plan *p) {
            plan_set(p, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
 }
 
+/* The layouts of scales that the companion was compiled with; 0: one scale for the array. */
+#if CUBLAS_VERSION >= 120800
+const int32_t scales_of_16 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3,
+              scales_of_32 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
+#else
+const int32_t scales_of_16 = 0, scales_of_32 = 0;
+#endif
+#if CUBLAS_VERSION >= 120900
+const int32_t scales_of_128 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+              scales_of_squares = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+#else
+const int32_t scales_of_128 = 0, scales_of_squares = 0;
+#endif
+
+/* Sets the addresses of the scales. cuBLASLt's a is our b. */
+inline bool plan_set_scales(Plan *p, const void *of_a, const void *of_b) {
+    return (p->key.modes % 16 == 0 ||
+            plan_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a)) &&
+           (p->key.modes / 16 == 0 ||
+            plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b));
+}
+
+/* at: a sample address. */
+inline bool plan_set_modes(Plan *p, const void *at) {
+    int32_t of_a = p->key.modes % 16, of_b = p->key.modes / 16;
+    if (!p->key.modes) return true;
+#if CUBLAS_VERSION >= 120800
+    return plan_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &of_a, sizeof of_a) &&
+           plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &of_b, sizeof of_b) &&
+           plan_set_scales(p, at, at);
+#else
+    (void)of_a, (void)of_b, (void)at;
+    return false;
+#endif
+}
+
 inline bool plan_describe(Plan *p, const void *at) {
     const PlanKey &k = p->key;
     cublasOperation_t first = k.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t second = k.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     return cublasLtMatmulDescCreate(&p->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) ==
                CUBLAS_STATUS_SUCCESS &&
-           layout_make(&p->a, k.dtype, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k,
+           layout_make(&p->a, k.dtype_a, k.trans_a ? k.k : k.m, k.trans_a ? k.m : k.k,
                        k.lda, k.batch, k.stride_a) &&
-           layout_make(&p->b, k.dtype, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n,
+           layout_make(&p->b, k.dtype_b, k.trans_b ? k.n : k.k, k.trans_b ? k.k : k.n,
                        k.ldb, k.batch, k.stride_b) &&
            layout_make(&p->c, k.dtype_c, k.m, k.n, k.ldc, k.batch, k.stride_c) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) &&
            plan_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second) &&
-           plan_set_alpha(p) && plan_set_epilogue(p, at);
+           plan_set_alpha(p) && plan_set_modes(p, at) && plan_set_epilogue(p, at);
 }
 
 /* Declares an address's alignment: 16 bytes, or one element. Never more, so that the algorithm does
@@ -405,9 +455,9 @@ inline bool prefer_all(cublasLtMatmulPreference_t p, const PlanKey &key) {
                p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions,
                sizeof reductions) == CUBLAS_STATUS_SUCCESS &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, !(off & unaligned_b),
-                          key.dtype) &&
+                          key.dtype_b) &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, !(off & unaligned_a),
-                          key.dtype) &&
+                          key.dtype_a) &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, !(off & unaligned_c),
                           key.dtype_c) &&
            prefer_aligned(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, !(off & unaligned_c),
@@ -571,10 +621,11 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
     return r;
 }
 
-/* Sets the addresses of this call's bias or sums, and of the values before GELU. */
+/* Sets the addresses of this call's bias or sums, of the values before GELU, and of scales. */
 inline bool product_point(const Product &p, Plan *plan) {
     const void *vector = p.sums ? p.sums : p.g.bias.data;
-    return (!has_vector(p.epilogue) ||
+    return plan_set_scales(plan, p.scales_a, p.scales_b) &&
+           (!has_vector(p.epilogue) ||
             plan_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector)) &&
            (!has_before(p.epilogue) ||
             plan_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p.before,
@@ -953,7 +1004,7 @@ inline void write_words(Writer *w, const void *from, int count) {
 }
 
 inline void write_head(Writer *w, const State *s) {
-    write_text(w, "mixprec products 1: cuBLASLt %zu, capability %d, %d multiprocessors\n",
+    write_text(w, "mixprec products 2: cuBLASLt %zu, capability %d, %d multiprocessors\n",
                cublasLtGetVersion(), s->capability, s->processors);
 }
 
@@ -1044,8 +1095,8 @@ mixp_result choices_read(State *s, const char *text) {
     Writer w = { head, sizeof head, 0 };
     int lines = text ? lines_of(text) - 2 : 0;
     if (!text) return MIXP_OK;
-    if (!read_word(&text, "mixprec products 1:") || lines < 0) return MIXP_ERR_FORMAT;
-    text -= strlen("mixprec products 1:");
+    if (!read_word(&text, "mixprec products 2:") || lines < 0) return MIXP_ERR_FORMAT;
+    text -= strlen("mixprec products 2:");
     write_head(&w, s);
     if (!read_word(&text, head)) return MIXP_ERR_SHAPE;
     s->choices = (Choice *)host_new(s->host, (size_t)(lines + 1) * sizeof *s->choices);

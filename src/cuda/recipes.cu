@@ -143,6 +143,8 @@ __global__ void __launch_bounds__(quantise_threads)
             most = look8(q, at + eight_at(q.k, e), 8, most);
         most = q.team > warp_size ? block_most(most) : team_most(most, q.team);
         mixpi_scales s = mixpi_scales_of(&q.k, &q.grid, tensor, most);
+        if (q.k.scales && rank == 0 && end)
+            q.k.scales[b + own] = mixpi_scale_code(q.k.scale, s.out);
         uint64_t key = quantise_key(q);
         for (int64_t e = rank; e < end; e += q.team)
             quantise8(q, key, at + eight_at(q.k, e), 8, s);

@@ -947,7 +947,7 @@ inline mixp_result open_products(State *s) {
 /* How many products have run in each way so far. */
 mixp_gemm_count gemm_count(const mixp_exec *x) {
     State *s = state_of(x);
-    mixp_gemm_count none = { 0, 0, 0 };
+    mixp_gemm_count none = { 0, 0, 0, 0 };
     return s ? s->products : none;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 #include "recipes.cu"
 #include "optimizers.cu"
-#include "gemm.cu"
+#include "narrow.cu"
 #include "attention.cu"
 /* ==== 8. TABLE ============================================================= >>table ==== */
 
@@ -55,7 +55,8 @@ const mixp_kernels kernel_table = { mixpi_cuda_convert,
                                     mixpi_cuda_hadamard,
                                     mixpi_cuda_turn,
                                     mixpi_cuda_lose,
-                                    mixpi_cuda_recode };
+                                    mixpi_cuda_recode,
+                                    mixpi_cuda_gemm_narrow };
 
 const int most_devices = 16;
 

@@ -130,6 +130,8 @@ static mixp_result mixpi_coded_values(mixp_call *c, const mixpi_recipe_call *rc,
     const mixp_tensor *factor = c->saved[MIXPI_CODE_FACTOR];
     const int64_t count = x->rows * x->cols, two = 2;
     mixp_recode_args k = mixpi_coded_args(c, rc, x);
+    const mixp_narrow how = { k.element, k.scale, k.block_rows, k.block_rows ? 1 : 0, k.scales };
+    q->how = how;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (q->y && factor) q->factor = mixp_activation(c->ctx, MIXP_F32, 1, &two);
     if (!q->y || (factor && !q->factor)) return MIXP_ERR_MEMORY;

@@ -376,6 +376,7 @@ static mixp_result mixpi_linear_dy(mixp_call *c, const mixpi_product *p, mixpi_r
     q->y = both->y;
     q->factor = both->factor;
     q->decode = both->decode;
+    q->how = both->how;
     q->lent = 1;
     return MIXP_OK;
 }

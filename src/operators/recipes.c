@@ -19,9 +19,10 @@ typedef struct mixpi_recipe_call {
 /* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
- * too, and the caller gives it back. */
+ * too, and the caller gives it back. how, scales: for narrow products. */
 typedef struct mixpi_quantised {
-    mixp_tensor *y, *factor;
+    mixp_tensor *y, *factor, *scales;
+    mixp_narrow  how;
     float        decode;
     int          high, lent;
 } mixpi_quantised;
@@ -29,7 +30,9 @@ typedef struct mixpi_quantised {
 /* An operand that is not yet quantised, of the product of the operands a and b. */
 static mixpi_quantised mixpi_recipe_empty(const mixpi_recipe_call *rc, mixpi_role a,
                                           mixpi_role b) {
-    mixpi_quantised q = { NULL, NULL, 1.0f, 0, 0 };
+    mixpi_quantised q;
+    memset(&q, 0, sizeof q);
+    q.decode = 1.0f;
     q.high = (rc->fallen >> a | rc->fallen >> b) & 1;
     return q;
 }
@@ -262,15 +265,37 @@ static mixp_result mixpi_weight_quantised(mixp_call *c, mixpi_weight_copy *copy,
     return MIXP_OK;
 }
 
+/* How k quantises its array, for a narrow product. */
+static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
+    const mixp_narrow how = { k->element, k->scale, k->block_rows, k->block_cols, k->scales };
+    return how;
+}
+
+/* Where narrow products run, they need the scales of blocks: memory for them, unless codes of x
+ * have it. */
+static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
+    int64_t count;
+    if (!c->ctx->narrow) return MIXP_OK;
+    if (k->scale != MIXP_SCALE_TENSOR && !k->scales) {
+        count = k->rows / k->block_rows * (k->cols / k->block_cols);
+        q->scales = mixp_activation(c->ctx, MIXP_U8, 1, &count);
+        if (!q->scales) return MIXP_ERR_MEMORY;
+        k->scales = (uint8_t *)q->scales->data;
+    }
+    q->how = mixpi_recipe_how(k);
+    return MIXP_OK;
+}
+
 /* Quantises an operand into an array of the arena. turned: transformed first, into *turned, which
  * the caller gives back; NULL: not transformed. */
 static mixp_result mixpi_recipe_once(mixp_call *c, mixp_tensor **turned, mixp_quantise_args *k,
                                      mixpi_quantised *q) {
     const int64_t count = k->rows * k->cols;
-    mixp_result r = MIXP_OK;
+    mixp_result r;
     q->y = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!q->y) return MIXP_ERR_MEMORY;
-    if (turned) r = mixpi_recipe_turn(c, k, turned);
+    r = mixpi_recipe_scales(c, k, q);
+    if (turned && r == MIXP_OK) r = mixpi_recipe_turn(c, k, turned);
     return r == MIXP_OK ? mixpi_recipe_quantise(c, k, q) : r;
 }
 
@@ -331,12 +356,25 @@ static void mixpi_recipe_done(mixp_context *ctx, const mixpi_quantised *q) {
     if (q->lent) return;
     mixpi_recipe_give(ctx, q->y);
     mixpi_recipe_give(ctx, q->factor);
+    mixpi_recipe_give(ctx, q->scales);
 }
 
 /* Are the values of an operand the same along its rows and its columns? */
 static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
     return rc->recipe.kind == MIXP_RECIPE_FP8_CURRENT ||
            rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
+}
+
+/* The product of two quantised operands. one, other: how they were quantised, in any order. */
+static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
+                                        const mixpi_quantised *one, const mixpi_quantised *other) {
+    const int turned = !one->high && g->a.data != one->y->data;
+    mixp_gemm_narrow_args k;
+    if (one->high || !c->ctx->narrow) return MIXPI_RUN(c, gemm, g);
+    k.gemm = *g;
+    k.a = turned ? other->how : one->how;
+    k.b = turned ? one->how : other->how;
+    return MIXPI_RUN(c, gemm_narrow, &k);
 }
 
 /* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones
@@ -347,7 +385,7 @@ static mixp_result mixpi_recipe_run(mixp_call *c, mixp_gemm_args *g, mixp_result
     if (r == MIXP_OK) {
         g->alpha = a->high ? 1.0f : a->decode * b->decode;
         g->alpha_at = mixpi_recipe_factor(b);
-        r = MIXPI_RUN(c, gemm, g);
+        r = mixpi_recipe_product(c, g, a, b);
     }
     if (r == MIXP_OK) ++*(a->high ? &counts->fallen : &counts->products);
     mixpi_recipe_done(c->ctx, a);

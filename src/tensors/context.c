@@ -53,6 +53,7 @@ static mixp_context *mixpi_context_make(const mixp_context_desc *d, const char *
     ctx->on_error = d->on_error;
     ctx->on_warning = d->on_warning;
     ctx->epilogues = d->epilogues;
+    ctx->narrow = d->narrow_products && ctx->device->kernels->gemm_narrow;
     ctx->generation = 1;
     ctx->made_in = 1;
     ctx->allocations = 1;
@@ -255,7 +256,7 @@ MIXPREC_API uint64_t mixp_context_steps(const mixp_context *ctx) {
 }
 
 MIXPREC_API mixp_gemm_count mixp_context_gemm_count(const mixp_context *ctx) {
-    mixp_gemm_count none = { 0, 0, 0 };
+    mixp_gemm_count none = { 0, 0, 0, 0 };
     return ctx && ctx->device->gemm_count ? ctx->device->gemm_count(&ctx->exec) : none;
 }
 

@@ -124,5 +124,6 @@ struct mixp_context {
     int            made_runs;   /* consecutive generations before made_in that made tensors */
     int            scale_asked; /* 1: the program has read or set a loss scale              */
     int            epilogues;   /* epilogues of the description                             */
+    int            narrow;      /* narrow_products, and the device has them                 */
 };
 

@@ -732,6 +732,47 @@ static void linear(const char *name, int64_t m, int64_t n, int64_t k, mixp_dtype
     give_back(mark);
 }
 
+/* A quantised operand in blocks of 1 x n or n x n; n = 0: one scale. */
+static mixp_narrow quantised(test_array values, int64_t rows, int64_t cols, mixp_dtype element,
+                             mixp_block_scale scale, int64_t n, bool square) {
+    mixp_narrow how = { element, scale, square ? n : n != 0, n, NULL };
+    mixp_quantise_args k;
+    memset((void *)&k, 0, sizeof k);
+    k.rows = rows; k.cols = cols; k.x = args_in(numbers(MIXP_BF16, rows * cols));
+    k.y = (mixp_bf16 *)values.data;
+    k.element = element; k.scale = scale; k.block_rows = how.block_rows; k.block_cols = n;
+    if (n) how.scales = k.scales = (uint8_t *)take((size_t)(rows * cols / n));
+    good(table->quantise(&x, &k), "quantise");
+    return how;
+}
+
+/* y = x w' of quantised values as codes, from their values on: what decides whether narrow_products is
+ * switched on. Where cuBLASLt has no such product, the line is the bf16 product's. */
+static void narrow(const char *name, int64_t rows, int64_t n, int64_t k) {
+    struct Form { const char *name; mixp_dtype element; mixp_block_scale scale; int64_t unit; };
+    const Form forms[] = { { "fp8", MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0 },
+                           { "fp8 in blocks", MIXP_F8_E4M3, MIXP_SCALE_POWER, 128 },
+                           { "mxfp8", MIXP_F8_E4M3, MIXP_SCALE_E8M0, 32 },
+                           { "nvfp4", MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16 } };
+    int64_t m = (rows + 127) / 128 * 128;
+    size_t mark = taken.size();
+    test_array in = numbers(MIXP_BF16, m * k), w = numbers(MIXP_BF16, n * k), y = numbers(MIXP_BF16, m * n);
+    std::string s = shape_text(m, n, k);
+    for (const Form &f : forms) {
+        mixp_gemm_narrow_args g;
+        if (f.unit && (n % f.unit || k % f.unit)) continue;
+        memset((void *)&g, 0, sizeof g);
+        g.gemm.m = m; g.gemm.n = n; g.gemm.k = k; g.gemm.trans_b = 1; g.gemm.batch = 1;
+        g.gemm.a = args_in(in); g.gemm.b = args_in(w); g.gemm.c = args_out(y, 0);
+        g.gemm.lda = g.gemm.ldb = k; g.gemm.ldc = n; g.gemm.alpha = 1.0f;
+        g.a = quantised(in, m, k, f.element, f.scale, f.unit, false);
+        g.b = quantised(w, n, k, f.element, f.scale, f.unit, f.scale != MIXP_SCALE_E8M0);
+        by_flops(std::string("linear ") + name + " " + f.name + ", y", s.c_str(),
+                 2.0 * (double)m * (double)n * (double)k, [=] { return table->gemm_narrow(&x, &g); });
+    }
+    give_back(mark);
+}
+
 /* FLOP as they are usually counted: 4 T^2 d a head forward, half of that when causal, 2.5 times
  * as much backward, whatever is computed again. */
 static void attention(mixp_dtype dtype, int causal) {
@@ -985,8 +1026,9 @@ static void print_step(const Model &m, const char *how, int level, const Times &
 
 /* The last should be 0: see mixp_gemm_count. */
 static void print_ways(const mixp_gemm_count &n) {
-    printf("  products: %lld as they are, %lld with packed operands, %lld without tensor cores\n",
-           (long long)n.direct, (long long)n.packed, (long long)n.plain);
+    printf("  products: %lld as they are, %lld in fp8 or fp4, %lld with packed operands, "
+           "%lld without tensor cores\n", (long long)n.direct, (long long)n.narrow, (long long)n.packed,
+           (long long)n.plain);
 }
 
 /* Launches of a step, products apart. */
@@ -1162,6 +1204,8 @@ static void products(int64_t rows) {
         attention(dtype, 1);
         attention(dtype, 0);
     }
+    narrow("qkv", rows, 3 * width, width);
+    narrow("down", rows, width, 4 * width);
 }
 
 /* What the measuring context chose, for --choices. */

@@ -192,19 +192,89 @@ static void kernel_refuses(void) {
     k.block_rows = 0; CHECK_INT(recodes(k), MIXP_ERR_SHAPE); k = good;
     k.block_rows = 100; CHECK_INT(recodes(k), MIXP_ERR_SHAPE); k = good;
     k.scale = MIXP_SCALE_TENSOR; CHECK_INT(recodes(k), MIXP_ERR_SHAPE);
-    memset(&q, 0, sizeof q);            /* only blocks of one column have scales that are kept */
+    memset(&q, 0, sizeof q);            /* one scale for the array is no code */
     q.rows = q.cols = 32;
     q.x = mixpi_in(source, MIXP_F32);
     q.y = values;
     q.element = MIXP_F8_E4M3;
-    q.scale = MIXP_SCALE_E8M0;
-    q.block_rows = 1;
-    q.block_cols = 32;
+    q.scale = MIXP_SCALE_TENSOR;
     q.scales = scales;
     CHECK_INT(mixp_quantise(&x, &q, &decode), MIXP_ERR_SHAPE);
-    q.scale = MIXP_SCALE_TENSOR;
-    q.block_rows = q.block_cols = 0;
-    CHECK_INT(mixp_quantise(&x, &q, &decode), MIXP_ERR_SHAPE);
+}
+
+/* --- the scales of blocks of every shape ------------------------------------------------------- */
+
+typedef struct block_form { mixp_dtype element; mixp_block_scale scale; int rows, cols; } block_form;
+static const block_form shapes[] = {
+    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 1, 16 },  { MIXP_F8_E4M3, MIXP_SCALE_POWER, 128, 128 },
+    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 1, 128 }, { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32 },
+    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 32, 1 },   { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 64, 64 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16 },   { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 16 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1 },
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes, WIDE = 384, TALL = 128 };
+static float wide_source[TALL * WIDE];
+static mixp_bf16 wide_values[TALL * WIDE];
+static uint8_t wide_scales[TALL * WIDE];
+
+/* Is v a value of the element? By the format's table. */
+static int is_value(mixp_dtype element, double v) {
+    const int count = element == MIXP_F4_E2M1 ? 16 : 256;
+    int i;
+    for (i = 0; i < count; i++)
+        if (mixp_decode(element, (uint64_t)i) == v) return 1;
+    return 0;
+}
+
+/* The block's values over its scale are values of the element. A scale that is a power of two also
+ * puts the largest in the upper half of the element's range. */
+static void one_block(const block_form *f, int row, int col, int largest) {
+    const int at = row / f->rows * (WIDE / f->cols) + col / f->cols;
+    const double scale = mixp_decode(f->scale == MIXP_SCALE_E4M3 ? MIXP_F8_E4M3 : MIXP_F8_E8M0,
+                                     wide_scales[at]);
+    double most = 0;
+    int i, j, wrong = 0;
+    for (i = row; i < row + f->rows; i++)
+        for (j = col; j < col + f->cols; j++) {
+            const double v = mixp_f32_from_bf16(wide_values[i * WIDE + j]) / scale;
+            wrong += !is_value(f->element, v);
+            most = fabs(v) > most ? fabs(v) : most;
+        }
+    CHECK_INT(wrong, 0);
+    CHECK(most <= largest);
+    CHECK(f->scale == MIXP_SCALE_E4M3 || most > largest / 2.0 - 8.0);
+}
+
+static void one_shape(const block_form *f, const mixp_device *d) {
+    mixp_exec x = one_thread();
+    mixp_quantise_args k;
+    int row, col;
+    x.scratch = scratch_of;
+    memset(&k, 0, sizeof k);
+    k.rows = TALL;
+    k.cols = WIDE;
+    k.x = mixpi_in(wide_source, MIXP_F32);
+    k.y = wide_values;
+    k.element = f->element;
+    k.scale = f->scale;
+    k.block_rows = f->rows;
+    k.block_cols = f->cols;
+    k.scales = wide_scales;
+    memset(wide_scales, 0x55, sizeof wide_scales);
+    CHECK_INT(d->kernels->quantise(&x, &k), MIXP_OK);
+    for (row = 0; row < TALL; row += f->rows)
+        for (col = 0; col < WIDE; col += f->cols)
+            one_block(f, row, col, f->element == MIXP_F4_E2M1 ? 6 : 448);
+    CHECK_INT(wide_scales[TALL * WIDE / f->rows / f->cols], 0x55);
+}
+
+static void scales_of_every_shape(void) {
+    int isa, f, i;
+    random_state = 5;
+    for (i = 0; i < TALL * WIDE; i++) wide_source[i] = (float)random_value();
+    for (isa = 0; isa < MIXP_ISA_COUNT; isa++)
+        for (f = 0; f < SHAPES && mixp_cpu_with((mixp_isa)isa); f++)
+            one_shape(&shapes[f], mixp_cpu_with((mixp_isa)isa));
 }
 
 /* --- training with codes and without ---------------------------------------------------------- */
@@ -689,6 +759,7 @@ int main(void) {
     RUN(same_codes_on_all_sets);
     RUN(factor);
     RUN(kernel_refuses);
+    RUN(scales_of_every_shape);
     RUN(every_recipe);
     RUN(every_way);
     RUN(threads);

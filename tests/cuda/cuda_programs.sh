@@ -81,7 +81,7 @@ check 'fp16: trains on the CPU'                   train cpu --device cpu --dtype
 check 'fp16: the losses are the CPU'"'"'s'          near_losses fp16 cpu
 # Recipes: NVFP4's rounding draws anew in each replay. The CPU sums in another order, which turns some
 # roundings over.
-for kind in fp8 nvfp4; do
+for kind in fp8 fp8-delayed nvfp4; do
     options="--guard off --dtype bf16 --recipe $kind"
     check "$kind: trains"                         train "$kind" --device cuda $options
     check "$kind: trains by graphs"               train "$kind.graph" --device cuda --graph $options
@@ -91,6 +91,11 @@ for kind in fp8 nvfp4; do
 done
 check 'fp8: trains on the CPU'                    train fp8.cpu --device cpu --guard off --dtype bf16 --recipe fp8
 check 'fp8: the losses are the CPU'"'"'s'           near_losses fp8 fp8.cpu
+narrow="--device cuda --guard off --dtype bf16 --recipe fp8 --narrow-products --profile"
+narrow_ran() { grep -Eq '^products: [0-9]+ as they are, [1-9][0-9]* in fp8' "$tmp/fp8.narrow.log"; }
+check 'fp8: trains in narrow products'            train fp8.narrow $narrow
+check 'fp8: the losses are those of bf16 products' near_losses fp8.narrow fp8
+check 'fp8: cuBLASLt multiplied codes'            narrow_ran
 
 # --- the benches -------------------------------------------------------------------------
 bench() {

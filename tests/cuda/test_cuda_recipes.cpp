@@ -84,15 +84,22 @@ static mixp_quantise_args args_of(const Form &p, const Pair &x, const Pair &y) {
 }
 
 static void quantise_both(const Form &p, const Pair &x, const Pair &y, Pair &decode) {
+    const int64_t block = p.block_rows * p.block_cols;
+    Pair scales = empty(MIXP_U8, block ? p.rows * p.cols / block : 1, 0);
     on_gpu = 1;
     mixp_quantise_args k = args_of(p, x, y);
     k.decode = AT(float, decode);
+    if (block) k.scales = AT(uint8_t, scales);
     scratch_requests = 0;
     CHECK_INT(gpu_kernels->quantise(&gpu_exec, &k), MIXP_OK);
     CHECK(scratch_requests <= 1);
     on_gpu = 0;
     k = args_of(p, x, y);
+    if (block) k.scales = AT(uint8_t, scales);
     CHECK_INT(mixp_quantise(&cpu_exec, &k, AT(float, decode)), MIXP_OK);
+    WAIT();
+    if (block) same_bits(scales);
+    finish(scales);
 }
 
 static void same_numbers_body(void) {
@@ -495,12 +502,16 @@ static std::vector<Mode> modes(void) {
     return all;
 }
 
+static int narrow;              /* narrow_products of the contexts to come */
+static mixp_gemm_count ways;    /* of the context that `layer` made        */
+
 static mixp_context *context_on(bool on_gpu) {
     mixp_context_desc desc;
     memset((void *)&desc, 0, sizeof desc);
     desc.device = on_gpu ? gpu() : mixp_cpu();
     desc.threads = 1;
     desc.seed = 7;
+    desc.narrow_products = narrow;
     return mixp_context_new(&desc);
 }
 
@@ -539,6 +550,7 @@ static std::vector<float> layer(const mixp_recipe &recipe, bool gpu) {
     CHECK_INT(mixp_autocast_recipe_counts(ctx).quantised, 1);
     CHECK_INT(mixp_autocast_recipe_counts(ctx).products, recipe.wgrad_high ? 2 : 3);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    ways = mixp_context_gemm_count(ctx);
     mixp_context_free(ctx);
     return all;
 }
@@ -969,6 +981,52 @@ static void delayed_replays(void) {
     CHECK_INT(cudasim::leaks(), 0);
 }
 
+/* --- narrow products -------------------------------------------------------------------------- */
+
+/* Does cuBLASLt have the recipe's format on this capability? */
+static bool has_format(mixp_recipe_kind kind, int capability) {
+    if (kind == MIXP_RECIPE_FP8_BLOCK) return capability == 90;
+    return kind < MIXP_RECIPE_FP8_BLOCK ? capability >= 89 : capability >= 100;
+}
+
+static void with_narrow(int capability, void (*body)(int)) {
+    const int major = cudasim::capability_major, minor = cudasim::capability_minor;
+    cudasim::capability_major = capability / 10;
+    cudasim::capability_minor = capability % 10;
+    narrow = 1;
+    body(capability);
+    narrow = 0;
+    cudasim::capability_major = major;
+    cudasim::capability_minor = minor;
+}
+
+static void narrow_sums(int capability) {
+    for (const Mode &m : modes()) {
+        const int64_t products = m.recipe.wgrad_high ? 2 : 3;
+        narrow = 0;
+        const std::vector<float> cpu = layer(m.recipe, false);
+        narrow = 1;
+        const std::vector<float> gpu = layer(m.recipe, true);
+        CHECK(cpu == gpu);
+        CHECK_INT(ways.narrow, has_format(m.recipe.kind, capability) ? products : 0);
+        CHECK_INT(ways.narrow + ways.direct + ways.packed, 3);
+    }
+}
+
+static void narrow_training(int) {
+    replays();
+    with_codes();
+}
+
+/* The three products of a linear as codes: the CPU's bits where sums are exact. Replays have the bits of
+ * eager steps, and codes of activations those of a run without them. */
+static void narrow_products(void) {
+    NEEDS_SIMULATION;
+    for (int capability : { 80, 89, 90, 100 }) with_narrow(capability, narrow_sums);
+    for (int capability = quick() ? 100 : 90; capability <= 100; capability += 10)
+        with_narrow(capability, narrow_training);
+}
+
 /* --- fallback --------------------------------------------------------------------------------- */
 
 static int x_event(mixp_context *ctx, mixp_event_kind kind, mixp_event *e) {
@@ -1071,6 +1129,7 @@ int main(void) {
     RUN(near_the_cpu);
     RUN(replays);
     RUN(with_codes);
+    RUN(narrow_products);
     RUN(delayed_like_the_cpu);
     RUN(delayed_resumes);
     RUN(delayed_replays);

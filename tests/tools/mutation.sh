@@ -170,6 +170,43 @@ plant max_first            'max: the last of equals' \
     cuda_functions test_max 's/a.index < b.index/a.index > b.index/'
 
 # --- recipes -------------------------------------------------------------------------------
+# --- narrow products -----------------------------------------------------------------------
+plant narrow_scale_rows    'narrow: a block of rows takes the scale of a block of columns' \
+    cuda_narrow products 's/e.over_rows ? s : outer/outer/; s/e.over_rows ? outer : s/s/'
+plant narrow_scale_wide    'narrow: the scales of a row of blocks begin where those of elements would' \
+    cuda_narrow products 's/(e.cols \/ e.how.block_cols)/e.cols/'
+plant narrow_over_rows     'narrow: a sum over rows reads along a row' \
+    cuda_narrow products 's/e.over_rows ? e.cols : 1/1/'
+plant narrow_place         'narrow: codes lie in the order of the values' \
+    cuda_narrow products 's/o \* sum + s/e.over_rows ? s * outer + o : o * sum + s/'
+plant narrow_words         'narrow: codes of 4 bits stand 8 apart' \
+    cuda_narrow products 's/i % 8 \* 4/i % 8 * 8 % 32/'
+plant narrow_scale         'narrow: codes keep their scale' \
+    cuda_narrow products 's/e.how.scales ? .* : 1.0f/1.0f/'
+plant narrow_tile          'narrow: scales of a tile in their own order' \
+    cuda_narrow products 's/in \/ 4 % 4 \* 32 + in \/ 16/in \/ 4/'
+plant narrow_tiles         'narrow: a row of tiles repeats its first' \
+    cuda_narrow products 's/tile % across \* tile_blocks + //'
+plant narrow_padding       'narrow: scales beyond the operand are read' \
+    cuda_narrow products 's/o < outer && b < blocks/o < outer/'
+plant narrow_pitch         'narrow: the scales of squares are not padded to 4' \
+    cuda_narrow products 's/up_to(blocks, 4)/blocks/'
+plant narrow_squares       'narrow: all squares have the scales of the first rows' \
+    cuda_narrow products 's/i \/ pitch \* 128/i \/ pitch/'
+plant narrow_rows          'narrow: the scales of a row lie behind each other' \
+    cuda_narrow products 's/: i % rows/: i \/ blocks/; s/: i \/ rows/: i % blocks/'
+plant narrow_sum           'narrow: rows of codes of 4 bits that are no multiple of 16 bytes' \
+    cuda_narrow unfit 's/four ? 32 : 16/16/'
+plant narrow_bias          'narrow: an f32 bias is read as bf16' \
+    cuda_narrow unfit 's/&& g.bias.dtype == MIXP_BF16 //'
+plant narrow_modes         'narrow: both operands have the scales of a' \
+    cuda_narrow products 's/16 \* p.mode_b/16 * p.mode_a/'
+plant narrow_dtypes        'narrow: b is taken to be of the dtype of a' \
+    cuda_narrow products 's/key.dtype_b = g.b.dtype/key.dtype_b = g.a.dtype/'
+plant narrow_point         'narrow: the scales of a and b are exchanged' \
+    cuda_narrow products 's/p.scales_a, p.scales_b/p.scales_b, p.scales_a/'
+plant quantise_scales      'narrow: the scale of a block goes to its thread block' \
+    cuda_narrow products 's/b + own/own/'
 plant cuda_turn_moves      'turn: a history stays where it is' \
     cuda_recipes turned 's/i - 1/i/'
 plant cuda_turn_barrier    'turn: a part moves before its neighbours are read' \

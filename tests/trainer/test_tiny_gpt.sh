@@ -116,6 +116,7 @@ refuses "what lies beside f32 weights"       2 "add --level 3 --dtype bf16" $sma
 refuses "or beside weights of fp16"          2 "add --level 3 --dtype bf16" $small --masters 16bit --level 3
 refuses "a recipe in fp16"                   2 "--recipe needs bf16"         $small --recipe mxfp8
 refuses "a recipe without autocast"          2 "--recipe needs bf16"         $small --recipe fp8 --dtype bf16 --level 0
+refuses "narrow products of no recipe"       2 "--narrow-products multiplies the codes of a recipe" $small --narrow-products
 refuses "codes of no recipe"                 2 "--codes keeps the codes of a recipe" $small --codes
 refuses "a part of no recipe"                2 "--recipe-without leaves out a part of nvfp4" $small --recipe-without 2d
 refuses "an unknown recipe"                  2 "none|fp8|fp8-delayed|fp8-block|mxfp8|nvfp4" $small --recipe fp6

@@ -1,0 +1,249 @@
+#pragma once
+#include "recipes.cu"
+#include "gemm.cu"
+/* --- narrow products ---------------------------------------------------------------------- *
+ *
+ * Products of fp8 and fp4 codes, which cuBLASLt multiplies. The quantised values, in bf16, are
+ * turned into codes in scratch memory, each row as long as the sum: the order that every GPU takes.
+ * The scales of blocks are laid out as cuBLASLt reads them. What cuBLASLt refuses stays a bf16
+ * product.
+ */
+namespace {
+
+const int encode_threads = 256;
+const int64_t codes_each = 16;  /* a thread's elements of a sum: a part of one block         */
+
+/* One operand: y[rows, cols] becomes codes[outer, sum]. over_rows: the sum runs over rows. */
+struct Encoding {
+    const mixp_bf16 *y;
+    mixp_narrow      how;
+    int64_t          rows, cols;
+    bool             over_rows;
+    int32_t          mode;          /* of its scales for cuBLASLt; 0: one for the array      */
+    uint8_t         *codes;
+    void            *scales;
+};
+
+__host__ __device__ inline int64_t outer_of(const Encoding &e)
+{ return e.over_rows ? e.cols : e.rows; }
+__host__ __device__ inline int64_t sum_of(const Encoding &e)
+{ return e.over_rows ? e.rows : e.cols; }
+
+/* The code of the scale at place s of the sum. */
+__device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) {
+    int64_t row = e.over_rows ? s : outer, col = e.over_rows ? outer : s;
+    return e.how.scales[row / e.how.block_rows * (e.cols / e.how.block_cols) +
+                        col / e.how.block_cols];
+}
+
+__device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
+    return element == MIXP_F4_E2M1 ? mixpi_e2m1_code(x)
+                                   : mixpi_round_f32(element, mixp_bits_of_f32(x), 1, 0, 0);
+}
+
+/* 16 elements of a sum in each thread. Neighbours in a warp are neighbours in y. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_codes(const __grid_constant__ Encoding e) {
+    int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
+    int64_t step = e.over_rows ? e.cols : 1;
+    bool half = e.how.element == MIXP_F4_E2M1;
+    int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
+        int64_t o = e.over_rows ? t % outer : t / (sum / codes_each);
+        int64_t s = (e.over_rows ? t / outer : t % (sum / codes_each)) * codes_each;
+        int64_t at = e.over_rows ? s * e.cols + o : o * e.cols + s;
+        float scale = e.how.scales ? mixpi_scale_of_code(e.how.scale, scale_at(e, o, s)) : 1.0f;
+        uint32_t words[4] = {};
+        MIXPI_UNROLL
+        for (int i = 0; i < codes_each; i++) {
+            uint32_t code = narrow_code(e.how.element,
+                                        get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
+            words[half ? i / 8 : i / 4] |= code << (half ? i % 8 * 4 : i % 4 * 8);
+        }
+        at = o * sum + s;
+        if (half) *(uint2 *)(void *)(e.codes + at / 2) = make_uint2(words[0], words[1]);
+        else *(uint4 *)(void *)(e.codes + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+/* --- the order of scales in memory ---
+ * Source: cuBLAS documentation, the sections on the layouts of block scaling factors. */
+
+/* Blocks of 16 or 32: bytes, in tiles of 128 x 4; in a tile, rows 32 apart are neighbours. */
+const int64_t tile_outer = 128, tile_blocks = 4;
+
+inline bool in_tiles(int32_t mode)
+{ return mode && (mode == scales_of_16 || mode == scales_of_32); }
+
+__host__ __device__ inline int64_t up_to(int64_t n, int64_t of) { return ceil_div(n, of) * of; }
+
+/* Scale i of tiles; 0 beyond the operand. block: elements of the sum under one scale. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_tiles(const __grid_constant__ Encoding e, int64_t block) {
+    int64_t outer = outer_of(e), blocks = sum_of(e) / block;
+    int64_t across = ceil_div(blocks, tile_blocks), size = tile_outer * tile_blocks;
+    int64_t n = ceil_div(outer, tile_outer) * across * size;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t in = i % size, tile = i / size;
+        int64_t o = tile / across * tile_outer + in / 4 % 4 * 32 + in / 16;
+        int64_t b = tile % across * tile_blocks + in % 4;
+        bool there = o < outer && b < blocks;
+        ((uint8_t *)e.scales)[i] = there ? scale_at(e, o, b * block) : (uint8_t)0;
+    }
+}
+
+/* Blocks of 128, as f32: one row after another for each block of the sum (squares = false), or the
+ * blocks of the sum one after another for each 128 rows, padded to 4. */
+__global__ void __launch_bounds__(encode_threads)
+    narrow_floats(const __grid_constant__ Encoding e, bool squares) {
+    int64_t rows = squares ? outer_of(e) / 128 : outer_of(e), blocks = sum_of(e) / 128;
+    int64_t pitch = up_to(blocks, 4), n = squares ? rows * pitch : rows * blocks;
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    for (; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        int64_t o = squares ? i / pitch * 128 : i % rows, b = squares ? i % pitch : i / rows;
+        ((float *)e.scales)[i] =
+            b < blocks ? mixpi_scale_of_code(e.how.scale, scale_at(e, o, b * 128)) : 0.0f;
+    }
+}
+
+/* --- a call --- */
+
+/* The scales' mode of an operand of blocks; 0: cuBLASLt has none, or is older. */
+inline int32_t mode_of(const Encoding &e) {
+    int64_t along = e.over_rows ? e.how.block_rows : e.how.block_cols;
+    int64_t across = e.over_rows ? e.how.block_cols : e.how.block_rows;
+    bool four = e.how.element == MIXP_F4_E2M1;
+    if (cublasLtGetVersion() < 120800) return 0;
+    if (e.how.scale == MIXP_SCALE_E4M3) return four && along == 16 ? scales_of_16 : 0;
+    if (e.how.scale == MIXP_SCALE_E8M0) return !four && along == 32 ? scales_of_32 : 0;
+    if (e.how.scale != MIXP_SCALE_POWER || four || along != 128) return 0;
+    if (cublasLtGetVersion() < 120900) return 0;
+    return across == 128 ? scales_of_squares : across == 1 ? scales_of_128 : 0;
+}
+
+/* May cuBLASLt take the operand? Its rows of codes are multiples of 16 bytes. */
+inline bool encoding_suits(const Encoding &e, const Matrix &m) {
+    bool four = e.how.element == MIXP_F4_E2M1, whole = e.how.scale == MIXP_SCALE_TENSOR;
+    if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || sum_of(e) % (four ? 32 : 16)) return false;
+    if (whole) return !four;
+    return e.how.scales && e.mode && m.rows % e.how.block_rows == 0 &&
+           m.cols % e.how.block_cols == 0;
+}
+
+inline Encoding encoding_of(const Matrix &m, const mixp_narrow &how, bool over_rows) {
+    Encoding e = { (const mixp_bf16 *)m.at.data, how, m.rows, m.cols, over_rows, 0, NULL, NULL };
+    e.mode = mode_of(e);
+    return e;
+}
+
+inline size_t codes_room(const Encoding &e) {
+    int64_t n = e.rows * e.cols;
+    return (size_t)up_to(e.how.element == MIXP_F4_E2M1 ? n / 2 : n, 256);
+}
+
+/* Bytes for the scales; 0 where one scale is the product's alpha. */
+inline size_t scales_room(const Encoding &e) {
+    int64_t blocks;
+    if (!e.mode) return 0;
+    blocks = sum_of(e) / (e.over_rows ? e.how.block_rows : e.how.block_cols);
+    if (in_tiles(e.mode))
+        return (size_t)up_to(up_to(outer_of(e), tile_outer) * up_to(blocks, tile_blocks), 256);
+    return (size_t)up_to(outer_of(e) * up_to(blocks, 4) * 4, 256);
+}
+
+inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
+    unsigned grid = grid_for((int64_t)scales_room(e) / (in_tiles(e.mode) ? 1 : 4), encode_threads);
+    if (!e.mode) return MIXP_OK;
+    if (in_tiles(e.mode))
+        return k->launched("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
+                                                e.mode == scales_of_16 ? (int64_t)16 : 32));
+    return k->launched("gemm", MIXPI_LAUNCH(narrow_floats, grid, encode_threads, 0, k->stream, e,
+                                            e.mode == scales_of_squares));
+}
+
+/* Writes the operand's codes and scales to *room, and moves *room behind them. */
+inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
+    mixp_result r;
+    e->codes = (uint8_t *)*room;
+    e->scales = *room + codes_room(*e);
+    *room += codes_room(*e) + scales_room(*e);
+    r = k->launched("gemm",
+                    MIXPI_LAUNCH(narrow_codes,
+                                 grid_for(e->rows * e->cols / codes_each, encode_threads),
+                                 encode_threads, 0, k->stream, *e));
+    return r == MIXP_OK ? lay_scales(k, *e) : r;
+}
+
+/* The product of the codes, for cuBLASLt. Their addresses are not known yet. */
+inline Product product_of_codes(const mixp_gemm_args &g, const Encoding &a, const Encoding &b) {
+    Product p;
+    memset((void *)&p, 0, sizeof p);
+    p.g = g;
+    p.g.a = mixpi_in(NULL, a.how.element);
+    p.g.b = mixpi_in(NULL, b.how.element);
+    p.g.trans_a = 0;
+    p.g.trans_b = 1;
+    p.g.lda = p.g.ldb = g.k;
+    p.mode_a = a.mode;
+    p.mode_b = b.mode;
+    p.epilogue = g.bias.data ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    return p;
+}
+
+/* May cuBLASLt take the result? */
+inline bool result_suits(const mixp_gemm_args &g) {
+    if (g.batch != 1 || g.m <= 0 || g.n <= 0 || g.k <= 0) return false;
+    if (g.alpha == 0.0f && !g.alpha_at) return false;
+    if (!is_wide(as_in(g.c)) || g.ldc < g.n) return false;
+    if (g.bias.data) return g.c.dtype == MIXP_BF16 && g.bias.dtype == MIXP_BF16 && is_wide(g.bias);
+    return g.c.dtype == MIXP_BF16 || g.c.dtype == MIXP_F32;
+}
+
+inline mixp_result narrow_run(Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b,
+                              char *room) {
+    mixp_result r = encode(k, a, &room);
+    if (r == MIXP_OK) r = encode(k, b, &room);
+    p.g.a.data = a->codes;
+    p.g.b.data = b->codes;
+    p.scales_a = a->scales;
+    p.scales_b = b->scales;
+    if (r == MIXP_OK) r = product_measure(k, p, plan);
+    return r == MIXP_OK ? product_run(k, p, plan) : r;
+}
+
+/* *done: cuBLASLt multiplied the codes. */
+inline mixp_result narrow_try(const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n,
+                              bool *done) {
+    Encoding a = encoding_of(matrix_a(n.gemm), n.a, n.gemm.trans_a != 0);
+    Encoding b = encoding_of(matrix_b(n.gemm), n.b, n.gemm.trans_b == 0);
+    Product p = product_of_codes(n.gemm, a, b);
+    Plan *plan = NULL;
+    char *room;
+    mixp_result r;
+    if (!result_suits(n.gemm) || !encoding_suits(a, matrix_a(n.gemm)) ||
+        !encoding_suits(b, matrix_b(n.gemm)))
+        return MIXP_OK;
+    r = open_products(k->state);
+    if (r == MIXP_OK) r = plan_of(k->state, p, &plan);
+    if (r != MIXP_OK || !plan_usable(plan)) return r;
+    room = (char *)scratch_of(x, codes_room(a) + scales_room(a) + codes_room(b) + scales_room(b));
+    if (!room) return MIXP_ERR_MEMORY;
+    r = narrow_run(k, p, plan, &a, &b, room);
+    *done = r == MIXP_OK && plan_usable(plan);
+    return r;
+}
+
+}   /* namespace */
+
+static mixp_result mixpi_cuda_gemm_narrow(const mixp_exec *x, const mixp_gemm_narrow_args *n) {
+    Kernel k(x);
+    bool done = false;
+    mixp_result r;
+    if (!k.state) return MIXP_ERR_ORDER;
+    r = narrow_try(x, &k, *n, &done);
+    if (r != MIXP_OK) return r;
+    if (!done) return mixpi_cuda_gemm(x, &n->gemm);
+    k.state->products.narrow++;
+    return MIXP_OK;
+}
