@@ -62,14 +62,15 @@ static mixp_dtype mixpi_form_dtype(mixp_autocast region, const mixp_tensor *x,
 static mixp_tensor *mixpi_apply_form(mixp_context *ctx, mixp_tensor *x, const mixpi_form *p) {
     mixp_autocast off, now;
     mixp_dtype dtype;
-    mixp_tensor *y;
+    mixp_tensor *wide, *y;
     if (p->op && !mixpi_reduces(ctx, p->op->name, x, p->dim)) return NULL;
     now = mixp_autocast_current(ctx);
     memset(&off, 0, sizeof off);
     off.dtype = MIXP_F32;
     off.level = 1;
     if (mixp_autocast_push(ctx, &off) != MIXP_OK) return NULL;
-    y = p->of(ctx, mixpi_as_f32(ctx, x), p);
+    wide = mixpi_as_f32(ctx, x);
+    y = wide ? p->of(ctx, wide, p) : NULL;
     mixp_autocast_pop(ctx);
     if (!y) return NULL;
     dtype = mixpi_form_dtype(now, x, y, p);

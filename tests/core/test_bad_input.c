@@ -462,6 +462,29 @@ static void guard_counts_of_a_file(void) {
     context_close(ctx);
 }
 
+/* mixp_nll of low log-probabilities takes memory for an f32 copy and for several results. */
+static void nll_without_memory(void) {
+    static const int64_t shape[2] = { 256, 512 };
+    static mixp_bf16 x[256 * 512];
+    static int32_t   targets[256];
+    mixp_tensor *y = NULL;
+    int at;
+    for (at = 0; !y; at++) {
+        mixp_context *ctx = context_of(NULL);
+        mixp_tensor *in, *ids;
+        CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+        in = mixp_input(ctx, MIXP_BF16, 2, shape, x);
+        ids = mixp_input(ctx, MIXP_I32, 1, shape, targets);
+        requests_left = at;
+        y = mixp_nll(ctx, in, ids, MIXP_IGNORE);
+        requests_left = -1;
+        CHECK_INT(mixp_context_error(ctx, NULL), y ? MIXP_OK : MIXP_ERR_MEMORY);
+        CHECK_INT(mixp_autocast_current(ctx).level, 0);
+        context_close(ctx);
+    }
+    CHECK(at > 1);
+}
+
 int main(void) {
     RUN(sharded_and_late);
     RUN(sharded_and_failed);
@@ -471,6 +494,7 @@ int main(void) {
     RUN(adding_fails_for_a_larger_matrix);
     RUN(muon_without_eps);
     RUN(slice_of_any_number);
+    RUN(nll_without_memory);
     RUN(cast_of_another_class);
     RUN(compare_of_a_bad_function);
     RUN(pinned_cast_of_the_first_step);
