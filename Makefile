@@ -403,6 +403,8 @@ web: mixprec.h   ## a GPT that trains in a browser, in fp16: BUILD/web/index.htm
 SCRIPTS = $(call tests_like,test_*.sh) tests/tools/symbols.sh tests/tools/rooms.sh tests/tools/metrics.sh tests/tools/install.sh
 # The longest tests come first, so that parallel tests end at about the same time.
 LONG_SCRIPTS = tests/trainer/test_tiny_gpt.sh tests/tools/test_left_out.sh tests/tools/rooms.sh tests/tools/symbols.sh tests/tools/test_cmake.sh tests/programs/test_overflow.sh
+# A test that mostly waits, for ranks that are gone: it starts first, beside tests that compute.
+SLEEPER = $(BUILD)/test_ranks_apart
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'
 # Most tests use one core; a compiler uses up to a gigabyte.
@@ -426,8 +428,8 @@ CUDA_RUN = $(if $(CUDA_TESTS),$(1),'echo 0 passed, 0 failed, $(words \
 
 # The two longest compilations come first, so that no core waits for them.
 test: $(LIB) $(if $(CUDA_TESTS),$(BUILD)/cudasim_plain.o) $(TESTS) $(CPP_TESTS) $(CUDA_TESTS) $(if $(GPU),$(GPU_TESTS)) $(PLANTED) $(EXAMPLES)   ## the tests: a few minutes, needs only cc and make
-	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/tools/run.sh -j $(RUN_JOBS) $(LONG_SCRIPTS) 'tests/tools/compile_matrix.sh short' \
-	    $(TESTS) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
+	$(Q)$(EXPORT) MIXPREC_TEST_QUICK=1 tests/tools/run.sh -j $(RUN_JOBS) $(SLEEPER) $(LONG_SCRIPTS) 'tests/tools/compile_matrix.sh short' \
+	    $(filter-out $(SLEEPER),$(TESTS)) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
 	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
 
 SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)

@@ -5,6 +5,8 @@
 #include "cuda_pair.h"
 #include "examples/compare.h"
 
+static bool quick(void) { return getenv("MIXPREC_TEST_QUICK") != NULL; }
+
 /* --- the kernel ---------------------------------------------------------------------- */
 
 static Pair zeros(int64_t n) {
@@ -428,7 +430,7 @@ static int updates_until_fallen(int replays, int before, int every) {
  * skips at the next sample on schedule, at most a quarter more than `every` updates later. */
 static void replays_are_learned_of_late(void) {
     const int every = 16, late = 4;     /* late: from a sample's step to the fallback */
-    for (int before = 0; before < 16; before += 3) {
+    for (int before = 0; before < 16; before += quick() ? 9 : 3) {
         const int eager = updates_until_fallen(0, before, every);
         const int replayed = updates_until_fallen(1, before, every);
         CHECK(eager <= 2 + late);
@@ -507,7 +509,8 @@ static void rows_grow(void) {
     graph = mixp_capture_end(n.ctx);
     CHECK(graph != NULL);
     if (graph) CHECK_INT(mixp_replay(graph), MIXP_OK);
-    for (int i = 0; i < 70; i++) chain_step(n, LINKS);     /* a window of 64 steps without an update ends */
+    for (int i = 0; i < 70; i++)        /* a window of 64 steps without an update ends */
+        chain_step(n, quick() && i < 60 ? 5 : LINKS);
     for (int i = 0; i < LINKS; i++) after *= factor(i);
     for (int i = 0; link < LINKS && mixp_site(n.ctx, i, &s); i++) {
         if (strcmp(s.op, "scale") != 0) continue;
