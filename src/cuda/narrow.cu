@@ -122,11 +122,10 @@ inline int32_t mode_of(const Encoding &e) {
     return across == 128 ? scales_of_squares : across == 1 ? scales_of_128 : 0;
 }
 
-/* May cuBLASLt take the operand? Its rows of codes are multiples of 16 bytes. */
+/* Can the kernels turn the operand into codes? */
 inline bool encoding_suits(const Encoding &e, const Matrix &m) {
-    bool four = e.how.element == MIXP_F4_E2M1, whole = e.how.scale == MIXP_SCALE_TENSOR;
-    if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || sum_of(e) % (four ? 32 : 16)) return false;
-    if (whole) return !four;
+    if (m.at.dtype != MIXP_BF16 || m.ld != m.cols || sum_of(e) % codes_each) return false;
+    if (e.how.scale == MIXP_SCALE_TENSOR) return e.how.element != MIXP_F4_E2M1;
     return e.how.scales && e.mode && m.rows % e.how.block_rows == 0 &&
            m.cols % e.how.block_cols == 0;
 }
