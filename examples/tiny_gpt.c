@@ -226,7 +226,8 @@ static void make_scaler(trainer *t) {
 /* The recipe of the options. */
 static mixp_recipe recipe_of(const config *c) {
     enum { NONE, STOCHASTIC, HADAMARD, BLOCKS_2D, ALL };
-    mixp_recipe r = {.kind = (mixp_recipe_kind)c->recipe, .codes = (int)c->codes};
+    mixp_recipe r = {.kind = (mixp_recipe_kind)c->recipe, .codes = (int)c->codes,
+                     .e8m0 = (mixp_e8m0_rounding)c->e8m0};
     r.no_stochastic = c->without == STOCHASTIC || c->without == ALL;
     r.no_hadamard = c->without == HADAMARD || c->without == ALL;
     r.no_2d = c->without == BLOCKS_2D || c->without == ALL;

@@ -60,7 +60,8 @@ typedef struct config {
     double  dropout;
     int64_t batch, accumulate, steps, warmup, decay_steps, seed;
     double  lr, muon_lr, min_lr, weight_decay, beta1, beta2, clip;
-    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, codes, narrow, no_master, moments, masters, rule;
+    int64_t optimizer, schedule, loss, retry, dtype, level, recipe, without, e8m0, codes, narrow, no_master, moments,
+            masters, rule;
     int64_t growth_interval;
     int64_t epilogues;                  /* MIXP_EPILOGUES_ */
     double  init_scale;
@@ -174,6 +175,7 @@ static const option options[] = {
                "with bf16: the numbers that linear layers multiply"),
     CHOICE_OPT("recipe-without", without, "none", "none|stochastic|hadamard|2d|all",
                "part of nvfp4 that is left out, to see what it does"),
+    CHOICE_OPT("e8m0", e8m0, "rceil", "rceil|floor|ceil|even", "with mxfp8: how the scales of blocks are rounded"),
     FLAG_OPT("codes", codes, "with a recipe: inputs of linear layers wait for backward as codes"),
     FLAG_OPT("narrow-products", narrow, "with a recipe, on a GPU: products in cuBLASLt's fp8 and fp4"),
     FLAG_OPT("no-master", no_master, "with level 3: no fp32 master weights"),
@@ -784,6 +786,8 @@ static void check_options(const config *c) {
                "or leave it out");
     if (c->without && c->recipe != MIXP_RECIPE_NVFP4)
         die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave it out");
+    if (c->e8m0 && c->recipe != MIXP_RECIPE_MXFP8)
+        die(2, "--e8m0 rounds the scales of mxfp8: add --recipe mxfp8, or leave it out");
     if (c->codes && !c->recipe)
         die(2, "--codes keeps the codes of a recipe: add --recipe, or leave it out");
     if (c->narrow && !c->recipe)

@@ -116,6 +116,7 @@ refuses "what lies beside f32 weights"       2 "add --level 3 --dtype bf16" $sma
 refuses "or beside weights of fp16"          2 "add --level 3 --dtype bf16" $small --masters 16bit --level 3
 refuses "a recipe in fp16"                   2 "--recipe needs bf16"         $small --recipe mxfp8
 refuses "a recipe without autocast"          2 "--recipe needs bf16"         $small --recipe fp8 --dtype bf16 --level 0
+refuses "scales of no mxfp8"                 2 "--e8m0 rounds the scales of mxfp8" $small --recipe fp8 --dtype bf16 --e8m0 floor
 refuses "narrow products of no recipe"       2 "--narrow-products multiplies the codes of a recipe" $small --narrow-products
 refuses "codes of no recipe"                 2 "--codes keeps the codes of a recipe" $small --codes
 refuses "a part of no recipe"                2 "--recipe-without leaves out a part of nvfp4" $small --recipe-without 2d
@@ -527,6 +528,8 @@ for recipe in fp8 fp8-delayed mxfp8 nvfp4; do
     gpt 0 $fit --recipe $recipe --steps 4 --decay-steps 8 --out $recipe.2 && gpt 0 --out $recipe.2 --resume --steps 8
     check "--recipe $recipe resumes bit for bit" cmp -s $recipe/checkpoint.safetensors $recipe.2/checkpoint.safetensors
 done
+gpt 0 $fit --recipe mxfp8 --e8m0 floor --steps 8 --decay-steps 8 --out mxfp8.floor
+check "--e8m0 floor trains other weights" sh -c "! cmp -s mxfp8/checkpoint.safetensors mxfp8.floor/checkpoint.safetensors"
 gpt 0 $fit --recipe mxfp8 --guard on --steps 1; check "the guard says what falls back to bf16" \
     sh -c 'tr -s " \n" " " <out | grep -q "guard on: a site that overflows falls back to f32, an operand that loses too much to bf16"'
 for recipe in fp8 nvfp4; do
