@@ -250,9 +250,10 @@ typedef struct mixp_context_desc {
  * cuBLASLt is asked once for each shape. A product that it refuses stays a bf16 product, and
  * mixp_context_gemm_count tells how many ran in which way. The operands have the same values either
  * way, but the sums may round more: on capability 9.0 the tensor cores keep about 14 bits of fp8
- * sums between additions in f32 (DeepSeek-V3, 3.3.2). The codes and scales take scratch memory: up
- * to 1.1 bytes for each element of both operands. Keep it off until you have measured it on your
- * GPU: it was tested on a simulation of cuBLASLt. A CPU ignores it. */
+ * sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in bf16 keeps, becomes
+ * NaN. Codes and scales take scratch memory: about 1 byte for each element of both operands. Keep
+ * it off until you have measured it on your GPU: it was tested on a simulation of cuBLASLt. A CPU
+ * ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
  * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. A CPU ignores both

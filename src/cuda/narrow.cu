@@ -36,9 +36,10 @@ __device__ inline uint8_t scale_at(const Encoding &e, int64_t outer, int64_t s) 
                         col / e.how.block_cols];
 }
 
+/* Inf, which only MXFP8 has, becomes NaN: e4m3 has no Inf, and its largest value would hide it. */
 __device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
     return element == MIXP_F4_E2M1 ? mixpi_e2m1_code(x)
-                                   : mixpi_round_f32(element, mixp_bits_of_f32(x), 1, 0, 0);
+                                   : mixpi_round_f32(element, mixp_bits_of_f32(x), 0, 0, 0);
 }
 
 /* 16 elements of a sum in each thread. Neighbours in a warp are neighbours in y. */
@@ -165,7 +166,7 @@ inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
 inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     mixp_result r;
     e->codes = (uint8_t *)*room;
-    e->scales = *room + codes_room(*e);
+    e->scales = e->mode ? *room + codes_room(*e) : NULL;
     *room += codes_room(*e) + scales_room(*e);
     r = k->launched("gemm",
                     MIXPI_LAUNCH(narrow_codes,

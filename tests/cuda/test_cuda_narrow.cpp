@@ -82,6 +82,16 @@ struct Call {
     mixp_gemm_narrow_args k;
 };
 
+/* Numbers that a format rounds to others, or does not hold, in the first rows. */
+static void odd_values(Operand &o) {
+    const double odd[] = { NAN, INFINITY, -INFINITY, 3e38, 1e-40, -0.0 };
+    for (int row = 0; row < 6; row++) set_value(o.x, row * o.cols + 5 * row, odd[row]);
+    for (int64_t i = 8 * o.cols; i < 10 * o.cols; i++) set_value(o.x, i, 0.0);
+    for (int64_t i = 10 * o.cols; i < 11 * o.cols; i++) set_value(o.x, i, 1e-39);
+}
+
+static bool odd;                /* the first operands of the calls to come have odd values   */
+
 static Call call_of(const Kind &t, Sizes s, int trans_a, int trans_b, mixp_dtype dtype) {
     Call r;
     mixp_gemm_args &g = r.k.gemm;
@@ -89,6 +99,7 @@ static Call call_of(const Kind &t, Sizes s, int trans_a, int trans_b, mixp_dtype
     r.b = operand(t, true, s.n, s.k, trans_b == 0);
     r.c = numbers(dtype, s.m * s.n, 1.0, 0);
     r.bias = numbers(MIXP_BF16, s.n, 1.0, 0);
+    if (odd) odd_values(r.a);
     quantise(r.a, NULL);
     quantise(r.b, (const float *)r.a.factor.gpu);
     memset((void *)&r.k, 0, sizeof r.k);
@@ -280,6 +291,35 @@ static void unfit(void) {
     else on_capability(100, unfit_all);
 }
 
+/* What is not finite in the bf16 product is not finite here, and nothing else. */
+static void odd_body(void) {
+    for (const Kind &t : kinds) {
+        odd = true;
+        Call r = call_of(t, { 128, 128, 128 }, 0, 1, MIXP_F32);
+        odd = false;
+        Pair c = empty(MIXP_F32, r.c.n, 0);
+        mixp_gemm_args g = r.k.gemm;
+        g.c.data = c.gpu;
+        CHECK_INT(gpu_kernels->gemm(&gpu_exec, &g), MIXP_OK);
+        went(t, r, runs(r));
+        WAIT();
+        int wrong = 0;
+        for (int64_t i = 0; i < c.n; i++) {
+            const double a = ((float *)c.gpu)[i], b = ((float *)r.c.gpu)[i];
+            wrong += std::isfinite(a) ? !(fabs(a - b) <= 1e-3 * (fabs(a) + 1.0)) : std::isfinite(b);
+        }
+        if (wrong) printf("  %s: %d elements\n", t.name, wrong);
+        CHECK_INT(wrong, 0);
+        finish(c);
+        finish_call(r);
+    }
+}
+static void odd_all(void) { in_all_schedules(odd_body); }
+static void odd_numbers(void) {
+    if (!cudasim::simulated) odd_all();
+    else for (int value : { 90, 100 }) on_capability(value, odd_all);
+}
+
 /* An empty product, alpha 0, and no context. */
 static void edges_body(void) {
     Call r = call_of(kinds[0], { 32, 48, 64 }, 0, 1, MIXP_F32);
@@ -393,6 +433,7 @@ int main(void) {
     RUN(products);
     RUN(everywhere);
     RUN(unfit);
+    RUN(odd_numbers);
     RUN(edges);
     return test_report();
 }

@@ -195,6 +195,8 @@ plant narrow_squares       'narrow: all squares have the scales of the first row
     cuda_narrow products 's/i \/ pitch \* 128/i \/ pitch/'
 plant narrow_rows          'narrow: the scales of a row lie behind each other' \
     cuda_narrow products 's/: i % rows/: i \/ blocks/; s/: i \/ rows/: i % blocks/'
+plant narrow_inf           'narrow: an Inf becomes the largest value' \
+    cuda_narrow odd_numbers 's/, 0, 0, 0/, 1, 0, 0/'
 plant narrow_bias          'narrow: an f32 bias is read as bf16' \
     cuda_narrow unfit 's/&& g.bias.dtype == MIXP_BF16 //'
 plant narrow_modes         'narrow: both operands have the scales of a' \
