@@ -4312,8 +4312,9 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
  * mixp_recompute, also with dropout, under autocast and under a guard. The function block is called
  * once. y is the only tensor of the block that may be used afterwards. The block may read other
  * tensors than x through user. A nested block is part of the outer block. Nothing is freed if an
- * operator of the block has freed a disposable tensor, or in a trial of mixp_observe. Returns what
- * the block returns; NULL on error.
+ * operator of the block has freed a disposable tensor, in a trial of mixp_observe, or under
+ * MIXP_NO_GRAD: an evaluation with batches as large as those of training may then set the peak of
+ * memory, so use smaller ones. Returns what the block returns; NULL on error.
  *
  * An operator of your own runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.
