@@ -2568,7 +2568,7 @@ typedef struct mixp_narrow {
     mixp_dtype       element;
     mixp_block_scale scale;
     int64_t          block_rows, block_cols;    /* of the operand as it is stored          */
-    const uint8_t   *scales;    /* that `quantise` wrote; NULL for TENSOR                  */
+    const uint8_t   *scales;    /* written by `quantise`; NULL for TENSOR                  */
 } mixp_narrow;
 
 /* A product whose operands are quantised values: the result of `gemm` with the same arguments,
@@ -3261,7 +3261,7 @@ typedef struct mixp_gemm_count {
     int64_t direct;             /* the vendor's library, operands as they are              */
     int64_t packed;             /* the vendor's library, with copies of the operands       */
     int64_t plain;              /* a kernel without tensor cores, about 50 times slower    */
-    int64_t narrow;             /* the vendor's library, in fp8 or fp4: see narrow_products   */
+    int64_t narrow;             /* the vendor's library, in fp8 or fp4: narrow_products    */
 } mixp_gemm_count;
 
 struct mixp_device {
@@ -3553,13 +3553,13 @@ typedef struct mixp_context_desc {
  *     FP8_BLOCK                  9.0, cuBLASLt 12.9
  *     MXFP8, NVFP4               10.0 and up, cuBLASLt 12.8
  *
- * cuBLASLt is asked once for each shape. A product that it refuses stays a bf16 product, and
- * mixp_context_gemm_count tells how many ran in which way. The operands have the same values either
- * way, but the sums may round more: on capability 9.0 the tensor cores keep about 14 bits of fp8
- * sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in bf16 keeps, becomes
- * NaN. Codes and scales take scratch memory: about 1 byte for each element of both operands. Keep
- * it off until you have measured it on your GPU: it was tested on a simulation of cuBLASLt. A CPU
- * ignores it. */
+ * mixprec asks cuBLASLt once for each shape. A product that cuBLASLt refuses stays a bf16 product;
+ * mixp_context_gemm_count counts both kinds. The operands have the same values either way, but the
+ * sums may round more: on capability 9.0 the tensor cores keep about 14 bits of fp8 sums between
+ * additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in bf16 keeps, becomes NaN. Codes and
+ * scales take scratch memory: about 1 byte for each element of both operands. Keep narrow_products
+ * off until you have measured it on your GPU: it was tested only on a simulation of cuBLASLt. The
+ * CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
  * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. A CPU ignores both
@@ -3627,8 +3627,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
- * - A recipe asks for codes, and a step that trained kept none. It is reported at the next
- *   mixp_step_begin or mixp_eval_begin.
+ * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
+ *   mixp_step_begin or mixp_eval_begin gives this warning.
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
@@ -3658,8 +3658,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
  * free it or the context.
  *
- * mixp_capture_end returns NULL on error. A call that failed since mixp_capture_begin is such an
- * error, because the graph would lack the work of that call; the context keeps the first error.
+ * mixp_capture_end returns NULL on error, also if a call has failed since mixp_capture_begin: the
+ * graph would lack the work of that call. The context keeps the first error.
  *
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: a call in the capture
  * allocated, waited, or multiplied shapes that no earlier step had; a low weight was written since
@@ -3970,7 +3970,7 @@ typedef struct mixp_recipe {
  * - the linear lies in a block of mixp_recompute, multiplies in bf16, or has an x or dy that fell
  *   back to bf16.
  *
- * If codes free nothing in a step, on_warning gets a linear and the reason.
+ * If no linear of a training step keeps x as codes, on_warning gets one linear and the reason.
  *
  * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
  * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
@@ -4238,10 +4238,10 @@ MIXPREC_API const char     *mixp_op_class_name(mixp_op_class cls);   /* "low", "
  * mixp_backward walks the recorded calls back.
  */
 /* Begins a step. Call it first in every training or evaluation step. Frees the activations, their
- * gradients and the tape of the previous step, and counts the step for random numbers. Of networks
- * that train in turn, as in a GAN, each has its own step: see the top of STEP. Every call
+ * gradients and the tape of the previous step, and counts the step for random numbers. Every call
  * refuses a tensor of the previous step (MIXP_ERR_ORDER), and usually those of older steps. To keep
- * values, use mixp_copy; to keep a loss, mixp_item.
+ * values, use mixp_copy; to keep a loss, mixp_item. Networks that train in turn, as in a GAN, have
+ * a step each: see the top of STEP.
  *
  * MIXP_ERR_ORDER: a MIXP_AUTOCAST or MIXP_NO_GRAD block is still open, for example left by return,
  * goto or break; mixp_step_begin then closes the block. MIXP_ERR_ORDER without any change: your own
@@ -5249,27 +5249,28 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
  * Unscale, clip, step, update, in this order. The gradients' marks decide which call may use which
  * gradients. Then the verdict: what became of the step, and why.
  *
- * TWO NETWORKS IN TURN, such as a GAN's discriminator d and generator g: begin a step for each.
+ * TWO NETWORKS IN TURN, as in a GAN: begin a step for each. d and g are the optimizers of the
+ * discriminator and of the generator.
  *
  *     mixp_step_begin(ctx);  mixp_zero_grad(d);
- *     ... fake under MIXP_NO_GRAD; the loss of d ...
+ *     ... fake under MIXP_NO_GRAD; the discriminator's loss ...
  *     mixp_backward(ctx, mixp_scaler_scale(d_scaler, loss));
  *     mixp_scaler_step(d_scaler, d);  mixp_scaler_update(d_scaler);
  *     mixp_step_begin(ctx);  mixp_zero_grad(g);
- *     ... fake; the loss of g, through the discriminator ...
+ *     ... fake; the generator's loss, through the discriminator ...
  *     mixp_backward(ctx, mixp_scaler_scale(g_scaler, loss));
  *     mixp_scaler_step(g_scaler, g);  mixp_scaler_update(g_scaler);
  *
- * With a scaler each, an overflow in one network leaves the scale of the other. One scaler for both
- * works too; update it after each network, or once after both. mixp_retry repeats one of these
- * steps, if the step has its own update. A checkpoint takes one scaler; see mixp_checkpoint for the
- * second. The walk of g adds to the gradients of d as well, so clear them before the next walk of
- * d, as above.
+ * With a scaler each, an overflow in one network does not change the scale of the other. One scaler
+ * for both works too; update it after each network, or once after both. mixp_retry repeats one of
+ * these steps if the step has its own update. A checkpoint takes one scaler; see mixp_checkpoint
+ * for the second. mixp_backward of the generator's loss also adds to the gradients of d: clear them
+ * before the next step of d, as above.
  *
- * One step for both runs the generator once: give mixp_detach(ctx, fake) to the discriminator in
- * the loss of d, and compute the loss of g from fake after d has stepped. The step then keeps the
- * activations of both networks. Without overflows and random numbers all of these
- * forms have the same bits.
+ * One step for both networks runs the generator once: give mixp_detach(ctx, fake) to the
+ * discriminator's loss, and compute the generator's loss from fake after mixp_scaler_step of d. The
+ * step then keeps the activations of both networks. All these forms give the same bits if no step
+ * overflows and no operator draws random numbers.
  */
 
 /* Divides the gradients of opt by their scale, in place, and checks them for Inf and NaN. Call it
@@ -5431,8 +5432,9 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  *
  *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "cast" (of an input)
  *
- * The operators that mixp_jvp applies are named by the operator that the program has called: "h.3:
- * tangent of tanh".
+ * A site in mixp_jvp is named after the operator whose tangent it is part of:
+ *
+ *     "h.3: tangent of tanh"
  *
  * Reshapes, casts and dropout are not part of a site's identity: an evaluation, in which
  * mixp_dropout does nothing, has the sites of training.
@@ -5491,9 +5493,9 @@ typedef struct mixp_guard_desc {
     int     every;              /* samples about one update in `every`; 0 = 16, 1 = each update; at
                                    most 2^20 */
     int     clean;              /* clean samples until a site returns to its low dtype; 0 = 4; at
-                                   most 2^20. With 1, one batch that is smaller or easier than the
-                                   others, such as the last of an epoch, returns a site; each
-                                   relapse then may cost a skip, and doubles the number */
+                                   most 2^20. With 1, a single easy batch, such as a short last
+                                   batch of an epoch, returns a site. Each relapse may cost a skip,
+                                   and doubles the number  */
     float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
     float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
@@ -12415,7 +12417,7 @@ static int mixpi_row_is_coded(const mixp_param_row *row) {
            (row->v && row->v_dtype != MIXP_F32);
 }
 
-/* The largest scratch memory that a kernel of this file takes for rows[count]. */
+/* The most bytes of scratch memory that a kernel of this file takes for rows[count]. */
 static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
     int64_t i, n = 0;
     for (i = 0; i < count; i++) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);
@@ -14538,7 +14540,7 @@ struct mixp_context {
     mixp_exec          exec;
     mixp_result  error;
     uint64_t     told;          /* errors reported so far                                  */
-    uint64_t     failures;      /* told, and failures that came after an error             */
+    uint64_t     failures;      /* errors so far, reported or not                          */
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
     char         warning[320];  /* the first warning; "" = none                            */
@@ -14549,7 +14551,7 @@ struct mixp_context {
     mixpi_block *block;         /* source of host memory; NULL: an allocator               */
     uint64_t     seed, step, generation;
     uint64_t     capture_step;  /* the step count when a capture began                     */
-    uint64_t     capture_failures;  /* failures when it began                              */
+    uint64_t     capture_failures;  /* `failures` when a capture began                     */
     int64_t      tensors_made;  /* ids of permanent tensors                                */
     int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
     int64_t      allocations;
@@ -15833,7 +15835,7 @@ static mixp_result mixpi_capture_check(mixp_context *ctx) {
     if (!ctx->capturing || ctx->failures == ctx->capture_failures) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_capture_end: a call failed during the capture, so there is no "
-                             "graph; mend that call and record the step again");
+                             "graph; correct that call and capture the step again");
 }
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
@@ -16549,9 +16551,9 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
     int             coded;      /* linears of this step that keep their input as codes     */
-    int             uncoded;    /* linears of this step that were to do so, and cannot     */
-    char            uncoded_name[64];   /* weight of the newest of them                     */
-    const char     *uncoded_why;    /* and why its input stays                              */
+    int             uncoded;    /* linears of this step that should do so, but cannot      */
+    char            uncoded_name[64];   /* weight of the newest uncoded linear             */
+    const char     *uncoded_why;    /* why the newest uncoded linear cannot                */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
     mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it. In a step
                                    without such a linear: of its newest region             */
@@ -16570,14 +16572,15 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
     return ctx->casting;
 }
 
-/* A step ends: warns if it trained under a recipe with codes, and no linear kept codes. */
+/* Ends a step: warns if it trained under a recipe with codes, but no linear kept codes. */
 static void mixpi_casting_turn(mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
     if (!c) return;
     if (c->uncoded && !c->coded && ctx->walked_in == ctx->generation)
         mixpi_warn(ctx,
                    "the recipe's codes free no memory: none of %d linears kept its input x as "
-                   "codes. Of the last, '%s', %s. See CODES at mixp_recipe, or set codes to 0",
+                   "codes. The last has the weight '%s': %s. See CODES at mixp_recipe, or set "
+                   "codes to 0",
                    c->uncoded, c->uncoded_name, c->uncoded_why);
     c->linears = c->coded = c->uncoded = 0;
 }
@@ -17290,7 +17293,7 @@ static int mixpi_call_is_wide(const mixp_call *c) {
     return watcher && watcher->is_wide(c);
 }
 
-/* Tells the guard that the operator computes in the low dtype of an input, also outside of regions:
+/* Tells the guard that the operator computes in the low dtype of an input, inside a region or not:
  * its site can fall back although its result is f32. */
 static void mixpi_call_is_low_inside(mixp_call *c) {
     const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;
@@ -19134,7 +19137,7 @@ typedef struct mixpi_recipe_call {
 /* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
- * too, and the caller gives it back. how, scales: for narrow products. */
+ * too, and the caller gives it back. how, scales: set if narrow products run. */
 typedef struct mixpi_quantised {
     mixp_tensor *y, *factor, *scales;
     mixp_narrow  how;
@@ -19386,8 +19389,8 @@ static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
     return how;
 }
 
-/* Where narrow products run, they need the scales of blocks: memory for them, unless codes of x
- * have it. */
+/* If narrow products run: notes how k quantises, and gives k memory for the scales of blocks,
+ * unless k has some for codes. */
 static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     int64_t count;
     if (!c->ctx->narrow) return MIXP_OK;
@@ -19480,15 +19483,16 @@ static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
            rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
 }
 
-/* The product of two quantised operands. one, other: how they were quantised, in any order. */
+/* Runs g. one, other: its quantised operands a and b, in either order. */
 static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
                                         const mixpi_quantised *one, const mixpi_quantised *other) {
-    const int turned = !one->high && g->a.data != one->y->data;
     mixp_gemm_narrow_args k;
+    int first;
     if (one->high || !c->ctx->narrow) return MIXPI_RUN(c, gemm, g);
+    first = g->a.data == one->y->data;
     k.gemm = *g;
-    k.a = turned ? other->how : one->how;
-    k.b = turned ? one->how : other->how;
+    k.a = first ? one->how : other->how;
+    k.b = first ? other->how : one->how;
     return MIXPI_RUN(c, gemm_narrow, &k);
 }
 
@@ -19547,9 +19551,9 @@ static const char *mixpi_coded_hindrance(const mixp_call *c) {
     int i;
     if (c->ctx->in_block) return "x is in a block of mixp_recompute";
     for (i = 1; i < c->n_in; i++)
-        if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is the weight or the bias, too";
+        if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is also the weight or the bias";
     if (mixpi_unread_maker(c->ctx, x)) return NULL;
-    if (!x->own.from_tape) return "x is no result of a recorded operator";
+    if (!x->own.from_tape) return "x is not the result of a recorded operator";
     if (!x->own.disposable)
         return "x is not disposable: call mixp_tensor_set_disposable(x, 1) before the last "
                "mixp_linear that reads it";
@@ -23691,7 +23695,7 @@ static mixp_tensor *mixpi_tangent_of(mixp_call *c) {
     return mixpi_other_tangent(c);
 }
 
-/* The operator that the program called: of a part of a tangent, the operator of that tangent. */
+/* The operator of a call; in a tangent, the operator of the program whose tangent it is. */
 static const char *mixpi_called(const mixp_call *c) {
     const char *of = mixpi_entry_of(c)->tangent_of;
     return of ? of : c->op->name;
@@ -23722,8 +23726,8 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     return c->ctx->told == told ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
-/* Marks the inputs of a call: y depends on them; or clears the marks. They have no tangent then,
- * also where on_error has left an earlier mixp_jvp by an exception. */
+/* Sets or clears the marks of a call's inputs: y depends on them. Also clears their tangents, which
+ * an earlier mixp_jvp leaves there if on_error throws. */
 static void mixpi_lead(const mixp_call *c, int leads) {
     int i;
     for (i = 0; i < c->n_in; i++) {
@@ -26299,8 +26303,8 @@ static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
     return crew ? crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
 }
 
-/* Takes the memory of the step's kernels, before anything is changed. Where the device has memory
- * of its own, these kernels take none. */
+/* Takes the memory that the step needs, before anything is changed. On a device with memory of its
+ * own, the kernels of the update need none. */
 static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
     const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_result r = crew ? crew->plan(opt) : MIXP_OK;

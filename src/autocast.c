@@ -42,9 +42,9 @@ struct mixpi_casting {
     mixp_recipe_counts recipes;
     int             linears;    /* applied under a recipe in this forward pass             */
     int             coded;      /* linears of this step that keep their input as codes     */
-    int             uncoded;    /* linears of this step that were to do so, and cannot     */
-    char            uncoded_name[64];   /* weight of the newest of them                     */
-    const char     *uncoded_why;    /* and why its input stays                              */
+    int             uncoded;    /* linears of this step that should do so, but cannot      */
+    char            uncoded_name[64];   /* weight of the newest uncoded linear             */
+    const char     *uncoded_why;    /* why the newest uncoded linear cannot                */
     mixp_recipe     delayed;    /* newest recipe of delayed scaling; kind NONE: none was set */
     mixp_recipe     trained;    /* of the newest linear that trains; ranks compare it. In a step
                                    without such a linear: of its newest region             */
@@ -63,14 +63,15 @@ static mixpi_casting *mixpi_casting_of(mixp_context *ctx) {
     return ctx->casting;
 }
 
-/* A step ends: warns if it trained under a recipe with codes, and no linear kept codes. */
+/* Ends a step: warns if it trained under a recipe with codes, but no linear kept codes. */
 static void mixpi_casting_turn(mixp_context *ctx) {
     mixpi_casting *c = ctx->casting;
     if (!c) return;
     if (c->uncoded && !c->coded && ctx->walked_in == ctx->generation)
         mixpi_warn(ctx,
                    "the recipe's codes free no memory: none of %d linears kept its input x as "
-                   "codes. Of the last, '%s', %s. See CODES at mixp_recipe, or set codes to 0",
+                   "codes. The last has the weight '%s': %s. See CODES at mixp_recipe, or set "
+                   "codes to 0",
                    c->uncoded, c->uncoded_name, c->uncoded_why);
     c->linears = c->coded = c->uncoded = 0;
 }

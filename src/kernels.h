@@ -555,7 +555,7 @@ typedef struct mixp_narrow {
     mixp_dtype       element;
     mixp_block_scale scale;
     int64_t          block_rows, block_cols;    /* of the operand as it is stored          */
-    const uint8_t   *scales;    /* that `quantise` wrote; NULL for TENSOR                  */
+    const uint8_t   *scales;    /* written by `quantise`; NULL for TENSOR                  */
 } mixp_narrow;
 
 /* A product whose operands are quantised values: the result of `gemm` with the same arguments,
@@ -1248,7 +1248,7 @@ typedef struct mixp_gemm_count {
     int64_t direct;             /* the vendor's library, operands as they are              */
     int64_t packed;             /* the vendor's library, with copies of the operands       */
     int64_t plain;              /* a kernel without tensor cores, about 50 times slower    */
-    int64_t narrow;             /* the vendor's library, in fp8 or fp4: see narrow_products   */
+    int64_t narrow;             /* the vendor's library, in fp8 or fp4: narrow_products    */
 } mixp_gemm_count;
 
 struct mixp_device {

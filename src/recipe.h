@@ -117,7 +117,7 @@ typedef struct mixp_recipe {
  * - the linear lies in a block of mixp_recompute, multiplies in bf16, or has an x or dy that fell
  *   back to bf16.
  *
- * If codes free nothing in a step, on_warning gets a linear and the reason.
+ * If no linear of a training step keeps x as codes, on_warning gets one linear and the reason.
  *
  * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
  * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */

@@ -5,27 +5,28 @@
  * Unscale, clip, step, update, in this order. The gradients' marks decide which call may use which
  * gradients. Then the verdict: what became of the step, and why.
  *
- * TWO NETWORKS IN TURN, such as a GAN's discriminator d and generator g: begin a step for each.
+ * TWO NETWORKS IN TURN, as in a GAN: begin a step for each. d and g are the optimizers of the
+ * discriminator and of the generator.
  *
  *     mixp_step_begin(ctx);  mixp_zero_grad(d);
- *     ... fake under MIXP_NO_GRAD; the loss of d ...
+ *     ... fake under MIXP_NO_GRAD; the discriminator's loss ...
  *     mixp_backward(ctx, mixp_scaler_scale(d_scaler, loss));
  *     mixp_scaler_step(d_scaler, d);  mixp_scaler_update(d_scaler);
  *     mixp_step_begin(ctx);  mixp_zero_grad(g);
- *     ... fake; the loss of g, through the discriminator ...
+ *     ... fake; the generator's loss, through the discriminator ...
  *     mixp_backward(ctx, mixp_scaler_scale(g_scaler, loss));
  *     mixp_scaler_step(g_scaler, g);  mixp_scaler_update(g_scaler);
  *
- * With a scaler each, an overflow in one network leaves the scale of the other. One scaler for both
- * works too; update it after each network, or once after both. mixp_retry repeats one of these
- * steps, if the step has its own update. A checkpoint takes one scaler; see mixp_checkpoint for the
- * second. The walk of g adds to the gradients of d as well, so clear them before the next walk of
- * d, as above.
+ * With a scaler each, an overflow in one network does not change the scale of the other. One scaler
+ * for both works too; update it after each network, or once after both. mixp_retry repeats one of
+ * these steps if the step has its own update. A checkpoint takes one scaler; see mixp_checkpoint
+ * for the second. mixp_backward of the generator's loss also adds to the gradients of d: clear them
+ * before the next step of d, as above.
  *
- * One step for both runs the generator once: give mixp_detach(ctx, fake) to the discriminator in
- * the loss of d, and compute the loss of g from fake after d has stepped. The step then keeps the
- * activations of both networks. Without overflows and random numbers all of these
- * forms have the same bits.
+ * One step for both networks runs the generator once: give mixp_detach(ctx, fake) to the
+ * discriminator's loss, and compute the generator's loss from fake after mixp_scaler_step of d. The
+ * step then keeps the activations of both networks. All these forms give the same bits if no step
+ * overflows and no operator draws random numbers.
  */
 
 /* Divides the gradients of opt by their scale, in place, and checks them for Inf and NaN. Call it

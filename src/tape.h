@@ -7,10 +7,10 @@
  * mixp_backward walks the recorded calls back.
  */
 /* Begins a step. Call it first in every training or evaluation step. Frees the activations, their
- * gradients and the tape of the previous step, and counts the step for random numbers. Of networks
- * that train in turn, as in a GAN, each has its own step: see the top of STEP. Every call
+ * gradients and the tape of the previous step, and counts the step for random numbers. Every call
  * refuses a tensor of the previous step (MIXP_ERR_ORDER), and usually those of older steps. To keep
- * values, use mixp_copy; to keep a loss, mixp_item.
+ * values, use mixp_copy; to keep a loss, mixp_item. Networks that train in turn, as in a GAN, have
+ * a step each: see the top of STEP.
  *
  * MIXP_ERR_ORDER: a MIXP_AUTOCAST or MIXP_NO_GRAD block is still open, for example left by return,
  * goto or break; mixp_step_begin then closes the block. MIXP_ERR_ORDER without any change: your own

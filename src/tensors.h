@@ -247,13 +247,13 @@ typedef struct mixp_context_desc {
  *     FP8_BLOCK                  9.0, cuBLASLt 12.9
  *     MXFP8, NVFP4               10.0 and up, cuBLASLt 12.8
  *
- * cuBLASLt is asked once for each shape. A product that it refuses stays a bf16 product, and
- * mixp_context_gemm_count tells how many ran in which way. The operands have the same values either
- * way, but the sums may round more: on capability 9.0 the tensor cores keep about 14 bits of fp8
- * sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in bf16 keeps, becomes
- * NaN. Codes and scales take scratch memory: about 1 byte for each element of both operands. Keep
- * it off until you have measured it on your GPU: it was tested on a simulation of cuBLASLt. A CPU
- * ignores it. */
+ * mixprec asks cuBLASLt once for each shape. A product that cuBLASLt refuses stays a bf16 product;
+ * mixp_context_gemm_count counts both kinds. The operands have the same values either way, but the
+ * sums may round more: on capability 9.0 the tensor cores keep about 14 bits of fp8 sums between
+ * additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in bf16 keeps, becomes NaN. Codes and
+ * scales take scratch memory: about 1 byte for each element of both operands. Keep narrow_products
+ * off until you have measured it on your GPU: it was tested only on a simulation of cuBLASLt. The
+ * CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
  * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. A CPU ignores both
@@ -321,8 +321,8 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
- * - A recipe asks for codes, and a step that trained kept none. It is reported at the next
- *   mixp_step_begin or mixp_eval_begin.
+ * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
+ *   mixp_step_begin or mixp_eval_begin gives this warning.
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
  *   mixp_bce_with_logits of a sigmoid, mixp_nll or mixp_kl_div of a softmax or a linear.
  * - mixp_sub broadcasts [n, 1] and [n] to [n, n], as for predictions less targets.
@@ -352,8 +352,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * mixp_context_exec(ctx), which is a different stream during a capture. The graph lives until you
  * free it or the context.
  *
- * mixp_capture_end returns NULL on error. A call that failed since mixp_capture_begin is such an
- * error, because the graph would lack the work of that call; the context keeps the first error.
+ * mixp_capture_end returns NULL on error, also if a call has failed since mixp_capture_begin: the
+ * graph would lack the work of that call. The context keeps the first error.
  *
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: a call in the capture
  * allocated, waited, or multiplied shapes that no earlier step had; a low weight was written since

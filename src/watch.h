@@ -15,8 +15,9 @@
  *
  *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "cast" (of an input)
  *
- * The operators that mixp_jvp applies are named by the operator that the program has called: "h.3:
- * tangent of tanh".
+ * A site in mixp_jvp is named after the operator whose tangent it is part of:
+ *
+ *     "h.3: tangent of tanh"
  *
  * Reshapes, casts and dropout are not part of a site's identity: an evaluation, in which
  * mixp_dropout does nothing, has the sites of training.
@@ -75,9 +76,9 @@ typedef struct mixp_guard_desc {
     int     every;              /* samples about one update in `every`; 0 = 16, 1 = each update; at
                                    most 2^20 */
     int     clean;              /* clean samples until a site returns to its low dtype; 0 = 4; at
-                                   most 2^20. With 1, one batch that is smaller or easier than the
-                                   others, such as the last of an epoch, returns a site; each
-                                   relapse then may cost a skip, and doubles the number */
+                                   most 2^20. With 1, a single easy batch, such as a short last
+                                   batch of an epoch, returns a site. Each relapse may cost a skip,
+                                   and doubles the number  */
     float   high;               /* 0 = 0.25 of the dtype's largest number; below 1 */
     float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */

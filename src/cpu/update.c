@@ -128,7 +128,7 @@ static int mixpi_row_is_coded(const mixp_param_row *row) {
            (row->v && row->v_dtype != MIXP_F32);
 }
 
-/* The largest scratch memory that a kernel of this file takes for rows[count]. */
+/* The most bytes of scratch memory that a kernel of this file takes for rows[count]. */
 static size_t mixpi_chunk_room(const mixp_param_row *rows, int64_t count) {
     int64_t i, n = 0;
     for (i = 0; i < count; i++) n += mixpi_ceil_div(rows[i].count, MIXPI_CHUNK);

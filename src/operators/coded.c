@@ -39,9 +39,9 @@ static const char *mixpi_coded_hindrance(const mixp_call *c) {
     int i;
     if (c->ctx->in_block) return "x is in a block of mixp_recompute";
     for (i = 1; i < c->n_in; i++)
-        if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is the weight or the bias, too";
+        if (c->in[i] && mixpi_origin(c->in[i]) == x) return "x is also the weight or the bias";
     if (mixpi_unread_maker(c->ctx, x)) return NULL;
-    if (!x->own.from_tape) return "x is no result of a recorded operator";
+    if (!x->own.from_tape) return "x is not the result of a recorded operator";
     if (!x->own.disposable)
         return "x is not disposable: call mixp_tensor_set_disposable(x, 1) before the last "
                "mixp_linear that reads it";

@@ -19,7 +19,7 @@ typedef struct mixpi_recipe_call {
 /* A quantised operand, in the arena or of a weight, and the factor for its product. factor: the
  * device's kernel wrote the factor there, times that of the product's other operand, if quantised
  * before. high: the product is bf16, and does not read the operand. lent: another product reads it
- * too, and the caller gives it back. how, scales: for narrow products. */
+ * too, and the caller gives it back. how, scales: set if narrow products run. */
 typedef struct mixpi_quantised {
     mixp_tensor *y, *factor, *scales;
     mixp_narrow  how;
@@ -271,8 +271,8 @@ static mixp_narrow mixpi_recipe_how(const mixp_quantise_args *k) {
     return how;
 }
 
-/* Where narrow products run, they need the scales of blocks: memory for them, unless codes of x
- * have it. */
+/* If narrow products run: notes how k quantises, and gives k memory for the scales of blocks,
+ * unless k has some for codes. */
 static mixp_result mixpi_recipe_scales(mixp_call *c, mixp_quantise_args *k, mixpi_quantised *q) {
     int64_t count;
     if (!c->ctx->narrow) return MIXP_OK;
@@ -365,15 +365,16 @@ static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
            rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
 }
 
-/* The product of two quantised operands. one, other: how they were quantised, in any order. */
+/* Runs g. one, other: its quantised operands a and b, in either order. */
 static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
                                         const mixpi_quantised *one, const mixpi_quantised *other) {
-    const int turned = !one->high && g->a.data != one->y->data;
     mixp_gemm_narrow_args k;
+    int first;
     if (one->high || !c->ctx->narrow) return MIXPI_RUN(c, gemm, g);
+    first = g->a.data == one->y->data;
     k.gemm = *g;
-    k.a = turned ? other->how : one->how;
-    k.b = turned ? one->how : other->how;
+    k.a = first ? one->how : other->how;
+    k.b = first ? other->how : one->how;
     return MIXPI_RUN(c, gemm_narrow, &k);
 }
 

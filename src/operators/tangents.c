@@ -217,7 +217,7 @@ static mixp_tensor *mixpi_tangent_of(mixp_call *c) {
     return mixpi_other_tangent(c);
 }
 
-/* The operator that the program called: of a part of a tangent, the operator of that tangent. */
+/* The operator of a call; in a tangent, the operator of the program whose tangent it is. */
 static const char *mixpi_called(const mixp_call *c) {
     const char *of = mixpi_entry_of(c)->tangent_of;
     return of ? of : c->op->name;
@@ -248,8 +248,8 @@ static mixp_result mixpi_tangent_make(mixp_call *c) {
     return c->ctx->told == told ? MIXP_OK : mixpi_failed(c->ctx);
 }
 
-/* Marks the inputs of a call: y depends on them; or clears the marks. They have no tangent then,
- * also where on_error has left an earlier mixp_jvp by an exception. */
+/* Sets or clears the marks of a call's inputs: y depends on them. Also clears their tangents, which
+ * an earlier mixp_jvp leaves there if on_error throws. */
 static void mixpi_lead(const mixp_call *c, int leads) {
     int i;
     for (i = 0; i < c->n_in; i++) {

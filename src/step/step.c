@@ -90,8 +90,8 @@ static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
     return crew ? crew->prepare(opt, s) : mixpi_opt_prepare(opt, s);
 }
 
-/* Takes the memory of the step's kernels, before anything is changed. Where the device has memory
- * of its own, these kernels take none. */
+/* Takes the memory that the step needs, before anything is changed. On a device with memory of its
+ * own, the kernels of the update need none. */
 static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
     const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_result r = crew ? crew->plan(opt) : MIXP_OK;

@@ -26,7 +26,7 @@ static int mixpi_call_is_wide(const mixp_call *c) {
     return watcher && watcher->is_wide(c);
 }
 
-/* Tells the guard that the operator computes in the low dtype of an input, also outside of regions:
+/* Tells the guard that the operator computes in the low dtype of an input, inside a region or not:
  * its site can fall back although its result is f32. */
 static void mixpi_call_is_low_inside(mixp_call *c) {
     const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;

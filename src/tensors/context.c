@@ -157,7 +157,7 @@ static mixp_result mixpi_capture_check(mixp_context *ctx) {
     if (!ctx->capturing || ctx->failures == ctx->capture_failures) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_capture_end: a call failed during the capture, so there is no "
-                             "graph; mend that call and record the step again");
+                             "graph; correct that call and capture the step again");
 }
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {

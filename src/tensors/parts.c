@@ -62,7 +62,7 @@ struct mixp_context {
     mixp_exec          exec;
     mixp_result  error;
     uint64_t     told;          /* errors reported so far                                  */
-    uint64_t     failures;      /* told, and failures that came after an error             */
+    uint64_t     failures;      /* errors so far, reported or not                          */
     char         message[512];
     void       (*on_error)(mixp_result code, const char *message, void *user);
     char         warning[320];  /* the first warning; "" = none                            */
@@ -73,7 +73,7 @@ struct mixp_context {
     mixpi_block *block;         /* source of host memory; NULL: an allocator               */
     uint64_t     seed, step, generation;
     uint64_t     capture_step;  /* the step count when a capture began                     */
-    uint64_t     capture_failures;  /* failures when it began                              */
+    uint64_t     capture_failures;  /* `failures` when a capture began                     */
     int64_t      tensors_made;  /* ids of permanent tensors                                */
     int64_t      calls_made;    /* operators applied in this step: keys of their dropout   */
     int64_t      allocations;

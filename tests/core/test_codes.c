@@ -568,9 +568,9 @@ static mixp_tensor *applied(one *o, why w) {
 
 /* What the warning says of x, or of "u" beside "w". FROZEN: nothing trains that codes could serve. */
 static const char *const reasons[WHYS] = {
-    "", "Of the last, 'w', x is not disposable: call mixp_tensor_set_disposable(x, 1)", "another gradient reads x",
-    "none of 2 linears kept its input x as codes. Of the last, 'w', another gradient reads x", "or x shares its memory",
-    "or x shares its memory", "x keeps its gradient", "x is no result of a recorded operator", "", "x is the weight"
+    "", "weight 'w': x is not disposable: call mixp_tensor_set_disposable(x, 1)", "another gradient reads x",
+    "none of 2 linears kept its input x as codes. The last has the weight 'w': another gradient reads x", "or x shares its memory",
+    "or x shares its memory", "x keeps its gradient", "x is not the result of a recorded operator", "", "x is also the weight"
 };
 
 static void inputs_that_stay(void) {
