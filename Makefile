@@ -206,7 +206,7 @@ $(WITH_HEADERS): $(BUILD)/simulated.h.gch
 $(WITH_HEADERS): private HEADERS = -include $(BUILD)/simulated.h
 $(WITH_HEADERS): private SIM_FLAGS += -Wno-unused-function
 
-$(BUILD)/simulated.h.gch: $(wildcard tests/support/*.h) tests/cuda/inside.h $(HEADER)
+$(BUILD)/simulated.h.gch: $(wildcard tests/support/*.h) tests/cuda/inside.h $(HEADER) $(BUILD)/flags
 	$(call say,c++ $@)
 	$(Q)printf '#include "support/checked.h"\n#include "companion.h"\n' >$(BUILD)/simulated.h
 	$(Q)$(CXX) $(SIM_FLAGS) $(filter -f%,$(OMP_LINK)) -DCOMPANION_LINKED -x c++-header $(BUILD)/simulated.h -o $@
