@@ -270,9 +270,7 @@ static int event_is_true(const mixp_event *e, const truths *t, const session *s)
     case MIXP_EVENT_HIGH:     return largest > 0.9 * 0.25 * max || chunks;
     case MIXP_EVENT_FLUSHED:
         return worse(at.flushed, at.grad_flushed) > 0.9 * 0.02 || tiny(at.value) || tiny(at.grad);
-    case MIXP_EVENT_BACK:
-        if (rounds(e->site)) return (double)e->largest < 0.25 * max; /* of more than it rounds */
-        return at.value < 0.25 * max && at.grad < max;
+    case MIXP_EVENT_BACK:     return at.value < 0.25 * max && at.grad < max;
     case MIXP_EVENT_IMPRECISE: return s->program->offset;
     case MIXP_EVENT_SKIP:
         if (e->origin == MIXP_ORIGIN_FORWARD) return at.value > 0.9 * max;

@@ -107,14 +107,15 @@ static yardstick yardstick_of(const program *p, int parts) {
 
 /* The same run with a guard and without. Returns how many laws it breaks. Where a loss overflowed, a run
  * without a guard lowers its loss scale for it, and may so be spared a skip by a gradient: one is granted.
- * A run without a guard that learns far less may skip nothing: behind a division by Inf, all is zero. */
+ * Beside a run without a guard that learns far less, the program's spared steps are granted. */
 static int hold(const program *p, const mode *how, const outcome *plain, const outcome *guarded,
                 yardstick y) {
     const double way = fabs(y.first - y.f32), near = p->near > 0 ? p->near : 0.15;
     const int    learns = guarded->score < plain->score - 0.5 * way;
+    const int    spared = learns && how->dtype == MIXP_F16 ? p->spared : 0;
     int          broken = 0;
     for (int i = 0; i < turns_of(p); i++)
-        LAW(STEPS, learns || guarded->applied[i] + (guarded->bad_losses > 0) >= plain->applied[i],
+        LAW(STEPS, guarded->applied[i] + (guarded->bad_losses > 0) + spared >= plain->applied[i],
             "network %d: %lld steps applied, %lld without a guard", i, (long long)guarded->applied[i],
             (long long)plain->applied[i]);
     LAW(ERROR, guarded->error == MIXP_OK || plain->error != MIXP_OK, "ends with: %s", guarded->why);

@@ -69,6 +69,10 @@ typedef struct program {
                                                            that share of the way that it went; 0: 0.15 */
     int         offset;                                 /* 1: its numbers vary little beside their size:
                                                            low dtypes lose what they tell */
+    int         spared;                                 /* steps that f16 without a guard applies though its
+                                                           forward overflowed: behind a division by Inf the
+                                                           gradients are 0, and it learns nothing. With a
+                                                           guard they may be skipped; 0: none */
 } program;
 
 /* --- random numbers: keyed by step and part, the same in each mode ------------------------- */
