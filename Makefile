@@ -199,8 +199,8 @@ $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
 $(CUDA_PLAIN) $(BUILD)/simulated.h.gch: private SIM_FLAGS += -O0
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)
 
-# Most of what a plain CUDA test compiles are headers: they are compiled once. by_hand begins with macros of its own.
-# Of unused functions in headers gcc warns only if the headers are compiled so.
+# Most of a plain CUDA test is headers: they are compiled once. test_cuda_by_hand defines macros before its headers.
+# gcc warns of unused functions of a header only if the header is precompiled.
 WITH_HEADERS := $(filter-out %/test_cuda_by_hand,$(CUDA_PLAIN))
 $(WITH_HEADERS): $(BUILD)/simulated.h.gch
 $(WITH_HEADERS): private HEADERS = -include $(BUILD)/simulated.h

@@ -350,7 +350,8 @@ static const char *compare_wrong(const mixp_compare_desc *d, const mixp_differen
  * Waits for the device. Both runs are trials: see mixp_observe.
  *
  * MIXP_ERR_ORDER: a region is open, fn uses dropout, which would draw different numbers in each run (pass training
- * 0), or fn leaves a capture open, which is then ended. MIXP_ERR_ARGUMENT: fn, rows, room or n is missing, or a setting is out of range. */
+ * 0), or fn leaves a capture open, which mixp_compare then ends. MIXP_ERR_ARGUMENT: fn, rows, room or n is missing, or
+ * a setting is out of range. */
 COMPARE_API mixp_result mixp_compare(mixp_context *ctx, const mixp_compare_desc *desc, mixp_difference *rows,
                                      int64_t room, int64_t *n) {
     const char *wrong = compare_wrong(desc, rows, room, n);

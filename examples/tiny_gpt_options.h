@@ -192,7 +192,7 @@ static const option options[] = {
 
     {"guard", TEXT, AT(guard), "auto", 0, 15, "on|off|auto|N",
      "a site (an operator of one layer) that overflows falls back to f32; with a recipe, an "
-     "operand that loses too much to bf16; look every N steps; auto = on (16) for fp16"},
+     "operand that loses too much falls back to bf16; look every N steps; auto = on (16) for fp16"},
     /* in the order of MIXP_EPILOGUES_BIAS, _GELU and both */
     CHOICE_OPT("epilogues", epilogues, "off", "off|bias|gelu|on",
                "on a GPU: sums for biases, GELU by tanh, or both in a product's own pass"),
@@ -351,7 +351,7 @@ static int64_t find_choice(const char *choices, const char *word) {
     }
 }
 
-/* Writes a number as people do: 0.1, 1e-6. */
+/* Writes a number without padding in its exponent: 0.1, 1e-6. */
 static const char *limit_text(double number, char text[32]) {
     char *e;
     snprintf(text, 32, "%.10g", number);

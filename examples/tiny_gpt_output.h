@@ -103,7 +103,7 @@ static void print_run(const trainer *t) {
         say_line("resumed", "at step %lld of %lld", (long long)t->step, (long long)c->steps);
     if (guard_every(c))
         say_line("guard", "on: a site that overflows falls back to f32%s",
-                 c->recipe ? ", an operand that loses too much to bf16" : "");
+                 c->recipe ? "; an operand that loses too much, to bf16" : "");
     if (c->init[0]) say_line("begun", "with the weights of %s", c->init);
 }
 

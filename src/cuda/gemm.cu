@@ -168,7 +168,7 @@ struct Product {
     cublasLtEpilogue_t epilogue;
     void     *sums, *before;                        /* for an epilogue; otherwise NULL       */
     const void *scales_a, *scales_b;                /* of a narrow product; otherwise NULL   */
-    int32_t   mode_a, mode_b;                       /* how they lie                          */
+    int32_t   mode_a, mode_b;                       /* cuBLASLt's modes of them; 0: none     */
 };
 
 /* Must the operand be copied to get this dtype (strict: and alignment)? */
@@ -382,7 +382,7 @@ inline bool plan_set_alpha(Plan *p) {
            plan_set(p, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
 }
 
-/* The layouts of scales that the companion was compiled with; 0: one scale for the array. */
+/* cuBLASLt's modes of block scales; 0: its header is too old. */
 #if CUBLAS_VERSION >= 120800
 const int32_t scales_of_16 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC16_UE4M3,
               scales_of_32 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0;
@@ -396,7 +396,7 @@ const int32_t scales_of_128 = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
 const int32_t scales_of_128 = 0, scales_of_squares = 0;
 #endif
 
-/* Sets the addresses of the scales. cuBLASLt's a is our b. */
+/* Sets the addresses of the scales. cuBLASLt's A is our b. */
 inline bool plan_set_scales(Plan *p, const void *of_a, const void *of_b) {
     return (p->key.modes % 16 == 0 ||
             plan_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_a, sizeof of_a)) &&
@@ -404,7 +404,7 @@ inline bool plan_set_scales(Plan *p, const void *of_a, const void *of_b) {
             plan_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_b, sizeof of_b));
 }
 
-/* at: a sample address. */
+/* Sets the modes of scales. at: stands for their addresses until a product has its own. */
 inline bool plan_set_modes(Plan *p, const void *at) {
     int32_t of_a = p->key.modes % 16, of_b = p->key.modes / 16;
     if (!p->key.modes) return true;

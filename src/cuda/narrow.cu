@@ -3,15 +3,15 @@
 #include "gemm.cu"
 /* --- narrow products ---------------------------------------------------------------------- *
  *
- * Products of fp8 and fp4 codes, which cuBLASLt multiplies. The quantised values, in bf16, are
- * turned into codes in scratch memory, each row as long as the sum: the order that every GPU takes.
- * The scales of blocks are laid out as cuBLASLt reads them. What cuBLASLt refuses stays a bf16
+ * cuBLASLt multiplies fp8 and fp4 codes. Kernels write the codes of the quantised bf16 values to
+ * scratch memory, so that the sum runs along the rows: the only layout that every GPU takes. The
+ * scales of blocks are written in cuBLASLt's order. A product that cuBLASLt refuses stays a bf16
  * product.
  */
 namespace {
 
 const int encode_threads = 256;
-const int64_t codes_each = 16;  /* a thread's elements of a sum: a part of one block         */
+const int64_t codes_each = 16;  /* elements of a thread: along the sum, in one block         */
 
 /* One operand: y[rows, cols] becomes codes[outer, sum]. over_rows: the sum runs over rows. */
 struct Encoding {
@@ -19,7 +19,7 @@ struct Encoding {
     mixp_narrow      how;
     int64_t          rows, cols;
     bool             over_rows;
-    int32_t          mode;          /* of its scales for cuBLASLt; 0: one for the array      */
+    int32_t          mode;          /* cuBLASLt's mode of its scales; 0: it needs none       */
     uint8_t         *codes;
     void            *scales;
 };
@@ -42,12 +42,12 @@ __device__ inline uint32_t narrow_code(mixp_dtype element, float x) {
                                    : mixpi_round_f32(element, mixp_bits_of_f32(x), 0, 0, 0);
 }
 
-/* 16 elements of a sum in each thread. Neighbours in a warp are neighbours in y. */
+/* Each thread encodes 16 elements along the sum. Neighbouring threads read neighbours in y. */
 __global__ void __launch_bounds__(encode_threads)
     narrow_codes(const __grid_constant__ Encoding e) {
     int64_t outer = outer_of(e), sum = sum_of(e), n = outer * sum / codes_each;
     int64_t step = e.over_rows ? e.cols : 1;
-    bool half = e.how.element == MIXP_F4_E2M1;
+    bool four = e.how.element == MIXP_F4_E2M1;
     int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; t < n; t += (int64_t)gridDim.x * blockDim.x) {
         int64_t o = e.over_rows ? t % outer : t / (sum / codes_each);
@@ -59,11 +59,11 @@ __global__ void __launch_bounds__(encode_threads)
         for (int i = 0; i < codes_each; i++) {
             uint32_t code = narrow_code(e.how.element,
                                         get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
-            words[half ? i / 8 : i / 4] |= code << (half ? i % 8 * 4 : i % 4 * 8);
+            words[four ? i / 8 : i / 4] |= code << (four ? i % 8 * 4 : i % 4 * 8);
         }
-        at = o * sum + s;
-        if (half) *(uint2 *)(void *)(e.codes + at / 2) = make_uint2(words[0], words[1]);
-        else *(uint4 *)(void *)(e.codes + at) = make_uint4(words[0], words[1], words[2], words[3]);
+        int64_t to = o * sum + s;
+        if (four) *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(words[0], words[1]);
+        else *(uint4 *)(void *)(e.codes + to) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
 
@@ -73,12 +73,13 @@ __global__ void __launch_bounds__(encode_threads)
 /* Blocks of 16 or 32: bytes, in tiles of 128 x 4; in a tile, rows 32 apart are neighbours. */
 const int64_t tile_outer = 128, tile_blocks = 4;
 
+/* A mode that cuBLASLt's header does not have is 0. */
 inline bool in_tiles(int32_t mode)
 { return mode && (mode == scales_of_16 || mode == scales_of_32); }
 
-__host__ __device__ inline int64_t up_to(int64_t n, int64_t of) { return ceil_div(n, of) * of; }
+__host__ __device__ inline int64_t round_up(int64_t n, int64_t of) { return ceil_div(n, of) * of; }
 
-/* Scale i of tiles; 0 beyond the operand. block: elements of the sum under one scale. */
+/* Writes the tiles, with 0 beyond the operand. block: elements of the sum under one scale. */
 __global__ void __launch_bounds__(encode_threads)
     narrow_tiles(const __grid_constant__ Encoding e, int64_t block) {
     int64_t outer = outer_of(e), blocks = sum_of(e) / block;
@@ -94,12 +95,13 @@ __global__ void __launch_bounds__(encode_threads)
     }
 }
 
-/* Blocks of 128, as f32: one row after another for each block of the sum (squares = false), or the
- * blocks of the sum one after another for each 128 rows, padded to 4. */
+/* Writes the scales of blocks of 128, as f32. Blocks of one row: all rows for the first block of
+ * the sum, then for the second, and so on. Squares: for each 128 rows all blocks of the sum, padded
+ * to a multiple of 4. */
 __global__ void __launch_bounds__(encode_threads)
     narrow_floats(const __grid_constant__ Encoding e, bool squares) {
     int64_t rows = squares ? outer_of(e) / 128 : outer_of(e), blocks = sum_of(e) / 128;
-    int64_t pitch = up_to(blocks, 4), n = squares ? rows * pitch : rows * blocks;
+    int64_t pitch = round_up(blocks, 4), n = squares ? rows * pitch : rows * blocks;
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (; i < n; i += (int64_t)gridDim.x * blockDim.x) {
         int64_t o = squares ? i / pitch * 128 : i % rows, b = squares ? i % pitch : i / rows;
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(encode_threads)
 
 /* --- a call --- */
 
-/* The scales' mode of an operand of blocks; 0: cuBLASLt has none, or is older. */
+/* The mode of an operand's scales; 0: one scale for the array, or cuBLASLt has no such mode. */
 inline int32_t mode_of(const Encoding &e) {
     int64_t along = e.over_rows ? e.how.block_rows : e.how.block_cols;
     int64_t across = e.over_rows ? e.how.block_cols : e.how.block_rows;
@@ -137,25 +139,29 @@ inline Encoding encoding_of(const Matrix &m, const mixp_narrow &how, bool over_r
     return e;
 }
 
+/* Bytes for the codes; a multiple of 256, so that what follows is aligned. */
 inline size_t codes_room(const Encoding &e) {
     int64_t n = e.rows * e.cols;
-    return (size_t)up_to(e.how.element == MIXP_F4_E2M1 ? n / 2 : n, 256);
+    return (size_t)round_up(e.how.element == MIXP_F4_E2M1 ? n / 2 : n, 256);
 }
 
-/* Bytes for the scales; 0 where one scale is the product's alpha. */
+/* Bytes for the scales, a multiple of 256; 0 where one scale is the product's alpha. */
 inline size_t scales_room(const Encoding &e) {
     int64_t blocks;
     if (!e.mode) return 0;
     blocks = sum_of(e) / (e.over_rows ? e.how.block_rows : e.how.block_cols);
     if (in_tiles(e.mode))
-        return (size_t)up_to(up_to(outer_of(e), tile_outer) * up_to(blocks, tile_blocks), 256);
-    return (size_t)up_to(outer_of(e) * up_to(blocks, 4) * 4, 256);
+        return (size_t)(round_up(outer_of(e), tile_outer) * round_up(blocks, tile_blocks));
+    return (size_t)round_up(outer_of(e) * round_up(blocks, 4) * 4, 256);
 }
 
+/* Writes the operand's scales in the order of their mode. */
 inline mixp_result lay_scales(Kernel *k, const Encoding &e) {
-    unsigned grid = grid_for((int64_t)scales_room(e) / (in_tiles(e.mode) ? 1 : 4), encode_threads);
+    bool tiles = in_tiles(e.mode);
+    unsigned grid;
     if (!e.mode) return MIXP_OK;
-    if (in_tiles(e.mode))
+    grid = grid_for((int64_t)scales_room(e) / (tiles ? 1 : 4), encode_threads);
+    if (tiles)
         return k->launched("gemm", MIXPI_LAUNCH(narrow_tiles, grid, encode_threads, 0, k->stream, e,
                                                 e.mode == scales_of_16 ? (int64_t)16 : 32));
     return k->launched("gemm", MIXPI_LAUNCH(narrow_floats, grid, encode_threads, 0, k->stream, e,
@@ -175,7 +181,7 @@ inline mixp_result encode(Kernel *k, Encoding *e, char **room) {
     return r == MIXP_OK ? lay_scales(k, *e) : r;
 }
 
-/* The product of the codes, for cuBLASLt. Their addresses are not known yet. */
+/* The product of the codes, for cuBLASLt. narrow_run sets the addresses of codes and scales. */
 inline Product product_of_codes(const mixp_gemm_args &g, const Encoding &a, const Encoding &b) {
     Product p;
     memset((void *)&p, 0, sizeof p);
@@ -191,7 +197,7 @@ inline Product product_of_codes(const mixp_gemm_args &g, const Encoding &a, cons
     return p;
 }
 
-/* May cuBLASLt take the result? */
+/* Can cuBLASLt write the result, and add the bias? */
 inline bool result_suits(const mixp_gemm_args &g) {
     if (g.batch != 1 || g.m <= 0 || g.n <= 0 || g.k <= 0) return false;
     if (g.alpha == 0.0f && !g.alpha_at) return false;
@@ -200,6 +206,7 @@ inline bool result_suits(const mixp_gemm_args &g) {
     return g.c.dtype == MIXP_BF16 || g.c.dtype == MIXP_F32;
 }
 
+/* Encodes both operands in room, and multiplies their codes. */
 inline mixp_result narrow_run(Kernel *k, Product p, Plan *plan, Encoding *a, Encoding *b,
                               char *room) {
     mixp_result r = encode(k, a, &room);
@@ -212,7 +219,7 @@ inline mixp_result narrow_run(Kernel *k, Product p, Plan *plan, Encoding *a, Enc
     return r == MIXP_OK ? product_run(k, p, plan) : r;
 }
 
-/* *done: cuBLASLt multiplied the codes. */
+/* Sets *done if cuBLASLt multiplied the codes. */
 inline mixp_result narrow_try(const mixp_exec *x, Kernel *k, const mixp_gemm_narrow_args &n,
                               bool *done) {
     Encoding a = encoding_of(matrix_a(n.gemm), n.a, n.gemm.trans_a != 0);

@@ -1,7 +1,6 @@
 /* test_cuda_lt_narrow.cpp - cuBLASLt itself, called without mixprec: products of fp8, MXFP8 and
  * NVFP4 codes with random codes and scales against loops in double, and what the library refuses.
- * The simulated library is what this file is about. On a GPU the numbers of the modes that the GPU
- * has are those of the real library.
+ * This file tests the simulated library; on a GPU, the real one, in the modes that the GPU has.
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * The scales are packed here in the order of their addresses, as cuBLAS's documentation and
@@ -23,7 +22,7 @@ static bool is_e2m1(cudaDataType_t t) { return (int)t == 33; }
 
 static const float ONE = 1.0f, ZERO = 0.0f;
 
-/* One product, as the library is told of it. D and C are m x n, column-major. */
+/* The arguments of one product. D and C are m x n, column-major. */
 struct Call {
     cudaDataType_t a, b, d, bias_type;
     int            a_mode, b_mode;
@@ -68,7 +67,7 @@ struct Objects {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t A, B, C, D;
     cublasLtMatmulPreference_t prefers;
-    cublasStatus_t told;                        /* the worst of what setting attributes returned */
+    cublasStatus_t told;                        /* of setting attributes: the last error     */
 };
 
 template <class T> static void tell(Objects *o, cublasLtMatmulDescAttributes_t key, T value) {
@@ -195,7 +194,7 @@ struct Side {
     std::vector<uint8_t> codes, scales;
 };
 
-/* What the scale of an outer's block is, from its bytes, which go to `scales`. */
+/* Adds the bytes of a random scale to `scales`; returns its value. */
 static double random_scale(int mode, std::vector<uint8_t> *scales) {
     if (mode == VEC16) {
         unsigned code = 0x28u + random_bits() % 0x20u;
@@ -406,7 +405,7 @@ static void test_fp8_on_90(void) { fp8_numbers(90); }
 static void test_fp8_on_100(void) { fp8_numbers(100); }
 static void test_fp8_on_120(void) { fp8_numbers(120); }
 
-/* A NULL scale is 1, and one that is not named is a scalar. */
+/* A NULL scale is 1, and without a mode there is one scale. */
 static void test_fp8_without_scales(void) {
     uint8_t one = 0x38;
     std::vector<uint8_t> codes(1024 * 2, one), got(16 * 24 * 4);
@@ -523,7 +522,7 @@ static Call accepted(cudaDataType_t type, int mode, int capability) {
     return c;
 }
 
-/* Refused by the heuristic, and by the product with an algorithm that was for the call before. */
+/* Both the heuristic and the product refuse the changed call; the product gets base's algorithm. */
 template <class F> static void refused(const Call &base, cublasStatus_t as, F change) {
     cublasLtMatmulAlgo_t algo, other;
     Call c = base;

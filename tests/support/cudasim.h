@@ -102,7 +102,7 @@ inline cublasStatus_t heuristic_says = CUBLAS_STATUS_SUCCESS;   /* else: it fail
 inline bool unaligned_algorithms = true;    /* has cuBLASLt any below 16 bytes?              */
 inline bool epilogues = true;               /* has it sums and GELU in a product's pass?     */
 inline bool narrow_products = true;         /* has it any algorithm for fp8, MXFP8 and NVFP4? */
-inline long refused_narrow = 0;             /* so many of the next of these that it refuses  */
+inline long refused_narrow = 0;             /* so many of the next narrow products it refuses */
 enum Gelu { exact_tanh, rough_tanh, by_erf };       /* rough: as tanh.approx; erf: another one */
 inline Gelu gelu_kind = exact_tanh;
 inline cublasStatus_t check_says = CUBLAS_STATUS_SUCCESS;       /* of an algorithm that was kept */
@@ -1809,8 +1809,8 @@ inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t 
 }
 
 /* Three algorithms, of 4 MiB, 64 KiB and no workspace, as far as the preference allows. Each
- * remembers the alignments that it was chosen for, the bias's included, and the codes and scales. While a stream is captured
- * there is none, as in cuBLASLt 13.3. */
+ * remembers the alignments that it was chosen for, the bias's included, and the types and modes of
+ * narrow operands. While a stream is captured there is none, as in cuBLASLt 13.3. */
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
         cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
         cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int asked,

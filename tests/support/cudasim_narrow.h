@@ -42,7 +42,7 @@ inline bool narrow_types(const Product &p) {
 inline cudaDataType_t narrow_bias(const Product &p)
 { return p.D.type == CUDA_R_32F ? CUDA_R_16BF : p.D.type; }
 
-/* Has this GPU and this library the two modes, for these codes? */
+/* Do this GPU and this library have the two modes, for these codes? */
 inline bool has_scalings(const Product &p) {
     int a = scaling_of(p.d, false), b = scaling_of(p.d, true);
     int capability = 10 * capability_major + capability_minor;
@@ -99,27 +99,27 @@ inline Operand operand(const Product &p, bool b) {
              b ? p.n : p.m, p.k, (uint64_t)l.ld };
 }
 
-inline uint64_t up(uint64_t x, uint64_t to) { return (x + to - 1) / to; }
+inline uint64_t ceil_div(uint64_t x, uint64_t by) { return (x + by - 1) / by; }
 
 inline uint64_t block_width(const Operand &o) {
     return o.scaling == by_16 ? 16 : o.scaling == by_32 ? 32 : o.scaling == one_scale ? o.k : 128;
 }
-inline uint64_t blocks_of(const Operand &o) { return up(o.k, block_width(o)); }
+inline uint64_t blocks_of(const Operand &o) { return ceil_div(o.k, block_width(o)); }
 inline bool is_tiled(const Operand &o) { return o.scaling == by_16 || o.scaling == by_32; }
 
-/* All that the scales take, padding included. */
+/* Bytes of all scales, padding included. */
 inline uint64_t scale_bytes(const Operand &o) {
-    if (is_tiled(o)) return up(o.outers, 128) * up(blocks_of(o), 4) * 512;
+    if (is_tiled(o)) return ceil_div(o.outers, 128) * ceil_div(blocks_of(o), 4) * 512;
     return o.scaling == by_128       ? o.outers * blocks_of(o) * 4
-         : o.scaling == by_128x128 ? up(o.outers, 128) * up(blocks_of(o), 4) * 16 : 4;
+         : o.scaling == by_128x128 ? ceil_div(o.outers, 128) * ceil_div(blocks_of(o), 4) * 16 : 4;
 }
 
-/* Which of them is that of an outer's block. */
+/* The index of the scale of an outer's block. */
 inline uint64_t scale_index(const Operand &o, uint64_t outer, uint64_t block) {
     if (o.scaling == by_128) return block * o.outers + outer;
-    if (o.scaling == by_128x128) return outer / 128 * (up(blocks_of(o), 4) * 4) + block;
+    if (o.scaling == by_128x128) return outer / 128 * (ceil_div(blocks_of(o), 4) * 4) + block;
     if (o.scaling == one_scale) return 0;
-    uint64_t tile = outer / 128 * up(blocks_of(o), 4) + block / 4;
+    uint64_t tile = outer / 128 * ceil_div(blocks_of(o), 4) + block / 4;
     return tile * 512 + outer % 32 * 16 + outer / 32 % 4 * 4 + block % 4;
 }
 
@@ -140,7 +140,7 @@ inline cublasStatus_t check_narrow_memory(const Product &p) {
          ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-/* ---- what they mean --------------------------------------------------------------------- */
+/* ---- values of codes and scales --------------------------------------------------------- */
 
 inline double code_value(cudaDataType_t t, unsigned code) {
     int digits = t == CUDA_R_8F_E4M3 ? 3 : t == CUDA_R_8F_E5M2 ? 2 : 1;
@@ -169,7 +169,7 @@ inline std::vector<double> code_values(const Operand &o) {
     return values;
 }
 
-/* UE8M0 is an exponent; UE4M3 is e4m3 whose sign is not looked at. */
+/* UE8M0 is an exponent; UE4M3 is e4m3 without its sign. */
 inline double scale_value(const Operand &o, uint64_t i) {
     if (!o.scales) return 1.0;
     if (!is_tiled(o)) return get(o.scales, CUDA_R_32F, (int64_t)i);
@@ -178,10 +178,10 @@ inline double scale_value(const Operand &o, uint64_t i) {
     return code == 255 ? (double)NAN : std::ldexp(1.0, (int)code - 127);
 }
 
-/* Scales of no element must be zero. */
+/* Scales in the padding must be 0. */
 inline void check_padding(const Operand &o) {
-    for (uint64_t outer = 0; outer < up(o.outers, 128) * 128; outer++)
-        for (uint64_t block = 0; block < up(blocks_of(o), 4) * 4; block++) {
+    for (uint64_t outer = 0; outer < ceil_div(o.outers, 128) * 128; outer++)
+        for (uint64_t block = 0; block < ceil_div(blocks_of(o), 4) * 4; block++) {
             uint64_t i = scale_index(o, outer, block);
             if ((outer >= o.outers || block >= blocks_of(o)) && ((const uint8_t *)o.scales)[i])
                 fatal("cublasLtMatmul: byte %llu of the scales is padding and not 0",

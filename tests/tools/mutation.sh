@@ -190,7 +190,7 @@ plant narrow_tiles         'narrow: a row of tiles repeats its first' \
 plant narrow_padding       'narrow: scales beyond the operand are read' \
     cuda_narrow products 's/o < outer && b < blocks/o < outer/'
 plant narrow_pitch         'narrow: the scales of squares are not padded to 4' \
-    cuda_narrow products 's/up_to(blocks, 4)/blocks/'
+    cuda_narrow products 's/round_up(blocks, 4)/blocks/'
 plant narrow_squares       'narrow: all squares have the scales of the first rows' \
     cuda_narrow products 's/i \/ pitch \* 128/i \/ pitch/'
 plant narrow_rows          'narrow: the scales of a row lie behind each other' \

@@ -1,8 +1,8 @@
 #!/bin/sh
 # rooms.sh - checks the order of the rooms under src/: each room compiles with only the rooms that
 # it includes, no room includes a later room, and the products are the output of src/pack.awk.
-# With MIXPREC_TEST_QUICK a room is not compiled whose text, with its includes, begins another room's: that room
-# compiles both.
+# With MIXPREC_TEST_QUICK a room is skipped if the text of another room, with its includes, begins with the text of
+# this room: compiling the other room compiles both.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
 CC=${CC:-cc} CXX=${CXX:-c++}
@@ -58,7 +58,7 @@ alone() {
 }
 # A function that a room declares and calls, and a later room defines.
 promised() { sed -n "s,.*[‘'\`]\\(mixpi_[a-z0-9_]*\\).* used but never defined.*,\\1,p" "$tmp/room.log"; }
-# The rooms to compile: of all, those that begin no other. A room of a pass is compiled with another macro.
+# The rooms to compile: all; under MIXPREC_TEST_QUICK, those that begin no other. A room of a pass needs another macro.
 rooms_alone() {
     # shellcheck disable=SC2046
     awk -v quick="$MIXPREC_TEST_QUICK" '

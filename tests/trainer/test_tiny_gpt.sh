@@ -531,7 +531,7 @@ done
 gpt 0 $fit --recipe mxfp8 --e8m0 floor --steps 8 --decay-steps 8 --out mxfp8.floor
 check "--e8m0 floor trains other weights" sh -c "! cmp -s mxfp8/checkpoint.safetensors mxfp8.floor/checkpoint.safetensors"
 gpt 0 $fit --recipe mxfp8 --guard on --steps 1; check "the guard says what falls back to bf16" \
-    sh -c 'tr -s " \n" " " <out | grep -q "guard on: a site that overflows falls back to f32, an operand that loses too much to bf16"'
+    sh -c 'tr -s " \n" " " <out | grep -q "guard on: a site that overflows falls back to f32; an operand that loses too much, to bf16"'
 for recipe in fp8 nvfp4; do
     gpt 0 $fit --recipe $recipe --codes --steps 8 --decay-steps 8 --out $recipe.codes
     check "--codes keeps the bits of $recipe" cmp -s $recipe/checkpoint.safetensors $recipe.codes/checkpoint.safetensors
