@@ -42,8 +42,8 @@ static const char *mixpi_piled_up(const mixp_context *ctx, char text[160]) {
     *text = '\0';
     if (ctx->calls_made > 64)
         snprintf(text, 160,
-                 "; %.0f operators were applied since mixp_step_begin, which frees their memory: "
-                 "call it first in every step, also in evaluation",
+                 "; %.0f operators were applied since mixp_step_begin: if they are of several "
+                 "steps, call mixp_step_begin first in every step, also in evaluation",
                  (double)ctx->calls_made);
     return text;
 }

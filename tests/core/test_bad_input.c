@@ -462,6 +462,24 @@ static void guard_counts_of_a_file(void) {
     context_close(ctx);
 }
 
+/* The message names how many operators hold memory. It does not claim that mixp_step_begin was
+ * forgotten, because a large model applies as many in one step. */
+static void message_of_many_operators(void) {
+    static const int64_t shape[1] = { 1000 };
+    mixp_context *ctx = context_of(NULL);
+    mixp_tensor  *w = mixp_param(ctx, "w", MIXP_F32, 1, shape);
+    const char   *message;
+    int           i;
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    for (i = 0; i < 70; i++) CHECK(mixp_scale(ctx, w, 2.0f) != NULL);
+    requests_left = 0;
+    for (i = 0; i < 10000 && mixp_scale(ctx, w, 2.0f); i++) continue;
+    requests_left = -1;
+    CHECK_INT(mixp_context_error(ctx, &message), MIXP_ERR_MEMORY);
+    CHECK_TEXT(message, " operators were applied since mixp_step_begin: if they are of several steps");
+    context_close(ctx);
+}
+
 /* mixp_nll of low log-probabilities takes memory for an f32 copy and for several results. */
 static void nll_without_memory(void) {
     static const int64_t shape[2] = { 256, 512 };
@@ -495,6 +513,7 @@ int main(void) {
     RUN(muon_without_eps);
     RUN(slice_of_any_number);
     RUN(nll_without_memory);
+    RUN(message_of_many_operators);
     RUN(cast_of_another_class);
     RUN(compare_of_a_bad_function);
     RUN(pinned_cast_of_the_first_step);
