@@ -1015,7 +1015,7 @@ static void narrow_sums(int capability) {
 
 static void narrow_training(int) {
     replays();
-    with_codes();
+    if (!quick()) with_codes();
 }
 
 /* The three products of a linear as codes: the CPU's bits where sums are exact. Replays have the bits of
