@@ -256,6 +256,8 @@ inline size_t size_of_dtype(mixp_dtype d)
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
+/* The least multiple of b that is not below a. */
+__host__ __device__ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 __host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 __host__ __device__ inline char *bytes_of(void *p) { return (char *)p; }
@@ -5035,7 +5037,7 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
 
 static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
                                                int64_t slices) {
-    int64_t threads = ceil_div(ceil_div(job.cols, 8), warp_size) * warp_size;
+    int64_t threads = round_up(ceil_div(job.cols, 8), warp_size);
     return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
         (unsigned)least(threads, back_threads), 0, on->stream, job));
 }
@@ -5099,7 +5101,7 @@ static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_
 
 static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
                                              const Sorted &by) {
-    int64_t threads = least(ceil_div(job.cols, warp_size) * warp_size, team_threads);
+    int64_t threads = least(round_up(job.cols, warp_size), team_threads);
     return on->launched("embedding_backward",
                         MIXPI_LAUNCH(embedding_sums,
                                      grid_for(job.vocab * ceil_div(job.cols, threads), 1),
@@ -6334,9 +6336,9 @@ inline bool needs_pack(const Matrix &m, mixp_dtype dtype, bool strict) {
 inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld,
                         int64_t *stride) {
     size_t start = p->bytes;
-    *ld = ceil_div(m.cols, 8) * 8;
+    *ld = round_up(m.cols, 8);
     *stride = m.count > 1 ? m.rows * *ld : 0;
-    p->bytes += (size_t)ceil_div(m.count * m.rows * *ld * dtype_bytes(dtype), 256) * 256;
+    p->bytes += (size_t)round_up(m.count * m.rows * *ld * dtype_bytes(dtype), 256);
     return start;
 }
 
@@ -6768,7 +6770,7 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
     if (p->pack_b && r == MIXP_OK)
         r = pack_operand(k, matrix_b(g), &p->g.b, p->g.ldb, scratch + p->at_b);
     if (p->pack_bias && r == MIXP_OK)
-        r = pack_operand(k, matrix_bias(g), &p->g.bias, ceil_div(g.n, 8) * 8,
+        r = pack_operand(k, matrix_bias(g), &p->g.bias, round_up(g.n, 8),
                          scratch + p->at_bias);
     if (p->finish) p->g.c.data = scratch + p->at_c;
     return r;
@@ -7333,8 +7335,6 @@ const int64_t tile_outer = 128, tile_blocks = 4;
 /* A mode that cuBLASLt's header does not have is 0. */
 inline bool in_tiles(int32_t mode)
 { return mode && (mode == scales_of_16 || mode == scales_of_32); }
-
-__host__ __device__ inline int64_t round_up(int64_t n, int64_t of) { return ceil_div(n, of) * of; }
 
 /* Writes the tiles, with 0 beyond the operand. block: elements of the sum under one scale. */
 __global__ void __launch_bounds__(encode_threads)

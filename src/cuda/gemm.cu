@@ -181,9 +181,9 @@ inline bool needs_pack(const Matrix &m, mixp_dtype dtype, bool strict) {
 inline size_t pack_room(Product *p, const Matrix &m, mixp_dtype dtype, int64_t *ld,
                         int64_t *stride) {
     size_t start = p->bytes;
-    *ld = ceil_div(m.cols, 8) * 8;
+    *ld = round_up(m.cols, 8);
     *stride = m.count > 1 ? m.rows * *ld : 0;
-    p->bytes += (size_t)ceil_div(m.count * m.rows * *ld * dtype_bytes(dtype), 256) * 256;
+    p->bytes += (size_t)round_up(m.count * m.rows * *ld * dtype_bytes(dtype), 256);
     return start;
 }
 
@@ -615,7 +615,7 @@ inline mixp_result product_pack(Kernel *k, const mixp_gemm_args &g, Product *p,
     if (p->pack_b && r == MIXP_OK)
         r = pack_operand(k, matrix_b(g), &p->g.b, p->g.ldb, scratch + p->at_b);
     if (p->pack_bias && r == MIXP_OK)
-        r = pack_operand(k, matrix_bias(g), &p->g.bias, ceil_div(g.n, 8) * 8,
+        r = pack_operand(k, matrix_bias(g), &p->g.bias, round_up(g.n, 8),
                          scratch + p->at_bias);
     if (p->finish) p->g.c.data = scratch + p->at_c;
     return r;

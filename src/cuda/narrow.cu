@@ -77,8 +77,6 @@ const int64_t tile_outer = 128, tile_blocks = 4;
 inline bool in_tiles(int32_t mode)
 { return mode && (mode == scales_of_16 || mode == scales_of_32); }
 
-__host__ __device__ inline int64_t round_up(int64_t n, int64_t of) { return ceil_div(n, of) * of; }
-
 /* Writes the tiles, with 0 beyond the operand. block: elements of the sum under one scale. */
 __global__ void __launch_bounds__(encode_threads)
     narrow_tiles(const __grid_constant__ Encoding e, int64_t block) {

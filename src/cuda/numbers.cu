@@ -30,6 +30,8 @@ inline size_t size_of_dtype(mixp_dtype d)
 __host__ __device__ inline int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
+/* The least multiple of b that is not below a. */
+__host__ __device__ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 __host__ __device__ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 __host__ __device__ inline char *bytes_of(void *p) { return (char *)p; }

@@ -97,7 +97,7 @@ static mixp_result mixpi_cuda_add_norm(const mixp_exec *x, const mixp_norm_args 
 
 static mixp_result mixpi_cuda_norm_back_slices(Kernel *on, const NormBackJob &job,
                                                int64_t slices) {
-    int64_t threads = ceil_div(ceil_div(job.cols, 8), warp_size) * warp_size;
+    int64_t threads = round_up(ceil_div(job.cols, 8), warp_size);
     return on->launched("norm_backward", MIXPI_LAUNCH(norm_back_kernel(job), (unsigned)slices,
         (unsigned)least(threads, back_threads), 0, on->stream, job));
 }
@@ -161,7 +161,7 @@ static size_t mixpi_cuda_carve_sorted(Sorted *to, const mixp_embedding_backward_
 
 static mixp_result mixpi_cuda_embedding_sums(Kernel *on, const EmbeddingBackJob &job,
                                              const Sorted &by) {
-    int64_t threads = least(ceil_div(job.cols, warp_size) * warp_size, team_threads);
+    int64_t threads = least(round_up(job.cols, warp_size), team_threads);
     return on->launched("embedding_backward",
                         MIXPI_LAUNCH(embedding_sums,
                                      grid_for(job.vocab * ceil_div(job.cols, threads), 1),

@@ -291,7 +291,7 @@ static void fill_exact(float *x, float largest, float tiny, int lost) {
         }
 }
 
-/* Just below the usual bound of each element nothing is told; just above it the event has the share. */
+/* Just below the usual bound of an element there is no event; just above it the event has the share. */
 static void bounds(void) {
     static const struct { mixp_recipe_kind kind; const char *operand; float largest, tiny; double bound; } cases[] = {
         { MIXP_RECIPE_FP8_CURRENT, "x", 448.0f, 1e-6f, 0.1 },

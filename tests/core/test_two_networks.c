@@ -1,5 +1,5 @@
 /* test_two_networks.c - a GAN's two networks train in turn: the four forms that the manual names (STEP) end
- * with the same bits, and what each form must not leave out is refused.
+ * with the same bits; a missing mixp_zero_grad and a loss from before a step are refused.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"
@@ -61,7 +61,7 @@ static mixp_tensor *judged(gan *m, mixp_tensor *x, double label) {
     return mixp_bce_with_logits(m->ctx, score, mixp_full(m->ctx, MIXP_F32, 2, shape, label));
 }
 
-/* The discriminator's loss. fake: points that the generator's gradient must not follow. */
+/* The discriminator's loss. fake: points without a gradient to the generator. */
 static mixp_tensor *judges(gan *m, mixp_tensor *fake) {
     const int64_t shape[2] = { ROWS, 2 };
     mixp_tensor *real = mixp_input(m->ctx, MIXP_F32, 2, shape, m->real);

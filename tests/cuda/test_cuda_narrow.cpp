@@ -129,10 +129,10 @@ static void finish_call(Call &r) {
     finish(r.bias);
 }
 
-/* Where the tensor cores keep about 14 bits of a sum of fp8 products: 2^-13 of the terms' sizes. */
+/* The error of a sum, relative to its terms' sizes. Tensor cores may keep only 14 bits of fp8 sums. */
 static double sum_error(int64_t k) { return cudasim::simulated ? (double)(k + 4) * 6e-8 : ldexp(1.0, -13); }
 
-/* y's values: of a row of the operand for each row or column of c. */
+/* The values of o as outer x sum: one row for each row or column of c. */
 static std::vector<double> values_of(const Operand &o, bool over_rows) {
     const int64_t outer = over_rows ? o.cols : o.rows, sum = over_rows ? o.rows : o.cols;
     std::vector<double> v((size_t)(outer * sum));
@@ -194,7 +194,7 @@ static int capability(void) {
 /* Does cuBLASLt have such products on this GPU? */
 static bool has(const Kind &t) { return capability() >= t.least && capability() <= t.most; }
 
-/* On a real GPU cuBLASLt says what it takes: told, not judged. */
+/* A real cuBLASLt may choose otherwise: that is printed, and is no failure. */
 static void went(const Kind &t, const Call &r, bool narrow) {
     const bool want = has(t);
     if (cudasim::simulated) CHECK_INT(narrow, want);
@@ -203,8 +203,7 @@ static void went(const Kind &t, const Call &r, bool narrow) {
                (long long)r.k.gemm.k, narrow ? "multiplies" : "does not multiply");
 }
 
-/* Every kind; the three products of a linear; into bf16 and f32, with a bias and into an old c. Scales
- * of one tile and of many, with and without a part of a tile. */
+/* Sizes with scales of one tile and of several, whole and in part. */
 static const Sizes sizes[] = { { 32, 160, 96 }, { 160, 32, 288 } };
 static const Sizes sizes_of_blocks[] = { { 128, 128, 128 }, { 128, 256, 384 } };
 
@@ -217,6 +216,7 @@ static void one_product(const Kind &t, Sizes s, int trans_a, int trans_b, int ho
     finish_call(r);
 }
 
+/* Every kind; the three products of a linear; into bf16 and f32, with a bias, and added to an old c. */
 static void products_body(void) {
     int turn = 0;
     for (const Kind &t : kinds)
@@ -291,7 +291,7 @@ static void unfit(void) {
     else on_capability(100, unfit_all);
 }
 
-/* What is not finite in the bf16 product is not finite here, and nothing else. */
+/* The same elements as in the bf16 product are not finite. */
 static void odd_body(void) {
     for (const Kind &t : kinds) {
         odd = true;

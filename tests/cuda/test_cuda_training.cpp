@@ -419,8 +419,8 @@ static void a_graph_cannot_wait(void) {
 }
 
 /* An operator that fails leaves nothing on the stream, so the device would make a graph without it. clears:
- * the program clears the error before the capture ends; the graph is refused all the same. An older error is
- * none of the capture. */
+ * the program clears the error before the capture ends; the graph is refused all the same. An error from before
+ * the capture does not count. */
 static void a_failed_call_makes_no_graph(void) {
     for (int clears = 0; clears < 2; clears++) {
         Model m;
