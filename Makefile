@@ -194,7 +194,8 @@ SIM_FLAGS   = -std=c++17 $(CHECKED) -Wall -Wextra $(if $(WERROR),-Werror) -O1 -D
 SIM_LINKED := $(filter-out %/test_cudasim,$(CUDA_PLAIN) $(CUDA_SANE))
 $(SIM_LINKED): private SIM_FLAGS += -DCOMPANION_LINKED
 $(addsuffix /test_cuda_by_hand,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): examples/by_hand_cuda.cu
-$(addsuffix /test_cuda_everyday,$(BUILD) $(BUILD)/sane $(BUILD)/gpu): $(wildcard tests/programs/*.h)
+$(foreach t,everyday everyday_recipes,$(addsuffix /test_cuda_$t,$(BUILD) $(BUILD)/sane $(BUILD)/gpu)): \
+    $(wildcard tests/programs/*.h) tests/cuda/test_cuda_everyday.cpp
 $(CUDA_PLAIN): $(BUILD)/cudasim_plain.o
 $(CUDA_PLAIN) $(BUILD)/simulated.h.gch: private SIM_FLAGS += -O0
 $(filter-out %/test_cudasim,$(CUDA_SANE)): $(BUILD)/cudasim.o $(LIB)

@@ -2,7 +2,7 @@
  * is updated after each. The critic's values pass 65,504.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { AC_ROWS = 24, AC_IN = 6, AC_HIDDEN = 24, AC_ACTIONS = 3 };
+enum { AC_ROWS = FIT(24), AC_IN = FIT(6), AC_HIDDEN = FIT(24), AC_ACTIONS = 3 };
 
 typedef struct actor_critic {
     mixp_tensor *a1, *a2, *v1, *v2;

@@ -2,7 +2,7 @@
  * feed-forward layers passes 65,504 before a norm, as those of large pretrained encoders do.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { BERT_ROWS = 4, BERT_TIME = 10, BERT_VOCAB = 13, BERT_WIDTH = 16, BERT_HEADS = 2, BERT_BLOCKS = 2,
+enum { BERT_ROWS = FIT(4), BERT_TIME = 10, BERT_VOCAB = 13, BERT_WIDTH = FIT(16), BERT_HEADS = 2, BERT_BLOCKS = 2,
        BERT_TOKENS = BERT_ROWS * BERT_TIME };
 
 typedef struct bert {

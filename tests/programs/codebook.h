@@ -3,7 +3,7 @@
  * codebook together.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { CODEBOOK_ROWS = 24, CODEBOOK_IN = 6, CODEBOOK_WIDTH = 12, CODEBOOK_CODE = 4, CODEBOOK_CODES = 6 };
+enum { CODEBOOK_ROWS = FIT(24), CODEBOOK_IN = FIT(6), CODEBOOK_WIDTH = FIT(12), CODEBOOK_CODE = 4, CODEBOOK_CODES = 6 };
 
 typedef struct codebook {
     mixp_tensor *in, *code, *codes, *down, *out;

@@ -2,7 +2,7 @@
  * over the rows and over the columns; a margin to the text of the next pair.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { PAIR_ROWS = 12, PAIR_IMAGE = 10, PAIR_TEXT = 8, PAIR_WIDTH = 16 };
+enum { PAIR_ROWS = FIT(12), PAIR_IMAGE = FIT(10), PAIR_TEXT = FIT(8), PAIR_WIDTH = FIT(16) };
 
 typedef struct contrastive {
     mixp_tensor *image1, *image2, *text1, *text2, *heat;

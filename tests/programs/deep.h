@@ -2,7 +2,7 @@
  * larger: it passes 65,504 in the last ones. The loss is that of the normed end.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { DEEP_ROWS = 12, DEEP_WIDTH = 16, DEEP_LAYERS = 12, DEEP_CLASSES = 4 };
+enum { DEEP_ROWS = FIT(12), DEEP_WIDTH = FIT(16), DEEP_LAYERS = 12, DEEP_CLASSES = 4 };
 
 typedef struct deep {
     mixp_tensor *w[DEEP_LAYERS], *head;

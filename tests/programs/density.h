@@ -4,7 +4,7 @@
  * thousands, and their gradients overflow.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { DENSITY_ROWS = 24, DENSITY_WIDTH = 16, DENSITY_PEAKS = 3 };
+enum { DENSITY_ROWS = FIT(24), DENSITY_WIDTH = FIT(16), DENSITY_PEAKS = 3 };
 
 typedef struct density {
     mixp_tensor *in, *bias, *share, *centre, *spread, *centres, *spreads;

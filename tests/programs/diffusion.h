@@ -3,7 +3,7 @@
  * half. No value leaves fp16's range.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { DIFF_ROWS = 24, DIFF_TIMES = 8, DIFF_HIDDEN = 32 };
+enum { DIFF_ROWS = FIT(24), DIFF_TIMES = 8, DIFF_HIDDEN = FIT(32) };
 
 typedef struct diffusion {
     mixp_tensor *in, *time, *mid, *mid_bias, *out;

@@ -3,7 +3,7 @@
  * the use of all classes, and a penalty on the size of its weights.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { DISTIL_ROWS = 16, DISTIL_IN = 8, DISTIL_WIDTH = 16, DISTIL_CLASSES = 5 };
+enum { DISTIL_ROWS = FIT(16), DISTIL_IN = FIT(8), DISTIL_WIDTH = FIT(16), DISTIL_CLASSES = 5 };
 
 typedef struct distil {
     mixp_tensor *teach1, *teach2, *w1, *w2;

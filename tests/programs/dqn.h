@@ -2,7 +2,7 @@
  * leaves fp16's range. A reward of 1 and more ends its episode.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { DQN_ROWS = 16, DQN_IN = 5, DQN_HIDDEN = 24, DQN_ACTIONS = 3, DQN_NETS = 2 };
+enum { DQN_ROWS = FIT(16), DQN_IN = FIT(5), DQN_HIDDEN = FIT(24), DQN_ACTIONS = 3, DQN_NETS = 2 };
 
 typedef struct dqn {
     mixp_tensor *w1[DQN_NETS], *w2[DQN_NETS];

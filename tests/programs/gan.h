@@ -3,7 +3,7 @@
  * far the generated points lie from the circle that is to be learned.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { GAN_ROWS = 24, GAN_Z = 4, GAN_HIDDEN = 24 };
+enum { GAN_ROWS = FIT(24), GAN_Z = 4, GAN_HIDDEN = FIT(24) };
 
 typedef struct gan {
     mixp_tensor *d1, *db, *d2, *g1, *g2, *gb, *g3;

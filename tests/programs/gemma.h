@@ -2,7 +2,7 @@
  * projection and its norm: no scale of the loss helps.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { GEMMA_ROWS = 16, GEMMA_WIDTH = 16, GEMMA_HIDDEN = 32, GEMMA_CLASSES = 4 };
+enum { GEMMA_ROWS = FIT(16), GEMMA_WIDTH = FIT(16), GEMMA_HIDDEN = FIT(32), GEMMA_CLASSES = 4 };
 
 typedef struct gemma {
     mixp_tensor *gate, *up, *down, *head;

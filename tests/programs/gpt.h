@@ -2,7 +2,7 @@
  * Nothing in it leaves fp16's range.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { GPT_ROWS = 2, GPT_TIME = 10, GPT_VOCAB = 11, GPT_WIDTH = 16, GPT_HEADS = 2, GPT_BLOCKS = 2,
+enum { GPT_ROWS = FIT(2), GPT_TIME = 10, GPT_VOCAB = 11, GPT_WIDTH = FIT(16), GPT_HEADS = 2, GPT_BLOCKS = 2,
        GPT_TOKENS = GPT_ROWS * GPT_TIME };
 
 typedef struct gpt {

@@ -2,7 +2,7 @@
  * edges, of weights as a traffic count has them, so that a sum passes 65,504 before its norm.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { GRAPH_NODES = 20, GRAPH_EDGES = 160, GRAPH_IN = 6, GRAPH_WIDTH = 16, GRAPH_CLASSES = 3 };
+enum { GRAPH_NODES = FIT(20), GRAPH_EDGES = 160, GRAPH_IN = FIT(6), GRAPH_WIDTH = FIT(16), GRAPH_CLASSES = 3 };
 
 typedef struct graph {
     mixp_tensor *in, *own1, *near1, *own2, *near2, *head;

@@ -10,7 +10,7 @@
 #define PROGRAMS_HARNESS_H
 #include "all.h"
 
-enum { SITES = 512, BLOCK = 1 << 17 /* floats of all parameters of a program */ };
+enum { SITES = 512, BLOCK = PROGRAMS_UNIT * (1 << 17) /* more than 16 times the numbers of a program */ };
 
 /* --- a session ---------------------------------------------------------------------------- */
 
@@ -41,6 +41,14 @@ static void start_guard(session *s, int guard) {
     if (guard) mixp_guard_start(s->ctx, guard == 1 ? NULL : &d);
 }
 
+static void start_recipe(session *s, const mode *how) {
+    mixp_recipe r;
+    memset(&r, 0, sizeof r);
+    r.kind = (mixp_recipe_kind)how->recipe;
+    r.codes = how->codes;
+    if (how->recipe) mixp_autocast_set_recipe(s->ctx, &r);
+}
+
 static session *session_open(const program *p, const mode *how, const mixp_device *device,
                              const mixp_ranks_desc *ranks) {
     session          *s = (session *)calloc(1, sizeof *s);
@@ -52,11 +60,13 @@ static session *session_open(const program *p, const mode *how, const mixp_devic
     c.ranks = ranks;
     c.threads = 1;
     c.seed = 11;
+    c.narrow_products = how->narrow;
     s->how = *how;
     s->program = p;
     s->model = calloc(1, p->size);
     s->ctx = mixp_context_new(&c);
     mixp_autocast_set_level(s->ctx, how->level);
+    start_recipe(s, how);
     adamw.lr = p->lr;
     for (int i = 0; i < turns_of(p); i++) s->opt[i] = mixp_optimizer_new(s->ctx, &adamw);
     for (int i = 0; i < scalers_of(p); i++) s->scaler[i] = mixp_scaler_new(s->ctx, &scaler);

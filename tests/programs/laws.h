@@ -20,9 +20,11 @@ static mode mode_of(mixp_dtype dtype, int level, int rule, int guard) {
 static const char *mode_text(const program *p, const mode *how) {
     static char text[160];
     snprintf(text, sizeof text,
-             "%s, %s level %d, rule %d, guard %d%s, evaluate %d, parts %d, cut %d", p->name,
+             "%s, %s level %d, rule %d, guard %d%s, evaluate %d, parts %d, cut %d%s%s%s", p->name,
              mixp_dtype_name(how->dtype), how->level, how->rule, how->guard,
-             how->retry ? ", retry" : "", how->evaluate, how->parts, how->cut);
+             how->retry ? ", retry" : "", how->evaluate, how->parts, how->cut,
+             how->recipe ? ", " : "", how->recipe ? mixp_recipe_name((mixp_recipe_kind)how->recipe) : "",
+             how->codes ? ", codes" : "");
     return text;
 }
 
@@ -38,7 +40,9 @@ static const char *mode_text(const program *p, const mode *how) {
     X(RESUME, "resume")             /* the bits of a run without a break                          */ \
     X(RANKS, "ranks")               /* the same bits on both, no error, rank 0 alone evaluates    */ \
     X(PARTS, "parts")               /* one rank with the parts of two has the bits of two         */ \
-    X(REPLAY, "replay")             /* the bits of steps one by one                               */
+    X(REPLAY, "replay")             /* the bits of steps one by one                               */ \
+    X(LEARNS, "learns")             /* a recipe: the loss at the end, beside bf16's               */ \
+    X(CODES, "codes")               /* a recipe: the bits of a run without codes                  */
 #define LAW_CONSTANT(constant, text) LAW_##constant,
 #define LAW_TEXT(constant, text) text,
 enum law { LAWS(LAW_CONSTANT) LAW_COUNT };

@@ -2,7 +2,7 @@
  * right where products are stored in f32, however they are made.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { LOGITS_ROWS = 16, LOGITS_IN = 8, LOGITS_WIDTH = 12, LOGITS_CLASSES = 6 };
+enum { LOGITS_ROWS = FIT(16), LOGITS_IN = FIT(8), LOGITS_WIDTH = FIT(12), LOGITS_CLASSES = 6 };
 
 typedef struct logits {
     mixp_tensor *in, *head;

@@ -2,7 +2,7 @@
  * are zeros too: nothing is wrong with that.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { LORA_ROWS = 16, LORA_IN = 10, LORA_WIDTH = 24, LORA_RANK = 2 };
+enum { LORA_ROWS = FIT(16), LORA_IN = FIT(10), LORA_WIDTH = FIT(24), LORA_RANK = 2 };
 
 typedef struct lora {
     mixp_tensor *base1, *base2, *a1, *b1, *a2, *b2;

@@ -2,7 +2,7 @@
  * host memory. Sequences of part k of the batch have the state of part k.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { LSTM_ROWS = 8, LSTM_TIME = 8, LSTM_VOCAB = 12, LSTM_WIDTH = 16 };
+enum { LSTM_ROWS = FIT(8), LSTM_TIME = 8, LSTM_VOCAB = 12, LSTM_WIDTH = FIT(16) };
 
 typedef struct lstm {
     mixp_tensor *emb, *wx, *wh, *bias, *head;

@@ -1,7 +1,7 @@
 /* mlp.h - a classifier of two layers, everybody's first program. Nothing in it leaves fp16's range.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { MLP_ROWS = 16, MLP_IN = 12, MLP_HIDDEN = 32, MLP_CLASSES = 4 };
+enum { MLP_ROWS = FIT(16), MLP_IN = FIT(12), MLP_HIDDEN = FIT(32), MLP_CLASSES = 4 };
 
 typedef struct mlp {
     mixp_tensor *w1, *b1, *w2, *b2;

@@ -2,7 +2,7 @@
  * scores, RMS norms, packed SwiGLU, and a relu squared, which fp16 cannot hold from 256 on.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { MODERN_ROWS = 3, MODERN_TIME = 8, MODERN_VOCAB = 11, MODERN_WIDTH = 16, MODERN_HEADS = 2,
+enum { MODERN_ROWS = FIT(3), MODERN_TIME = 8, MODERN_VOCAB = 11, MODERN_WIDTH = FIT(16), MODERN_HEADS = 2,
        MODERN_TOKENS = MODERN_ROWS * MODERN_TIME };
 
 typedef struct modern {

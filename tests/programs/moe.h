@@ -2,7 +2,7 @@
  * spreads the load (Fedus et al., 2021). Hidden gates are -1e9.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { MOE_ROWS = 16, MOE_IN = 8, MOE_HIDDEN = 12, MOE_EXPERTS = 4, MOE_OUT = 4 };
+enum { MOE_ROWS = FIT(16), MOE_IN = FIT(8), MOE_HIDDEN = FIT(12), MOE_EXPERTS = 4, MOE_OUT = 4 };
 
 typedef struct moe {
     mixp_tensor *gate, *up[MOE_EXPERTS], *down[MOE_EXPERTS];

@@ -4,7 +4,7 @@
  * scatter_add counts.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { NEAR_NODES = 18, NEAR_EDGES = 90, NEAR_IN = 6, NEAR_WIDTH = 12, NEAR_CLASSES = 3 };
+enum { NEAR_NODES = FIT(18), NEAR_EDGES = 90, NEAR_IN = FIT(6), NEAR_WIDTH = FIT(12), NEAR_CLASSES = 3 };
 
 typedef struct neighbours {
     mixp_tensor *in, *ask, *answer, *shift, *own, *head;

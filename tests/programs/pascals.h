@@ -2,7 +2,7 @@
  * 65,504. Which of four corners is a source?
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { PA_ROWS = 16, PA_IN = 8, PA_HIDDEN = 24, PA_CORNERS = 4 };
+enum { PA_ROWS = FIT(16), PA_IN = FIT(8), PA_HIDDEN = FIT(24), PA_CORNERS = 4 };
 
 typedef struct pascals {
     mixp_tensor *w1, *w2, *w3;

@@ -3,7 +3,7 @@
  * the distance to sin(pi x).
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { PINN_ROWS = 24, PINN_WIDTH = 16 };
+enum { PINN_ROWS = FIT(24), PINN_WIDTH = FIT(16) };
 
 typedef struct pinn {
     mixp_tensor *w1, *b1, *w2, *b2, *w3;

@@ -17,6 +17,12 @@
 #  pragma GCC diagnostic ignored "-Wunused-function"
 #endif
 
+/* Recipes need sizes of linears that are multiples of 16, 32 or 128: FIT rounds a size up to that. */
+#ifndef PROGRAMS_UNIT
+#  define PROGRAMS_UNIT 1
+#endif
+#define FIT(n) (((n) + PROGRAMS_UNIT - 1) / PROGRAMS_UNIT * PROGRAMS_UNIT)
+
 enum { TURNS = 2, PARTS = 4, MOST_PARAMS = 64 };
 
 /* How a program is run. Zeroed: f32, without anything. */
@@ -30,6 +36,8 @@ typedef struct mode {
     int rule;                   /* an index of rules                                             */
     int cut;                    /* saved and resumed after so many steps; 0: never               */
     int steps;                  /* 0: the program's own number                                   */
+    int recipe, codes;          /* a mixp_recipe_kind, and its codes                             */
+    int narrow;                 /* 1: its products in the GPU's own formats                      */
 } mode;
 
 /* Who calls the program: made by harness.h, passed to each of its functions. */

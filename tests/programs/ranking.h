@@ -3,7 +3,7 @@
  * by the place of the better one. Queries whose best document leads already weigh half.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { RANKING_QUERIES = 6, RANKING_DOCS = 7, RANKING_IN = 6, RANKING_WIDTH = 16 };
+enum { RANKING_QUERIES = FIT(6), RANKING_DOCS = 7, RANKING_IN = FIT(6), RANKING_WIDTH = FIT(16) };
 
 typedef struct ranking {
     mixp_tensor *in, *bias, *out;

@@ -2,7 +2,7 @@
  * its norm. What the sequence began with must be known at its end.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { RNN_ROWS = 8, RNN_TIME = 24, RNN_WIDTH = 16, RNN_CLASSES = 4 };
+enum { RNN_ROWS = FIT(8), RNN_TIME = 24, RNN_WIDTH = FIT(16), RNN_CLASSES = 4 };
 
 typedef struct rnn {
     mixp_tensor *wx, *wh, *head;

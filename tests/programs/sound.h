@@ -3,7 +3,7 @@
  * Inf of it, and a norm that divides by Inf learns nothing, with a loss that is finite.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { SOUND_ROWS = 8, SOUND_TIME = 12, SOUND_TAPS = 3, SOUND_WIDTH = 8, SOUND_CLASSES = 3 };
+enum { SOUND_ROWS = FIT(8), SOUND_TIME = 12, SOUND_TAPS = 3, SOUND_WIDTH = FIT(8), SOUND_CLASSES = 3 };
 
 typedef struct sound {
     mixp_tensor *conv1, *gain1, *conv2, *gain2, *head;

@@ -4,10 +4,10 @@
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 enum {
-    T5_ROWS = 3,
+    T5_ROWS = FIT(3),
     T5_TIME = 6,
     T5_VOCAB = 9,
-    T5_WIDTH = 16,
+    T5_WIDTH = FIT(16),
     T5_HEADS = 2,
     T5_TOKENS = T5_ROWS * T5_TIME
 };

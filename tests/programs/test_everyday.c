@@ -9,10 +9,10 @@
 
 static const mode quick_modes[] = {
     /* dtype  level guard retry evaluate parts rule */
-    { MIXP_F16, 1, 1, 0, 7, 0, 0, 0, 0 },
-    { MIXP_F16, 2, 2, 1, 0, 0, 1, 0, 0 },
-    { MIXP_BF16, 1, 1, 0, 7, 3, 0, 0, 0 },
-    { MIXP_F16, 3, 1, 1, 7, 0, 2, 0, 0 },
+    { MIXP_F16, 1, 1, 0, 7, 0, 0, 0, 0, 0, 0, 0 },
+    { MIXP_F16, 2, 2, 1, 0, 0, 1, 0, 0, 0, 0, 0 },
+    { MIXP_BF16, 1, 1, 0, 7, 3, 0, 0, 0, 0, 0, 0 },
+    { MIXP_F16, 3, 1, 1, 7, 0, 2, 0, 0, 0, 0, 0 },
 };
 
 static void guards_never_make_worse(void) {

@@ -2,7 +2,7 @@
  * any scale that the other one stands.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { TASKS_ROWS = 16, TASKS_IN = 8, TASKS_WIDTH = 16 };
+enum { TASKS_ROWS = FIT(16), TASKS_IN = FIT(8), TASKS_WIDTH = FIT(16) };
 
 typedef struct two_tasks {
     mixp_tensor *trunk, *large, *mid, *small;

@@ -2,7 +2,7 @@
  * the device draws. In training some pixels are hidden; an evaluation draws nothing.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { VAE_ROWS = 12, VAE_PIXELS = 16, VAE_HIDDEN = 24, VAE_Z = 4 };
+enum { VAE_ROWS = FIT(12), VAE_PIXELS = FIT(16), VAE_HIDDEN = FIT(24), VAE_Z = 4 };
 
 typedef struct vae {
     mixp_tensor *in, *mean, *logvar, *out1, *out2;

@@ -2,7 +2,7 @@
  * and label smoothing. Nothing in it leaves fp16's range.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { VIT_ROWS = 4, VIT_PATCHES = 16, VIT_PIXELS = 9, VIT_WIDTH = 16, VIT_HEADS = 2, VIT_BLOCKS = 2,
+enum { VIT_ROWS = FIT(4), VIT_PATCHES = 16, VIT_PIXELS = 9, VIT_WIDTH = FIT(16), VIT_HEADS = 2, VIT_BLOCKS = 2,
        VIT_CLASSES = 4 };
 
 typedef struct vit {

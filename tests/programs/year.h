@@ -2,7 +2,7 @@
  * nothing overflows, nothing is flushed, and nothing can be learned of what is left.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-enum { YEAR_ROWS = 32, YEAR_HINGES = 32, YEAR_WIDTH = 32 };
+enum { YEAR_ROWS = FIT(32), YEAR_HINGES = FIT(32), YEAR_WIDTH = FIT(32) };
 
 typedef struct year {
     mixp_tensor *w1, *w2;
