@@ -750,6 +750,21 @@ static void check_ordered_ranks(const config *c, int64_t ranks) {
             (long long)ranks, (long long)c->eval_batches);
 }
 
+/* Checks the options of a recipe. */
+static void check_recipe(const config *c) {
+    if (c->recipe && (c->dtype != DTYPE_BF16 || c->level == 0))
+        die(2, "--recipe needs bf16, which holds every number of it: add --dtype bf16, and no --level 0, "
+               "or leave it out");
+    if (c->without && c->recipe != MIXP_RECIPE_NVFP4)
+        die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave it out");
+    if (c->e8m0 && c->recipe != MIXP_RECIPE_MXFP8)
+        die(2, "--e8m0 rounds the scales of mxfp8: add --recipe mxfp8, or leave it out");
+    if (c->codes && !c->recipe)
+        die(2, "--codes keeps the codes of a recipe: add --recipe, or leave it out");
+    if (c->narrow && !c->recipe)
+        die(2, "--narrow-products multiplies the codes of a recipe: add --recipe, or leave it out");
+}
+
 /* Checks combinations of options. */
 static void check_options(const config *c) {
     if (c->width % c->heads != 0)
@@ -781,17 +796,7 @@ static void check_options(const config *c) {
     if (c->no_master && (c->level != 3 || c->dtype == DTYPE_FP32))
         die(2, "--no-master is for weights stored low: add --level 3 with --dtype fp16 or bf16, or "
                "leave it out");
-    if (c->recipe && (c->dtype != DTYPE_BF16 || c->level == 0))
-        die(2, "--recipe needs bf16, which holds every number of it: add --dtype bf16, and no --level 0, "
-               "or leave it out");
-    if (c->without && c->recipe != MIXP_RECIPE_NVFP4)
-        die(2, "--recipe-without leaves out a part of nvfp4: add --recipe nvfp4, or leave it out");
-    if (c->e8m0 && c->recipe != MIXP_RECIPE_MXFP8)
-        die(2, "--e8m0 rounds the scales of mxfp8: add --recipe mxfp8, or leave it out");
-    if (c->codes && !c->recipe)
-        die(2, "--codes keeps the codes of a recipe: add --recipe, or leave it out");
-    if (c->narrow && !c->recipe)
-        die(2, "--narrow-products multiplies the codes of a recipe: add --recipe, or leave it out");
+    check_recipe(c);
     if (c->masters && (c->level != 3 || c->dtype != DTYPE_BF16 || c->no_master))
         die(2, "--masters is about what lies beside weights of bf16: add --level 3 --dtype bf16, "
                "without --no-master, or leave it out");
