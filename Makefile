@@ -404,7 +404,7 @@ web: mixprec.h   ## a GPT that trains in a browser, in fp16: BUILD/web/index.htm
 SCRIPTS = $(call tests_like,test_*.sh) tests/tools/symbols.sh tests/tools/rooms.sh tests/tools/metrics.sh tests/tools/install.sh
 # The longest tests come first, so that parallel tests end at about the same time.
 LONG_SCRIPTS = tests/trainer/test_tiny_gpt.sh tests/tools/test_left_out.sh tests/tools/rooms.sh tests/tools/symbols.sh tests/tools/test_cmake.sh tests/programs/test_overflow.sh
-# A test that mostly waits, for ranks that are gone: it starts first, beside tests that compute.
+# A test that mostly waits for dead ranks: it starts first, so that other tests compute meanwhile.
 SLEEPER = $(BUILD)/test_ranks_apart
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
           MAKE='$(MAKE)' CUDA='$(CUDA)' NVCC='$(NVCC)'

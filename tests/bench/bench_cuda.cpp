@@ -746,8 +746,8 @@ static mixp_narrow quantised(test_array values, int64_t rows, int64_t cols, mixp
     return how;
 }
 
-/* y = x w' of quantised values as codes, from their values on: what decides whether narrow_products is
- * switched on. Where cuBLASLt has no such product, the line is the bf16 product's. */
+/* y = x w' by narrow products, the time for writing codes included: set narrow_products if these are faster
+ * than bf16. If cuBLASLt has no such product, the line is the bf16 product's. */
 static void narrow(const char *name, int64_t rows, int64_t n, int64_t k) {
     struct Form { const char *name; mixp_dtype element; mixp_block_scale scale; int64_t unit; };
     const Form forms[] = { { "fp8", MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0 },

@@ -358,7 +358,7 @@ static void test_sequences(void) { world_sequences(4000); }
 enum { MANY = 100000 };         /* elements: more than one chunk of an update                  */
 typedef struct refusal { int on, left; } refusal;
 
-/* Refuses one allocation: the one behind `left` others. */
+/* Refuses one allocation, after `left` others. */
 static void *scarce(size_t bytes, void *user) {
     refusal *r = (refusal *)user;
     return r->on && r->left-- == 0 ? NULL : malloc(bytes);

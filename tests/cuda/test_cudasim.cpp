@@ -748,7 +748,7 @@ static void products(void) {
     cudaFree(c);
 }
 
-/* Scales of outers and blocks that the matrix has not are zero: cuBLAS's documentation asks for it. */
+/* Scales outside of the matrix must be 0, by cuBLAS's documentation. */
 static void padded_scales(void) {
     unsigned char scales[512] = { 0 };
     for (int at = 0; at < 256; at++) scales[at] = at % 16 < 2 ? 127 : 0;   /* 16 outers, 2 blocks */

@@ -118,8 +118,8 @@ static void unlike(void) {
     ddp_m.failed = 0;
 }
 
-/* Rank 0 says that it works alone, for longer than the limit: nobody gives up, neither then nor in the later
- * operations of the sum, which is too long to be done at the first look. */
+/* Rank 0 announces that it is busy, for longer than the time limit: no rank gives up, neither then nor in the
+ * later operations of the sum. The sum is too long to end at the first poll. */
 static void busy(void) {
     enum { LONG = 1 << 18 };
     static float x[LONG];

@@ -468,8 +468,8 @@ static mixp_result ledger_gemm(const mixp_exec *x, const mixp_gemm_args *k) {
     return ledger_note(&c);
 }
 
-/* In fp8, at twice bf16's rate: the values are read once and written as codes first. What an H200 does not
- * have, MXFP8 and NVFP4, stays bf16. */
+/* Fp8 has twice bf16's rate; a kernel first reads the values and writes their codes. MXFP8 and NVFP4, which an
+ * H200 does not have, stay bf16. */
 LEDGER_KERNEL(gemm_narrow) {
     const mixp_gemm_args *g = &k->gemm;
     const double result = (double)g->m * (double)g->n;

@@ -12,8 +12,8 @@ printf '#define MIXPREC_STATIC\n' | cat - "$tmp/i.c" >"$tmp/s.c"
 
 # --- names and data in the object --------------------------------------------------------
 # Position-dependent code, so that constant tables of pointers are plain read-only data; a
-# position-independent build has to put them in .data.rel.ro, which is read-only as well. With MIXPREC_STATIC an
-# optimising compiler drops what nobody calls, which saves time; an external name or its data would stay.
+# position-independent build has to put them in .data.rel.ro, which is read-only as well. With MIXPREC_STATIC, -O1
+# drops uncalled static functions, which saves time; an external name or its data would stay.
 objects() {
     compile -Wmissing-prototypes -Wdouble-promotion -Werror -fno-pie -c "$tmp/i.c" -o "$tmp/i.o" &&
         compile -O1 -fno-pie -c "$tmp/s.c" -o "$tmp/s.o"
