@@ -5037,7 +5037,7 @@ typedef struct mixp_scaler_saved {
     int32_t growth_interval, growth_tracker, hysteresis_left;
     int32_t floor_skips;        /* skips in a row while the scale could not go lower */
     int32_t forgiven, forgiven_at;  /* under a guard: see mixp_scaler_state */
-    float   largest, peak;      /* of MIXP_RULE_PREDICTIVE: see mixp_scaler_state */
+    float   largest, peak;      /* of MIXP_RULE_PREDICTIVE: see mixp_scaler_state. Otherwise 0 */
 } mixp_scaler_saved;
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
                                          mixp_scaler_saved *out);
@@ -5609,9 +5609,9 @@ typedef struct mixp_event {
  * Like all functions that read the guard's state, it does not wait for the device. */
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
 
-/* Writes the event as a sentence for people, at most 400 characters: what happened where, what it
- * means, and what to do, or that no action is needed. Returns text, truncated to `space`; "" for no
- * event; NULL if text is NULL or space is 0. Pure. */
+/* Writes the event as a sentence for people, at most 400 characters: the step, what happened where,
+ * what it means, and what to do, or that no action is needed. Returns text, truncated to `space`;
+ * "" for no event; NULL if text is NULL or space is 0. Pure. */
 MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space);
 
 typedef struct mixp_site_info {
@@ -23775,7 +23775,8 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
     if (y != x && !y->own.from_tape && !y->own.derivative)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_jvp: nothing was recorded for y: it was made under "
-                                 "MIXP_NO_GRAD, or depends on nothing that requires a gradient");
+                                 "MIXP_NO_GRAD, or nothing that it was made from required a "
+                                 "gradient" MIXPI_ASK_X);
     if (!mixpi_real(d->dtype))
         return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "mixp_jvp: the tangent must be f32, f16 or "
                                  "bf16");
@@ -24097,7 +24098,8 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     out->growth_interval = scaler->rule.growth_interval;
     out->floor_skips = state.floor_skips;
     out->forgiven = state.forgiven; out->forgiven_at = state.forgiven_at;
-    out->largest = state.largest; out->peak = state.peak;
+    out->largest = scaler->rule.predicts ? state.largest : 0.0f;
+    out->peak = scaler->rule.predicts ? state.peak : 0.0f;
     return MIXP_OK;
 }
 
@@ -29399,6 +29401,8 @@ typedef struct mixpi_site {
                                    0 = none: the records hold the hash table as well */
     int          next;          /* number of the next site in the same bucket; 0 = none */
     int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
+    int          cast;          /* number of the site of autocast's cast of an input that no site
+                                   made, such as the batch; 0 = none */
     int          turn;          /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
@@ -30155,6 +30159,20 @@ static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
            e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
+/* Notes the cast of an input that no site made. Such a cast comes after its reader has been
+ * entered, so it is not among the sites that the reader reads. */
+static void mixpi_note_cast(const mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixpi_site *site = mixpi_site_at(e->call.ctx, e->site);
+    int i;
+    if (!site) return;
+    site->cast = 0;
+    for (i = 0; i < e->call.n_in; i++) {
+        const mixp_tensor *read = e->call.in[i];
+        if (!read || read == given[i] || given[i]->own.watch.site) continue;
+        if (read->own.watch.site) site->cast = read->own.watch.site;
+    }
+}
+
 /* After the forward pass of a call. */
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -30164,6 +30182,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     out->own.watch.site = through ? given[0]->own.watch.site : e->site;
     out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
     if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
+    mixpi_note_cast(e, given);
     if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
     if (e->alias) e->site = 0;          /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
@@ -31199,6 +31218,15 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     return scalar > 0 ? scalar : 0;
 }
 
+/* The cast of a finite input that overflowed for site `number`; 0 if there is none. The reader
+ * falls back with the cast: values that overflow a cast usually overflow the product as well. */
+static int mixpi_bad_cast(const mixp_context *ctx, int number) {
+    const mixpi_watch *w = ctx->watch;
+    const int cast = number ? mixpi_site_at(ctx, number)->cast : 0;
+    if (!cast || mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    return mixpi_seen(w, cast, MIXPI_LOOK_VALUE)->nonfinite ? cast : 0;
+}
+
 /* Finds where a non-finite loss began: follows non-finite results back from the loss, to a site
  * whose inputs are finite. A mask of -Inf that softmax made finite again is not on this path. */
 static int mixpi_trace(const mixp_context *ctx, int loss) {
@@ -31207,7 +31235,8 @@ static int mixpi_trace(const mixp_context *ctx, int loss) {
         at = before;
         before = mixpi_bad_input(ctx, at);
     }
-    return at;
+    before = mixpi_bad_cast(ctx, at);
+    return before ? before : at;
 }
 
 /* Did the site itself make non-finite values from finite ones? began: as in mixpi_judge_origin. */

@@ -288,7 +288,8 @@ MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
     out->growth_interval = scaler->rule.growth_interval;
     out->floor_skips = state.floor_skips;
     out->forgiven = state.forgiven; out->forgiven_at = state.forgiven_at;
-    out->largest = state.largest; out->peak = state.peak;
+    out->largest = scaler->rule.predicts ? state.largest : 0.0f;
+    out->peak = scaler->rule.predicts ? state.peak : 0.0f;
     return MIXP_OK;
 }
 

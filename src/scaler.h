@@ -144,7 +144,7 @@ typedef struct mixp_scaler_saved {
     int32_t growth_interval, growth_tracker, hysteresis_left;
     int32_t floor_skips;        /* skips in a row while the scale could not go lower */
     int32_t forgiven, forgiven_at;  /* under a guard: see mixp_scaler_state */
-    float   largest, peak;      /* of MIXP_RULE_PREDICTIVE: see mixp_scaler_state */
+    float   largest, peak;      /* of MIXP_RULE_PREDICTIVE: see mixp_scaler_state. Otherwise 0 */
 } mixp_scaler_saved;
 MIXPREC_API mixp_result mixp_scaler_save(const mixp_scaler *scaler,
                                          mixp_scaler_saved *out);

@@ -190,9 +190,9 @@ typedef struct mixp_event {
  * Like all functions that read the guard's state, it does not wait for the device. */
 MIXPREC_API int mixp_guard_event(const mixp_context *ctx, int i, mixp_event *out);
 
-/* Writes the event as a sentence for people, at most 400 characters: what happened where, what it
- * means, and what to do, or that no action is needed. Returns text, truncated to `space`; "" for no
- * event; NULL if text is NULL or space is 0. Pure. */
+/* Writes the event as a sentence for people, at most 400 characters: the step, what happened where,
+ * what it means, and what to do, or that no action is needed. Returns text, truncated to `space`;
+ * "" for no event; NULL if text is NULL or space is 0. Pure. */
 MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, size_t space);
 
 typedef struct mixp_site_info {

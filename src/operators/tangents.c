@@ -295,7 +295,8 @@ static mixp_result mixpi_jvp_check(mixp_context *ctx, const mixp_tensor *y, cons
     if (y != x && !y->own.from_tape && !y->own.derivative)
         return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                                  "mixp_jvp: nothing was recorded for y: it was made under "
-                                 "MIXP_NO_GRAD, or depends on nothing that requires a gradient");
+                                 "MIXP_NO_GRAD, or nothing that it was made from required a "
+                                 "gradient" MIXPI_ASK_X);
     if (!mixpi_real(d->dtype))
         return mixp_context_fail(ctx, MIXP_ERR_DTYPE, "mixp_jvp: the tangent must be f32, f16 or "
                                  "bf16");

@@ -91,6 +91,20 @@ static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
            e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
+/* Notes the cast of an input that no site made. Such a cast comes after its reader has been
+ * entered, so it is not among the sites that the reader reads. */
+static void mixpi_note_cast(const mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixpi_site *site = mixpi_site_at(e->call.ctx, e->site);
+    int i;
+    if (!site) return;
+    site->cast = 0;
+    for (i = 0; i < e->call.n_in; i++) {
+        const mixp_tensor *read = e->call.in[i];
+        if (!read || read == given[i] || given[i]->own.watch.site) continue;
+        if (read->own.watch.site) site->cast = read->own.watch.site;
+    }
+}
+
 /* After the forward pass of a call. */
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -100,6 +114,7 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     out->own.watch.site = through ? given[0]->own.watch.site : e->site;
     out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
     if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
+    mixpi_note_cast(e, given);
     if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
     if (e->alias) e->site = 0;          /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;

@@ -45,6 +45,8 @@ typedef struct mixpi_site {
                                    0 = none: the records hold the hash table as well */
     int          next;          /* number of the next site in the same bucket; 0 = none */
     int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
+    int          cast;          /* number of the site of autocast's cast of an input that no site
+                                   made, such as the batch; 0 = none */
     int          turn;          /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */

@@ -588,6 +588,15 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     return scalar > 0 ? scalar : 0;
 }
 
+/* The cast of a finite input that overflowed for site `number`; 0 if there is none. The reader
+ * falls back with the cast: values that overflow a cast usually overflow the product as well. */
+static int mixpi_bad_cast(const mixp_context *ctx, int number) {
+    const mixpi_watch *w = ctx->watch;
+    const int cast = number ? mixpi_site_at(ctx, number)->cast : 0;
+    if (!cast || mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    return mixpi_seen(w, cast, MIXPI_LOOK_VALUE)->nonfinite ? cast : 0;
+}
+
 /* Finds where a non-finite loss began: follows non-finite results back from the loss, to a site
  * whose inputs are finite. A mask of -Inf that softmax made finite again is not on this path. */
 static int mixpi_trace(const mixp_context *ctx, int loss) {
@@ -596,7 +605,8 @@ static int mixpi_trace(const mixp_context *ctx, int loss) {
         at = before;
         before = mixpi_bad_input(ctx, at);
     }
-    return at;
+    before = mixpi_bad_cast(ctx, at);
+    return before ? before : at;
 }
 
 /* Did the site itself make non-finite values from finite ones? began: as in mixpi_judge_origin. */

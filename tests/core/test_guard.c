@@ -643,6 +643,44 @@ static void test_pinned_low(void) {
     mixp_context_free(g.ctx);
 }
 
+/* One step in f16 on a batch of 70,000, which only the cast cannot hold: with weights of 0.001 the
+ * products are about 1,000. The skip names the cast. */
+static void test_cast_of_the_batch(void) {
+    const int64_t sx[2] = { 8, 16 }, sw[2] = { 4, 16 };
+    static float x[8 * 16];
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, sw), *h, *loss = NULL;
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_guard_desc d;
+    mixp_event e;
+    int i;
+    memset(&d, 0, sizeof d);
+    d.every = 1;
+    for (i = 0; i < 8 * 16; i++) x[i] = 70000.0f;
+    mixp_fill(w, 0.001);
+    mixp_optimizer_add(opt, w, NULL);
+    CHECK_INT(mixp_guard_start(ctx, &d), MIXP_OK);
+    for (i = 0; i < 2; i++) {
+        mixp_step_begin(ctx);
+        mixp_zero_grad(opt);
+        MIXP_AUTOCAST(ctx, MIXP_F16) {
+            h = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, sx, x), w, NULL);
+            loss = mixp_mean(ctx, mixp_cast(ctx, h, MIXP_F32), MIXP_ALL, 0);
+        }
+        mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+        mixp_scaler_step(scaler, opt);
+        mixp_scaler_update(scaler);
+    }
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    CHECK(events_of(ctx, MIXP_EVENT_SKIP, &e) >= 1);
+    CHECK_INT(e.origin, MIXP_ORIGIN_FORWARD);
+    CHECK_TEXT(e.site, "cast");
+    CHECK(strstr(e.site, "linear") == NULL);
+    CHECK(events_of(ctx, MIXP_EVENT_OVERFLOW, &e) >= 1);
+    mixp_context_free(ctx);
+}
+
 static void test_bad_input(void) {
     gpt g = gpt_open(1e-3);
     mixp_guard_desc d;
@@ -1441,6 +1479,7 @@ int main(void) {
     RUN(test_pins);
     RUN(test_pinned_low);
     RUN(test_pinned_cast);
+    RUN(test_cast_of_the_batch);
     RUN(test_bad_input);
     RUN(test_control_flow);
     RUN(test_two_passes);

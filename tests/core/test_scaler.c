@@ -873,6 +873,7 @@ static void test_save_load_change(void) {
     CHECK(saved.scale == 6.0f && saved.growth_factor == 7.0 && saved.backoff_factor == 0.8);
     CHECK_INT(saved.growth_interval, 10);
     CHECK_INT(saved.growth_tracker, 7);
+    CHECK(saved.largest == 0.0f && saved.peak == 0.0f);     /* this rule does not predict */
     memset(&saved, 0, sizeof saved);
     CHECK_INT(mixp_scaler_load(r->scaler, &saved), MIXP_ERR_ARGUMENT);
     CHECK_TEXT(take_error(r->ctx, MIXP_ERR_ARGUMENT), "disabled");

@@ -370,6 +370,7 @@ static void test_jvp_refused(void) {
     CHECK(mixp_jvp(c, h, w, NULL) != NULL);             /* what failed has left nothing behind */
     MIXP_NO_GRAD(c) y = mixp_scale(c, w, 2.0f);
     jvp_refused(c, mixp_jvp(c, y, w, NULL), MIXP_ERR_ORDER, "nothing was recorded for y");
+    jvp_refused(c, mixp_jvp(c, y, w, NULL), MIXP_ERR_ORDER, "call mixp_tensor_set_requires_grad(x, 1) before");
     y = mixp_square(c, w);
     MIXP_NO_GRAD(c) y = mixp_jvp(c, y, w, NULL);        /* 2 w is no constant */
     CHECK(y != NULL);
