@@ -253,7 +253,10 @@ $(GPU_TESTS): $(BUILD)/gpu/%: %.cpp $(BUILD)/gpu/inside.o $(LIB) $(wildcard test
 # them.
 PTX_ARCHS ?= 75 80 90
 PTX_NAMES := $(if $(NVCC),$(notdir $(CUDA_PLAIN)))
-PTX_TESTS := $(foreach a,$(PTX_ARCHS),$(PTX_NAMES:%=$(BUILD)/ptx/sm_$a/%))
+# Only GPUs of 10.0 and newer run all kernels of narrow products.
+PTX_NEWEST := $(if $(NVCC),$(shell $(NVCC) --list-gpu-code 2>/dev/null | sed -n 's/^sm_100$$/100/p'))
+PTX_TESTS := $(foreach a,$(PTX_ARCHS),$(PTX_NAMES:%=$(BUILD)/ptx/sm_$a/%)) \
+             $(PTX_NEWEST:%=$(BUILD)/ptx/sm_%/test_cuda_narrow)
 PTX_FLAGS  = -std=c++17 --no-compress -x cu $(INCLUDES)
 ptx_for    = -gencode arch=compute_$1,code=compute_$1
 
@@ -275,7 +278,7 @@ $(PTX_NAMES:%=$(BUILD)/ptx/sm_$1/%): $(BUILD)/ptx/sm_$1/%: $(BUILD)/ptx/%.o $(BU
         $(BUILD)/ptx/runtime.o $(LIB)
 	$(Q)mkdir -p $$(@D) && $(CXX) $$^ $$(OMP_LINK) -lm -o $$@
 endef
-$(foreach a,$(PTX_ARCHS),$(eval $(call ptx_link,$a)))
+$(foreach a,$(sort $(PTX_ARCHS) $(PTX_NEWEST)),$(eval $(call ptx_link,$a)))
 
 # Kernels with one fault each: does the interpreter report it?
 PTX_FAULTS := $(if $(NVCC),$(BUILD)/ptx/ptx_faults)

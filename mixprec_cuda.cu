@@ -7313,16 +7313,17 @@ __global__ void __launch_bounds__(encode_threads)
         int64_t s = (e.over_rows ? t / outer : t % (sum / codes_each)) * codes_each;
         int64_t at = e.over_rows ? s * e.cols + o : o * e.cols + s;
         float scale = e.how.scales ? mixpi_scale_of_code(e.how.scale, scale_at(e, o, s)) : 1.0f;
-        uint32_t words[4] = {};
+        uint32_t bytes[4] = {}, halves[2] = {};
         MIXPI_UNROLL
         for (int i = 0; i < codes_each; i++) {
             uint32_t code = narrow_code(e.how.element,
                                         get1(mixpi_in(e.y, MIXP_BF16), at + i * step) / scale);
-            words[four ? i / 8 : i / 4] |= code << (four ? i % 8 * 4 : i % 4 * 8);
+            if (four) halves[i / 8] |= code << i % 8 * 4;
+            else bytes[i / 4] |= code << i % 4 * 8;
         }
         int64_t to = o * sum + s;
-        if (four) *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(words[0], words[1]);
-        else *(uint4 *)(void *)(e.codes + to) = make_uint4(words[0], words[1], words[2], words[3]);
+        if (four) *(uint2 *)(void *)(e.codes + to / 2) = make_uint2(halves[0], halves[1]);
+        else *(uint4 *)(void *)(e.codes + to) = make_uint4(bytes[0], bytes[1], bytes[2], bytes[3]);
     }
 }
 

@@ -50,6 +50,8 @@ program() {
 for arch in $archs; do
     for path in "$build/sm_$arch"/test_cuda*; do program "$arch" "${path##*/}"; done
 done
+# The kernels that only 10.0 and newer run.
+[ ! -x "$build/sm_100/test_cuda_narrow" ] || program 100 test_cuda_narrow
 
 # Bounds that stand the least exact hardware, and other orders of warps and blocks, on one architecture.
 case " $archs " in *' 80 '*)
@@ -67,11 +69,12 @@ esac
 # Columns: architecture, kernel, instructions, those reached, a bit for each.
 readable() { if command -v c++filt >/dev/null 2>&1; then c++filt; else cat; fi; }
 # On 7.5 tensor cores know no bf16, and 64 KB of shared memory hold no backward of 128, nor one of 64 that
-# keeps its scores straight: the companion never launches these kernels there.
-never75='attention_(forward|backward)ILi[0-9]+ELb1|attention_backwardILi(128|64ELb0ELb[01]ELb0)'
+# keeps its scores straight: the companion never launches these kernels there. cuBLASLt multiplies fp8 from
+# 8.9 on, and has tiles of scales from 10.0 on.
+never='^sm_75 .*(attention_(forward|backward)ILi[0-9]+ELb1|attention_backwardILi(128|64ELb0ELb[01]ELb0))'
+never="$never|^sm_(75|80) .*narrow_(codes|tiles|floats)|^sm_90 .*narrow_tiles"
 not_run() {
-    awk -v arch="sm_$1" -v never="$never75" '$1 == arch && !$4 && !(arch == "sm_75" && $2 ~ never) { print $2 }' \
-        "$coverage"
+    awk -v arch="sm_$1" -v never="$never" '$1 == arch && !$4 && (arch " " $2) !~ never { print $2 }' "$coverage"
 }
 all_run() {
     not_run "$1" | readable
@@ -84,6 +87,8 @@ for arch in $archs; do
                      arch, run, n, reached, all }' "$coverage"
     check "sm_$arch: every kernel ran" all_run "$arch"
 done
+narrow_ran() { [ "$(awk '$1 == "sm_100" && $2 ~ /narrow_/ && $4' "$coverage" | wc -l)" -eq 3 ]; }
+[ ! -x "$build/sm_100/test_cuda_narrow" ] || check 'sm_100: the kernels of narrow products ran' narrow_ran
 
 # --- does the interpreter report faults? -------------------------------------------------
 # fault NAME TEXT: the kernel NAME of tests/cuda/ptx_faults.cu ends with status 1 and a line with TEXT.

@@ -180,7 +180,7 @@ plant narrow_over_rows     'narrow: a sum over rows reads along a row' \
 plant narrow_place         'narrow: codes lie in the order of the values' \
     cuda_narrow products 's/o \* sum + s/e.over_rows ? s * outer + o : o * sum + s/'
 plant narrow_words         'narrow: codes of 4 bits stand 8 apart' \
-    cuda_narrow products 's/i % 8 \* 4/i % 8 * 8 % 32/'
+    cuda_narrow products 's/i % 8 \* 4/i % 4 * 8/'
 plant narrow_scale         'narrow: codes keep their scale' \
     cuda_narrow products 's/e.how.scales ? .* : 1.0f/1.0f/'
 plant narrow_tile          'narrow: scales of a tile in their own order' \
