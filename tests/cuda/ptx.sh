@@ -50,7 +50,7 @@ program() {
 for arch in $archs; do
     for path in "$build/sm_$arch"/test_cuda*; do program "$arch" "${path##*/}"; done
 done
-# The kernels that only 10.0 and newer run.
+# narrow_tiles runs only on 10.0 and newer.
 [ ! -x "$build/sm_100/test_cuda_narrow" ] || program 100 test_cuda_narrow
 
 # Bounds that stand the least exact hardware, and other orders of warps and blocks, on one architecture.
@@ -87,8 +87,8 @@ for arch in $archs; do
                      arch, run, n, reached, all }' "$coverage"
     check "sm_$arch: every kernel ran" all_run "$arch"
 done
-narrow_ran() { [ "$(awk '$1 == "sm_100" && $2 ~ /narrow_/ && $4' "$coverage" | wc -l)" -eq 3 ]; }
-[ ! -x "$build/sm_100/test_cuda_narrow" ] || check 'sm_100: the kernels of narrow products ran' narrow_ran
+tiles_ran() { [ "$(awk '$1 == "sm_100" && $2 ~ /narrow_tiles/ && $4' "$coverage" | wc -l)" -eq 1 ]; }
+[ ! -x "$build/sm_100/test_cuda_narrow" ] || check 'sm_100: narrow_tiles ran' tiles_ran
 
 # --- does the interpreter report faults? -------------------------------------------------
 # fault NAME TEXT: the kernel NAME of tests/cuda/ptx_faults.cu ends with status 1 and a line with TEXT.
