@@ -4787,7 +4787,9 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
  * logits are computed `chunk` rows at a time, and again for the gradients. These products then cost
  * a third more work. Their memory is chunk * vocab values instead of twice rows * vocab. chunk 0 =
  * an eighth of the rows, or the rows of 2^22 values if that is more. The gradients are those of
- * mixp_linear and mixp_cross_entropy, except that w's gradient sums the rows in another order.
+ * mixp_linear and mixp_cross_entropy, except that w's gradient sums the rows in another order. A
+ * guard judges the operator by its logits: if they leave the range of f16, they are f32, until they
+ * stay in range.
  * Result: f32 scalar. MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in
  * mixp_cross_entropy. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,
@@ -5462,6 +5464,8 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * Example: 2023.37 is in the range of f16, but becomes 2023. Batches of fewer than 8 rows are not
  * judged.
  *
+ * mixp_linear_cross_entropy is judged by its logits and its loss, as one array.
+ *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
@@ -5616,7 +5620,8 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 typedef struct mixp_site_info {
     const char *name, *op;
-    mixp_dtype  dtype;          /* dtype stored at the last application */
+    mixp_dtype  dtype;          /* dtype stored at the last application; of linear_cross_entropy:
+                                   that of its logits */
     int         fallen;         /* 1: the site fell back */
     int         pinned;         /* 1: a pattern pins the site */
     int         falls;          /* number of fallbacks */
@@ -15634,11 +15639,12 @@ struct mixpi_watcher {
     mixp_result (*replayed)(mixp_context *ctx);     /* before a replay */
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
     int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
-    void        (*casts)(mixp_call *c);             /* sets `casts` of its site */
+    void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
     int         (*stays_uncast)(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
                                 mixp_result *r);
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
-    int         (*is_wide)(const mixp_call *c);
+    int         (*is_wide)(const mixp_call *c);     /* 1: it stores f32 inside its call */
+    mixp_result (*inside)(mixp_call *c, const mixp_tensor *t, mixp_dtype low);  /* it stored t */
     int         (*is_pinned)(const mixp_call *c);
     mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
     mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */
@@ -17289,17 +17295,20 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     return r;
 }
 
-/* Must the operator compute its intermediate values in f32? Only a guard says so. */
+/* Must the operator store f32 inside its call? Only a guard says so. */
 static int mixpi_call_is_wide(const mixp_call *c) {
     const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
     return watcher && watcher->is_wide(c);
 }
 
-/* Tells the guard that the operator computes in the low dtype of an input, inside a region or not:
- * its site can fall back although its result is f32. */
-static void mixpi_call_is_low_inside(mixp_call *c) {
+/* Shows the guard t, which the operator has stored inside its call: the guard judges the operator's
+ * site by t and by its result. */
+static mixp_result mixpi_call_stored(mixp_call *c, const mixp_tensor *t) {
     const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;
-    if (watcher) watcher->casts(c);
+    const mixp_autocast region = mixp_autocast_current(c->ctx);
+    const int casts = region.level && mixpi_class_of(c->ctx, c->op) == MIXP_CLASS_LOW;
+    if (!watcher || mixpi_entry(c)->again) return MIXP_OK;
+    return watcher->inside(c, t, casts ? region.dtype : mixpi_plain_dtype(c->in[0]));
 }
 
 /* Has the user pinned the operator's site? */
@@ -21748,6 +21757,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
 typedef struct mixpi_chunked {
     mixp_cross_entropy_args k;  /* of all rows; logits and top_rsum of the current chunk   */
     int64_t chunk, width;       /* rows of a chunk; columns of x and w                     */
+    mixp_dtype dtype;           /* of the logits                                           */
     mixp_in x, w;
 } mixpi_chunked;
 
@@ -21789,12 +21799,10 @@ static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, in
     return MIXPI_RUN(c, gemm, &g);
 }
 
-/* Allocates the logits of one chunk, in the dtype of a product's result, or in f32 if the guard has
- * seen them overflow. */
+/* Allocates the logits of one chunk. */
 static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h) {
-    const mixp_dtype dtype = mixpi_call_is_wide(c) ? MIXP_F32 : c->in[0]->dtype;
     int64_t count = h->chunk * h->k.cols;
-    return mixp_activation(c->ctx, dtype, 1, &count);
+    return mixp_activation(c->ctx, h->dtype, 1, &count);
 }
 
 static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
@@ -21820,7 +21828,8 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->x = mixpi_call_x(c, 0);
     h->w = mixpi_call_x(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
-    if (mixpi_is_low(c->in[0]->dtype)) mixpi_call_is_low_inside(c);
+    /* The dtype of a product's result, or f32 if the guard's site fell back. */
+    h->dtype = mixpi_call_is_wide(c) ? MIXP_F32 : c->in[0]->dtype;
     logits = mixpi_chunked_room(c, h);
     if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     h->k.loss = (float *)c->out->data;
@@ -21828,6 +21837,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->k.counted = mixpi_saved(c, 1);
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
+        if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
         if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
     }
     mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));
@@ -29406,7 +29416,8 @@ typedef struct mixpi_site {
     int          turn;          /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
-    int          casts;         /* 1: autocast casts its inputs, or it computes in a low dtype */
+    int          casts;         /* 1: autocast casts its inputs */
+    int          inside;        /* 1: dtype and low are those of what it stores inside its call */
     int          carries;       /* 1: it stores f32 if its inputs are f32 */
     int          changed;       /* samples begun when its state changed; older ones do not count */
     mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low
@@ -30133,8 +30144,8 @@ static mixp_result mixpi_site_stored(mixp_context *ctx, int number, const mixp_t
     mixpi_watch *w = ctx->watch;
     site->stores = 1;
     site->scalar = t->count == 1;
-    site->dtype = t->dtype;
-    site->low = low;
+    if (!site->inside) site->dtype = t->dtype;
+    if (!site->inside) site->low = low;
     site->around = mixp_autocast_current(ctx).dtype;
     mixpi_site_show(ctx, number, t, 0);
     if (!w->sampled) return MIXP_OK;
@@ -30229,12 +30240,22 @@ static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dty
     return 1;
 }
 
-/* Must the operator compute its intermediate values in f32? Yes if its f32 result still overflowed,
- * in a probe, and if a pattern pins it to f32. */
+/* Must the operator store f32 inside its call? */
 static int mixpi_site_is_wide(const mixp_call *c) {
     const mixpi_site *site = mixpi_guarded_site(c);
-    if (!site || site->pinned == 2) return 0;
-    return site->fallen == 2 || site->pinned == 1 || c->ctx->watch->probing;
+    return site && mixpi_site_holds_f32(c->ctx, site);
+}
+
+/* The operator stored t inside its call; t would be `low` without a fallback. In a sampled step
+ * looks at t. The result of such an operator is f32 in any case, and says nothing of its range. */
+static mixp_result mixpi_look_inside(mixp_call *c, const mixp_tensor *t, mixp_dtype low) {
+    const int number = mixpi_entry(c)->site;
+    mixpi_site *site = mixpi_site_at(c->ctx, number);
+    site->inside = 1;
+    site->dtype = t->dtype;
+    site->low = low;
+    if (!mixpi_context_sampled(c->ctx)) return MIXP_OK;
+    return mixpi_look(c->ctx, number, MIXPI_LOOK_VALUE, t);
 }
 
 /* Looks at the gradients of parameters and views that c wrote, after its backward. */
@@ -32330,7 +32351,8 @@ static const mixpi_watcher mixpi_watch_door = {
     mixpi_watch_flags, mixpi_watch_captured, mixpi_watch_replayed,
     /* tape: applying an operator */
     mixpi_site_enter, mixpi_site_casts, mixpi_stays_uncast, mixpi_site_choose, mixpi_site_is_wide,
-    mixpi_site_is_pinned, mixpi_site_operands, mixpi_site_losses, mixpi_look_forward,
+    mixpi_look_inside, mixpi_site_is_pinned, mixpi_site_operands, mixpi_site_losses,
+    mixpi_look_forward,
     /* tape: walking back */
     mixpi_watch_begin, mixpi_look_backward, mixpi_look_leaves, mixpi_watch_walked,
     /* step */

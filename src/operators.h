@@ -350,7 +350,9 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
  * logits are computed `chunk` rows at a time, and again for the gradients. These products then cost
  * a third more work. Their memory is chunk * vocab values instead of twice rows * vocab. chunk 0 =
  * an eighth of the rows, or the rows of 2^22 values if that is more. The gradients are those of
- * mixp_linear and mixp_cross_entropy, except that w's gradient sums the rows in another order.
+ * mixp_linear and mixp_cross_entropy, except that w's gradient sums the rows in another order. A
+ * guard judges the operator by its logits: if they leave the range of f16, they are f32, until they
+ * stay in range.
  * Result: f32 scalar. MIXP_ERR_ARGUMENT: chunk < 0. An id outside [0, vocab): as in
  * mixp_cross_entropy. */
 MIXPREC_API mixp_tensor *mixp_linear_cross_entropy(mixp_context *ctx, mixp_tensor *x,

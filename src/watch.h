@@ -43,6 +43,8 @@
  * Example: 2023.37 is in the range of f16, but becomes 2023. Batches of fewer than 8 rows are not
  * judged.
  *
+ * mixp_linear_cross_entropy is judged by its logits and its loss, as one array.
+ *
  * An intended Inf, for example in a mask, is not an overflow. If a loss is not finite, the guard
  * goes back from the loss, from one non-finite result to the next, to the site that made the first
  * one. While a guard is on, a skip whose loss is not finite keeps the loss scale: once in a row,
@@ -197,7 +199,8 @@ MIXPREC_API const char *mixp_event_text(const mixp_event *event, char *text, siz
 
 typedef struct mixp_site_info {
     const char *name, *op;
-    mixp_dtype  dtype;          /* dtype stored at the last application */
+    mixp_dtype  dtype;          /* dtype stored at the last application; of linear_cross_entropy:
+                                   that of its logits */
     int         fallen;         /* 1: the site fell back */
     int         pinned;         /* 1: a pattern pins the site */
     int         falls;          /* number of fallbacks */

@@ -106,6 +106,7 @@ MIXPREC_API mixp_tensor *mixp_cross_entropy_smooth(mixp_context *ctx, mixp_tenso
 typedef struct mixpi_chunked {
     mixp_cross_entropy_args k;  /* of all rows; logits and top_rsum of the current chunk   */
     int64_t chunk, width;       /* rows of a chunk; columns of x and w                     */
+    mixp_dtype dtype;           /* of the logits                                           */
     mixp_in x, w;
 } mixpi_chunked;
 
@@ -147,12 +148,10 @@ static mixp_result mixpi_chunked_logits(mixp_call *c, const mixpi_chunked *h, in
     return MIXPI_RUN(c, gemm, &g);
 }
 
-/* Allocates the logits of one chunk, in the dtype of a product's result, or in f32 if the guard has
- * seen them overflow. */
+/* Allocates the logits of one chunk. */
 static mixp_tensor *mixpi_chunked_room(mixp_call *c, const mixpi_chunked *h) {
-    const mixp_dtype dtype = mixpi_call_is_wide(c) ? MIXP_F32 : c->in[0]->dtype;
     int64_t count = h->chunk * h->k.cols;
-    return mixp_activation(c->ctx, dtype, 1, &count);
+    return mixp_activation(c->ctx, h->dtype, 1, &count);
 }
 
 static mixp_result mixpi_chunked_loss(mixp_call *c, const mixpi_chunked *h, int64_t first,
@@ -178,7 +177,8 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->x = mixpi_call_x(c, 0);
     h->w = mixpi_call_x(c, 1);
     h->k.targets = (const int32_t *)c->in[2]->data;
-    if (mixpi_is_low(c->in[0]->dtype)) mixpi_call_is_low_inside(c);
+    /* The dtype of a product's result, or f32 if the guard's site fell back. */
+    h->dtype = mixpi_call_is_wide(c) ? MIXP_F32 : c->in[0]->dtype;
     logits = mixpi_chunked_room(c, h);
     if (!logits || mixpi_entropy_save(c, h->k.rows) != MIXP_OK) return MIXP_ERR_MEMORY;
     h->k.loss = (float *)c->out->data;
@@ -186,6 +186,7 @@ static mixp_result mixpi_chunked_forward(mixp_call *c) {
     h->k.counted = mixpi_saved(c, 1);
     for (first = 0; first < h->k.rows && r == MIXP_OK; first += h->chunk) {
         r = mixpi_chunked_logits(c, h, first, logits);
+        if (r == MIXP_OK) r = mixpi_call_stored(c, logits);
         if (r == MIXP_OK) r = mixpi_chunked_loss(c, h, first, logits);
     }
     mixpi_arena_give(c->ctx, &c->ctx->dev, logits->data, mixpi_bytes(logits));

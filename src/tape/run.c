@@ -20,17 +20,20 @@ static MIXPI_APART mixp_result mixpi_run_inside(mixp_call *c, mixp_result (*run)
     return r;
 }
 
-/* Must the operator compute its intermediate values in f32? Only a guard says so. */
+/* Must the operator store f32 inside its call? Only a guard says so. */
 static int mixpi_call_is_wide(const mixp_call *c) {
     const mixpi_watcher *watcher = mixpi_watcher_of(c->ctx);
     return watcher && watcher->is_wide(c);
 }
 
-/* Tells the guard that the operator computes in the low dtype of an input, inside a region or not:
- * its site can fall back although its result is f32. */
-static void mixpi_call_is_low_inside(mixp_call *c) {
+/* Shows the guard t, which the operator has stored inside its call: the guard judges the operator's
+ * site by t and by its result. */
+static mixp_result mixpi_call_stored(mixp_call *c, const mixp_tensor *t) {
     const mixpi_watcher *watcher = mixpi_entry(c)->site ? mixpi_watcher_of(c->ctx) : NULL;
-    if (watcher) watcher->casts(c);
+    const mixp_autocast region = mixp_autocast_current(c->ctx);
+    const int casts = region.level && mixpi_class_of(c->ctx, c->op) == MIXP_CLASS_LOW;
+    if (!watcher || mixpi_entry(c)->again) return MIXP_OK;
+    return watcher->inside(c, t, casts ? region.dtype : mixpi_plain_dtype(c->in[0]));
 }
 
 /* Has the user pinned the operator's site? */

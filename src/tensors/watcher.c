@@ -54,11 +54,12 @@ struct mixpi_watcher {
     mixp_result (*replayed)(mixp_context *ctx);     /* before a replay */
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
     int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
-    void        (*casts)(mixp_call *c);             /* sets `casts` of its site */
+    void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
     int         (*stays_uncast)(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
                                 mixp_result *r);
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
-    int         (*is_wide)(const mixp_call *c);
+    int         (*is_wide)(const mixp_call *c);     /* 1: it stores f32 inside its call */
+    mixp_result (*inside)(mixp_call *c, const mixp_tensor *t, mixp_dtype low);  /* it stored t */
     int         (*is_pinned)(const mixp_call *c);
     mixpi_lossy *(*operands)(const mixp_call *c);   /* of a linear's site; NULL: it has no site */
     mixp_losses *(*losses)(const mixp_call *c);     /* the same in device memory; NULL: an error */

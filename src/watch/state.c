@@ -50,7 +50,8 @@ typedef struct mixpi_site {
     int          turn;          /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
-    int          casts;         /* 1: autocast casts its inputs, or it computes in a low dtype */
+    int          casts;         /* 1: autocast casts its inputs */
+    int          inside;        /* 1: dtype and low are those of what it stores inside its call */
     int          carries;       /* 1: it stores f32 if its inputs are f32 */
     int          changed;       /* samples begun when its state changed; older ones do not count */
     mixp_dtype   dtype, low;    /* dtype it stored; dtype it would store without a fallback (low
