@@ -275,6 +275,7 @@ deaf() {
     while [ -z "$one" ] && [ $n -lt 300 ]; do one=$(cat /proc/$zero/task/$zero/children 2>/dev/null | tr -d ' '); n=$((n + 1)); sleep 0.02; done
     sleep 0.1
     ignored=$(awk '/^SigIgn/ { print $2 }' "/proc/$one/status"); kill $zero; wait $zero 2>/dev/null
+    kill -9 "$one"                      # it waits for a writer of the pipe
     echo "rank 1 ignores $ignored"; echo "$ignored" | grep -q '[4567cdef]...$'
 }
 if [ -r /proc/self/task/$$/children ] || [ -r /proc/$$/task/$$/children ]; then check "a signal to all ranks ends rank 0 alone" deaf
