@@ -15,8 +15,9 @@ static void precision_text(const config *c, char *text, size_t space) {
     else if (c->level == 0) snprintf(text, space, "fp32 (level 0: no autocast)");
     else if (!c->recipe) snprintf(text, space, "%s at level %d", dtype, (int)c->level);
     else
-        snprintf(text, space, "%s at level %d, linear layers in %s", dtype, (int)c->level,
-                 mixp_recipe_name((mixp_recipe_kind)c->recipe));
+        snprintf(text, space, "%s at level %d, linear layers in %s%s", dtype, (int)c->level,
+                 mixp_recipe_name((mixp_recipe_kind)c->recipe),
+                 c->codes ? ", their inputs kept as codes" : "");
 }
 
 /* How the architecture differs from nanoGPT's. */
@@ -84,7 +85,7 @@ static void tell_of_ranks(const trainer *t) {
 
 static void print_run(const trainer *t) {
     const config *c = &t->c;
-    char          precision[48], rule[32], how[32], world[32] = "";
+    char          precision[96], rule[32], how[32], world[32] = "";
     int           threads = mixp_context_exec(t->ctx)->threads;
     int64_t       ranks = ranks_of(t);
     precision_text(c, precision, sizeof precision);

@@ -534,6 +534,7 @@ gpt 0 $fit --recipe mxfp8 --guard on --steps 1; check "the guard says what falls
     sh -c 'tr -s " \n" " " <out | grep -q "guard on: a site that overflows falls back to f32; an operand that loses too much, to bf16"'
 for recipe in fp8 nvfp4; do
     gpt 0 $fit --recipe $recipe --codes --steps 8 --decay-steps 8 --out $recipe.codes
+    check "--codes is named" sh -c 'tr -s " \n" " " <out | grep -q "linear layers in '$recipe'[a-z_]*, their inputs kept as codes"'
     check "--codes keeps the bits of $recipe" cmp -s $recipe/checkpoint.safetensors $recipe.codes/checkpoint.safetensors
     wide="--data text --layers 4 --heads 2 --width 64 --block 32 --batch 4 --eval-batches 1 --threads 1 --dtype bf16 --recipe $recipe"
     gpt 0 $wide --steps 3 --profile --quiet; cp out table; full=$(bytes activations)
