@@ -632,12 +632,20 @@ static int mixpi_last_bad(const mixp_context *ctx, int which) {
     return best;
 }
 
+/* Did a site with a non-finite scalar result leave the range of a low dtype? Yes if what it stored
+ * inside its call overflowed, or if the result is low and the operator is not one, like a division
+ * or a logarithm, whose f32 result would not be finite either. */
+static int mixpi_site_left_range(const mixpi_site *site) {
+    if (site->inside) return 1;
+    return mixpi_is_low(site->dtype) && !mixpi_site_is(site, MIXPI_SHRINKS | MIXPI_MAY_MEAN);
+}
+
 static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     const mixpi_site *site = mixpi_site_at(ctx, number);
     if (mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->nonfinite)
         return MIXP_ORIGIN_INPUT;
     if (mixpi_site_bad_weight(ctx, site)) return MIXP_ORIGIN_WEIGHT;
-    return site->scalar ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
+    return site->scalar && !mixpi_site_left_range(site) ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
 }
 
 /* Where the first non-finite value of this sample arose, as seen by this rank. began: the site

@@ -283,7 +283,7 @@ static int event_is_true(const mixp_event *e, const truths *t, const session *s)
     case MIXP_EVENT_BACK:     return at.value < 0.25 * max && at.grad < max;
     case MIXP_EVENT_IMPRECISE: return s->program->offset;
     case MIXP_EVENT_SKIP:
-        if (e->origin == MIXP_ORIGIN_FORWARD) return at.value > 0.9 * max;
+        if (e->origin == MIXP_ORIGIN_FORWARD) return at.value > 0.9 * max || chunks;
         if (e->origin == MIXP_ORIGIN_BACKWARD) return t->grad > 0.5 * max;
         if (e->origin == MIXP_ORIGIN_UNSCALE) return t->scale < 1;
         if (e->origin == MIXP_ORIGIN_INPUT || e->origin == MIXP_ORIGIN_WEIGHT) return t->loss_bad;
