@@ -5506,7 +5506,7 @@ typedef struct mixp_guard_desc {
     float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
     float   imprecise;          /* 0 = 0.1 of the variation over the batch; at most 1; negative =
-                                   precision is not watched */
+                                   precision is not watched, and keeps no site in f32 */
     int     patience;           /* MIXP_ERR_DIVERGED after so many skips in a row of one optimizer
                                    that arose in the forward pass, when no site is left to fall
                                    back; 0 = 20, negative = never */
@@ -31069,7 +31069,7 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
     double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
     if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
-    if (site->imprecise) return 0;
+    if (site->imprecise && w->imprecise > 0.0f) return 0;
     /* Values that are not finite in f32 are no reason to stay in f32. */
     return (double)site->value.largest < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);

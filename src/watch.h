@@ -85,7 +85,7 @@ typedef struct mixp_guard_desc {
     float   low_again;          /* 0 = a quarter of high; below high */
     float   flushed;            /* 0 = 0.02 of the values that are not 0; at most 1 */
     float   imprecise;          /* 0 = 0.1 of the variation over the batch; at most 1; negative =
-                                   precision is not watched */
+                                   precision is not watched, and keeps no site in f32 */
     int     patience;           /* MIXP_ERR_DIVERGED after so many skips in a row of one optimizer
                                    that arose in the forward pass, when no site is left to fall
                                    back; 0 = 20, negative = never */

@@ -418,7 +418,7 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
     double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
     if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
-    if (site->imprecise) return 0;
+    if (site->imprecise && w->imprecise > 0.0f) return 0;
     /* Values that are not finite in f32 are no reason to stay in f32. */
     return (double)site->value.largest < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);

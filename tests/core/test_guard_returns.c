@@ -309,7 +309,33 @@ static void every_site_returns(void) {
             if (table[which].levels >> level & 1) returns(which, level);
 }
 
+/* Precision is no longer watched: the sites that fell back because of it return, though the offset stays. */
+static void sites_return_without_precision(void) {
+    model m = model_open(OFFSET, 1);
+    mixp_guard_desc guard;
+    mixp_site_info s;
+    int i, fell = 0, back = 0;
+    memset(&guard, 0, sizeof guard);
+    guard.every = 1;
+    guard.clean = CLEAN;
+    for (i = 0; i < 12; i++) step(&m, 1);
+    for (i = 0; mixp_site(m.ctx, i, &s); i++) fell += s.fallen;
+    CHECK(fell > 0);
+    guard.imprecise = -1;
+    CHECK_INT(mixp_guard_start(m.ctx, &guard), MIXP_OK);
+    for (i = 0; i <= CLEAN; i++) step(&m, 1);
+    for (i = 0; mixp_site(m.ctx, i, &s); i++) {
+        CHECK_INT(s.fallen, 0);
+        back += s.falls;
+    }
+    CHECK_INT(back, fell);
+    events_are_true(&m);
+    CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
+    mixp_context_free(m.ctx);
+}
+
 int main(void) {
     RUN(every_site_returns);
+    RUN(sites_return_without_precision);
     return test_report();
 }
