@@ -24410,6 +24410,7 @@ typedef struct mixpi_muon {
     mixp_out x, gram, poly;     /* X, A and b A + c A A, in the iteration's dtype          */
     float   *x_sum, *poly_sum;  /* x and poly in f32                                       */
     int64_t  room;              /* number of the optimizer's rows that fit                 */
+    int64_t  tried;             /* number of parameters whose products have scratch memory */
     mixp_param_row  *rows, *device_rows;
     mixp_step_state *look;      /* step state for the norm of the direction                */
 } mixpi_muon;
@@ -25690,6 +25691,28 @@ static mixp_result mixpi_muon_next(mixp_optimizer *o, int64_t rows, int64_t cols
     return r == MIXP_OK ? mixpi_muon_end_sum(o, m->x, m->x_sum, rows * cols) : r;
 }
 
+/* One iteration for parameter i. */
+static mixp_result mixpi_muon_iterate(mixp_optimizer *o, int64_t i) {
+    const mixp_tensor *p = o->slots[i].param;
+    mixp_result r = mixpi_muon_gram(o, p->shape[0], p->shape[1]);
+    if (r == MIXP_OK) r = mixpi_muon_poly(o, mixpi_muon_side(p));
+    return r == MIXP_OK ? mixpi_muon_next(o, p->shape[0], p->shape[1]) : r;
+}
+
+/* Takes the scratch memory of the products before a step changes anything: runs one iteration for
+ * each parameter added since the last step, on whatever the working memory holds. A captured step
+ * changes nothing while it is recorded. */
+static mixp_result mixpi_muon_scratch(mixp_optimizer *o) {
+    mixp_result r = MIXP_OK;
+    int64_t i;
+    if (!o->muon || o->ctx->capturing) return MIXP_OK;
+    for (i = o->muon->tried; i < o->count && r == MIXP_OK; i++) {
+        if (o->rows[i].count && mixpi_is_own(o, i)) r = mixpi_muon_iterate(o, i);
+        if (r == MIXP_OK) o->muon->tried = i + 1;
+    }
+    return r;
+}
+
 /* One pass of the kernel `update` over parameter i. */
 static mixp_result mixpi_muon_pass(mixp_optimizer *o, int64_t i, int pass,
                                    const mixp_step_plan *plan,
@@ -25727,19 +25750,14 @@ static mixp_result mixpi_muon_unit_norm(mixp_optimizer *o, int64_t i) {
 /* The complete update of parameter i. In a skipped step the passes change nothing, and the products
  * work on the remains of another matrix; their result is never read. */
 static mixp_result mixpi_muon_matrix(mixp_optimizer *o, int64_t i) {
-    const mixp_tensor *p = o->slots[i].param;
-    const int64_t rows = p->shape[0], cols = p->shape[1], side = mixpi_muon_side(p);
     mixp_step_plan plan = o->plan;
     mixp_result r;
     int k;
     plan.kind = MIXP_OPTIMIZER_MUON_MOMENTUM;
     r = mixpi_muon_pass(o, i, MIXPI_MUON_MOMENTUM, &plan, o->state);
     if (r == MIXP_OK) r = mixpi_muon_unit_norm(o, i);
-    for (k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++) {
-        r = mixpi_muon_gram(o, rows, cols);
-        if (r == MIXP_OK) r = mixpi_muon_poly(o, side);
-        if (r == MIXP_OK) r = mixpi_muon_next(o, rows, cols);
-    }
+    for (k = 0; k < o->muon->settings.iterations && r == MIXP_OK; k++)
+        r = mixpi_muon_iterate(o, i);
     return r == MIXP_OK ? mixpi_muon_pass(o, i, MIXPI_MUON_LAST, &o->plan, o->state) : r;
 }
 
@@ -26318,10 +26336,11 @@ static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
 }
 
 /* Takes the memory that the step needs, before anything is changed. On a device with memory of its
- * own, the kernels of the update need none. */
+ * own, only Muon's products need any. */
 static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
     const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_result r = crew ? crew->plan(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
     if (r != MIXP_OK || opt->ctx->device->download) return r;
     return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
                ? MIXP_OK : MIXP_ERR_MEMORY;

@@ -39,6 +39,7 @@ typedef struct mixpi_muon {
     mixp_out x, gram, poly;     /* X, A and b A + c A A, in the iteration's dtype          */
     float   *x_sum, *poly_sum;  /* x and poly in f32                                       */
     int64_t  room;              /* number of the optimizer's rows that fit                 */
+    int64_t  tried;             /* number of parameters whose products have scratch memory */
     mixp_param_row  *rows, *device_rows;
     mixp_step_state *look;      /* step state for the norm of the direction                */
 } mixpi_muon;

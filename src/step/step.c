@@ -91,10 +91,11 @@ static mixp_result mixpi_opt_decide(mixp_optimizer *opt, mixp_scaler *scaler,
 }
 
 /* Takes the memory that the step needs, before anything is changed. On a device with memory of its
- * own, the kernels of the update need none. */
+ * own, only Muon's products need any. */
 static mixp_result mixpi_opt_room(mixp_optimizer *opt) {
     const mixpi_crew *crew = mixpi_crew_of(opt->ctx);
     mixp_result r = crew ? crew->plan(opt) : MIXP_OK;
+    if (r == MIXP_OK) r = mixpi_muon_scratch(opt);
     if (r != MIXP_OK || opt->ctx->device->download) return r;
     return mixpi_context_scratch(opt->ctx, mixpi_chunk_room(opt->rows, opt->count))
                ? MIXP_OK : MIXP_ERR_MEMORY;

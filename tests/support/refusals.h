@@ -14,6 +14,7 @@ static struct {
     long made, refuse, most;    /* so far; the first that is refused; how many are at most */
     long refused;
     long alive;                 /* pieces of memory */
+    int  memory_only;           /* 1: kernels and copies are never refused */
     const char *what;           /* the newest that was refused */
 } requests;
 
@@ -24,6 +25,9 @@ static int refuses(const char *what) {
     requests.what = what;
     return 1;
 }
+
+/* A request that is not for memory. */
+static int refuses_call(const char *what) { return !requests.memory_only && refuses(what); }
 
 static void *give(size_t bytes, const char *what) {
     void *p = refuses(what) ? NULL : malloc(bytes ? bytes : 1);
@@ -62,21 +66,21 @@ static void far_release(const mixp_exec *x, void *p) {
 
 static mixp_result far_upload(const mixp_exec *x, void *device, const void *host, size_t bytes) {
     (void)x;
-    if (refuses("upload")) return MIXP_ERR_DEVICE;
+    if (refuses_call("upload")) return MIXP_ERR_DEVICE;
     memcpy(device, host, bytes);
     return MIXP_OK;
 }
 
 static mixp_result far_download(const mixp_exec *x, void *host, const void *device, size_t bytes) {
     (void)x;
-    if (refuses("download")) return MIXP_ERR_DEVICE;
+    if (refuses_call("download")) return MIXP_ERR_DEVICE;
     memcpy(host, device, bytes);
     return MIXP_OK;
 }
 
 #define REFUSED_WRAP(group, kernel, words, parameters, arguments)                                \
     static mixp_result refused_##kernel parameters {                                             \
-        if (refuses(#kernel)) return MIXP_ERR_DEVICE;                                            \
+        if (refuses_call(#kernel)) return MIXP_ERR_DEVICE;                                            \
         return mixp_cpu()->kernels->kernel arguments;                                            \
     }
 PROFILE_KERNELS(REFUSED_WRAP)
