@@ -2535,13 +2535,14 @@ typedef struct mixp_quantise_args {
 } mixp_quantise_args;
 
 /* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
- * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols] f32, rows a multiple of 16; sums of
- * 16 in f32, as a tree. The transform is orthogonal, so transforming both factors does not change
- * their product. The signs are TransformerEngine's. */
+ * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols], rows a multiple of 16; sums of 16
+ * in f32, as a tree, rounded to bf16 once. The transform is orthogonal, so transforming both
+ * factors changes their product by rounding only. The signs, and the rounding to bf16 before
+ * quantising, are TransformerEngine's. */
 typedef struct mixp_hadamard_args {
-    int64_t rows, cols;
-    mixp_in a;
-    float  *y;
+    int64_t    rows, cols;
+    mixp_in    a;
+    mixp_bf16 *y;
 } mixp_hadamard_args;
 
 /* Turns quantised values y[rows, cols] into codes of their elements, or codes into values. The
@@ -4025,7 +4026,7 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 
 /* The kernel `hadamard` on the CPU; see mixp_hadamard_args. Errors as mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
-                                      float *y);
+                                      mixp_bf16 *y);
 
 /* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
 typedef struct mixp_recipe_counts {
@@ -13874,6 +13875,16 @@ MIXPI_KERNEL(quantise, mixp_quantise_args, &MIXPI_P(quantise_units))
 
 /* --- the random Hadamard transform --- */
 
+/* Writes 16 elements, or the first n. */
+MIXPI_V void MIXPI_P(hadamard_put)(mixp_bf16 *y, mixpi_v a, int64_t n) {
+    uint16_t some[16];
+    if (n == 16) mixpi_vput(MIXP_BF16, y, a, 0);
+    else {
+        mixpi_vput(MIXP_BF16, some, a, 0);
+        memcpy(y, some, (size_t)n * sizeof *y);
+    }
+}
+
 MIXPI_V void MIXPI_P(hadamard_tile)(const mixp_hadamard_args *k, int64_t at, int64_t n) {
     mixpi_v v[16];
     int i, step;
@@ -13889,7 +13900,7 @@ MIXPI_V void MIXPI_P(hadamard_tile)(const mixp_hadamard_args *k, int64_t at, int
                 v[i | step] = mixpi_vsub(a, b);
             }
     for (i = 0; i < 16; i++)
-        mixpi_vstore_n(k->y + at + i * k->cols, mixpi_vmul(v[i], mixpi_vset(0.25f)), (int)n);
+        MIXPI_P(hadamard_put)(k->y + at + i * k->cols, mixpi_vmul(v[i], mixpi_vset(0.25f)), n);
 }
 
 MIXPI_K void MIXPI_P(hadamard_strip)(const void *job, int64_t strip) {
@@ -16510,7 +16521,7 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 }
 
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
-                                      float *y) {
+                                      mixp_bf16 *y) {
     mixp_hadamard_args k;
     k.rows = rows;
     k.cols = cols;
@@ -19292,12 +19303,12 @@ static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
 static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
     const int64_t count = k->rows * k->cols;
     mixp_hadamard_args h;
-    *turned = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    *turned = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!*turned) return MIXP_ERR_MEMORY;
     h.rows = k->rows;
     h.cols = k->cols;
     h.a = k->x;
-    h.y = (float *)(*turned)->data;
+    h.y = (mixp_bf16 *)(*turned)->data;
     k->x = mixpi_tensor_in(*turned);
     if (c->ctx->device->kernels->hadamard) return MIXPI_RUN(c, hadamard, &h);
     return mixp_hadamard(&c->ctx->exec, h.rows, h.cols, h.a, h.y);

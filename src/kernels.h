@@ -522,13 +522,14 @@ typedef struct mixp_quantise_args {
 } mixp_quantise_args;
 
 /* Multiplies each group of 16 rows of a, column by column, by diag(signs) H_16 / 4 (a random
- * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols] f32, rows a multiple of 16; sums of
- * 16 in f32, as a tree. The transform is orthogonal, so transforming both factors does not change
- * their product. The signs are TransformerEngine's. */
+ * Hadamard transform). a[rows, cols] f32 or bf16, y[rows, cols], rows a multiple of 16; sums of 16
+ * in f32, as a tree, rounded to bf16 once. The transform is orthogonal, so transforming both
+ * factors changes their product by rounding only. The signs, and the rounding to bf16 before
+ * quantising, are TransformerEngine's. */
 typedef struct mixp_hadamard_args {
-    int64_t rows, cols;
-    mixp_in a;
-    float  *y;
+    int64_t    rows, cols;
+    mixp_in    a;
+    mixp_bf16 *y;
 } mixp_hadamard_args;
 
 /* Turns quantised values y[rows, cols] into codes of their elements, or codes into values. The

@@ -22,7 +22,7 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 }
 
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
-                                      float *y) {
+                                      mixp_bf16 *y) {
     mixp_hadamard_args k;
     k.rows = rows;
     k.cols = cols;

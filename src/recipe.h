@@ -170,7 +170,7 @@ MIXPREC_API mixp_result mixp_quantise(const mixp_exec *x, const mixp_quantise_ar
 
 /* The kernel `hadamard` on the CPU; see mixp_hadamard_args. Errors as mixp_quantise's. */
 MIXPREC_API mixp_result mixp_hadamard(const mixp_exec *x, int64_t rows, int64_t cols, mixp_in a,
-                                      float *y);
+                                      mixp_bf16 *y);
 
 /* What became of mixp_linear under recipes since mixp_autocast_reset_counts. */
 typedef struct mixp_recipe_counts {

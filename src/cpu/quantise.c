@@ -374,6 +374,16 @@ MIXPI_KERNEL(quantise, mixp_quantise_args, &MIXPI_P(quantise_units))
 
 /* --- the random Hadamard transform --- */
 
+/* Writes 16 elements, or the first n. */
+MIXPI_V void MIXPI_P(hadamard_put)(mixp_bf16 *y, mixpi_v a, int64_t n) {
+    uint16_t some[16];
+    if (n == 16) mixpi_vput(MIXP_BF16, y, a, 0);
+    else {
+        mixpi_vput(MIXP_BF16, some, a, 0);
+        memcpy(y, some, (size_t)n * sizeof *y);
+    }
+}
+
 MIXPI_V void MIXPI_P(hadamard_tile)(const mixp_hadamard_args *k, int64_t at, int64_t n) {
     mixpi_v v[16];
     int i, step;
@@ -389,7 +399,7 @@ MIXPI_V void MIXPI_P(hadamard_tile)(const mixp_hadamard_args *k, int64_t at, int
                 v[i | step] = mixpi_vsub(a, b);
             }
     for (i = 0; i < 16; i++)
-        mixpi_vstore_n(k->y + at + i * k->cols, mixpi_vmul(v[i], mixpi_vset(0.25f)), (int)n);
+        MIXPI_P(hadamard_put)(k->y + at + i * k->cols, mixpi_vmul(v[i], mixpi_vset(0.25f)), n);
 }
 
 MIXPI_K void MIXPI_P(hadamard_strip)(const void *job, int64_t strip) {

@@ -471,7 +471,8 @@ __global__ void hadamard_columns(const __grid_constant__ mixp_hadamard_args k) {
             }
         }
         MIXPI_UNROLL
-        for (int i = 0; i < 16; i++) k.y[at + i * k.cols] = v[i] * 0.25f;
+        for (int i = 0; i < 16; i++)
+            put1(mixpi_out_to(k.y, MIXP_BF16, 0), at + i * k.cols, v[i] * 0.25f);
     }
 }
 

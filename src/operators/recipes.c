@@ -163,12 +163,12 @@ static void mixpi_recipe_give(mixp_context *ctx, mixp_tensor *t)
 static mixp_result mixpi_recipe_turn(mixp_call *c, mixp_quantise_args *k, mixp_tensor **turned) {
     const int64_t count = k->rows * k->cols;
     mixp_hadamard_args h;
-    *turned = mixp_activation(c->ctx, MIXP_F32, 1, &count);
+    *turned = mixp_activation(c->ctx, MIXP_BF16, 1, &count);
     if (!*turned) return MIXP_ERR_MEMORY;
     h.rows = k->rows;
     h.cols = k->cols;
     h.a = k->x;
-    h.y = (float *)(*turned)->data;
+    h.y = (mixp_bf16 *)(*turned)->data;
     k->x = mixpi_tensor_in(*turned);
     if (c->ctx->device->kernels->hadamard) return MIXPI_RUN(c, hadamard, &h);
     return mixp_hadamard(&c->ctx->exec, h.rows, h.cols, h.a, h.y);

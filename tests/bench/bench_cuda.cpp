@@ -436,10 +436,10 @@ static void quantisers(int64_t all_rows) {
                            { "nvfp4", MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 2 } };
     int64_t rows = (all_rows + 31) / 32 * 32, n = rows * width;
     size_t mark = taken.size();
-    test_array a = numbers(MIXP_BF16, n), turned = numbers(MIXP_F32, n);
+    test_array a = numbers(MIXP_BF16, n), turned = numbers(MIXP_BF16, n);
     mixp_bf16 *y = (mixp_bf16 *)take((size_t)n * sizeof *y);
     std::string s = shape_text(rows, width);
-    mixp_hadamard_args h = { rows, width, args_in(a), (float *)turned.data };
+    mixp_hadamard_args h = { rows, width, args_in(a), (mixp_bf16 *)turned.data };
     mixp_quantise_args k;
     memset((void *)&k, 0, sizeof k);
     k.rows = rows; k.cols = width; k.x = args_in(a); k.y = y;
@@ -469,7 +469,7 @@ static void quantisers(int64_t all_rows) {
                      (2 + bytes + (f.n ? 1.0 / (double)f.n : 0.0)) * (double)n,
                      [=] { return table->recode(&x, &c); });
         }
-    by_bytes("hadamard bf16", s.c_str(), 6.0 * (double)n,
+    by_bytes("hadamard bf16", s.c_str(), 4.0 * (double)n,
              [=] { return table->hadamard(&x, &h); });
     mixp_lose_args l;
     memset((void *)&l, 0, sizeof l);

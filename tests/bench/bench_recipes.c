@@ -151,8 +151,7 @@ static void rate(mixp_context *ctx, const form *f, int rounds) {
 }
 
 static void turn_rate(mixp_context *ctx, int rounds) {
-    static mixp_bf16 x[ROWS * COLS];
-    static float y[ROWS * COLS];
+    static mixp_bf16 x[ROWS * COLS], y[ROWS * COLS];
     static double each[MOST_ROUNDS];
     int i;
     for (i = 0; i < rounds; i++) {

@@ -24,6 +24,7 @@ from torchao.prototype.mx_formats.mx_tensor import to_mx
 torch.set_num_threads(1)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ROWS, COLS = 1024, 1024
+TURNED = 10
 MXFP8 = {4: ScaleCalculationMode.RCEIL, 7: ScaleCalculationMode.FLOOR, 8: ScaleCalculationMode.CEIL,
          9: ScaleCalculationMode.EVEN}
 # The largest amax whose e8m0 scale is 2^-127.
@@ -98,6 +99,20 @@ def te_nvfp4(tile):
     return run
 
 
+def te_turned():
+    """x as TransformerEngine's reference quantises it for the gradient of a weight: transformed in bf16 first."""
+    from transformer_engine.pytorch.custom_recipes import reference_nvfp4 as nvfp4
+    reference = nvfp4.NVFP4QuantizerRef.__new__(nvfp4.NVFP4QuantizerRef)
+    reference.with_rht = reference.with_random_sign_mask = True
+    reference.quant_tile_shape = (1, 16)
+    quantised = te_nvfp4((1, 16))
+
+    def run(x):
+        y, factor = quantised(reference._apply_rht(x.t().contiguous()))
+        return y.t(), factor
+    return run
+
+
 def values(seed, dtype):
     """Normal numbers, each block of 128 x 128 times a power of two of its own; and, in turns, the exponents far
     apart within a row, ties of the grids, all bits of bf16 that are finite, zeros, subnormal numbers."""
@@ -146,12 +161,13 @@ def main():
         peers += [(0, 'e4m3, one scale', name, te_tensor(fp8.kFloat8E4M3)),
                   (1, 'e5m2, one scale', name, te_tensor(fp8.kFloat8E5M2)),
                   (2, 'e4m3, 1 x 128', name, te_block((1, 128))), (3, 'e4m3, 128 x 128', name, te_block((128, 128))),
-                  (5, 'NVFP4, 1 x 16', name, te_nvfp4((1, 16))), (6, 'NVFP4, 16 x 16', name, te_nvfp4((16, 16)))]
+                  (5, 'NVFP4, 1 x 16', name, te_nvfp4((1, 16))), (6, 'NVFP4, 16 x 16', name, te_nvfp4((16, 16))),
+                  (TURNED, 'NVFP4, transformed', name, te_turned())]
     bad = 0
     for which, what, peer, run in peers:
         wrong = factors = small = count = 0
         for seed in range(math.ceil(millions * 1e6 / (ROWS * COLS))):
-            x = values(seed, torch.bfloat16 if seed & 4 else torch.float32)
+            x = values(seed, torch.bfloat16 if seed & 4 or which == TURNED else torch.float32)
             y, decode = ours(library, which, x)
             want, factor = run(x)
             out = smallest_scale(which, x)

@@ -330,37 +330,71 @@ static void stochastic(void) {
     mixp_context_free(ctx);
 }
 
-/* Against the matrix of signs: entry i, j is -1 to the number of common bits of i and j. */
-static void hadamard(void) {
-    static float y[COUNT], narrow[32 * 20];
+/* Entry i, j of the transform: the sign of row i, times -1 to the number of common bits of i and j,
+ * divided by 4. */
+static double hadamard_entry(int i, int j) {
     const char signs[] = "+++-+------+-+--";
+    int common = i & j, odd = signs[i] == '-';
+    for (; common; common &= common - 1) odd = !odd;
+    return odd ? -0.25 : 0.25;
+}
+
+/* y[rows, cols] = the transform of numbers of bf16, each sum rounded to bf16 once, as
+ * TransformerEngine's kernels do. */
+static void hadamard_reference(const float *x, int64_t rows, int64_t cols, float *y) {
+    int64_t r, c;
+    for (r = 0; r < rows; r++)
+        for (c = 0; c < cols; c++) {
+            double sum = 0;
+            int i;
+            for (i = 0; i < 16; i++)
+                sum += hadamard_entry(i, (int)(r % 16)) * (double)x[(r - r % 16 + i) * cols + c];
+            y[r * cols + c] = mixp_f32_from_bf16(mixp_bf16_from_f32((float)sum));
+        }
+}
+
+/* The transform of the unit vectors is the matrix itself, which is orthogonal. */
+static void hadamard_matrix(const mixp_exec *x) {
+    float unit[16 * 16];
+    mixp_bf16 h[16 * 16];
+    int i, j, k;
+    for (i = 0; i < 16 * 16; i++) unit[i] = i / 16 == i % 16 ? 1.0f : 0.0f;
+    CHECK_INT(mixp_hadamard(x, 16, 16, mixpi_in(unit, MIXP_F32), h), MIXP_OK);
+    for (i = 0; i < 16; i++)
+        for (j = 0; j < 16; j++) {
+            double dot = 0;
+            CHECK((double)mixp_f32_from_bf16(h[j * 16 + i]) == hadamard_entry(i, j));
+            for (k = 0; k < 16; k++)
+                dot += (double)mixp_f32_from_bf16(h[k * 16 + i]) * (double)mixp_f32_from_bf16(h[k * 16 + j]);
+            CHECK(dot == (i == j ? 1.0 : 0.0));
+        }
+}
+
+/* Numbers of bf16 within 2^12 of each other: their sums are exact in f32, and are rounded once. */
+static void hadamard(void) {
+    static float turned[COUNT];
+    static mixp_bf16 y[COUNT], narrow[32 * 20];
     mixp_context *ctx = context(2);
-    double before = 0, after = 0, worst = 0;
-    int block, c, i, j;
+    double before = 0, after = 0;
+    int i, wrong = 0;
+    hadamard_matrix(mixp_context_exec(ctx));
     fill_source(0, 5);
+    mixp_convert(source_low, MIXP_BF16, source, MIXP_F32, COUNT);
+    mixp_convert(source, MIXP_F32, source_low, MIXP_BF16, COUNT);
+    hadamard_reference(source, ROWS, COLS, turned);
     CHECK_INT(mixp_hadamard(mixp_context_exec(ctx), ROWS, COLS, mixpi_in(source, MIXP_F32), y), MIXP_OK);
-    for (block = 0; block < ROWS; block += 16)
-        for (c = 0; c < COLS; c += 7)
-            for (j = 0; j < 16; j++) {
-                double sum = 0, size = 0;
-                for (i = 0; i < 16; i++) {
-                    int common = i & j, odd = 0;
-                    double x = (double)source[(block + i) * COLS + c] * (signs[i] == '-' ? -1 : 1);
-                    for (; common; common &= common - 1) odd = !odd;
-                    sum += (odd ? -x : x) / 4;
-                    size += fabs(x) / 4;
-                }
-                worst = fmax(worst, fabs(sum - (double)y[(block + j) * COLS + c]) / size);
-            }
-    CHECK(worst < 3e-7);
+    for (i = 0; i < COUNT; i++) wrong += mixp_f32_from_bf16(y[i]) != turned[i];
+    CHECK_INT(wrong, 0);
+    CHECK_INT(mixp_hadamard(mixp_context_exec(ctx), ROWS, COLS, mixpi_in(source_low, MIXP_BF16), got), MIXP_OK);
+    CHECK(memcmp(got, y, sizeof y) == 0);
     for (i = 0; i < COUNT; i++) {
         before += (double)source[i] * (double)source[i];
-        after += (double)y[i] * (double)y[i];
+        after += (double)turned[i] * (double)turned[i];
     }
-    CHECK_NEAR(after / before, 1.0, 1e-6);
+    CHECK_NEAR(after / before, 1.0, 1e-4);
     for (i = 0; i < 32 * 20; i++) want[i] = source[i / 20 * COLS + i % 20];     /* 20 columns alone */
     CHECK_INT(mixp_hadamard(mixp_context_exec(ctx), 32, 20, mixpi_in(want, MIXP_F32), narrow), MIXP_OK);
-    for (i = 0; i < 32 * 20; i++) CHECK(narrow[i] == y[i / 20 * COLS + i % 20]);
+    for (i = 0; i < 32 * 20; i++) CHECK_INT(narrow[i].bits, y[i / 20 * COLS + i % 20].bits);
     mixp_context_free(ctx);
 }
 
@@ -404,7 +438,7 @@ static int quantise_differs(const mixp_device *a, const mixp_device *b, mixp_qua
 }
 
 static int hadamard_differs(const mixp_device *a, const mixp_device *b, int low) {
-    static float one[COUNT], two[COUNT];
+    static mixp_bf16 one[COUNT], two[COUNT];
     const mixp_exec x = one_thread();
     mixp_hadamard_args k;
     k.rows = 48;
@@ -480,9 +514,10 @@ static void quantiser_refuses(void) {
     REFUSES(k.scale = MIXP_SCALE_TENSOR, MIXP_ERR_SHAPE);
     CHECK_INT(mixp_quantise(x, NULL, &decode), MIXP_ERR_ARGUMENT);
     CHECK_INT(mixp_quantise(NULL, &good, &decode), MIXP_ERR_ARGUMENT);
-    CHECK_INT(mixp_hadamard(x, 24, 4, mixpi_in(source, MIXP_F32), source), MIXP_ERR_SHAPE);
-    CHECK_INT(mixp_hadamard(x, 16, 4, mixpi_in(source, MIXP_F16), source), MIXP_ERR_DTYPE);
-    CHECK_INT(mixp_hadamard(x, 16, 4, mixpi_in(NULL, MIXP_F32), source), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_hadamard(x, 24, 4, mixpi_in(source, MIXP_F32), got), MIXP_ERR_SHAPE);
+    CHECK_INT(mixp_hadamard(x, 16, 4, mixpi_in(source, MIXP_F16), got), MIXP_ERR_DTYPE);
+    CHECK_INT(mixp_hadamard(x, 16, 4, mixpi_in(NULL, MIXP_F32), got), MIXP_ERR_ARGUMENT);
+    CHECK_INT(mixp_hadamard(x, 16, 4, mixpi_in(source, MIXP_F32), NULL), MIXP_ERR_ARGUMENT);
     CHECK(decode == 77.0f && memcmp(got, again, sizeof got) == 0);
     mixp_context_free(ctx);
 }
@@ -496,7 +531,6 @@ static double qx[M * K], qw[N * K], qdy[M * N];
 /* An operand as the recipe's source quantises it, in double; what the product is to be. */
 static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, int turn, double *y) {
     static float turned[N * K];
-    static mixp_bf16 low[N * K];
     mixp_quantise_args k;
     int64_t i;
     double factor;
@@ -510,10 +544,7 @@ static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, i
     k.block_cols = p->cols;
     k.e8m0 = p->e8m0;
     if (turn) {
-        mixp_context *ctx = context(1);
-        mixp_convert(low, MIXP_BF16, x, MIXP_F32, rows * cols);
-        mixp_hadamard(mixp_context_exec(ctx), rows, cols, mixpi_in(low, MIXP_BF16), turned);
-        mixp_context_free(ctx);
+        hadamard_reference(x, rows, cols, turned);
         k.x = mixpi_in(turned, MIXP_F32);
     }
     factor = reference(&k);

@@ -409,14 +409,14 @@ static void lost(void) { in_all_schedules(lost_body); }
 static void hadamard_body(void) {
     for (mixp_dtype dtype : { MIXP_F32, MIXP_BF16 })
         for (int64_t cols : { 1, 21, 64 }) {
-            Pair a = numbers(dtype, 48 * cols, 1.0, 1), y = empty(MIXP_F32, 48 * cols, 1);
+            Pair a = numbers(dtype, 48 * cols, 1.0, 1), y = empty(MIXP_BF16, 48 * cols, 1);
             mixp_hadamard_args k;
             set_value(a, cols / 2, 3e38);
             on_gpu = 1;
-            k.rows = 48; k.cols = cols; k.a = args_in(ON(a)); k.y = AT(float, y);
+            k.rows = 48; k.cols = cols; k.a = args_in(ON(a)); k.y = AT(mixp_bf16, y);
             CHECK_INT(gpu_kernels->hadamard(&gpu_exec, &k), MIXP_OK);
             on_gpu = 0;
-            CHECK_INT(mixp_hadamard(&cpu_exec, 48, cols, args_in(ON(a)), AT(float, y)), MIXP_OK);
+            CHECK_INT(mixp_hadamard(&cpu_exec, 48, cols, args_in(ON(a)), AT(mixp_bf16, y)), MIXP_OK);
             same_but_nan(y);
             finish(a);
             finish(y);
@@ -434,7 +434,7 @@ static void refused_body(void) {
     float ignored;
     on_gpu = 1;
     mixp_quantise_args good = args_of(p, x, y), k;
-    mixp_hadamard_args h = { 32, 32, args_in(ON(x)), AT(float, x) };
+    mixp_hadamard_args h = { 32, 32, args_in(ON(x)), AT(mixp_bf16, y) };
     good.decode = AT(float, decode);
 #define REFUSES(change, code)                                                             \
     do { k = good; change;                                                                \

@@ -629,7 +629,7 @@ LEDGER_KERNEL(quantise) {
 LEDGER_KERNEL(hadamard) {
     double n = (double)k->rows * (double)k->cols;
     (void)x;
-    return ledger_moves("hadamard", 1, ledger_in(k->a, n), 4 * n, 0.7);
+    return ledger_moves("hadamard", 1, ledger_in(k->a, n), 2 * n, 0.7);
 }
 LEDGER_KERNEL(recode) {
     double n = (double)k->rows * (double)k->cols, codes = k->element == MIXP_F4_E2M1 ? n / 2 : n;

@@ -12,6 +12,8 @@ typedef struct operand {
     mixp_e8m0_rounding e8m0;
 } operand;
 
+enum { TURNED = 10 };       /* the last row: x is transformed first, 16 rows at a time */
+
 /* In the order of quantisers.py's table. */
 static const operand operands[] = {
     { MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL },
@@ -24,6 +26,7 @@ static const operand operands[] = {
     { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_FLOOR },
     { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_CEIL },
     { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_EVEN },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1, MIXP_E8M0_RCEIL },
 };
 
 /* Quantises x[rows, cols], bf16 or f32, as row `which` of the table says. Returns a mixp_result. */
@@ -32,8 +35,9 @@ int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode,
 int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode, int64_t rows, int64_t cols) {
     const operand      *o = &operands[which];
     mixp_context       *ctx = mixp_context_new(NULL);
+    mixp_bf16          *turned = (mixp_bf16 *)malloc((size_t)(rows * cols) * sizeof *turned);
     mixp_quantise_args  k;
-    mixp_result         r;
+    mixp_result         r = ctx && turned ? MIXP_OK : MIXP_ERR_MEMORY;
     memset(&k, 0, sizeof k);
     k.rows = rows;
     k.cols = cols;
@@ -45,7 +49,13 @@ int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode,
     k.block_rows = o->block_rows;
     k.block_cols = o->block_cols;
     k.e8m0 = o->e8m0;
-    r = ctx ? mixp_quantise(mixp_context_exec(ctx), &k, decode) : MIXP_ERR_MEMORY;
+    if (r == MIXP_OK && which == TURNED) {
+        r = mixp_hadamard(mixp_context_exec(ctx), rows, cols, k.x, turned);
+        k.x.data = turned;
+        k.x.dtype = MIXP_BF16;
+    }
+    if (r == MIXP_OK) r = mixp_quantise(mixp_context_exec(ctx), &k, decode);
+    free(turned);
     mixp_context_free(ctx);
     return (int)r;
 }
