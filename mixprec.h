@@ -5457,7 +5457,8 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * other sites of the same operator on the same parameters fall back with the site. After two skips
  * in a row whose loss was not finite, the next step stores f32 at all sites, and shows which sites
  * leave their range. A site returns to its low dtype after `clean` samples in a row below
- * `low_again`; each relapse doubles the number of samples.
+ * `low_again`; each relapse doubles the number of samples. For a site that fell back because of its
+ * gradient, only samples with its gradient count.
  *
  * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
  * cast are recomputed in f32, in turn; attention is not. A site falls back if rounding takes more
@@ -29429,6 +29430,15 @@ enum {
     MIXPI_SITE_COUNT = 1 << 30  /* limit at which the counts of a site stop, far from an overflow */
 };
 
+/* Reasons of a fallback that the values of a site do not show. Checkpoints contain these bits. */
+enum {
+    MIXPI_FELL_GRAD_LARGE = 1,  /* its gradient was too large */
+    MIXPI_FELL_IMPRECISE = 2,   /* rounding lost too much */
+    MIXPI_FELL_GRAD_FLUSHED = 4,    /* its gradient was flushed to zero */
+    MIXPI_FELL_GRAD = MIXPI_FELL_GRAD_LARGE | MIXPI_FELL_GRAD_FLUSHED,
+    MIXPI_FELL_ANY = MIXPI_FELL_GRAD | MIXPI_FELL_IMPRECISE
+};
+
 /* State of one site under the guard. TAPE finds the site, AUTOCAST reads its dtype, WATCH
  * decides. */
 typedef struct mixpi_site {
@@ -29455,11 +29465,10 @@ typedef struct mixpi_site {
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32; 2: it also reads f32 */
     int32_t      falls, clean;
-    int32_t      for_grad;      /* 1: it fell back because its gradient was too large */
+    int32_t      why;           /* MIXPI_FELL_... bits */
     int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
     int          pin_told;      /* 1: an event has reported the pin */
     int          inspected;     /* newest sample that measured its precision */
-    int32_t      imprecise;     /* 1: it fell back because rounding lost too much */
     double       lost;          /* share of the variation that rounding lost in the newest sample,
                                    on the rank that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */
@@ -30385,7 +30394,8 @@ enum {
     MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
     MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
     MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
-    MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
+    MIXPI_SAW_IMPRECISE = 64,   /* rounding loses more than the allowed share */
+    MIXPI_SAW_GRAD = 128        /* its gradient was seen, or cannot be seen: see mixpi_saw_grad */
 };
 
 /* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0
@@ -30971,6 +30981,13 @@ static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
     site->changed = ctx->watch->begun;
 }
 
+/* The reason of a fallback, as MIXPI_FELL_... bits. */
+static int32_t mixpi_fall_reason(mixp_event_kind kind, int of_grad) {
+    if (kind == MIXP_EVENT_IMPRECISE) return MIXPI_FELL_IMPRECISE;
+    if (!of_grad) return 0;
+    return kind == MIXP_EVENT_FLUSHED ? MIXPI_FELL_GRAD_FLUSHED : MIXPI_FELL_GRAD_LARGE;
+}
+
 /* Lets the other sites with the same operator and the same parameters, as in an unrolled loop, fall
  * back as well: they would otherwise follow with one skip each. Returns how many fell back. */
 static int mixpi_siblings_fall(mixp_context *ctx, int number) {
@@ -30980,6 +30997,8 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
         mixpi_site *site = mixpi_site_at(ctx, n);
         if (n == number || site->weights != first->weights || site->low != first->low) continue;
         if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
+        if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
+            site->why |= first->why & MIXPI_FELL_GRAD;
         mixpi_site_sink(ctx, site);
         fell++;
     }
@@ -30990,6 +31009,7 @@ static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_even
                                         const mixp_look *look, int of_grad) {
     mixpi_watch *w = ctx->watch;
     mixpi_happening *e;
+    mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
     mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
     w->acted = 1;
     w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
@@ -31098,8 +31118,9 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 /* Would a site that has fallen back stay in range in its low dtype? */
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
     double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
-    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
-    if (site->imprecise && w->imprecise > 0.0f) return 0;
+    if (site->why & MIXPI_FELL_GRAD_LARGE &&
+        (double)site->grad.largest >= (double)w->high * largest) return 0;
+    if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
     /* Values that are not finite in f32 are no reason to stay in f32. */
     return (double)site->value.largest < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
@@ -31129,10 +31150,15 @@ static void mixpi_settle_probed(mixp_context *ctx, int number) {
                     &site->value, 0);
 }
 
+/* Did the site fall back because of its gradient, of which the sample says nothing, as that of an
+ * evaluation? */
+static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
+    if (!(site->why & MIXPI_FELL_GRAD)) return 0;
+    return w->settling_bad || site->grad.nonfinite || !(site->verdict & MIXPI_SAW_GRAD);
+}
+
 /* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
-static void mixpi_site_roughens(mixp_context *ctx, mixpi_site *site) {
-    mixpi_watch *w = ctx->watch;
-    site->imprecise = 1;
+static void mixpi_measure_all(mixpi_watch *w) {
     w->inspect_all = 1;
     w->since = 2 * w->every;
 }
@@ -31155,18 +31181,19 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
         of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
         if (trouble != MIXP_EVENT_COUNT)
             mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
-        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_site_roughens(ctx, site);
+        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_measure_all(w);
         return;
     }
     if (w->settling_probe) mixpi_settle_probed(ctx, number);
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
-        site->imprecise = 0;
+        site->why &= ~MIXPI_FELL_IMPRECISE;
     if (!site->fallen || site->dtype == site->low) return;
     if (w->settling_bad && site->value.nonfinite) return;  /* its finite values are a part */
+    if (mixpi_grad_is_unseen(w, site)) return;
     if (!mixpi_site_is_clean(w, site)) site->clean = 0;
     else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
     if (site->clean < mixpi_clean_needed(w, site)) return;
-    site->fallen = site->for_grad = site->imprecise = 0;
+    site->fallen = site->why = 0;
     site->changed = w->begun;
     ctx->sites_moved++;
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
@@ -31372,6 +31399,14 @@ static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
             mixpi_lossy_join(&site->operands[i], found.error[i], found.clipped[i]);
 }
 
+/* Did this rank see the gradient of a site? A cast that was left out has no gradient of its own: it
+ * has that of its producer, or none at all. */
+static int mixpi_saw_grad(const mixpi_watch *w, const mixpi_site *site, int number) {
+    if (mixpi_seen(w, number, MIXPI_LOOK_GRAD)->count) return 1;
+    if (!mixpi_site_is(site, MIXPI_IS_CAST)) return 0;
+    return !site->from[0] || mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD)->count;
+}
+
 /* Judges the sample on this rank only: other ranks do not know how the sites are connected here. */
 static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     const int loss = mixpi_bad_loss(ctx);
@@ -31383,6 +31418,8 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     for (n = 1; n <= known; n++) {
         if (mixpi_site_can_fall(mixpi_site_at(ctx, n)) && mixpi_site_overflowed(ctx, n, began))
             mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_OVERFLOW;
+        if (mixpi_saw_grad(ctx->watch, mixpi_site_at(ctx, n), n))
+            mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_GRAD;
         mixpi_judge_vanished(ctx, n);
         mixpi_judge_precision(ctx->watch, mixpi_site_at(ctx, n), n);
         mixpi_judge_operands(ctx->watch, mixpi_site_at(ctx, n), n);
@@ -31521,7 +31558,6 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     if (!site->grad.nonfinite) return;
     if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
         return;
-    site->for_grad = 1;
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
 }
 
@@ -32094,7 +32130,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[0] = site->fallen;
         state[1] = site->falls;
         state[2] = site->clean;
-        state[3] = site->for_grad | site->imprecise << 1;
+        state[3] = site->why;
         for (i = 0; i < MIXPI_ROLES; i++)
             w->operands[n * MIXPI_ROLES + i] = mixpi_lossy_pack(&site->operands[i]);
     }
@@ -32106,7 +32142,7 @@ static int mixpi_site_state_is_good(const int32_t *state) {
     int i;
     for (i = 0; i < MIXPI_SITE_STATES; i++)
         if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
-    return state[0] <= 2 && state[3] <= 3;
+    return state[0] <= 2 && state[3] <= MIXPI_FELL_ANY;
 }
 
 /* Are all rows of a loaded item valid? */
@@ -32244,8 +32280,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         site->fallen = state[0];
         site->falls = state[1];
         site->clean = state[2];
-        site->for_grad = state[3] & 1;
-        site->imprecise = state[3] >> 1;
+        site->why = state[3];
         for (i = 0; i < MIXPI_ROLES; i++)
             mixpi_lossy_unpack(&site->operands[i], w->operands[n * MIXPI_ROLES + i]);
     }

@@ -35,7 +35,8 @@
  * other sites of the same operator on the same parameters fall back with the site. After two skips
  * in a row whose loss was not finite, the next step stores f32 at all sites, and shows which sites
  * leave their range. A site returns to its low dtype after `clean` samples in a row below
- * `low_again`; each relapse doubles the number of samples.
+ * `low_again`; each relapse doubles the number of samples. For a site that fell back because of its
+ * gradient, only samples with its gradient count.
  *
  * The guard also watches precision. In each sampled step a few sites that multiply, add, average or
  * cast are recomputed in f32, in turn; attention is not. A site falls back if rounding takes more

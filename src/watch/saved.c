@@ -53,7 +53,7 @@ static mixp_result mixpi_guard_pack(mixp_context *ctx) {
         state[0] = site->fallen;
         state[1] = site->falls;
         state[2] = site->clean;
-        state[3] = site->for_grad | site->imprecise << 1;
+        state[3] = site->why;
         for (i = 0; i < MIXPI_ROLES; i++)
             w->operands[n * MIXPI_ROLES + i] = mixpi_lossy_pack(&site->operands[i]);
     }
@@ -65,7 +65,7 @@ static int mixpi_site_state_is_good(const int32_t *state) {
     int i;
     for (i = 0; i < MIXPI_SITE_STATES; i++)
         if (state[i] < 0 || state[i] > MIXPI_SITE_COUNT) return 0;
-    return state[0] <= 2 && state[3] <= 3;
+    return state[0] <= 2 && state[3] <= MIXPI_FELL_ANY;
 }
 
 /* Are all rows of a loaded item valid? */
@@ -203,8 +203,7 @@ static void mixpi_guard_unpack(mixp_context *ctx) {
         site->fallen = state[0];
         site->falls = state[1];
         site->clean = state[2];
-        site->for_grad = state[3] & 1;
-        site->imprecise = state[3] >> 1;
+        site->why = state[3];
         for (i = 0; i < MIXPI_ROLES; i++)
             mixpi_lossy_unpack(&site->operands[i], w->operands[n * MIXPI_ROLES + i]);
     }

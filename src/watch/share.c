@@ -51,7 +51,8 @@ enum {
     MIXPI_SAW_RAISED = 8,       /* its inputs make it store f32 */
     MIXPI_SAW_INSPECTED = 16,   /* its precision was measured */
     MIXPI_SAW_ROUGH = 32,       /* rounding loses more than half of the allowed share */
-    MIXPI_SAW_IMPRECISE = 64    /* rounding loses more than the allowed share */
+    MIXPI_SAW_IMPRECISE = 64,   /* rounding loses more than the allowed share */
+    MIXPI_SAW_GRAD = 128        /* its gradient was seen, or cannot be seen: see mixpi_saw_grad */
 };
 
 /* Words of a site: its looks, its verdict, the share that rounding lost, and its dtypes as 0

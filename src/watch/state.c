@@ -33,6 +33,15 @@ enum {
     MIXPI_SITE_COUNT = 1 << 30  /* limit at which the counts of a site stop, far from an overflow */
 };
 
+/* Reasons of a fallback that the values of a site do not show. Checkpoints contain these bits. */
+enum {
+    MIXPI_FELL_GRAD_LARGE = 1,  /* its gradient was too large */
+    MIXPI_FELL_IMPRECISE = 2,   /* rounding lost too much */
+    MIXPI_FELL_GRAD_FLUSHED = 4,    /* its gradient was flushed to zero */
+    MIXPI_FELL_GRAD = MIXPI_FELL_GRAD_LARGE | MIXPI_FELL_GRAD_FLUSHED,
+    MIXPI_FELL_ANY = MIXPI_FELL_GRAD | MIXPI_FELL_IMPRECISE
+};
+
 /* State of one site under the guard. TAPE finds the site, AUTOCAST reads its dtype, WATCH
  * decides. */
 typedef struct mixpi_site {
@@ -59,11 +68,10 @@ typedef struct mixpi_site {
     mixp_dtype   around;        /* the region's low dtype, for the look */
     int32_t      fallen;        /* 1: it stores f32; 2: it also reads f32 */
     int32_t      falls, clean;
-    int32_t      for_grad;      /* 1: it fell back because its gradient was too large */
+    int32_t      why;           /* MIXPI_FELL_... bits */
     int          pinned;        /* 0: no; 1: pinned to f32; 2: pinned to low */
     int          pin_told;      /* 1: an event has reported the pin */
     int          inspected;     /* newest sample that measured its precision */
-    int32_t      imprecise;     /* 1: it fell back because rounding lost too much */
     double       lost;          /* share of the variation that rounding lost in the newest sample,
                                    on the rank that lost most; 0: not measured */
     int          verdict;       /* MIXPI_SAW_... bits from the sample being settled */

@@ -290,6 +290,13 @@ static void mixpi_site_sink(mixp_context *ctx, mixpi_site *site) {
     site->changed = ctx->watch->begun;
 }
 
+/* The reason of a fallback, as MIXPI_FELL_... bits. */
+static int32_t mixpi_fall_reason(mixp_event_kind kind, int of_grad) {
+    if (kind == MIXP_EVENT_IMPRECISE) return MIXPI_FELL_IMPRECISE;
+    if (!of_grad) return 0;
+    return kind == MIXP_EVENT_FLUSHED ? MIXPI_FELL_GRAD_FLUSHED : MIXPI_FELL_GRAD_LARGE;
+}
+
 /* Lets the other sites with the same operator and the same parameters, as in an unrolled loop, fall
  * back as well: they would otherwise follow with one skip each. Returns how many fell back. */
 static int mixpi_siblings_fall(mixp_context *ctx, int number) {
@@ -299,6 +306,8 @@ static int mixpi_siblings_fall(mixp_context *ctx, int number) {
         mixpi_site *site = mixpi_site_at(ctx, n);
         if (n == number || site->weights != first->weights || site->low != first->low) continue;
         if (site->fallen >= first->fallen || !mixpi_site_can_fall(site)) continue;
+        if (mixpi_seen(ctx->watch, n, MIXPI_LOOK_GRAD)->count)
+            site->why |= first->why & MIXPI_FELL_GRAD;
         mixpi_site_sink(ctx, site);
         fell++;
     }
@@ -309,6 +318,7 @@ static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_even
                                         const mixp_look *look, int of_grad) {
     mixpi_watch *w = ctx->watch;
     mixpi_happening *e;
+    mixpi_site_at(ctx, number)->why |= mixpi_fall_reason(kind, of_grad);
     mixpi_site_sink(ctx, mixpi_site_at(ctx, number));
     w->acted = 1;
     w->falls = (int32_t)(((uint32_t)w->falls + 1u) & 0x7FFFFFFFu);
@@ -417,8 +427,9 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
 /* Would a site that has fallen back stay in range in its low dtype? */
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
     double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
-    if (site->for_grad && (double)site->grad.largest >= (double)w->high * largest) return 0;
-    if (site->imprecise && w->imprecise > 0.0f) return 0;
+    if (site->why & MIXPI_FELL_GRAD_LARGE &&
+        (double)site->grad.largest >= (double)w->high * largest) return 0;
+    if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
     /* Values that are not finite in f32 are no reason to stay in f32. */
     return (double)site->value.largest < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
@@ -448,10 +459,15 @@ static void mixpi_settle_probed(mixp_context *ctx, int number) {
                     &site->value, 0);
 }
 
+/* Did the site fall back because of its gradient, of which the sample says nothing, as that of an
+ * evaluation? */
+static int mixpi_grad_is_unseen(const mixpi_watch *w, const mixpi_site *site) {
+    if (!(site->why & MIXPI_FELL_GRAD)) return 0;
+    return w->settling_bad || site->grad.nonfinite || !(site->verdict & MIXPI_SAW_GRAD);
+}
+
 /* The readers of a site that no longer rounds may now round instead: measures all sites soon. */
-static void mixpi_site_roughens(mixp_context *ctx, mixpi_site *site) {
-    mixpi_watch *w = ctx->watch;
-    site->imprecise = 1;
+static void mixpi_measure_all(mixpi_watch *w) {
     w->inspect_all = 1;
     w->since = 2 * w->every;
 }
@@ -474,18 +490,19 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
         of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
         if (trouble != MIXP_EVENT_COUNT)
             mixpi_site_fall(ctx, number, trouble, of_grad ? &site->grad : &site->value, of_grad);
-        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_site_roughens(ctx, site);
+        if (trouble == MIXP_EVENT_IMPRECISE) mixpi_measure_all(w);
         return;
     }
     if (w->settling_probe) mixpi_settle_probed(ctx, number);
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
-        site->imprecise = 0;
+        site->why &= ~MIXPI_FELL_IMPRECISE;
     if (!site->fallen || site->dtype == site->low) return;
     if (w->settling_bad && site->value.nonfinite) return;  /* its finite values are a part */
+    if (mixpi_grad_is_unseen(w, site)) return;
     if (!mixpi_site_is_clean(w, site)) site->clean = 0;
     else if (site->clean < MIXPI_SITE_COUNT) site->clean++;
     if (site->clean < mixpi_clean_needed(w, site)) return;
-    site->fallen = site->for_grad = site->imprecise = 0;
+    site->fallen = site->why = 0;
     site->changed = w->begun;
     ctx->sites_moved++;
     mixpi_event_add(ctx, MIXP_EVENT_BACK, number, &site->value, MIXP_ORIGIN_UNKNOWN);
@@ -691,6 +708,14 @@ static void mixpi_judge_operands(mixpi_watch *w, mixpi_site *site, int number) {
             mixpi_lossy_join(&site->operands[i], found.error[i], found.clipped[i]);
 }
 
+/* Did this rank see the gradient of a site? A cast that was left out has no gradient of its own: it
+ * has that of its producer, or none at all. */
+static int mixpi_saw_grad(const mixpi_watch *w, const mixpi_site *site, int number) {
+    if (mixpi_seen(w, number, MIXPI_LOOK_GRAD)->count) return 1;
+    if (!mixpi_site_is(site, MIXPI_IS_CAST)) return 0;
+    return !site->from[0] || mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD)->count;
+}
+
 /* Judges the sample on this rank only: other ranks do not know how the sites are connected here. */
 static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     const int loss = mixpi_bad_loss(ctx);
@@ -702,6 +727,8 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     for (n = 1; n <= known; n++) {
         if (mixpi_site_can_fall(mixpi_site_at(ctx, n)) && mixpi_site_overflowed(ctx, n, began))
             mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_OVERFLOW;
+        if (mixpi_saw_grad(ctx->watch, mixpi_site_at(ctx, n), n))
+            mixpi_site_at(ctx, n)->verdict |= MIXPI_SAW_GRAD;
         mixpi_judge_vanished(ctx, n);
         mixpi_judge_precision(ctx->watch, mixpi_site_at(ctx, n), n);
         mixpi_judge_operands(ctx->watch, mixpi_site_at(ctx, n), n);
@@ -840,7 +867,6 @@ static void mixpi_guard_at_floor(mixp_context *ctx, float scale) {
     if (!site->grad.nonfinite) return;
     if (site->low == MIXP_F32 || site->dtype != site->low || !mixpi_site_can_fall(site))
         return;
-    site->for_grad = 1;
     mixpi_site_fall(ctx, w->origin_site, MIXP_EVENT_OVERFLOW, &site->grad, 1);
 }
 

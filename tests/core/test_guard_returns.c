@@ -8,7 +8,8 @@
 enum { ROWS = 4, N = 8, BATCH = 64, FIRST = 3, LAST = 6, STEPS = 120, CLEAN = 3, SITES = 64 };
 
 /* In steps FIRST to LAST the input is `large` times as large, and the weight has the value `heavy`. The
- * site whose name ends with `op` then falls back. levels: bits of the levels at which it does. */
+ * site whose name ends with `op` then falls back. levels: bits of the levels at which it does; 0: of a
+ * test of its own. */
 typedef struct row {
     const char *name, *op;
     int         levels;
@@ -18,7 +19,7 @@ typedef struct row {
 enum {
     LINEAR, CAST_INPUT, MATMUL, ATTENTION, ADD, SUB, MUL, DIV, SCALE, ADD_SCALAR, SQUARE, RELU, RELU_SQUARED,
     GELU, SWIGLU, ROPE, CUMSUM, PROD, MAX, CONCAT, TRANSPOSE, CAST, VAR, NORM, LOGS, SUM, EXP, LAYER_NORM,
-    RMS_NORM, EMBEDDING, HEAD, HEAD_OUTSIDE, OWN_LOW, OWN_KEEP, FLUSHED, GRADIENT, OFFSET, ROWS_OF_TABLE
+    RMS_NORM, EMBEDDING, HEAD, HEAD_OUTSIDE, OWN_LOW, OWN_KEEP, FLUSHED, GRADIENT, GRADIENTS, OFFSET, ROWS_OF_TABLE
 };
 
 static const row table[ROWS_OF_TABLE] = {
@@ -58,6 +59,7 @@ static const row table[ROWS_OF_TABLE] = {
     { "an own operator, KEEP",       "own", 6, 1000, 1 },
     { "values near 0",               "scale", 6, 1e-6f, 1 },
     { "gradients near 0",            "linear", 6, 1, 1 },
+    { "gradients near 0, of a loop", "linear", 0, 1, 1 },
     { "values with a large offset",  "linear", 2, 1, 1 }
 };
 
@@ -149,6 +151,7 @@ static mixp_tensor *applied(const model *m, mixp_tensor *x, mixp_tensor *h) {
     three[0] = three[1] = three[2] = h;
     switch (m->which) {
     case LINEAR: case GRADIENT: return mixp_linear(c, h, m->w, NULL);
+    case GRADIENTS: return mixp_linear(c, mixp_linear(c, h, m->w, NULL), m->w, NULL);
     case OFFSET: return h;
     case CAST_INPUT: return mixp_linear(c, x, m->w, NULL);
     case MATMUL: return mixp_matmul(c, h, h, 0, 1);
@@ -205,7 +208,8 @@ static mixp_tensor *batch(const model *m, int large) {
 
 static void step(model *m, int large) {
     const row *r = &table[m->which];
-    const float slope = m->which == GRADIENT && large ? 1e-9f : 1.0f;
+    const int vanishes = m->which == GRADIENT || m->which == GRADIENTS;
+    const float slope = vanishes && large ? 1e-9f : 1.0f;
     const int casts = m->which == CAST_INPUT || m->which == CAST;
     mixp_tensor *x, *h, *y = NULL;
     mixp_fill(m->w, large ? (double)r->heavy : casts ? 1e-3 : 1);
@@ -334,8 +338,49 @@ static void sites_return_without_precision(void) {
     mixp_context_free(m.ctx);
 }
 
+static void evaluation(const model *m) {
+    mixp_tensor *x;
+    mixp_step_begin(m->ctx);
+    x = batch(m, 0);
+    MIXP_NO_GRAD(m->ctx) MIXP_AUTOCAST(m->ctx, MIXP_F16) {
+        x = applied(m, x, mixp_linear(m->ctx, x, m->pass, NULL));
+    }
+    CHECK(x != NULL);
+}
+
+/* A site whose gradient is flushed to zero in training does not return because evaluations, which have no
+ * gradient, are in range; nor does a site of the same operator and weight that fell back with it. */
+static void evaluations_return_no_gradient_of(int which) {
+    model m = model_open(which, 1);
+    mixp_site_info s;
+    mixp_event e;
+    int i, k, fell = 0;
+    for (i = 0; i < 12; i++) {
+        step(&m, 1);
+        for (k = 0; k < CLEAN + 2; k++) evaluation(&m);
+    }
+    for (i = 0; mixp_guard_event(m.ctx, i, &e); i++) {
+        fell += e.kind == MIXP_EVENT_FLUSHED && e.of_gradient;
+        CHECK(e.kind != MIXP_EVENT_BACK);
+    }
+    CHECK(fell > 0);
+    for (i = 0; i < 2 * CLEAN; i++) {
+        step(&m, 0);
+        evaluation(&m);
+    }
+    for (i = 0; mixp_site(m.ctx, i, &s); i++) CHECK_INT(s.fallen, 0);
+    CHECK_INT(mixp_context_error(m.ctx, NULL), MIXP_OK);
+    mixp_context_free(m.ctx);
+}
+
+static void evaluations_return_no_gradient(void) {
+    evaluations_return_no_gradient_of(GRADIENT);
+    evaluations_return_no_gradient_of(GRADIENTS);
+}
+
 int main(void) {
     RUN(every_site_returns);
     RUN(sites_return_without_precision);
+    RUN(evaluations_return_no_gradient);
     return test_report();
 }

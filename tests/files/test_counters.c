@@ -577,7 +577,7 @@ static void sites_of_a_file(void) {
     static const struct { int32_t state[4]; int good; } rows[] = {
         { { 0, 0, 0, 0 }, 1 }, { { 2, 1 << 30, 1 << 30, 1 }, 1 }, { { 3, 0, 0, 0 }, 0 }, { { -1, 0, 0, 0 }, 0 },
         { { 0, -1, 0, 0 }, 0 }, { { 0, (1 << 30) + 1, 0, 0 }, 0 }, { { 0, 0, -1, 0 }, 0 },
-        { { 0, 0, INT32_MAX, 0 }, 0 }, { { 0, 0, 0, 3 }, 1 }, { { 0, 0, 0, 4 }, 0 },
+        { { 0, 0, INT32_MAX, 0 }, 0 }, { { 0, 0, 0, 7 }, 1 }, { { 0, 0, 0, 8 }, 0 },
         { { 0, 0, 0, -1 }, 0 } };
     mixp_optimizer_desc adamw = plain_adamw();
     problem p;

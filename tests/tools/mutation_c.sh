@@ -248,6 +248,7 @@ plant look_flushed       bound   guard       test_look
 plant guard_pin          logic   guard       test_pins
 plant guard_carry        swap    guard       test_planted_overflow
 plant floor_for_grad     drop    guard_floor comes_back_with_its_gradient
+plant grad_unseen        never   guard_returns evaluations_return_no_gradient
 plant guard_every        no      guard_everyday two_networks
 plant site_inputs        no      guard       test_control_flow
 plant site_sibling       turn    guard       test_two_passes
