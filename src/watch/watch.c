@@ -98,6 +98,8 @@ static const char *mixpi_event_what(const mixp_event *e) {
     MIXPI_STATIC_ASSERT(event_texts, sizeof texts / sizeof texts[0] == MIXP_EVENT_COUNT);
     if (e->kind == MIXP_EVENT_SKIP && !e->site[0])
         return "a step that was not sampled was skipped; the next step is sampled";
+    if (e->kind == MIXP_EVENT_BACK && e->dtype == MIXP_F32)
+        return "in range again: reads its low dtype";
     return texts[e->kind];
 }
 
@@ -331,7 +333,7 @@ static mixpi_happening *mixpi_site_fall(mixp_context *ctx, int number, mixp_even
 
 /* Is too large a share of the non-zero values flushed, in an array of small numbers? */
 static int mixpi_flushes(const mixpi_watch *w, const mixpi_site *site, const mixp_look *look) {
-    int stored_low = site->dtype == site->low;
+    const int stored_low = mixpi_is_low(site->dtype);
     return look->largest > 0.0f && mixpi_is_small(look, site->low) &&
            mixp_look_flushed(look, stored_low) > (double)w->flushed;
 }
@@ -424,9 +426,10 @@ static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site
     return MIXP_EVENT_COUNT;
 }
 
-/* Would a site that has fallen back stay in range in its low dtype? */
+/* Would a site that has fallen back stay in range in its low dtype? A site whose result is f32 in
+ * any case reads the region's low dtype again. */
 static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
-    double largest = mixpi_low_largest(site->low), low = (double)w->low_again * largest;
+    double largest = mixpi_low_largest(mixpi_look_low(site)), low = (double)w->low_again * largest;
     if (site->why & MIXPI_FELL_GRAD_LARGE &&
         (double)site->grad.largest >= (double)w->high * largest) return 0;
     if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
@@ -484,7 +487,8 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (!site->grad.count && site->fallen && site->from[0] && mixpi_site_is(site, MIXPI_IS_CAST))
         site->grad = *mixpi_seen(w, site->from[0], MIXPI_LOOK_GRAD);
     site->samples++;
-    if (site->low == MIXP_F32 || site->pinned || site->changed >= sample) return;
+    if (site->low == MIXP_F32 && site->fallen < 2) return;  /* f32 in any case */
+    if (site->pinned || site->changed >= sample) return;
     if (mixpi_site_is_low(site, sample)) {
         trouble = mixpi_site_trouble(w, site);
         of_grad = trouble == MIXP_EVENT_FLUSHED && !mixpi_flushes(w, site, &site->value);
@@ -496,7 +500,7 @@ static void mixpi_settle_site(mixp_context *ctx, int number, int sample) {
     if (w->settling_probe) mixpi_settle_probed(ctx, number);
     if ((site->verdict & (MIXPI_SAW_INSPECTED | MIXPI_SAW_ROUGH)) == MIXPI_SAW_INSPECTED)
         site->why &= ~MIXPI_FELL_IMPRECISE;
-    if (!site->fallen || site->dtype == site->low) return;
+    if (!site->fallen || mixpi_is_low(site->dtype)) return;
     if (w->settling_bad && site->value.nonfinite) return;  /* its finite values are a part */
     if (mixpi_grad_is_unseen(w, site)) return;
     if (!mixpi_site_is_clean(w, site)) site->clean = 0;

@@ -19,7 +19,7 @@ typedef struct row {
 enum {
     LINEAR, CAST_INPUT, MATMUL, ATTENTION, ADD, SUB, MUL, DIV, SCALE, ADD_SCALAR, SQUARE, RELU, RELU_SQUARED,
     GELU, SWIGLU, ROPE, CUMSUM, PROD, MAX, CONCAT, TRANSPOSE, CAST, VAR, NORM, LOGS, SUM, EXP, LAYER_NORM,
-    RMS_NORM, EMBEDDING, HEAD, HEAD_OUTSIDE, OWN_LOW, OWN_KEEP, FLUSHED, GRADIENT, GRADIENTS, OFFSET, ROWS_OF_TABLE
+    RMS_NORM, EMBEDDING, HEAD, HEAD_OUTSIDE, OWN_LOW, OWN_KEEP, OWN_LOSS, FLUSHED, GRADIENT, GRADIENTS, OFFSET, ROWS_OF_TABLE
 };
 
 static const row table[ROWS_OF_TABLE] = {
@@ -57,6 +57,7 @@ static const row table[ROWS_OF_TABLE] = {
     { "linear_cross_entropy outside","linear_cross_entropy", 6, 1, 30000 },
     { "an own operator, LOW",        "own", 6, 1000, 1 },
     { "an own operator, KEEP",       "own", 6, 1000, 1 },
+    { "an own loss, LOW",            "own", 4, 1000, 1 },
     { "values near 0",               "scale", 6, 1e-6f, 1 },
     { "gradients near 0",            "linear", 6, 1, 1 },
     { "gradients near 0, of a loop", "linear", 0, 1, 1 },
@@ -75,6 +76,26 @@ static mixp_result own_infer(mixp_call *c)
 static mixp_result own_forward(mixp_call *c) { return thousandfold(c, mixp_call_x(c, 0), mixp_call_y(c)); }
 static mixp_result own_backward(mixp_call *c) { return thousandfold(c, mixp_call_dy(c), mixp_call_dx(c, 0)); }
 static const mixp_op own_low = { "own", MIXP_CLASS_LOW, 0, own_infer, own_forward, own_backward, NULL };
+/* The mean of 1000 x, which is f32 at level 2; 1000 x is rounded to the dtype of x. */
+static mixp_result own_loss_infer(mixp_call *c) { return mixp_call_output(c, MIXP_F32, 0, NULL); }
+static mixp_result own_loss_forward(mixp_call *c) {
+    mixp_in x = mixp_call_x(c, 0);
+    float sum = 0;
+    int64_t i, n = c->in[0]->count;
+    for (i = 0; i < n; i++) {
+        float y = 1000 * mixp_get(x, i);
+        sum += x.dtype == MIXP_F16 ? mixp_f32_from_f16(mixp_f16_from_f32(y)) : y;
+    }
+    mixp_put(mixp_call_y(c), 0, sum / (float)n);
+    return MIXP_OK;
+}
+static mixp_result own_loss_backward(mixp_call *c) {
+    mixp_out dx = mixp_call_dx(c, 0);
+    int64_t i, n = c->in[0]->count;
+    for (i = 0; dx.data && i < n; i++) mixp_put(dx, i, 1000 / (float)n * mixp_get(mixp_call_dy(c), 0));
+    return MIXP_OK;
+}
+static const mixp_op own_loss = { "own", MIXP_CLASS_LOW, 0, own_loss_infer, own_loss_forward, own_loss_backward, NULL };
 static const mixp_op own_keep = { "own", MIXP_CLASS_KEEP, 0, own_infer, own_forward, own_backward, NULL };
 
 /* --- a model around one operator --- */
@@ -185,6 +206,7 @@ static mixp_tensor *applied(const model *m, mixp_tensor *x, mixp_tensor *h) {
     case EMBEDDING: return mixp_embedding(c, m->w, indices(m));
     case HEAD: return mixp_linear_cross_entropy(c, h, m->w, indices(m), MIXP_IGNORE, 3);
     case OWN_LOW: return mixp_apply(c, &own_low, 1, &h, 1, NULL);
+    case OWN_LOSS: return mixp_apply(c, &own_loss, 1, &h, 1, NULL);
     case OWN_KEEP: return mixp_apply(c, &own_keep, 1, &h, 1, NULL);
     default: return h;
     }
@@ -250,7 +272,8 @@ static int told(const model *m, const char *name, int *falls) {
         if (is_fall(e.kind)) fallen = 1;
         if (e.kind == MIXP_EVENT_BACK) {
             CHECK(fallen);
-            CHECK_INT(e.dtype, MIXP_F16);
+            CHECK_INT(e.dtype, m->which == OWN_LOSS ? MIXP_F32 : MIXP_F16);
+            CHECK_TEXT(e.what, m->which == OWN_LOSS ? "reads its low dtype" : "stores its low dtype");
             fallen = 0;
         }
     }
@@ -281,7 +304,7 @@ static void all_returned(const model *m) {
     int i, fell = 0;
     for (i = 0; mixp_site(m->ctx, i, &s); i++) {
         CHECK_INT(s.fallen, 0);
-        if (s.falls) CHECK_INT(s.dtype, MIXP_F16);
+        if (s.falls) CHECK_INT(s.dtype, m->which == OWN_LOSS ? MIXP_F32 : MIXP_F16);
         if (ends_with(s.name, table[m->which].op)) fell += s.falls;
     }
     CHECK(fell > 0);
