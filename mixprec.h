@@ -25811,11 +25811,20 @@ static size_t mixpi_tally_bytes(const mixp_optimizer *opt) {
            (size_t)opt->tally_count * sizeof *opt->tally;
 }
 
+/* Starts the copy of `bytes` of counts to the host. */
+static mixp_result mixpi_tally_send(mixp_optimizer *opt, size_t bytes) {
+    mixp_context *ctx = opt->ctx;
+    return mixpi_noted(ctx, "mixp_optimizer_sample",
+                       ctx->device->post(&ctx->exec, 2, opt->lost, bytes));
+}
+
 /* Allocates the counters for all parameters added so far; at a later addition also for those to
- * come. */
+ * come. Sends them once, so that the memory of the host's copy is there before a step changes
+ * anything. */
 static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     const size_t n = (size_t)(opt->tallies ? opt->capacity : opt->count);
     const size_t bytes = n * (sizeof *opt->lost + sizeof *opt->tally);
+    mixp_result r = MIXP_OK;
     if (opt->tallies >= opt->count) return MIXP_OK;
     opt->tallies = 0;
     opt->tally_step = opt->tally_here = 0;
@@ -25824,8 +25833,12 @@ static mixp_result mixpi_tally_memory(mixp_optimizer *opt) {
     if (!opt->lost_copy || !opt->lost) return MIXP_ERR_MEMORY;
     opt->tally_copy = (mixpi_grad_tally *)(void *)(opt->lost_copy + n);
     opt->tally = (mixpi_grad_tally *)(void *)(opt->lost + n);
-    opt->tallies = (int64_t)n;
-    return MIXP_OK;
+    if (opt->ctx->device->post && !opt->ctx->capturing) {
+        opt->ctx->tally_of = NULL;
+        r = mixpi_tally_send(opt, bytes);
+    }
+    if (r == MIXP_OK) opt->tallies = (int64_t)n;
+    return r;
 }
 
 MIXPREC_API mixp_result mixp_optimizer_sample(mixp_optimizer *opt) {
@@ -25886,9 +25899,9 @@ static mixp_result mixpi_tally_post(mixp_optimizer *opt) {
     mixp_context *ctx = opt->ctx;
     mixp_result r;
     if (!ctx->device->post || ctx->capturing) return MIXP_OK;
-    r = ctx->device->post(&ctx->exec, 2, opt->lost, mixpi_tally_bytes(opt));
+    r = mixpi_tally_send(opt, mixpi_tally_bytes(opt));
     ctx->tally_of = r == MIXP_OK ? opt : NULL;
-    return mixpi_noted(ctx, "mixp_optimizer_sample", r);
+    return r;
 }
 
 /* Brings the host's copy up to date. Downloads the counts if a graph made them, or if another
@@ -31789,6 +31802,10 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     if (r != MIXP_OK) return r;
     w->capacity = n;
     r = mixpi_rows_reach(ctx, 1);
+    /* Sends any memory of a scaler's size: the host's copy then has its memory before an update. */
+    if (r == MIXP_OK && ctx->device->post && !w->posted_scaler)
+        r = mixpi_noted(ctx, "guard",
+                        ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
     if (r != MIXP_OK) w->capacity = before;
     else w->full = 0;           /* an observer's sites may have found no room */
     return r;

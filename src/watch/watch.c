@@ -1098,6 +1098,10 @@ static mixp_result mixpi_watch_room(mixp_context *ctx, int n) {
     if (r != MIXP_OK) return r;
     w->capacity = n;
     r = mixpi_rows_reach(ctx, 1);
+    /* Sends any memory of a scaler's size: the host's copy then has its memory before an update. */
+    if (r == MIXP_OK && ctx->device->post && !w->posted_scaler)
+        r = mixpi_noted(ctx, "guard",
+                        ctx->device->post(&ctx->exec, 1, w->rows, sizeof(mixp_scaler_state)));
     if (r != MIXP_OK) w->capacity = before;
     else w->full = 0;           /* an observer's sites may have found no room */
     return r;

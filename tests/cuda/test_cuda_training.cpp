@@ -832,6 +832,50 @@ static void every_allocation_may_fail(void) {
     CHECK(n > 20 && n < 400);
 }
 
+/* Refuses request number n of a call, of which the model is otherwise ready. Returns 0 if there were fewer. */
+static int refused_once(Model *m, mixp_result (*call)(Model *), int n) {
+    static float before[MOST], after[MOST];
+    const int64_t applied = mixp_optimizer_applied(m->opt), count = weights_of(m, before);
+    const float scale = mixp_scaler_loss_scale(m->scaler);
+    int reached;
+    cudasim::fail_at = n;
+    const mixp_result r = call(m);
+    reached = cudasim::fail_at == 0;
+    cudasim::fail_at = 0;
+    if (r == MIXP_OK) return reached;       /* a product found another way */
+    mixp_context_clear_error(m->ctx);
+    weights_of(m, after);
+    CHECK(memcmp(before, after, (size_t)count * sizeof *before) == 0);
+    CHECK_INT(mixp_optimizer_applied(m->opt), applied);
+    CHECK_NEAR(mixp_scaler_loss_scale(m->scaler), scale, 0);
+    CHECK_INT(call(m), MIXP_OK);
+    return reached;
+}
+
+static mixp_result step_of(Model *m) { return mixp_scaler_step(m->scaler, m->opt); }
+static mixp_result update_of(Model *m) { return mixp_scaler_update(m->scaler); }
+
+/* The first sampled step: a refusal within a call changes nothing, and the call made again succeeds. */
+static void a_refused_step_changes_nothing(void) {
+    NEEDS_SIMULATION;
+    int steps = 1, updates = 1, n;
+    for (n = 1; (steps || updates) && n < 30; n++) {
+        Model m;
+        model_open(&m, gpu(), MIXP_F16, 1, 1024);
+        next_batch(&m, 0);
+        CHECK_INT(mixp_guard_start(m.ctx, NULL), MIXP_OK);
+        mixp_step_begin(m.ctx);
+        mixp_backward(m.ctx, mixp_scaler_scale(m.scaler, loss_of(&m)));
+        steps = refused_once(&m, step_of, n);
+        updates = refused_once(&m, update_of, n);
+        CHECK_INT(mixp_optimizer_applied(m.opt), 1);
+        fine(&m);
+        mixp_context_free(m.ctx);
+        CHECK_INT(cudasim::leaks(), 0);
+    }
+    CHECK(n > 2 && n < 30);
+}
+
 /* --- memory from the program ------------------------------------------------------------- */
 
 /* Two steps, and two as a graph. */
@@ -1239,6 +1283,7 @@ int main(void) {
     RUN(a_bad_index_of_no_consequence_too);
     RUN(a_bad_index_stops_replays);
     RUN(every_allocation_may_fail);
+    RUN(a_refused_step_changes_nothing);
     RUN(the_program_gives_the_memory);
     RUN(every_request_may_be_refused);
     RUN(unusable_memory_is_refused);
