@@ -5435,7 +5435,11 @@ MIXPREC_API mixp_verdict mixp_scaler_verdict(const mixp_scaler *scaler);
  * its parameter, otherwise of its scope, otherwise of the site that it reads. Sites with the same
  * name are numbered:
  *
- *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "cast" (of an input)
+ *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "h.3: cast" (of what h.3 stored)
+ *
+ * Autocast's cast of a batch is named after the operator that reads the cast:
+ *
+ *     "h.0.w: cast of input 0 of linear"
  *
  * A site in mixp_jvp is named after the operator whose tangent it is part of:
  *
@@ -15652,8 +15656,7 @@ struct mixpi_watcher {
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
     int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
     void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
-    int         (*stays_uncast)(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
-                                mixp_result *r);
+    int         (*stays_uncast)(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r);
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
     int         (*is_wide)(const mixp_call *c);     /* 1: it stores f32 inside its call */
     mixp_result (*inside)(mixp_call *c, const mixp_tensor *t, mixp_dtype low);  /* it stored t */
@@ -17350,7 +17353,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
         if (cached) r = mixpi_check_level(c, t);
         if (r != MIXP_OK) return r;
-        if (watcher && watcher->stays_uncast(c, t, cached, low, &r)) continue;
+        if (watcher && watcher->stays_uncast(c, i, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;
@@ -29464,8 +29467,8 @@ typedef struct mixpi_site {
                                    0 = none: the records hold the hash table as well */
     int          next;          /* number of the next site in the same bucket; 0 = none */
     int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
-    int          cast;          /* number of the site of autocast's cast of an input that no site
-                                   made, such as the batch; 0 = none */
+    int          reader;        /* of autocast's cast of a tensor that no site made, such as the
+                                   batch: the number of the site that reads the cast; otherwise 0 */
     int          turn;          /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
@@ -29563,6 +29566,8 @@ struct mixpi_watch {
     mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
     mixpi_site **sites;         /* chunks */
     uint64_t    pass;           /* incremented by each step and each walk back */
+    int         reader, input;  /* the site whose input autocast is about to cast, and which input;
+                                   0 = autocast casts nothing */
     mixpi_pin  *pins;
     int         n_pins;
     int         full, full_told;/* 1: a site found no room; 1: an event has reported it */
@@ -29746,11 +29751,24 @@ typedef struct mixpi_visit {
     uint64_t       hash, tensors;   /* hash of the kind of site; hash of the tensors */
     uint64_t       weights;     /* hash of the operator and its trained parameters; 0: none */
     int            lasting;     /* 1: all inputs are permanent: addresses distinguish nothing */
+    int            reader;      /* of autocast's cast of a tensor that no site made: the site that
+                                   reads the cast; otherwise 0 */
 } mixpi_visit;
+
+/* Enters the reader of a cast: two casts of data are one site only if the same input of the same
+ * site reads them. */
+static void mixpi_visit_read(const mixp_context *ctx, mixpi_visit *v) {
+    const mixpi_watch *w = ctx->watch;
+    if (!w->reader || !mixpi_is_cast(v->op) || mixpi_seen_as(v->in[0])->own.watch.site) return;
+    v->reader = w->reader;
+    if (v->lasting) return;
+    v->hash = mixpi_mix(v->hash, mixpi_site_at(ctx, v->reader)->hash);
+    v->hash = mixpi_mix(v->hash, (uint64_t)w->input);
+}
 
 static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
                                   mixp_tensor **in) {
-    mixpi_visit v = { op, n_in, in, 0, 0, 0, 1 };
+    mixpi_visit v = { op, n_in, in, 0, 0, 0, 1, 0 };
     uint64_t weights;
     int i, length;
     const char *scope = mixpi_scope_now(ctx, &length);
@@ -29766,6 +29784,7 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
         weights = mixpi_mix(weights, (uint64_t)lasting->own.id);
         v.weights = weights | 1u;
     }
+    mixpi_visit_read(ctx, &v);
     return v;
 }
 
@@ -29826,17 +29845,20 @@ static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64
     }
 }
 
-/* The name of a site's parameter: of the first parameter that has a name. */
+/* The name of a site's parameter: of the first parameter that has a name. A cast is named after any
+ * permanent tensor. */
 static const char *mixpi_visit_param(const mixpi_visit *v) {
     int i;
     for (i = 0; i < v->n_in; i++) {
         const mixp_tensor *t = mixpi_lasting(v->in[i]);
-        if (t && t->requires_grad && *t->name) return t->name;
+        if (t && (t->requires_grad || mixpi_is_cast(v->op)) && *t->name) return t->name;
     }
     return "";
 }
 
-/* Writes the part of the name before the colon, "h.3.w", to text[MIXPI_SITE_NAME]. */
+/* Writes the part of the name before the colon, "h.3.w", to text[MIXPI_SITE_NAME]. from: the
+ * reader of a cast, or the site after which a site without a parameter and a scope is named; 0 =
+ * none. */
 static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
                             char *text) {
     int length;
@@ -29847,26 +29869,38 @@ static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int f
     if (*param && length && strncmp(param, scope, (size_t)length) != 0)
         snprintf(text, MIXPI_SITE_NAME, "%.*s.%.40s", room, scope, param);
     else if (*param) snprintf(text, MIXPI_SITE_NAME, "%.60s", param);
-    else if (length) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
+    else if (length && !v->reader) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
     else if ((colon = strstr(producer, ": ")) != NULL)
         snprintf(text, MIXPI_SITE_NAME, "%.*s", (int)(colon - producer), producer);
+}
+
+/* Writes the name of a visit's site to text[MIXPI_SITE_NAME], without its number. */
+static void mixpi_visit_name(const mixp_context *ctx, const mixpi_visit *v, int from, char *text) {
+    const char *of = ctx->tangent_of, *param = mixpi_visit_param(v);
+    const int reader = *param ? 0 : v->reader;
+    char stem[MIXPI_SITE_NAME];
+    const char *colon;
+    mixpi_site_stem(ctx, v, reader ? reader : from, stem);
+    colon = *stem ? ": " : "";
+    if (of) snprintf(text, MIXPI_SITE_NAME, "%.53s%stangent of %.20s", stem, colon, of);
+    else if (reader)
+        snprintf(text, MIXPI_SITE_NAME, "%.40s%scast of input %d of %.20s", stem, colon,
+                 ctx->watch->input, mixpi_site_at(ctx, reader)->op);
+    else snprintf(text, MIXPI_SITE_NAME, "%.64s%s%.20s", stem, colon, v->op->name);
 }
 
 /* Gives a new site a unique name. */
 MIXPI_SELDOM
 static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
-    char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
-    const char *of = ctx->tangent_of;
+    char name[MIXPI_SITE_NAME];
     int i, same = 0;
     size_t n;
-    mixpi_site_stem(ctx, v, site->from[0], stem);
-    if (of) snprintf(name, sizeof name, "%.53s%stangent of %.20s", stem, *stem ? ": " : "", of);
-    else snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
+    mixpi_visit_name(ctx, v, site->from[0], name);
     n = strlen(name);
     for (i = 1; i <= ctx->watch->n_sites; i++) {
         const char *other = mixpi_site_at(ctx, i)->name;
-        same += strncmp(other, name, n) == 0 && (!other[n] || other[n] == ' ');
+        same += strncmp(other, name, n) == 0 && (!other[n] || strncmp(other + n, " #", 2) == 0);
     }
     snprintf(site->name, sizeof site->name, same ? "%.86s #%d" : "%.86s", name, same + 1);
 }
@@ -29924,10 +29958,12 @@ static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
     if (!mixpi_guard_on(ctx) && !ctx->watch->observer.see) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
     number = mixpi_site_of(ctx, &v);
+    ctx->watch->reader = 0;
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
+    site->reader = v.reader;
     return number;
 }
 
@@ -30222,20 +30258,6 @@ static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
            e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
-/* Notes the cast of an input that no site made. Such a cast comes after its reader has been
- * entered, so it is not among the sites that the reader reads. */
-static void mixpi_note_cast(const mixpi_tape_entry *e, mixp_tensor *const *given) {
-    mixpi_site *site = mixpi_site_at(e->call.ctx, e->site);
-    int i;
-    if (!site) return;
-    site->cast = 0;
-    for (i = 0; i < e->call.n_in; i++) {
-        const mixp_tensor *read = e->call.in[i];
-        if (!read || read == given[i] || given[i]->own.watch.site) continue;
-        if (read->own.watch.site) site->cast = read->own.watch.site;
-    }
-}
-
 /* After the forward pass of a call. */
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -30245,7 +30267,6 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     out->own.watch.site = through ? given[0]->own.watch.site : e->site;
     out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
     if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
-    mixpi_note_cast(e, given);
     if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
     if (e->alias) e->site = 0;          /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
@@ -30269,18 +30290,20 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
 static const mixpi_site *mixpi_guarded_site(const mixp_call *c)
 { return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL; }
 
-/* Does a product read t without a cast? Yes if the guard raised t to f32, since a cast would
- * overflow again; if the cast itself overflowed; and if the product still overflowed with an f32
- * result. Casts are numbered within a step (see mixp_dropout): casts that are left out count as
- * well. */
-static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
-                              mixp_result *r) {
+/* Does a product read input i without a cast? Yes if the guard raised the input to f32, since a
+ * cast would overflow again; if the cast itself overflowed; and if the product still overflowed
+ * with an f32 result. Casts are numbered within a step (see mixp_dropout): casts that are left out
+ * count as well. */
+static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r) {
     mixp_context *ctx = c->ctx;
+    mixp_tensor *t = c->in[i];
     const mixpi_site *reader = mixpi_guarded_site(c);
     int n;
+    if (reader && t->own.watch.raised != MIXP_F32) return 1;
+    if (cached) return reader && reader->fallen == 2;
+    ctx->watch->reader = mixpi_entry(c)->site;
+    ctx->watch->input = i;
     if (!reader) return 0;
-    if (t->own.watch.raised != MIXP_F32) return 1;
-    if (cached) return reader->fallen == 2;
     n = mixpi_cast_site(ctx, t, 0);
     if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
     n = mixpi_cast_site(ctx, t, 1);
@@ -31313,13 +31336,16 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     return scalar > 0 ? scalar : 0;
 }
 
-/* The cast of a finite input that overflowed for site `number`; 0 if there is none. The reader
- * falls back with the cast: values that overflow a cast usually overflow the product as well. */
+/* Autocast's cast, for site `number`, of a finite tensor that no site made, if the cast overflowed;
+ * 0 if there is none. */
 static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
-    const int cast = number ? mixpi_site_at(ctx, number)->cast : 0;
-    if (!cast || mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
-    return mixpi_seen(w, cast, MIXPI_LOOK_VALUE)->nonfinite ? cast : 0;
+    int n;
+    if (!number || mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    for (n = 1; n <= w->n_sites; n++)
+        if (mixpi_site_number(w, n)->reader == number &&
+            mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) return n;
+    return 0;
 }
 
 /* Finds where a non-finite loss began: follows non-finite results back from the loss, to a site
@@ -31342,7 +31368,8 @@ static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
     if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
-    return !mixpi_bad_input(ctx, number) && !mixpi_site_bad_weight(ctx, site);
+    if (mixpi_bad_input(ctx, number) || mixpi_bad_cast(ctx, number)) return 0;
+    return !mixpi_site_bad_weight(ctx, site);
 }
 
 /* The last site, in the order of the step, with a non-finite value in row `which`, or 0. */
@@ -32354,7 +32381,7 @@ MIXPI_SELDOM
 static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = MIXP_OK;
-    w->sampled = w->probing = 0;
+    w->sampled = w->probing = w->reader = 0;
     w->pass++;
     w->draws_before = ctx->drawn;
     if (w->observer.trial) mixpi_trial_forget(ctx);

@@ -13,7 +13,11 @@
  * its parameter, otherwise of its scope, otherwise of the site that it reads. Sites with the same
  * name are numbered:
  *
- *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "cast" (of an input)
+ *     "h.3.mlp.proj.w: linear"   "h.3: add"   "h.3: add #2"   "h.3: cast" (of what h.3 stored)
+ *
+ * Autocast's cast of a batch is named after the operator that reads the cast:
+ *
+ *     "h.0.w: cast of input 0 of linear"
  *
  * A site in mixp_jvp is named after the operator whose tangent it is part of:
  *

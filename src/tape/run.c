@@ -63,7 +63,7 @@ static mixp_result mixpi_cast_inputs(mixp_call *c, mixp_dtype low) {
         cached = t->dtype == MIXP_F32 && !t->own.generation && t->requires_grad;
         if (cached) r = mixpi_check_level(c, t);
         if (r != MIXP_OK) return r;
-        if (watcher && watcher->stays_uncast(c, t, cached, low, &r)) continue;
+        if (watcher && watcher->stays_uncast(c, i, cached, low, &r)) continue;
         c->in[i] = cached ? mixpi_low_copy(c->ctx, t, low) : mixpi_cast(c->ctx, t, low);
         if (!cached) mixpi_count_activation_cast(c->ctx);
         if (!c->in[i]) return MIXP_ERR_MEMORY;

@@ -55,8 +55,7 @@ struct mixpi_watcher {
     /* tape: applying an operator. A site has a number from 1; 0: the call has none. */
     int         (*enter)(mixp_context *ctx, const mixp_op *op, int n_in, mixp_tensor **in);
     void        (*casts)(mixp_call *c);             /* autocast casts the inputs of its site */
-    int         (*stays_uncast)(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
-                                mixp_result *r);
+    int         (*stays_uncast)(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r);
     void        (*choose)(mixp_call *c, mixp_op_class cls);     /* dtype of the result */
     int         (*is_wide)(const mixp_call *c);     /* 1: it stores f32 inside its call */
     mixp_result (*inside)(mixp_call *c, const mixp_tensor *t, mixp_dtype low);  /* it stored t */

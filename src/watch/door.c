@@ -47,7 +47,7 @@ MIXPI_SELDOM
 static mixp_result mixpi_watch_begin(mixp_context *ctx) {
     mixpi_watch *w = ctx->watch;
     mixp_result r = MIXP_OK;
-    w->sampled = w->probing = 0;
+    w->sampled = w->probing = w->reader = 0;
     w->pass++;
     w->draws_before = ctx->drawn;
     if (w->observer.trial) mixpi_trial_forget(ctx);

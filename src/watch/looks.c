@@ -91,20 +91,6 @@ static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
            e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
-/* Notes the cast of an input that no site made. Such a cast comes after its reader has been
- * entered, so it is not among the sites that the reader reads. */
-static void mixpi_note_cast(const mixpi_tape_entry *e, mixp_tensor *const *given) {
-    mixpi_site *site = mixpi_site_at(e->call.ctx, e->site);
-    int i;
-    if (!site) return;
-    site->cast = 0;
-    for (i = 0; i < e->call.n_in; i++) {
-        const mixp_tensor *read = e->call.in[i];
-        if (!read || read == given[i] || given[i]->own.watch.site) continue;
-        if (read->own.watch.site) site->cast = read->own.watch.site;
-    }
-}
-
 /* After the forward pass of a call. */
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -114,7 +100,6 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     out->own.watch.site = through ? given[0]->own.watch.site : e->site;
     out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
     if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
-    mixpi_note_cast(e, given);
     if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
     if (e->alias) e->site = 0;          /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
@@ -138,18 +123,20 @@ static mixp_result mixpi_look_backward(mixp_context *ctx, int number, const mixp
 static const mixpi_site *mixpi_guarded_site(const mixp_call *c)
 { return mixpi_guard_on(c->ctx) ? mixpi_site_at(c->ctx, mixpi_entry_of(c)->site) : NULL; }
 
-/* Does a product read t without a cast? Yes if the guard raised t to f32, since a cast would
- * overflow again; if the cast itself overflowed; and if the product still overflowed with an f32
- * result. Casts are numbered within a step (see mixp_dropout): casts that are left out count as
- * well. */
-static int mixpi_stays_uncast(mixp_call *c, mixp_tensor *t, int cached, mixp_dtype low,
-                              mixp_result *r) {
+/* Does a product read input i without a cast? Yes if the guard raised the input to f32, since a
+ * cast would overflow again; if the cast itself overflowed; and if the product still overflowed
+ * with an f32 result. Casts are numbered within a step (see mixp_dropout): casts that are left out
+ * count as well. */
+static int mixpi_stays_uncast(mixp_call *c, int i, int cached, mixp_dtype low, mixp_result *r) {
     mixp_context *ctx = c->ctx;
+    mixp_tensor *t = c->in[i];
     const mixpi_site *reader = mixpi_guarded_site(c);
     int n;
+    if (reader && t->own.watch.raised != MIXP_F32) return 1;
+    if (cached) return reader && reader->fallen == 2;
+    ctx->watch->reader = mixpi_entry(c)->site;
+    ctx->watch->input = i;
     if (!reader) return 0;
-    if (t->own.watch.raised != MIXP_F32) return 1;
-    if (cached) return reader->fallen == 2;
     n = mixpi_cast_site(ctx, t, 0);
     if (reader->fallen != 2 && !mixpi_site_holds_f32(ctx, mixpi_site_at(ctx, n))) return 0;
     n = mixpi_cast_site(ctx, t, 1);

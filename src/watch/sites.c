@@ -48,11 +48,24 @@ typedef struct mixpi_visit {
     uint64_t       hash, tensors;   /* hash of the kind of site; hash of the tensors */
     uint64_t       weights;     /* hash of the operator and its trained parameters; 0: none */
     int            lasting;     /* 1: all inputs are permanent: addresses distinguish nothing */
+    int            reader;      /* of autocast's cast of a tensor that no site made: the site that
+                                   reads the cast; otherwise 0 */
 } mixpi_visit;
+
+/* Enters the reader of a cast: two casts of data are one site only if the same input of the same
+ * site reads them. */
+static void mixpi_visit_read(const mixp_context *ctx, mixpi_visit *v) {
+    const mixpi_watch *w = ctx->watch;
+    if (!w->reader || !mixpi_is_cast(v->op) || mixpi_seen_as(v->in[0])->own.watch.site) return;
+    v->reader = w->reader;
+    if (v->lasting) return;
+    v->hash = mixpi_mix(v->hash, mixpi_site_at(ctx, v->reader)->hash);
+    v->hash = mixpi_mix(v->hash, (uint64_t)w->input);
+}
 
 static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, int n_in,
                                   mixp_tensor **in) {
-    mixpi_visit v = { op, n_in, in, 0, 0, 0, 1 };
+    mixpi_visit v = { op, n_in, in, 0, 0, 0, 1, 0 };
     uint64_t weights;
     int i, length;
     const char *scope = mixpi_scope_now(ctx, &length);
@@ -68,6 +81,7 @@ static mixpi_visit mixpi_visit_of(const mixp_context *ctx, const mixp_op *op, in
         weights = mixpi_mix(weights, (uint64_t)lasting->own.id);
         v.weights = weights | 1u;
     }
+    mixpi_visit_read(ctx, &v);
     return v;
 }
 
@@ -128,17 +142,20 @@ static int mixpi_site_visited(const mixpi_watch *w, const mixpi_visit *v, uint64
     }
 }
 
-/* The name of a site's parameter: of the first parameter that has a name. */
+/* The name of a site's parameter: of the first parameter that has a name. A cast is named after any
+ * permanent tensor. */
 static const char *mixpi_visit_param(const mixpi_visit *v) {
     int i;
     for (i = 0; i < v->n_in; i++) {
         const mixp_tensor *t = mixpi_lasting(v->in[i]);
-        if (t && t->requires_grad && *t->name) return t->name;
+        if (t && (t->requires_grad || mixpi_is_cast(v->op)) && *t->name) return t->name;
     }
     return "";
 }
 
-/* Writes the part of the name before the colon, "h.3.w", to text[MIXPI_SITE_NAME]. */
+/* Writes the part of the name before the colon, "h.3.w", to text[MIXPI_SITE_NAME]. from: the
+ * reader of a cast, or the site after which a site without a parameter and a scope is named; 0 =
+ * none. */
 static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int from,
                             char *text) {
     int length;
@@ -149,26 +166,38 @@ static void mixpi_site_stem(const mixp_context *ctx, const mixpi_visit *v, int f
     if (*param && length && strncmp(param, scope, (size_t)length) != 0)
         snprintf(text, MIXPI_SITE_NAME, "%.*s.%.40s", room, scope, param);
     else if (*param) snprintf(text, MIXPI_SITE_NAME, "%.60s", param);
-    else if (length) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
+    else if (length && !v->reader) snprintf(text, MIXPI_SITE_NAME, "%.*s", room, scope);
     else if ((colon = strstr(producer, ": ")) != NULL)
         snprintf(text, MIXPI_SITE_NAME, "%.*s", (int)(colon - producer), producer);
+}
+
+/* Writes the name of a visit's site to text[MIXPI_SITE_NAME], without its number. */
+static void mixpi_visit_name(const mixp_context *ctx, const mixpi_visit *v, int from, char *text) {
+    const char *of = ctx->tangent_of, *param = mixpi_visit_param(v);
+    const int reader = *param ? 0 : v->reader;
+    char stem[MIXPI_SITE_NAME];
+    const char *colon;
+    mixpi_site_stem(ctx, v, reader ? reader : from, stem);
+    colon = *stem ? ": " : "";
+    if (of) snprintf(text, MIXPI_SITE_NAME, "%.53s%stangent of %.20s", stem, colon, of);
+    else if (reader)
+        snprintf(text, MIXPI_SITE_NAME, "%.40s%scast of input %d of %.20s", stem, colon,
+                 ctx->watch->input, mixpi_site_at(ctx, reader)->op);
+    else snprintf(text, MIXPI_SITE_NAME, "%.64s%s%.20s", stem, colon, v->op->name);
 }
 
 /* Gives a new site a unique name. */
 MIXPI_SELDOM
 static void mixpi_site_name(const mixp_context *ctx, const mixpi_visit *v, int number) {
     mixpi_site *site = mixpi_site_at(ctx, number);
-    char stem[MIXPI_SITE_NAME], name[MIXPI_SITE_NAME];
-    const char *of = ctx->tangent_of;
+    char name[MIXPI_SITE_NAME];
     int i, same = 0;
     size_t n;
-    mixpi_site_stem(ctx, v, site->from[0], stem);
-    if (of) snprintf(name, sizeof name, "%.53s%stangent of %.20s", stem, *stem ? ": " : "", of);
-    else snprintf(name, sizeof name, *stem ? "%.64s: %.20s" : "%s%.20s", stem, v->op->name);
+    mixpi_visit_name(ctx, v, site->from[0], name);
     n = strlen(name);
     for (i = 1; i <= ctx->watch->n_sites; i++) {
         const char *other = mixpi_site_at(ctx, i)->name;
-        same += strncmp(other, name, n) == 0 && (!other[n] || other[n] == ' ');
+        same += strncmp(other, name, n) == 0 && (!other[n] || strncmp(other + n, " #", 2) == 0);
     }
     snprintf(site->name, sizeof site->name, same ? "%.86s #%d" : "%.86s", name, same + 1);
 }
@@ -226,10 +255,12 @@ static int mixpi_site_enter(mixp_context *ctx, const mixp_op *op, int n_in,
     if (!mixpi_guard_on(ctx) && !ctx->watch->observer.see) return 0;
     v = mixpi_visit_of(ctx, op, n_in, in);
     number = mixpi_site_of(ctx, &v);
+    ctx->watch->reader = 0;
     if (!number) return 0;
     site = mixpi_site_at(ctx, number);
     site->tensors = v.tensors;
     site->pass = ctx->watch->pass;
+    site->reader = v.reader;
     return number;
 }
 

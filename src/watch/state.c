@@ -54,8 +54,8 @@ typedef struct mixpi_site {
                                    0 = none: the records hold the hash table as well */
     int          next;          /* number of the next site in the same bucket; 0 = none */
     int          from[MIXPI_SITE_FROM]; /* numbers of the sites that it reads */
-    int          cast;          /* number of the site of autocast's cast of an input that no site
-                                   made, such as the batch; 0 = none */
+    int          reader;        /* of autocast's cast of a tensor that no site made, such as the
+                                   batch: the number of the site that reads the cast; otherwise 0 */
     int          turn;          /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
@@ -153,6 +153,8 @@ struct mixpi_watch {
     mixp_look  *row;            /* device memory for mixp_look_at, made at its first use */
     mixpi_site **sites;         /* chunks */
     uint64_t    pass;           /* incremented by each step and each walk back */
+    int         reader, input;  /* the site whose input autocast is about to cast, and which input;
+                                   0 = autocast casts nothing */
     mixpi_pin  *pins;
     int         n_pins;
     int         full, full_told;/* 1: a site found no room; 1: an event has reported it */

@@ -609,13 +609,16 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     return scalar > 0 ? scalar : 0;
 }
 
-/* The cast of a finite input that overflowed for site `number`; 0 if there is none. The reader
- * falls back with the cast: values that overflow a cast usually overflow the product as well. */
+/* Autocast's cast, for site `number`, of a finite tensor that no site made, if the cast overflowed;
+ * 0 if there is none. */
 static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
-    const int cast = number ? mixpi_site_at(ctx, number)->cast : 0;
-    if (!cast || mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
-    return mixpi_seen(w, cast, MIXPI_LOOK_VALUE)->nonfinite ? cast : 0;
+    int n;
+    if (!number || mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    for (n = 1; n <= w->n_sites; n++)
+        if (mixpi_site_number(w, n)->reader == number &&
+            mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) return n;
+    return 0;
 }
 
 /* Finds where a non-finite loss began: follows non-finite results back from the loss, to a site
@@ -638,7 +641,8 @@ static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
     if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
-    return !mixpi_bad_input(ctx, number) && !mixpi_site_bad_weight(ctx, site);
+    if (mixpi_bad_input(ctx, number) || mixpi_bad_cast(ctx, number)) return 0;
+    return !mixpi_site_bad_weight(ctx, site);
 }
 
 /* The last site, in the order of the step, with a non-finite value in row `which`, or 0. */

@@ -24,7 +24,7 @@ enum {
 
 static const row table[ROWS_OF_TABLE] = {
     { "linear",                      "linear", 6, 1, 20000 },
-    { "the cast of an input",        "cast", 6, 1e5f, 1e-3f },
+    { "the cast of an input",        "w: cast of input 0 of linear", 6, 1e5f, 1e-3f },
     { "matmul",                      "matmul", 6, 1000, 1 },
     { "attention",                   "attention", 6, 20000, 1 },
     { "add",                         "add", 6, 12000, 1 },

@@ -248,7 +248,7 @@ static truth truth_of(const truths *t, const char *site) {
     int   found = 0;
     memset(&all, 0, sizeof all);
     snprintf(all.site, sizeof all.site, "%s", site);
-    if (strncmp(site, "cast", 4) == 0) all.value = t->largest_input;
+    if (strncmp(site, "cast", 4) == 0 || strstr(site, "cast of input")) all.value = t->largest_input;
     for (int loose = 0; loose < 2 && !found; loose++)
         for (int i = 0; i < t->n; i++) {
             const truth *at = &t->site[i];

@@ -246,6 +246,7 @@ plant look_least         sign    guard       test_look
 plant look_past          turn    guard       test_look
 plant look_flushed       bound   guard       test_look
 plant guard_pin          logic   guard       test_pins
+plant guard_bad_cast     logic   guard       test_cast_of_the_batch
 plant guard_carry        swap    guard       test_planted_overflow
 plant floor_for_grad     drop    guard_floor comes_back_with_its_gradient
 plant grad_unseen        never   guard_returns evaluations_return_no_gradient
