@@ -30830,22 +30830,6 @@ static const char *mixpi_event_what(const mixp_event *e) {
     return texts[e->kind];
 }
 
-/* What the user should do about a skip. */
-static const char *mixpi_skip_advice(const mixp_event *e) {
-    if (e->also) return "No action needed: a site stores f32 from now on";
-    switch (e->origin) {
-    case MIXP_ORIGIN_UNKNOWN:
-        return "A gradient was not finite. The step was not sampled; the next step is sampled and "
-               "names the first site";
-    case MIXP_ORIGIN_BACKWARD:
-        return "No action needed";
-    case MIXP_ORIGIN_FORWARD:
-        return "No site can fall back: if skips continue, the run ends with MIXP_ERR_DIVERGED";
-    default:
-        return "No loss scale prevents this";
-    }
-}
-
 /* What the user should do about an event. */
 static const char *mixpi_event_advice(const mixp_event *e) {
     switch (e->kind) {
@@ -30865,7 +30849,7 @@ static const char *mixpi_event_advice(const mixp_event *e) {
     case MIXP_EVENT_FULL:
         return "Set a larger max_sites when you start the guard of a new context";
     default:
-        return mixpi_skip_advice(e);
+        return "";
     }
 }
 
@@ -30899,14 +30883,40 @@ static void mixpi_event_others(const mixp_event *e, char *text, size_t space) {
         snprintf(text, space, ", and %d more sites with this operator and parameter", e->also);
 }
 
+/* Why a step was skipped: the words before and after the name of the site, and what to do. */
+typedef struct mixpi_skip_words {
+    const char *before, *after, *advice;
+} mixpi_skip_words;
+
+static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
+    static const mixpi_skip_words words[] = {
+        { "a gradient was not finite", NULL,
+          "The step was not sampled. The next step is sampled and names the first site" },
+        { "the result of ", " overflowed",
+          "No site can fall back. If skips continue, the run ends with MIXP_ERR_DIVERGED" },
+        { "the gradient of ", " overflowed", "No action needed" },
+        { "a gradient overflowed when it was unscaled", NULL,
+          "The loss scale is below 1. Look at the learning rate and the gradient norm" },
+        { "the loss of ", " is not finite, although all activations are finite",
+          "Look at logs and divisions in the loss" },
+        { "a weight of ", " is not finite",
+          "Resume from a checkpoint with a smaller learning rate" },
+        { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
+        { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" }
+    };
+    MIXPI_STATIC_ASSERT(skip_words, MIXPI_LENGTH(words) == MIXP_ORIGIN_COUNT);
+    return &words[(unsigned)origin < MIXP_ORIGIN_COUNT ? origin : MIXP_ORIGIN_UNKNOWN];
+}
+
 /* The text of a skip. */
 static void mixpi_skip_text(const mixp_event *e, char *text, size_t space) {
-    if (e->origin == MIXP_ORIGIN_UNKNOWN)
-        snprintf(text, space, "step %.0f: skipped. %s.", (double)e->step, mixpi_event_advice(e));
-    else
-        snprintf(text, space, "step %.0f: skipped. %s%.95s%s%s. %s.", (double)e->step,
-                 *e->site ? "The first non-finite value came from " : "", e->site,
-                 *e->site ? ": " : "", mixp_origin_text(e->origin), mixpi_event_advice(e));
+    const mixpi_skip_words *words = mixpi_skip_words_of(e->origin);
+    const char *advice =
+        e->also ? "A site stores f32 from now on. No action needed" : words->advice;
+    char site[MIXPI_SITE_NAME + 2] = "";
+    if (words->after) snprintf(site, sizeof site, *e->site ? "'%.95s'" : "a site%s", e->site);
+    snprintf(text, space, "step %.0f: skipped because %s%s%s. %s.", (double)e->step, words->before,
+             site, words->after ? words->after : "", advice);
 }
 
 MIXPI_SELDOM

@@ -53,6 +53,6 @@ int main(void) {
 }
 /* prints:
 step 1: body: linear overflowed: stores f32 now (16 values not finite). No action needed: the site returns to its low dtype once its values stay in range.
-step 1: skipped. The first non-finite value came from body: linear: an operator's result overflowed its dtype: not a scaling problem; with a guard, the site falls back to f32. No action needed: a site stores f32 from now on.
+step 1: skipped because the result of 'body: linear' overflowed. A site stores f32 from now on. No action needed.
 3 steps applied, 1 skipped, scale still 1024
 */
