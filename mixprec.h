@@ -4314,10 +4314,11 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
  * trades time for memory, as torch.utils.checkpoint does. The bits are those without
  * mixp_recompute, also with dropout, under autocast and under a guard. The function block is called
  * once. y is the only tensor of the block that may be used afterwards. The block may read other
- * tensors than x through user. A nested block is part of the outer block. Nothing is freed if an
- * operator of the block has freed a disposable tensor, in a trial of mixp_observe, or under
- * MIXP_NO_GRAD: an evaluation with batches as large as those of training may then set the peak of
- * memory, so use smaller ones. Returns what the block returns; NULL on error.
+ * tensors than x through user. A nested block is part of the outer block. Under MIXP_NO_GRAD, too,
+ * a block frees all but y; without mixp_recompute an evaluation keeps its activations until the
+ * next step. Nothing is freed in a trial of mixp_observe, nor, in a block that is recorded, if an
+ * operator of the block has freed a disposable tensor. Returns what the block returns; NULL on
+ * error.
  *
  * An operator of your own runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.
@@ -14549,6 +14550,7 @@ typedef struct mixpi_watch mixpi_watch;
 typedef struct mixpi_watcher mixpi_watcher;
 
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
+enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* of mixp_recompute */
 
 /* Unscaled f16 gradients of the newest walk that met any; see tape/walk.c. */
 typedef struct mixpi_unscaled {
@@ -14612,7 +14614,8 @@ struct mixp_context {
                                      which runs only at replays */
     int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
     const char    *tangent_of;  /* the operator whose tangent mixp_jvp makes; NULL: of none */
-    int            in_block;    /* 1: a block of mixp_recompute is running                 */
+    int            in_block;    /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
+    mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, newest first   */
     int            evaluates;   /* 1: the step began with mixp_eval_begin, which counts none */
     int            averaged;    /* optimizers whose averages are in the weights            */
     int64_t        lows_made;   /* low copies of permanent tensors made so far             */
@@ -17471,6 +17474,14 @@ static void mixpi_record_call(mixpi_tape_entry *e) {
     ctx->tape = e;
 }
 
+/* A block under MIXP_NO_GRAD frees its calls' results when it ends. */
+static void mixpi_list_unrecorded(mixpi_tape_entry *e) {
+    mixp_context *ctx = e->call.ctx;
+    if (ctx->in_block != MIXPI_BLOCK_NO_GRAD) return;
+    e->older = ctx->unrecorded;
+    ctx->unrecorded = e;
+}
+
 /* Notes the name of the operator that stops gradients to a result. */
 static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
     const mixp_call *c = &e->call;
@@ -17507,6 +17518,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     else {
         if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
         mixpi_note_cut(e, grad);
+        mixpi_list_unrecorded(e);
     }
     return e->call.out;
 }
@@ -18048,7 +18060,8 @@ static void mixpi_walk_end(mixp_context *ctx, int failed) {
  *
  * mixp_recompute frees the results of a block's operators after forward. When a walk reaches the
  * block, each recorded operator runs its forward again, oldest first: the same kernels with the
- * same inputs and the same keys of random numbers give the same bits.
+ * same inputs and the same keys of random numbers give the same bits. A block under MIXP_NO_GRAD
+ * records nothing: the context keeps a list of its calls until the block ends.
  */
 struct mixpi_rerun {
     mixpi_tape_entry **entries; /* of the block, oldest first                              */
@@ -18070,18 +18083,33 @@ static void mixpi_rerun_free(mixp_tensor *t) {
     t->data = NULL;
 }
 
+/* Frees what the call e saved, and its result. */
+static void mixpi_entry_spill(mixpi_tape_entry *e) {
+    int k;
+    for (k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
+    if (!e->alias) mixpi_rerun_free(e->call.out);
+    e->call.out->data = NULL;
+    e->call.out->own.spilled = 1;
+}
+
 static void mixpi_rerun_spill(mixpi_rerun *b) {
     int64_t i;
-    int k;
-    for (i = 0; i < b->count; i++) {
-        mixpi_tape_entry *e = b->entries[i];
-        if (mixpi_rerun_keeps(b, e)) continue;
-        for (k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
-        if (!e->alias) mixpi_rerun_free(e->call.out);
-        e->call.out->data = NULL;
-        e->call.out->own.spilled = 1;
-    }
+    for (i = 0; i < b->count; i++)
+        if (!mixpi_rerun_keeps(b, b->entries[i])) mixpi_entry_spill(b->entries[i]);
     b->live = 0;
+}
+
+/* Frees what the calls of a block under MIXP_NO_GRAD made, except y's memory. */
+static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
+    const mixp_tensor *kept = mixpi_origin(y);
+    mixpi_tape_entry *e;
+    int k, keeps;
+    for (e = ctx->unrecorded; e; e = e->older) {
+        keeps = mixpi_origin(e->call.out) == kept;
+        for (k = 0; k < MIXP_MAX_SAVED; k++) keeps |= e->call.saved[k] == kept;
+        if (!keeps) mixpi_entry_spill(e);
+    }
+    ctx->unrecorded = NULL;
 }
 
 /* Gives a call memory for its result and for what it saves. The result of the block still has both,
@@ -18201,19 +18229,23 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     mixpi_tape_entry *before = ctx->tape;
     const uint64_t generation = ctx->generation;
     const int plain = ctx->in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
+    const int no_grad = mixpi_no_grad_now(ctx);
     mixpi_rerun *b;
     mixp_tensor *y;
     int64_t i;
     if (plain) return fn(ctx, x, user);
-    ctx->in_block = 1;
+    ctx->in_block = no_grad ? MIXPI_BLOCK_NO_GRAD : MIXPI_BLOCK_RECORDED;
+    ctx->unrecorded = NULL;
     y = fn(ctx, x, user);
-    ctx->in_block = 0;
+    ctx->in_block = MIXPI_BLOCK_NONE;
     if (ctx->generation != generation)
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
                           "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "
                           "between steps only");
     if (!y || ctx->generation != generation) return NULL;
-    b = mixpi_is_live(y) ? mixpi_rerun_since(ctx, before) : NULL;
+    if (!mixpi_is_live(y)) return y;
+    if (no_grad) mixpi_unrecorded_spill(ctx, y);
+    b = mixpi_rerun_since(ctx, before);
     if (!b) return y;
     b->kept = mixpi_origin(y);
     for (i = 0; i < b->count; i++) b->entries[i]->block = b;
@@ -18334,7 +18366,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixpi_records_turn(ctx);
     ctx->tape = NULL;
     ctx->calls_made = 0;
-    ctx->in_block = 0;
+    ctx->in_block = MIXPI_BLOCK_NONE;
     ctx->tangent_of = NULL;
     mixpi_casting_turn(ctx);
     ctx->generation++;

@@ -181,6 +181,14 @@ static void mixpi_record_call(mixpi_tape_entry *e) {
     ctx->tape = e;
 }
 
+/* A block under MIXP_NO_GRAD frees its calls' results when it ends. */
+static void mixpi_list_unrecorded(mixpi_tape_entry *e) {
+    mixp_context *ctx = e->call.ctx;
+    if (ctx->in_block != MIXPI_BLOCK_NO_GRAD) return;
+    e->older = ctx->unrecorded;
+    ctx->unrecorded = e;
+}
+
 /* Notes the name of the operator that stops gradients to a result. */
 static void mixpi_note_cut(mixpi_tape_entry *e, int grad) {
     const mixp_call *c = &e->call;
@@ -217,6 +225,7 @@ static mixp_tensor *mixpi_apply(mixp_context *ctx, const mixp_op *op, int n_in,
     else {
         if (e->alias) mixpi_origin(e->call.out)->own.aliased = 1;
         mixpi_note_cut(e, grad);
+        mixpi_list_unrecorded(e);
     }
     return e->call.out;
 }

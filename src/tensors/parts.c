@@ -48,6 +48,7 @@ typedef struct mixpi_watch mixpi_watch;
 typedef struct mixpi_watcher mixpi_watcher;
 
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
+enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* of mixp_recompute */
 
 /* Unscaled f16 gradients of the newest walk that met any; see tape/walk.c. */
 typedef struct mixpi_unscaled {
@@ -111,7 +112,8 @@ struct mixp_context {
                                      which runs only at replays */
     int            update_recorded; /* 1: since then, a step of an optimizer was recorded  */
     const char    *tangent_of;  /* the operator whose tangent mixp_jvp makes; NULL: of none */
-    int            in_block;    /* 1: a block of mixp_recompute is running                 */
+    int            in_block;    /* is a block of mixp_recompute running? MIXPI_BLOCK_...   */
+    mixpi_tape_entry *unrecorded;   /* calls of a block under MIXP_NO_GRAD, newest first   */
     int            evaluates;   /* 1: the step began with mixp_eval_begin, which counts none */
     int            averaged;    /* optimizers whose averages are in the weights            */
     int64_t        lows_made;   /* low copies of permanent tensors made so far             */

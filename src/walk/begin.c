@@ -22,7 +22,7 @@ static mixp_result mixpi_step_begin(mixp_context *ctx) {
     mixpi_records_turn(ctx);
     ctx->tape = NULL;
     ctx->calls_made = 0;
-    ctx->in_block = 0;
+    ctx->in_block = MIXPI_BLOCK_NONE;
     ctx->tangent_of = NULL;
     mixpi_casting_turn(ctx);
     ctx->generation++;

@@ -4,7 +4,8 @@
  *
  * mixp_recompute frees the results of a block's operators after forward. When a walk reaches the
  * block, each recorded operator runs its forward again, oldest first: the same kernels with the
- * same inputs and the same keys of random numbers give the same bits.
+ * same inputs and the same keys of random numbers give the same bits. A block under MIXP_NO_GRAD
+ * records nothing: the context keeps a list of its calls until the block ends.
  */
 struct mixpi_rerun {
     mixpi_tape_entry **entries; /* of the block, oldest first                              */
@@ -26,18 +27,33 @@ static void mixpi_rerun_free(mixp_tensor *t) {
     t->data = NULL;
 }
 
+/* Frees what the call e saved, and its result. */
+static void mixpi_entry_spill(mixpi_tape_entry *e) {
+    int k;
+    for (k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
+    if (!e->alias) mixpi_rerun_free(e->call.out);
+    e->call.out->data = NULL;
+    e->call.out->own.spilled = 1;
+}
+
 static void mixpi_rerun_spill(mixpi_rerun *b) {
     int64_t i;
-    int k;
-    for (i = 0; i < b->count; i++) {
-        mixpi_tape_entry *e = b->entries[i];
-        if (mixpi_rerun_keeps(b, e)) continue;
-        for (k = 0; k < MIXP_MAX_SAVED; k++) mixpi_rerun_free(e->call.saved[k]);
-        if (!e->alias) mixpi_rerun_free(e->call.out);
-        e->call.out->data = NULL;
-        e->call.out->own.spilled = 1;
-    }
+    for (i = 0; i < b->count; i++)
+        if (!mixpi_rerun_keeps(b, b->entries[i])) mixpi_entry_spill(b->entries[i]);
     b->live = 0;
+}
+
+/* Frees what the calls of a block under MIXP_NO_GRAD made, except y's memory. */
+static void mixpi_unrecorded_spill(mixp_context *ctx, mixp_tensor *y) {
+    const mixp_tensor *kept = mixpi_origin(y);
+    mixpi_tape_entry *e;
+    int k, keeps;
+    for (e = ctx->unrecorded; e; e = e->older) {
+        keeps = mixpi_origin(e->call.out) == kept;
+        for (k = 0; k < MIXP_MAX_SAVED; k++) keeps |= e->call.saved[k] == kept;
+        if (!keeps) mixpi_entry_spill(e);
+    }
+    ctx->unrecorded = NULL;
 }
 
 /* Gives a call memory for its result and for what it saves. The result of the block still has both,
@@ -157,19 +173,23 @@ static mixp_tensor *mixpi_recompute(mixp_context *ctx, mixp_block_fn fn, void *u
     mixpi_tape_entry *before = ctx->tape;
     const uint64_t generation = ctx->generation;
     const int plain = ctx->in_block || (mixpi_watched(ctx) & MIXPI_TRIAL);
+    const int no_grad = mixpi_no_grad_now(ctx);
     mixpi_rerun *b;
     mixp_tensor *y;
     int64_t i;
     if (plain) return fn(ctx, x, user);
-    ctx->in_block = 1;
+    ctx->in_block = no_grad ? MIXPI_BLOCK_NO_GRAD : MIXPI_BLOCK_RECORDED;
+    ctx->unrecorded = NULL;
     y = fn(ctx, x, user);
-    ctx->in_block = 0;
+    ctx->in_block = MIXPI_BLOCK_NONE;
     if (ctx->generation != generation)
         mixp_context_fail(ctx, MIXP_ERR_ORDER,
                           "mixp_recompute: the block called mixp_step_begin; call mixp_step_begin "
                           "between steps only");
     if (!y || ctx->generation != generation) return NULL;
-    b = mixpi_is_live(y) ? mixpi_rerun_since(ctx, before) : NULL;
+    if (!mixpi_is_live(y)) return y;
+    if (no_grad) mixpi_unrecorded_spill(ctx, y);
+    b = mixpi_rerun_since(ctx, before);
     if (!b) return y;
     b->kept = mixpi_origin(y);
     for (i = 0; i < b->count; i++) b->entries[i]->block = b;
