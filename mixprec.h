@@ -2519,6 +2519,7 @@ typedef struct mixp_quantise_args {
                                        cut off, to within 2^-22                            */
     uint64_t         seed, step, tensor;    /* of mixp_random_u32; the element is the index in x;
                                                ignored unless stochastic                   */
+    int              power;     /* TENSOR: 1: s from amax is rounded down to a power of two   */
     float            given;     /* TENSOR: s; 0 = from the amax of x                       */
     const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
     float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
@@ -2684,10 +2685,13 @@ MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
 
 /* The scale of a whole array with this amax; 1 where only blocks have scales. */
 MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
+    float s;
     if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(2688.0f, amax);
     if (k->scale != MIXP_SCALE_TENSOR) return 1.0f;
     if (k->given_at) return *k->given_at;
-    return k->given > 0.0f ? k->given : mixpi_scale_to(mixpi_grid_of(k->element).largest, amax);
+    if (k->given > 0.0f) return k->given;
+    s = mixpi_scale_to(mixpi_grid_of(k->element).largest, amax);
+    return k->power ? mixp_f32_of_bits(mixp_bits_of_f32(s) & 0xFF800000u) : s;
 }
 
 /* Gives the amax of x to the caller of `quantise`. */
@@ -3865,7 +3869,7 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
  * time: it shows what a format does to training. Some GPUs multiply the codes themselves, on
  * request: see NARROW PRODUCTS below mixp_context_desc. A recipe saves memory on request; see
  * CODES. On the CPU a parameter keeps its quantised values, 2 bytes for each element, or 4 where
- * its products need other blocks (MXFP8; NVFP4 with no_2d), until it is written. See the field
+ * its products need other blocks (MXFP8 without w_2d; no_2d), until it is written. See the field
  * recipe of mixp_autocast.
  *
  * A training loop in NVFP4, whose first linear stays bf16, under a guard:
@@ -3921,13 +3925,24 @@ typedef enum mixp_recipe_kind {
     MIXP_RECIPE_COUNT
 } mixp_recipe_kind;
 
-/* Zero is the source's default in every field. A flag that the kind does not use is ignored. */
+/* Zero is the source's default in every field. A flag that the kind does not use is ignored.
+ *
+ * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
+ * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
+ * scales, amax of one rank alone (TransformerEngine); NVFP4 for post-training (4over6, a scale for
+ * each row); backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
     int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
+    int dy_e5m2;                /* block, MXFP8: 1 = dy in e5m2                            */
+    int power_2;                /* current: 1 = scales are rounded down to powers of two   */
     int no_stochastic;          /* NVFP4: 1 = dy rounds to nearest even                    */
     int no_hadamard;            /* NVFP4: 1 = no transform                                 */
-    int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16                        */
+    int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16; block: of 1 x 128     */
+    int w_2d;                   /* MXFP8: 1 = w in blocks of 32 x 32                       */
+    int x_2d, dy_2d;            /* block: 1 = x, or dy, in blocks of 128 x 128. Only one of x, w and
+                                   dy can have such blocks, so no_2d must be 1             */
+    int dgrad_high;             /* 1 = the gradient of the input is the bf16 product       */
     int wgrad_high;             /* 1 = the gradient of the weight is the bf16 product      */
     int keep_first;             /* this many linears at the front of a forward pass stay bf16 */
     int keep_last;              /* this many at the end stay bf16; needs `linears`         */
@@ -3975,7 +3990,8 @@ typedef struct mixp_recipe {
  *
  * If no linear of a training step keeps x as codes, on_warning gets one linear and the reason.
  *
- * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
+ * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself; with x_2d; or without a
+ * kind.
  * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,
@@ -16664,7 +16680,16 @@ static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
 /* The length of the history of amax. */
 static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->history : 1024; }
 
-static int mixpi_is_flag(int x) { return x == 0 || x == 1; }
+/* Is each switch of a recipe 0 or 1? */
+static int mixpi_recipe_has_flags(const mixp_recipe *r) {
+    const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
+                          r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high,
+                          r->most_recent, r->codes };
+    size_t i;
+    for (i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (flags[i] != 0 && flags[i] != 1) return 0;
+    return 1;
+}
 
 /* What is wrong with the fields of a recipe; NULL: nothing. */
 static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
@@ -16676,11 +16701,11 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
         return "the recipe's keep_last needs linears, the mixp_linear calls of a forward pass";
     if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
         return "the recipe's keep_first and keep_last together exceed linears";
-    if (!mixpi_is_flag(r->dy_e4m3) || !mixpi_is_flag(r->no_stochastic) ||
-        !mixpi_is_flag(r->no_hadamard) || !mixpi_is_flag(r->no_2d) ||
-        !mixpi_is_flag(r->wgrad_high) || !mixpi_is_flag(r->most_recent) ||
-        !mixpi_is_flag(r->codes))
+    if (!mixpi_recipe_has_flags(r))
         return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
+    if (r->kind == MIXP_RECIPE_FP8_BLOCK && 1 - r->no_2d + r->x_2d + r->dy_2d > 1)
+        return "only one of x, w and dy can be in blocks of 128 x 128: set the recipe's no_2d, and "
+               "only one of x_2d and dy_2d";
     if (r->history < 0 || r->history > 1 << 20)
         return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
     if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
@@ -16688,6 +16713,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->codes && r->wgrad_high)
         return "the recipe's codes and wgrad_high exclude each other: with wgrad_high the gradient "
                "of the weight reads the input itself, which has no codes";
+    if (r->codes && r->kind == MIXP_RECIPE_FP8_BLOCK && r->x_2d)
+        return "the recipe's codes and x_2d exclude each other: codes have blocks of one column";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
         return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";
@@ -19309,21 +19336,29 @@ static void mixpi_recipe_blocks(mixp_quantise_args *k, int64_t n, int rows) {
     k->block_cols = rows ? 1 : n;
 }
 
+/* Is an operand quantised in squares? r: a recipe of blocks. */
+static int mixpi_recipe_squares(const mixp_recipe *r, mixpi_role role) {
+    if (r->kind == MIXP_RECIPE_MXFP8) return role == MIXPI_ROLE_W && r->w_2d;
+    if (role == MIXPI_ROLE_W) return !r->no_2d;
+    if (r->kind != MIXP_RECIPE_FP8_BLOCK) return 0;
+    return role == MIXPI_ROLE_X ? r->x_2d : r->dy_2d;
+}
+
 /* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
 static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
                               mixp_quantise_args *k) {
     const int64_t n = mixpi_recipe_unit(r->kind);
-    const int square = role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 &&
-                       !(r->kind == MIXP_RECIPE_NVFP4 && r->no_2d);
     k->element = MIXP_F8_E4M3;
     k->scale = MIXP_SCALE_TENSOR;
     if (r->kind == MIXP_RECIPE_FP8_CURRENT || r->kind == MIXP_RECIPE_FP8_DELAYED) {
         if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
+        k->power = r->kind == MIXP_RECIPE_FP8_CURRENT && r->power_2;
         return;
     }
+    if (role == MIXPI_ROLE_DY && r->dy_e5m2) k->element = MIXP_F8_E5M2;
     mixpi_recipe_blocks(k, n, rows);
     k->e8m0 = r->e8m0;
-    if (square) k->block_rows = k->block_cols = n;
+    if (mixpi_recipe_squares(r, role)) k->block_rows = k->block_cols = n;
     if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
     if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
     if (r->kind != MIXP_RECIPE_NVFP4) return;
@@ -19412,7 +19447,7 @@ static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 &&
            p->x.data == k->x.data && p->element == k->element && p->scale == k->scale &&
-           p->e8m0 == k->e8m0 &&
+           p->e8m0 == k->e8m0 && p->power == k->power &&
            p->block_rows == k->block_rows && p->block_cols == k->block_cols &&
            p->given == k->given;
 }
@@ -20157,7 +20192,8 @@ static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi
     const mixpi_quantised for_w = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_X);
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
     *both = for_x;
-    if (!mixpi_recipe_has_one_scale(rc) || rc->recipe.wgrad_high) return MIXP_OK;
+    if (!mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
+    if (rc->recipe.dgrad_high || rc->recipe.wgrad_high) return MIXP_OK;
     if (for_x.high || for_w.high) return MIXP_OK;
     if (!mixp_call_wants(c, 0) || !mixp_call_wants(c, 1)) return MIXP_OK;
     return mixpi_recipe_operand(c, rc, MIXPI_ROLE_DY, 0, &dy, both);
@@ -20165,12 +20201,13 @@ static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi
 
 /* The backward pass of a linear under a recipe. The bias's gradient is made from dy itself. */
 static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
+    const mixp_recipe *recipe = &p->quantise.recipe;
     mixpi_quantised both;
     mixp_result r = mixpi_linear_both(c, p, &both);
-    if (r == MIXP_OK) r = mixpi_linear_dx(c, p, &both);
     if (r == MIXP_OK)
-        r = p->quantise.recipe.wgrad_high ? mixpi_product_grad(c, 1)
-                                          : mixpi_linear_dw(c, p, &both);
+        r = recipe->dgrad_high ? mixpi_product_grad(c, 0) : mixpi_linear_dx(c, p, &both);
+    if (r == MIXP_OK)
+        r = recipe->wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p, &both);
     mixpi_recipe_done(c->ctx, &both);
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }

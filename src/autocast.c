@@ -129,7 +129,16 @@ static void mixpi_region_noted(mixp_context *ctx, mixp_autocast cast) {
 /* The length of the history of amax. */
 static int mixpi_recipe_history(const mixp_recipe *r) { return r->history ? r->history : 1024; }
 
-static int mixpi_is_flag(int x) { return x == 0 || x == 1; }
+/* Is each switch of a recipe 0 or 1? */
+static int mixpi_recipe_has_flags(const mixp_recipe *r) {
+    const int flags[] = { r->dy_e4m3, r->dy_e5m2, r->power_2, r->no_stochastic, r->no_hadamard,
+                          r->no_2d, r->w_2d, r->x_2d, r->dy_2d, r->dgrad_high, r->wgrad_high,
+                          r->most_recent, r->codes };
+    size_t i;
+    for (i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (flags[i] != 0 && flags[i] != 1) return 0;
+    return 1;
+}
 
 /* What is wrong with the fields of a recipe; NULL: nothing. */
 static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
@@ -141,11 +150,11 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
         return "the recipe's keep_last needs linears, the mixp_linear calls of a forward pass";
     if (r->linears && (r->keep_first > r->linears || r->keep_last > r->linears - r->keep_first))
         return "the recipe's keep_first and keep_last together exceed linears";
-    if (!mixpi_is_flag(r->dy_e4m3) || !mixpi_is_flag(r->no_stochastic) ||
-        !mixpi_is_flag(r->no_hadamard) || !mixpi_is_flag(r->no_2d) ||
-        !mixpi_is_flag(r->wgrad_high) || !mixpi_is_flag(r->most_recent) ||
-        !mixpi_is_flag(r->codes))
+    if (!mixpi_recipe_has_flags(r))
         return "a switch of the recipe is neither 0 nor 1; set the recipe to zeros first";
+    if (r->kind == MIXP_RECIPE_FP8_BLOCK && 1 - r->no_2d + r->x_2d + r->dy_2d > 1)
+        return "only one of x, w and dy can be in blocks of 128 x 128: set the recipe's no_2d, and "
+               "only one of x_2d and dy_2d";
     if (r->history < 0 || r->history > 1 << 20)
         return "the recipe's history must lie in 1 to 2^20, or be 0 for 1024";
     if (!(r->error <= 1.0f) || !(r->clipped <= 1.0f))
@@ -153,6 +162,8 @@ static const char *mixpi_recipe_fields_wrong(const mixp_recipe *r) {
     if (r->codes && r->wgrad_high)
         return "the recipe's codes and wgrad_high exclude each other: with wgrad_high the gradient "
                "of the weight reads the input itself, which has no codes";
+    if (r->codes && r->kind == MIXP_RECIPE_FP8_BLOCK && r->x_2d)
+        return "the recipe's codes and x_2d exclude each other: codes have blocks of one column";
     if (r->margin < 0 || r->margin > 100) return "the recipe's margin must lie in 0 to 100";
     if ((unsigned)r->e8m0 >= MIXP_E8M0_COUNT)
         return "the recipe's e8m0 is not a mixp_e8m0_rounding; set the recipe to zeros first";

@@ -506,6 +506,7 @@ typedef struct mixp_quantise_args {
                                        cut off, to within 2^-22                            */
     uint64_t         seed, step, tensor;    /* of mixp_random_u32; the element is the index in x;
                                                ignored unless stochastic                   */
+    int              power;     /* TENSOR: 1: s from amax is rounded down to a power of two   */
     float            given;     /* TENSOR: s; 0 = from the amax of x                       */
     const float     *given_at;  /* TENSOR: s in device memory, above 0 and finite; NULL = given */
     float           *amax;      /* TENSOR: becomes the amax of x, in device memory; or NULL   */
@@ -671,10 +672,13 @@ MIXPREC_HD mixp_result mixpi_hadamard_wrong(const mixp_hadamard_args *k) {
 
 /* The scale of a whole array with this amax; 1 where only blocks have scales. */
 MIXPREC_HD float mixpi_scale_of_array(const mixp_quantise_args *k, uint32_t amax) {
+    float s;
     if (k->scale == MIXP_SCALE_E4M3) return mixpi_scale_to(2688.0f, amax);
     if (k->scale != MIXP_SCALE_TENSOR) return 1.0f;
     if (k->given_at) return *k->given_at;
-    return k->given > 0.0f ? k->given : mixpi_scale_to(mixpi_grid_of(k->element).largest, amax);
+    if (k->given > 0.0f) return k->given;
+    s = mixpi_scale_to(mixpi_grid_of(k->element).largest, amax);
+    return k->power ? mixp_f32_of_bits(mixp_bits_of_f32(s) & 0xFF800000u) : s;
 }
 
 /* Gives the amax of x to the caller of `quantise`. */

@@ -9,7 +9,7 @@
  * time: it shows what a format does to training. Some GPUs multiply the codes themselves, on
  * request: see NARROW PRODUCTS below mixp_context_desc. A recipe saves memory on request; see
  * CODES. On the CPU a parameter keeps its quantised values, 2 bytes for each element, or 4 where
- * its products need other blocks (MXFP8; NVFP4 with no_2d), until it is written. See the field
+ * its products need other blocks (MXFP8 without w_2d; no_2d), until it is written. See the field
  * recipe of mixp_autocast.
  *
  * A training loop in NVFP4, whose first linear stays bf16, under a guard:
@@ -65,13 +65,24 @@ typedef enum mixp_recipe_kind {
     MIXP_RECIPE_COUNT
 } mixp_recipe_kind;
 
-/* Zero is the source's default in every field. A flag that the kind does not use is ignored. */
+/* Zero is the source's default in every field. A flag that the kind does not use is ignored.
+ *
+ * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
+ * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
+ * scales, amax of one rank alone (TransformerEngine); NVFP4 for post-training (4over6, a scale for
+ * each row); backward from dequantised operands. */
 typedef struct mixp_recipe {
     mixp_recipe_kind kind;
     int dy_e4m3;                /* current, delayed: 1 = dy in e4m3 as well                */
+    int dy_e5m2;                /* block, MXFP8: 1 = dy in e5m2                            */
+    int power_2;                /* current: 1 = scales are rounded down to powers of two   */
     int no_stochastic;          /* NVFP4: 1 = dy rounds to nearest even                    */
     int no_hadamard;            /* NVFP4: 1 = no transform                                 */
-    int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16                        */
+    int no_2d;                  /* NVFP4: 1 = w in blocks of 1 x 16; block: of 1 x 128     */
+    int w_2d;                   /* MXFP8: 1 = w in blocks of 32 x 32                       */
+    int x_2d, dy_2d;            /* block: 1 = x, or dy, in blocks of 128 x 128. Only one of x, w and
+                                   dy can have such blocks, so no_2d must be 1             */
+    int dgrad_high;             /* 1 = the gradient of the input is the bf16 product       */
     int wgrad_high;             /* 1 = the gradient of the weight is the bf16 product      */
     int keep_first;             /* this many linears at the front of a forward pass stay bf16 */
     int keep_last;              /* this many at the end stay bf16; needs `linears`         */
@@ -119,7 +130,8 @@ typedef struct mixp_recipe {
  *
  * If no linear of a training step keeps x as codes, on_warning gets one linear and the reason.
  *
- * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself, or without a kind.
+ * MIXP_ERR_ARGUMENT: codes with wgrad_high, whose product reads x itself; with x_2d; or without a
+ * kind.
  * MIXP_ERR_DEVICE: the device has memory of its own, but no kernel `recode`. */
 
 /* FALLBACK. In the steps that a guard samples, mixp_linear measures what quantising its operands x,

@@ -430,7 +430,8 @@ static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi
     const mixpi_quantised for_w = mixpi_recipe_empty(rc, MIXPI_ROLE_DY, MIXPI_ROLE_X);
     mixp_quantise_args dy = mixpi_recipe_of(mixpi_call_dy(c), p->g.m, p->g.n);
     *both = for_x;
-    if (!mixpi_recipe_has_one_scale(rc) || rc->recipe.wgrad_high) return MIXP_OK;
+    if (!mixpi_recipe_has_one_scale(rc)) return MIXP_OK;
+    if (rc->recipe.dgrad_high || rc->recipe.wgrad_high) return MIXP_OK;
     if (for_x.high || for_w.high) return MIXP_OK;
     if (!mixp_call_wants(c, 0) || !mixp_call_wants(c, 1)) return MIXP_OK;
     return mixpi_recipe_operand(c, rc, MIXPI_ROLE_DY, 0, &dy, both);
@@ -438,12 +439,13 @@ static mixp_result mixpi_linear_both(mixp_call *c, const mixpi_product *p, mixpi
 
 /* The backward pass of a linear under a recipe. The bias's gradient is made from dy itself. */
 static mixp_result mixpi_linear_back(mixp_call *c, const mixpi_product *p) {
+    const mixp_recipe *recipe = &p->quantise.recipe;
     mixpi_quantised both;
     mixp_result r = mixpi_linear_both(c, p, &both);
-    if (r == MIXP_OK) r = mixpi_linear_dx(c, p, &both);
     if (r == MIXP_OK)
-        r = p->quantise.recipe.wgrad_high ? mixpi_product_grad(c, 1)
-                                          : mixpi_linear_dw(c, p, &both);
+        r = recipe->dgrad_high ? mixpi_product_grad(c, 0) : mixpi_linear_dx(c, p, &both);
+    if (r == MIXP_OK)
+        r = recipe->wgrad_high ? mixpi_product_grad(c, 1) : mixpi_linear_dw(c, p, &both);
     mixpi_recipe_done(c->ctx, &both);
     return r == MIXP_OK ? mixpi_product_dbias(c, &p->g, mixpi_call_dy(c), 2) : r;
 }

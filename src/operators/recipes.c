@@ -133,21 +133,29 @@ static void mixpi_recipe_blocks(mixp_quantise_args *k, int64_t n, int rows) {
     k->block_cols = rows ? 1 : n;
 }
 
+/* Is an operand quantised in squares? r: a recipe of blocks. */
+static int mixpi_recipe_squares(const mixp_recipe *r, mixpi_role role) {
+    if (r->kind == MIXP_RECIPE_MXFP8) return role == MIXPI_ROLE_W && r->w_2d;
+    if (role == MIXPI_ROLE_W) return !r->no_2d;
+    if (r->kind != MIXP_RECIPE_FP8_BLOCK) return 0;
+    return role == MIXPI_ROLE_X ? r->x_2d : r->dy_2d;
+}
+
 /* How a recipe quantises an operand for a product that sums over its rows, or its columns. */
 static void mixpi_recipe_plan(const mixp_recipe *r, mixpi_role role, int rows,
                               mixp_quantise_args *k) {
     const int64_t n = mixpi_recipe_unit(r->kind);
-    const int square = role == MIXPI_ROLE_W && r->kind != MIXP_RECIPE_MXFP8 &&
-                       !(r->kind == MIXP_RECIPE_NVFP4 && r->no_2d);
     k->element = MIXP_F8_E4M3;
     k->scale = MIXP_SCALE_TENSOR;
     if (r->kind == MIXP_RECIPE_FP8_CURRENT || r->kind == MIXP_RECIPE_FP8_DELAYED) {
         if (role == MIXPI_ROLE_DY && !r->dy_e4m3) k->element = MIXP_F8_E5M2;
+        k->power = r->kind == MIXP_RECIPE_FP8_CURRENT && r->power_2;
         return;
     }
+    if (role == MIXPI_ROLE_DY && r->dy_e5m2) k->element = MIXP_F8_E5M2;
     mixpi_recipe_blocks(k, n, rows);
     k->e8m0 = r->e8m0;
-    if (square) k->block_rows = k->block_cols = n;
+    if (mixpi_recipe_squares(r, role)) k->block_rows = k->block_cols = n;
     if (r->kind == MIXP_RECIPE_FP8_BLOCK) k->scale = MIXP_SCALE_POWER;
     if (r->kind == MIXP_RECIPE_MXFP8) k->scale = MIXP_SCALE_E8M0;
     if (r->kind != MIXP_RECIPE_NVFP4) return;
@@ -236,7 +244,7 @@ static int mixpi_weight_fresh(const mixpi_weight_copy *copy, const mixp_quantise
     const mixp_quantise_args *p = &copy->plan;
     return memcmp(copy->versions, versions, sizeof copy->versions) == 0 &&
            p->x.data == k->x.data && p->element == k->element && p->scale == k->scale &&
-           p->e8m0 == k->e8m0 &&
+           p->e8m0 == k->e8m0 && p->power == k->power &&
            p->block_rows == k->block_rows && p->block_cols == k->block_cols &&
            p->given == k->given;
 }

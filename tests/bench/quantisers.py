@@ -24,7 +24,7 @@ from torchao.prototype.mx_formats.mx_tensor import to_mx
 torch.set_num_threads(1)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 ROWS, COLS = 1024, 1024
-TURNED = 10
+TURNED, MX_E5M2 = 10, 14
 MXFP8 = {4: ScaleCalculationMode.RCEIL, 7: ScaleCalculationMode.FLOOR, 8: ScaleCalculationMode.CEIL,
          9: ScaleCalculationMode.EVEN}
 # The largest amax whose e8m0 scale is 2^-127.
@@ -51,35 +51,35 @@ def stub_transformer_engine(path):
     return fp8
 
 
-def ao_tensor(dtype):
+def ao_tensor(dtype, power=False):
     def run(x):
-        scale = tensor_to_scale(x, dtype)
+        scale = tensor_to_scale(x, dtype, round_scales_to_power_of_2=power)
         return to_fp8_saturated(x.float() * scale, dtype).float(), torch.reciprocal(scale)
     return run
 
 
-def ao_mx(mode):
+def ao_mx(mode, dtype=E4M3):
     def run(x):
-        exponent, low = to_mx(x, E4M3, 32, mode)
+        exponent, low = to_mx(x, dtype, 32, mode)
         factor = torch.ldexp(one, exponent.contiguous().view(torch.uint8).int() - 127)
         return low.float().view(-1, 32).mul(factor.reshape(-1, 1)).view(x.shape), one
     return run
 
 
-def te_tensor(kind):
+def te_tensor(kind, power=False):
     from references.ref_per_tensor_cs import ref_per_tensor_cs_cast
 
     def run(x):
-        q, inverse, _, _ = ref_per_tensor_cs_cast(x, kind)
+        q, inverse, _, _ = ref_per_tensor_cs_cast(x, kind, force_pow_2_scales=power)
         return q.float(), inverse.reshape(())
     return run
 
 
-def te_block(tile):
+def te_block(tile, dtype=E4M3):
     from references.blockwise_quantizer_reference import BlockwiseQuantizerReference
 
     def run(x):
-        q = BlockwiseQuantizerReference().quantize(x, E4M3, pow_2_scales=True, quant_tile_shape=tile,
+        q = BlockwiseQuantizerReference().quantize(x, dtype, pow_2_scales=True, quant_tile_shape=tile,
                                                    munge_scale_shapes=False)
         factor = q.scale.repeat_interleave(128, 1)
         return q.data.float() * (factor if tile[0] == 1 else factor.repeat_interleave(128, 0)), one
@@ -145,16 +145,20 @@ def ours(library, which, x):
 
 def smallest_scale(which, x):
     """True for what lies in a block of MXFP8 whose scale is 2^-127."""
-    if which not in MXFP8:
+    if which not in MXFP8 and which != MX_E5M2:
         return torch.zeros(x.shape, dtype=torch.bool)
     amax = x.float().abs().view(-1, 32).amax(1, keepdim=True)
-    return (amax <= MOST_OF_SMALLEST[MXFP8[which]]).expand(-1, 32).reshape(x.shape)
+    most = 57344 * 2.0 ** -127 if which == MX_E5M2 else MOST_OF_SMALLEST[MXFP8[which]]
+    return (amax <= most).expand(-1, 32).reshape(x.shape)
 
 
 def main():
     library, millions = ctypes.CDLL(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 4
     peers = [(0, 'e4m3, one scale', 'torchao', ao_tensor(E4M3)), (1, 'e5m2, one scale', 'torchao', ao_tensor(E5M2)),
-             *((which, 'MXFP8, 1 x 32', 'torchao ' + mode.name, ao_mx(mode)) for which, mode in MXFP8.items())]
+             *((which, 'MXFP8, 1 x 32', 'torchao ' + mode.name, ao_mx(mode)) for which, mode in MXFP8.items()),
+             (11, 'e4m3, power of two', 'torchao', ao_tensor(E4M3, True)),
+             (12, 'e5m2, power of two', 'torchao', ao_tensor(E5M2, True)),
+             (MX_E5M2, 'e5m2, 1 x 32', 'torchao RCEIL', ao_mx(ScaleCalculationMode.RCEIL, E5M2))]
     if len(sys.argv) > 3:
         fp8 = stub_transformer_engine(sys.argv[3])
         name = 'TransformerEngine'
@@ -162,7 +166,10 @@ def main():
                   (1, 'e5m2, one scale', name, te_tensor(fp8.kFloat8E5M2)),
                   (2, 'e4m3, 1 x 128', name, te_block((1, 128))), (3, 'e4m3, 128 x 128', name, te_block((128, 128))),
                   (5, 'NVFP4, 1 x 16', name, te_nvfp4((1, 16))), (6, 'NVFP4, 16 x 16', name, te_nvfp4((16, 16))),
-                  (TURNED, 'NVFP4, transformed', name, te_turned())]
+                  (TURNED, 'NVFP4, transformed', name, te_turned()),
+                  (11, 'e4m3, power of two', name, te_tensor(fp8.kFloat8E4M3, True)),
+                  (12, 'e5m2, power of two', name, te_tensor(fp8.kFloat8E5M2, True)),
+                  (13, 'e5m2, 1 x 128', name, te_block((1, 128), E5M2))]
     bad = 0
     for which, what, peer, run in peers:
         wrong = factors = small = count = 0

@@ -25,7 +25,7 @@ static double on_grid(const grid *g, double x) {
     whole = floor(a / step);
     rest = a / step - whole;
     if (rest > 0.5 || (rest == 0.5 && fmod(whole, 2.0) == 1.0)) whole += 1.0;
-    return x < 0 ? -whole * step : whole * step;
+    return copysign(whole * step, x);
 }
 
 typedef struct factors { double in, out; } factors;     /* x in is rounded; the result times out */
@@ -35,6 +35,13 @@ static int usable(double amax) { return amax > 0 && amax < 1e39; }
 static double scale_to(double max, double amax) {
     double s = usable(amax) ? f32(max / amax) : 1.0;
     return s > (double)3.40282346638528859812e38f ? (double)3.40282346638528859812e38f : s;
+}
+
+/* The largest power of two that is not above s. */
+static double power_below(double s) {
+    int e;
+    frexp(s, &e);
+    return ldexp(1.0, e - 1);
 }
 
 /* amax, finite and above 0, as `how` rounds it to a power of two, less the element's largest; of the
@@ -104,6 +111,7 @@ static double reference(const mixp_quantise_args *k) {
     double all = 0, tensor = 1.0;
     for (i = 0; i < k->rows * k->cols; i++) all = larger(fabs((double)mixp_get(k->x, i)), all);
     if (k->scale == MIXP_SCALE_TENSOR) tensor = scale_to(g->max, all);
+    if (k->power) tensor = power_below(tensor);
     if (k->scale == MIXP_SCALE_E4M3) tensor = scale_to(2688.0, all);
     for (r = 0; r < k->rows; r += br)
         for (c = 0; c < k->cols; c += bc) {
@@ -157,8 +165,7 @@ static int differ(const mixp_bf16 *y) {
     for (i = 0; i < COUNT; i++) {
         mixp_bf16 w = mixp_bf16_from_f32(want[i]);
         int nan = (y[i].bits & 0x7FFF) > 0x7F80, want_nan = want[i] != want[i];
-        if (nan || want_nan ? nan != want_nan
-                            : (y[i].bits != w.bits && !(want[i] == 0 && !(y[i].bits & 0x7FFF)))) {
+        if (nan || want_nan ? nan != want_nan : y[i].bits != w.bits) {
             if (!n++) printf("  element %d: x %g, got %g, want %g\n", i, (double)source[i],
                              (double)mixp_f32_from_bf16(y[i]), (double)want[i]);
         }
@@ -177,30 +184,35 @@ static mixp_context *context(int threads) {
     return mixp_context_new(&desc);
 }
 
-typedef struct plan { mixp_block_scale scale; int element; int64_t rows, cols; mixp_e8m0_rounding e8m0; } plan;
+typedef struct plan { mixp_block_scale scale; int element; int64_t rows, cols; mixp_e8m0_rounding e8m0; int power; } plan;
 static const plan plans[] = {
-    { MIXP_SCALE_TENSOR, 0, 0, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_TENSOR, 1, 0, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_POWER, 0, 1, 128, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_POWER, 0, 128, 1, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_POWER, 0, 128, 128, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, 0, 32, 32, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, 1, 1, 32, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR },
-    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_CEIL },
-    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_EVEN },
-    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_FLOOR },
-    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_CEIL },
-    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_EVEN },
-    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_FLOOR },
-    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_CEIL },
-    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_EVEN }
+    { MIXP_SCALE_TENSOR, 0, 0, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_TENSOR, 1, 0, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_POWER, 0, 1, 128, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_POWER, 0, 128, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_POWER, 0, 128, 128, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, 0, 32, 32, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, 1, 1, 32, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E4M3, 2, 1, 16, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E4M3, 2, 16, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E4M3, 2, 16, 16, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR, 0 },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_CEIL, 0 },
+    { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_EVEN, 0 },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_FLOOR, 0 },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_CEIL, 0 },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_EVEN, 0 },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_FLOOR, 0 },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_CEIL, 0 },
+    { MIXP_SCALE_E8M0, 2, 1, 32, MIXP_E8M0_EVEN, 0 },
+    { MIXP_SCALE_TENSOR, 0, 0, 0, MIXP_E8M0_RCEIL, 1 },
+    { MIXP_SCALE_TENSOR, 1, 0, 0, MIXP_E8M0_RCEIL, 1 },
+    { MIXP_SCALE_POWER, 1, 1, 128, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_POWER, 1, 128, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, 1, 32, 1, MIXP_E8M0_RCEIL, 0 }
 };
 enum { PLANS = sizeof plans / sizeof plans[0] };
 
@@ -216,6 +228,7 @@ static mixp_quantise_args args_of(const plan *p, int low) {
     k.block_rows = p->rows;
     k.block_cols = p->cols;
     k.e8m0 = p->e8m0;
+    k.power = p->power;
     return k;
 }
 
@@ -528,7 +541,8 @@ enum { M = 128, N = 256, K = 384 };     /* rows of x, outputs, inputs: x and w a
 static float xs[M * K], ws[N * K], dys[M * N];
 static double qx[M * K], qw[N * K], qdy[M * N];
 
-/* An operand as the recipe's source quantises it, in double; what the product is to be. */
+/* An operand as the recipe's source quantises it, in double; what the product is to be. A plan with the scale
+ * MIXP_SCALE_COUNT leaves it as it is. */
 static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, int turn, double *y) {
     static float turned[N * K];
     mixp_quantise_args k;
@@ -543,6 +557,11 @@ static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, i
     k.block_rows = p->rows;
     k.block_cols = p->cols;
     k.e8m0 = p->e8m0;
+    k.power = p->power;
+    if (p->scale == MIXP_SCALE_COUNT) {
+        for (i = 0; i < rows * cols; i++) y[i] = (double)x[i];
+        return;
+    }
     if (turn) {
         hadamard_reference(x, rows, cols, turned);
         k.x = mixpi_in(turned, MIXP_F32);
@@ -551,9 +570,12 @@ static void operand(const float *x, int64_t rows, int64_t cols, const plan *p, i
     for (i = 0; i < rows * cols; i++) y[i] = (double)want[i] * factor;
 }
 
-/* The largest error of got[rows, cols] against a sum over n, as a share of the sum's magnitudes. */
+enum { IN_F32, IN_BF16 };
+
+/* The largest error of got[rows, cols] against a sum over n, as a share of the sum's magnitudes. low: of what
+ * exceeds one rounding to bf16. */
 static double error_of(const double *a, int a_rows, const double *b, int b_rows, const float *y,
-                       int64_t rows, int64_t cols, int64_t n) {
+                       int64_t rows, int64_t cols, int64_t n, int low) {
     double worst = 0;
     int64_t i, j, s;
     for (i = 0; i < rows; i += 3)
@@ -565,7 +587,8 @@ static double error_of(const double *a, int a_rows, const double *b, int b_rows,
                 sum += p;
                 size += fabs(p);
             }
-            worst = fmax(worst, fabs((double)y[i * cols + j] - sum) / size);
+            sum = fabs((double)y[i * cols + j] - sum) - (low ? ldexp(fabs(sum), -8) : 0.0);
+            worst = fmax(worst, sum / size);
         }
     return worst;
 }
@@ -579,6 +602,17 @@ static void fill_low(float *x, int n, uint64_t key, double size) {
     }
 }
 
+/* The same, but each second group of 16 rows, and of 16 columns, is 2^12 smaller: what a block does not share with
+ * its neighbours shows. */
+static void fill_groups(float *x, int rows, int cols, uint64_t key, double size) {
+    int i;
+    fill_low(x, rows * cols, key, size);
+    for (i = 0; i < rows * cols; i++) {
+        if (i / cols / 16 % 2) x[i] *= 1.0f / 4096;
+        if (i % cols / 16 % 2) x[i] *= 1.0f / 4096;
+    }
+}
+
 typedef struct six { plan x, w, dy, x_rows, w_rows, dy_rows; } six;
 
 static void linear_of(const mixp_recipe *recipe, const six *p, int turn) {
@@ -589,9 +623,9 @@ static void linear_of(const mixp_recipe *recipe, const six *p, int turn) {
     static float y_got[M * N], dx_got[M * K], dw_got[N * K];
     mixp_recipe_counts counts;
     region.recipe = recipe;
-    fill_low(xs, M * K, 1, 1.0);
-    fill_low(ws, N * K, 3, 0.02);
-    fill_low(dys, M * N, 5, 1e-4);
+    fill_groups(xs, M, K, 1, 1.0);
+    fill_groups(ws, N, K, 3, 0.02);
+    fill_groups(dys, M, N, 5, 1e-4);
     mixp_write(w, ws, MIXP_F32, N * K);
     mixp_step_begin(ctx);
     x = mixp_input(ctx, MIXP_F32, 2, xs_shape, xs);
@@ -607,24 +641,73 @@ static void linear_of(const mixp_recipe *recipe, const six *p, int turn) {
     mixp_read(w->grad, dw_got, MIXP_F32, N * K);
     operand(xs, M, K, &p->x, 0, qx);
     operand(ws, N, K, &p->w, 0, qw);
-    CHECK(error_of(qx, 0, qw, 0, y_got, M, N, K) < 4e-3);       /* y is bf16 */
+    CHECK(error_of(qx, 0, qw, 0, y_got, M, N, K, IN_BF16) < 1e-6);
     operand(dys, M, N, &p->dy, 0, qdy);
     operand(ws, N, K, &p->w_rows, 0, qw);
-    CHECK(error_of(qdy, 0, qw, 1, dx_got, M, K, N) < 4e-3);
+    CHECK(error_of(qdy, 0, qw, 1, dx_got, M, K, N, IN_BF16) < 1e-6);
     operand(dys, M, N, &p->dy_rows, turn, qdy);
     operand(xs, M, K, &p->x_rows, turn, qx);
-    CHECK(error_of(qdy, 1, qx, 1, dw_got, N, K, M) < 1e-6);     /* dw is f32 */
+    CHECK(error_of(qdy, 1, qx, 1, dw_got, N, K, M, IN_F32) < 1e-6);
     counts = mixp_autocast_recipe_counts(ctx);
-    CHECK_INT(counts.products, 3);
+    CHECK_INT(counts.products, 3 - recipe->dgrad_high - recipe->wgrad_high);
     CHECK_INT(counts.quantised, 1);
     CHECK_INT(counts.kept + counts.unfit, 0);
     mixp_context_free(ctx);
 }
 
+static mixp_recipe recipe_of(mixp_recipe_kind kind) {
+    mixp_recipe r;
+    memset(&r, 0, sizeof r);
+    r.kind = kind;
+    return r;
+}
+
+/* The switches that change how an operand is quantised, or whether a product is. */
+static void switches(void) {
+    const plan b1 = plans[2], b2 = plans[3], bb = plans[4], b1e5 = plans[24], b2e5 = plans[25];
+    const plan m1 = plans[5], m2 = plans[6], mm = plans[7], m1e5 = plans[8], m2e5 = plans[26];
+    const plan e4 = plans[0], e4p = plans[22], e5p = plans[23];
+    const plan none = { MIXP_SCALE_COUNT, 0, 0, 0, MIXP_E8M0_RCEIL, 0 };
+    const six power = { e4p, e4p, e5p, e4p, e4p, e5p }, block_e5 = { b1, bb, b1e5, b2, bb, b2e5 };
+    const six rows = { b1, b1, b1, b2, b2, b2 }, x_square = { bb, b1, b1, bb, b2, b2 };
+    const six dy_square = { b1, b1, bb, b2, b2, bb }, mx_square = { m1, mm, m1, m2, mm, m2 };
+    const six mx_e5 = { m1, m1, m1e5, m2, m2, m2e5 }, no_dgrad = { m1, m1, none, m2, none, m2 };
+    const six no_wgrad = { m1, m1, m1, none, m2, none }, no_both = { e4, e4, none, none, none, none };
+    mixp_recipe r = recipe_of(MIXP_RECIPE_FP8_CURRENT);
+    r.power_2 = 1;
+    linear_of(&r, &power, 0);
+    r = recipe_of(MIXP_RECIPE_FP8_CURRENT);
+    r.dgrad_high = r.wgrad_high = 1;
+    linear_of(&r, &no_both, 0);
+    r = recipe_of(MIXP_RECIPE_FP8_BLOCK);
+    r.dy_e5m2 = 1;
+    linear_of(&r, &block_e5, 0);
+    r = recipe_of(MIXP_RECIPE_FP8_BLOCK);
+    r.no_2d = 1;
+    linear_of(&r, &rows, 0);
+    r.x_2d = 1;
+    linear_of(&r, &x_square, 0);
+    r.x_2d = 0;
+    r.dy_2d = 1;
+    linear_of(&r, &dy_square, 0);
+    r = recipe_of(MIXP_RECIPE_MXFP8);
+    r.w_2d = 1;
+    linear_of(&r, &mx_square, 0);
+    r = recipe_of(MIXP_RECIPE_MXFP8);
+    r.dy_e5m2 = 1;
+    linear_of(&r, &mx_e5, 0);
+    r = recipe_of(MIXP_RECIPE_MXFP8);
+    r.dgrad_high = 1;
+    linear_of(&r, &no_dgrad, 0);
+    r = recipe_of(MIXP_RECIPE_MXFP8);
+    r.wgrad_high = 1;
+    linear_of(&r, &no_wgrad, 0);
+}
+
 static void products(void) {
     const plan e4 = plans[0], e5 = plans[1], b1 = plans[2], b2 = plans[3], bb = plans[4];
     const plan m1 = plans[5], m2 = plans[6], n1 = plans[10], n2 = plans[11], nn = plans[12];
-    const plan f1 = { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR }, f2 = { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_FLOOR };
+    const plan f1 = { MIXP_SCALE_E8M0, 0, 1, 32, MIXP_E8M0_FLOOR, 0 }, f2 = { MIXP_SCALE_E8M0, 0, 32, 1, MIXP_E8M0_FLOOR, 0 };
     const six floor_of = { f1, f1, f1, f2, f2, f2 };
     const six current = { e4, e4, e5, e4, e4, e5 }, current4 = { e4, e4, e4, e4, e4, e4 };
     const six block = { b1, bb, b1, b2, bb, b2 }, mx = { m1, m1, m1, m2, m2, m2 };
@@ -759,6 +842,19 @@ static mixp_result no_download(const mixp_exec *x, void *to, const void *from, s
     return MIXP_OK;
 }
 
+/* Each switch is 0 or 1. */
+static void refused_flags(mixp_context *ctx) {
+    mixp_recipe r;
+    int *const flags[] = { &r.dy_e4m3, &r.dy_e5m2, &r.power_2, &r.no_stochastic, &r.no_hadamard, &r.no_2d, &r.w_2d,
+                           &r.x_2d, &r.dy_2d, &r.dgrad_high, &r.wgrad_high, &r.most_recent, &r.codes };
+    size_t i;
+    for (i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        r = recipe_of(MIXP_RECIPE_MXFP8);
+        *flags[i] = i % 2 ? 2 : -1;
+        REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "neither 0 nor 1");
+    }
+}
+
 static void refused(void) {
     mixp_context *ctx = context(1);
     mixp_context_desc desc;
@@ -781,6 +877,16 @@ static void refused(void) {
     r.e8m0 = MIXP_E8M0_COUNT;
     REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "not a mixp_e8m0_rounding");
     r.e8m0 = MIXP_E8M0_RCEIL;
+    r.kind = MIXP_RECIPE_FP8_BLOCK;
+    r.x_2d = 1;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "only one of x, w and dy");
+    r.no_2d = r.dy_2d = 1;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "only one of x, w and dy");
+    r.dy_2d = 0;
+    r.codes = 1;
+    REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "codes and x_2d");
+    r.codes = r.x_2d = r.no_2d = 0;
+    refused_flags(ctx);
     r.kind = MIXP_RECIPE_COUNT;
     REFUSED(ctx, mixp_autocast_set_recipe(ctx, &r), MIXP_ERR_ARGUMENT, "not a mixp_recipe_kind");
     CHECK(mixp_autocast_current(ctx).recipe == NULL);
@@ -893,6 +999,7 @@ int main(void) {
     RUN(instruction_sets);
     RUN(quantiser_refuses);
     RUN(products);
+    RUN(switches);
     RUN(counts);
     RUN(nested_counts);
     RUN(refused);

@@ -22,6 +22,9 @@ static const Kind kinds[] = {
     { "mxfp8", MIXP_F8_E4M3, MIXP_F8_E4M3, MIXP_SCALE_E8M0, 32, false, 100, 999 },
     { "nvfp4", MIXP_F4_E2M1, MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, false, 100, 999 },
     { "nvfp4 with squares", MIXP_F4_E2M1, MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, true, 100, 999 },
+    { "mxfp8 with squares", MIXP_F8_E4M3, MIXP_F8_E4M3, MIXP_SCALE_E8M0, 32, true, 100, 999 },
+    { "mxfp8, e5m2 first", MIXP_F8_E5M2, MIXP_F8_E4M3, MIXP_SCALE_E8M0, 32, false, 100, 999 },
+    { "fp8 in blocks, e5m2 first", MIXP_F8_E5M2, MIXP_F8_E4M3, MIXP_SCALE_POWER, 128, true, 90, 90 },
 };
 
 struct Sizes { int64_t m, n, k; };

@@ -19,30 +19,35 @@ struct Form {
     int64_t    block_rows, block_cols, rows, cols;
     int        stochastic;
     mixp_e8m0_rounding e8m0;
+    int        power;
 };
 /* Each recipe's operands, then blocks that share warps otherwise, and arrays of odd sizes. */
 static const Form forms[] = {
-    { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_TENSOR, MIXP_F4_E2M1, 0, 0, 1, 5, 1, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 128, 5, 384, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 128, 35, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 128, 128, 256, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 300, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 1, 32, 3, 32, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 48, 48, 96, 96, 1, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 9, 80, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 33, 48, 1, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 67, 1, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 32, 48, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 64, 4, 192, 1, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 4096, 2, 4096, 0, MIXP_E8M0_RCEIL },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_FLOOR },
-    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 32, 1, 64, 36, 0, MIXP_E8M0_FLOOR },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 36, 0, MIXP_E8M0_CEIL },
-    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_EVEN },
-    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 32, 32, 32, 64, 0, MIXP_E8M0_EVEN },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_TENSOR, MIXP_F4_E2M1, 0, 0, 1, 5, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 128, 5, 384, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 128, 35, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 128, 128, 256, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 300, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 1, 32, 3, 32, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 48, 48, 96, 96, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 9, 80, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 33, 48, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 67, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 16, 32, 48, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 64, 4, 192, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E4M3, 1, 4096, 2, 4096, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_FLOOR, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E5M2, 32, 1, 64, 36, 0, MIXP_E8M0_FLOOR, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 36, 0, MIXP_E8M0_CEIL, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 1, 32, 7, 96, 0, MIXP_E8M0_EVEN, 0 },
+    { MIXP_SCALE_E8M0, MIXP_F4_E2M1, 32, 32, 32, 64, 0, MIXP_E8M0_EVEN, 0 },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 1 },
+    { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 33, 37, 0, MIXP_E8M0_RCEIL, 1 },
+    { MIXP_SCALE_POWER, MIXP_F8_E5M2, 1, 128, 5, 384, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_SCALE_POWER, MIXP_F8_E5M2, 128, 1, 128, 35, 0, MIXP_E8M0_RCEIL, 0 },
 };
 
 enum Edges { plain, spread, zeros, huge, with_nan, with_inf, tiny, edge_kinds };
@@ -77,6 +82,7 @@ static mixp_quantise_args args_of(const Form &p, const Pair &x, const Pair &y) {
     k.block_cols = p.block_cols;
     k.stochastic = p.stochastic;
     k.e8m0 = p.e8m0;
+    k.power = p.power;
     k.seed = 3;
     k.step = 4;
     k.tensor = 5;
@@ -120,8 +126,8 @@ static void same_numbers(void) { in_all_schedules(same_numbers_body); }
 
 /* More parts of the array's amax than thread blocks look at together. */
 static void large_body(void) {
-    const Form large[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 801, 1001, 0, MIXP_E8M0_RCEIL },
-                           { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 512, 1200, 1, MIXP_E8M0_RCEIL } };
+    const Form large[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 801, 1001, 0, MIXP_E8M0_RCEIL, 0 },
+                           { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 512, 1200, 1, MIXP_E8M0_RCEIL, 0 } };
     for (const Form &p : large) {
         Pair x = source_of(p, MIXP_BF16, plain, 0);
         Pair y = empty(MIXP_BF16, p.rows * p.cols, 0), decode = empty(MIXP_F32, 1, 0);
@@ -183,11 +189,11 @@ static void recode_one(const Form &p, Edges edges, int off, int codes_off) {
     for (Pair *one : all) finish(*one);
 }
 static void recoded_body(void) {
-    const Form columns[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL },
-                             { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 256, 48, 0, MIXP_E8M0_RCEIL },
-                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 272, 0, MIXP_E8M0_RCEIL },
-                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 32, 16, 0, MIXP_E8M0_FLOOR },
-                             { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 320, 0, MIXP_E8M0_RCEIL } };
+    const Form columns[] = { { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 48, 64, 0, MIXP_E8M0_RCEIL, 0 },
+                             { MIXP_SCALE_POWER, MIXP_F8_E4M3, 128, 1, 256, 48, 0, MIXP_E8M0_RCEIL, 0 },
+                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 64, 272, 0, MIXP_E8M0_RCEIL, 0 },
+                             { MIXP_SCALE_E8M0, MIXP_F8_E4M3, 32, 1, 32, 16, 0, MIXP_E8M0_FLOOR, 0 },
+                             { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 16, 1, 48, 320, 0, MIXP_E8M0_RCEIL, 0 } };
     for (const Form &p : columns) {
         for (int edges = 0; edges < edge_kinds; edges++)
             for (int off = 0; off < 2; off++) recode_one(p, (Edges)edges, off, off);
@@ -202,7 +208,7 @@ static void every_bf16_body(void) {
         for (int how = -1; how < MIXP_E8M0_COUNT; how++) {
             const int64_t n = how < 0 ? 0 : 16;
             const Form p = { n ? MIXP_SCALE_E8M0 : MIXP_SCALE_TENSOR, element, n ? 1 : 0, n, 256, 256, 0,
-                             n ? (mixp_e8m0_rounding)how : MIXP_E8M0_RCEIL };
+                             n ? (mixp_e8m0_rounding)how : MIXP_E8M0_RCEIL, 0 };
             Pair x = empty(MIXP_BF16, 65536, 0), y = empty(MIXP_BF16, 65536, 0),
                  decode = empty(MIXP_F32, 1, 0);
             for (int64_t i = 0; i < 65536; i++) set_code(x, i, (uint64_t)i);
@@ -217,7 +223,7 @@ static void every_bf16(void) { in_all_schedules(every_bf16_body); }
 
 /* The second operand's factor is that of the product. */
 static void factors_body(void) {
-    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 16, 16, 0, MIXP_E8M0_RCEIL };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 16, 16, 0, MIXP_E8M0_RCEIL, 0 };
     Pair x = numbers(MIXP_BF16, 256, 1.0, 0), y = empty(MIXP_BF16, 256, 0);
     Pair first = empty(MIXP_F32, 1, 0), both = empty(MIXP_F32, 1, 0);
     on_gpu = 1;
@@ -238,7 +244,7 @@ static void factors(void) { in_all_schedules(factors_body); }
 
 /* A given scale, and the amax, of an array whose size is odd. */
 static void given_body(void) {
-    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 37, 61, 0, MIXP_E8M0_RCEIL };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E5M2, 0, 0, 37, 61, 0, MIXP_E8M0_RCEIL, 0 };
     for (float given : { 0.0f, 3.5f }) {
         Pair x = numbers(MIXP_BF16, 37 * 61, 1.0, 0), y = empty(MIXP_BF16, 37 * 61, 0);
         Pair decode = empty(MIXP_F32, 1, 0), amax = empty(MIXP_F32, 1, 0);
@@ -262,7 +268,7 @@ static void given(void) { in_all_schedules(given_body); }
 
 /* A scale in device memory; an amax that joins an older one. A NaN does not. */
 static void joined_body(void) {
-    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 32, 48, 0, MIXP_E8M0_RCEIL };
+    const Form p = { MIXP_SCALE_TENSOR, MIXP_F8_E4M3, 0, 0, 32, 48, 0, MIXP_E8M0_RCEIL, 0 };
     struct Case { float old, largest, joined; };
     const Case cases[] = { { 0.0f, 7.0f, 7.0f }, { 9.0f, 7.0f, 9.0f }, { 3.0f, NAN, 3.0f },
                            { 3.0f, INFINITY, INFINITY } };
@@ -428,7 +434,7 @@ static void *no_scratch(void *, size_t) { return NULL; }
 
 /* The CPU's errors; nothing is written. */
 static void refused_body(void) {
-    const Form p = { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 32, 32, 0, MIXP_E8M0_RCEIL };
+    const Form p = { MIXP_SCALE_E4M3, MIXP_F4_E2M1, 1, 16, 32, 32, 0, MIXP_E8M0_RCEIL, 0 };
     Pair x = numbers(MIXP_F32, 1024, 1.0, 0), y = numbers(MIXP_BF16, 1024, 1.0, 0);
     Pair decode = numbers(MIXP_F32, 1, 1.0, 0);
     float ignored;
@@ -483,6 +489,30 @@ static void refused(void) { in_all_schedules(refused_body); }
 /* --- linear layers ---------------------------------------------------------------------------- */
 
 struct Mode { const char *name; mixp_recipe recipe; };
+
+static Mode mode_of(mixp_recipe_kind kind, const char *name, int mixp_recipe::*one, int mixp_recipe::*two) {
+    Mode m;
+    memset((void *)&m, 0, sizeof m);
+    m.name = name;
+    m.recipe.kind = kind;
+    m.recipe.*one = m.recipe.*two = 1;
+    return m;
+}
+
+/* Switches that change how an operand is quantised, or whether a product is. */
+static std::vector<Mode> switches(void) {
+    typedef mixp_recipe R;
+    return { mode_of(MIXP_RECIPE_FP8_CURRENT, "powers of two", &R::power_2, &R::power_2),
+             mode_of(MIXP_RECIPE_FP8_CURRENT, "high gradients", &R::dgrad_high, &R::wgrad_high),
+             mode_of(MIXP_RECIPE_FP8_BLOCK, "dy in e5m2", &R::dy_e5m2, &R::dy_e5m2),
+             mode_of(MIXP_RECIPE_FP8_BLOCK, "w in rows", &R::no_2d, &R::no_2d),
+             mode_of(MIXP_RECIPE_FP8_BLOCK, "x in squares", &R::no_2d, &R::x_2d),
+             mode_of(MIXP_RECIPE_FP8_BLOCK, "dy in squares", &R::no_2d, &R::dy_2d),
+             mode_of(MIXP_RECIPE_MXFP8, "w in squares", &R::w_2d, &R::w_2d),
+             mode_of(MIXP_RECIPE_MXFP8, "dy in e5m2", &R::dy_e5m2, &R::dy_e5m2),
+             mode_of(MIXP_RECIPE_MXFP8, "high dgrad", &R::dgrad_high, &R::dgrad_high) };
+}
+
 static std::vector<Mode> modes(void) {
     std::vector<Mode> all;
     for (int kind = 1; kind < MIXP_RECIPE_COUNT; kind++) {
@@ -548,15 +578,21 @@ static std::vector<float> layer(const mixp_recipe &recipe, bool gpu) {
         all.insert(all.end(), part.begin(), part.end());
     }
     CHECK_INT(mixp_autocast_recipe_counts(ctx).quantised, 1);
-    CHECK_INT(mixp_autocast_recipe_counts(ctx).products, recipe.wgrad_high ? 2 : 3);
+    CHECK_INT(mixp_autocast_recipe_counts(ctx).products, 3 - recipe.dgrad_high - recipe.wgrad_high);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     ways = mixp_context_gemm_count(ctx);
     mixp_context_free(ctx);
     return all;
 }
 
+static std::vector<Mode> modes_and_switches(void) {
+    std::vector<Mode> all = modes();
+    for (const Mode &m : switches()) all.push_back(m);
+    return all;
+}
+
 static void exact_sums(void) {
-    for (const Mode &m : modes()) {
+    for (const Mode &m : modes_and_switches()) {
         std::vector<float> cpu = layer(m.recipe, false), gpu = layer(m.recipe, true);
         int different = 0;
         CHECK_INT(gpu.size(), cpu.size());
@@ -1001,8 +1037,8 @@ static void with_narrow(int capability, void (*body)(int)) {
 }
 
 static void narrow_sums(int capability) {
-    for (const Mode &m : modes()) {
-        const int64_t products = m.recipe.wgrad_high ? 2 : 3;
+    for (const Mode &m : modes_and_switches()) {
+        const int64_t products = 3 - m.recipe.dgrad_high - m.recipe.wgrad_high;
         narrow = 0;
         const std::vector<float> cpu = layer(m.recipe, false);
         narrow = 1;

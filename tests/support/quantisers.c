@@ -10,23 +10,28 @@ typedef struct operand {
     mixp_block_scale   scale;
     int64_t            block_rows, block_cols;
     mixp_e8m0_rounding e8m0;
+    int                power;
 } operand;
 
-enum { TURNED = 10 };       /* the last row: x is transformed first, 16 rows at a time */
+enum { TURNED = 10 };       /* the row whose x is transformed first, 16 rows at a time */
 
 /* In the order of quantisers.py's table. */
 static const operand operands[] = {
-    { MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL },
-    { MIXP_F8_E5M2, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL },
-    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 1, 128, MIXP_E8M0_RCEIL },
-    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 128, 128, MIXP_E8M0_RCEIL },
-    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_RCEIL },
-    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, MIXP_E8M0_RCEIL },
-    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 16, MIXP_E8M0_RCEIL },
-    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_FLOOR },
-    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_CEIL },
-    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_EVEN },
-    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1, MIXP_E8M0_RCEIL },
+    { MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F8_E5M2, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 1, 128, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_POWER, 128, 128, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 1, 16, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 16, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_FLOOR, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_CEIL, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_EVEN, 0 },
+    { MIXP_F4_E2M1, MIXP_SCALE_E4M3, 16, 1, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F8_E4M3, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 1 },
+    { MIXP_F8_E5M2, MIXP_SCALE_TENSOR, 0, 0, MIXP_E8M0_RCEIL, 1 },
+    { MIXP_F8_E5M2, MIXP_SCALE_POWER, 1, 128, MIXP_E8M0_RCEIL, 0 },
+    { MIXP_F8_E5M2, MIXP_SCALE_E8M0, 1, 32, MIXP_E8M0_RCEIL, 0 },
 };
 
 /* Quantises x[rows, cols], bf16 or f32, as row `which` of the table says. Returns a mixp_result. */
@@ -49,6 +54,7 @@ int quantise(int which, int is_bf16, const void *x, mixp_bf16 *y, float *decode,
     k.block_rows = o->block_rows;
     k.block_cols = o->block_cols;
     k.e8m0 = o->e8m0;
+    k.power = o->power;
     if (r == MIXP_OK && which == TURNED) {
         r = mixp_hadamard(mixp_context_exec(ctx), rows, cols, k.x, turned);
         k.x.data = turned;
