@@ -4312,11 +4312,11 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
  * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
  * embedding, scatter_add, index_add, and functions made of these, such as mixp_mlp, var, std,
- * vector_norm, logsumexp, split, topk and sort. It does not know softmax, norms, attention, losses,
- * max (take mixp_topk with k = 1), prod, or dropout (take mixp_bernoulli and mixp_mul). Each
- * operator that it applies rounds. Under a recipe, products of tangents are bf16 products. It takes
- * up to three times the time of the forward pass from x to y. Bits, threads and lifetime: as of the
- * operators.
+ * vector_norm, logsumexp, split, topk and sort. It does not know softmax, layer_norm, rms_norm,
+ * attention, rope, losses, max (take mixp_topk with k = 1), prod, dropout (take mixp_bernoulli and
+ * mixp_mul), or swiglu_packed (take mixp_split and mixp_swiglu). Each operator that it applies
+ * rounds. Under a recipe, products of tangents are bf16 products. It takes up to three times the
+ * time of the forward pass from x to y. Bits, threads and lifetime: as of the operators.
  *
  * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
  * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no
@@ -5272,22 +5272,30 @@ MIXPREC_API double  mixp_optimizer_lr(const mixp_optimizer *opt, int group);
  * gradients. Then the verdict: what became of the step, and why.
  *
  * TWO NETWORKS IN TURN, as in a GAN: begin a step for each. d and g are the optimizers of the
- * discriminator and of the generator.
+ * discriminator and of the generator. Without retries, leave out the two loops.
  *
- *     mixp_step_begin(ctx);  mixp_zero_grad(d);
- *     ... fake under MIXP_NO_GRAD; the discriminator's loss ...
- *     mixp_backward(ctx, mixp_scaler_scale(d_scaler, loss));
- *     mixp_scaler_step(d_scaler, d);  mixp_scaler_update(d_scaler);
- *     mixp_step_begin(ctx);  mixp_zero_grad(g);
- *     ... fake; the generator's loss, through the discriminator ...
- *     mixp_backward(ctx, mixp_scaler_scale(g_scaler, loss));
- *     mixp_scaler_step(g_scaler, g);  mixp_scaler_update(g_scaler);
+ *     do {
+ *         mixp_step_begin(ctx);  mixp_zero_grad(d);
+ *         ... fake under MIXP_NO_GRAD; the discriminator's loss ...
+ *         mixp_backward(ctx, mixp_scaler_scale(d_scaler, loss));
+ *         mixp_scaler_step(d_scaler, d);  mixp_scaler_update(d_scaler);
+ *     } while (mixp_retry(d_scaler, 3));
+ *     do {
+ *         mixp_step_begin(ctx);  mixp_zero_grad(g);
+ *         ... fake; the generator's loss, through the discriminator ...
+ *         mixp_backward(ctx, mixp_scaler_scale(g_scaler, loss));
+ *         mixp_scaler_step(g_scaler, g);  mixp_scaler_update(g_scaler);
+ *     } while (mixp_retry(g_scaler, 3));
  *
- * With a scaler each, an overflow in one network does not change the scale of the other. One scaler
- * for both works too; update it after each network, or once after both. mixp_retry repeats one of
- * these steps if the step has its own update. A checkpoint takes one scaler; see mixp_checkpoint
- * for the second. mixp_backward of the generator's loss also adds to the gradients of d: clear them
- * before the next step of d, as above.
+ * A skipped step of one network is repeated with its own random numbers, and leaves the other
+ * network as it is. mixp_backward of the generator's loss also adds to the gradients of d: clear
+ * them before the next step of d, as above.
+ *
+ * ONE SCALER OR TWO: with a scaler each, an overflow in one network does not change the scale of
+ * the other. One scaler for both works too: then a skip of either network lowers the scale of both.
+ * Update it after each network, as above, or once after both. Do not combine one update with
+ * mixp_retry: the repeat would step both networks, also the one that was not skipped. A checkpoint
+ * takes one scaler; see mixp_checkpoint for the second.
  *
  * One step for both networks runs the generator once: give mixp_detach(ctx, fake) to the
  * discriminator's loss, and compute the generator's loss from fake after mixp_scaler_step of d. The

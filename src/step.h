@@ -6,22 +6,30 @@
  * gradients. Then the verdict: what became of the step, and why.
  *
  * TWO NETWORKS IN TURN, as in a GAN: begin a step for each. d and g are the optimizers of the
- * discriminator and of the generator.
+ * discriminator and of the generator. Without retries, leave out the two loops.
  *
- *     mixp_step_begin(ctx);  mixp_zero_grad(d);
- *     ... fake under MIXP_NO_GRAD; the discriminator's loss ...
- *     mixp_backward(ctx, mixp_scaler_scale(d_scaler, loss));
- *     mixp_scaler_step(d_scaler, d);  mixp_scaler_update(d_scaler);
- *     mixp_step_begin(ctx);  mixp_zero_grad(g);
- *     ... fake; the generator's loss, through the discriminator ...
- *     mixp_backward(ctx, mixp_scaler_scale(g_scaler, loss));
- *     mixp_scaler_step(g_scaler, g);  mixp_scaler_update(g_scaler);
+ *     do {
+ *         mixp_step_begin(ctx);  mixp_zero_grad(d);
+ *         ... fake under MIXP_NO_GRAD; the discriminator's loss ...
+ *         mixp_backward(ctx, mixp_scaler_scale(d_scaler, loss));
+ *         mixp_scaler_step(d_scaler, d);  mixp_scaler_update(d_scaler);
+ *     } while (mixp_retry(d_scaler, 3));
+ *     do {
+ *         mixp_step_begin(ctx);  mixp_zero_grad(g);
+ *         ... fake; the generator's loss, through the discriminator ...
+ *         mixp_backward(ctx, mixp_scaler_scale(g_scaler, loss));
+ *         mixp_scaler_step(g_scaler, g);  mixp_scaler_update(g_scaler);
+ *     } while (mixp_retry(g_scaler, 3));
  *
- * With a scaler each, an overflow in one network does not change the scale of the other. One scaler
- * for both works too; update it after each network, or once after both. mixp_retry repeats one of
- * these steps if the step has its own update. A checkpoint takes one scaler; see mixp_checkpoint
- * for the second. mixp_backward of the generator's loss also adds to the gradients of d: clear them
- * before the next step of d, as above.
+ * A skipped step of one network is repeated with its own random numbers, and leaves the other
+ * network as it is. mixp_backward of the generator's loss also adds to the gradients of d: clear
+ * them before the next step of d, as above.
+ *
+ * ONE SCALER OR TWO: with a scaler each, an overflow in one network does not change the scale of
+ * the other. One scaler for both works too: then a skip of either network lowers the scale of both.
+ * Update it after each network, as above, or once after both. Do not combine one update with
+ * mixp_retry: the repeat would step both networks, also the one that was not skipped. A checkpoint
+ * takes one scaler; see mixp_checkpoint for the second.
  *
  * One step for both networks runs the generator once: give mixp_detach(ctx, fake) to the
  * discriminator's loss, and compute the generator's loss from fake after mixp_scaler_step of d. The

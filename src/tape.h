@@ -62,11 +62,11 @@ MIXPREC_API mixp_result mixp_backward(mixp_context *ctx, mixp_tensor *loss);
  * It knows elementwise operators of one and two operands, where, masked_fill, linear, matmul, sum,
  * mean, cumsum, cast, reshape, transpose, permute, flip, expand, pad, concat, stack, slice, gather,
  * embedding, scatter_add, index_add, and functions made of these, such as mixp_mlp, var, std,
- * vector_norm, logsumexp, split, topk and sort. It does not know softmax, norms, attention, losses,
- * max (take mixp_topk with k = 1), prod, or dropout (take mixp_bernoulli and mixp_mul). Each
- * operator that it applies rounds. Under a recipe, products of tangents are bf16 products. It takes
- * up to three times the time of the forward pass from x to y. Bits, threads and lifetime: as of the
- * operators.
+ * vector_norm, logsumexp, split, topk and sort. It does not know softmax, layer_norm, rms_norm,
+ * attention, rope, losses, max (take mixp_topk with k = 1), prod, dropout (take mixp_bernoulli and
+ * mixp_mul), or swiglu_packed (take mixp_split and mixp_swiglu). Each operator that it applies
+ * rounds. Under a recipe, products of tangents are bf16 products. It takes up to three times the
+ * time of the forward pass from x to y. Bits, threads and lifetime: as of the operators.
  *
  * NULL on error. MIXP_ERR_ARGUMENT: NULL, another context, or an operator without a tangent, which
  * the message names. MIXP_ERR_SHAPE, MIXP_ERR_DTYPE: of tangent. MIXP_ERR_ORDER: x required no

@@ -1,5 +1,6 @@
 /* test_two_networks.c - a GAN's two networks train in turn: the four forms that the manual names (STEP) end
- * with the same bits; a missing mixp_zero_grad and a loss from before a step are refused.
+ * with the same bits, also with skipped steps that are repeated; a missing mixp_zero_grad and a loss from
+ * before a step are refused.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #include "mixprec.h"
@@ -13,6 +14,8 @@ typedef struct gan {
     mixp_scaler    *scaler[2];      /* may be the same                                         */
     mixp_tensor    *d1, *d2, *g1, *g2;
     float           real[2 * ROWS], noise[NOISE * ROWS];
+    int             draws;          /* 1: the context draws the noise                          */
+    int             bad;            /* the generator's next points are too large for f16       */
 } gan;
 
 static mixp_tensor *weight(gan *m, const char *name, int rows, int cols) {
@@ -51,8 +54,10 @@ static void next_batch(gan *m, int round) {
 
 static mixp_tensor *fake_of(gan *m) {
     const int64_t shape[2] = { ROWS, NOISE };
-    mixp_tensor *z = mixp_input(m->ctx, MIXP_F32, 2, shape, m->noise);
-    return mixp_linear(m->ctx, mixp_tanh(m->ctx, mixp_linear(m->ctx, z, m->g1, NULL)), m->g2, NULL);
+    mixp_tensor *z = m->draws ? mixp_uniform(m->ctx, MIXP_F32, 2, shape, -1.0, 1.0)
+                              : mixp_input(m->ctx, MIXP_F32, 2, shape, m->noise);
+    z = mixp_linear(m->ctx, mixp_tanh(m->ctx, mixp_linear(m->ctx, z, m->g1, NULL)), m->g2, NULL);
+    return m->bad ? mixp_scale(m->ctx, z, 1e6f) : z;
 }
 
 static mixp_tensor *judged(gan *m, mixp_tensor *x, double label) {
@@ -90,6 +95,30 @@ static void round_of_two_steps(gan *m, int late) {
     learn(m, 1, loss, 1);
 }
 
+/* A step for each network, each repeated if it is skipped. bad[i] 1: the first try of network i overflows. */
+static void round_with_retries(gan *m, const int bad[2]) {
+    mixp_tensor *fake = NULL, *loss = NULL;
+    m->bad = bad[0];
+    do {
+        mixp_step_begin(m->ctx);
+        mixp_zero_grad(m->opt[0]);
+        MIXP_AUTOCAST(m->ctx, MIXP_F16) {
+            MIXP_NO_GRAD(m->ctx) fake = fake_of(m);
+            loss = judges(m, fake);
+        }
+        learn(m, 0, loss, 1);
+        m->bad = 0;
+    } while (mixp_retry(m->scaler[0], 3));
+    m->bad = bad[1];
+    do {
+        mixp_step_begin(m->ctx);
+        mixp_zero_grad(m->opt[1]);
+        MIXP_AUTOCAST(m->ctx, MIXP_F16) loss = judged(m, fake_of(m), 1);
+        learn(m, 1, loss, 1);
+        m->bad = 0;
+    } while (mixp_retry(m->scaler[1], 3));
+}
+
 /* One step for both: the generator runs once. */
 static void round_of_one_step(gan *m) {
     mixp_tensor *fake = NULL, *loss = NULL;
@@ -116,11 +145,17 @@ static double distance(gan *m) {
     return fabs(off[0]) + fabs(off[1]);
 }
 
+static int64_t read_weights(gan *m, float *weights) {
+    mixp_tensor *const all[4] = { m->d1, m->d2, m->g1, m->g2 };
+    int64_t at = 0;
+    int i;
+    for (i = 0; i < 4; at += all[i++]->count) mixp_read(all[i], weights + at, MIXP_F32, all[i]->count);
+    return at;
+}
+
 /* form 0: two steps, two scalers; 1: one scaler; 2: one scaler, one update; 3: one step, two scalers. */
 static void train(int form, float *weights) {
     gan m;
-    mixp_tensor *all[4];
-    int64_t at = 0;
     double before;
     const char *why = "";
     int i;
@@ -133,9 +168,7 @@ static void train(int form, float *weights) {
         else round_of_two_steps(&m, form == 2);
     }
     CHECK(distance(&m) < 0.7 * before);
-    all[0] = m.d1; all[1] = m.d2; all[2] = m.g1; all[3] = m.g2;
-    for (i = 0; i < 4; at += all[i++]->count) mixp_read(all[i], weights + at, MIXP_F32, all[i]->count);
-    CHECK_INT(at, WEIGHTS);
+    CHECK_INT(read_weights(&m, weights), WEIGHTS);
     CHECK_INT(mixp_optimizer_applied(m.opt[0]), ROUNDS);
     CHECK_INT(mixp_optimizer_applied(m.opt[1]), ROUNDS);
     CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_OK);
@@ -151,6 +184,42 @@ static void four_forms_of_one_training(void) {
         train(form, other);
         CHECK(memcmp(first, other, sizeof first) == 0);
     }
+}
+
+/* Trains with retries. Some steps of the networks in `bad` are skipped at first. */
+static void train_with_retries(int scalers, int bad, float *weights) {
+    const int rounds = 30;
+    const char *why = "";
+    gan m;
+    int i, skips = 0;
+    gan_open(&m, scalers);
+    m.draws = 1;
+    for (i = 0; i < rounds; i++) {
+        const int now[2] = { (bad & 1) && i % 10 == 3, (bad & 2) && i % 10 == 5 };
+        next_batch(&m, i);
+        round_with_retries(&m, now);
+        skips += now[1];
+    }
+    CHECK_INT(read_weights(&m, weights), WEIGHTS);
+    for (i = 0; i < 2; i++) CHECK_INT(mixp_optimizer_applied(m.opt[i]), rounds);
+    CHECK_INT(mixp_optimizer_verdict(m.opt[1]).skipped, skips);
+    if (scalers == 2) CHECK_NEAR(mixp_scaler_loss_scale(m.scaler[0]), bad & 1 ? 128.0 : 1024.0, 0);
+    CHECK_INT(mixp_context_error(m.ctx, &why), MIXP_OK);
+    if (*why) printf("  %s\n", why);
+    mixp_context_free(m.ctx);
+}
+
+/* A skipped step of either network is repeated with its own random numbers, and leaves the other network as it
+ * is, with a scaler each and with one for both: the end has the bits of a training without a skip. */
+static void a_step_of_one_network_is_repeated(void) {
+    static float first[WEIGHTS], other[WEIGHTS];
+    int bad, scalers;
+    train_with_retries(2, 0, first);
+    for (scalers = 1; scalers < 3; scalers++)
+        for (bad = 1; bad < 4; bad++) {
+            train_with_retries(scalers, bad, other);
+            CHECK(memcmp(first, other, sizeof first) == 0);
+        }
 }
 
 static void refused(gan *m, mixp_result got, const char *part) {
@@ -195,6 +264,7 @@ static void a_loss_from_before_the_step(void) {
 
 int main(void) {
     RUN(four_forms_of_one_training);
+    RUN(a_step_of_one_network_is_repeated);
     RUN(gradients_of_the_other_must_be_cleared);
     RUN(a_loss_from_before_the_step);
     return test_report();
