@@ -7159,8 +7159,11 @@ inline void write_words(Writer *w, const void *from, int count) {
     }
 }
 
+/* A text of choices begins with this; the number is its format's. */
+const char *const choices_mark = "mixprec products 2:";
+
 inline void write_head(Writer *w, const State *s) {
-    write_text(w, "mixprec products 2: cuBLASLt %zu, capability %d, %d multiprocessors\n",
+    write_text(w, "%s cuBLASLt %zu, capability %d, %d multiprocessors\n", choices_mark,
                cublasLtGetVersion(), s->capability, s->processors);
 }
 
@@ -7249,10 +7252,10 @@ inline bool read_all(State *s, const char *at, int lines) {
 mixp_result choices_read(State *s, const char *text) {
     char head[128];
     Writer w = { head, sizeof head, 0 };
+    const char *after_mark = text;
     int lines = text ? lines_of(text) - 2 : 0;
     if (!text) return MIXP_OK;
-    if (!read_word(&text, "mixprec products 2:") || lines < 0) return MIXP_ERR_FORMAT;
-    text -= strlen("mixprec products 2:");
+    if (!read_word(&after_mark, choices_mark) || lines < 0) return MIXP_ERR_FORMAT;
     write_head(&w, s);
     if (!read_word(&text, head)) return MIXP_ERR_SHAPE;
     s->choices = (Choice *)host_new(s->host, (size_t)(lines + 1) * sizeof *s->choices);

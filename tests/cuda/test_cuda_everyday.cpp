@@ -72,7 +72,7 @@ static void twins(const program *p, const mode *how) {
 /* Quick: every fifth; of the wide programs of test_cuda_everyday_recipes.cpp every tenth. An LSTM's state
  * goes through the host in each step: what a graph has made is not to be read there. */
 static void graphs_replay_every_program(void) {
-    for (int i = 0; i < PROGRAMS; i += !getenv("MIXPREC_TEST_QUICK") ? 1 : PROGRAMS_UNIT > 1 ? 10 : 5) {
+    for (int i = 0; i < program_count; i += !getenv("MIXPREC_TEST_QUICK") ? 1 : PROGRAMS_UNIT > 1 ? 10 : 5) {
         mode how = mode_of(i % 4 == 3 ? MIXP_BF16 : MIXP_F16, 1 + i % 2, i % 3 == 0, i % 3);
         how.parts = 1;
         if (PROGRAMS_UNIT > 1) {
@@ -87,6 +87,7 @@ static void graphs_replay_every_program(void) {
 }
 
 int main(void) {
+    programs_make();
     if (PROGRAMS_UNIT > 1) cudasim::capability_major = 10;      /* has every format but blocks of 128 */
     RUN(graphs_replay_every_program);
     tallies_print();

@@ -1,4 +1,4 @@
-/* all.h - the everyday programs, one row each.
+/* all.h - the everyday programs.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef ALL_PROGRAMS_H
@@ -36,51 +36,86 @@
 #include "neighbours.h"
 #include "pinn.h"
 
-/* The state that an LSTM carries: h, then c. */
-#define LSTM_STATE offsetof(lstm, h), 2 * PARTS * LSTM_ROWS * LSTM_WIDTH
+enum { MOST_PROGRAMS = 64 };
+static program programs[MOST_PROGRAMS];
+static int     program_count;
 
-static const program programs[] = {
-    /* name          its struct, set-up, batch, loss                                     after
-       lr     steps turns scalers parts dropout state                 near offset spared */
-    { "mlp", sizeof(mlp), mlp_open, mlp_batch, mlp_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "lstm", sizeof(lstm), lstm_open, lstm_batch, lstm_loss, lstm_after, 2e-2, 0, 0, 0, 0, 0, LSTM_STATE, 0, 0, 0 },
-    { "rnn", sizeof(rnn), rnn_open, rnn_batch, rnn_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "vit", sizeof(vit), vit_open, vit_batch, vit_loss, NULL, 5e-3, 0, 0, 0, 0, 0, 0, 0, 0.2, 0, 0 },
-    { "bert", sizeof(bert), bert_open, bert_batch, bert_loss, NULL, 5e-3, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0 },
-    { "t5_fill", sizeof(t5), t5_fill_open, t5_batch, t5_loss, NULL, 5e-3, 100, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "t5_where", sizeof(t5), t5_where_open, t5_batch, t5_loss, NULL, 5e-3, 100, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "t5_add", sizeof(t5), t5_add_open, t5_batch, t5_loss, NULL, 5e-3, 100, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "t5_log", sizeof(t5), t5_log_open, t5_batch, t5_loss, NULL, 5e-3, 100, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "t5_fused", sizeof(t5), t5_fused_open, t5_batch, t5_loss, NULL, 5e-3, 100, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "t5_wide", sizeof(t5), t5_wide_open, t5_batch, t5_loss, NULL, 5e-3, 100, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "vae", sizeof(vae), vae_open, vae_batch, vae_loss, NULL, 1e-2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0 },
-    { "gan", sizeof(gan), gan_open, gan_batch, gan_loss, NULL, 3e-3, 0, 2, 2, 0, 1, 0, 0, 0.5, 0, 0 },
-    { "actor_critic", sizeof(actor_critic), actor_critic_open, actor_critic_batch, actor_critic_loss, NULL,
-      1e-2, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0 },
-    { "dqn", sizeof(dqn), dqn_open, dqn_batch, dqn_loss, dqn_after, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "moe", sizeof(moe), moe_open, moe_batch, moe_loss, NULL, 3e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "graph", sizeof(graph), graph_open, graph_batch, graph_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "diffusion", sizeof(diffusion), diffusion_open, diffusion_batch, diffusion_loss, NULL, 1e-2,
-      0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "contrastive", sizeof(contrastive), contrastive_open, contrastive_batch, contrastive_loss, NULL, 1e-2,
-      0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "gpt", sizeof(gpt), gpt_open, gpt_batch, gpt_loss, NULL, 1e-2, 0, 0, 0, 4, 1, 0, 0, 0, 0, 0 },
-    { "logits", sizeof(logits), logits_open, logits_batch, logits_loss, NULL, 1e-1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "lora", sizeof(lora), lora_open, lora_batch, lora_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "two_tasks", sizeof(two_tasks), two_tasks_open, two_tasks_batch, two_tasks_loss, NULL, 1e-2,
-      0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "pascals", sizeof(pascals), pascals_open, pascals_batch, pascals_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0 },
-    { "gemma", sizeof(gemma), gemma_open, gemma_batch, gemma_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "year", sizeof(year), year_open, year_batch, year_loss, NULL, 3e-3, 200, 0, 0, 0, 0, 0, 0, 0.01, 1, 0 },
-    { "deep", sizeof(deep), deep_open, deep_batch, deep_loss, NULL, 3e-3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "modern", sizeof(modern), modern_open, modern_batch, modern_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "distil", sizeof(distil), distil_open, distil_batch, distil_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "density", sizeof(density), density_open, density_batch, density_loss, NULL, 3e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "ranking", sizeof(ranking), ranking_open, ranking_batch, ranking_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "sound", sizeof(sound), sound_open, sound_batch, sound_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4 },
-    { "codebook", sizeof(codebook), codebook_open, codebook_batch, codebook_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "neighbours", sizeof(neighbours), neighbours_open, neighbours_batch, neighbours_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-    { "pinn", sizeof(pinn), pinn_open, pinn_batch, pinn_loss, NULL, 1e-2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-};
-enum { PROGRAMS = sizeof programs / sizeof programs[0] };
+/* Adds a program. All that it has besides is 0, for the caller to set. */
+static program *program_add(const char *name, size_t size, void (*open)(session *), void (*batch)(session *),
+                            mixp_tensor *(*loss)(session *, int, int), double lr) {
+    program *p = &programs[program_count++];
+    p->name = name;
+    p->size = size;
+    p->open = open;
+    p->batch = batch;
+    p->loss = loss;
+    p->lr = lr;
+    return p;
+}
+#define PROGRAM(name, lr) program_add(#name, sizeof(name), name##_open, name##_batch, name##_loss, lr)
+
+/* A form of t5.h's model. */
+static void program_add_t5(const char *name, void (*open)(session *))
+{ program_add(name, sizeof(t5), open, t5_batch, t5_loss, 5e-3)->steps = 100; }
+
+static void programs_of_sequences(void) {
+    program *p = PROGRAM(lstm, 2e-2);
+    p->after = lstm_after;
+    p->state_at = offsetof(lstm, h);
+    p->state = 2 * PARTS * LSTM_ROWS * LSTM_WIDTH;      /* h, then c */
+    PROGRAM(rnn, 1e-2);
+    PROGRAM(vit, 5e-3)->near = 0.2;
+    PROGRAM(bert, 5e-3)->dropout = 1;
+    program_add_t5("t5_fill", t5_fill_open);
+    program_add_t5("t5_where", t5_where_open);
+    program_add_t5("t5_add", t5_add_open);
+    program_add_t5("t5_log", t5_log_open);
+    program_add_t5("t5_fused", t5_fused_open);
+    program_add_t5("t5_wide", t5_wide_open);
+    p = PROGRAM(gpt, 1e-2);
+    p->parts = 4;
+    p->dropout = 1;
+    PROGRAM(logits, 1e-1);
+    PROGRAM(lora, 1e-2);
+    PROGRAM(gemma, 1e-2);
+    PROGRAM(modern, 1e-2);
+    PROGRAM(sound, 1e-2)->spared = 4;
+}
+
+static void programs_of_several_networks(void) {
+    program *p = PROGRAM(gan, 3e-3);
+    p->turns = p->scalers = 2;
+    p->dropout = 1;
+    p->near = 0.5;
+    p = PROGRAM(actor_critic, 1e-2);
+    p->turns = 2;
+    p->scalers = 1;
+    PROGRAM(dqn, 1e-2)->after = dqn_after;
+    PROGRAM(distil, 1e-2);
+}
+
+/* Fills the table. main calls it first. */
+static void programs_make(void) {
+    program *p;
+    PROGRAM(mlp, 1e-2);
+    programs_of_sequences();
+    programs_of_several_networks();
+    PROGRAM(vae, 1e-2)->dropout = 1;
+    PROGRAM(moe, 3e-2);
+    PROGRAM(graph, 1e-2);
+    PROGRAM(diffusion, 1e-2);
+    PROGRAM(contrastive, 1e-2);
+    PROGRAM(two_tasks, 1e-2);
+    PROGRAM(pascals, 1e-2)->offset = 1;
+    p = PROGRAM(year, 3e-3);
+    p->steps = 200;
+    p->near = 0.01;
+    p->offset = 1;
+    PROGRAM(deep, 3e-3);
+    PROGRAM(density, 3e-2);
+    PROGRAM(ranking, 1e-2);
+    PROGRAM(codebook, 1e-2);
+    PROGRAM(neighbours, 1e-2);
+    PROGRAM(pinn, 1e-2);
+}
 #endif

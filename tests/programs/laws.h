@@ -64,7 +64,7 @@ static int is_known(const program *p, enum law law) {
 }
 
 /* How many cells break a law, and what the first of them was. */
-static struct tally { int cells; char first[700]; } tallies[PROGRAMS][LAW_COUNT];
+static struct tally { int cells; char first[700]; } tallies[MOST_PROGRAMS][LAW_COUNT];
 
 static void broke(const program *p, const mode *how, enum law law, const char *format, ...) {
     struct tally *t = &tallies[p - programs][law];
@@ -82,7 +82,7 @@ static void broke(const program *p, const mode *how, enum law law, const char *f
     do { if (!(condition)) { broken++; broke(p, how, LAW_##law, __VA_ARGS__); } } while (0)
 
 static void tallies_print(void) {
-    for (int i = 0; i < PROGRAMS; i++)
+    for (int i = 0; i < program_count; i++)
         for (int law = 0; law < LAW_COUNT; law++) {
             const struct tally *t = &tallies[i][law];
             if (t->cells)

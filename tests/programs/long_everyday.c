@@ -23,7 +23,7 @@ static void all_modes(const program *p, mixp_dtype dtype) {
 }
 
 static void guards_never_make_worse(void) {
-    for (int i = 0; i < PROGRAMS; i++) {
+    for (int i = 0; i < program_count; i++) {
         if (!asked_for(&programs[i])) continue;
         all_modes(&programs[i], MIXP_F16);
         all_modes(&programs[i], MIXP_BF16);
@@ -31,7 +31,7 @@ static void guards_never_make_worse(void) {
 }
 
 static void resumed_runs_have_the_same_bits(void) {
-    for (int i = 0; i < PROGRAMS; i++)
+    for (int i = 0; i < program_count; i++)
         for (int k = 0; k < 8 && asked_for(&programs[i]); k++) {
             mode how = mode_of(k == 7 ? MIXP_BF16 : MIXP_F16, 1 + k % 3, k % RULES, k % 3);
             how.retry = k % 2;
@@ -41,7 +41,7 @@ static void resumed_runs_have_the_same_bits(void) {
 }
 
 static void ranks_have_the_same_bits(void) {
-    for (int i = 0; i < PROGRAMS; i++)
+    for (int i = 0; i < program_count; i++)
         for (int k = 0; k < 8 && asked_for(&programs[i]); k++) {
             mode how = mode_of(k == 7 ? MIXP_BF16 : MIXP_F16, 1 + k % 3, k % RULES, k % 3);
             how.retry = k % 2;
@@ -71,7 +71,7 @@ static void no_site_is_imprecise(const program *p, mode how, int steps) {
 }
 
 static void a_clean_vit_is_precise(void) {
-    for (int i = 0; i < PROGRAMS; i++) {
+    for (int i = 0; i < program_count; i++) {
         if (strcmp(programs[i].name, "vit") || !asked_for(&programs[i])) continue;
         for (int k = 0; k < 8; k++)     /* sampled in one step of 16, and in each step */
             no_site_is_imprecise(&programs[i], mode_of(k & 1 ? MIXP_BF16 : MIXP_F16, 1 + (k >> 1 & 1), 0,
@@ -80,6 +80,7 @@ static void a_clean_vit_is_precise(void) {
 }
 
 int main(void) {
+    programs_make();
     RUN(guards_never_make_worse);
     RUN(resumed_runs_have_the_same_bits);
     RUN(ranks_have_the_same_bits);

@@ -64,16 +64,17 @@ typedef struct program {
     void        (*open)(session *s);                    /* makes and initialises the parameters  */
     void        (*batch)(session *s);                   /* fills the batch                       */
     mixp_tensor *(*loss)(session *s, int turn, int training);
-    void        (*after)(session *s, int turn);         /* after an update; NULL: nothing        */
     double      lr;
+    void        (*after)(session *s, int turn);         /* after an update; NULL: nothing        */
     int         steps;                                  /* 0: 60                                 */
     int         turns, scalers;                         /* networks with an optimizer of their own, and
                                                            how many scalers they have; 0: 1      */
     int         parts;                                  /* micro-batches of a step; 0: 1         */
     int         dropout;                                /* 1: training is random                 */
-    size_t state_at; /* floats of its struct that must be saved with */
-    int         state;                                  /* a checkpoint, and how many            */
-    double near; /* a guarded run's loss exceeds f32's by at most
+    size_t      state_at;                               /* where its struct has floats that a checkpoint
+                                                           must hold, and how many               */
+    int         state;
+    double      near;                                   /* a guarded run's loss exceeds f32's by at most
                                                            that share of the way that it went; 0: 0.15 */
     int         offset;                                 /* 1: its numbers vary little beside their size:
                                                            low dtypes lose what they tell */

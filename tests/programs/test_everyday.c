@@ -16,7 +16,7 @@ static const mode quick_modes[] = {
 };
 
 static void guards_never_make_worse(void) {
-    for (int i = 0; i < PROGRAMS; i++) {
+    for (int i = 0; i < program_count; i++) {
         if (!asked_for(&programs[i])) continue;
         for (size_t k = 0; k < sizeof quick_modes / sizeof quick_modes[0]; k++)
             hold_pair(&programs[i], &quick_modes[k]);
@@ -24,14 +24,14 @@ static void guards_never_make_worse(void) {
 }
 
 static void resumed_runs_have_the_same_bits(void) {
-    for (int i = 0; i < PROGRAMS; i++) {
+    for (int i = 0; i < program_count; i++) {
         mode how = quick_modes[i % 4];
         if (asked_for(&programs[i])) hold_resume(&programs[i], &how, 10 + 3 * i % 25);
     }
 }
 
 static void ranks_have_the_same_bits(void) {
-    for (int i = 0; i < PROGRAMS; i++) {
+    for (int i = 0; i < program_count; i++) {
         mode how = mode_of(i % 5 ? MIXP_F16 : MIXP_BF16, 1 + i % 3, i % 2, 1);
         how.evaluate = i % 3 ? 0 : 7;
         if (asked_for(&programs[i])) hold_ranks(&programs[i], &how);
@@ -69,7 +69,7 @@ static double flushed_in_f32(const program *p) {
 static void warnings_are_true(void) {
     truths t;
     int    all = 0;
-    for (int i = 0; i < PROGRAMS; i++) {
+    for (int i = 0; i < program_count; i++) {
         const program *p = &programs[i];
         if (!asked_for(p)) continue;
         for (int level = 1; level <= 2; level++) {
@@ -84,6 +84,7 @@ static void warnings_are_true(void) {
 }
 
 int main(void) {
+    programs_make();
     RUN(guards_never_make_worse);
     RUN(resumed_runs_have_the_same_bits);
     RUN(ranks_have_the_same_bits);

@@ -80,7 +80,7 @@ static int hold_recipe(const program *p, mode *how, yardstick y, const outcome *
 static void every_program_in_every_recipe(void) {
     static outcome bf16;
     const int      quick = getenv("MIXPREC_TEST_QUICK") != NULL, step = quick ? N_RECIPES : 1;
-    for (int i = 0; i < PROGRAMS; i += quick ? 3 : 1) {
+    for (int i = 0; i < program_count; i += quick ? 3 : 1) {
         const program *p = &programs[i];
         const mode     how = mode_of(MIXP_BF16, 1, 0, 0);
         if (!asked_for(p)) continue;
@@ -93,6 +93,7 @@ static void every_program_in_every_recipe(void) {
 }
 
 int main(void) {
+    programs_make();
     RUN(every_program_in_every_recipe);
     return everyday_report();
 }
