@@ -387,14 +387,28 @@ static void change(const char *path, int32_t state) {
     if (f) fclose(f);
 }
 
-static void resume(void) {
-    plan p = plan_of(MIXP_RECIPE_FP8_CURRENT, 1);
-    net n = net_new(&p, NULL);
+/* An evaluation with large values; returns the products of it that fell back. */
+static int64_t evaluate(net *n) {
+    static float x[ROWS * WIDTH];
+    const int64_t shape[2] = { ROWS, WIDTH }, fallen = mixp_autocast_recipe_counts(n->ctx).fallen;
+    fill_x(x, 1e6f, 1e3f, 5);
+    CHECK_INT(mixp_eval_begin(n->ctx), MIXP_OK);
+    MIXP_AUTOCAST(n->ctx, MIXP_BF16)
+        CHECK(mixp_linear(n->ctx, mixp_input(n->ctx, MIXP_F32, 2, shape, x), n->w[0], NULL) != NULL);
+    return mixp_autocast_recipe_counts(n->ctx).fallen - fallen;
+}
+
+static void resume_of(mixp_recipe_kind kind) {
+    plan p = plan_of(kind, 1);
+    net n;
     static float one[WIDTH * WIDTH], two[WIDTH * WIDTH];
     char path[64];
-    mixp_checkpoint c = checkpoint_of(&n);
-    int64_t fallen;
+    mixp_checkpoint c;
+    int64_t fallen, evaluated = 0;
     int step;
+    p.recipe.most_recent = 1;
+    n = net_new(&p, NULL);
+    c = checkpoint_of(&n);
     snprintf(path, sizeof path, "/tmp/mixprec_fallback.%d", (int)getpid());
     for (step = 0; step < 9; step++) net_step(&n, &p, p.outlier, 7);
     CHECK_INT(mixp_checkpoint_save(path, &c), MIXP_OK);
@@ -407,8 +421,11 @@ static void resume(void) {
     n = net_new(&p, NULL);
     c = checkpoint_of(&n);
     CHECK_INT(mixp_checkpoint_load(path, &c), MIXP_OK);
-    for (step = 9; step < 40; step++) net_step(&n, &p, 0.02f, 7);
-    CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen, fallen);
+    for (step = 9; step < 40; step++) {
+        net_step(&n, &p, 0.02f, 7);
+        if (step % 7 == 0) evaluated += evaluate(&n);   /* changes no bit of the training */
+    }
+    CHECK_INT(mixp_autocast_recipe_counts(n.ctx).fallen - evaluated, fallen);
     mixp_read(n.w[0], two, MIXP_F32, WIDTH * WIDTH);
     CHECK(memcmp(one, two, sizeof one) == 0);
     change(path, 1 << 30);
@@ -423,6 +440,12 @@ static void resume(void) {
     CHECK_INT(mixp_context_error(n.ctx, NULL), MIXP_OK);
     mixp_context_free(n.ctx);
     remove(path);
+}
+
+/* With delayed scaling, the scales of an operand that has fallen back are resumed as well. */
+static void resume(void) {
+    resume_of(MIXP_RECIPE_FP8_CURRENT);
+    resume_of(MIXP_RECIPE_FP8_DELAYED);
 }
 
 /* --- ranks ------------------------------------------------------------------------------------ */

@@ -343,6 +343,106 @@ static void stochastic(void) {
     mixp_context_free(ctx);
 }
 
+/* --- the statistics of stochastic rounding ---
+ * For a value x between its neighbours low and high, p = (x - low) / (high - low) of the roundings go up; u = (up - p)
+ * / sqrt(p (1 - p)) has mean 0 and variance 1. Each sum below, divided by its standard deviation, is a normal number
+ * where rounding is right: it exceeds 5.5 with probability 4e-8, and one of the 24 with 1e-6. */
+
+enum { ROUNDS = 12 };
+static double above[COUNT], u_now[COUNT], u_last[COUNT], u_other[COUNT];
+
+/* Values in blocks of 16 whose largest, 6, gives the scales 1: each is then on its own scale. */
+static void fill_between(void) {
+    static const double steps[8] = { 0, 0.5, 1, 1.5, 2, 3, 4, 6 };
+    int i;
+    for (i = 0; i < COUNT; i++) {
+        const double share = 0.05 + 0.9 * (double)mixp_random_at(77, (uint64_t)i) / 4294967296.0;
+        const int at = (int)(mixp_random_at(78, (uint64_t)i) % 7u);
+        source[i] = (float)(steps[at] + share * (steps[at + 1] - steps[at]));
+        if (mixp_random_at(79, (uint64_t)i) & 1u) source[i] = -source[i];
+        above[i] = (fabs((double)source[i]) - steps[at]) / (steps[at + 1] - steps[at]);
+        if (i % 16 == 0) source[i] = 6.0f;
+    }
+}
+
+/* u of each value in u; 0 of the blocks' largest, which are on the grid. */
+static void round_once(const mixp_exec *x, uint64_t seed, uint64_t step, uint64_t tensor, double *u) {
+    mixp_quantise_args k = args_of(&plans[10], 0);
+    float decode = 0;
+    int i;
+    k.stochastic = 1;
+    k.seed = seed;
+    k.step = step;
+    k.tensor = tensor;
+    CHECK_INT(mixp_quantise(x, &k, &decode), MIXP_OK);
+    for (i = 0; i < COUNT; i++) {
+        const double a = fabs((double)source[i]), y = fabs((double)(mixp_f32_from_bf16(got[i]) * decode));
+        u[i] = 0;
+        if (i % 16) u[i] = ((y > a) - above[i]) / sqrt(above[i] * (1 - above[i]));
+        else CHECK_NEAR(y, 6.0, 1e-6);
+    }
+}
+
+/* Sums of u v, and the number of their terms. v: of the element `lag` further on. */
+typedef struct moments { double sum; int64_t n; } moments;
+static void add_products(moments *m, const double *u, const double *v, int lag) {
+    int i;
+    for (i = 0; i + lag < COUNT; i++) {
+        m->sum += u[i] * v[i + lag];
+        m->n += i % 16 && (i + lag) % 16;
+    }
+}
+
+static void is_normal(const char *what, double sum, double variance) {
+    const double z = sum / sqrt(variance);
+    if (!(fabs(z) < 5.5)) printf("  %s: %.2f standard deviations\n", what, z);
+    CHECK(fabs(z) < 5.5);
+}
+
+static void statistics(void) {
+    static const int lags[18] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 17, 31, 33, 63, 65, COLS - 1, COLS, COLS + 1 };
+    mixp_context *one = context(1), *four = context(4);
+    moments by_lag[18], steps = { 0, 0 }, tensors = { 0, 0 }, seeds = { 0, 0 };
+    double mean = 0, squares = 0, spread = 0, low = 0, low_n = 0;
+    int64_t n = 0;
+    int round, i, k;
+    memset(by_lag, 0, sizeof by_lag);
+    fill_between();
+    for (round = 0; round < ROUNDS; round++) {
+        round_once(mixp_context_exec(four), 1, (uint64_t)round, 2, u_now);
+        memcpy(again, got, sizeof got);
+        round_once(mixp_context_exec(one), 1, (uint64_t)round, 2, u_other);
+        CHECK(memcmp(again, got, sizeof got) == 0);     /* at any number of threads */
+        for (i = 0; i < COUNT; i++) {
+            const double p = above[i], u = u_now[i];
+            if (i % 16 == 0) continue;
+            n++;
+            mean += u;
+            squares += u * u - 1;
+            spread += 1 / (p * (1 - p)) - 4;            /* the variance of u^2 */
+            if (fabs((double)source[i]) >= 1) continue;
+            low += u;                                   /* e2m1 has a step of its own below 1 */
+            low_n++;
+        }
+        for (k = 0; k < 18; k++) add_products(&by_lag[k], u_now, u_now, lags[k]);
+        if (round) add_products(&steps, u_now, u_last, 0);
+        round_once(mixp_context_exec(one), 1, (uint64_t)round, 3, u_other);
+        add_products(&tensors, u_now, u_other, 0);
+        round_once(mixp_context_exec(one), 2, (uint64_t)round, 2, u_other);
+        add_products(&seeds, u_now, u_other, 0);
+        memcpy(u_last, u_now, sizeof u_now);
+    }
+    is_normal("the mean", mean, (double)n);
+    is_normal("the mean of numbers below 1", low, low_n);
+    is_normal("the variance", squares, spread);
+    for (k = 0; k < 18; k++) is_normal("neighbours", by_lag[k].sum, (double)by_lag[k].n);
+    is_normal("steps", steps.sum, (double)steps.n);
+    is_normal("tensors", tensors.sum, (double)tensors.n);
+    is_normal("seeds", seeds.sum, (double)seeds.n);
+    mixp_context_free(one);
+    mixp_context_free(four);
+}
+
 /* Entry i, j of the transform: the sign of row i, times -1 to the number of common bits of i and j,
  * divided by 4. */
 static double hadamard_entry(int i, int j) {
@@ -732,13 +832,94 @@ static void products(void) {
     linear_of(&r, &nv1, 0);
 }
 
+/* The gradients of x and w, for a dy whose blocks of 16 rows, and of 16 columns, each have the largest magnitude 1. */
+static void gradients_of(mixp_context *ctx, mixp_tensor *w, float *dx, float *dw) {
+    const int64_t xs_shape[2] = { M, K }, dys_shape[2] = { M, N };
+    mixp_tensor *x = mixp_input(ctx, MIXP_F32, 2, xs_shape, xs), *y = NULL;
+    mixp_tensor_set_requires_grad(x, 1);
+    w->grad = NULL;
+    MIXP_AUTOCAST(ctx, MIXP_BF16) y = mixp_linear(ctx, x, w, NULL);
+    y = mixp_mul(ctx, y, mixp_input(ctx, MIXP_F32, 2, dys_shape, dys));
+    CHECK_INT(mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0)), MIXP_OK);
+    mixp_read(x->grad, dx, MIXP_F32, M * K);
+    mixp_read(w->grad, dw, MIXP_F32, N * K);
+}
+
+/* NVFP4's gradient of a weight is right in the mean of many steps, and rounds otherwise in each step, in each
+ * micro-batch, and for each of the products that read dy. Its 4,000 sums deviate by 5.5 standard deviations with
+ * probability 5e-4; the mean of their squares has the deviation 0.02. */
+static void unbiased(void) {
+    enum { TIMES = 120, SOME = 4000 };
+    static float dx[2][M * K], dw[2][N * K];
+    static double sum[SOME], square[SOME];
+    mixp_context *ctx = context(1);
+    mixp_recipe r = recipe_of(MIXP_RECIPE_NVFP4);
+    const int64_t ws_shape[2] = { N, K };
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, ws_shape);
+    double all = 0;
+    int i, t, j, m, counted = 0;
+    r.no_hadamard = 1;
+    fill_low(xs, M * K, 1, 1.0);
+    fill_low(ws, N * K, 3, 0.02);
+    for (i = 0; i < M * N; i++) {
+        const double v = (double)mixp_random_at(5, (uint64_t)i) / 4294967296.0 - 0.5;
+        dys[i] = mixp_f32_from_bf16(mixp_bf16_from_f32((float)v));
+        if (i / N % 16 == i % N % 16) dys[i] = v < 0 ? -1.0f : 1.0f;
+    }
+    operand(xs, M, K, &plans[11], 0, qx);
+    memset(sum, 0, sizeof sum);
+    memset(square, 0, sizeof square);
+    mixp_write(w, ws, MIXP_F32, N * K);
+    CHECK_INT(mixp_autocast_set_recipe(ctx, &r), MIXP_OK);
+    for (t = 0; t < TIMES; t++) {
+        mixp_step_begin(ctx);
+        gradients_of(ctx, w, dx[t & 1], dw[t & 1]);
+        if (t) CHECK(memcmp(dx[0], dx[1], sizeof dx[0]) != 0 && memcmp(dw[0], dw[1], sizeof dw[0]) != 0);
+        for (i = 0; i < SOME; i++) {
+            sum[i] += (double)dw[t & 1][i * 23];
+            square[i] += (double)dw[t & 1][i * 23] * (double)dw[t & 1][i * 23];
+        }
+    }
+    for (i = 0; i < SOME; i++) {
+        const double mean = sum[i] / TIMES, variance = (square[i] / TIMES - mean * mean) / (TIMES - 1);
+        double exact = 0, z;
+        j = i * 23;
+        for (m = 0; m < M; m++) exact += (double)dys[m * N + j / K] * qx[m * K + j % K];
+        if (variance < 1e-12) continue;
+        z = (mean - exact) / sqrt(variance);
+        all += z * z;
+        counted++;
+        if (!(fabs(z) < 5.5)) printf("  dw[%d]: %.2f standard deviations\n", j, z);
+        CHECK(fabs(z) < 5.5);
+    }
+    CHECK(counted > SOME / 2);
+    CHECK_NEAR(all / counted, 1.0, 0.1);
+    mixp_step_begin(ctx);           /* two micro-batches of one step */
+    for (t = 0; t < 2; t++) gradients_of(ctx, w, dx[t], dw[t]);
+    CHECK(memcmp(dx[0], dx[1], sizeof dx[0]) != 0);
+    mixp_context_free(ctx);
+}
+
+static int heard;
+static void hear(const char *message, void *user) {
+    (void)message;
+    (void)user;
+    heard++;
+}
+
 /* Applies linears of these widths to 64 rows, in a block; returns the counts. */
 static mixp_recipe_counts counted(const mixp_recipe *recipe, const int *widths, int n, int64_t rows) {
-    mixp_context *ctx = context(1);
+    mixp_context_desc desc;
+    mixp_context *ctx;
     mixp_recipe_counts counts;
     mixp_tensor *w[8], *x;
     int64_t shape[2];
     int i, pass;
+    memset(&desc, 0, sizeof desc);
+    desc.threads = 1;
+    desc.on_warning = hear;
+    ctx = mixp_context_new(&desc);
+    heard = 0;
     for (i = 0; i + 1 < n; i++) {
         char name[16];
         snprintf(name, sizeof name, "w%d", i);
@@ -758,6 +939,7 @@ static mixp_recipe_counts counted(const mixp_recipe *recipe, const int *widths, 
         MIXP_AUTOCAST(ctx, MIXP_F32) (void)mixp_linear(ctx, x, mixp_param(ctx, "f", MIXP_F32, 2, shape), NULL);
     }
     counts = mixp_autocast_recipe_counts(ctx);
+    CHECK_INT(heard, counts.unfit != 0);        /* once, in two steps of several linears */
     if (counts.unfit) {
         char size[32];
         snprintf(size, sizeof size, "%d, %d and %d", (int)rows, (int)counts.unfit_sizes[1], (int)counts.unfit_sizes[2]);
@@ -995,11 +1177,13 @@ int main(void) {
     RUN(every_bf16);
     RUN(recorded);
     RUN(stochastic);
+    RUN(statistics);
     RUN(hadamard);
     RUN(instruction_sets);
     RUN(quantiser_refuses);
     RUN(products);
     RUN(switches);
+    RUN(unbiased);
     RUN(counts);
     RUN(nested_counts);
     RUN(refused);
