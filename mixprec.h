@@ -3559,12 +3559,12 @@ typedef struct mixp_context_desc {
  *     MXFP8, NVFP4               10.0 and up, cuBLASLt 12.8
  *
  * mixprec asks cuBLASLt once for each shape. A product that cuBLASLt refuses stays a bf16 product;
- * mixp_context_gemm_count counts both kinds. The operands have the same values either way, but the
- * sums may round more: on capability 9.0 the tensor cores keep about 14 bits of fp8 sums between
- * additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in bf16 keeps, becomes NaN. Codes and
- * scales take scratch memory: about 1 byte for each element of both operands. Keep narrow_products
- * off until you have measured it on your GPU: it was tested only on a simulation of cuBLASLt. The
- * CPU ignores it. */
+ * one warning names the first, and mixp_context_gemm_count counts both kinds. The operands have the
+ * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
+ * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in
+ * bf16 keeps, becomes NaN. Codes and scales take scratch memory: about 1 byte for each element of
+ * both operands. Keep narrow_products off until you have measured it on your GPU: it was tested
+ * only on a simulation of cuBLASLt. The CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
  * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. A CPU ignores both
@@ -3632,6 +3632,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
+ * - narrow_products is set, but cuBLASLt has no such product: see NARROW PRODUCTS.
  * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
  *   mixp_step_begin or mixp_eval_begin gives this warning.
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,
@@ -3862,15 +3863,17 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
 
 /* --- recipes: products below 16 bits -------------------------------------------------------- *
  *
- * A recipe says how the operands of mixp_linear's three products (result, gradient of the input,
- * gradient of the weight) are quantised. A quantised operand is a bf16 array of decoded values,
- * which bf16 holds exactly; the product is the bf16 product with f32 sums. The numbers are
- * therefore those of exact fp8 or fp4 products, on every processor. By itself a recipe saves no
- * time: it shows what a format does to training. Some GPUs multiply the codes themselves, on
- * request: see NARROW PRODUCTS below mixp_context_desc. A recipe saves memory on request; see
- * CODES. On the CPU a parameter keeps its quantised values, 2 bytes for each element, or 4 where
- * its products need other blocks (MXFP8 without w_2d; no_2d), until it is written. See the field
- * recipe of mixp_autocast.
+ * A recipe quantises the operands of mixp_linear's three products: x, the input; w, the weight; and
+ * dy, the gradient of the result. The products are the result, from x and w; the gradient of x,
+ * from dy and w; and the gradient of w, from dy and x. A quantised operand is a bf16 array of
+ * decoded values, which bf16 holds exactly; the product is the bf16 product with f32 sums. The
+ * numbers are therefore those of exact fp8 or fp4 products, on every processor.
+ *
+ * By itself a recipe saves no time: it shows what a format does to training. On request some GPUs
+ * multiply the codes themselves: see NARROW PRODUCTS below mixp_context_desc. On request a recipe
+ * saves memory: see CODES. On the CPU a parameter keeps its quantised values until the parameter is
+ * written: 2 bytes for each element, or 4 if its two products need different blocks (MXFP8 without
+ * w_2d; FP8_BLOCK and NVFP4 with no_2d).
  *
  * A training loop in NVFP4, whose first linear stays bf16, under a guard:
  *
@@ -3888,19 +3891,22 @@ MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
  *         mixp_optimizer_step(opt);
  *     }
  *
- * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. mixp_autocast_recipe_-
- * counts says what ran in what; the first linear whose sizes do not fit is a warning by name. With
- * the guard, an operand that the format cannot hold (outlier channels) falls back to bf16, with an
- * event; see FALLBACK below. Without a guard nothing is measured.
+ * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. A linear whose sizes do
+ * not fit stays bf16; one warning names the first such linear. To see how many linears were
+ * quantised, call mixp_autocast_recipe_counts. With a guard, an operand that the format cannot hold
+ * (outlier channels) falls back to bf16, with an event; see FALLBACK below. Without a guard nothing
+ * is measured.
  *
  *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
  *     mean relative error  e4m3      0.023            0.94
  *                          e5m2      0.045 to 0.052
- *                          e2m1      0.19 to 0.41     0.95
+ *                          e2m1      0.18 to 0.41     0.94
  *     loss after 200 steps           bf16 0.003       fp8 0.56; with the guard 0.006
  *
- * Operands are quantised from bf16, as autocast casts them. Norms, attention, softmax, losses,
- * embeddings and biases do not change. Master weights and gradients of weights stay f32.
+ * A block "along the sum" lies along the dimension over which its product adds. An operand of two
+ * products is quantised for each of them, from bf16, as autocast casts it. Norms, attention,
+ * softmax, losses, embeddings and biases do not change. Master weights and gradients of weights
+ * stay f32.
  */
 typedef enum mixp_recipe_kind {
     MIXP_RECIPE_NONE,
@@ -3925,7 +3931,8 @@ typedef enum mixp_recipe_kind {
     MIXP_RECIPE_COUNT
 } mixp_recipe_kind;
 
-/* Zero is the source's default in every field. A flag that the kind does not use is ignored.
+/* Zero is the source's default in every field. A kind before a colon is the only one that uses the
+ * field; the others ignore it. "block" is FP8_BLOCK.
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
  * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
@@ -14653,6 +14660,7 @@ struct mixp_context {
     int            scale_asked; /* 1: the program has read or set a loss scale              */
     int            epilogues;   /* epilogues of the description                             */
     int            narrow;      /* narrow_products, and the device has them                 */
+    int            wide_told;   /* 1: a warning has said that one stays a bf16 product      */
 };
 
 /* --- a block of the caller's ------------------------------------------------------------- *
@@ -19584,17 +19592,35 @@ static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
            rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
 }
 
+/* Warns, once a context, of a product that stays bf16 although narrow products were asked for. */
+static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k) {
+    if (c->ctx->wide_told) return;
+    c->ctx->wide_told = 1;
+    mixpi_warn(c->ctx,
+               "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x "
+               "%.0f x %.0f for mixp_linear '%.63s', because of the GPU's capability, the "
+               "library's version or the sizes. It stays a bf16 product. mixp_context_gemm_count "
+               "counts both kinds; see NARROW PRODUCTS at mixp_context_desc",
+               mixp_dtype_name(k->a.element), mixp_dtype_name(k->b.element), (double)k->gemm.m,
+               (double)k->gemm.n, (double)k->gemm.k, c->in[1]->name);
+}
+
 /* Runs g. one, other: its quantised operands a and b, in either order. */
 static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
                                         const mixpi_quantised *one, const mixpi_quantised *other) {
     mixp_gemm_narrow_args k;
+    mixp_result r;
+    int64_t before;
     int first;
     if (one->high || !c->ctx->narrow) return MIXPI_RUN(c, gemm, g);
     first = g->a.data == one->y->data;
     k.gemm = *g;
     k.a = first ? one->how : other->how;
     k.b = first ? other->how : one->how;
-    return MIXPI_RUN(c, gemm_narrow, &k);
+    before = mixp_context_gemm_count(c->ctx).narrow;
+    r = MIXPI_RUN(c, gemm_narrow, &k);
+    if (r == MIXP_OK && mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
+    return r;
 }
 
 /* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones

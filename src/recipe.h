@@ -2,15 +2,17 @@
 #include "kernels.h"
 /* --- recipes: products below 16 bits -------------------------------------------------------- *
  *
- * A recipe says how the operands of mixp_linear's three products (result, gradient of the input,
- * gradient of the weight) are quantised. A quantised operand is a bf16 array of decoded values,
- * which bf16 holds exactly; the product is the bf16 product with f32 sums. The numbers are
- * therefore those of exact fp8 or fp4 products, on every processor. By itself a recipe saves no
- * time: it shows what a format does to training. Some GPUs multiply the codes themselves, on
- * request: see NARROW PRODUCTS below mixp_context_desc. A recipe saves memory on request; see
- * CODES. On the CPU a parameter keeps its quantised values, 2 bytes for each element, or 4 where
- * its products need other blocks (MXFP8 without w_2d; no_2d), until it is written. See the field
- * recipe of mixp_autocast.
+ * A recipe quantises the operands of mixp_linear's three products: x, the input; w, the weight; and
+ * dy, the gradient of the result. The products are the result, from x and w; the gradient of x,
+ * from dy and w; and the gradient of w, from dy and x. A quantised operand is a bf16 array of
+ * decoded values, which bf16 holds exactly; the product is the bf16 product with f32 sums. The
+ * numbers are therefore those of exact fp8 or fp4 products, on every processor.
+ *
+ * By itself a recipe saves no time: it shows what a format does to training. On request some GPUs
+ * multiply the codes themselves: see NARROW PRODUCTS below mixp_context_desc. On request a recipe
+ * saves memory: see CODES. On the CPU a parameter keeps its quantised values until the parameter is
+ * written: 2 bytes for each element, or 4 if its two products need different blocks (MXFP8 without
+ * w_2d; FP8_BLOCK and NVFP4 with no_2d).
  *
  * A training loop in NVFP4, whose first linear stays bf16, under a guard:
  *
@@ -28,19 +30,22 @@
  *         mixp_optimizer_step(opt);
  *     }
  *
- * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. mixp_autocast_recipe_-
- * counts says what ran in what; the first linear whose sizes do not fit is a warning by name. With
- * the guard, an operand that the format cannot hold (outlier channels) falls back to bf16, with an
- * event; see FALLBACK below. Without a guard nothing is measured.
+ * Begin with FP8_CURRENT or MXFP8: both have no state, and train like bf16. A linear whose sizes do
+ * not fit stays bf16; one warning names the first such linear. To see how many linears were
+ * quantised, call mixp_autocast_recipe_counts. With a guard, an operand that the format cannot hold
+ * (outlier channels) falls back to bf16, with an event; see FALLBACK below. Without a guard nothing
+ * is measured.
  *
  *     in numbers                     healthy          one column of 16 at 10^4, others 0.02
  *     mean relative error  e4m3      0.023            0.94
  *                          e5m2      0.045 to 0.052
- *                          e2m1      0.19 to 0.41     0.95
+ *                          e2m1      0.18 to 0.41     0.94
  *     loss after 200 steps           bf16 0.003       fp8 0.56; with the guard 0.006
  *
- * Operands are quantised from bf16, as autocast casts them. Norms, attention, softmax, losses,
- * embeddings and biases do not change. Master weights and gradients of weights stay f32.
+ * A block "along the sum" lies along the dimension over which its product adds. An operand of two
+ * products is quantised for each of them, from bf16, as autocast casts it. Norms, attention,
+ * softmax, losses, embeddings and biases do not change. Master weights and gradients of weights
+ * stay f32.
  */
 typedef enum mixp_recipe_kind {
     MIXP_RECIPE_NONE,
@@ -65,7 +70,8 @@ typedef enum mixp_recipe_kind {
     MIXP_RECIPE_COUNT
 } mixp_recipe_kind;
 
-/* Zero is the source's default in every field. A flag that the kind does not use is ignored.
+/* Zero is the source's default in every field. A kind before a colon is the only one that uses the
+ * field; the others ignore it. "block" is FP8_BLOCK.
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
  * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for

@@ -248,12 +248,12 @@ typedef struct mixp_context_desc {
  *     MXFP8, NVFP4               10.0 and up, cuBLASLt 12.8
  *
  * mixprec asks cuBLASLt once for each shape. A product that cuBLASLt refuses stays a bf16 product;
- * mixp_context_gemm_count counts both kinds. The operands have the same values either way, but the
- * sums may round more: on capability 9.0 the tensor cores keep about 14 bits of fp8 sums between
- * additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in bf16 keeps, becomes NaN. Codes and
- * scales take scratch memory: about 1 byte for each element of both operands. Keep narrow_products
- * off until you have measured it on your GPU: it was tested only on a simulation of cuBLASLt. The
- * CPU ignores it. */
+ * one warning names the first, and mixp_context_gemm_count counts both kinds. The operands have the
+ * same values either way, but the sums may round more: on capability 9.0 the tensor cores keep
+ * about 14 bits of fp8 sums between additions in f32 (DeepSeek-V3, 3.3.2). An Inf, which MXFP8 in
+ * bf16 keeps, becomes NaN. Codes and scales take scratch memory: about 1 byte for each element of
+ * both operands. Keep narrow_products off until you have measured it on your GPU: it was tested
+ * only on a simulation of cuBLASLt. The CPU ignores it. */
 
 /* Operations that a matrix product on a GPU can do in its own pass. Keep each flag off until you
  * have measured it on your GPU with gemm_measure or tests/bench/bench_cuda. A CPU ignores both
@@ -321,6 +321,7 @@ MIXPREC_API void        mixp_context_clear_error(mixp_context *ctx);
  *   estimate of mixp_look. Not counted: steps under a guard, which stores such gradients in f32,
  *   captured steps, and comparisons. On a GPU those walks wait for the device.
  * - A recipe does not fit the sizes of a linear: see mixp_recipe.
+ * - narrow_products is set, but cuBLASLt has no such product: see NARROW PRODUCTS.
  * - A recipe has `codes`, but no linear of a training step kept its input as codes. The next
  *   mixp_step_begin or mixp_eval_begin gives this warning.
  * - A loss gets values of the wrong kind: mixp_cross_entropy of a softmax,

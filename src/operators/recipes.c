@@ -373,17 +373,35 @@ static int mixpi_recipe_has_one_scale(const mixpi_recipe_call *rc) {
            rc->recipe.kind == MIXP_RECIPE_FP8_DELAYED;
 }
 
+/* Warns, once a context, of a product that stays bf16 although narrow products were asked for. */
+static void mixpi_recipe_wide(const mixp_call *c, const mixp_gemm_narrow_args *k) {
+    if (c->ctx->wide_told) return;
+    c->ctx->wide_told = 1;
+    mixpi_warn(c->ctx,
+               "narrow_products: the GPU's library has no product of %s and %s codes of %.0f x "
+               "%.0f x %.0f for mixp_linear '%.63s', because of the GPU's capability, the "
+               "library's version or the sizes. It stays a bf16 product. mixp_context_gemm_count "
+               "counts both kinds; see NARROW PRODUCTS at mixp_context_desc",
+               mixp_dtype_name(k->a.element), mixp_dtype_name(k->b.element), (double)k->gemm.m,
+               (double)k->gemm.n, (double)k->gemm.k, c->in[1]->name);
+}
+
 /* Runs g. one, other: its quantised operands a and b, in either order. */
 static mixp_result mixpi_recipe_product(mixp_call *c, const mixp_gemm_args *g,
                                         const mixpi_quantised *one, const mixpi_quantised *other) {
     mixp_gemm_narrow_args k;
+    mixp_result r;
+    int64_t before;
     int first;
     if (one->high || !c->ctx->narrow) return MIXPI_RUN(c, gemm, g);
     first = g->a.data == one->y->data;
     k.gemm = *g;
     k.a = first ? one->how : other->how;
     k.b = first ? other->how : one->how;
-    return MIXPI_RUN(c, gemm_narrow, &k);
+    before = mixp_context_gemm_count(c->ctx).narrow;
+    r = MIXPI_RUN(c, gemm_narrow, &k);
+    if (r == MIXP_OK && mixp_context_gemm_count(c->ctx).narrow == before) mixpi_recipe_wide(c, &k);
+    return r;
 }
 
 /* Runs g with its two operands already in place, a quantised before b, and gives the quantised ones

@@ -127,5 +127,6 @@ struct mixp_context {
     int            scale_asked; /* 1: the program has read or set a loss scale              */
     int            epilogues;   /* epilogues of the description                             */
     int            narrow;      /* narrow_products, and the device has them                 */
+    int            wide_told;   /* 1: a warning has said that one stays a bf16 product      */
 };
 

@@ -534,6 +534,7 @@ static std::vector<Mode> modes(void) {
 
 static int narrow;              /* narrow_products of the contexts to come */
 static mixp_gemm_count ways;    /* of the context that `layer` made        */
+static std::string     warned;  /* its warning                             */
 
 static mixp_context *context_on(bool on_gpu) {
     mixp_context_desc desc;
@@ -581,6 +582,7 @@ static std::vector<float> layer(const mixp_recipe &recipe, bool gpu) {
     CHECK_INT(mixp_autocast_recipe_counts(ctx).products, 3 - recipe.dgrad_high - recipe.wgrad_high);
     CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
     ways = mixp_context_gemm_count(ctx);
+    warned = mixp_context_warning(ctx);
     mixp_context_free(ctx);
     return all;
 }
@@ -1046,6 +1048,10 @@ static void narrow_sums(int capability) {
         CHECK(cpu == gpu);
         CHECK_INT(ways.narrow, has_format(m.recipe.kind, capability) ? products : 0);
         CHECK_INT(ways.narrow + ways.direct + ways.packed, 3);
+        CHECK_INT(warned.empty(), ways.narrow == products);
+        if (ways.narrow == products) continue;
+        CHECK(warned.find("codes of 128 x 128 x 256 for mixp_linear 'w'") != std::string::npos);
+        CHECK(warned.find("It stays a bf16 product") != std::string::npos);
     }
 }
 
