@@ -31007,7 +31007,7 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
         { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
         { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" }
     };
-    MIXPI_STATIC_ASSERT(skip_words, MIXPI_LENGTH(words) == MIXP_ORIGIN_COUNT);
+    MIXPI_STATIC_ASSERT(skip_words, sizeof words / sizeof words[0] == MIXP_ORIGIN_COUNT);
     return &words[(unsigned)origin < MIXP_ORIGIN_COUNT ? origin : MIXP_ORIGIN_UNKNOWN];
 }
 
