@@ -3682,8 +3682,9 @@ MIXPREC_API mixp_result mixp_replay(mixp_graph *graph);
  * capture is in progress. */
 MIXPREC_API mixp_result mixp_graph_free(mixp_graph *graph);
 /* 1: a site changed its stored dtype (see WATCH) after the graph was recorded. The graph still
- * replays safely with the old dtypes; record it again to use the new ones. A guard samples no
- * replay: when mixp_guard_due returns 1, run an ordinary step instead. */
+ * replays safely with the old dtypes. To use the new ones, run an ordinary step, which takes what
+ * the new dtypes need, and record again. A guard samples no replay: when mixp_guard_due returns 1,
+ * run an ordinary step instead. */
 MIXPREC_API int         mixp_graph_stale(const mixp_graph *graph);
 
 /* Device memory of a context, in bytes. used: in use now. peak: most ever in use. allocations:
