@@ -356,7 +356,7 @@ $(BUILD)/memory_disk.o: tests/fuzz/memory_disk.h $(HEADER) tests/support/checked
 
 $(FUZZ:%=$(BUILD)/%-explore): $(BUILD)/%-explore: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) mixprec.h
 	$(call say,clang $@)
-	$(Q)mkdir -p $(@D) && clang -std=c99 -g -O1 -DFUZZ_EXPLORE -fsanitize=fuzzer,address,undefined \
+	$(Q)mkdir -p $(@D) && clang -std=c99 -g -O1 -DFUZZ_EXPLORE -DMIXPREC_IMPLEMENTATION= -fsanitize=fuzzer,address,undefined \
 	    -fno-sanitize-recover=all -I. -Itests -Itests/support $< -lm -o $@
 
 # One after the other. Findings stay in BUILD/fuzz as crash-NAME...; pass such a file to BUILD/NAME.

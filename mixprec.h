@@ -3672,8 +3672,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: a call in the capture
  * allocated, waited, or multiplied shapes that no earlier step had; a low weight was written since
  * the last ordinary step, which would copy it into its master; a low weight has two optimizers with
- * masters; or a capture is already in progress. A failed capture leaves the step count
- * unchanged. */
+ * masters; a capture is already in progress; or mixp_capture_end was called without one. A failed
+ * capture leaves the step count unchanged. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);
@@ -15891,7 +15891,7 @@ static void mixpi_capture_undo(mixp_context *ctx) {
 
 /* Fails if a call failed since mixp_capture_begin: the recording lacks the work of that call. */
 static mixp_result mixpi_capture_check(mixp_context *ctx) {
-    if (!ctx->capturing || ctx->failures == ctx->capture_failures) return MIXP_OK;
+    if (ctx->failures == ctx->capture_failures) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_capture_end: a call failed during the capture, so there is no "
                              "graph; correct that call and capture the step again");
@@ -15899,14 +15899,22 @@ static mixp_result mixpi_capture_check(mixp_context *ctx) {
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
-    mixp_result r = MIXP_ERR_DEVICE;
-    const int whole = ctx && mixpi_capture_check(ctx) == MIXP_OK;
-    mixp_graph *g = whole ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
-    const uint64_t step = ctx ? ctx->step : 0;
-    if (ctx && ctx->capturing) mixpi_capture_undo(ctx);
-    if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);
-    if (ctx && ctx->device->capture_end)
-        r = ctx->device->capture_end(&ctx->exec, &handle);
+    mixp_graph *g;
+    uint64_t step;
+    mixp_result r;
+    if (!ctx) return NULL;
+    if (!ctx->capturing) {
+        mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                          "mixp_capture_end: no step is being captured; call mixp_capture_begin "
+                          "first");
+        return NULL;
+    }
+    r = mixpi_capture_check(ctx);
+    g = r == MIXP_OK ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
+    step = ctx->step;
+    mixpi_capture_undo(ctx);
+    if (ctx->cast_recorded) mixpi_lows_doubt(ctx);
+    r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
     if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
         if (g) mixpi_owned_free(ctx, g);
@@ -17453,9 +17461,12 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
+/* The operator's own functions may lose the call: see mixpi_run_inside. */
 static mixp_result mixpi_run_forward(mixp_call *c) {
-    mixp_autocast region = mixp_autocast_current(c->ctx);
-    mixp_op_class cls = mixpi_class_of(c->ctx, c->op);
+    mixp_context *ctx = c->ctx;
+    const uint64_t generation = ctx->generation;
+    mixp_autocast region = mixp_autocast_current(ctx);
+    mixp_op_class cls = mixpi_class_of(ctx, c->op);
     mixp_result r = MIXP_OK;
     if (region.level && cls == MIXP_CLASS_BANNED)
         return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
@@ -17471,10 +17482,11 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     if (region.level && cls == MIXP_CLASS_LOW && !mixpi_is_cast(c->op))
         r = mixpi_cast_inputs(c, region.dtype);
     if (r == MIXP_OK) r = c->op->infer(c);
-    if (r == MIXP_OK) r = mixpi_allocate_output(c, cls, region);
+    if (r != MIXP_OK || ctx->generation != generation) return r;
+    r = mixpi_allocate_output(c, cls, region);
     if (r == MIXP_OK) r = c->op->forward(c);
-    if (r == MIXP_OK && mixpi_real(c->out->dtype))
-        mixpi_count_call(c->ctx, c->op, c->out->dtype);
+    if (r != MIXP_OK || ctx->generation != generation) return r;
+    if (mixpi_real(c->out->dtype)) mixpi_count_call(ctx, c->op, c->out->dtype);
     return r;
 }
 

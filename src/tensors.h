@@ -361,8 +361,8 @@ MIXPREC_API mixp_result mixp_context_fail(mixp_context *ctx, mixp_result code,
  * MIXP_ERR_DEVICE: the device has no graphs (no CPU has). MIXP_ERR_ORDER: a call in the capture
  * allocated, waited, or multiplied shapes that no earlier step had; a low weight was written since
  * the last ordinary step, which would copy it into its master; a low weight has two optimizers with
- * masters; or a capture is already in progress. A failed capture leaves the step count
- * unchanged. */
+ * masters; a capture is already in progress; or mixp_capture_end was called without one. A failed
+ * capture leaves the step count unchanged. */
 typedef struct mixp_graph mixp_graph;
 MIXPREC_API mixp_result mixp_capture_begin(mixp_context *ctx);
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx);

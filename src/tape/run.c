@@ -116,9 +116,12 @@ static mixp_result mixpi_allocate_output(mixp_call *c, mixp_op_class cls,
     return out->data ? MIXP_OK : MIXP_ERR_MEMORY;
 }
 
+/* The operator's own functions may lose the call: see mixpi_run_inside. */
 static mixp_result mixpi_run_forward(mixp_call *c) {
-    mixp_autocast region = mixp_autocast_current(c->ctx);
-    mixp_op_class cls = mixpi_class_of(c->ctx, c->op);
+    mixp_context *ctx = c->ctx;
+    const uint64_t generation = ctx->generation;
+    mixp_autocast region = mixp_autocast_current(ctx);
+    mixp_op_class cls = mixpi_class_of(ctx, c->op);
     mixp_result r = MIXP_OK;
     if (region.level && cls == MIXP_CLASS_BANNED)
         return mixp_context_fail(c->ctx, MIXP_ERR_BANNED,
@@ -134,10 +137,11 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
     if (region.level && cls == MIXP_CLASS_LOW && !mixpi_is_cast(c->op))
         r = mixpi_cast_inputs(c, region.dtype);
     if (r == MIXP_OK) r = c->op->infer(c);
-    if (r == MIXP_OK) r = mixpi_allocate_output(c, cls, region);
+    if (r != MIXP_OK || ctx->generation != generation) return r;
+    r = mixpi_allocate_output(c, cls, region);
     if (r == MIXP_OK) r = c->op->forward(c);
-    if (r == MIXP_OK && mixpi_real(c->out->dtype))
-        mixpi_count_call(c->ctx, c->op, c->out->dtype);
+    if (r != MIXP_OK || ctx->generation != generation) return r;
+    if (mixpi_real(c->out->dtype)) mixpi_count_call(ctx, c->op, c->out->dtype);
     return r;
 }
 

@@ -154,7 +154,7 @@ static void mixpi_capture_undo(mixp_context *ctx) {
 
 /* Fails if a call failed since mixp_capture_begin: the recording lacks the work of that call. */
 static mixp_result mixpi_capture_check(mixp_context *ctx) {
-    if (!ctx->capturing || ctx->failures == ctx->capture_failures) return MIXP_OK;
+    if (ctx->failures == ctx->capture_failures) return MIXP_OK;
     return mixp_context_fail(ctx, MIXP_ERR_ORDER,
                              "mixp_capture_end: a call failed during the capture, so there is no "
                              "graph; correct that call and capture the step again");
@@ -162,14 +162,22 @@ static mixp_result mixpi_capture_check(mixp_context *ctx) {
 
 MIXPREC_API mixp_graph *mixp_capture_end(mixp_context *ctx) {
     void *handle = NULL;
-    mixp_result r = MIXP_ERR_DEVICE;
-    const int whole = ctx && mixpi_capture_check(ctx) == MIXP_OK;
-    mixp_graph *g = whole ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
-    const uint64_t step = ctx ? ctx->step : 0;
-    if (ctx && ctx->capturing) mixpi_capture_undo(ctx);
-    if (ctx && ctx->cast_recorded) mixpi_lows_doubt(ctx);
-    if (ctx && ctx->device->capture_end)
-        r = ctx->device->capture_end(&ctx->exec, &handle);
+    mixp_graph *g;
+    uint64_t step;
+    mixp_result r;
+    if (!ctx) return NULL;
+    if (!ctx->capturing) {
+        mixp_context_fail(ctx, MIXP_ERR_ORDER,
+                          "mixp_capture_end: no step is being captured; call mixp_capture_begin "
+                          "first");
+        return NULL;
+    }
+    r = mixpi_capture_check(ctx);
+    g = r == MIXP_OK ? (mixp_graph *)mixpi_owner_new(ctx, sizeof *g) : NULL;
+    step = ctx->step;
+    mixpi_capture_undo(ctx);
+    if (ctx->cast_recorded) mixpi_lows_doubt(ctx);
+    r = ctx->device->capture_end(&ctx->exec, &handle);
     if (!g && handle) ctx->device->graph_free(&ctx->exec, handle);
     if (!g || mixpi_noted(ctx, "mixp_capture_end", r) != MIXP_OK) {
         if (g) mixpi_owned_free(ctx, g);

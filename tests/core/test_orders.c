@@ -16,6 +16,52 @@ static void told(mixp_context *ctx, mixp_result code, const char *part) {
 #define TOLD(ctx, call, part)                                                                   \
     do { CHECK_INT((call), MIXP_ERR_ORDER); told(ctx, MIXP_ERR_ORDER, part); } while (0)
 
+/* --- ends without a beginning, beginnings inside --------------------------------------------------- */
+
+static void a_capture_that_did_not_begin(void) {
+    mixp_context *ctx = mixp_context_new(NULL);
+    CHECK(mixp_capture_end(ctx) == NULL);
+    told(ctx, MIXP_ERR_ORDER, "mixp_capture_end: no step is being captured; call mixp_capture_begin first");
+    mixp_context_free(ctx);
+}
+
+static int begins_in_forward;
+
+/* Begins a step although that is refused: the second try counts as the end of an exception. The step recycles the
+ * call. */
+static mixp_result begins_twice(mixp_call *c) {
+    static const float x[2] = { 1, 2 };
+    static const int64_t n[1] = { 2 };
+    mixp_context *ctx = c->ctx;
+    CHECK_INT(mixp_step_begin(ctx), MIXP_ERR_ORDER);
+    CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+    /* A call without a result takes the place of this one. */
+    CHECK(mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 1, n, x), mixp_input(ctx, MIXP_F32, 1, n, x), NULL) == NULL);
+    return MIXP_OK;
+}
+static mixp_result beginner_infer(mixp_call *c) {
+    return begins_in_forward ? mixp_call_output(c, c->in[0]->dtype, c->in[0]->rank, c->in[0]->shape)
+                             : begins_twice(c);
+}
+static const mixp_op beginner = { "beginner", MIXP_CLASS_KEEP, 0, beginner_infer, begins_twice, NULL, NULL };
+
+static void an_operator_that_insists_on_a_step(void) {
+    static const float x[2] = { 1, 2 };
+    static const int64_t two[1] = { 2 };
+    mixp_context *ctx = mixp_context_new(NULL);
+    for (begins_in_forward = 0; begins_in_forward < 2; begins_in_forward++) {
+        mixp_tensor *in;
+        CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+        in = mixp_input(ctx, MIXP_F32, 1, two, x);
+        CHECK(mixp_apply(ctx, &beginner, 1, &in, 1, NULL) == NULL);
+        told(ctx, MIXP_ERR_ORDER, "not possible inside an operator's infer, forward or backward");
+        CHECK_INT(mixp_step_begin(ctx), MIXP_OK);
+        CHECK_NEAR(mixp_item(mixp_sum(ctx, mixp_input(ctx, MIXP_F32, 1, two, x), 0, 0)), 3.0, 0);
+        CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    }
+    mixp_context_free(ctx);
+}
+
 /* --- regions and scopes ----------------------------------------------------------------------- */
 
 /* The name of the newest site: what is applied now is called so. */
@@ -138,11 +184,14 @@ static void a_capture_that_fails(void) {
             told(ctx, MIXP_ERR_DEVICE, "mixp_capture_end");
         }
         CHECK_INT(mixp_context_steps(ctx), 1);
-        CHECK(mixp_capture_end(ctx) != NULL);       /* of nothing that was begun: no step is taken back */
+        CHECK(mixp_capture_end(ctx) == NULL);       /* of nothing that was begun: no step is taken back */
+        told(ctx, MIXP_ERR_ORDER, "call mixp_capture_begin first");
         CHECK_INT(mixp_context_steps(ctx), 1);
         mixp_step_begin(ctx);
         CHECK_INT(mixp_context_steps(ctx), 2);
         mixp_read(mixp_dropout(ctx, mixp_input(ctx, MIXP_F32, 1, n, ones), 0.5f, 1), drawn[way], MIXP_F32, 64);
+        CHECK_INT(mixp_capture_begin(ctx), MIXP_OK);
+        CHECK(mixp_capture_end(ctx) != NULL);
         mixp_context_free(ctx);
         CHECK_INT(frees, way + 1);                  /* the graph went with it */
     }
@@ -357,6 +406,8 @@ static void evaluations_count_nothing(void) {
 }
 
 int main(void) {
+    RUN(a_capture_that_did_not_begin);
+    RUN(an_operator_that_insists_on_a_step);
     RUN(pops_that_cross);
     RUN(pops_in_blocks);
     RUN(pops_among_too_many);
