@@ -143,7 +143,8 @@ MIXPREC_API int mixp_guard_due(const mixp_context *ctx);
 
 /* Pins the sites whose name, or its part before ": ", fits the pattern (* matches any characters, ?
  * matches one; the pattern is copied). MIXP_F32: the sites store f32. MIXP_F16 or MIXP_BF16: the
- * sites store the dtype of autocast and never fall back. MIXP_DTYPE_COUNT: removes the pin. The
+ * sites store the dtype of autocast and never fall back; a recipe leaves them out, as it leaves out
+ * those of MIXP_F32. MIXP_DTYPE_COUNT: removes the pin. The
  * newest pattern that fits wins. A pattern given again replaces its old entry, "*" replaces all
  * entries, and at most 64 are kept. Call it before or during training, with the guard on or off.
  *

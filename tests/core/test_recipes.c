@@ -986,6 +986,61 @@ static void counts(void) {
     CHECK_INT(c.quantised + c.kept + c.unfit, 0);
 }
 
+/* Three linears of one x, one after another. pin: a pattern, or NULL. Returns a letter for each result: b if it
+ * has the bits of bf16, q those of the recipe alone. */
+static const char *kept(const mixp_recipe *recipe, const char *pin, mixp_dtype to) {
+    enum { LINEARS = 3, SIZE = 32 };
+    static float ran[3][LINEARS][SIZE * SIZE];
+    static char letters[LINEARS + 1];
+    const int64_t shape[2] = { SIZE, SIZE };
+    mixp_recipe plain = recipe_of(recipe->kind);
+    int way, i;
+    fill_low(xs, SIZE * SIZE, 1, 1.0);
+    for (way = 0; way < 3; way++) {             /* in bf16; the recipe alone; what is asked */
+        mixp_context *ctx = context(1);
+        mixp_tensor *w[LINEARS];
+        for (i = 0; i < LINEARS; i++) {
+            char name[8];
+            snprintf(name, sizeof name, "w%d", i);
+            w[i] = mixp_param(ctx, name, MIXP_F32, 2, shape);
+            mixp_init_normal(w[i], 0, 0.1);
+        }
+        if (way) CHECK_INT(mixp_autocast_set_recipe(ctx, way == 2 ? recipe : &plain), MIXP_OK);
+        CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+        if (way == 2 && pin) CHECK_INT(mixp_guard_pin(ctx, pin, to), MIXP_OK);
+        mixp_step_begin(ctx);
+        MIXP_AUTOCAST(ctx, MIXP_BF16)
+            for (i = 0; i < LINEARS; i++)
+                mixp_read(mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 2, shape, xs), w[i], NULL), ran[way][i], MIXP_F32,
+                          SIZE * SIZE);
+        CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+        if (way == 2) CHECK_INT(mixp_autocast_recipe_counts(ctx).kept, LINEARS - mixp_autocast_recipe_counts(ctx).quantised);
+        mixp_context_free(ctx);
+    }
+    for (i = 0; i < LINEARS; i++) {
+        const size_t bytes = sizeof ran[0][0];
+        CHECK(memcmp(ran[0][i], ran[1][i], bytes) != 0);
+        letters[i] = !memcmp(ran[2][i], ran[0][i], bytes) ? 'b' : !memcmp(ran[2][i], ran[1][i], bytes) ? 'q' : '?';
+    }
+    return letters;
+}
+
+/* Which linears stay bf16: the first, the last, and those that a pin names. */
+static void which_are_kept(void) {
+    mixp_recipe r = recipe_of(MIXP_RECIPE_MXFP8);
+    r.linears = 3;
+    CHECK(strcmp(kept(&r, NULL, MIXP_BF16), "qqq") == 0);
+    CHECK(strcmp(kept(&r, "*w1*", MIXP_BF16), "qbq") == 0);
+    CHECK(strcmp(kept(&r, "*w?: linear", MIXP_BF16), "bbb") == 0);
+    CHECK(strcmp(kept(&r, "*w2*", MIXP_DTYPE_COUNT), "qqq") == 0);
+    r.keep_first = 1;
+    CHECK(strcmp(kept(&r, NULL, MIXP_BF16), "bqq") == 0);
+    CHECK(strcmp(kept(&r, "*w2*", MIXP_BF16), "bqb") == 0);
+    r.keep_first = 0;
+    r.keep_last = 2;
+    CHECK(strcmp(kept(&r, NULL, MIXP_BF16), "qbb") == 0);
+}
+
 /* A region of f32 in between, with a region of the recipe in it, is the same forward pass. */
 static void nested_counts(void) {
     mixp_context *ctx = context(1);
@@ -1185,6 +1240,7 @@ int main(void) {
     RUN(switches);
     RUN(unbiased);
     RUN(counts);
+    RUN(which_are_kept);
     RUN(nested_counts);
     RUN(refused);
     RUN(training);

@@ -313,6 +313,12 @@ plant hadamard_step      never   recipes     hadamard
 plant hadamard_rest      never   recipes     hadamard
 plant hadamard_strip     factor  recipes     hadamard
 plant hadamard_size      factor  recipes     hadamard
+plant recipe_dy_e5m2     never   recipes     switches
+plant recipe_power       zero    recipes     switches
+plant recipe_scale_power swap    recipes     against_reference
+plant recipe_w_2d        never   recipes     switches
+plant recipe_x_2d        swap    recipes     switches
+plant recipe_weight_low  zero    recipe_weights two_optimizers
 
 # By an emulation of AMX, whose packing needs AVX-512.
 plant pairs_beyond       drop    amx         f16_in_the_stated_order
