@@ -31464,14 +31464,14 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
 }
 
 /* Autocast's cast, for site `number`, of a finite tensor that no site made, if the cast overflowed;
- * 0 if there is none. */
+ * 0 if there is none. The site may read another tensor, such as a mask, that holds Inf. */
 static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     int n;
-    if (!number || mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
-    for (n = 1; n <= w->n_sites; n++)
+    for (n = 1; number && n <= w->n_sites; n++)
         if (mixpi_site_number(w, n)->reader == number &&
-            mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite) return n;
+            mixpi_seen(w, n, MIXPI_LOOK_VALUE)->nonfinite &&
+            !mixpi_seen(w, n, MIXPI_LOOK_DATA)->nonfinite) return n;
     return 0;
 }
 

@@ -703,6 +703,46 @@ static void test_cast_of_the_batch(void) {
     casts_of_the_batch(SECOND_FACTOR, "w: cast of input 1 of matmul");
 }
 
+/* Attention to values of the batch, of which one input holds 70,000 and the mask -Inf, as it should. The skip
+ * names the cast of the values, and does not say that the batch holds Inf. */
+static void test_cast_beside_a_mask(void) {
+    const int64_t sq[3] = { 1, 4, 8 }, sw[2] = { 8, 8 }, sm[2] = { 4, 4 };
+    static float x[4 * 8], v[4 * 8], mask[4 * 4];
+    mixp_context *ctx = mixp_context_new(NULL);
+    mixp_tensor *w = mixp_param(ctx, "w", MIXP_F32, 2, sw), *y, *loss = NULL;
+    mixp_optimizer *opt = mixp_optimizer_new(ctx, NULL);
+    mixp_scaler *scaler = mixp_scaler_new(ctx, NULL);
+    mixp_attention_desc a;
+    mixp_event e;
+    int i;
+    memset(&a, 0, sizeof a);
+    a.heads = 1;
+    for (i = 0; i < 4 * 8; i++) x[i] = (float)(i % 5) - 2;
+    for (i = 0; i < 4 * 8; i++) v[i] = i == 3 ? 70000.0f : 1.0f;
+    for (i = 0; i < 4 * 4; i++) mask[i] = i % 4 > i / 4 ? mixp_f32_of_bits(0xFF800000u) : 0;
+    mixp_fill(w, 0.01);
+    mixp_optimizer_add(opt, w, NULL);
+    CHECK_INT(mixp_guard_start(ctx, NULL), MIXP_OK);
+    mixp_step_begin(ctx);
+    MIXP_AUTOCAST(ctx, MIXP_F16) {
+        y = mixp_linear(ctx, mixp_input(ctx, MIXP_F32, 3, sq, x), w, NULL);
+        a.mask = mixp_input(ctx, MIXP_F32, 2, sm, mask);
+        y = mixp_attention_apply(ctx, y, mixp_input(ctx, MIXP_F32, 3, sq, x),
+                                 mixp_input(ctx, MIXP_F32, 3, sq, v), &a);
+        loss = mixp_mean(ctx, mixp_scale(ctx, mixp_cast(ctx, y, MIXP_F32), 1e-4f), MIXP_ALL, 0);
+    }
+    mixp_backward(ctx, mixp_scaler_scale(scaler, loss));
+    mixp_scaler_step(scaler, opt);
+    mixp_scaler_update(scaler);
+    CHECK_INT(mixp_scaler_verdict(scaler).outcome, MIXP_STEP_SKIPPED);
+    CHECK_INT(mixp_scaler_verdict(scaler).origin, MIXP_ORIGIN_FORWARD);
+    CHECK_TEXT(mixp_scaler_verdict(scaler).site, "w: cast of input 2 of attention");
+    CHECK_INT(events_of(ctx, MIXP_EVENT_OVERFLOW, &e), 1);
+    CHECK_TEXT(e.site, "w: cast of input 2 of attention");
+    CHECK_INT(mixp_context_error(ctx, NULL), MIXP_OK);
+    mixp_context_free(ctx);
+}
+
 /* A weight that is not trained is no batch: its cast has its name. */
 static void test_cast_of_a_frozen_weight(void) {
     const int64_t sx[2] = { 8, 16 }, sw[2] = { 4, 16 };
@@ -1563,6 +1603,7 @@ int main(void) {
     RUN(test_pinned_low);
     RUN(test_pinned_cast);
     RUN(test_cast_of_the_batch);
+    RUN(test_cast_beside_a_mask);
     RUN(test_cast_of_a_frozen_weight);
     RUN(test_bad_input);
     RUN(test_control_flow);
