@@ -141,7 +141,8 @@ static void fill_source(int spread, uint64_t key) {
     }
 }
 
-/* Blocks of 128 x 128 with an edge each; the last rows stay as they are. */
+/* Blocks of 128 x 128 with an edge each; the last rows stay as they are. nonfinite: 1: a NaN; 2: a NaN and an Inf;
+ * 3: an Inf, beside which no scale is NaN. */
 static void plant_edges(int nonfinite) {
     const float inf = mixp_f32_of_bits(0x7F800000u), nan = mixp_f32_of_bits(0x7FC00000u);
     int i, j;
@@ -153,7 +154,7 @@ static void plant_edges(int nonfinite) {
     source[3 * COLS + 200] = 3e38f;                                         /* one huge value */
     for (j = 0; j < 128; j++) source[(128 + 5) * COLS + j] = (float)j * 1e-41f;     /* subnormals */
     if (!nonfinite) return;
-    source[200 * COLS + 300] = nan;
+    source[200 * COLS + 300] = nonfinite < 3 ? nan : 1.0f;
     source[210 * COLS + 340] = nonfinite > 1 ? -inf : 1.0f;
 }
 
@@ -236,7 +237,7 @@ static void against_reference(void) {
     mixp_context *one = context(1), *four = context(4);
     int p, low, kind, bad = 0;
     int64_t values = 0;
-    for (kind = 0; kind < 5; kind++)
+    for (kind = 0; kind < 6; kind++)
         for (p = 0; p < PLANS; p++)
             for (low = 0; low < 2; low++) {
                 mixp_quantise_args k = args_of(&plans[p], low);
@@ -577,7 +578,7 @@ static int plan_differs(const mixp_device *a, const mixp_device *b, const plan *
 
 static int sets_differ(const mixp_device *a, const mixp_device *b) {
     int kind, p, how, bad = 0;
-    for (kind = 0; kind < 5; kind++) {
+    for (kind = 0; kind < 6; kind++) {
         fill_source(kind & 1, (uint64_t)(900 + kind));
         if (kind > 1) plant_edges(kind - 2);
         mixp_convert(source_low, MIXP_BF16, source, MIXP_F32, COUNT);
