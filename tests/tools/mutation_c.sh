@@ -216,6 +216,9 @@ plant printable          never   borders     no_control_character_of_a_name_is_t
 plant capture_twice      zero    hostile     capture_within_a_capture
 plant capture_undo       drop    orders      a_capture_that_fails
 plant capture_failed     always  orders      two_masters
+plant muon_scratch       never   refused_step on_the_host
+plant block_unrecorded   never   recompute   test_memory_of_an_evaluation
+plant block_keeps        turn    recompute   test_without_gradients
 plant views_once         never   orders      views_are_summed_once
 plant agree_graded       zero    ranks       frozen_on_one
 plant far_shared         drop    ranks_apart unlike_devices
