@@ -3932,8 +3932,8 @@ typedef enum mixp_recipe_kind {
     MIXP_RECIPE_COUNT
 } mixp_recipe_kind;
 
-/* Zero is the source's default in every field. A kind before a colon is the only one that uses the
- * field; the others ignore it. "block" is FP8_BLOCK.
+/* Zero is the source's default in every field. A field whose comment begins with kinds and a colon
+ * is used by these kinds alone; the others ignore it. "block" is FP8_BLOCK.
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
  * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for
@@ -4338,11 +4338,11 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
  * trades time for memory, as torch.utils.checkpoint does. The bits are those without
  * mixp_recompute, also with dropout, under autocast and under a guard. The function block is called
  * once. y is the only tensor of the block that may be used afterwards. The block may read other
- * tensors than x through user. A nested block is part of the outer block. Under MIXP_NO_GRAD, too,
- * a block frees all but y; without mixp_recompute an evaluation keeps its activations until the
- * next step. Nothing is freed in a trial of mixp_observe, nor, in a block that is recorded, if an
- * operator of the block has freed a disposable tensor. Returns what the block returns; NULL on
- * error.
+ * tensors than x through user. A nested block is part of the outer block. Under MIXP_NO_GRAD a
+ * block also frees all that it made, except y; without mixp_recompute an evaluation keeps its
+ * activations until the next step begins. A block in a trial of mixp_observe frees nothing. A
+ * recorded block frees nothing if one of its operators has freed a disposable tensor. Returns what
+ * the block returns; NULL on error.
  *
  * An operator of your own runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.
@@ -31463,8 +31463,9 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     return scalar > 0 ? scalar : 0;
 }
 
-/* Autocast's cast, for site `number`, of a finite tensor that no site made, if the cast overflowed;
- * 0 if there is none. The site may read another tensor, such as a mask, that holds Inf. */
+/* Finds a cast that autocast made for site `number`, that overflowed, and whose input is finite and
+ * comes from no site. Returns the number of the cast's site; 0 = there is none. Another input of
+ * site `number`, such as a mask, may hold Inf. */
 static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     int n;

@@ -70,8 +70,8 @@ typedef enum mixp_recipe_kind {
     MIXP_RECIPE_COUNT
 } mixp_recipe_kind;
 
-/* Zero is the source's default in every field. A kind before a colon is the only one that uses the
- * field; the others ignore it. "block" is FP8_BLOCK.
+/* Zero is the source's default in every field. A field whose comment begins with kinds and a colon
+ * is used by these kinds alone; the others ignore it. "block" is FP8_BLOCK.
  *
  * Switches of the sources that mixprec lacks: scales of blocks that are no power of two (bf16 does
  * not hold the values exactly), quantised attention, sums of 14 bits, functions of your own for

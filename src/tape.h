@@ -80,11 +80,11 @@ MIXPREC_API mixp_tensor *mixp_jvp(mixp_context *ctx, mixp_tensor *y, mixp_tensor
  * trades time for memory, as torch.utils.checkpoint does. The bits are those without
  * mixp_recompute, also with dropout, under autocast and under a guard. The function block is called
  * once. y is the only tensor of the block that may be used afterwards. The block may read other
- * tensors than x through user. A nested block is part of the outer block. Under MIXP_NO_GRAD, too,
- * a block frees all but y; without mixp_recompute an evaluation keeps its activations until the
- * next step. Nothing is freed in a trial of mixp_observe, nor, in a block that is recorded, if an
- * operator of the block has freed a disposable tensor. Returns what the block returns; NULL on
- * error.
+ * tensors than x through user. A nested block is part of the outer block. Under MIXP_NO_GRAD a
+ * block also frees all that it made, except y; without mixp_recompute an evaluation keeps its
+ * activations until the next step begins. A block in a trial of mixp_observe frees nothing. A
+ * recorded block frees nothing if one of its operators has freed a disposable tensor. Returns what
+ * the block returns; NULL on error.
  *
  * An operator of your own runs its forward again too: its attrs must not hold addresses of
  * activations, and its forward must do the same each time.

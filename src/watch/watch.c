@@ -619,8 +619,9 @@ static int mixpi_bad_loss(const mixp_context *ctx) {
     return scalar > 0 ? scalar : 0;
 }
 
-/* Autocast's cast, for site `number`, of a finite tensor that no site made, if the cast overflowed;
- * 0 if there is none. The site may read another tensor, such as a mask, that holds Inf. */
+/* Finds a cast that autocast made for site `number`, that overflowed, and whose input is finite and
+ * comes from no site. Returns the number of the cast's site; 0 = there is none. Another input of
+ * site `number`, such as a mask, may hold Inf. */
 static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     int n;

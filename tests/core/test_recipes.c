@@ -774,35 +774,23 @@ static void switches(void) {
     const six dy_square = { b1, b1, bb, b2, b2, bb }, mx_square = { m1, mm, m1, m2, mm, m2 };
     const six mx_e5 = { m1, m1, m1e5, m2, m2, m2e5 }, no_dgrad = { m1, m1, none, m2, none, m2 };
     const six no_wgrad = { m1, m1, m1, none, m2, none }, no_both = { e4, e4, none, none, none, none };
-    mixp_recipe r = recipe_of(MIXP_RECIPE_FP8_CURRENT);
-    r.power_2 = 1;
-    linear_of(&r, &power, 0);
-    r = recipe_of(MIXP_RECIPE_FP8_CURRENT);
-    r.dgrad_high = r.wgrad_high = 1;
-    linear_of(&r, &no_both, 0);
-    r = recipe_of(MIXP_RECIPE_FP8_BLOCK);
-    r.dy_e5m2 = 1;
-    linear_of(&r, &block_e5, 0);
-    r = recipe_of(MIXP_RECIPE_FP8_BLOCK);
-    r.no_2d = 1;
-    linear_of(&r, &rows, 0);
-    r.x_2d = 1;
-    linear_of(&r, &x_square, 0);
-    r.x_2d = 0;
-    r.dy_2d = 1;
-    linear_of(&r, &dy_square, 0);
-    r = recipe_of(MIXP_RECIPE_MXFP8);
-    r.w_2d = 1;
-    linear_of(&r, &mx_square, 0);
-    r = recipe_of(MIXP_RECIPE_MXFP8);
-    r.dy_e5m2 = 1;
-    linear_of(&r, &mx_e5, 0);
-    r = recipe_of(MIXP_RECIPE_MXFP8);
-    r.dgrad_high = 1;
-    linear_of(&r, &no_dgrad, 0);
-    r = recipe_of(MIXP_RECIPE_MXFP8);
-    r.wgrad_high = 1;
-    linear_of(&r, &no_wgrad, 0);
+    const struct {
+        mixp_recipe recipe;
+        const six  *operands;
+    } cases[] = {
+        { { .kind = MIXP_RECIPE_FP8_CURRENT, .power_2 = 1 }, &power },
+        { { .kind = MIXP_RECIPE_FP8_CURRENT, .dgrad_high = 1, .wgrad_high = 1 }, &no_both },
+        { { .kind = MIXP_RECIPE_FP8_BLOCK, .dy_e5m2 = 1 }, &block_e5 },
+        { { .kind = MIXP_RECIPE_FP8_BLOCK, .no_2d = 1 }, &rows },
+        { { .kind = MIXP_RECIPE_FP8_BLOCK, .no_2d = 1, .x_2d = 1 }, &x_square },
+        { { .kind = MIXP_RECIPE_FP8_BLOCK, .no_2d = 1, .dy_2d = 1 }, &dy_square },
+        { { .kind = MIXP_RECIPE_MXFP8, .w_2d = 1 }, &mx_square },
+        { { .kind = MIXP_RECIPE_MXFP8, .dy_e5m2 = 1 }, &mx_e5 },
+        { { .kind = MIXP_RECIPE_MXFP8, .dgrad_high = 1 }, &no_dgrad },
+        { { .kind = MIXP_RECIPE_MXFP8, .wgrad_high = 1 }, &no_wgrad }
+    };
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) linear_of(&cases[i].recipe, cases[i].operands, 0);
 }
 
 static void products(void) {
@@ -987,8 +975,9 @@ static void counts(void) {
     CHECK_INT(c.quantised + c.kept + c.unfit, 0);
 }
 
-/* Three linears of one x, one after another. pin: a pattern, or NULL. Returns a letter for each result: b if it
- * has the bits of bf16, q those of the recipe alone. */
+/* Three linears of one x, one after another. pin: a pattern, or NULL. Returns a letter for each result: b if the
+ * result has the bits of a linear in bf16, q if it has the bits of a linear under the recipe's kind with no other field
+ * set. */
 static const char *kept(const mixp_recipe *recipe, const char *pin, mixp_dtype to) {
     enum { LINEARS = 3, SIZE = 32 };
     static float ran[3][LINEARS][SIZE * SIZE];
@@ -997,7 +986,7 @@ static const char *kept(const mixp_recipe *recipe, const char *pin, mixp_dtype t
     mixp_recipe plain = recipe_of(recipe->kind);
     int way, i;
     fill_low(xs, SIZE * SIZE, 1, 1.0);
-    for (way = 0; way < 3; way++) {             /* in bf16; the recipe alone; what is asked */
+    for (way = 0; way < 3; way++) {             /* 0: in bf16; 1: under the kind alone; 2: under the recipe */
         mixp_context *ctx = context(1);
         mixp_tensor *w[LINEARS];
         for (i = 0; i < LINEARS; i++) {

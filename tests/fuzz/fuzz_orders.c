@@ -313,7 +313,7 @@ static mixp_result free_call(world *m) {
     return r;
 }
 
-/* A code of an error, with a message; afterwards there is none. */
+/* r is a code of mixp_result, and an error of the context has a message. Clears the errors of both contexts. */
 static void understood(world *m, mixp_result r) {
     const char *why = NULL;
     const mixp_result kept = mixp_context_error(m->ctx, &why);
