@@ -4238,7 +4238,8 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype);
 typedef struct mixp_op mixp_op;
 
 /* Changes the class of an operator (mixp_op_builtin's, or yours) in one context; at most 64
- * operators. */
+ * operators. MIXP_OP_CAST accepts each class and stays MIXP_CLASS_KEEP: a cast converts to the
+ * dtype that it is given, and autocast itself casts by it. */
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
                                                mixp_op_class cls);
 
@@ -17069,8 +17070,12 @@ MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
 
+/* Is it the tape's own cast operator, which operators/cast.c defines? */
+static int mixpi_is_cast(const mixp_op *op);
+
+/* A cast keeps its class, whatever class the user gave it: the other classes cast inputs by it. */
 static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
-    const mixpi_casting *c = ctx->casting;
+    const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
     int i;
     for (i = 0; c && i < c->n_overrides; i++)
         if (c->overrides[i].op == op) return c->overrides[i].cls;
@@ -17344,7 +17349,6 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
 
 /* Applies the tape's own cast operator, defined below. */
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
-static int mixpi_is_cast(const mixp_op *op);
 
 /* --- running one operator --------------------------------------------------------------------- */
 
@@ -17479,9 +17483,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
         mixpi_entry(c)->fixed_dtype = 1;
         r = mixpi_cast_to_f32(c);
     }
-    /* A cast converts its own input, whatever class the user gave it. */
-    if (region.level && cls == MIXP_CLASS_LOW && !mixpi_is_cast(c->op))
-        r = mixpi_cast_inputs(c, region.dtype);
+    if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     r = mixpi_allocate_output(c, cls, region);

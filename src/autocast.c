@@ -492,8 +492,12 @@ MIXPREC_API const char *mixp_op_class_name(mixp_op_class cls) {
     return (unsigned)cls < MIXP_CLASS_COUNT ? names[cls] : "?";
 }
 
+/* Is it the tape's own cast operator, which operators/cast.c defines? */
+static int mixpi_is_cast(const mixp_op *op);
+
+/* A cast keeps its class, whatever class the user gave it: the other classes cast inputs by it. */
 static mixp_op_class mixpi_class_of(const mixp_context *ctx, const mixp_op *op) {
-    const mixpi_casting *c = ctx->casting;
+    const mixpi_casting *c = mixpi_is_cast(op) ? NULL : ctx->casting;
     int i;
     for (i = 0; c && i < c->n_overrides; i++)
         if (c->overrides[i].op == op) return c->overrides[i].cls;

@@ -176,7 +176,8 @@ MIXPREC_API mixp_tensor *mixp_tensor_low(mixp_tensor *t, mixp_dtype dtype);
 typedef struct mixp_op mixp_op;
 
 /* Changes the class of an operator (mixp_op_builtin's, or yours) in one context; at most 64
- * operators. */
+ * operators. MIXP_OP_CAST accepts each class and stays MIXP_CLASS_KEEP: a cast converts to the
+ * dtype that it is given, and autocast itself casts by it. */
 MIXPREC_API mixp_result mixp_autocast_override(mixp_context *ctx, const mixp_op *op,
                                                mixp_op_class cls);
 

@@ -125,5 +125,4 @@ static mixp_result mixpi_check_apply(mixp_context *ctx, const mixp_op *op, int n
 
 /* Applies the tape's own cast operator, defined below. */
 static mixp_tensor *mixpi_cast(mixp_context *ctx, mixp_tensor *x, mixp_dtype dtype);
-static int mixpi_is_cast(const mixp_op *op);
 

@@ -133,9 +133,7 @@ static mixp_result mixpi_run_forward(mixp_call *c) {
         mixpi_entry(c)->fixed_dtype = 1;
         r = mixpi_cast_to_f32(c);
     }
-    /* A cast converts its own input, whatever class the user gave it. */
-    if (region.level && cls == MIXP_CLASS_LOW && !mixpi_is_cast(c->op))
-        r = mixpi_cast_inputs(c, region.dtype);
+    if (region.level && cls == MIXP_CLASS_LOW) r = mixpi_cast_inputs(c, region.dtype);
     if (r == MIXP_OK) r = c->op->infer(c);
     if (r != MIXP_OK || ctx->generation != generation) return r;
     r = mixpi_allocate_output(c, cls, region);

@@ -10,10 +10,22 @@ static mixp_tensor *w, *b;      /* f32 parameters: w[8,8], b[8] */
 static int64_t mat[2] = { 8, 8 }, vec[1] = { 8 }, cube[3] = { 1, 8, 8 }, eight_ids[2] = { 1, 8 };
 static int32_t index8[8] = { 0, 1, 2, 3, 4, 5, 6, 7 };
 
-static mixp_tensor *input(mixp_dtype dtype, int rank, const int64_t *shape) {
+/* 1: input returns parameters, which have gradients, one for each dtype and rank. */
+static int inputs_are_trained;
+static mixp_tensor *trained[3][MIXP_MAX_RANK];
+
+static mixp_tensor *constant(mixp_dtype dtype, int rank, const int64_t *shape) {
     mixp_tensor *t = mixp_activation(ctx, dtype, rank, shape);
     mixp_fill(t, 0.5);
     return t;
+}
+
+static mixp_tensor *input(mixp_dtype dtype, int rank, const int64_t *shape) {
+    mixp_tensor **t = &trained[dtype == MIXP_F16 ? 1 : dtype == MIXP_BF16 ? 2 : 0][rank];
+    if (!inputs_are_trained) return constant(dtype, rank, shape);
+    if (!*t) *t = mixp_param(ctx, NULL, dtype, rank, shape);
+    mixp_fill(*t, 0.5);
+    return *t;
 }
 
 /* One operator on an input of dtype d. */
@@ -25,7 +37,7 @@ static mixp_tensor *fitting(mixp_tensor *f32, mixp_tensor *const *low) {
 }
 
 static mixp_tensor *run(mixp_op_id id, mixp_dtype d) {
-    mixp_tensor *x = input(d, 2, mat), *y = input(d, 2, mat), *pair[2];
+    mixp_tensor *x = input(d, 2, mat), *y = constant(d, 2, mat), *pair[2];
     mixp_tensor *n = mixp_input(ctx, MIXP_I32, 1, vec, index8);
     mixp_tensor *mask = mixp_reshape(ctx, n, 2, eight_ids);
     mixp_rope_desc turn;
@@ -440,6 +452,80 @@ static void test_banned_and_override(void) {
     mixp_context_clear_error(ctx);
 }
 
+/* Does the operator read f32 parameters? */
+static int reads_f32(mixp_op_id id) { return id == MIXP_OP_LINEAR || id == MIXP_OP_LAYER_NORM || id == MIXP_OP_RMS_NORM; }
+
+/* The dtype of a result at level 1 in a region of f16: what the class's line in the header says. A result that
+ * is no real number, a view, and a loss keep their dtype. */
+static mixp_dtype want_of_class(const expected *row, mixp_op_class cls, mixp_dtype in) {
+    const int fixed = row->level2 != 'L';
+    if (row->id == MIXP_OP_CAST) return MIXP_F32;
+    if (row->id == MIXP_OP_TOPK || row->id == MIXP_OP_SORT) return in;     /* gather reads the values */
+    if (cls == MIXP_CLASS_ALL_F32 && fixed && row->level2 == 'K') return MIXP_F32;
+    if (cls == MIXP_CLASS_LOW && row->level2 == 'K') return MIXP_F16;
+    if (fixed) return want(row->level2, in, MIXP_F16);
+    if (cls == MIXP_CLASS_LOW || cls == MIXP_CLASS_LOW_OUT) return MIXP_F16;
+    if (cls == MIXP_CLASS_PROMOTE && reads_f32(row->id)) return MIXP_F32;
+    return cls == MIXP_CLASS_KEEP || cls == MIXP_CLASS_PROMOTE ? in : MIXP_F32;
+}
+
+/* Are all numbers of t finite? */
+static int finite_numbers(const mixp_tensor *t) {
+    static double v[256];
+    int64_t i;
+    if (!t || t->count > 256 || mixp_read(t, v, MIXP_F64, t->count) != MIXP_OK) return 0;
+    for (i = 0; i < t->count; i++)
+        if (!(v[i] - v[i] == 0.0)) return 0;
+    return 1;
+}
+
+/* One forward and one backward of the operator with this class. Returns 0 if the result's dtype, its numbers or
+ * the gradient of the first input are wrong. */
+static int runs_with_class(const expected *row, mixp_op_class cls, mixp_dtype in) {
+    const mixp_op *op = mixp_op_builtin(row->id);
+    mixp_tensor *x = input(in, 2, mat), *y = NULL;
+    mixp_result r;
+    int good;
+    mixp_step_begin(ctx);
+    CHECK_INT(mixp_autocast_override(ctx, op, cls), MIXP_OK);
+    MIXP_AUTOCAST(ctx, MIXP_F16) { y = run(row->id, in); }
+    CHECK_INT(mixp_autocast_override(ctx, op, op->cls), MIXP_OK);
+    r = mixp_context_error(ctx, NULL);
+    mixp_context_clear_error(ctx);
+    if (cls == MIXP_CLASS_BANNED && row->id != MIXP_OP_CAST) return !y && r == MIXP_ERR_BANNED;
+    good = y && r == MIXP_OK && y->dtype == want_of_class(row, cls, in);
+    if (!good || (y->dtype != MIXP_F32 && y->dtype != MIXP_F16 && y->dtype != MIXP_BF16)) return good;
+    if (!op->backward || row->id == MIXP_OP_DETACH) return finite_numbers(y);
+    r = mixp_backward(ctx, mixp_sum(ctx, y, MIXP_ALL, 0));
+    mixp_context_clear_error(ctx);
+    return r == MIXP_OK && finite_numbers(y) && (row->id == MIXP_OP_ATTENTION || finite_numbers(x->grad));
+}
+
+/* Casts are operators, too: autocast applies them for itself, and no class may make it do so without end. */
+static void test_each_class_for_each_operator(void) {
+    static const mixp_dtype inputs[3] = { MIXP_F32, MIXP_F16, MIXP_BF16 };
+    mixp_context *kept = ctx;
+    unsigned i, d;
+    int cls;
+    inputs_are_trained = 1;
+    for (i = 0; i < sizeof table / sizeof table[0]; i++) {      /* a context takes 64 overrides */
+        memset(trained, 0, sizeof trained);
+        ctx = mixp_context_new(NULL);
+        w = mixp_param(ctx, "w", MIXP_F32, 2, mat);
+        b = mixp_param(ctx, "b", MIXP_F32, 1, vec);
+        for (cls = 0; cls < MIXP_CLASS_COUNT; cls++)
+            for (d = 0; d < 3; d++)
+                if (!runs_with_class(&table[i], (mixp_op_class)cls, inputs[d])) {
+                    test_bad++;
+                    TEST_SHOW("%s as %s, input %s", mixp_op_builtin(table[i].id)->name,
+                              mixp_op_class_name((mixp_op_class)cls), mixp_dtype_name(inputs[d]));
+                }
+        mixp_context_free(ctx);
+    }
+    inputs_are_trained = 0;
+    ctx = kept;
+}
+
 /* The result must be that of casting by hand, bit for bit. */
 static void test_cast_by_hand_is_the_same(void) {
     float a[64], h[64];
@@ -572,6 +658,7 @@ int main(void) {
     RUN(test_no_grad_first_does_not_poison_the_cache);
     RUN(test_counts_tell_what_ran);
     RUN(test_gradient_dtypes);
+    RUN(test_each_class_for_each_operator);
     mixp_context_free(ctx);
     RUN(test_pop_in_block);
     return test_report();
