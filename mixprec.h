@@ -14586,6 +14586,13 @@ typedef struct mixpi_watcher mixpi_watcher;
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
 enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* of mixp_recompute */
 
+/* The parameters of a context. */
+typedef struct mixpi_params {
+    mixp_tensor **made;         /* `count` parameters, oldest first                        */
+    mixp_tensor **named;        /* hash table of those with a name: 2 * room places; NULL = free */
+    int64_t       count, room;  /* room: a power of 2; 0 = no memory yet                   */
+} mixpi_params;
+
 /* Unscaled f16 gradients of the newest walk that met any; see tape/walk.c. */
 typedef struct mixpi_unscaled {
     int    walks;               /* number of walks that met such gradients                 */
@@ -14620,6 +14627,7 @@ struct mixp_context {
     mixpi_piece *scratch;       /* memory that exec.scratch hands out                      */
     mixpi_arena  host, dev, records;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
+    mixpi_params params;
     mixpi_casting *casting;     /* state of AUTOCAST, made at its first use                 */
     const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
     mixpi_watch   *watch;       /* state of the guard; NULL: no guard was ever started     */
@@ -14676,18 +14684,19 @@ enum { MIXPI_LINE = 64 };       /* alignment of chunks; bytes that a record take
 
 typedef struct mixpi_block_part {
     size_t size;                /* bytes of the memory behind this record                  */
-    int    used;
+    struct mixpi_block_part *next;  /* of a free chunk: the next free chunk, by address    */
 } mixpi_block_part;
 
 struct mixpi_block {
     char  *first;               /* the first record                                        */
+    mixpi_block_part *free;     /* the free chunks, by address                             */
     size_t size;                /* bytes of all chunks with their records                  */
     size_t most;                /* peak of the bytes in use                                */
     size_t before;              /* bytes of the caller's array before `first`              */
 };
 
-static mixpi_block_part *mixpi_block_at(const mixpi_block *b, size_t at)
-{ return (mixpi_block_part *)(void *)(b->first + at); }
+/* The end of a chunk: the next record, or the end of the block. */
+static char *mixpi_block_end(mixpi_block_part *c) { return (char *)c + MIXPI_LINE + c->size; }
 
 /* Makes a block of the array. Returns NULL if the array is too small. */
 static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
@@ -14698,54 +14707,62 @@ static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
     b->first = (char *)memory + b->before;
     b->size = (bytes - b->before) / MIXPI_LINE * MIXPI_LINE;
     b->most = 0;
-    mixpi_block_at(b, 0)->size = b->size - MIXPI_LINE;
-    mixpi_block_at(b, 0)->used = 0;
+    b->free = (mixpi_block_part *)(void *)b->first;
+    b->free->size = b->size - MIXPI_LINE;
+    b->free->next = NULL;
     return b;
 }
 
-/* Takes a free chunk at `at` that has room. The rest of the chunk becomes a chunk of its own. */
-static void *mixpi_block_cut(mixpi_block *b, size_t at, size_t bytes) {
-    mixpi_block_part *c = mixpi_block_at(b, at);
-    size_t end = at + MIXPI_LINE + bytes;
+/* Takes the free chunk at *at, which has room. The rest of the chunk becomes a chunk of its own. */
+static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes) {
+    mixpi_block_part *c = *at, *rest = c->next;
+    size_t end;
     if (c->size - bytes > MIXPI_LINE) {
-        mixpi_block_part *rest = mixpi_block_at(b, end);
+        rest = (mixpi_block_part *)(void *)((char *)c + MIXPI_LINE + bytes);
         rest->size = c->size - bytes - MIXPI_LINE;
-        rest->used = 0;
+        rest->next = c->next;
         c->size = bytes;
     }
-    c->used = 1;
-    end = at + MIXPI_LINE + c->size;
+    *at = rest;
+    end = (size_t)(mixpi_block_end(c) - b->first);
     if (end > b->most) b->most = end;
-    return b->first + at + MIXPI_LINE;
+    return (char *)c + MIXPI_LINE;
 }
 
 static void *mixpi_block_allocate(size_t bytes, void *user) {
     mixpi_block *b = (mixpi_block *)user;
-    size_t at = 0, need;
+    mixpi_block_part **at = &b->free;
+    size_t need;
     if (bytes > b->size) return NULL;
     need = (bytes + MIXPI_LINE - 1) / MIXPI_LINE * MIXPI_LINE;
-    while (at < b->size) {
-        const mixpi_block_part *c = mixpi_block_at(b, at);
-        if (!c->used && c->size >= need) return mixpi_block_cut(b, at, need);
-        at += MIXPI_LINE + c->size;
-    }
-    return NULL;
+    while (*at && (*at)->size < need) at = &(*at)->next;
+    return *at ? mixpi_block_cut(b, at, need) : NULL;
+}
+
+/* Joins a free chunk with the next one if they are neighbours. */
+static void mixpi_block_join(mixpi_block_part *c) {
+    mixpi_block_part *next = c->next;
+    if (!next || mixpi_block_end(c) != (char *)next) return;
+    c->size += MIXPI_LINE + next->size;
+    c->next = next->next;
 }
 
 static void mixpi_block_release(void *p, void *user) {
     mixpi_block *b = (mixpi_block *)user;
-    size_t at = 0;
-    mixpi_block_part *before = NULL;
+    mixpi_block_part *c, *before = NULL, *next = b->free;
     if (!p) return;
-    mixpi_block_at(b, (size_t)((char *)p - b->first) - MIXPI_LINE)->used = 0;
-    while (at < b->size) {
-        mixpi_block_part *c = mixpi_block_at(b, at);
-        at += MIXPI_LINE + c->size;
-        if (before && !before->used && !c->used) before->size += MIXPI_LINE + c->size;
-        else before = c;
+    c = (mixpi_block_part *)(void *)((char *)p - MIXPI_LINE);
+    while (next && next < c) {
+        before = next;
+        next = next->next;
     }
+    c->next = next;
+    mixpi_block_join(c);
+    if (before) {
+        before->next = c;
+        mixpi_block_join(before);
+    } else b->free = c;
 }
-
 /* --- errors ---------------------------------------------------------------------------- */
 
 static void mixpi_tell(mixp_context *ctx) {
@@ -16160,95 +16177,6 @@ static mixp_result mixpi_check_made(mixp_context *ctx, const char *who, const ch
         who, name ? name : "");
 }
 
-/* Does text[0..n) fit the pattern? * stands for any characters, ? for one. */
-static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
-    const char *star = NULL;
-    size_t at = 0, retry = 0;
-    while (at < n) {
-        if (*pattern == '*') {
-            star = pattern++;
-            retry = at;
-        } else if (*pattern == '?' || *pattern == text[at]) {
-            pattern++;
-            at++;
-        } else if (star) {      /* the newest star takes one more character */
-            pattern = star + 1;
-            at = ++retry;
-        } else return 0;
-    }
-    while (*pattern == '*') pattern++;
-    return !*pattern;
-}
-
-/* Skips parameters without a name. */
-MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name) {
-    mixp_tensor *t = ctx && name && *name ? ctx->tensors : NULL;
-    while (t && !(t->own.is_param && strcmp(t->name, name) == 0)) t = t->own.next;
-    return t;
-}
-
-/* The context lists its newest tensor first, so parameter i is counted from the end. */
-MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i) {
-    mixp_tensor *t;
-    int64_t behind = 0;
-    for (t = ctx ? ctx->tensors : NULL; t; t = t->own.next) behind += t->own.is_param;
-    if (i < 0 || i >= behind) return NULL;
-    for (t = ctx->tensors; behind > i + 1 || !t->own.is_param; t = t->own.next)
-        behind -= t->own.is_param;
-    return t;
-}
-
-/* The oldest parameter, from number *i on, whose name matches the pattern. Sets *i to the next
- * number. Returns NULL if no further parameter matches. */
-static mixp_tensor *mixpi_param_next(const mixp_context *ctx, const char *pattern, int64_t *i) {
-    mixp_tensor *t;
-    while ((t = mixp_context_param(ctx, (*i)++)) != NULL)
-        if (mixpi_pattern_fits(pattern, t->name, strlen(t->name))) return t;
-    return NULL;
-}
-
-MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
-                                      mixp_result (*init)(mixp_tensor *, double),
-                                      double value) {
-    mixp_result r = MIXP_OK;
-    mixp_tensor *t;
-    int64_t i = 0;
-    int found = 0;
-    if (!ctx || !pattern || !init)
-        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_init_all: the context, the pattern or the function is NULL");
-    while (r == MIXP_OK && (t = mixpi_param_next(ctx, pattern, &i)) != NULL) {
-        r = init(t, value);
-        found = 1;
-    }
-    if (found) return r;
-    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                             "mixp_init_all: no parameter's name fits '%s'", pattern);
-}
-
-
-MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
-                                    int rank, const int64_t *shape) {
-    mixp_tensor *t;
-    if (!mixpi_real(dtype)) {
-        mixp_context_fail(ctx, MIXP_ERR_DTYPE,
-                          "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s",
-                          name ? name : "", mixp_dtype_name(dtype));
-        return NULL;
-    }
-    if (mixp_context_find(ctx, name)) {
-        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
-                          "mixp_param '%s': this name is taken; create each parameter once, before "
-                          "the loop, with its own name",
-                          name);
-        return NULL;
-    }
-    if (ctx && mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
-    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
-    if (t) t->requires_grad = t->own.is_param = 1;
-    return t;
-}
-
 static const char *mixpi_view_wrong(const mixp_context *ctx, mixp_dtype dtype,
                                     const void *data) {
     size_t size = mixp_dtype_size(dtype);
@@ -16549,6 +16477,122 @@ MIXPREC_API mixp_result mixp_init_kaiming_normal(mixp_tensor *t, double gain)
 MIXPREC_API mixp_result mixp_init_kaiming_uniform(mixp_tensor *t, double gain)
 { return mixpi_init_fan(t, 0, 0, gain); }
 
+/* --- parameters ------------------------------------------------------------------------ */
+
+/* Does text[0..n) fit the pattern? * stands for any characters, ? for one. */
+static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
+    const char *star = NULL;
+    size_t at = 0, retry = 0;
+    while (at < n) {
+        if (*pattern == '*') {
+            star = pattern++;
+            retry = at;
+        } else if (*pattern == '?' || *pattern == text[at]) {
+            pattern++;
+            at++;
+        } else if (star) {      /* the newest star takes one more character */
+            pattern = star + 1;
+            at = ++retry;
+        } else return 0;
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}
+
+/* The place of a name in the table: its parameter, or the first free place behind its hash, which
+ * is FNV-1a. At least half of the places are free. */
+static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
+    const uint64_t last = 2 * (uint64_t)p->room - 1;
+    uint64_t h = 0xCBF29CE484222325u, at;
+    const char *c;
+    for (c = name; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;
+    at = (h ^ h >> 32) & last;
+    while (p->named[at] && strcmp(p->named[at]->name, name) != 0) at = (at + 1) & last;
+    return &p->named[at];
+}
+
+/* The tensor becomes the context's newest parameter. There is room for it. */
+static void mixpi_params_add(mixpi_params *p, mixp_tensor *t) {
+    p->made[p->count++] = t;
+    if (*t->name) *mixpi_name_place(p, t->name) = t;
+}
+
+/* Makes room for one more parameter. Both arrays are one piece of memory, which doubles. */
+static mixp_result mixpi_params_grow(mixp_context *ctx) {
+    mixpi_params old = ctx->params, grown = { NULL, NULL, 0, 0 };
+    int64_t i;
+    if (old.count < old.room) return MIXP_OK;
+    grown.room = old.room ? 2 * old.room : 16;
+    grown.made = (mixp_tensor **)mixpi_owner_new(ctx, 3 * (size_t)grown.room * sizeof *grown.made);
+    if (!grown.made) return MIXP_ERR_MEMORY;
+    grown.named = grown.made + grown.room;
+    for (i = 0; i < old.count; i++) mixpi_params_add(&grown, old.made[i]);
+    ctx->params = grown;
+    if (old.made) mixpi_owned_free(ctx, old.made);
+    return MIXP_OK;
+}
+
+/* Finds no parameter without a name. */
+MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name) {
+    if (!ctx || !name || !*name || !ctx->params.room) return NULL;
+    return *mixpi_name_place(&ctx->params, name);
+}
+
+MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i)
+{ return ctx && i >= 0 && i < ctx->params.count ? ctx->params.made[i] : NULL; }
+
+/* The oldest parameter, from number *i on, whose name matches the pattern. Sets *i to the next
+ * number. Returns NULL if no further parameter matches. */
+static mixp_tensor *mixpi_param_next(const mixp_context *ctx, const char *pattern, int64_t *i) {
+    mixp_tensor *t;
+    while ((t = mixp_context_param(ctx, (*i)++)) != NULL)
+        if (mixpi_pattern_fits(pattern, t->name, strlen(t->name))) return t;
+    return NULL;
+}
+
+MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
+                                      mixp_result (*init)(mixp_tensor *, double),
+                                      double value) {
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    int64_t i = 0;
+    int found = 0;
+    if (!ctx || !pattern || !init)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_init_all: the context, the pattern or the function is NULL");
+    while (r == MIXP_OK && (t = mixpi_param_next(ctx, pattern, &i)) != NULL) {
+        r = init(t, value);
+        found = 1;
+    }
+    if (found) return r;
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                             "mixp_init_all: no parameter's name fits '%s'", pattern);
+}
+
+MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                    int rank, const int64_t *shape) {
+    mixp_tensor *t;
+    if (!mixpi_real(dtype)) {
+        mixp_context_fail(ctx, MIXP_ERR_DTYPE,
+                          "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s",
+                          name ? name : "", mixp_dtype_name(dtype));
+        return NULL;
+    }
+    if (mixp_context_find(ctx, name)) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_param '%s': this name is taken; create each parameter once, before "
+                          "the loop, with its own name",
+                          name);
+        return NULL;
+    }
+    if (!ctx || mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
+    if (mixpi_params_grow(ctx) != MIXP_OK) return NULL;
+    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
+    if (!t) return NULL;
+    t->requires_grad = t->own.is_param = 1;
+    mixpi_params_add(&ctx->params, t);
+    return t;
+}
 MIXPI_SELDOM_BEGIN
 /* --- recipes: the quantiser ----------------------------------------------------------------- */
 
@@ -24549,6 +24593,12 @@ typedef struct mixpi_muon {
     mixp_step_state *look;      /* step state for the norm of the direction                */
 } mixpi_muon;
 
+/* Tensors in the order of their addresses, with room for the optimizer's capacity. */
+typedef struct mixpi_sorted {
+    mixp_tensor **at;
+    int64_t       count;
+} mixpi_sorted;
+
 struct mixp_optimizer {
     mixp_context    *ctx;
     mixp_step_plan   plan;
@@ -24556,6 +24606,7 @@ struct mixp_optimizer {
     int              no_master, zero_grad;
     int64_t          count, capacity;
     mixpi_slot      *slots;
+    mixpi_sorted     params, grads; /* the parameters; the callers' gradients              */
     mixp_param_row  *rows, *device_rows;    /* table on the host; table that kernels read  */
     mixp_param_row  *own_rows, *device_own_rows;    /* the rows that this rank updates: the same
                                                        tables unless the states are sharded */
@@ -25009,6 +25060,11 @@ static int mixpi_row_is_small(const mixp_param_row *row) {
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
 { return opt->slots[i].kept == MIXPI_HERE; }
 
+static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
+    if (s->count) memcpy(to, s->at, (size_t)s->count * sizeof *to);
+    s->at = to;
+}
+
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
@@ -25016,10 +25072,13 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
         (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
     mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
-    if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
+    mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
+    if (!slots || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
     if (opt->shards && opt->ctx->crew->grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
+    mixpi_sorted_move(&opt->params, sorted);
+    mixpi_sorted_move(&opt->grads, sorted + n);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
     if (!opt->shards) opt->own_rows = rows;
     if (!opt->shards) opt->device_own_rows = device;
@@ -25048,20 +25107,38 @@ static int mixpi_overlap(const mixp_tensor *a, const mixp_tensor *b) {
     return at <= to ? to - at < mixpi_bytes(a) : at - to < mixpi_bytes(b);
 }
 
-/* Returns why p, with gradient g or NULL, cannot join the existing parameters, or NULL. */
+/* How many tensors of an array in the order of addresses begin at `data` or before? */
+static int64_t mixpi_sorted_before(const mixpi_sorted *s, const void *data) {
+    int64_t low = 0, high = s->count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if ((uintptr_t)s->at[middle]->data <= (uintptr_t)data) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static void mixpi_sorted_add(mixpi_sorted *s, mixp_tensor *t) {
+    const int64_t i = mixpi_sorted_before(s, t->data);
+    memmove(s->at + i + 1, s->at + i, (size_t)(s->count - i) * sizeof *s->at);
+    s->at[i] = t;
+    s->count++;
+}
+
+/* Returns why p, with gradient g or NULL, cannot join the existing parameters, or NULL. The
+ * existing parameters share no memory, so only the neighbours of p's address can overlap p. */
 static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
-        const mixpi_slot *slot = &opt->slots[i];
-        if (slot->param == p) return "was added before";
-        if (mixpi_overlap(slot->param, p))
-            return "shares memory with a parameter that was added before; create views once, "
-                   "before the loop";
-        if (opt->zero_grad && g && slot->grad && slot->grad->data == g->data)
-            return "shares its gradient with another parameter, and the first update would clear "
-                   "it; use separate gradients";
-    }
+    const mixpi_sorted *s = &opt->params, *grads = &opt->grads;
+    int64_t i = mixpi_sorted_before(s, p->data);
+    if (i > 0 && s->at[i - 1] == p) return "was added before";
+    if ((i > 0 && mixpi_overlap(s->at[i - 1], p)) || (i < s->count && mixpi_overlap(p, s->at[i])))
+        return "shares memory with a parameter that was added before; create views once, "
+               "before the loop";
+    i = g ? mixpi_sorted_before(grads, g->data) : 0;
+    if (opt->zero_grad && i > 0 && grads->at[i - 1]->data == g->data)
+        return "shares its gradient with another parameter, and the first update would clear "
+               "it; use separate gradients";
     return NULL;
 }
 
@@ -25326,6 +25403,8 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
     r = mixpi_row_place(opt, row);
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
+    if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
+    if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     param->own.optimizers += r == MIXP_OK;

@@ -1,6 +1,6 @@
 #pragma once
 #include "tape.h"
-#include "tensors/tensors.c"
+#include "tensors/params.c"
 #include "recipe.c"
 /* ==== 6. AUTOCAST (implementation) ==================================================== */
 

@@ -109,6 +109,7 @@ MIXPI_SELDOM_END
 #include "tensors/watcher.c"
 #include "tensors/context.c"
 #include "tensors/tensors.c"
+#include "tensors/params.c"
 MIXPI_SELDOM_BEGIN
 #include "recipe.c"
 MIXPI_SELDOM_END

@@ -44,6 +44,12 @@ typedef struct mixpi_muon {
     mixp_step_state *look;      /* step state for the norm of the direction                */
 } mixpi_muon;
 
+/* Tensors in the order of their addresses, with room for the optimizer's capacity. */
+typedef struct mixpi_sorted {
+    mixp_tensor **at;
+    int64_t       count;
+} mixpi_sorted;
+
 struct mixp_optimizer {
     mixp_context    *ctx;
     mixp_step_plan   plan;
@@ -51,6 +57,7 @@ struct mixp_optimizer {
     int              no_master, zero_grad;
     int64_t          count, capacity;
     mixpi_slot      *slots;
+    mixpi_sorted     params, grads; /* the parameters; the callers' gradients              */
     mixp_param_row  *rows, *device_rows;    /* table on the host; table that kernels read  */
     mixp_param_row  *own_rows, *device_own_rows;    /* the rows that this rank updates: the same
                                                        tables unless the states are sharded */
@@ -504,6 +511,11 @@ static int mixpi_row_is_small(const mixp_param_row *row) {
 static int mixpi_is_own(const mixp_optimizer *opt, int64_t i)
 { return opt->slots[i].kept == MIXPI_HERE; }
 
+static void mixpi_sorted_move(mixpi_sorted *s, mixp_tensor **to) {
+    if (s->count) memcpy(to, s->at, (size_t)s->count * sizeof *to);
+    s->at = to;
+}
+
 static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
     int64_t n = opt->capacity ? 2 * opt->capacity : 32;
     size_t bytes = (size_t)n * sizeof(mixp_param_row);
@@ -511,10 +523,13 @@ static mixp_result mixpi_optimizer_grow(mixp_optimizer *opt) {
         (mixpi_slot *)mixpi_opt_host(opt, (size_t)n * sizeof *slots);
     mixp_param_row *rows = (mixp_param_row *)mixpi_opt_host(opt, bytes);
     mixp_param_row *device = (mixp_param_row *)mixpi_opt_device(opt, bytes);
-    if (!slots || !rows || !device) return MIXP_ERR_MEMORY;
+    mixp_tensor **sorted = (mixp_tensor **)mixpi_opt_host(opt, 2 * (size_t)n * sizeof *sorted);
+    if (!slots || !rows || !device || !sorted) return MIXP_ERR_MEMORY;
     if (opt->shards && opt->ctx->crew->grow(opt, bytes) != MIXP_OK) return MIXP_ERR_MEMORY;
     if (opt->count) memcpy(slots, opt->slots, (size_t)opt->count * sizeof *slots);
     if (opt->count) memcpy(rows, opt->rows, (size_t)opt->count * sizeof *rows);
+    mixpi_sorted_move(&opt->params, sorted);
+    mixpi_sorted_move(&opt->grads, sorted + n);
     opt->slots = slots; opt->rows = rows; opt->device_rows = device; opt->capacity = n;
     if (!opt->shards) opt->own_rows = rows;
     if (!opt->shards) opt->device_own_rows = device;
@@ -543,20 +558,38 @@ static int mixpi_overlap(const mixp_tensor *a, const mixp_tensor *b) {
     return at <= to ? to - at < mixpi_bytes(a) : at - to < mixpi_bytes(b);
 }
 
-/* Returns why p, with gradient g or NULL, cannot join the existing parameters, or NULL. */
+/* How many tensors of an array in the order of addresses begin at `data` or before? */
+static int64_t mixpi_sorted_before(const mixpi_sorted *s, const void *data) {
+    int64_t low = 0, high = s->count;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if ((uintptr_t)s->at[middle]->data <= (uintptr_t)data) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+static void mixpi_sorted_add(mixpi_sorted *s, mixp_tensor *t) {
+    const int64_t i = mixpi_sorted_before(s, t->data);
+    memmove(s->at + i + 1, s->at + i, (size_t)(s->count - i) * sizeof *s->at);
+    s->at[i] = t;
+    s->count++;
+}
+
+/* Returns why p, with gradient g or NULL, cannot join the existing parameters, or NULL. The
+ * existing parameters share no memory, so only the neighbours of p's address can overlap p. */
 static const char *mixpi_add_clash(const mixp_optimizer *opt, const mixp_tensor *p,
                                    const mixp_tensor *g) {
-    int64_t i;
-    for (i = 0; i < opt->count; i++) {
-        const mixpi_slot *slot = &opt->slots[i];
-        if (slot->param == p) return "was added before";
-        if (mixpi_overlap(slot->param, p))
-            return "shares memory with a parameter that was added before; create views once, "
-                   "before the loop";
-        if (opt->zero_grad && g && slot->grad && slot->grad->data == g->data)
-            return "shares its gradient with another parameter, and the first update would clear "
-                   "it; use separate gradients";
-    }
+    const mixpi_sorted *s = &opt->params, *grads = &opt->grads;
+    int64_t i = mixpi_sorted_before(s, p->data);
+    if (i > 0 && s->at[i - 1] == p) return "was added before";
+    if ((i > 0 && mixpi_overlap(s->at[i - 1], p)) || (i < s->count && mixpi_overlap(p, s->at[i])))
+        return "shares memory with a parameter that was added before; create views once, "
+               "before the loop";
+    i = g ? mixpi_sorted_before(grads, g->data) : 0;
+    if (opt->zero_grad && i > 0 && grads->at[i - 1]->data == g->data)
+        return "shares its gradient with another parameter, and the first update would clear "
+               "it; use separate gradients";
     return NULL;
 }
 
@@ -821,6 +854,8 @@ static mixp_result mixpi_do_optimizer_add(mixp_optimizer *opt, mixp_tensor *para
     opt->slots[opt->count].param = param; opt->slots[opt->count].grad = grad;
     r = mixpi_row_place(opt, row);
     if (r == MIXP_OK) r = mixpi_master_sync(opt, opt->count);
+    if (r == MIXP_OK) mixpi_sorted_add(&opt->params, param);
+    if (r == MIXP_OK && grad) mixpi_sorted_add(&opt->grads, grad);
     if (r == MIXP_OK) { opt->count++; opt->rows_changed = 1; }
     if (r == MIXP_OK && mixpi_row_is_small(row)) opt->plan.small = 1;
     param->own.optimizers += r == MIXP_OK;

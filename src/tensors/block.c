@@ -10,18 +10,19 @@ enum { MIXPI_LINE = 64 };       /* alignment of chunks; bytes that a record take
 
 typedef struct mixpi_block_part {
     size_t size;                /* bytes of the memory behind this record                  */
-    int    used;
+    struct mixpi_block_part *next;  /* of a free chunk: the next free chunk, by address    */
 } mixpi_block_part;
 
 struct mixpi_block {
     char  *first;               /* the first record                                        */
+    mixpi_block_part *free;     /* the free chunks, by address                             */
     size_t size;                /* bytes of all chunks with their records                  */
     size_t most;                /* peak of the bytes in use                                */
     size_t before;              /* bytes of the caller's array before `first`              */
 };
 
-static mixpi_block_part *mixpi_block_at(const mixpi_block *b, size_t at)
-{ return (mixpi_block_part *)(void *)(b->first + at); }
+/* The end of a chunk: the next record, or the end of the block. */
+static char *mixpi_block_end(mixpi_block_part *c) { return (char *)c + MIXPI_LINE + c->size; }
 
 /* Makes a block of the array. Returns NULL if the array is too small. */
 static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
@@ -32,51 +33,59 @@ static mixpi_block *mixpi_block_new(void *memory, size_t bytes) {
     b->first = (char *)memory + b->before;
     b->size = (bytes - b->before) / MIXPI_LINE * MIXPI_LINE;
     b->most = 0;
-    mixpi_block_at(b, 0)->size = b->size - MIXPI_LINE;
-    mixpi_block_at(b, 0)->used = 0;
+    b->free = (mixpi_block_part *)(void *)b->first;
+    b->free->size = b->size - MIXPI_LINE;
+    b->free->next = NULL;
     return b;
 }
 
-/* Takes a free chunk at `at` that has room. The rest of the chunk becomes a chunk of its own. */
-static void *mixpi_block_cut(mixpi_block *b, size_t at, size_t bytes) {
-    mixpi_block_part *c = mixpi_block_at(b, at);
-    size_t end = at + MIXPI_LINE + bytes;
+/* Takes the free chunk at *at, which has room. The rest of the chunk becomes a chunk of its own. */
+static void *mixpi_block_cut(mixpi_block *b, mixpi_block_part **at, size_t bytes) {
+    mixpi_block_part *c = *at, *rest = c->next;
+    size_t end;
     if (c->size - bytes > MIXPI_LINE) {
-        mixpi_block_part *rest = mixpi_block_at(b, end);
+        rest = (mixpi_block_part *)(void *)((char *)c + MIXPI_LINE + bytes);
         rest->size = c->size - bytes - MIXPI_LINE;
-        rest->used = 0;
+        rest->next = c->next;
         c->size = bytes;
     }
-    c->used = 1;
-    end = at + MIXPI_LINE + c->size;
+    *at = rest;
+    end = (size_t)(mixpi_block_end(c) - b->first);
     if (end > b->most) b->most = end;
-    return b->first + at + MIXPI_LINE;
+    return (char *)c + MIXPI_LINE;
 }
 
 static void *mixpi_block_allocate(size_t bytes, void *user) {
     mixpi_block *b = (mixpi_block *)user;
-    size_t at = 0, need;
+    mixpi_block_part **at = &b->free;
+    size_t need;
     if (bytes > b->size) return NULL;
     need = (bytes + MIXPI_LINE - 1) / MIXPI_LINE * MIXPI_LINE;
-    while (at < b->size) {
-        const mixpi_block_part *c = mixpi_block_at(b, at);
-        if (!c->used && c->size >= need) return mixpi_block_cut(b, at, need);
-        at += MIXPI_LINE + c->size;
-    }
-    return NULL;
+    while (*at && (*at)->size < need) at = &(*at)->next;
+    return *at ? mixpi_block_cut(b, at, need) : NULL;
+}
+
+/* Joins a free chunk with the next one if they are neighbours. */
+static void mixpi_block_join(mixpi_block_part *c) {
+    mixpi_block_part *next = c->next;
+    if (!next || mixpi_block_end(c) != (char *)next) return;
+    c->size += MIXPI_LINE + next->size;
+    c->next = next->next;
 }
 
 static void mixpi_block_release(void *p, void *user) {
     mixpi_block *b = (mixpi_block *)user;
-    size_t at = 0;
-    mixpi_block_part *before = NULL;
+    mixpi_block_part *c, *before = NULL, *next = b->free;
     if (!p) return;
-    mixpi_block_at(b, (size_t)((char *)p - b->first) - MIXPI_LINE)->used = 0;
-    while (at < b->size) {
-        mixpi_block_part *c = mixpi_block_at(b, at);
-        at += MIXPI_LINE + c->size;
-        if (before && !before->used && !c->used) before->size += MIXPI_LINE + c->size;
-        else before = c;
+    c = (mixpi_block_part *)(void *)((char *)p - MIXPI_LINE);
+    while (next && next < c) {
+        before = next;
+        next = next->next;
     }
+    c->next = next;
+    mixpi_block_join(c);
+    if (before) {
+        before->next = c;
+        mixpi_block_join(before);
+    } else b->free = c;
 }
-

@@ -50,6 +50,13 @@ typedef struct mixpi_watcher mixpi_watcher;
 enum { MIXPI_OPTIMIZER_BITS = 31 };     /* optimizers with their own bit; further ones share */
 enum { MIXPI_BLOCK_NONE, MIXPI_BLOCK_RECORDED, MIXPI_BLOCK_NO_GRAD };  /* of mixp_recompute */
 
+/* The parameters of a context. */
+typedef struct mixpi_params {
+    mixp_tensor **made;         /* `count` parameters, oldest first                        */
+    mixp_tensor **named;        /* hash table of those with a name: 2 * room places; NULL = free */
+    int64_t       count, room;  /* room: a power of 2; 0 = no memory yet                   */
+} mixpi_params;
+
 /* Unscaled f16 gradients of the newest walk that met any; see tape/walk.c. */
 typedef struct mixpi_unscaled {
     int    walks;               /* number of walks that met such gradients                 */
@@ -84,6 +91,7 @@ struct mixp_context {
     mixpi_piece *scratch;       /* memory that exec.scratch hands out                      */
     mixpi_arena  host, dev, records;
     mixp_tensor *tensors;       /* permanent tensors, newest first                         */
+    mixpi_params params;
     mixpi_casting *casting;     /* state of AUTOCAST, made at its first use                 */
     const mixpi_watcher *watcher;   /* door of the guard; NULL: this build has none        */
     mixpi_watch   *watch;       /* state of the guard; NULL: no guard was ever started     */

@@ -1,0 +1,118 @@
+#pragma once
+#include "tensors.c"
+/* --- parameters ------------------------------------------------------------------------ */
+
+/* Does text[0..n) fit the pattern? * stands for any characters, ? for one. */
+static int mixpi_pattern_fits(const char *pattern, const char *text, size_t n) {
+    const char *star = NULL;
+    size_t at = 0, retry = 0;
+    while (at < n) {
+        if (*pattern == '*') {
+            star = pattern++;
+            retry = at;
+        } else if (*pattern == '?' || *pattern == text[at]) {
+            pattern++;
+            at++;
+        } else if (star) {      /* the newest star takes one more character */
+            pattern = star + 1;
+            at = ++retry;
+        } else return 0;
+    }
+    while (*pattern == '*') pattern++;
+    return !*pattern;
+}
+
+/* The place of a name in the table: its parameter, or the first free place behind its hash, which
+ * is FNV-1a. At least half of the places are free. */
+static mixp_tensor **mixpi_name_place(const mixpi_params *p, const char *name) {
+    const uint64_t last = 2 * (uint64_t)p->room - 1;
+    uint64_t h = 0xCBF29CE484222325u, at;
+    const char *c;
+    for (c = name; *c; c++) h = (h ^ (unsigned char)*c) * 0x100000001B3u;
+    at = (h ^ h >> 32) & last;
+    while (p->named[at] && strcmp(p->named[at]->name, name) != 0) at = (at + 1) & last;
+    return &p->named[at];
+}
+
+/* The tensor becomes the context's newest parameter. There is room for it. */
+static void mixpi_params_add(mixpi_params *p, mixp_tensor *t) {
+    p->made[p->count++] = t;
+    if (*t->name) *mixpi_name_place(p, t->name) = t;
+}
+
+/* Makes room for one more parameter. Both arrays are one piece of memory, which doubles. */
+static mixp_result mixpi_params_grow(mixp_context *ctx) {
+    mixpi_params old = ctx->params, grown = { NULL, NULL, 0, 0 };
+    int64_t i;
+    if (old.count < old.room) return MIXP_OK;
+    grown.room = old.room ? 2 * old.room : 16;
+    grown.made = (mixp_tensor **)mixpi_owner_new(ctx, 3 * (size_t)grown.room * sizeof *grown.made);
+    if (!grown.made) return MIXP_ERR_MEMORY;
+    grown.named = grown.made + grown.room;
+    for (i = 0; i < old.count; i++) mixpi_params_add(&grown, old.made[i]);
+    ctx->params = grown;
+    if (old.made) mixpi_owned_free(ctx, old.made);
+    return MIXP_OK;
+}
+
+/* Finds no parameter without a name. */
+MIXPREC_API mixp_tensor *mixp_context_find(const mixp_context *ctx, const char *name) {
+    if (!ctx || !name || !*name || !ctx->params.room) return NULL;
+    return *mixpi_name_place(&ctx->params, name);
+}
+
+MIXPREC_API mixp_tensor *mixp_context_param(const mixp_context *ctx, int64_t i)
+{ return ctx && i >= 0 && i < ctx->params.count ? ctx->params.made[i] : NULL; }
+
+/* The oldest parameter, from number *i on, whose name matches the pattern. Sets *i to the next
+ * number. Returns NULL if no further parameter matches. */
+static mixp_tensor *mixpi_param_next(const mixp_context *ctx, const char *pattern, int64_t *i) {
+    mixp_tensor *t;
+    while ((t = mixp_context_param(ctx, (*i)++)) != NULL)
+        if (mixpi_pattern_fits(pattern, t->name, strlen(t->name))) return t;
+    return NULL;
+}
+
+MIXPREC_API mixp_result mixp_init_all(mixp_context *ctx, const char *pattern,
+                                      mixp_result (*init)(mixp_tensor *, double),
+                                      double value) {
+    mixp_result r = MIXP_OK;
+    mixp_tensor *t;
+    int64_t i = 0;
+    int found = 0;
+    if (!ctx || !pattern || !init)
+        return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                                 "mixp_init_all: the context, the pattern or the function is NULL");
+    while (r == MIXP_OK && (t = mixpi_param_next(ctx, pattern, &i)) != NULL) {
+        r = init(t, value);
+        found = 1;
+    }
+    if (found) return r;
+    return mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                             "mixp_init_all: no parameter's name fits '%s'", pattern);
+}
+
+MIXPREC_API mixp_tensor *mixp_param(mixp_context *ctx, const char *name, mixp_dtype dtype,
+                                    int rank, const int64_t *shape) {
+    mixp_tensor *t;
+    if (!mixpi_real(dtype)) {
+        mixp_context_fail(ctx, MIXP_ERR_DTYPE,
+                          "mixp_param '%s': a parameter must be f32, f16 or bf16, not %s",
+                          name ? name : "", mixp_dtype_name(dtype));
+        return NULL;
+    }
+    if (mixp_context_find(ctx, name)) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_param '%s': this name is taken; create each parameter once, before "
+                          "the loop, with its own name",
+                          name);
+        return NULL;
+    }
+    if (!ctx || mixpi_check_made(ctx, "mixp_param", name) != MIXP_OK) return NULL;
+    if (mixpi_params_grow(ctx) != MIXP_OK) return NULL;
+    t = mixpi_tensor_new(ctx, name, dtype, rank, shape, 1, 1);
+    if (!t) return NULL;
+    t->requires_grad = t->own.is_param = 1;
+    mixpi_params_add(&ctx->params, t);
+    return t;
+}
