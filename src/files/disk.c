@@ -64,13 +64,20 @@ static int mixpi_open(const char *path, int flags, mode_t mode) {
     return descriptor;
 }
 
-/* Flushes to the disk. On macOS, fsync stops at the drive's own cache. */
+/* Does errno say that this file system offers no such call? Network and shared drives, FUSE and
+ * containers refuse a flush of a folder, or of any file. */
+static int mixpi_not_offered(void) {
+    return errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == EOPNOTSUPP ||
+           errno == EPERM || errno == EACCES || errno == EBADF;
+}
+
+/* Flushes to the disk, if the file system can. On macOS, fsync stops at the drive's own cache. */
 static int mixpi_sync(int descriptor) {
 #  ifdef F_FULLFSYNC
     if (fcntl(descriptor, F_FULLFSYNC) == 0) return 0;
 #  endif
     while (fsync(descriptor) != 0)
-        if (errno != EINTR) return -1;
+        if (errno != EINTR) return mixpi_not_offered() ? 0 : -1;
     return 0;
 }
 
@@ -128,8 +135,15 @@ static void mixpi_save_make(mixpi_save *s, mode_t mode) {
     if (!s->made) mixpi_report_system(s->report, "cannot create a file in the folder");
 }
 
-/* Resolves symbolic links and creates the temporary file with the mode of the target. Until it has
- * that mode, only its owner can read it. */
+/* Gives the new file the mode of the old one. Until then only its owner can read it. A drive that
+ * refuses keeps its own mode: the save does not depend on it. */
+static void mixpi_save_mode(mixpi_save *s, mode_t mode) {
+    struct stat st;
+    if (stat(s->temp, &st) == 0 && (st.st_mode & 0777) == (mode & 0777)) return;
+    if (chmod(s->temp, mode & 0777) != 0) errno = 0;      /* no matter */
+}
+
+/* Resolves symbolic links and creates the temporary file with the mode of the target. */
 static void mixpi_save_open(mixpi_save *s) {
     mixpi_report *r = s->report;
     struct stat old;
@@ -146,8 +160,7 @@ static void mixpi_save_open(mixpi_save *s) {
     else if (exists && (access(s->target, W_OK) != 0 || stat(s->target, &old) != 0))
         mixpi_report_system(r, "cannot replace the file");
     else mixpi_save_make(s, exists ? 0600 : 0666);
-    if (r->result == MIXP_OK && exists && chmod(s->temp, old.st_mode & 0777) != 0)
-        mixpi_report_system(r, "cannot set the file's mode");
+    if (r->result == MIXP_OK && exists) mixpi_save_mode(s, old.st_mode);
 }
 
 /* Writes the buffer, across short writes and interruptions. */
@@ -183,21 +196,26 @@ static void mixpi_save_settle(mixpi_save *s) {
         mixpi_report_system(s->report, "cannot close the file");
 }
 
-/* Renames the file. The folder, which holds the new name, is flushed to the disk as well. */
-static void mixpi_save_rename(mixpi_save *s) {
+/* Flushes the folder of the target, which holds the new name. */
+static void mixpi_save_sync_folder(mixpi_save *s) {
     char *slash = strrchr(s->target, '/');
-    int folder;
+    int folder, done;
+    if (slash) slash[1] = '\0';
+    folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
+    done = folder >= 0 ? mixpi_sync(folder) == 0 : mixpi_not_offered();
+    if (!done)
+        mixpi_report_system(s->report,
+                            "saved, but the folder could not be flushed to the disk");
+    if (folder >= 0) close(folder);
+}
+
+static void mixpi_save_rename(mixpi_save *s) {
     if (rename(s->temp, s->target) != 0) {
         mixpi_report_system(s->report, "cannot rename the file");
         return;
     }
     s->made = 0;
-    if (slash) slash[1] = '\0';
-    folder = mixpi_open(slash ? s->target : ".", O_RDONLY, 0);
-    if (folder < 0 || (mixpi_sync(folder) != 0 && errno != EINVAL))     /* no flush there */
-        mixpi_report_system(s->report,
-                            "saved, but the folder could not be flushed to the disk");
-    if (folder >= 0) close(folder);
+    mixpi_save_sync_folder(s);
 }
 #else
 #  ifdef _WIN32
