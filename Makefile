@@ -112,7 +112,7 @@ $(BUILD)/test_threads $(BUILD)/test_ranks_refused $(BUILD)/test_ranks_threads $(
 # Tests that look inside the library compile only the functions that they call (tests/support/internals.h).
 $(BUILD)/test_optimizers $(BUILD)/test_pairs $(BUILD)/test_guard_traits: private light = -O1 -fno-inline
 
-EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c %_threads.c,$(wildcard examples/*.c examples/amp/*.c)))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(filter-out %_fork.c %_mpi.c %_nccl.c %_tcp.c %_threads.c,$(wildcard examples/*.c examples/amp/*.c))) $(BUILD)/trainer
 # A test is found in every folder of tests/ and in tests/ itself; build/test_x is built from the test_x.c of
 # any folder, so two folders cannot have a test of the same name.
 tests_like = $(wildcard tests/$1 tests/*/$1)
@@ -129,6 +129,7 @@ LONG     := $(call program,long_*.c)
 BENCHES  := $(patsubst tests/bench/%.c,$(BUILD)/bench/%,$(wildcard tests/bench/*.c))
 
 $(BUILD)/%: examples/%.c $(BUILT)   ; $(link)
+$(BUILD)/trainer: examples/trainer/trainer.c $(BUILT) ; $(link)
 $(BUILD)/%: %.c $(BUILT)          ; $(link)
 # Tests with their own implementation need not wait for the library.
 OWN_TESTS := $(patsubst %,$(BUILD)/%,$(filter test_%,$(OWN)))
@@ -159,17 +160,17 @@ $(BUILD)/bench/libconv.so: tests/bench/conv.cpp examples/conv.h mixprec.h
 	$(call say,c++ $@)
 	$(Q)mkdir -p $(@D) && $(CXX) -std=c++17 -O2 $(OPENMP) -fPIC -shared -I. $< -lm -o $@
 
-# tiny_gpt is built with CUDA if this machine has a GPU; tiny_gpt_cuda is always built with CUDA.
+# The trainer is built with CUDA if this machine has a GPU; trainer_cuda is always built with CUDA.
 CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart
 CUDA_LINK = $(BUILD)/mixprec_cuda.o $(CUDA_LIBS) -lstdc++
 ifneq ($(GPU),)
-$(BUILD)/tiny_gpt: $(BUILD)/mixprec_cuda.o
-$(BUILD)/tiny_gpt: done += -DTINY_GPT_CUDA
-$(BUILD)/tiny_gpt: LDLIBS += $(CUDA_LINK)
+$(BUILD)/trainer: $(BUILD)/mixprec_cuda.o
+$(BUILD)/trainer: done += -DTRAINER_CUDA
+$(BUILD)/trainer: LDLIBS += $(CUDA_LINK)
 endif
-$(BUILD)/tiny_gpt_cuda: done += -DTINY_GPT_CUDA
-$(BUILD)/tiny_gpt_cuda: LDLIBS += $(CUDA_LINK)
-$(BUILD)/tiny_gpt_cuda: examples/tiny_gpt.c $(BUILT) $(BUILD)/mixprec_cuda.o ; $(link)
+$(BUILD)/trainer_cuda: done += -DTRAINER_CUDA
+$(BUILD)/trainer_cuda: LDLIBS += $(CUDA_LINK)
+$(BUILD)/trainer_cuda: examples/trainer/trainer.c $(BUILT) $(BUILD)/mixprec_cuda.o ; $(link)
 
 # With a GPU, compiling should be fast: newer versions of nvcc use all cores for one file.
 SPLIT := $(if $(GPU),$(shell $(NVCC) --help 2>/dev/null | grep -q -e '--split-compile ' && \
@@ -296,11 +297,11 @@ $(BUILD)/cudasim.o $(BUILD)/cudasim_plain.o: tests/cuda/inside.cu tests/cuda/ins
 
 SIM_LINK = $(CXX) -fsanitize=address,undefined $(filter %.o %.a,$^) $(OMP_LINK) -lm -o $@
 
-$(BUILD)/tiny_gpt_sim.o: examples/tiny_gpt.c $(wildcard examples/*.h) $(BUILT)
+$(BUILD)/trainer_sim.o: examples/trainer/trainer.c $(wildcard examples/*.h examples/trainer/*.h) $(BUILT)
 	$(call say,cc $@)
-	$(Q)$(CC) $(FLAGS) -DMIXPREC_IMPLEMENTATION_DONE -DTINY_GPT_CUDA -c $< -o $@
+	$(Q)$(CC) $(FLAGS) -DMIXPREC_IMPLEMENTATION_DONE -DTRAINER_CUDA -c $< -o $@
 
-$(BUILD)/tiny_gpt_sim: $(BUILD)/tiny_gpt_sim.o $(BUILD)/cudasim.o $(LIB)
+$(BUILD)/trainer_sim: $(BUILD)/trainer_sim.o $(BUILD)/cudasim.o $(LIB)
 	$(call say,c++ $@)
 	$(Q)$(SIM_LINK)
 
@@ -376,17 +377,17 @@ examples: $(EXAMPLES)    ## build the examples (the default)
 
 pack: mixprec.h mixprec_cuda.cu   ## pack the rooms under src/ into mixprec.h and mixprec_cuda.cu
 
-run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, a minute or two; saved in BUILD/run
-	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 1800 --log-every 60 \
-	    --eval-every 300 --out $(BUILD)/run --overwrite --sample 500
+run: $(BUILD)/tiny_gpt   ## train a small GPT in fp16 on mixprec.h, about a minute; BUILD/run/report.html
+	@mkdir -p $(BUILD)/run
+	$(BUILD)/tiny_gpt fp16 mixprec.h 1500 $(BUILD)/run
 
-report: $(BUILD)/tiny_gpt   ## the same, longer; BUILD/report/report.html draws loss, scale, gradients
-	$(BUILD)/tiny_gpt --dtype fp16 --data mixprec.h --steps 3000 --log-every 20 \
+report: $(BUILD)/trainer   ## the trainer's run, longer; BUILD/report/report.html draws loss, scale, gradients
+	$(BUILD)/trainer --dtype fp16 --data mixprec.h --steps 3000 --log-every 20 \
 	    --eval-every 250 --out $(BUILD)/report --overwrite
 	@echo "open $(BUILD)/report/report.html"
 
 # SEEDS, BATCH_SEEDS and TEXT: see the script. It compares with PyTorch if PYTHON has PyTorch.
-show: $(BUILD)/proof $(BUILD)/tiny_gpt   ## what fp16 loses in four models, and what brings it back: BUILD/show/show.html
+show: $(BUILD)/proof $(BUILD)/trainer   ## what fp16 loses in four models, and what brings it back: BUILD/show/show.html
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/show.sh
 
 # Debian: clang, lld, wasi-libc and libclang-rt-14-dev-wasm32. The link is a command of its own, without -O2: with
@@ -406,7 +407,7 @@ web: mixprec.h   ## a GPT that trains in a browser, in fp16: BUILD/web/index.htm
 # Every test command ends with the line `N passed, N failed, N skipped`; tests/tools/run.sh sums.
 SCRIPTS = $(call tests_like,test_*.sh) tests/tools/symbols.sh tests/tools/rooms.sh tests/tools/metrics.sh tests/tools/install.sh
 # The longest tests come first, so that parallel tests end at about the same time.
-LONG_SCRIPTS = tests/trainer/test_tiny_gpt.sh tests/tools/test_left_out.sh tests/tools/rooms.sh tests/tools/symbols.sh tests/tools/test_cmake.sh tests/programs/test_overflow.sh
+LONG_SCRIPTS = tests/trainer/test_trainer.sh tests/tools/test_left_out.sh tests/tools/rooms.sh tests/tools/symbols.sh tests/tools/test_cmake.sh tests/programs/test_overflow.sh
 # A test that mostly waits for dead ranks: it starts first, so that other tests compute meanwhile.
 SLEEPER = $(BUILD)/test_ranks_apart
 EXPORT  = BUILD='$(BUILD)' CC='$(CC)' CXX='$(CXX)' OPENMP='$(OPENMP)' PYTHON='$(PYTHON)' \
@@ -436,7 +437,7 @@ test: $(LIB) $(if $(CUDA_TESTS),$(BUILD)/cudasim_plain.o) $(TESTS) $(CPP_TESTS) 
 	    $(filter-out $(SLEEPER),$(TESTS)) $(CPP_RUN) $(call CUDA_RUN,$(CUDA_TESTS)) $(if $(GPU),$(GPU_RUN)) \
 	    $(filter-out $(LONG_SCRIPTS),$(SCRIPTS))
 
-SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/tiny_gpt_sim $(BUILD)/bench_cuda_sim)
+SIM_PROGRAMS = $(if $(CUDA),$(BUILD)/trainer_sim $(BUILD)/bench_cuda_sim)
 # Benches are built to check that they still compile with the header.
 BENCH_BUILDS = $(BENCHES) $(if $(shell command -v $(CXX)),$(BUILD)/bench/libpeers.so $(BUILD)/bench/libsmall.so $(BUILD)/bench/libconv.so)
 
@@ -479,7 +480,7 @@ test-programs: $(TESTS)
 	$(Q)tests/tools/run.sh -t 900 -j $(JOBS) $(TESTS:%='$(RUNNER) %$(EXE)') \
 	    $(LEFT:%=': % is left out; echo 0 passed, 0 failed, 1 skipped')
 
-cuda: $(BUILD)/tiny_gpt_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)
+cuda: $(BUILD)/trainer_cuda   ## build mixprec_cuda.o and a trainer that can use a GPU (needs nvcc)
 
 bench: $(BUILD)/bench/libpeers.so examples   ## mixprec beside the peers that are installed (takes minutes)
 	$(Q)BUILD='$(BUILD)' PYTHON='$(PYTHON)' tests/bench/run.sh

@@ -7,7 +7,7 @@
 #   python3 tests/bench/plot.py growth.txt
 #
 # optimizer: bench_growth up to MOST (1e9) parameters; those that do not fit are skipped.
-# step: tiny_gpt --profile in fp16 at level 1, ROUNDS (2) times each point; the fastest counts.
+# step: trainer --profile in fp16 at level 1, ROUNDS (2) times each point; the fastest counts.
 # From 4 layers, width 256, heads of 64, length 128, batch 8, one of width, length and batch
 # varies; the figures are microseconds a token.
 #
@@ -17,7 +17,7 @@
 # by the tokens of a step; a narrow model's attention and elementwise work, which grow with width
 # and not with its square, weigh more beside its parameters.
 #
-# Wants build/tiny_gpt (`make examples`) and build/bench/bench_growth (`make` it by that name).
+# Wants build/trainer (`make examples`) and build/bench/bench_growth (`make` it by that name).
 part=$1 threads=${2:-2} build=${BUILD:-build}
 export OMP_NUM_THREADS="$threads"
 
@@ -26,7 +26,7 @@ machine() {
          "load $(cut -d ' ' -f 1 /proc/loadavg 2>/dev/null): growth.sh $*"
 }
 once() { # WIDTH LENGTH BATCH STEPS: gemm attention elementwise optimizer rest total, in ms
-    "$build/tiny_gpt" --device cpu --data "$tmp/text" --vocab 65 --layers 4 --heads $(($1 / 64)) --width "$1" \
+    "$build/trainer" --device cpu --data "$tmp/text" --vocab 65 --layers 4 --heads $(($1 / 64)) --width "$1" \
         --block "$2" --batch "$3" --steps "$4" --threads "$threads" --log-every "$4" --eval-every "$4" \
         --eval-batches 1 --profile --quiet |
     awk '/^GEMM/ { g = $2 } /^attention/ { a = $2 } /^elementwise/ { e = $2 } /^optimizer [^s]/ { o = $2 }

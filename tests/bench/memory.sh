@@ -4,7 +4,7 @@
 #
 #   tests/bench/memory.sh [MODEL...]        char, medium, gpt2; all when none is named
 #
-# Wants build/tiny_gpt (`make examples`); PYTHON with torch is the peer, said to be missing when
+# Wants build/trainer (`make examples`); PYTHON with torch is the peer, said to be missing when
 # it is not there. BUILD, THREADS (1): as you like; neither changes a figure much.
 #
 # activations: in mixprec the most that the step's arena ever held, gradients of activations and
@@ -15,7 +15,7 @@
 # bf16 m2: level 2, moments of bf16; m2 w4: level 3, weight and master 4 bytes together; m1 w3:
 # moments of 8 bits, weight and master 3 bytes.
 here=$(dirname "$0") build=${BUILD:-build} python=${PYTHON:-python3} threads=${THREADS:-1}
-[ -x "$build/tiny_gpt" ] || { echo "$build/tiny_gpt is not built: make examples" >&2; exit 2; }
+[ -x "$build/trainer" ] || { echo "$build/trainer is not built: make examples" >&2; exit 2; }
 tmp=$(mktemp -d) && trap 'rm -rf "$tmp"' EXIT
 # 65 characters, as many as tinyshakespeare has.
 awk 'BEGIN { for (i = 0; i < 65 * 800; i++) printf "%c", 33 + (i * i + int(i / 7)) % 65 }' >"$tmp/text"
@@ -31,7 +31,7 @@ shape() { # MODEL: its options
 }
 ours() { # MODEL DTYPE LEVEL [OPTION...]: the numbers of torch_memory.py's line
     ours=$(shape "$1") dtype=$2 level=$3; shift 3
-    "$build/tiny_gpt" --device cpu --data "$tmp/text" $ours --dtype "$dtype" --level "$level" "$@" --steps 2 \
+    "$build/trainer" --device cpu --data "$tmp/text" $ours --dtype "$dtype" --level "$level" "$@" --steps 2 \
         --log-every 99 --eval-every 99 --eval-batches 1 --threads "$threads" --profile --quiet |
     awk 'BEGIN { low = 0; peak = "-" }
         /^parameters/ { params = $NF }   /^gradients/   { grads = $NF }  /^optimizer state/ { state = $NF }

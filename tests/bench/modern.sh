@@ -9,7 +9,7 @@
 # DTYPE=fp32, EVAL=1000 (batches of a validation), and ALONE=1 to add each part alone instead of all
 # before it. TIME=0 leaves out equal time, and then a busy machine does not matter. Equal time is that
 # of GPT-2's form for STEPS, of milliseconds a step as measured here; the schedule ends with the steps.
-# Wants build/tiny_gpt (`make examples`). With one seed about 15 minutes on 2 quiet cores.
+# Wants build/trainer (`make examples`). With one seed about 15 minutes on 2 quiet cores.
 text=$1 seeds=${2:-1} steps=${3:-2000} threads=${4:-2} build=${BUILD:-build}
 dtype=${DTYPE:-fp32} batches=${EVAL:-1000} alone=${ALONE:-0} timed=${TIME:-1}
 [ -r "$text" ] || { echo "usage: tests/bench/modern.sh TEXT [SEEDS [STEPS [THREADS]]]" >&2; exit 2; }
@@ -18,10 +18,10 @@ tmp=$(mktemp -d) && trap 'rm -rf "$tmp"' EXIT
 run() { # SEED STEPS OPTION...: milliseconds a step, and the last validation loss
     seed=$1 many=$2; shift 2
     rm -rf "$tmp/out"
-    "$build/tiny_gpt" --preset char-cpu --data "$text" --dtype "$dtype" --seed "$seed" --steps "$many" \
+    "$build/trainer" --preset char-cpu --data "$text" --dtype "$dtype" --seed "$seed" --steps "$many" \
         --decay-steps "$many" --warmup auto --threads "$threads" --log-every "$many" --eval-every "$many" \
         --eval-batches 1 --out "$tmp/out" "$@" >"$tmp/log" 2>&1 || { cat "$tmp/log" >&2; exit 1; }
-    "$build/tiny_gpt" --out "$tmp/out" --resume --eval-only --eval-batches "$batches" \
+    "$build/trainer" --out "$tmp/out" --resume --eval-only --eval-batches "$batches" \
         --threads "$threads" >"$tmp/val" 2>&1 || { cat "$tmp/val" >&2; exit 1; }
     awk -v n="$many" '$1 == n { ms = $NF } $1 == "val" { print ms, $2 }' "$tmp/log" "$tmp/val"
 }

@@ -6,7 +6,7 @@
 #   tests/bench/recipe_loss.sh TEXT [STEPS [SEEDS]]     2000 steps, seeds "1 2 3 4"
 #
 # One thread a run, JOBS runs at a time (2). TEXT is the corpus (tinyshakespeare for the published
-# figures). Wants build/tiny_gpt (`make examples`). A row a run, then for each recipe the mean of
+# figures). Wants build/trainer (`make examples`). A row a run, then for each recipe the mean of
 # its differences to bf16 with the smallest and the largest. A second call goes on with rows that are
 # already in BUILD/recipe_loss.
 text=$1 steps=${2:-2000} seeds=${3:-1 2 3 4}
@@ -24,7 +24,7 @@ done | xargs -n 2 -P "${JOBS:-2}" sh -c '
     options="--recipe $recipe"
     [ "$0" = bf16 ] && options=
     [ "$recipe" = "$0" ] || options="$options --recipe-without ${0#*:}"
-    "$build/tiny_gpt" --preset char-cpu --data "$text" --dtype bf16 $options --seed "$1" --steps "$steps" \
+    "$build/trainer" --preset char-cpu --data "$text" --dtype bf16 $options --seed "$1" --steps "$steps" \
         --eval-every "$steps" --eval-batches 200 --log-every "$steps" --sample 0 |
         sed -n "s/^best val \([0-9.]*\) at.*/\1/p" >"$row.part" && mv "$row.part" "$row"'
 

@@ -31,7 +31,7 @@ model() {
 # nanoGPT's configuration for a CPU, its loss averaged over 524,288 tokens, as GPT-2 was trained: each
 # micro-batch of 768 counts as 1/683 of its own mean. fp16 alone has that factor and no other.
 gpt() {
-    echo "$build/tiny_gpt --data $TEXT --preset char-cpu --steps 300 --log-every 10 --eval-every 300 \
+    echo "$build/trainer --data $TEXT --preset char-cpu --steps 300 --log-every 10 --eval-every 300 \
           --eval-batches 40 --quiet --seed $2 --out $out/gpt-$1-$2 --overwrite $3"
 }
 batch() {
@@ -42,7 +42,7 @@ batch() {
         gpt scaler "$seed" '--dtype fp16 --guard off --rule torch --init-scale 95.95'
         gpt guard "$seed" '--dtype fp16 --guard 16 --rule torch --init-scale 95.95'
         [ "$torch" ] && for way in fp32 bf16 fp16 scaler; do
-            echo "$python tests/bench/torch_batch.py $build/tiny_gpt $TEXT $way $seed"
+            echo "$python tests/bench/torch_batch.py $build/trainer $TEXT $way $seed"
         done
     done
 }
@@ -58,7 +58,7 @@ tr '\n' '\0' <"$out/commands" | xargs -0 -n 1 -P "${JOBS:-2}" sh -c '
     text=$($0 2>&1)
     case $0 in
     *torch_batch*) echo "$text" ;;
-    *tiny_gpt*) echo "batch $(echo "$0" | sed "s,.*/gpt-\([a-z0-9]*\)-\([0-9]*\) .*,\1 seed \2,"): $(echo "$text" | tail -n 1)" ;;
+    *trainer*) echo "batch $(echo "$0" | sed "s,.*/gpt-\([a-z0-9]*\)-\([0-9]*\) .*,\1 seed \2,"): $(echo "$text" | tail -n 1)" ;;
     *)          echo "$text" ;;
     esac' | tee "$out/table" | grep --line-buffered seed
 "$python" tests/bench/show.py "$out" || echo 'no page: it needs Python'

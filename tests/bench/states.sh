@@ -7,7 +7,7 @@
 #
 # TEXT is the corpus (tinyshakespeare). A line a run; then, for each kind, the mean over the seeds
 # (4), how far it lies from that of f32 states of the same level, and the deviation between seeds.
-# STEPS (2000) of 4 seeds and 7 kinds take about an hour on 2 cores. Wants build/tiny_gpt
+# STEPS (2000) of 4 seeds and 7 kinds take about an hour on 2 cores. Wants build/trainer
 # (`make examples`).
 text=$1 seeds=${2:-4} steps=${3:-2000} threads=${4:-2} build=${BUILD:-build}
 [ -r "$text" ] || { echo "usage: tests/bench/states.sh TEXT [SEEDS [STEPS [THREADS]]]" >&2; exit 2; }
@@ -16,10 +16,10 @@ tmp=$(mktemp -d) && trap 'rm -rf "$tmp"' EXIT
 run() { # LEVEL MOMENTS MASTERS SEED: the last validation loss
     rm -rf "$tmp/out"
     set -- --level "$1" --moments "$2" --masters "$3" --seed "$4"
-    "$build/tiny_gpt" --preset char-cpu --data "$text" --dtype bf16 --steps "$steps" \
+    "$build/trainer" --preset char-cpu --data "$text" --dtype bf16 --steps "$steps" \
         --threads "$threads" --eval-every "$steps" --sample 0 --quiet --out "$tmp/out" "$@" \
         >"$tmp/log" 2>&1 || { cat "$tmp/log" >&2; exit 1; }
-    "$build/tiny_gpt" --out "$tmp/out" --resume --eval-only --threads "$threads" |
+    "$build/trainer" --out "$tmp/out" --resume --eval-only --threads "$threads" |
         awk '$1 == "val" { print $2 }'
 }
 

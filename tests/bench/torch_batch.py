@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """torch_batch.py - the GPT of `show.sh batch` in PyTorch: the trainer's weights, its batches, its schedule.
 
-    python3 tests/bench/torch_batch.py TINY_GPT TEXT WAY [SEED]
+    python3 tests/bench/torch_batch.py TRAINER TEXT WAY [SEED]
 
 WAY: fp32, bf16, fp16 (a constant scale of 1/683, as in a loss averaged over 524,288 tokens) or scaler
 (GradScaler from 65,536/683). Prints the loss on the validation batches of the trainer.

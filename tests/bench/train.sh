@@ -7,7 +7,7 @@
 #
 # MODEL: char, nanoGPT's CPU configuration (default), or gpt2, the 124M model at batch 4, 64 tokens;
 # STEPS of it 12 unless given. TEXT is the corpus (tinyshakespeare for the published figures). Wants
-# build/tiny_gpt (`make examples`); PYTHON with torch is the peer, said to be missing when it is not
+# build/trainer (`make examples`); PYTHON with torch is the peer, said to be missing when it is not
 # there. torch.compile needs a C++ compiler.
 model=char
 [ "$1" != -m ] || { model=$2; shift 2; }
@@ -26,7 +26,7 @@ export GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8589934
 
 ours() { # ROW DTYPE [OPTION...]: the mean of the second half of a run, warm
     row="mixprec $1" dtype=$2; shift 2
-    "$build/tiny_gpt" $options --data "$text" --threads "$threads" --steps "$steps" --dtype "$dtype" "$@" \
+    "$build/trainer" $options --data "$text" --threads "$threads" --steps "$steps" --dtype "$dtype" "$@" \
         --log-every $((steps / 2)) --eval-every 1000000 --eval-batches 1 --sample 0 |
         awk -v steps="$steps" '$1 == steps && NF > 8 { print $NF }' >>"$tmp/$row"
 }

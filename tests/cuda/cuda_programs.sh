@@ -7,7 +7,7 @@
 
 build=${BUILD:-build} root=$PWD
 case $build in /*) ;; *) build=$root/$build ;; esac
-if [ ! -x "$build/tiny_gpt_sim" ] || [ ! -x "$build/bench_cuda_sim" ]; then
+if [ ! -x "$build/trainer_sim" ] || [ ! -x "$build/bench_cuda_sim" ]; then
     skip "CUDA's headers"
     report
     exit
@@ -23,7 +23,7 @@ model='--layers 1 --heads 1 --width 32 --block 8 --batch 2 --eval-batches 1 --ev
 # train NAME OPTION...: leaves its folder $tmp/NAME, and what it said in $tmp/NAME.log.
 train() {
     name=$1; shift
-    "$build/tiny_gpt_sim" --data "$tmp/text" $model --out "$tmp/$name" "$@" \
+    "$build/trainer_sim" --data "$tmp/text" $model --out "$tmp/$name" "$@" \
         >"$tmp/$name.log" 2>&1 || { cat "$tmp/$name.log"; return 1; }
 }
 replays() { tail -n 3 "$tmp/$1.log"; grep -q "^cudasim: .* $2 replays" "$tmp/$1.log"; }

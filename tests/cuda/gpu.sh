@@ -189,11 +189,11 @@ run_sanitizer() {
 }
 train() { # DTYPE
     if [ "$dry" ]; then
-        "$build/tiny_gpt_sim" --device cuda --dtype "$1" --data mixprec.h --layers 1 --heads 1 \
+        "$build/trainer_sim" --device cuda --dtype "$1" --data mixprec.h --layers 1 --heads 1 \
             --width 32 --block 8 --batch 2 --eval-batches 1 --threads 1 --steps 3 --sample 0 \
             --out "$build/gpu_sh_$1" --overwrite
     else
-        "$build/tiny_gpt_cuda" --preset char-gpu --device cuda --graph --dtype "$1" \
+        "$build/trainer_cuda" --preset char-gpu --device cuda --graph --dtype "$1" \
             --data "$data" --sample 0 --out "$build/gpu_sh_$1" --overwrite
     fi
 }
@@ -218,8 +218,8 @@ needs() {
     tests | sanitizer)           gpu_tests ;;
     tests.dry)                   echo "$build/test_cuda" ;;
     first.dry | kernels.dry | training.dry)  echo "$build/bench_cuda_sim" ;;
-    nanogpt)                     echo "$build/tiny_gpt_cuda" ;;
-    nanogpt.dry)                 echo "$build/tiny_gpt_sim" ;;
+    nanogpt)                     echo "$build/trainer_cuda" ;;
+    nanogpt.dry)                 echo "$build/trainer_sim" ;;
     esac
 }
 # make TARGET..., or the same by plain commands.

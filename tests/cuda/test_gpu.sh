@@ -32,7 +32,7 @@ stand_in build/bench_cuda 'echo "$@" >>"$MACHINE/benched"; echo "bench $*" >>"$M
     '[ ! "$HANGS" ] || touch "$MACHINE/hangs"'
 # The limit of what hangs is over as soon as it does.
 stand_in bin/timeout 'shift 3' '"$@"' 'status=$?' 'rm "$MACHINE/hangs" 2>/dev/null && exit 124' 'exit $status'
-stand_in build/tiny_gpt_cuda 'echo "best val 1.48"; echo "$@" >>"$MACHINE/trained"; exit ${TRAIN_STATUS:-0}'
+stand_in build/trainer_cuda 'echo "best val 1.48"; echo "$@" >>"$MACHINE/trained"; exit ${TRAIN_STATUS:-0}'
 for file in $(find tests -name 'test_cuda*.cpp'); do
     name=$(basename "$file" .cpp)
     [ "$name" = test_cudasim ] || stand_in "build/gpu/$name" 'echo "3 passed, 0 failed, 0 skipped"'

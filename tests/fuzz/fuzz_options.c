@@ -36,10 +36,10 @@ static void fuzz_clean(void) {
 }
 
 #define exit(status) fuzz_exit(status)
-#define main tiny_gpt_main
+#define main trainer_main
 #define realloc(p, bytes) fuzz_realloc(p, bytes)
 #define free(p) fuzz_free(p)
-#include "../../examples/tiny_gpt.c"
+#include "../../examples/trainer/trainer.c"
 #undef main
 #undef exit
 #undef realloc
@@ -84,7 +84,7 @@ static void put_file(const char *path, const uint8_t *data, size_t size) {
 }
 
 static void try_config(const uint8_t *data, size_t size) {
-    char name[] = "tiny_gpt", resume[] = "--resume", out[] = "--out", init[] = "--init";
+    char name[] = "trainer", resume[] = "--resume", out[] = "--out", init[] = "--init";
     char  where[64];
     char *argv[5] = { name, resume, out, where, NULL };
     put_file(in_fuzz_folder("config.json"), data, size);

@@ -41,7 +41,7 @@ over() {
         "$mpicc" -std=gnu99 -O1 -Wall -Wextra -Wno-unused-function -I. -Itests -Itests/support -DMIXPREC_IMPLEMENTATION_DONE \
         tests/ranks/ranks_mpi.c "$build/libmixprec.a" ${OPENMP-} -lm -lpthread -o "$program"
     check "$engine: so is the trainer with it" \
-        "$mpicc" -std=gnu99 -Wall -Wextra -Wno-unused-function -I. -DTINY_GPT_MPI -fsyntax-only examples/tiny_gpt.c
+        "$mpicc" -std=gnu99 -Wall -Wextra -Wno-unused-function -I. -DTRAINER_MPI -fsyntax-only examples/trainer/trainer.c
     for n in 2 4; do
         check "$engine, $n ranks: order, overlap, shards, scattered sums, Inf, all dtypes, unlike and busy ranks"  ranks "$n"
         [ "$failed" = 0 ] || tail -n 20 "$tmp/log"

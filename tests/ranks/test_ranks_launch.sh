@@ -4,7 +4,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
 
-gpt=${BUILD:-build}/tiny_gpt
+gpt=${BUILD:-build}/trainer
 port=$((10000 + $$ % 20000))
 awk 'BEGIN { for (i = 0; i < 400; i++) print "the quick brown fox jumps over dog number", i % 17 }' >"$tmp/text"
 options="--data $tmp/text --layers 2 --width 32 --heads 2 --block 16 --batch 4 --steps 12 --eval-every 6

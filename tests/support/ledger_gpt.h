@@ -1,4 +1,4 @@
-/* ledger_gpt.h - GPTs, as examples/tiny_gpt.c trains them, on the device of ledger.h.
+/* ledger_gpt.h - GPTs, as examples/trainer/trainer.c trains them, on the device of ledger.h.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
 #ifndef LEDGER_GPT_H

@@ -4,11 +4,11 @@
  *
  *   test_gpt2                       compares with logits from transformers (reference/gpt2.h)
  *   test_gpt2 --logits DIR ID...    prints the logits of all tokens, for interop_gpt2.py
- *   test_gpt2 --run ARGUMENT...     runs tiny_gpt
+ *   test_gpt2 --run ARGUMENT...     runs trainer
  */
 #define _XOPEN_SOURCE 700
-#define main tiny_gpt_main
-#include "../../examples/tiny_gpt.c"
+#define main trainer_main
+#include "../../examples/trainer/trainer.c"
 #undef main
 #include <sys/wait.h>
 #include "test.h"
@@ -146,7 +146,7 @@ static void write_file(const made *f, const char *more) {
 static void open_trainer(trainer *t, int argc, char **argv) {
     memset(t, 0, sizeof *t);
     t->lock = -1;
-    t->program = "tiny_gpt";
+    t->program = "trainer";
     read_options(&t->c, argc, argv);
     prepare(t);
 }
@@ -159,7 +159,7 @@ static int split(char *line, char **argv) {
     return argc;
 }
 
-#define INIT "tiny_gpt --init %s --steps 0 --dtype fp32 --device cpu --threads 1 "
+#define INIT "trainer --init %s --steps 0 --dtype fp32 --device cpu --threads 1 "
 
 static void open_folder_of_test(trainer *t, const char *more) {
     static char line[512], *argv[32];
@@ -256,7 +256,7 @@ static void gpt2_may_have_a_head_of_its_own(void) {
     free_trainer(&t);
 }
 
-/* Runs tiny_gpt in a process of its own; its exit status, and what it wrote to stderr. */
+/* Runs trainer in a process of its own; its exit status, and what it wrote to stderr. */
 static int run_apart(char *line, char *said, size_t space) {
     char  *argv[32];
     int    status = -1, argc = split(line, argv);
@@ -268,7 +268,7 @@ static int run_apart(char *line, char *said, size_t space) {
     if (child == 0) {
         if (!freopen(in_folder_of_test("said"), "w", stderr)) _exit(99);
         if (!freopen("/dev/null", "w", stdout)) _exit(99);
-        exit(tiny_gpt_main(argc, argv));
+        exit(trainer_main(argc, argv));
     }
     waitpid(child, &status, 0);
     f = fopen(in_folder_of_test("said"), "r");
@@ -288,13 +288,13 @@ static void expect_refusal(const char *text) {
 static void gpt2_of_another_kind_is_refused(void) {
     made *f = make_file();
     write_file(f, ", \"layer_norm_epsilon\": 1e-06");
-    expect_refusal("layer_norm_epsilon is 1e-06, and tiny_gpt's GPT-2 has 1e-5 only");
+    expect_refusal("layer_norm_epsilon is 1e-06, and the trainer's GPT-2 has 1e-5 only");
     write_json(", \"scale_attn_by_inverse_layer_idx\": true");
     expect_refusal("scale_attn_by_inverse_layer_idx is true");
     write_json(", \"scale_attn_weights\": false");
     expect_refusal("scale_attn_weights is false");
     write_json(", \"activation_function\": \"relu\"");
-    expect_refusal("activation_function is relu, and tiny_gpt has gelu and gelu_new");
+    expect_refusal("activation_function is relu, and the trainer has gelu and gelu_new");
     write_json(", \"tie_word_embeddings\": false");
     expect_refusal("lacks lm_head.weight, which this model has");
 }
@@ -362,7 +362,7 @@ static void gpt2_is_written_as_it_was_read(void) {
 /* Trains on a text without biases, writes it, and reads it: the same logits, the same alphabet. */
 static void gpt2_of_a_text_keeps_its_alphabet(void) {
     static const char form[] =
-        "tiny_gpt --data %s/text --steps 3 --layers 2 --heads 2 --width 8 --block 8 "
+        "trainer --data %s/text --steps 3 --layers 2 --heads 2 --width 8 --block 8 "
         "--eval-batches 1 --threads 1 --device cpu --export %s/of_text";
     char    said[1024], line[512];
     trainer t;
@@ -469,7 +469,7 @@ static void check_cache(const char *form, double tolerance) {
     int32_t  ids[16];
     float    whole[64], pieces[64];
     kv_cache cache;
-    snprintf(line, sizeof line, "tiny_gpt --data %s/text --layers 2 --heads 2 --width 16 --block 16 "
+    snprintf(line, sizeof line, "trainer --data %s/text --layers 2 --heads 2 --width 16 --block 16 "
              "--steps 0 --seed 5 --device cpu --threads 1 --quiet %s", folder, form);
     open_trainer(&t, split(line, argv), argv);
     cache = make_cache(&t);
@@ -539,7 +539,7 @@ static void likely_tokens_are_drawn(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc > 1 && strcmp(argv[1], "--run") == 0) return tiny_gpt_main(argc - 1, argv + 1);
+    if (argc > 1 && strcmp(argv[1], "--run") == 0) return trainer_main(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "--logits") == 0) return print_logits(argc, argv);
     strcpy(folder, "/tmp/test_gpt2.XXXXXX");
     if (!mkdtemp(folder)) return 1;

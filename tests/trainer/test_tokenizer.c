@@ -1,9 +1,9 @@
-/* test_tokenizer.c - examples/tiny_gpt_tokenizer.h splits texts into the same tokens as Hugging
+/* test_tokenizer.c - examples/trainer/tokenizer.h splits texts into the same tokens as Hugging
  * Face's tokenizers with the same file, and turns the tokens back into the same text.
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#define main tiny_gpt_main
-#include "../../examples/tiny_gpt.c"
+#define main trainer_main
+#include "../../examples/trainer/trainer.c"
 #undef main
 #include "reference/tokenizer.h"
 #include "test.h"

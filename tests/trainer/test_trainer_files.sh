@@ -1,13 +1,13 @@
 #!/bin/sh
 # test_trainer_files.sh [PROGRAM]: the effects of a run's files and folder on the trainer,
-# examples/tiny_gpt.c, and of two runs in one folder on each other.
-# PROGRAM: the built trainer; default BUILD/tiny_gpt (BUILD: see the Makefile).
+# examples/trainer/trainer.c, and of two runs in one folder on each other.
+# PROGRAM: the built trainer; default BUILD/trainer (BUILD: see the Makefile).
 # Ends with the line `N passed, N failed, N skipped`; exit status 1 on a failure.
 # SPDX-License-Identifier: MIT OR Unlicense
 . tests/support/check.sh
 build=${BUILD:-build}
 case $build in /*) ;; *) build=$PWD/$build ;; esac
-program=${1:-$build/tiny_gpt}
+program=${1:-$build/trainer}
 case $program in /*) ;; *) program=$PWD/$program ;; esac
 [ -x "$program" ] || { echo "$program is not built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 cd "$tmp" || exit 1
@@ -246,7 +246,7 @@ behind() {
     late=$!
     exec 3>late                         # once it reads, it has loaded the checkpoint
     gpt 0 --data text --out folder --resume --steps 8; first=$?
-    refused "another tiny_gpt has trained in folder meanwhile"
+    refused "another trainer has trained in folder meanwhile"
 }
 check "one that went on meanwhile is not taken back" behind
 

@@ -1,11 +1,11 @@
-/* tiny_gpt_ranks.h - the trainer on many ranks: a part of tiny_gpt.c
+/* ranks.h - the trainer on many ranks: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- *     tiny_gpt --ranks fork:4             four processes on this machine
- *     tiny_gpt --ranks tcp                one of many: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+ *     trainer --ranks fork:4             four processes on this machine
+ *     trainer --ranks tcp                one of many: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
  *                                         say which, as torchrun and Slurm set them
- *     mpirun -n 4 tiny_gpt --ranks mpi    where it was built with mpicc -DTINY_GPT_MPI
- *     mpirun -n 8 tiny_gpt --ranks nccl   a GPU each, built with -DTINY_GPT_NCCL and -lnccl
+ *     mpirun -n 4 trainer --ranks mpi    where it was built with mpicc -DTRAINER_MPI
+ *     mpirun -n 8 trainer --ranks nccl   a GPU each, built with -DTRAINER_NCCL and -lnccl
  *
  * Every rank reads the same options and trains on its own --batch sequences: N ranks equal one rank
  * with N times --accumulate. With --total-batch a step has the same number of sequences on any number of
@@ -13,18 +13,18 @@
  * writes files. With --shard all ranks take part in a save, and rank 0 writes the same file as a single
  * rank would: the run can resume with any number of ranks.
  */
-#ifndef TINY_GPT_RANKS_H
-#define TINY_GPT_RANKS_H
+#ifndef TRAINER_RANKS_H
+#define TRAINER_RANKS_H
 
-#include "ddp_fork.c"
-#include "ddp_tcp.c"
-#ifdef TINY_GPT_MPI
-#  include "ddp_mpi.c"
+#include "../ddp_fork.c"
+#include "../ddp_tcp.c"
+#ifdef TRAINER_MPI
+#  include "../ddp_mpi.c"
 #endif
-#ifdef TINY_GPT_NCCL
-#  include "ddp_nccl.c"
+#ifdef TRAINER_NCCL
+#  include "../ddp_nccl.c"
 #endif
-#include "tiny_gpt_options.h"
+#include "options.h"
 
 /* A number that the launcher put into the environment, under OpenMPI's, Slurm's or PyTorch's
  * name. */
@@ -38,10 +38,10 @@ static inline int launched_as(const char *mpi, const char *slurm, const char *to
 
 static inline mixp_ranks_desc start_nccl(config *c) {
     mixp_ranks_desc d = {.size = 0};
-#ifdef TINY_GPT_NCCL
-    const char *why, *path = getenv("TINY_GPT_MEET");
+#ifdef TRAINER_NCCL
+    const char *why, *path = getenv("TRAINER_MEET");
     int         gpu = launched_as("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK");
-    if (!path) die(2, "--ranks nccl: TINY_GPT_MEET must name a new file that all ranks can see");
+    if (!path) die(2, "--ranks nccl: TRAINER_MEET must name a new file that all ranks can see");
     snprintf(c->device, sizeof c->device, "cuda:%d", gpu);
     cudaSetDevice(gpu);
     d = ddp_nccl(launched_as("OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "RANK"),
@@ -49,7 +49,7 @@ static inline mixp_ranks_desc start_nccl(config *c) {
     if (why) die(1, "--ranks nccl: %s", why);
 #else
     (void)c;
-    die(2, "--ranks nccl: this tiny_gpt was built without: see tiny_gpt_ranks.h");
+    die(2, "--ranks nccl: this trainer was built without: see ranks.h");
 #endif
     return d;
 }
@@ -63,12 +63,12 @@ static mixp_ranks_desc start_tcp(const config *c) {
 
 static mixp_ranks_desc start_mpi(int *argc, char ***argv) {
     mixp_ranks_desc d = {.size = 0};
-#ifdef TINY_GPT_MPI
+#ifdef TRAINER_MPI
     d = ddp_mpi(argc, argv, 0);
     if (!d.size) die(1, "--ranks mpi: MPI could not be started");
 #else
     (void)argc, (void)argv;
-    die(2, "--ranks mpi: this tiny_gpt was built without: see tiny_gpt_ranks.h");
+    die(2, "--ranks mpi: this trainer was built without: see ranks.h");
 #endif
     return d;
 }
@@ -194,7 +194,7 @@ static mixp_ranks_desc start_ranks(config *c, int *argc, char ***argv) {
 
 /* Why the data on the GPU is invalid, or NULL. Only NCCL can fail without an error here. */
 static const char *ranks_failed(const mixp_ranks_desc *d) {
-#ifdef TINY_GPT_NCCL
+#ifdef TRAINER_NCCL
     if (d->sum == ddp_nccl_sum) return ddp_nccl_failed();
 #endif
     (void)d;
@@ -205,10 +205,10 @@ static const char *ranks_failed(const mixp_ranks_desc *d) {
  * it. */
 static int end_ranks(const config *c, const mixp_ranks_desc *d, int failed) {
     if (!d->size) return failed;
-#ifdef TINY_GPT_MPI
+#ifdef TRAINER_MPI
     if (strcmp(c->ranks, "mpi") == 0) ddp_mpi_end(failed);
 #endif
-#ifdef TINY_GPT_NCCL
+#ifdef TRAINER_NCCL
     if (strcmp(c->ranks, "nccl") == 0 && failed) ddp_nccl_stop(NULL, "this rank failed");
     if (strcmp(c->ranks, "nccl") == 0) ddp_nccl_end();
 #endif

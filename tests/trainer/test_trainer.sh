@@ -1,11 +1,11 @@
 #!/bin/sh
-# test_tiny_gpt.sh [PROGRAM]: command-line tests of the trainer, examples/tiny_gpt.c.
-# PROGRAM: the built trainer; default BUILD/tiny_gpt (BUILD, CC, OPENMP: see the Makefile).
+# test_trainer.sh [PROGRAM]: command-line tests of the trainer, examples/trainer/trainer.c.
+# PROGRAM: the built trainer; default BUILD/trainer (BUILD, CC, OPENMP: see the Makefile).
 # Ends with the line `N passed, N failed, N skipped`; exit status 1 on a failure.
 # SPDX-License-Identifier: MIT OR Unlicense
 build=${BUILD:-build} root=$PWD
 case $build in /*) ;; *) build=$PWD/$build ;; esac
-program=${1:-$build/tiny_gpt}
+program=${1:-$build/trainer}
 case $program in /*) ;; *) program=$PWD/$program ;; esac
 passed=0 failed=0 skipped=0
 [ -x "$program" ] || { echo "$program is not built"; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
@@ -65,8 +65,8 @@ refuses "unknown flag with a value"          2 "Did you mean --steps?"       --s
 refuses "two letters exchanged"              2 "Did you mean --width?"       --widht 3
 refuses "a name from elsewhere"              2 "Did you mean --out?"         --save x
 refuses "nanoGPT's name, its way"            2 "--max_iters. Did you mean --steps?" --max_iters=3
-refuses "unknown flag, nothing near"         2 "unknown option --frobnicate. tiny_gpt --help" --frobnicate 3
-refuses "a short one, nothing near"          2 "unknown option --bogus. tiny_gpt --help" --bogus
+refuses "unknown flag, nothing near"         2 "unknown option --frobnicate. trainer --help" --frobnicate 3
+refuses "a short one, nothing near"          2 "unknown option --bogus. trainer --help" --bogus
 refuses "stray argument"                     2 "unexpected argument"         text
 refuses "an option without dashes"           2 "\"steps\". Did you mean --steps?" steps 10
 refuses "an option with one dash"            2 "\"-steps\". Did you mean --steps?" -steps 10
@@ -198,7 +198,7 @@ check "--help names each word of --guard" grep -q "^  --guard on|off|auto|N  " h
 check "--help writes numbers as people do" sh -c "grep -q 'auto; 1e-6 to 1000000' help && ! grep -q 'e[-+]0' help"
 check "--help has examples" grep -q "^Examples" help
 check "--resume tells what stretches" grep -q -- "--resume .*decay-steps=auto stretches" help
-gpt 0 --version; check "--version" grep -Eq '^tiny_gpt [0-9]+\.[0-9]+\.[0-9]+$' out
+gpt 0 --version; check "--version" grep -Eq '^trainer [0-9]+\.[0-9]+\.[0-9]+$' out
 
 # --- training ---
 gpt 0 $small --steps 60 --lr 1e-2 --log-every 20 --eval-every 30
@@ -460,8 +460,8 @@ const mixp_device *mixp_cuda(int ordinal, const char **why) {
     return **why ? NULL : &gpu;
 }
 END
-if [ ! -r "$build/libmixprec.a" ] || [ ! -r "$root/examples/tiny_gpt.c" ]; then skip "a trainer for GPUs" "no $build/libmixprec.a"
-elif ! ${CC:-cc} -DTINY_GPT_CUDA -DMIXPREC_IMPLEMENTATION_DONE -I"$root" "$root/examples/tiny_gpt.c" gpu.c \
+if [ ! -r "$build/libmixprec.a" ] || [ ! -r "$root/examples/trainer/trainer.c" ]; then skip "a trainer for GPUs" "no $build/libmixprec.a"
+elif ! ${CC:-cc} -DTRAINER_CUDA -DMIXPREC_IMPLEMENTATION_DONE -I"$root" "$root/examples/trainer/trainer.c" gpu.c \
         "$build/libmixprec.a" ${OPENMP--fopenmp} -lm -o gpu >out 2>err; then bad "a trainer for GPUs" "does not compile"
 else
     alone=$program program=$PWD/gpu
@@ -735,8 +735,8 @@ gpt 0 $small --compare fp32 --steps 100; check "and trains nothing" sh -c '! gre
 # --- two runs in one folder ---
 "$program" $small --steps 100000000 --log-every 1 --eval-every 1000000 --out shared >out2 2>err2 </dev/null & first=$!
 await grep -q '^ *3 ' out2
-refuses "a second run in the folder" 1 "another tiny_gpt is training in shared: wait until it is done, or choose another --out" $small --steps 5 --out shared --overwrite
-refuses "and a second resumed one" 1 "another tiny_gpt is training in shared" --out shared --resume --steps 50
+refuses "a second run in the folder" 1 "another trainer is training in shared: wait until it is done, or choose another --out" $small --steps 5 --out shared --overwrite
+refuses "and a second resumed one" 1 "another trainer is training in shared" --out shared --resume --steps 50
 gpt 0 --out shared --resume --steps 0 --sample 5 --quiet; check "sampling from it is fine" test $got -eq 0
 kill -KILL $first; wait $first 2>/dev/null
 gpt 0 --out shared --resume --steps 5; check "a killed run leaves no lock" grep -q "^resumed  at step 0 of 5" out
@@ -759,7 +759,7 @@ stopped() {     # SIGNAL STATUS
     $heeding sh -c 'echo $$ >pid; exec "$0" "$@"' "$program" "$@" --steps 100000000 --out stop >out 2>err </dev/null
     got=$?; wait
     check "SIG$sig exits with $status" test $got -eq "$status"
-    check "SIG$sig says how to go on" grep -q -- "Go on with: .*tiny_gpt --out stop --resume" err
+    check "SIG$sig says how to go on" grep -q -- "Go on with: .*trainer --out stop --resume" err
     at=$(sed -n 's/.*after step \([0-9]*\).*/\1/p' err); at=${at:-0}
     gpt 0 --out stop --resume --steps $((at + 5))
     check "SIG$sig saved step $at" grep -q "^resumed  at step $at of" out
@@ -876,7 +876,7 @@ if command -v script >/dev/null && script -qec true /dev/null >/dev/null 2>&1; t
     { await grep -q '% step' out
       printf 'zzz'; sleep 0.3; printf '\003'; await grep -q 'stopped after step' out; } >keys 2>/dev/null &
     : >out; TERM=xterm timeout 300 $heeding script -qec "$program $small --steps 100000000 --log-every 50" /dev/null >out 2>err <keys; wait
-    check "nor the last words behind it" grep -q "$(printf '\r\033')\[Ktiny_gpt: stopped after step" out
+    check "nor the last words behind it" grep -q "$(printf '\r\033')\[Ktrainer: stopped after step" out
     check "and the guard does not sum up"  sh -c '! grep -q "no event" out'
     check "Ctrl-C is not written into the bar" sh -c 'grep -q "stopped after step" out && ! grep -q "\^C" out && ! grep -q zzz out'
     terminal --out shown; terminal --out shown --resume --steps 201

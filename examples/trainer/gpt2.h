@@ -1,4 +1,4 @@
-/* tiny_gpt_gpt2.h - weights from GPT-2's files, and to them: a part of tiny_gpt.c
+/* gpt2.h - weights from GPT-2's files, and to them: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * `transformers` names GPT-2's tensors as nanoGPT does, with or without the prefix "transformer.".
@@ -6,10 +6,10 @@
  * shows this. Its old files also contain attention's causal masks, which are not weights. A head
  * that is tied to the token table may be stored a second time.
  */
-#ifndef TINY_GPT_GPT2_H
-#define TINY_GPT_GPT2_H
+#ifndef TRAINER_GPT2_H
+#define TRAINER_GPT2_H
 
-#include "tiny_gpt_model.h"
+#include "model.h"
 
 #define PREFIX "transformer."
 enum { PREFIX_LENGTH = (int)sizeof PREFIX - 1, NAME_SPACE = 96 };

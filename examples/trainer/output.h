@@ -1,8 +1,8 @@
-/* tiny_gpt_output.h - what a run prints and logs: a part of tiny_gpt.c
+/* output.h - what a run prints and logs: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#ifndef TINY_GPT_OUTPUT_H
-#define TINY_GPT_OUTPUT_H
+#ifndef TRAINER_OUTPUT_H
+#define TRAINER_OUTPUT_H
 
 /* The dtype and level of the forward and backward pass; without a low dtype, --level has no
  * effect. */

@@ -1,8 +1,8 @@
-/* tiny_gpt_sample.h - writes on, token by token: a part of tiny_gpt.c
+/* sample.h - writes on, token by token: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#ifndef TINY_GPT_SAMPLE_H
-#define TINY_GPT_SAMPLE_H
+#ifndef TRAINER_SAMPLE_H
+#define TRAINER_SAMPLE_H
 
 static int falling(const void *a, const void *b) {
     float x, y;

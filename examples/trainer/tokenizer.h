@@ -1,5 +1,5 @@
-/* tiny_gpt_tokenizer.h - text and tokens of a byte-level BPE, read from GPT-2's tokenizer.json: a part of
- * tiny_gpt.c
+/* tokenizer.h - text and tokens of a byte-level BPE, read from GPT-2's tokenizer.json: a part of
+ * trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * Lets a token model use text for prompts and samples. The file holds the bytes of each token, written in
@@ -8,11 +8,11 @@
  * none applies. Beyond ASCII, letters are recognised approximately: some words may be cut differently than
  * in `transformers`, which gives other tokens for the same text.
  */
-#ifndef TINY_GPT_TOKENIZER_H
-#define TINY_GPT_TOKENIZER_H
+#ifndef TRAINER_TOKENIZER_H
+#define TRAINER_TOKENIZER_H
 
 #include <ctype.h>
-#include "tiny_gpt_options.h"
+#include "options.h"
 
 enum { TOKENIZER_MOST_BYTES = 1 << 26, TOKEN_SPACE = 1024 /* of one token's text, in UTF-8 */ };
 

@@ -1,14 +1,14 @@
-/* tiny_gpt_options.h - the trainer's command line, presets and config.json: a part of tiny_gpt.c
+/* options.h - the trainer's command line, presets and config.json: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
  * One table is the source of everything: parsing, ranges, defaults, --help, config.json.
  */
-#ifndef TINY_GPT_OPTIONS_H
-#define TINY_GPT_OPTIONS_H
+#ifndef TRAINER_OPTIONS_H
+#define TRAINER_OPTIONS_H
 
 #include <stddef.h>
 #include <sys/stat.h>
-#include "tiny_gpt_terminal.h"
+#include "terminal.h"
 
 #define PATH_SPACE 1200                 /* a folder and the name of a file in it */
 #define CHECKPOINT "checkpoint.safetensors"
@@ -456,21 +456,21 @@ static void print_option(const option *o) {
 }
 
 static void print_help(void) {
-    printf("tiny_gpt - trains a GPT on a text, or on tokens, in fp32, fp16 or bf16\n\n"
-           "Usage: tiny_gpt [--option value | --option=value]...\n"
+    printf("trainer - trains a GPT on a text, or on tokens, in fp32, fp16 or bf16\n\n"
+           "Usage: trainer [--option value | --option=value]...\n"
            "In brackets: the default and the range. In names, _ and - are the same.\n");
     for (int i = 0; i < N_OPTIONS; i++) print_option(&options[i]);
     printf("\nExamples\n"
-           "  tiny_gpt                                a minute of training, on mixprec.h\n"
-           "  tiny_gpt --data input.txt --preset char-cpu --out run --sample 500\n"
-           "  tiny_gpt --out run --resume             go on after Ctrl-C\n"
-           "  tiny_gpt --out run --resume --steps 0 --sample 500 --prompt \"ROMEO:\"\n"
+           "  trainer                                 a minute of training, on mixprec.h\n"
+           "  trainer --data input.txt --preset char-cpu --out run --sample 500\n"
+           "  trainer --out run --resume              go on after Ctrl-C\n"
+           "  trainer --out run --resume --steps 0 --sample 500 --prompt \"ROMEO:\"\n"
            "                                          sample only, without the text\n"
-           "  tiny_gpt --init run/best.safetensors --data other.txt --out tuned --lr 1e-4\n"
+           "  trainer --init run/best.safetensors --data other.txt --out tuned --lr 1e-4\n"
            "                                          fine-tune on another text\n"
-           "  tiny_gpt --out run --resume --compare fp32    what fp16 costs, site by site\n"
-           "  tiny_gpt --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n"
-           "  tiny_gpt --preset gpt2 --data train.bin --val-data val.bin --dtype bf16\n\n"
+           "  trainer --out run --resume --compare fp32     what fp16 costs, site by site\n"
+           "  trainer --dtype bf16 --level 2 --lr 3e-4 --steps 1000\n"
+           "  trainer --preset gpt2 --data train.bin --val-data val.bin --dtype bf16\n\n"
            "Ctrl-C finishes the step, saves, and exits with 130; a second one ends at once.\n");
 }
 
@@ -627,7 +627,7 @@ static void die_unknown(const char *argument) {
         die(2, "unknown option --%s. With --out DIR, DIR/metrics.jsonl has one JSON object a line, "
                "which examples/metrics.py feeds to W&B or TensorBoard", name);
     if (near) die(2, "unknown option --%s. Did you mean --%s?", name, near);
-    die(2, "unknown option --%s. tiny_gpt --help lists all of them", name);
+    die(2, "unknown option --%s. trainer --help lists all of them", name);
 }
 
 /* "steps 10" and "-steps 10" mean --steps. */
@@ -883,13 +883,13 @@ static void forget_sizes(config *c) {
 static void set_by_name(config *c, const char *name, const char *text)
 { set_option(c, &options[find_option(name, strlen(name))], text); }
 
-/* Rejects a key whose value differs from `must`: tiny_gpt's GPT-2 supports no other value. */
+/* Rejects a key whose value differs from `must`: the trainer's GPT-2 supports no other value. */
 static void need_gpt2(const char *path, const char *json, const char *key, const char *must) {
     char value[64];
     json_value(json, key, value, sizeof value);
     if (!value[0] || strcmp(value, must) == 0) return;
     if (atof(must) == 0 || atof(value) != atof(must))       /* 1e-05 is 1e-5 */
-        die(1, "%s: %s is %s, and tiny_gpt's GPT-2 has %s only", path, key, value, must);
+        die(1, "%s: %s is %s, and the trainer's GPT-2 has %s only", path, key, value, must);
 }
 
 static const char *gpt2_activation(const char *path, const char *json) {
@@ -898,7 +898,7 @@ static const char *gpt2_activation(const char *path, const char *json) {
     if (!name[0] || strcmp(name, "gelu_new") == 0 || strcmp(name, "gelu_pytorch_tanh") == 0)
         return "gelu-tanh";
     if (strcmp(name, "gelu") != 0)
-        die(1, "%s: activation_function is %s, and tiny_gpt has gelu and gelu_new", path, name);
+        die(1, "%s: activation_function is %s, and the trainer has gelu and gelu_new", path, name);
     return "gelu";
 }
 
@@ -924,7 +924,7 @@ static void apply_gpt2_config(config *c, const char *path) {
     need_gpt2(path, text, "scale_attn_weights", "true");
     need_gpt2(path, text, "scale_attn_by_inverse_layer_idx", "false");
     snprintf(tokens, sizeof tokens, "tokens %lld", (long long)c->vocab);
-    json_value(text, "vocabulary", value, sizeof value);        /* written by tiny_gpt --export */
+    json_value(text, "vocabulary", value, sizeof value);        /* written by trainer --export */
     set_by_name(c, "vocabulary", value[0] ? value : tokens);
     free(text);
 }

@@ -1,12 +1,12 @@
-/* tiny_gpt_model.h - the tensors of a GPT, and its layers: a part of tiny_gpt.c
+/* model.h - the tensors of a GPT, and its layers: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  *
- * tiny_gpt.c shows how layers make blocks, and blocks a model.
+ * trainer.c shows how layers make blocks, and blocks a model.
  */
-#ifndef TINY_GPT_MODEL_H
-#define TINY_GPT_MODEL_H
+#ifndef TRAINER_MODEL_H
+#define TRAINER_MODEL_H
 
-#include "tiny_gpt_options.h"
+#include "options.h"
 
 typedef struct layer { mixp_tensor *w, *b; } layer;     /* weight; bias or NULL */
 

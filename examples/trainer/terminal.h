@@ -1,8 +1,8 @@
-/* tiny_gpt_terminal.h - messages, the bar of progress, and signals: a part of tiny_gpt.c
+/* terminal.h - messages, the bar of progress, and signals: a part of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#ifndef TINY_GPT_TERMINAL_H
-#define TINY_GPT_TERMINAL_H
+#ifndef TRAINER_TERMINAL_H
+#define TRAINER_TERMINAL_H
 
 #include <errno.h>
 #include <math.h>
@@ -51,7 +51,7 @@ static void print_message(const char *before, const char *format, va_list args) 
     fflush(stdout);
     vsnprintf(text, sizeof text, format, args);
     tame(text, "");
-    fprintf(stderr, "tiny_gpt: %s%s\n", before, text);
+    fprintf(stderr, "trainer: %s%s\n", before, text);
 }
 
 /* Every failure ends here, with a message that says what is wrong and what to do. */

@@ -1,16 +1,16 @@
-/* tiny_gpt_data.h - the data set: texts, tokens, their vocabulary, batches and prompts: a part
- * of tiny_gpt.c
+/* data.h - the data set: texts, tokens, their vocabulary, batches and prompts: a part
+ * of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#ifndef TINY_GPT_DATA_H
-#define TINY_GPT_DATA_H
+#ifndef TRAINER_DATA_H
+#define TRAINER_DATA_H
 
 #include <ctype.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/mman.h>
-#include "tiny_gpt_options.h"
-#include "tiny_gpt_tokenizer.h"
+#include "options.h"
+#include "tokenizer.h"
 
 /* One file of the data, mapped into memory: the system reads only the pages in use, and ranks share
  * them. */
@@ -368,7 +368,7 @@ static void check_length(const corpus *d, const char *path, int64_t have, int64_
 
 /* If another program truncates a mapped file, reading it raises SIGBUS. */
 static void on_lost_file(int number) {
-    static const char text[] = "tiny_gpt: a file of --data became shorter, or cannot be read any "
+    static const char text[] = "trainer: a file of --data became shorter, or cannot be read any "
                                "more: go on from the last checkpoint with --resume\n";
     (void)number;
     if (write(STDERR_FILENO, text, sizeof text - 1) < 0) _exit(2);

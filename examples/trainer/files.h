@@ -1,9 +1,9 @@
-/* tiny_gpt_files.h - the folder of a run: its lock, configuration, checkpoints and metrics: a part
- * of tiny_gpt.c
+/* files.h - the folder of a run: its lock, configuration, checkpoints and metrics: a part
+ * of trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#ifndef TINY_GPT_FILES_H
-#define TINY_GPT_FILES_H
+#ifndef TRAINER_FILES_H
+#define TRAINER_FILES_H
 
 #define LOCK       ".lock"              /* the file stays when the lock is released */
 
@@ -258,7 +258,7 @@ static int lock_folder(trainer *t, int create) {
     return 0;
 }
 
-/* Loads weights of GPT-2, from `transformers` or nanoGPT. Returns 0 if the file is tiny_gpt's. */
+/* Loads weights of GPT-2, from `transformers` or nanoGPT. Returns 0 if the file is the trainer's. */
 static int load_others(trainer *t) {
     char      path[PATH_SPACE];
     gpt2_file file;
@@ -315,7 +315,7 @@ static void keep_checkpoint(const trainer *t) {
     char          path[PATH_SPACE];
     if (c->resume) note_checkpoint(t, &now);
     if (c->resume && !same_file(&now, &t->loaded))
-        die(1, "another tiny_gpt has trained in %s meanwhile: start again, to go on from there",
+        die(1, "another trainer has trained in %s meanwhile: start again, to go on from there",
             c->out);
     if (!c->resume && !c->overwrite && !only_looks(t) && in_folder(c, CHECKPOINT, path))
         die(1, "%s holds a checkpoint: continue it with --resume, choose another --out, or "
@@ -383,7 +383,7 @@ static void open_folder(trainer *t) {
         die(1, "the folder %s cannot be read and written: %s. A save flushes it, which takes both. "
                "Choose another --out, or chmod u+rwx", c->out, strerror(errno));
     if (t->locked_out || !lock_folder(t, 1))
-        die(1, "another tiny_gpt is training in %s: wait until it is done, or choose another "
+        die(1, "another trainer is training in %s: wait until it is done, or choose another "
                "--out", c->out);
     keep_checkpoint(t);
     in_folder(c, "metrics.jsonl", path);

@@ -1,9 +1,9 @@
-/* tiny_gpt_machine.h - the device, its memory, and where time and memory of a step went: a part of
- * tiny_gpt.c
+/* machine.h - the device, its memory, and where time and memory of a step went: a part of
+ * trainer.c
  * SPDX-License-Identifier: MIT OR Unlicense
  */
-#ifndef TINY_GPT_MACHINE_H
-#define TINY_GPT_MACHINE_H
+#ifndef TRAINER_MACHINE_H
+#define TRAINER_MACHINE_H
 
 static int only_looks(const trainer *t) { return t->c.eval_only || t->c.compare; }
 static int is_training(const trainer *t) { return !only_looks(t) && t->step < t->c.steps; }
@@ -39,7 +39,7 @@ static int has_chunks(const trainer *t) {
 
 /* ==== The device ==================================================================== */
 
-#ifdef TINY_GPT_CUDA
+#ifdef TRAINER_CUDA
 enum { HAS_CUDA = 1 };
 static const mixp_device *find_gpu(int ordinal, const char **why)
 { return mixp_cuda(ordinal, why); }
@@ -47,8 +47,8 @@ static const mixp_device *find_gpu(int ordinal, const char **why)
 enum { HAS_CUDA = 0 };
 static const mixp_device *find_gpu(int ordinal, const char **why) {
     (void)ordinal;
-    *why = "this tiny_gpt was built without CUDA. Build it with -DTINY_GPT_CUDA and "
-           "mixprec_cuda.cu, as the head of tiny_gpt.c says";
+    *why = "this trainer was built without CUDA. Build it with -DTRAINER_CUDA and "
+           "mixprec_cuda.cu, as the head of trainer.c says";
     return NULL;
 }
 #endif
