@@ -2965,7 +2965,7 @@ typedef struct mixp_advance_args {
  * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
 typedef struct mixp_look {
     float   largest;            /* largest finite magnitude; 0 without a finite element */
-    int32_t unused;
+    int32_t nan;                /* 1: an element is NaN */
     int64_t count;              /* elements looked at */
     int64_t nonfinite, zeros;
     int64_t flushed;            /* not 0, but rounds to 0 in `low` */
@@ -3385,6 +3385,8 @@ struct mixp_tensor {
         struct mixpi_tensor_of_watch {  /* 0 without a guard                               */
             mixp_tensor *seen;  /* of a cast, reshape or dropout: the input tensor         */
             int site;           /* of an activation: the site that made it, from 1; 0 = data */
+            float written;      /* magnitude of a constant that an operator wrote here: a mask's
+                                   Inf; 0 = none */
             mixp_dtype raised;  /* the low dtype without a guard's fallback; MIXP_F32 = the guard
                                    changed nothing                                         */
         } watch;
@@ -4635,7 +4637,8 @@ MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
 /* Clamps to [low, high]; an infinite bound has no effect. The gradient passes strictly between the
  * bounds, not at a bound and not for a NaN, as in PyTorch since 2.15 (older versions pass it at the
- * bounds). MIXP_ERR_ARGUMENT: low > high, or a NaN bound. */
+ * bounds). MIXP_ERR_ARGUMENT: low > high, a NaN bound, or, as in PyTorch, a finite bound that
+ * becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
 /* relu(x)^2 (So et al., Primer, 2021). In f16, x >= 256 gives Inf. */
@@ -4732,7 +4735,9 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
                                      mixp_tensor *ids);
 /* PROMOTE. where: mask ? a : b, with NumPy's broadcasting. The mask is u8 or i32, true if not 0.
- * masked_fill (KEEP): value where the mask is true, x elsewhere. */
+ * masked_fill (KEEP): value where the mask is true, x elsewhere. MIXP_ERR_ARGUMENT, as in PyTorch:
+ * a finite value becomes Inf in the result's dtype, as -1e9 in f16, whose largest number is 65504.
+ * -INFINITY is allowed; softmax of a row without a finite score is then NaN. */
 MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a,
                                     mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
@@ -4788,7 +4793,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
  * f32, f16 or bf16. Random numbers come from the context's seed, the step and the position of the
  * call in the step: the same on every device and in every run, new in each step, replay and rank.
  *
- * MIXP_ERR_ARGUMENT: a number is not finite, low > high, std < 0, or p outside [0, 1]. */
+ * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p outside
+ * [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. */
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
                                    const int64_t *shape, double value);
 MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
@@ -4874,7 +4880,8 @@ MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int ran
 MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
                                      const int64_t *shape);
-/* KEEP. x with `before` and `after` elements of value around it along dim; neither is below 0. */
+/* KEEP. x with `before` and `after` elements of value around it along dim; neither is below 0.
+ * MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
                                   int64_t after, float value);
 /* KEEP. Returns x's memory as a constant: no gradient flows through the result, like PyTorch's
@@ -5384,6 +5391,8 @@ typedef enum mixp_origin {
     MIXP_ORIGIN_INPUT,          /* in the batch: an input tensor that `site` reads */
     MIXP_ORIGIN_NO_GUARD,       /* in the forward pass: the loss is not finite; a guard would find
                                    the site */
+    MIXP_ORIGIN_MASK,           /* `site` made it of an Inf that the program wrote, such as a mask of
+                                   -Inf over a whole row */
     MIXP_ORIGIN_COUNT
 } mixp_origin;
 
@@ -13408,7 +13417,7 @@ MIXPI_KERNEL(update, mixp_update_args, MIXPI_P(update_chunk))
 
 /* The result for one piece of an array: how many magnitudes lie below each limit. */
 typedef struct mixpi_look_piece {
-    int32_t top, nonfinite, zeros, flushed, least, subnormal, past;
+    int32_t top, nonfinite, nan, zeros, flushed, least, subnormal, past;
     int32_t exponents[MIXPI_EXPONENTS];
 } mixpi_look_piece;
 
@@ -13422,6 +13431,7 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     float top = mixp_f32_of_bits((uint32_t)p->top);
     if (top > to->largest) to->largest = top;
     to->count += n;
+    to->nan |= p->nan;
     to->nonfinite += p->nonfinite;
     to->zeros += p->zeros;
     to->flushed += p->flushed - p->zeros;
@@ -13493,13 +13503,13 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
     const int32_t inf = 0x7F800000, flushed = (int32_t)at->flushed;
     const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
     const int32_t past = (int32_t)at->past;
-    int32_t a[MIXPI_LOOK_LANES], found[7][MIXPI_LOOK_LANES];
+    int32_t a[MIXPI_LOOK_LANES], found[8][MIXPI_LOOK_LANES];
     int i, j;
     memset(found, 0, sizeof found);
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
         int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
-        /* Lanes beyond the end are NaN, which only `nonfinite` counts. */
-        if (m < MIXPI_LOOK_LANES) memset(a, 0xFF, sizeof a);
+        /* Lanes beyond the end are Inf, which only `nonfinite` counts. */
+        for (j = m; j < MIXPI_LOOK_LANES; j++) a[j] = inf;
         memcpy(a, x + i, (size_t)m * sizeof *a);
         for (j = 0; j < MIXPI_LOOK_LANES; j++) {
             int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
@@ -13510,6 +13520,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
             found[4][j] += v < least;
             found[5][j] += v < subnormal;
             found[6][j] += finite >= past;
+            found[7][j] |= v > inf;
         }
     }
     for (j = 0; j < MIXPI_LOOK_LANES; j++) {
@@ -13520,6 +13531,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
         p->least += found[4][j];
         p->subnormal += found[5][j];
         p->past += found[6][j];
+        p->nan |= found[7][j];
     }
     p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
 }
@@ -16389,13 +16401,24 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     return (double)mixp_f32_of_bits(0x7FC00000u);   /* fast-math would fold 0/0 */
 }
 
-/* Does a finite value become Inf in this dtype? */
+/* Does a finite value become Inf or NaN in this dtype, or leave the range of an integer dtype? */
 static int mixpi_overflows(mixp_dtype dtype, double value) {
     double low = 0.0;           /* memory for any dtype */
-    if (!mixpi_real(dtype) || !mixpi_f64_is_finite(value)) return 0;
+    if (!mixpi_f64_is_finite(value)) return 0;
+    if (dtype == MIXP_U8) return value <= -1.0 || value >= 256.0;
+    if (dtype == MIXP_I32) return value <= -2147483649.0 || value >= 2147483648.0;
+    if (dtype == MIXP_I64) return value < -9223372036854775808.0 || value >= 9223372036854775808.0;
     mixp_convert(&low, dtype, &value, MIXP_F64, 1);
     mixp_convert(&value, MIXP_F64, &low, dtype, 1);
     return !mixpi_f64_is_finite(value);
+}
+
+/* The largest number of a dtype. */
+static double mixpi_largest(mixp_dtype dtype) {
+    if (dtype == MIXP_U8) return 255.0;
+    if (dtype == MIXP_I32) return 2147483647.0;
+    if (dtype == MIXP_I64) return 9223372036854775807.0;
+    return mixp_decode(dtype, mixpi_max_code(mixp_format_of(dtype)));
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
@@ -16403,9 +16426,9 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     if (r != MIXP_OK) return r;
     if (mixpi_overflows(t->dtype, value))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_fill: %g is beyond the range of %s; use a smaller number, "
-                                 "or INFINITY",
-                                 value, mixp_dtype_name(t->dtype));
+                                 "mixp_fill: %g is beyond the range of %s, whose largest number is "
+                                 "%g; use a smaller number, or INFINITY",
+                                 value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype));
     mixpi_written(t, "mixp_fill");
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }
@@ -18759,6 +18782,30 @@ static mixp_result mixpi_need_indices_after(mixp_call *c, int which) {
 
 static mixp_result mixpi_need_indices(mixp_call *c) {
     return mixpi_need_indices_after(c, 1);
+}
+
+/* Fails if a finite constant of the call becomes Inf in the dtype of its result. That dtype is the
+ * one without a guard's fallback: whether a program is right must not depend on the guard's state.
+ * A site that the user pinned stores the dtype of the pin. */
+static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, float value,
+                                       const char *instead) {
+    const mixp_dtype dtype =
+        mixpi_call_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
+    if (!mixpi_overflows(dtype, (double)value)) return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "%s: %s is %g, beyond the range of %s, whose largest number is %g; "
+                             "use a number in that range, or %s",
+                             c->op->name, name, (double)value, mixp_dtype_name(dtype),
+                             mixpi_largest(dtype), instead);
+}
+
+/* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf for
+ * an overflow nor its size for the size of computed values. */
+static void mixpi_note_written(mixp_tensor *t, double value) {
+    double low = 0.0;           /* memory for any dtype */
+    mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);
+    mixp_convert(&t->own.watch.written, MIXP_F32, &low, t->dtype, 1);
+    if (t->own.watch.written < 0.0f) t->own.watch.written = -t->own.watch.written;
 }
 
 /* The name of the first named input of a call; low copies and gradients have a tensor's name. */
@@ -21124,6 +21171,13 @@ static mixp_result mixpi_clamp_infer(mixp_call *c) {
                              (double)k->p, (double)k->q);
 }
 
+static mixp_result mixpi_clamp_forward(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    mixp_result r = mixpi_constant_fits(c, "low", k->p, "-INFINITY for no bound");
+    if (r == MIXP_OK) r = mixpi_constant_fits(c, "high", k->q, "INFINITY for no bound");
+    return r == MIXP_OK ? mixpi_unary_forward(c) : r;
+}
+
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high)
 { return mixpi_apply_unary_by(ctx, MIXP_OP_CLAMP, MIXP_UNARY_CLAMP, x, low, high); }
@@ -21717,8 +21771,11 @@ static mixp_result mixpi_choice_forward(mixp_call *c) {
     mixp_where_args *k = &p->k;
     const mixp_tensor *mask = c->in[mixpi_choice_input(p, 0)];
     int a = mixpi_choice_input(p, 1);
-    mixp_tensor *saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
-    mixp_result r;
+    mixp_tensor *saved;
+    mixp_result r = mixpi_constant_fits(c, "value", k->value, "-INFINITY");
+    if (r != MIXP_OK) return r;
+    mixpi_note_written(c->out, (double)k->value);
+    saved = mixp_call_save(c, 0, MIXP_BF16, mask->rank, mask->shape);
     if (!saved) return MIXP_ERR_MEMORY;
     r = mixpi_convert_to(c->ctx, mixpi_tensor_out(saved, 0), mixpi_tensor_in(mask),
                          mask->count);
@@ -22481,6 +22538,9 @@ static mixp_result mixpi_pad_both(mixp_call *c) {
     k.src = mixpi_call_from(c);
     k.dst = mixpi_call_to(c);
     if (!k.dst.data) return MIXP_OK;
+    if (!back) r = mixpi_constant_fits(c, "value", p->value, "INFINITY");
+    if (r != MIXP_OK) return r;
+    if (!back) mixpi_note_written(c->out, (double)p->value);
     if (back) k.src = mixpi_in_at(k.src, p->before * whole[p->dim]);
     else r = mixpi_fill_with(c->ctx, k.dst, c->out->count, (double)p->value);
     if (!back) k.dst = mixpi_out_at(k.dst, p->before * whole[p->dim]);
@@ -22752,6 +22812,14 @@ MIXPI_SELDOM_BEGIN
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
                                    const int64_t *shape, double value) {
     mixp_tensor *t = mixpi_tensor_new(ctx, "mixp_full", dtype, rank, shape, 0, 1);
+    if (t && mixpi_overflows(dtype, value)) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_full: %g is beyond the range of %s, whose largest number is %g; use "
+                          "a smaller number, INFINITY, or another dtype",
+                          value, mixp_dtype_name(dtype), mixpi_largest(dtype));
+        return NULL;
+    }
+    if (t) mixpi_note_written(t, value);
     if (!t || mixpi_fill_with(ctx, mixpi_tensor_out(t, 0), t->count, value) != MIXP_OK) return NULL;
     return t;
 }
@@ -22794,11 +22862,14 @@ static mixp_random_args mixpi_random_of(mixp_random_kind kind, mixp_dtype dtype,
 MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
                                       const int64_t *shape, float low, float high) {
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
-    if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f)
+    const double most = (double)(low + k.by > -low ? low + k.by : -low);
+    if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f &&
+        !(mixpi_real(dtype) && mixpi_overflows(dtype, most)))
         return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                       "mixp_uniform: low is %g and high is %g; both and their difference must be "
-                      "finite, and low must not be above high", (double)low, (double)high);
+                      "finite and in the range of %s, and low must not be above high", (double)low,
+                      (double)high, mixp_dtype_name(dtype));
     return NULL;
 }
 
@@ -23625,7 +23696,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_OP(slice, KEEP, sizeof(mixpi_range), slice, slice),
         MIXPI_UNARY(neg, KEEP), MIXPI_UNARY(abs, KEEP), MIXPI_UNARY(sin, KEEP),
         MIXPI_UNARY(cos, KEEP),
-        MIXPI_OP(clamp, KEEP, sizeof(mixp_unary_args), clamp, unary),
+        MIXPI_ROW(clamp, KEEP, sizeof(mixp_unary_args), clamp, clamp_forward, unary_backward),
         MIXPI_UNARY(relu_squared, KEEP),
         MIXPI_OP(soft_cap, KEEP, sizeof(mixp_unary_args), soft_cap, unary),
         MIXPI_BINARY(maximum), MIXPI_BINARY(minimum), MIXPI_BINARY(swiglu),
@@ -23881,7 +23952,7 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
 
 /* The tangent of a call's result, perhaps in another shape or dtype. */
 static mixp_tensor *mixpi_tangent_of(mixp_call *c) {
-    if (c->op->forward == mixpi_unary_forward) return mixpi_unary_tangent(c);
+    if (c->op->backward == mixpi_unary_backward) return mixpi_unary_tangent(c);
     if (c->op->forward == mixpi_binary_forward) return mixpi_binary_tangent(c);
     if (c->op->forward == mixpi_product_forward) return mixpi_product_tangent(c);
     return mixpi_other_tangent(c);
@@ -26124,6 +26195,7 @@ static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
 
 static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
     if (from->largest > to->largest) to->largest = from->largest;
+    to->nan |= from->nan;
     to->count += from->count;
     to->nonfinite += from->nonfinite;
     to->zeros += from->zeros;
@@ -26795,7 +26867,9 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "a weight is not finite: not a scaling problem; resume from a checkpoint with a smaller "
         "learning rate",
         "the batch holds Inf or NaN: not a scaling problem; look at the data",
-        "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site"
+        "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site",
+        "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
+        "problem; leave a score of each row unmasked, or mask with a finite number"
     };
     MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";
@@ -29690,6 +29764,8 @@ typedef struct mixpi_site {
     int          turn;          /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
+    float        written;       /* magnitude of a constant that the operator wrote to its result, or
+                                   mixp_full to an input: Inf counts as no overflow; 0 = none */
     int          casts;         /* 1: autocast casts its inputs */
     int          inside;        /* 1: dtype and low are those of what it stores inside its call */
     int          carries;       /* 1: it stores f32 if its inputs are f32 */
@@ -30422,6 +30498,7 @@ static int mixpi_is_data(const mixp_tensor *t) {
 /* In a sampled step looks at t, an input of a site, if t is the batch. */
 static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_tensor *t) {
     if (!mixpi_context_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
+    if (mixp_bits_of_f32(t->own.watch.written) == 0x7F800000u) return MIXP_OK;      /* mixp_full */
     return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
 }
 
@@ -30476,6 +30553,18 @@ static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
            e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
+/* Notes the largest constant that the program wrote: into the result, or into an input that no site
+ * made. */
+static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixpi_site *site = mixpi_site_at(e->call.ctx, e->site);
+    float written = e->call.out->own.watch.written;
+    int i;
+    for (i = 0; i < e->call.n_in; i++)
+        if (given[i] && !given[i]->own.watch.site && given[i]->own.watch.written > written)
+            written = given[i]->own.watch.written;
+    site->written = written;
+}
+
 /* After the forward pass of a call. */
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -30486,6 +30575,8 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
     if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
     if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
+    if (through) out->own.watch.written = given[0]->own.watch.written;
+    mixpi_note_constant(e, given);
     if (e->alias) e->site = 0;          /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
     r = mixpi_site_stored(ctx, e->site, out,
@@ -31120,7 +31211,9 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
         { "a weight of ", " is not finite",
           "Resume from a checkpoint with a smaller learning rate" },
         { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
-        { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" }
+        { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" },
+        { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",
+          "Leave a score of each row unmasked, or mask with a finite number" }
     };
     MIXPI_STATIC_ASSERT(skip_words, sizeof words / sizeof words[0] == MIXP_ORIGIN_COUNT);
     return &words[(unsigned)origin < MIXP_ORIGIN_COUNT ? origin : MIXP_ORIGIN_UNKNOWN];
@@ -31367,13 +31460,19 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
                     !value)->flushed = 1.0;     /* all values: zeros are in no count */
 }
 
+/* The largest magnitude of a site's values; 0 if that is a constant which the program wrote, such as
+ * a mask: it comes no nearer to the end of the range. */
+static double mixpi_site_largest(const mixpi_site *site)
+{ return site->value.largest < site->written || site->value.largest > site->written
+             ? (double)site->value.largest : 0.0; }
+
 /* Why a site that stores its low dtype must fall back. COUNT: it need not. */
 static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site *site) {
     const mixp_look *value = &site->value, *grad = &site->grad;
     double high = (double)w->high * mixpi_low_largest(site->low);
     /* The Inf came from another site's overflow: see mixpi_settle_rows. */
     if (value->nonfinite && w->settling_bad) return MIXP_EVENT_COUNT;
-    if ((double)value->largest > high) return MIXP_EVENT_HIGH;
+    if (mixpi_site_largest(site) > high) return MIXP_EVENT_HIGH;
     /* If the loss is not finite, gradients carry no information. */
     if (mixpi_flushes(w, site, value) || (!w->settling_bad && mixpi_flushes(w, site, grad)))
         return MIXP_EVENT_FLUSHED;
@@ -31389,7 +31488,7 @@ static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
         (double)site->grad.largest >= (double)w->high * largest) return 0;
     if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
     /* Values that are not finite in f32 are no reason to stay in f32. */
-    return (double)site->value.largest < low &&
+    return mixpi_site_largest(site) < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
 }
 
@@ -31409,7 +31508,7 @@ static void mixpi_settle_probed(mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
     const double most = mixpi_low_largest(site->low);
-    const double largest = (double)site->value.largest;
+    const double largest = mixpi_site_largest(site);
     if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
     if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
     if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
@@ -31577,6 +31676,34 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     return 0;
 }
 
+/* Is the Inf that site `number` stored one that the program wrote? No if a number that the site
+ * read was beyond the range of its low dtype, too. */
+static int mixpi_site_asked(const mixp_context *ctx, int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
+        mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated) return 0;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
+        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
+    return 1;
+}
+
+/* Finds where the NaN of a loss began: the site whose inputs hold no NaN. The loss itself if that
+ * is Inf. */
+static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
+    int left = ctx->watch->n_sites, at = loss, before = loss;
+    while (before && left--) {
+        const mixpi_site *site;
+        int i;
+        at = before;
+        site = mixpi_site_at(ctx, at);
+        before = 0;
+        for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
+            if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan) before = site->from[i];
+    }
+    return at;
+}
+
 /* Finds where a non-finite loss began: follows non-finite results back from the loss, to a site
  * whose inputs are finite. A mask of -Inf that softmax made finite again is not on this path. */
 static int mixpi_trace(const mixp_context *ctx, int loss) {
@@ -31597,6 +31724,7 @@ static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
     if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    if (mixpi_site_asked(ctx, number)) return 0;
     if (mixpi_bad_input(ctx, number) || mixpi_bad_cast(ctx, number)) return 0;
     return !mixpi_site_bad_weight(ctx, site);
 }
@@ -31629,12 +31757,16 @@ static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     return site->scalar && !mixpi_site_left_range(site) ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
 }
 
-/* Where the first non-finite value of this sample arose, as seen by this rank. began: the site
- * where a non-finite loss began, or 0. */
-static mixp_origin mixpi_judge_origin(mixp_context *ctx, int began, int *site) {
+/* Where the first non-finite value of this sample arose, as seen by this rank. loss: the site of a
+ * non-finite loss; began: the site where that began; or both are 0. */
+static mixp_origin mixpi_judge_origin(mixp_context *ctx, int loss, int began, int *site) {
     const int grad = mixpi_last_bad(ctx, MIXPI_LOOK_GRAD);
     const int leaf = mixpi_last_bad(ctx, MIXPI_LOOK_LEAF);
     *site = began;
+    if (began && mixpi_site_asked(ctx, began)) {
+        *site = mixpi_trace_nan(ctx, loss);
+        return MIXP_ORIGIN_MASK;
+    }
     if (began) return mixpi_forward_origin(ctx, began);
     *site = grad;
     if (leaf && (!grad || mixpi_site_at(ctx, leaf)->turn > mixpi_site_at(ctx, grad)->turn))
@@ -31651,7 +31783,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     float varied;
     double all;
     site->lost = 0.0;
-    memcpy(&varied, &row->unused, sizeof varied);
+    memcpy(&varied, &row->nan, sizeof varied);      /* this row holds two floats */
     all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
     site->lost = sqrt(lost / all);
@@ -31686,7 +31818,7 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     const int began = loss ? mixpi_trace(ctx, loss) : 0;
     const int known = ctx->watch->n_sites;
     int n;
-    *origin = mixpi_judge_origin(ctx, began, at);
+    *origin = mixpi_judge_origin(ctx, loss, began, at);
     for (n = 1; n <= known; n++) mixpi_site_at(ctx, n)->verdict = 0;
     for (n = 1; n <= known; n++) {
         if (mixpi_site_can_fall(mixpi_site_at(ctx, n)) && mixpi_site_overflowed(ctx, n, began))

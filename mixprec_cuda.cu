@@ -5672,13 +5672,14 @@ clip_chunks(const mixp_clip_args job) {
 /* A thread's counts of magnitudes below each limit, counted as on the CPU. */
 struct Seen {
     uint32_t top;
-    int      nonfinite, zeros, flushed, least, subnormal, past;
+    int      nonfinite, nan, zeros, flushed, least, subnormal, past;
 };
 
 __device__ inline void look_at_one(Seen &s, const mixpi_look_limits &at, uint32_t v) {
     bool bad = v >= 0x7F800000u;
     if (!bad && v > s.top) s.top = v;
     s.nonfinite += bad;
+    s.nan |= v > 0x7F800000u;
     s.zeros += v == 0;
     s.flushed += v <= at.flushed;
     s.least += v < at.least;
@@ -5693,6 +5694,7 @@ __device__ inline void add_count(int64_t *to, int64_t n)
 __device__ inline void look_join(mixp_look *to, const Seen &s, int64_t n) {
     if (!to) return;
     if (s.top) atomicMax((unsigned *)(void *)&to->largest, (unsigned)s.top);
+    if (s.nan) atomicOr(&to->nan, 1);
     add_count(&to->count, n);
     add_count(&to->nonfinite, s.nonfinite);
     add_count(&to->zeros, s.zeros);
@@ -5729,7 +5731,7 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
          first += gridDim.x * look_piece) {
         int64_t end = least(first + look_piece, k.n);
         bool wide = is_aligned(k.x.data);
-        Seen s = { 0, 0, 0, 0, 0, 0, 0 };
+        Seen s = { 0, 0, 0, 0, 0, 0, 0, 0 };
         for (int64_t i = first + 8 * (int64_t)threadIdx.x; i < end;
              i += 8 * (int64_t)blockDim.x) {
             float v[8];
@@ -5739,6 +5741,7 @@ look_pieces(const mixp_look_args k, const mixpi_look_limits at) {
         }
         s.top = warp_top(s.top);
         s.nonfinite = warp_sum(s.nonfinite);
+        s.nan = warp_sum(s.nan);
         s.zeros = warp_sum(s.zeros);
         s.flushed = warp_sum(s.flushed);
         s.least = warp_sum(s.least);

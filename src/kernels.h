@@ -952,7 +952,7 @@ typedef struct mixp_advance_args {
  * flat near 0, half as many elements were flushed as now hold the smallest subnormal. */
 typedef struct mixp_look {
     float   largest;            /* largest finite magnitude; 0 without a finite element */
-    int32_t unused;
+    int32_t nan;                /* 1: an element is NaN */
     int64_t count;              /* elements looked at */
     int64_t nonfinite, zeros;
     int64_t flushed;            /* not 0, but rounds to 0 in `low` */

@@ -171,7 +171,8 @@ MIXPREC_API mixp_tensor *mixp_sin(mixp_context *ctx, mixp_tensor *x);
 MIXPREC_API mixp_tensor *mixp_cos(mixp_context *ctx, mixp_tensor *x);
 /* Clamps to [low, high]; an infinite bound has no effect. The gradient passes strictly between the
  * bounds, not at a bound and not for a NaN, as in PyTorch since 2.15 (older versions pass it at the
- * bounds). MIXP_ERR_ARGUMENT: low > high, or a NaN bound. */
+ * bounds). MIXP_ERR_ARGUMENT: low > high, a NaN bound, or, as in PyTorch, a finite bound that
+ * becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high);
 /* relu(x)^2 (So et al., Primer, 2021). In f16, x >= 256 gives Inf. */
@@ -268,7 +269,9 @@ MIXPREC_API mixp_tensor *mixp_embedding(mixp_context *ctx, mixp_tensor *table,
 MIXPREC_API mixp_tensor *mixp_gather(mixp_context *ctx, mixp_tensor *x, int dim,
                                      mixp_tensor *ids);
 /* PROMOTE. where: mask ? a : b, with NumPy's broadcasting. The mask is u8 or i32, true if not 0.
- * masked_fill (KEEP): value where the mask is true, x elsewhere. */
+ * masked_fill (KEEP): value where the mask is true, x elsewhere. MIXP_ERR_ARGUMENT, as in PyTorch:
+ * a finite value becomes Inf in the result's dtype, as -1e9 in f16, whose largest number is 65504.
+ * -INFINITY is allowed; softmax of a row without a finite score is then NaN. */
 MIXPREC_API mixp_tensor *mixp_where(mixp_context *ctx, mixp_tensor *mask, mixp_tensor *a,
                                     mixp_tensor *b);
 MIXPREC_API mixp_tensor *mixp_masked_fill(mixp_context *ctx, mixp_tensor *x,
@@ -324,7 +327,8 @@ MIXPREC_API mixp_tensor *mixp_dropout(mixp_context *ctx, mixp_tensor *x, float p
  * f32, f16 or bf16. Random numbers come from the context's seed, the step and the position of the
  * call in the step: the same on every device and in every run, new in each step, replay and rank.
  *
- * MIXP_ERR_ARGUMENT: a number is not finite, low > high, std < 0, or p outside [0, 1]. */
+ * MIXP_ERR_ARGUMENT: a number is not finite (full takes Inf and NaN), low > high, std < 0, p outside
+ * [0, 1], or the value of full or a bound of uniform is beyond the range of dtype. */
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
                                    const int64_t *shape, double value);
 MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
@@ -410,7 +414,8 @@ MIXPREC_API mixp_tensor *mixp_permute(mixp_context *ctx, mixp_tensor *x, int ran
 MIXPREC_API mixp_tensor *mixp_flip(mixp_context *ctx, mixp_tensor *x, int dim);
 MIXPREC_API mixp_tensor *mixp_expand(mixp_context *ctx, mixp_tensor *x, int rank,
                                      const int64_t *shape);
-/* KEEP. x with `before` and `after` elements of value around it along dim; neither is below 0. */
+/* KEEP. x with `before` and `after` elements of value around it along dim; neither is below 0.
+ * MIXP_ERR_ARGUMENT: a finite value becomes Inf in the result's dtype. */
 MIXPREC_API mixp_tensor *mixp_pad(mixp_context *ctx, mixp_tensor *x, int dim, int64_t before,
                                   int64_t after, float value);
 /* KEEP. Returns x's memory as a constant: no gradient flows through the result, like PyTorch's

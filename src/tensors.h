@@ -74,6 +74,8 @@ struct mixp_tensor {
         struct mixpi_tensor_of_watch {  /* 0 without a guard                               */
             mixp_tensor *seen;  /* of a cast, reshape or dropout: the input tensor         */
             int site;           /* of an activation: the site that made it, from 1; 0 = data */
+            float written;      /* magnitude of a constant that an operator wrote here: a mask's
+                                   Inf; 0 = none */
             mixp_dtype raised;  /* the low dtype without a guard's fallback; MIXP_F32 = the guard
                                    changed nothing                                         */
         } watch;

@@ -8,7 +8,7 @@
 
 /* The result for one piece of an array: how many magnitudes lie below each limit. */
 typedef struct mixpi_look_piece {
-    int32_t top, nonfinite, zeros, flushed, least, subnormal, past;
+    int32_t top, nonfinite, nan, zeros, flushed, least, subnormal, past;
     int32_t exponents[MIXPI_EXPONENTS];
 } mixpi_look_piece;
 
@@ -22,6 +22,7 @@ static void mixpi_look_join(mixp_look *to, const mixpi_look_piece *p, int64_t n)
     float top = mixp_f32_of_bits((uint32_t)p->top);
     if (top > to->largest) to->largest = top;
     to->count += n;
+    to->nan |= p->nan;
     to->nonfinite += p->nonfinite;
     to->zeros += p->zeros;
     to->flushed += p->flushed - p->zeros;
@@ -93,13 +94,13 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
     const int32_t inf = 0x7F800000, flushed = (int32_t)at->flushed;
     const int32_t least = (int32_t)at->least, subnormal = (int32_t)at->subnormal;
     const int32_t past = (int32_t)at->past;
-    int32_t a[MIXPI_LOOK_LANES], found[7][MIXPI_LOOK_LANES];
+    int32_t a[MIXPI_LOOK_LANES], found[8][MIXPI_LOOK_LANES];
     int i, j;
     memset(found, 0, sizeof found);
     for (i = 0; i < n; i += MIXPI_LOOK_LANES) {
         int m = n - i < MIXPI_LOOK_LANES ? n - i : MIXPI_LOOK_LANES;
-        /* Lanes beyond the end are NaN, which only `nonfinite` counts. */
-        if (m < MIXPI_LOOK_LANES) memset(a, 0xFF, sizeof a);
+        /* Lanes beyond the end are Inf, which only `nonfinite` counts. */
+        for (j = m; j < MIXPI_LOOK_LANES; j++) a[j] = inf;
         memcpy(a, x + i, (size_t)m * sizeof *a);
         for (j = 0; j < MIXPI_LOOK_LANES; j++) {
             int32_t v = a[j] & 0x7FFFFFFF, finite = v < inf ? v : 0;
@@ -110,6 +111,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
             found[4][j] += v < least;
             found[5][j] += v < subnormal;
             found[6][j] += finite >= past;
+            found[7][j] |= v > inf;
         }
     }
     for (j = 0; j < MIXPI_LOOK_LANES; j++) {
@@ -120,6 +122,7 @@ MIXPI_K void MIXPI_P(look_block)(mixpi_look_piece *p, const float *x, int n,
         p->least += found[4][j];
         p->subnormal += found[5][j];
         p->past += found[6][j];
+        p->nan |= found[7][j];
     }
     p->nonfinite -= (MIXPI_LOOK_LANES - n % MIXPI_LOOK_LANES) % MIXPI_LOOK_LANES;
 }

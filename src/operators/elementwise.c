@@ -278,6 +278,13 @@ static mixp_result mixpi_clamp_infer(mixp_call *c) {
                              (double)k->p, (double)k->q);
 }
 
+static mixp_result mixpi_clamp_forward(mixp_call *c) {
+    const mixp_unary_args *k = (const mixp_unary_args *)c->attrs;
+    mixp_result r = mixpi_constant_fits(c, "low", k->p, "-INFINITY for no bound");
+    if (r == MIXP_OK) r = mixpi_constant_fits(c, "high", k->q, "INFINITY for no bound");
+    return r == MIXP_OK ? mixpi_unary_forward(c) : r;
+}
+
 MIXPREC_API mixp_tensor *mixp_clamp(mixp_context *ctx, mixp_tensor *x, float low,
                                     float high)
 { return mixpi_apply_unary_by(ctx, MIXP_OP_CLAMP, MIXP_UNARY_CLAMP, x, low, high); }

@@ -5,6 +5,14 @@
 MIXPREC_API mixp_tensor *mixp_full(mixp_context *ctx, mixp_dtype dtype, int rank,
                                    const int64_t *shape, double value) {
     mixp_tensor *t = mixpi_tensor_new(ctx, "mixp_full", dtype, rank, shape, 0, 1);
+    if (t && mixpi_overflows(dtype, value)) {
+        mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
+                          "mixp_full: %g is beyond the range of %s, whose largest number is %g; use "
+                          "a smaller number, INFINITY, or another dtype",
+                          value, mixp_dtype_name(dtype), mixpi_largest(dtype));
+        return NULL;
+    }
+    if (t) mixpi_note_written(t, value);
     if (!t || mixpi_fill_with(ctx, mixpi_tensor_out(t, 0), t->count, value) != MIXP_OK) return NULL;
     return t;
 }
@@ -47,11 +55,14 @@ static mixp_random_args mixpi_random_of(mixp_random_kind kind, mixp_dtype dtype,
 MIXPREC_API mixp_tensor *mixp_uniform(mixp_context *ctx, mixp_dtype dtype, int rank,
                                       const int64_t *shape, float low, float high) {
     mixp_random_args k = mixpi_random_of(MIXP_RANDOM_UNIFORM, dtype, low, high - low);
-    if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f)
+    const double most = (double)(low + k.by > -low ? low + k.by : -low);
+    if (mixpi_is_finite(low) && mixpi_is_finite(k.by) && k.by >= 0.0f &&
+        !(mixpi_real(dtype) && mixpi_overflows(dtype, most)))
         return mixpi_random(ctx, "mixp_uniform", &k, rank, shape);
     mixp_context_fail(ctx, MIXP_ERR_ARGUMENT,
                       "mixp_uniform: low is %g and high is %g; both and their difference must be "
-                      "finite, and low must not be above high", (double)low, (double)high);
+                      "finite and in the range of %s, and low must not be above high", (double)low,
+                      (double)high, mixp_dtype_name(dtype));
     return NULL;
 }
 

@@ -278,6 +278,9 @@ static mixp_result mixpi_pad_both(mixp_call *c) {
     k.src = mixpi_call_from(c);
     k.dst = mixpi_call_to(c);
     if (!k.dst.data) return MIXP_OK;
+    if (!back) r = mixpi_constant_fits(c, "value", p->value, "INFINITY");
+    if (r != MIXP_OK) return r;
+    if (!back) mixpi_note_written(c->out, (double)p->value);
     if (back) k.src = mixpi_in_at(k.src, p->before * whole[p->dim]);
     else r = mixpi_fill_with(c->ctx, k.dst, c->out->count, (double)p->value);
     if (!back) k.dst = mixpi_out_at(k.dst, p->before * whole[p->dim]);

@@ -99,6 +99,30 @@ static mixp_result mixpi_need_indices(mixp_call *c) {
     return mixpi_need_indices_after(c, 1);
 }
 
+/* Fails if a finite constant of the call becomes Inf in the dtype of its result. That dtype is the
+ * one without a guard's fallback: whether a program is right must not depend on the guard's state.
+ * A site that the user pinned stores the dtype of the pin. */
+static mixp_result mixpi_constant_fits(const mixp_call *c, const char *name, float value,
+                                       const char *instead) {
+    const mixp_dtype dtype =
+        mixpi_call_is_pinned(c) ? c->out->dtype : mixpi_plain_dtype(c->out);
+    if (!mixpi_overflows(dtype, (double)value)) return MIXP_OK;
+    return mixp_context_fail(c->ctx, MIXP_ERR_ARGUMENT,
+                             "%s: %s is %g, beyond the range of %s, whose largest number is %g; "
+                             "use a number in that range, or %s",
+                             c->op->name, name, (double)value, mixp_dtype_name(dtype),
+                             mixpi_largest(dtype), instead);
+}
+
+/* Notes that the program itself wrote the constant `value` into t: a guard takes neither its Inf for
+ * an overflow nor its size for the size of computed values. */
+static void mixpi_note_written(mixp_tensor *t, double value) {
+    double low = 0.0;           /* memory for any dtype */
+    mixp_convert(&low, t->dtype, &value, MIXP_F64, 1);
+    mixp_convert(&t->own.watch.written, MIXP_F32, &low, t->dtype, 1);
+    if (t->own.watch.written < 0.0f) t->own.watch.written = -t->own.watch.written;
+}
+
 /* The name of the first named input of a call; low copies and gradients have a tensor's name. */
 static const char *mixpi_call_named(const mixp_call *c) {
     int i;

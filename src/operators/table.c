@@ -52,7 +52,7 @@ MIXPREC_API const mixp_op *mixp_op_builtin(mixp_op_id id) {
         MIXPI_OP(slice, KEEP, sizeof(mixpi_range), slice, slice),
         MIXPI_UNARY(neg, KEEP), MIXPI_UNARY(abs, KEEP), MIXPI_UNARY(sin, KEEP),
         MIXPI_UNARY(cos, KEEP),
-        MIXPI_OP(clamp, KEEP, sizeof(mixp_unary_args), clamp, unary),
+        MIXPI_ROW(clamp, KEEP, sizeof(mixp_unary_args), clamp, clamp_forward, unary_backward),
         MIXPI_UNARY(relu_squared, KEEP),
         MIXPI_OP(soft_cap, KEEP, sizeof(mixp_unary_args), soft_cap, unary),
         MIXPI_BINARY(maximum), MIXPI_BINARY(minimum), MIXPI_BINARY(swiglu),

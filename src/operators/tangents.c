@@ -211,7 +211,7 @@ static mixp_tensor *mixpi_other_tangent(mixp_call *c) {
 
 /* The tangent of a call's result, perhaps in another shape or dtype. */
 static mixp_tensor *mixpi_tangent_of(mixp_call *c) {
-    if (c->op->forward == mixpi_unary_forward) return mixpi_unary_tangent(c);
+    if (c->op->backward == mixpi_unary_backward) return mixpi_unary_tangent(c);
     if (c->op->forward == mixpi_binary_forward) return mixpi_binary_tangent(c);
     if (c->op->forward == mixpi_product_forward) return mixpi_product_tangent(c);
     return mixpi_other_tangent(c);

@@ -118,6 +118,7 @@ static mixp_result mixpi_tally_fetch(mixp_optimizer *opt) {
 
 static void mixpi_look_add(mixp_look *to, const mixp_look *from) {
     if (from->largest > to->largest) to->largest = from->largest;
+    to->nan |= from->nan;
     to->count += from->count;
     to->nonfinite += from->nonfinite;
     to->zeros += from->zeros;

@@ -322,7 +322,9 @@ MIXPREC_API const char *mixp_origin_text(mixp_origin origin) {
         "a weight is not finite: not a scaling problem; resume from a checkpoint with a smaller "
         "learning rate",
         "the batch holds Inf or NaN: not a scaling problem; look at the data",
-        "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site"
+        "the loss is not finite: not a scaling problem; turn on a guard to find the first bad site",
+        "an operator read an Inf that the program wrote, such as a mask of -Inf: not a scaling "
+        "problem; leave a score of each row unmasked, or mask with a finite number"
     };
     MIXPI_STATIC_ASSERT(origin_texts, sizeof texts / sizeof texts[0] == MIXP_ORIGIN_COUNT);
     return (unsigned)origin < MIXP_ORIGIN_COUNT ? texts[origin] : "?";

@@ -350,13 +350,24 @@ MIXPREC_API double mixp_item(const mixp_tensor *t) {
     return (double)mixp_f32_of_bits(0x7FC00000u);   /* fast-math would fold 0/0 */
 }
 
-/* Does a finite value become Inf in this dtype? */
+/* Does a finite value become Inf or NaN in this dtype, or leave the range of an integer dtype? */
 static int mixpi_overflows(mixp_dtype dtype, double value) {
     double low = 0.0;           /* memory for any dtype */
-    if (!mixpi_real(dtype) || !mixpi_f64_is_finite(value)) return 0;
+    if (!mixpi_f64_is_finite(value)) return 0;
+    if (dtype == MIXP_U8) return value <= -1.0 || value >= 256.0;
+    if (dtype == MIXP_I32) return value <= -2147483649.0 || value >= 2147483648.0;
+    if (dtype == MIXP_I64) return value < -9223372036854775808.0 || value >= 9223372036854775808.0;
     mixp_convert(&low, dtype, &value, MIXP_F64, 1);
     mixp_convert(&value, MIXP_F64, &low, dtype, 1);
     return !mixpi_f64_is_finite(value);
+}
+
+/* The largest number of a dtype. */
+static double mixpi_largest(mixp_dtype dtype) {
+    if (dtype == MIXP_U8) return 255.0;
+    if (dtype == MIXP_I32) return 2147483647.0;
+    if (dtype == MIXP_I64) return 9223372036854775807.0;
+    return mixp_decode(dtype, mixpi_max_code(mixp_format_of(dtype)));
 }
 
 MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
@@ -364,9 +375,9 @@ MIXPREC_API mixp_result mixp_fill(mixp_tensor *t, double value) {
     if (r != MIXP_OK) return r;
     if (mixpi_overflows(t->dtype, value))
         return mixp_context_fail(t->ctx, MIXP_ERR_ARGUMENT,
-                                 "mixp_fill: %g is beyond the range of %s; use a smaller number, "
-                                 "or INFINITY",
-                                 value, mixp_dtype_name(t->dtype));
+                                 "mixp_fill: %g is beyond the range of %s, whose largest number is "
+                                 "%g; use a smaller number, or INFINITY",
+                                 value, mixp_dtype_name(t->dtype), mixpi_largest(t->dtype));
     mixpi_written(t, "mixp_fill");
     return mixpi_fill_with(t->ctx, mixpi_tensor_out(t, 0), t->count, value);
 }

@@ -37,6 +37,7 @@ static int mixpi_is_data(const mixp_tensor *t) {
 /* In a sampled step looks at t, an input of a site, if t is the batch. */
 static mixp_result mixpi_look_data(mixp_context *ctx, int number, const mixp_tensor *t) {
     if (!mixpi_context_sampled(ctx) || !mixpi_is_data(t)) return MIXP_OK;
+    if (mixp_bits_of_f32(t->own.watch.written) == 0x7F800000u) return MIXP_OK;      /* mixp_full */
     return mixpi_look(ctx, number, MIXPI_LOOK_DATA, t);
 }
 
@@ -91,6 +92,18 @@ static int mixpi_is_seen_through(const mixpi_tape_entry *e) {
            e->call.op == mixp_op_builtin(MIXP_OP_DROPOUT);
 }
 
+/* Notes the largest constant that the program wrote: into the result, or into an input that no site
+ * made. */
+static void mixpi_note_constant(const mixpi_tape_entry *e, mixp_tensor *const *given) {
+    mixpi_site *site = mixpi_site_at(e->call.ctx, e->site);
+    float written = e->call.out->own.watch.written;
+    int i;
+    for (i = 0; i < e->call.n_in; i++)
+        if (given[i] && !given[i]->own.watch.site && given[i]->own.watch.written > written)
+            written = given[i]->own.watch.written;
+    site->written = written;
+}
+
 /* After the forward pass of a call. */
 static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *given) {
     mixp_context *ctx = e->call.ctx;
@@ -101,6 +114,8 @@ static mixp_result mixpi_look_forward(mixpi_tape_entry *e, mixp_tensor *const *g
     out->own.watch.seen = through ? mixpi_seen_as(given[0]) : NULL;
     if (mixpi_is_cast(e->call.op) && !out->own.watch.site) out->own.watch.site = e->site;
     if (e->alias) out->own.watch.raised = given[0]->own.watch.raised;
+    if (through) out->own.watch.written = given[0]->own.watch.written;
+    mixpi_note_constant(e, given);
     if (e->alias) e->site = 0;          /* its memory has been looked at already */
     if (e->alias || !mixpi_real(out->dtype)) return MIXP_OK;
     r = mixpi_site_stored(ctx, e->site, out,

@@ -59,6 +59,8 @@ typedef struct mixpi_site {
     int          turn;          /* position in its step when last sampled (1 = first) */
     int          stores;        /* 1: it owns its memory, and that memory holds real numbers */
     int          scalar;        /* 1: its result has one element */
+    float        written;       /* magnitude of a constant that the operator wrote to its result, or
+                                   mixp_full to an input: Inf counts as no overflow; 0 = none */
     int          casts;         /* 1: autocast casts its inputs */
     int          inside;        /* 1: dtype and low are those of what it stores inside its call */
     int          carries;       /* 1: it stores f32 if its inputs are f32 */

@@ -175,7 +175,9 @@ static const mixpi_skip_words *mixpi_skip_words_of(mixp_origin origin) {
         { "a weight of ", " is not finite",
           "Resume from a checkpoint with a smaller learning rate" },
         { "the batch that ", " reads holds Inf or NaN", "Look at the data" },
-        { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" }
+        { "the loss is not finite", NULL, "Turn on a guard to find the first bad site" },
+        { "the result of ", " is not finite because the program wrote Inf, such as a mask of -Inf",
+          "Leave a score of each row unmasked, or mask with a finite number" }
     };
     MIXPI_STATIC_ASSERT(skip_words, sizeof words / sizeof words[0] == MIXP_ORIGIN_COUNT);
     return &words[(unsigned)origin < MIXP_ORIGIN_COUNT ? origin : MIXP_ORIGIN_UNKNOWN];
@@ -422,13 +424,19 @@ static void mixpi_settle_vanished(mixp_context *ctx, int number, int sample) {
                     !value)->flushed = 1.0;     /* all values: zeros are in no count */
 }
 
+/* The largest magnitude of a site's values; 0 if that is a constant which the program wrote, such as
+ * a mask: it comes no nearer to the end of the range. */
+static double mixpi_site_largest(const mixpi_site *site)
+{ return site->value.largest < site->written || site->value.largest > site->written
+             ? (double)site->value.largest : 0.0; }
+
 /* Why a site that stores its low dtype must fall back. COUNT: it need not. */
 static mixp_event_kind mixpi_site_trouble(const mixpi_watch *w, const mixpi_site *site) {
     const mixp_look *value = &site->value, *grad = &site->grad;
     double high = (double)w->high * mixpi_low_largest(site->low);
     /* The Inf came from another site's overflow: see mixpi_settle_rows. */
     if (value->nonfinite && w->settling_bad) return MIXP_EVENT_COUNT;
-    if ((double)value->largest > high) return MIXP_EVENT_HIGH;
+    if (mixpi_site_largest(site) > high) return MIXP_EVENT_HIGH;
     /* If the loss is not finite, gradients carry no information. */
     if (mixpi_flushes(w, site, value) || (!w->settling_bad && mixpi_flushes(w, site, grad)))
         return MIXP_EVENT_FLUSHED;
@@ -444,7 +452,7 @@ static int mixpi_site_is_clean(const mixpi_watch *w, const mixpi_site *site) {
         (double)site->grad.largest >= (double)w->high * largest) return 0;
     if (site->why & MIXPI_FELL_IMPRECISE && w->imprecise > 0.0f) return 0;
     /* Values that are not finite in f32 are no reason to stay in f32. */
-    return (double)site->value.largest < low &&
+    return mixpi_site_largest(site) < low &&
            !mixpi_flushes(w, site, &site->value) && !mixpi_flushes(w, site, &site->grad);
 }
 
@@ -464,7 +472,7 @@ static void mixpi_settle_probed(mixp_context *ctx, int number) {
     const mixpi_watch *w = ctx->watch;
     mixpi_site *site = mixpi_site_at(ctx, number);
     const double most = mixpi_low_largest(site->low);
-    const double largest = (double)site->value.largest;
+    const double largest = mixpi_site_largest(site);
     if (mixpi_site_follows(ctx, site)) site->verdict |= MIXPI_SAW_RAISED;
     if (site->fallen || site->verdict & MIXPI_SAW_RAISED) return;
     if (site->dtype != MIXP_F32 || largest <= (double)w->high * most) return;
@@ -632,6 +640,34 @@ static int mixpi_bad_cast(const mixp_context *ctx, int number) {
     return 0;
 }
 
+/* Is the Inf that site `number` stored one that the program wrote? No if a number that the site
+ * read was beyond the range of its low dtype, too. */
+static int mixpi_site_asked(const mixp_context *ctx, int number) {
+    const mixpi_site *site = mixpi_site_at(ctx, number);
+    int i;
+    if (mixp_bits_of_f32(site->written) != 0x7F800000u ||
+        mixpi_seen(ctx->watch, number, MIXPI_LOOK_DATA)->saturated) return 0;
+    for (i = 0; i < MIXPI_SITE_FROM && site->from[i]; i++)
+        if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->saturated) return 0;
+    return 1;
+}
+
+/* Finds where the NaN of a loss began: the site whose inputs hold no NaN. The loss itself if that
+ * is Inf. */
+static int mixpi_trace_nan(const mixp_context *ctx, int loss) {
+    int left = ctx->watch->n_sites, at = loss, before = loss;
+    while (before && left--) {
+        const mixpi_site *site;
+        int i;
+        at = before;
+        site = mixpi_site_at(ctx, at);
+        before = 0;
+        for (i = 0; i < MIXPI_SITE_FROM && site->from[i] && !before; i++)
+            if (mixpi_seen(ctx->watch, site->from[i], MIXPI_LOOK_VALUE)->nan) before = site->from[i];
+    }
+    return at;
+}
+
 /* Finds where a non-finite loss began: follows non-finite results back from the loss, to a site
  * whose inputs are finite. A mask of -Inf that softmax made finite again is not on this path. */
 static int mixpi_trace(const mixp_context *ctx, int loss) {
@@ -652,6 +688,7 @@ static int mixpi_site_overflowed(mixp_context *ctx, int number, int began) {
     if (mixpi_site_is(site, MIXPI_SHRINKS)) return 0;
     if (mixpi_site_is(site, MIXPI_MAY_MEAN) && number != began) return 0;
     if (mixpi_seen(w, number, MIXPI_LOOK_DATA)->nonfinite) return 0;
+    if (mixpi_site_asked(ctx, number)) return 0;
     if (mixpi_bad_input(ctx, number) || mixpi_bad_cast(ctx, number)) return 0;
     return !mixpi_site_bad_weight(ctx, site);
 }
@@ -684,12 +721,16 @@ static mixp_origin mixpi_forward_origin(mixp_context *ctx, int number) {
     return site->scalar && !mixpi_site_left_range(site) ? MIXP_ORIGIN_LOSS : MIXP_ORIGIN_FORWARD;
 }
 
-/* Where the first non-finite value of this sample arose, as seen by this rank. began: the site
- * where a non-finite loss began, or 0. */
-static mixp_origin mixpi_judge_origin(mixp_context *ctx, int began, int *site) {
+/* Where the first non-finite value of this sample arose, as seen by this rank. loss: the site of a
+ * non-finite loss; began: the site where that began; or both are 0. */
+static mixp_origin mixpi_judge_origin(mixp_context *ctx, int loss, int began, int *site) {
     const int grad = mixpi_last_bad(ctx, MIXPI_LOOK_GRAD);
     const int leaf = mixpi_last_bad(ctx, MIXPI_LOOK_LEAF);
     *site = began;
+    if (began && mixpi_site_asked(ctx, began)) {
+        *site = mixpi_trace_nan(ctx, loss);
+        return MIXP_ORIGIN_MASK;
+    }
     if (began) return mixpi_forward_origin(ctx, began);
     *site = grad;
     if (leaf && (!grad || mixpi_site_at(ctx, leaf)->turn > mixpi_site_at(ctx, grad)->turn))
@@ -706,7 +747,7 @@ static void mixpi_judge_precision(const mixpi_watch *w, mixpi_site *site, int nu
     float varied;
     double all;
     site->lost = 0.0;
-    memcpy(&varied, &row->unused, sizeof varied);
+    memcpy(&varied, &row->nan, sizeof varied);      /* this row holds two floats */
     all = (double)varied;
     if (!(all > size * size) || !mixpi_f64_is_finite(all) || !mixpi_f64_is_finite(lost)) return;
     site->lost = sqrt(lost / all);
@@ -741,7 +782,7 @@ static void mixpi_judge(mixp_context *ctx, mixp_origin *origin, int *at) {
     const int began = loss ? mixpi_trace(ctx, loss) : 0;
     const int known = ctx->watch->n_sites;
     int n;
-    *origin = mixpi_judge_origin(ctx, began, at);
+    *origin = mixpi_judge_origin(ctx, loss, began, at);
     for (n = 1; n <= known; n++) mixpi_site_at(ctx, n)->verdict = 0;
     for (n = 1; n <= known; n++) {
         if (mixpi_site_can_fall(mixpi_site_at(ctx, n)) && mixpi_site_overflowed(ctx, n, began))

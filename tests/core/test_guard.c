@@ -358,6 +358,7 @@ static mixp_look look_slowly(const void *data, mixp_dtype dtype, int64_t n, mixp
     for (i = 0; i < n; i++) {
         double x = magnitude_of(data, dtype, i);
         int e = 0;
+        if (x != x) l.nan = 1;
         if (!(x <= 3.5e38)) { l.nonfinite++; exponents[255]++; continue; }
         if (x > (double)l.largest) l.largest = (float)x;
         l.saturated += f->after ? x > f->past : x >= f->past;
@@ -396,6 +397,8 @@ static void check_look(mixp_context *ctx, const void *data, mixp_dtype dtype, in
     CHECK_NEAR(row.largest, want.largest, 0);
     CHECK_INT(row.count, n);
     CHECK_INT(row.nonfinite, want.nonfinite);
+    CHECK_INT(row.nan, want.nan);
+    CHECK_INT(total.nan, want.nan);
     CHECK_INT(row.zeros, want.zeros);
     CHECK_INT(row.flushed, want.flushed);
     CHECK_INT(row.least, want.least);
@@ -437,6 +440,7 @@ static void test_look(void) {
             check_look(ctx, codes, MIXP_BF16, 65536, to);
             check_look(ctx, near, MIXP_F32, 4096 + 512, to);
             for (i = 1; i < 40; i++) check_look(ctx, near + 7 * i, MIXP_F32, i, to);
+            for (i = 0x7BF0; i < 0x7C20; i++) check_look(ctx, codes + 0x7BF0, MIXP_F16, i - 0x7BEF, to);   /* Inf, then NaN */
         }
         mixp_context_free(ctx);
     }

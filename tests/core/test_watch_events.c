@@ -102,7 +102,8 @@ static void test_sentences_of_skips(void) {
         { "the loss of 'h.3: linear' is not finite, although all activations are finite. Look at logs", "the loss " },
         { "a weight of 'h.3: linear' is not finite. Resume from a checkpoint", "a weight of a site is not finite." },
         { "the batch that 'h.3: linear' reads holds Inf or NaN. Look at the data.", "the batch that a site reads " },
-        { "the loss is not finite. Turn on a guard", "the loss is not finite." } };
+        { "the loss is not finite. Turn on a guard", "the loss is not finite." },
+        { "the result of 'h.3: linear' is not finite because the program wrote Inf, such as", "the result of a site is" } };
     char text[400], expected[400];
     int i;
     for (i = 0; i < MIXP_ORIGIN_COUNT; i++) {
